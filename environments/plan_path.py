@@ -1,0 +1,418 @@
+"""Plan-Path: a team leads a walker over a grid with walls to a goal, turn by turn.
+
+The workflow and the rewards follow AT-GRPO (arXiv 2510.11062, App. A): a tool user proposes moves, the
+planner sees the proposal and where it leads and decides, the walker moves, and the next turn starts
+from where it stands. Two things differ from the reference code on purpose: progress is paid once
+(against the closest point reached so far, so stepping back and forth earns nothing), and the prompt
+shows the current position, not the start.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from collections import deque
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Literal
+
+from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
+from verl_atgrpo.sandbox import extract_python, run_python
+from verl_atgrpo.team import Agent, Team
+
+Cell = tuple[int, int]
+"""(row, column), from the top left."""
+MOVES: dict[str, Cell] = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
+VALIDATION_SHARE = 8
+"""One grid in this many belongs to validation: membership follows from the grid itself."""
+_FULL_ANSWER = re.compile(r"^Moves:[ \t]*([UDLR](?:[ \t,]*[UDLR])*)[ \t.]*$", re.MULTILINE)
+_LISTED = re.compile(r"[UDLR](?:[ \t,]*[UDLR])*")
+
+
+@dataclass(frozen=True)
+class PlanPathTask:
+    """One grid: walls, start and goal; reachable by construction."""
+
+    size: int
+    walls: frozenset[Cell]
+    start: Cell
+    goal: Cell
+
+    def free(self, cell: Cell) -> bool:
+        """Returns whether the walker may stand on `cell`."""
+        return 0 <= cell[0] < self.size and 0 <= cell[1] < self.size and cell not in self.walls
+
+    @cached_property
+    def distance(self) -> dict[Cell, int]:
+        """Steps from every reachable cell to the goal (breadth-first search from the goal)."""
+        steps = {self.goal: 0}
+        queue = deque([self.goal])
+        while queue:
+            cell = queue.popleft()
+            for row, column in MOVES.values():
+                neighbour = (cell[0] + row, cell[1] + column)
+                if neighbour not in steps and self.free(neighbour):
+                    steps[neighbour] = steps[cell] + 1
+                    queue.append(neighbour)
+        return steps
+
+    def draw(self, position: Cell) -> str:
+        """Returns the grid as lines of `.` free, `#` wall, `P` the walker, `G` the goal."""
+        marks = {self.goal: "G", position: "P"}
+        return "\n".join(
+            "".join(
+                marks.get((row, column), "#" if (row, column) in self.walls else ".") for column in range(self.size)
+            )
+            for row in range(self.size)
+        )
+
+    def shortest(self, position: Cell, rng: random.Random) -> str:
+        """Returns the moves of one shortest path from `position` to the goal."""
+        moves = ""
+        while position != self.goal:
+            closer = [
+                (name, cell)
+                for name, (row, column) in MOVES.items()
+                if self.distance.get(cell := (position[0] + row, position[1] + column), -1)
+                == self.distance[position] - 1
+            ]
+            name, position = rng.choice(closer)
+            moves += name
+        return moves
+
+
+@dataclass(frozen=True)
+class State:
+    """Where an episode stands."""
+
+    task: PlanPathTask
+    position: Cell
+    closest: int
+    """The shortest distance to the goal reached so far: progress below it has been paid."""
+
+    @classmethod
+    def initial(cls, task: PlanPathTask) -> State:
+        """Returns the state before the first move."""
+        return cls(task, task.start, task.distance[task.start])
+
+    @property
+    def solved(self) -> bool:
+        """The walker stands on the goal."""
+        return self.position == self.task.goal
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Where a move list leads from a state, and how well it is made."""
+
+    end: State
+    legal: bool
+    """No move ran into a wall or over the border (the walker stops there)."""
+    on_shortest_path: bool
+    """Every move came one step closer to the goal."""
+
+
+def walk(state: State, moves: str) -> Walk:
+    """Simulates `moves` (letters of U, D, L, R) from `state`; stops at the goal or at an illegal move."""
+    task, position = state.task, state.position
+    closest, legal, shortest = state.closest, True, bool(moves)
+    for name in moves:
+        if position == task.goal:
+            shortest = False
+            break
+        step = (position[0] + MOVES[name][0], position[1] + MOVES[name][1])
+        if not task.free(step):
+            legal = shortest = False
+            break
+        shortest = shortest and task.distance[step] < task.distance[position]
+        position = step
+        closest = min(closest, task.distance[position])
+    return Walk(State(task, position, closest), legal, shortest)
+
+
+def team_reward(before: State, after: State) -> float:
+    """Returns 1 at the goal, else the new progress as a share of the whole way (paper, Plan-Path).
+
+    Progress counts from the closest point reached so far, not from the last position: otherwise two
+    cells visited in turn would earn more than solving (at-grpo.md, trap 4).
+    """
+    if after.solved:
+        return 1.0
+    whole = before.task.distance[before.task.start]
+    return max(0, before.closest - after.task.distance[after.position]) / whole
+
+
+def parse_moves(reply: str, style: Literal["full", "compact"], limit: int) -> str | None:
+    """Returns the moves that `reply` gives in the agreed format, or None.
+
+    `compact`: nothing but letters. `full`: the last line `Moves: R, D, ...`. A list of more than `limit`
+    moves is not in the format. The prompts' own examples do not parse, so echoing them earns nothing.
+    """
+    if style == "compact":
+        moves = reply.strip()
+        if not moves or set(moves) - set(MOVES):
+            return None
+    else:
+        lines = _FULL_ANSWER.findall(reply)
+        if not lines:
+            return None
+        moves = re.sub(r"[ \t,]", "", lines[-1])
+    return moves if len(moves) <= limit else None
+
+
+def parse_printed(output: str, limit: int) -> str | None:
+    """Returns the moves in the last non-empty line a program printed: `RRD`, `R, R, D` or a Python list."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    if not lines:
+        return None
+    line = lines[-1]
+    if line.startswith(("[", "(")):
+        try:
+            listed = ast.literal_eval(line)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return None
+        if not isinstance(listed, list | tuple) or not all(isinstance(item, str) and item in MOVES for item in listed):
+            return None
+        moves = "".join(listed)
+    elif _LISTED.fullmatch(line):
+        moves = re.sub(r"[ \t,]", "", line)
+    else:
+        return None
+    return moves if 0 < len(moves) <= limit else None
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What the tool user's reply came to."""
+
+    text: str
+    moves: str | None
+    walk: Walk | None
+    output: str = ""
+    ran: bool = False
+
+
+class PlanPathBase(Environment):
+    """The grid world with its tasks, prompts and scores, shared by team and single agent."""
+
+    def __init__(
+        self,
+        size: int = 10,
+        wall_density: float = 0.2,
+        min_distance: int = 1,
+        max_turns: int = 4,
+        max_moves: int = 40,
+        tool: Literal["python", "moves"] = "python",
+        style: Literal["full", "compact"] = "full",
+        few_shot: int = 0,
+        seed: int = 0,
+    ) -> None:
+        """Sets the size of the problem and the form of the prompts.
+
+        Args:
+            size: side length of the grid.
+            wall_density: chance of each cell to be a wall.
+            min_distance: fewest steps between start and goal.
+            max_turns: turns of an episode (T).
+            max_moves: most moves in one answer.
+            tool: the tool user writes a `python` program that prints moves, or drafts the `moves` itself.
+            style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
+            few_shot: solved examples shown before the question (`style: full`, `tool: moves`).
+            seed: tasks derive from it.
+
+        Raises:
+            EnvironmentConfigError: a value that does not make sense.
+        """
+        for name, value, low in (("size", size, 2), ("max_turns", max_turns, 1), ("max_moves", max_moves, 1)):
+            if value < low:
+                raise EnvironmentConfigError(f"at_grpo.environment.{name}={value}: at least {low}")
+        if not 0.0 <= wall_density <= 0.6:
+            raise EnvironmentConfigError(f"at_grpo.environment.wall_density={wall_density}: between 0 and 0.6")
+        if not 1 <= min_distance <= size:
+            raise EnvironmentConfigError(f"at_grpo.environment.min_distance={min_distance}: between 1 and size={size}")
+        if tool not in ("python", "moves"):
+            raise EnvironmentConfigError(f"at_grpo.environment.tool={tool!r}: use python or moves")
+        if style not in ("full", "compact"):
+            raise EnvironmentConfigError(f"at_grpo.environment.style={style!r}: use full or compact")
+        if style == "compact" and tool == "python":
+            raise EnvironmentConfigError("at_grpo.environment.style=compact goes with tool: moves, not python")
+        if few_shot and (style, tool) != ("full", "moves"):
+            raise EnvironmentConfigError(f"at_grpo.environment.few_shot={few_shot} goes with style: full, tool: moves")
+        self.size_ = size
+        self.wall_density = wall_density
+        self.min_distance = min_distance
+        self.max_turns = max_turns
+        self.max_moves = max_moves
+        self.tool = tool
+        self.style = style
+        self.seed = seed
+        self._shots = tuple(self._shot(number) for number in range(few_shot))
+
+    def task(self, split: Split, index: int) -> PlanPathTask:
+        """Returns grid `index` of `split`; splits are disjoint because the grid decides its own split."""
+        rng = random.Random(stable_hash("plan_path", self.seed, split, index))
+        while True:
+            task = self._draw_task(rng)
+            validation = stable_hash(self.fingerprint(task)) % VALIDATION_SHARE == 0
+            if validation == (split == "val"):
+                return task
+
+    def _draw_task(self, rng: random.Random) -> PlanPathTask:
+        cells = [(row, column) for row in range(self.size_) for column in range(self.size_)]
+        while True:
+            walls = frozenset(cell for cell in cells if rng.random() < self.wall_density)
+            free = [cell for cell in cells if cell not in walls]
+            if len(free) < 2:
+                continue
+            start, goal = rng.sample(free, 2)
+            task = PlanPathTask(self.size_, walls, start, goal)
+            if task.distance.get(start, 0) >= self.min_distance:
+                return task
+
+    def fingerprint(self, task: PlanPathTask) -> str:
+        """Returns the drawn grid."""
+        return task.draw(task.start)
+
+    def outcome(self, state: State, turns: int) -> Outcome:
+        """Returns how an episode in `state` ended: the share of the way made, 1 at the goal."""
+        distances = state.task.distance
+        whole = distances[state.task.start]
+        share = 1.0 if state.solved else max(0, whole - distances[state.position]) / whole
+        return Outcome(state.solved, share, {"turns": float(turns)})
+
+    def score_moves(self, state: State, moves: str | None) -> Score:
+        """Scores a move list: format .1, legal .1, on a shortest path .8 (paper, Plan-Path planner)."""
+        if moves is None:
+            return Score()
+        walked = walk(state, moves)
+        local = 0.1 + 0.1 * walked.legal + 0.8 * walked.on_shortest_path
+        return Score(team=team_reward(state, walked.end), local=local)
+
+    def parse(self, reply: str) -> str | None:
+        """Returns the moves of an answer in this environment's style, or None."""
+        return parse_moves(reply, self.style, self.max_moves)
+
+    # ------------------------------------------------------------------ prompts
+
+    def grid_prompt(self, state: State, role: str) -> list[Message]:
+        """Returns the question that shows the grid from the current position to agent `role`."""
+        grid = state.task.draw(state.position)
+        if self.style == "compact":
+            return [{"role": "user", "content": f"{role}\n{grid}"}]
+        return self._dialogue(f"{grid}\n{_ASK_PYTHON if role == 'draft' and self.tool == 'python' else self._ask()}")
+
+    def plan_prompt(self, state: State, draft: Draft) -> list[Message]:
+        """Returns the planner's question: the grid, the draft and where it leads."""
+        grid = state.task.draw(state.position)
+        if self.style == "compact":
+            lead = "none" if draft.walk is None else _lead(draft.walk, compact=True)
+            return [{"role": "user", "content": f"plan\n{grid}\n{draft.moves or ''}>{lead}"}]
+        if self.tool == "python":
+            told = f"A tool user wrote this:\n{draft.text}\nIt printed:\n{draft.output or '(nothing)'}\n"
+        else:
+            told = ""
+        if draft.walk is None:
+            told += "A tool user drafted no valid moves."
+        else:
+            told += f"A tool user drafted: {', '.join(draft.moves or '')}. They lead {_lead(draft.walk)}."
+        return self._dialogue(f"{grid}\n{told}\n{self._ask()}")
+
+    def _ask(self) -> str:
+        return f"Answer with one line 'Moves: ...' giving at most {self.max_moves} moves, for example 'Moves: <letters>'."
+
+    def _dialogue(self, question: str) -> list[Message]:
+        messages: list[Message] = [{"role": "system", "content": _RULES}]
+        for grid, answer in self._shots:
+            messages.append({"role": "user", "content": f"{grid}\n{self._ask()}"})
+            messages.append({"role": "assistant", "content": f"Moves: {', '.join(answer)}"})
+        return [*messages, {"role": "user", "content": question}]
+
+    def _shot(self, number: int) -> tuple[str, str]:
+        # Negative indices are never dealt out as tasks, so examples stay out of both splits' counts.
+        task = self.task("train", -1 - number)
+        moves = task.shortest(task.start, random.Random(stable_hash("shot", number)))
+        return task.draw(task.start), moves[: self.max_moves]
+
+
+class PlanPath(PlanPathBase):
+    """A tool user drafts, the planner decides, the walker moves; up to `max_turns` turns."""
+
+    agents: ClassVar[tuple[str, ...]] = ("tool_user", "planner")
+
+    async def run(self, task: PlanPathTask, team: Team) -> Outcome:
+        """Plays one episode: success means that the walker stands on the goal within the turns."""
+        return await self._play(task, team.tool_user, team.planner)
+
+    async def _play(self, task: PlanPathTask, drafter: Agent, planner: Agent) -> Outcome:
+        state = State.initial(task)
+        turns = 0
+        while turns < self.max_turns and not state.solved:
+            draft = await self._draft(state, drafter)
+            plan = await planner.act(
+                self.plan_prompt(state, draft), score=lambda reply, at=state: self.score_moves(at, self.parse(reply))
+            )
+            moves = self.parse(plan.text)
+            if moves is not None:
+                state = walk(state, moves).end
+            turns += 1
+        return self.outcome(state, turns)
+
+    async def _draft(self, state: State, tool_user: Agent) -> Draft:
+        prompt = self.grid_prompt(state, "draft")
+        if self.tool == "moves":
+            reply = await tool_user.act(prompt, score=lambda text: self.score_moves(state, self.parse(text)))
+            moves = self.parse(reply.text)
+            return Draft(reply.text, moves, None if moves is None else walk(state, moves))
+        ran: dict[str, Draft] = {}
+
+        async def score(text: str) -> Score:
+            ran[text] = draft = await self._run_program(state, text)
+            if draft.moves is None:
+                # Format .1 for a python block, .1 if it ran, .8 only for a well-formed move list.
+                return Score(local=0.1 * (extract_python(text) is not None) + 0.1 * draft.ran)
+            assert draft.walk is not None
+            return Score(team=team_reward(state, draft.walk.end), local=1.0)
+
+        reply = await tool_user.act(prompt, score=score)
+        return ran[reply.text]
+
+    async def _run_program(self, state: State, text: str) -> Draft:
+        code = extract_python(text)
+        if code is None:
+            return Draft(text, None, None)
+        result = await run_python(code)
+        moves = parse_printed(result.stdout, self.max_moves) if result.ok else None
+        return Draft(text, moves, None if moves is None else walk(state, moves), result.stdout.strip()[:500], result.ok)
+
+
+class SinglePlanPath(PlanPath):
+    """One agent drafts and decides, with the team's prompts, feedback, calls and turns.
+
+    The counterpart for fair comparisons: nothing differs from the team but that one agent does both.
+    """
+
+    agents = ("solo",)
+
+    async def run(self, task: PlanPathTask, team: Team) -> Outcome:
+        """Plays one episode as `PlanPath` does, with `solo` in both parts."""
+        return await self._play(task, team.solo, team.solo)
+
+
+def _lead(walked: Walk, compact: bool = False) -> str:
+    state = walked.end
+    row, column = state.position
+    if compact:
+        return "goal" if state.solved else f"{row}{column}" if walked.legal else f"{row}{column}#"
+    where = "to the goal" if state.solved else f"to row {row}, column {column}"
+    return where if walked.legal else f"{where}, where the next move hits a wall"
+
+
+_RULES = (
+    "You guide a walker over a grid. '.' is free, '#' is a wall, 'P' is the walker, 'G' is the goal. "
+    "Moves are U (up), D (down), L (left), R (right). The walker stops at a wall and at the border."
+)
+_ASK_PYTHON = (
+    "Write one ```python block. The program knows nothing but what you write into it; it must print the "
+    "list of moves from P to G as its last line, for example print(moves) with moves a list of letters."
+)

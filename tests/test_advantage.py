@@ -1,0 +1,508 @@
+"""Advantages against arithmetic worked by hand, against verl's own functions, and under random inputs."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_atgrpo.advantage import (
+    PRESETS,
+    EstimatorSpec,
+    at_grpo_advantage,
+    encode_groups,
+    group_advantages,
+    inflation_factors,
+    resolve_spec,
+    split_uid,
+)
+
+ROW_PRESETS = ["at_grpo", "grpo", "dr_grpo", "rloo"]
+
+
+def tensor(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def ids(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64)
+
+
+def estimate(uids: list[str], rewards: list[float], config: Any = None, **kwargs: Any) -> list[float]:
+    """Advantages of one-token rows."""
+    column = torch.tensor(rewards, dtype=torch.float64).unsqueeze(-1)
+    index = np.array(uids, dtype=object)
+    advantages, _ = at_grpo_advantage(column, torch.ones_like(column), config, index, **kwargs)
+    return advantages.squeeze(-1).tolist()
+
+
+# --- worked by hand
+
+
+# Group 7: rewards 1, 2, 6; mean 3; deviations -2, -1, 3; sum of squares 14; variance 7 (ddof 1).
+# Group -4: rewards 0, 1; mean .5; deviations -.5, .5; sum of squares .5; variance .5 (ddof 1).
+# Leave one out, group 7: 1 - (2+6)/2 = -3; 2 - (1+6)/2 = -1.5; 6 - (1+2)/2 = 4.5; group -4: -1, 1.
+GOLDEN = {
+    "at_grpo": [-2 / 2.6457523, -0.5 / 0.7071078, -1 / 2.6457523, 3 / 2.6457523, 0.5 / 0.7071078],
+    "grpo": [-2 / 2.6457523, -0.5 / 0.7071078, -1 / 2.6457523, 3 / 2.6457523, 0.5 / 0.7071078],
+    "dr_grpo": [-2, -0.5, -1, 3, 0.5],
+    "rloo": [-3, -1, -1.5, 4.5, 1],
+}
+
+
+@pytest.mark.parametrize("preset", ROW_PRESETS)
+def test_row_presets_on_groups_of_unequal_size(preset: str) -> None:
+    result = group_advantages(tensor(1, 0, 2, 6, 1), ids(7, -4, 7, 7, -4), PRESETS[preset])
+    assert result.tolist() == pytest.approx(GOLDEN[preset], abs=1e-7)
+
+
+def test_population_variance_and_eps() -> None:
+    # Variance of 0, 4 with ddof 0 is 4, std 2, plus eps .5.
+    spec = resolve_spec({"preset": "grpo", "ddof": 0, "eps": 0.5})
+    assert group_advantages(tensor(0, 4), ids(0, 0), spec).tolist() == [-0.8, 0.8]
+
+
+def test_no_centre_divides_the_reward_itself() -> None:
+    spec = resolve_spec({"preset": "grpo", "center": "none", "ddof": 0, "eps": 0.5})
+    assert group_advantages(tensor(1, 5, 3, 3), ids(0, 0, 1, 1), spec).tolist() == [0.4, 2.0, 3.0, 3.0]
+
+
+def test_trajectory_counts_once_however_many_rows_it_has() -> None:
+    # Query 0: trajectory 10 (three rows) reward 1, 11 (one row) 0, 12 (two rows) 0: mean 1/3 of trajectories,
+    # deviations 2/3, -1/3, -1/3, variance (4+1+1)/9/2 = 1/3, std .5773503. Query 1: one trajectory, so 0.
+    rewards = tensor(1, 0, 1, 0, 5, 1, 0)
+    result = group_advantages(
+        rewards, ids(0, 0, 0, 0, 1, 0, 0), PRESETS["mas_grpo"], units=ids(10, 11, 10, 12, 13, 10, 12)
+    )
+    high, low = (2 / 3) / 0.5773513, (-1 / 3) / 0.5773513
+    assert result.tolist() == pytest.approx([high, low, high, low, 0, high, low], abs=1e-6)
+
+
+def test_mas_grpo_reads_trajectories_from_the_uids() -> None:
+    uids = ["q#0", "q#0", "q#0", "q#1", "p#0", "p#1"]
+    result = estimate(uids, [1, 1, 1, 0, 2, 4], {"at_grpo_estimator": "mas_grpo"})
+    # Two trajectories each: deviation .5 over std .7071068 and 1 over 1.4142136, both .7071068.
+    assert result == pytest.approx([0.7071068] * 3 + [-0.7071068] * 2 + [0.7071068], abs=2e-6)
+
+
+@pytest.mark.parametrize("preset", ROW_PRESETS)
+def test_singleton_is_zero_or_raw(preset: str) -> None:
+    rewards, groups = tensor(5, 1, 1), ids(0, 1, 1)
+    assert group_advantages(rewards, groups, PRESETS[preset]).tolist() == [0, 0, 0]
+    raw = resolve_spec({"preset": preset, "singleton": "raw"})
+    assert group_advantages(rewards, groups, raw).tolist() == [5, 0, 0]
+
+
+@pytest.mark.parametrize("preset", ROW_PRESETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("value", [0.1, 0.7, -3.3, 1e8 + 0.1])
+def test_equal_rewards_give_exactly_zero(preset: str, dtype: torch.dtype, value: float) -> None:
+    for size in (2, 3, 7, 8, 10):
+        rewards = torch.full((size,), value, dtype=dtype)
+        result = group_advantages(rewards, torch.zeros(size, dtype=torch.int64), PRESETS[preset])
+        assert result.dtype == dtype
+        assert result.count_nonzero() == 0
+
+
+def test_spread_survives_a_large_common_offset() -> None:
+    # In float32, 1e6 + (0, .5, 1) is exact but its square is not: one-pass variance would be noise.
+    rewards = torch.tensor([1e6, 1e6 + 0.5, 1e6 + 1])
+    result = group_advantages(rewards, ids(0, 0, 0), PRESETS["grpo"])
+    assert result.tolist() == pytest.approx([-1, 0, 1], abs=1e-5)
+
+
+def test_group_ids_need_not_be_dense() -> None:
+    rewards = tensor(1, 0, 2, 6, 1)
+    dense = group_advantages(rewards, ids(0, 1, 0, 0, 1), PRESETS["grpo"])
+    for far, near in ((10**15, -(10**15)), (4, 0), (3, 1)):
+        assert torch.equal(group_advantages(rewards, ids(far, near, far, far, near), PRESETS["grpo"]), dense)
+
+
+def test_empty_batch() -> None:
+    assert group_advantages(tensor(), ids(), PRESETS["grpo"]).shape == (0,)
+    assert group_advantages(tensor(), ids(), PRESETS["mas_grpo"], units=ids()).shape == (0,)
+    assert group_advantages(
+        tensor(math.nan), ids(0), PRESETS["rloo"], valid=torch.tensor([False])
+    ).tolist() == [0]
+
+
+def test_tokens_are_summed_and_the_advantage_is_spread_over_the_mask() -> None:
+    rewards = torch.tensor([[0.25, 0.75, 0.0], [0.0, 0.0, 0.0]])
+    mask = torch.tensor([[1, 0, 1], [1, 1, 0]])
+    advantages, returns = at_grpo_advantage(
+        rewards, mask, {"at_grpo_estimator": "dr_grpo"}, np.array(["a", "a"])
+    )
+    assert advantages.tolist() == [[0.5, 0.0, 0.5], [-0.5, -0.5, 0.0]]
+    assert torch.equal(advantages, returns)
+    assert advantages.dtype == rewards.dtype
+    assert rewards.tolist() == [[0.25, 0.75, 0.0], [0.0, 0.0, 0.0]]
+
+
+def test_norm_switch_of_verl() -> None:
+    uids, rewards = ["a", "a"], [0.0, 4.0]
+    assert estimate(uids, rewards, {"norm_adv_by_std_in_grpo": False}) == [-2, 2]
+    assert estimate(uids, rewards, norm_adv_by_std_in_grpo=False) == [-2, 2]
+    normed = pytest.approx([-0.7071068, 0.7071068], abs=1e-6)
+    assert estimate(uids, rewards, {"norm_adv_by_std_in_grpo": False}, norm_adv_by_std_in_grpo=True) == normed
+    explicit = {"preset": "at_grpo", "scale": "std"}
+    assert (
+        estimate(uids, rewards, {"norm_adv_by_std_in_grpo": False, "at_grpo_estimator": explicit}) == normed
+    )
+
+
+def test_config_may_be_a_plain_dataclass() -> None:
+    @dataclasses.dataclass
+    class Config:
+        at_grpo_estimator: str = "rloo"
+
+    assert estimate(["a", "a"], [0.0, 4.0], Config()) == [-4, 4]
+
+
+def test_config_may_be_a_struct_dictconfig() -> None:
+    omegaconf = pytest.importorskip("omegaconf")
+    config = omegaconf.OmegaConf.create({"norm_adv_by_std_in_grpo": False})
+    omegaconf.OmegaConf.set_struct(config, True)
+    assert estimate(["a", "a"], [0.0, 4.0], config) == [-2, 2]
+    config = omegaconf.OmegaConf.create({"at_grpo_estimator": {"preset": "rloo", "singleton": "raw"}})
+    assert estimate(["a", "a", "b"], [0.0, 4.0, 9.0], config) == [-4, 4, 9]
+
+
+def test_inflation_factors() -> None:
+    # a: 0, 2 (mean 1, variance 1); b: 7 (mean 7, variance 0). All: mean 3, variance (9 + 1 + 16) / 3 = 26/3.
+    factors = inflation_factors(tensor(0, 7, 2), ["a", "b", "a"])
+    assert factors == pytest.approx({"a": (1 + 4) * 3 / 26, "b": (0 + 16) * 3 / 26})
+    assert inflation_factors(torch.full((8,), 0.1), ["a", "b"] * 4) == {"a": 1.0, "b": 1.0}
+    assert inflation_factors(tensor(3), ["a"]) == {"a": 1.0}
+    assert inflation_factors(tensor(), []) == {}
+
+
+def test_uids() -> None:
+    assert split_uid("a/b_1") == ("a/b_1", None)
+    assert split_uid("a#3") == ("a", "3")
+    assert split_uid("a#b#3") == ("a#b", "3")
+    assert encode_groups(["b", "a", "b", None, ("b",)]).tolist() == [0, 1, 0, 2, 3]
+    # Estimators that count rows group by the first part only.
+    assert estimate(["a#0", "b", "a#1", "b#0"], [0, 0, 2, 4], {"at_grpo_estimator": "dr_grpo"}) == [
+        -1,
+        -2,
+        1,
+        2,
+    ]
+
+
+# --- the same rows through verl
+
+
+def batch(seed: int, sizes: list[int], length: int = 5) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
+    generator = torch.Generator().manual_seed(seed)
+    uids = np.array(
+        [f"group-{number}" for number, size in enumerate(sizes) for _ in range(size)], dtype=object
+    )
+    uids = uids[torch.randperm(len(uids), generator=generator).numpy()]
+    mask = (torch.rand(len(uids), length, generator=generator) < 0.7).float()
+    mask[:, 0] = 1
+    return torch.randn(len(uids), length, generator=generator) * mask, mask, uids
+
+
+@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_grpo_equals_verl(norm: bool, seed: int) -> None:
+    core_algos = pytest.importorskip("verl.trainer.ppo.core_algos", exc_type=ImportError)
+    rewards, mask, uids = batch(seed, [2, 3, 4, 8, 8, 17])
+    expected, _ = core_algos.compute_grpo_outcome_advantage(rewards, mask, uids, norm_adv_by_std_in_grpo=norm)
+    for preset in ("at_grpo", "grpo"):
+        config = {"at_grpo_estimator": preset, "norm_adv_by_std_in_grpo": norm}
+        torch.testing.assert_close(
+            at_grpo_advantage(rewards, mask, config, uids)[0], expected, rtol=1e-4, atol=1e-5
+        )
+    if not norm:
+        dr_grpo, _ = at_grpo_advantage(rewards, mask, {"at_grpo_estimator": "dr_grpo"}, uids)
+        torch.testing.assert_close(dr_grpo, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rloo_equals_verl(seed: int) -> None:
+    core_algos = pytest.importorskip("verl.trainer.ppo.core_algos", exc_type=ImportError)
+    rewards, mask, uids = batch(seed, [2, 3, 4, 8, 8, 17])
+    expected, _ = core_algos.compute_rloo_outcome_advantage(rewards, mask, uids)
+    result, _ = at_grpo_advantage(rewards, mask, {"at_grpo_estimator": "rloo"}, uids)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_singletons_differ_from_verl_unless_raw() -> None:
+    core_algos = pytest.importorskip("verl.trainer.ppo.core_algos", exc_type=ImportError)
+    rewards, mask, uids = batch(0, [1, 1, 4])
+    lone = torch.tensor([(uids == uid).sum() == 1 for uid in uids])
+    for preset, theirs in (
+        ("grpo", core_algos.compute_grpo_outcome_advantage),
+        ("rloo", core_algos.compute_rloo_outcome_advantage),
+    ):
+        expected, _ = theirs(rewards, mask, uids)
+        torch.testing.assert_close(expected[lone], rewards[lone].sum(-1, keepdim=True) * mask[lone])
+        ours, _ = at_grpo_advantage(rewards, mask, {"at_grpo_estimator": preset}, uids)
+        assert ours[lone].count_nonzero() == 0
+        torch.testing.assert_close(ours[~lone], expected[~lone], rtol=1e-4, atol=1e-5)
+        raw = {"at_grpo_estimator": {"preset": preset, "singleton": "raw"}}
+        torch.testing.assert_close(
+            at_grpo_advantage(rewards, mask, raw, uids)[0], expected, rtol=1e-4, atol=1e-5
+        )
+
+
+def test_called_by_verl() -> None:
+    trainer = pytest.importorskip("verl.trainer.ppo.ray_trainer", exc_type=ImportError)
+    core_algos = pytest.importorskip("verl.trainer.ppo.core_algos", exc_type=ImportError)
+    algorithm = pytest.importorskip("verl.trainer.config.algorithm", exc_type=ImportError)
+    protocol = pytest.importorskip("verl.protocol")
+    rewards, mask, uids = batch(1, [4, 4])
+    core_algos.register_adv_est("at_grpo_test")(at_grpo_advantage)
+    try:
+        data = protocol.DataProto.from_dict(
+            tensors={"token_level_rewards": rewards, "response_mask": mask}, non_tensors={"uid": uids}
+        )
+        # verl passes the switch to custom estimators inside the config, and only there.
+        config = algorithm.AlgoConfig(norm_adv_by_std_in_grpo=False)
+        data = trainer.compute_advantage(data, "at_grpo_test", norm_adv_by_std_in_grpo=False, config=config)
+    finally:
+        del core_algos.ADV_ESTIMATOR_REGISTRY["at_grpo_test"]
+    expected, _ = at_grpo_advantage(rewards, mask, {"at_grpo_estimator": "dr_grpo"}, uids)
+    assert torch.equal(data.batch["advantages"], expected)
+
+
+# --- traps of the reference code
+
+
+def test_trap_1_rows_of_different_problems_are_never_merged() -> None:
+    # Two problems, two candidates each. The reference divided the number of the problem by the number of
+    # candidates, so that problems 0 and 1 became one group, and the easy one looked better than the hard one.
+    uids = [f"problem-{problem}/planner/1" for problem in (0, 0, 1, 1)]
+    rewards = [1.0, 1.0, 0.0, 0.0]
+    assert estimate(uids, rewards) == [0, 0, 0, 0]
+    merged = estimate([f"{problem // 2}" for problem in (0, 0, 1, 1)], rewards)
+    assert merged == pytest.approx([0.8660254, 0.8660254, -0.8660254, -0.8660254], abs=1e-5)
+    # Nor are agents and turns of one problem, or names of which one is a prefix of another.
+    uids = ["0/planner/1", "0/planner/1", "0/planner/11", "0/planner/11", "0/tool/1", "0/tool/1"]
+    assert estimate(uids, [1.0, 1.0, 0.0, 0.0, 0.5, 0.5]) == [0] * 6
+
+
+@pytest.mark.parametrize("preset", [*ROW_PRESETS, "mas_grpo"])
+def test_trap_8_padding_copied_before_the_statistics(preset: str) -> None:
+    config = {"at_grpo_estimator": preset}
+    rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]])
+    mask = torch.ones_like(rewards)
+    uids = np.array(["q#0", "q#1", "q#2"], dtype=object)
+    clean, _ = at_grpo_advantage(rewards, mask, config, uids)
+
+    # Five copies of row 0 fill the batch. A trainer that leaves their mask on changes the whole group.
+    rows = torch.tensor([0, 1, 2, 0, 0, 0, 0, 0])
+    copied = np.array(["q#0", "q#1", "q#2", "q#3", "q#4", "q#5", "q#6", "q#7"], dtype=object)
+    contaminated, _ = at_grpo_advantage(rewards[rows], mask[rows], config, copied)
+    assert not torch.allclose(contaminated[:3], clean, atol=0.05)
+
+    padded_mask = mask[rows]
+    padded_mask[3:] = 0
+    for padding_uids in (copied, np.array([*uids, *["q#0"] * 5], dtype=object)):
+        padded, _ = at_grpo_advantage(rewards[rows], padded_mask, config, padding_uids)
+        assert torch.equal(padded[:3], clean)
+        assert padded[3:].count_nonzero() == 0
+
+
+# --- properties
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
+    size = draw(st.integers(1, 24))
+    reward = st.one_of(
+        st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.integers(-4000, 4000).map(lambda n: n / 1000)
+    )
+    rewards = draw(st.lists(reward, min_size=size, max_size=size))
+    groups = draw(st.lists(st.integers(-3, 3), min_size=size, max_size=size))
+    return tensor(*rewards), ids(*groups)
+
+
+every_preset = st.sampled_from(sorted(PRESETS))
+
+
+def advantages_of(preset: str, rewards: torch.Tensor, groups: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    units = torch.arange(len(rewards)) if preset == "mas_grpo" else None
+    return group_advantages(rewards, groups, PRESETS[preset], units=units, **kwargs)
+
+
+def assert_same(left: torch.Tensor, right: torch.Tensor) -> None:
+    torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-9)
+
+
+@settings(deadline=None)
+@given(problems(), every_preset, st.randoms())
+def test_rows_may_come_in_any_order(problem: Any, preset: str, random: Any) -> None:
+    rewards, groups = problem
+    order = torch.tensor(random.sample(range(len(rewards)), len(rewards)))
+    assert_same(
+        advantages_of(preset, rewards[order], groups[order]), advantages_of(preset, rewards, groups)[order]
+    )
+
+
+@settings(deadline=None)
+@given(problems(), every_preset)
+def test_groups_do_not_see_each_other(problem: Any, preset: str) -> None:
+    rewards, groups = problem
+    changed = groups == groups[0]
+    other = torch.where(changed, rewards.square() - torch.arange(len(rewards)), rewards)
+    before, after = advantages_of(preset, rewards, groups), advantages_of(preset, other, groups)
+    assert torch.equal(before[~changed], after[~changed])
+
+
+@settings(deadline=None)
+@given(problems(), every_preset, st.data())
+def test_padding_changes_nothing(problem: Any, preset: str, data: st.DataObject) -> None:
+    rewards, groups = problem
+    valid = torch.tensor(data.draw(st.lists(st.booleans(), min_size=len(rewards), max_size=len(rewards))))
+    result = advantages_of(preset, torch.where(valid, rewards, math.nan), groups, valid=valid)
+    assert_same(result[valid], advantages_of(preset, rewards[valid], groups[valid]))
+    assert result[~valid].count_nonzero() == 0
+
+
+@settings(deadline=None)
+@given(problems(), every_preset, st.integers(-1000, 1000))
+def test_shifting_all_rewards_changes_nothing(problem: Any, preset: str, shift: int) -> None:
+    rewards, groups = problem
+    shifted = advantages_of(preset, rewards + shift, groups)
+    torch.testing.assert_close(shifted, advantages_of(preset, rewards, groups), rtol=1e-6, atol=1e-6)
+
+
+@settings(deadline=None)
+@given(problems(), every_preset, st.sampled_from([0.5, 3.0, 100.0]))
+def test_scaling_all_rewards(problem: Any, preset: str, scale: float) -> None:
+    rewards, groups = problem
+    scaled, plain = advantages_of(preset, rewards * scale, groups), advantages_of(preset, rewards, groups)
+    if PRESETS[preset].scale == "none":
+        assert_same(scaled, plain * scale)
+    else:
+        # eps does not scale: with a spread of .0005 at least, its share is below .3 percent.
+        torch.testing.assert_close(scaled, plain, rtol=4e-3, atol=1e-9)
+
+
+@settings(deadline=None)
+@given(problems(), every_preset)
+def test_a_group_has_mean_zero(problem: Any, preset: str) -> None:
+    rewards, groups = problem
+    result = advantages_of(preset, rewards, groups)
+    for group in groups.unique():
+        assert result[groups == group].sum().item() == pytest.approx(0, abs=1e-9)
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            "gae",
+            r"^at_grpo\.estimator: unknown preset 'gae'; "
+            r"valid presets: at_grpo, grpo, dr_grpo, rloo, mas_grpo$",
+        ),
+        (None, r"^at_grpo\.estimator: unknown preset None; valid presets: at_grpo, "),
+        ({"scale": "std"}, r"^at_grpo\.estimator: unknown preset None; valid presets: at_grpo, "),
+        (
+            {"preset": "grpo", "centre": "mean"},
+            r"^at_grpo\.estimator: unknown key 'centre'; "
+            r"valid keys: preset, unit, center, scale, ddof, eps, singleton$",
+        ),
+        (
+            {"preset": "grpo", "name": "mine"},
+            r"^at_grpo\.estimator: unknown key 'name'; valid keys: preset, unit",
+        ),
+        (
+            {"preset": "grpo", "unit": "token"},
+            r"^at_grpo\.estimator\.unit: 'token' is not one of row, trajectory$",
+        ),
+        (
+            {"preset": "grpo", "center": 0},
+            r"^at_grpo\.estimator\.center: 0 is not one of mean, leave_one_out, none$",
+        ),
+        ({"preset": "grpo", "scale": None}, r"^at_grpo\.estimator\.scale: None is not one of std, none$"),
+        (
+            {"preset": "grpo", "singleton": ["zero"]},
+            r"^at_grpo\.estimator\.singleton: \['zero'\] is not one of zero, raw$",
+        ),
+        ({"preset": "grpo", "ddof": 2}, r"^at_grpo\.estimator\.ddof: 2 is not one of 0, 1$"),
+        ({"preset": "grpo", "ddof": True}, r"^at_grpo\.estimator\.ddof: True is not one of 0, 1$"),
+        ({"preset": "grpo", "eps": -1e-6}, r"^at_grpo\.estimator\.eps: -1e-06 is not a finite number >= 0$"),
+        ({"preset": "grpo", "eps": "1e-6"}, r"^at_grpo\.estimator\.eps: '1e-6' is not a finite number >= 0$"),
+    ],
+)
+def test_invalid_config_names_key_value_and_choices(value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        resolve_spec(value)
+
+
+def test_valid_config() -> None:
+    assert resolve_spec("rloo") == PRESETS["rloo"]
+    mapping: Mapping[str, Any] = {"preset": "grpo", "singleton": "raw", "eps": 0}
+    assert resolve_spec(mapping) == EstimatorSpec(name="grpo", singleton="raw", eps=0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        PRESETS["grpo"].eps = 1.0  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"rewards": torch.tensor([1, 2])}, r"^rewards: expected floating \(N,\), got torch.int64 \(2,\)$"),
+        ({"rewards": torch.zeros(2, 1)}, r"^rewards: expected floating \(N,\), got torch.float32 \(2, 1\)$"),
+        ({"rewards": torch.tensor(1.0)}, r"^rewards: expected floating \(N,\), got torch.float32 \(\)$"),
+        ({"rewards": torch.tensor([1.0, math.nan])}, r"^rewards: nan is not finite$"),
+        ({"groups": ids(0)}, r"^groups: expected torch.int64 \(2,\), got torch.int64 \(1,\)$"),
+        ({"groups": torch.zeros(2)}, r"^groups: expected torch.int64 \(2,\), got torch.float32 \(2,\)$"),
+        ({"valid": ids(1, 1)}, r"^valid: expected torch.bool \(2,\), got torch.int64 \(2,\)$"),
+        ({"units": ids(0, 1)}, r"^units: given, but estimator 'grpo' has unit 'row'$"),
+        ({"spec": PRESETS["mas_grpo"]}, r"^units: missing, but estimator 'mas_grpo' has unit 'trajectory'$"),
+        (
+            {"spec": PRESETS["mas_grpo"], "units": ids(5, 5)},
+            r"^units: trajectory 5 has rows with different rewards \(1.0 and 2.0\)",
+        ),
+        (
+            {
+                "spec": PRESETS["mas_grpo"],
+                "units": ids(5, 5),
+                "groups": ids(3, 4),
+                "rewards": torch.ones(2),
+            },
+            r"^units: trajectory 5 has rows with different groups \(3 and 4\)",
+        ),
+    ],
+)
+def test_invalid_rows(arguments: dict[str, Any], message: str) -> None:
+    valid = {"rewards": torch.tensor([1.0, 2.0]), "groups": ids(0, 0), "spec": PRESETS["grpo"]}
+    with pytest.raises(ValueError, match=message):
+        group_advantages(**(valid | arguments))
+
+
+def test_invalid_batches() -> None:
+    rewards = torch.zeros(2, 3)
+    uids = np.array(["a", "a"], dtype=object)
+    with pytest.raises(ValueError, match=r"^index: missing; groups are formed by verl's 'uid' field$"):
+        at_grpo_advantage(rewards, rewards)
+    with pytest.raises(
+        ValueError, match=r"response_mask \(2, 2\) and index \(2,\): expected \(N, L\), \(N, L\)"
+    ):
+        at_grpo_advantage(rewards, rewards[:, :2], None, uids)
+    with pytest.raises(ValueError, match=r"index \(1,\): expected \(N, L\), \(N, L\) and \(N,\)$"):
+        at_grpo_advantage(rewards, rewards, None, uids[:1])
+    message = r"^index: uid 'a' names no trajectory; estimator 'mas_grpo' needs 'GROUP#TRAJECTORY'$"
+    with pytest.raises(ValueError, match=message):
+        estimate(["a#0", "a"], [0, 1], {"at_grpo_estimator": "mas_grpo"})
+    with pytest.raises(ValueError, match=r"^at_grpo\.estimator: unknown preset 'nope'"):
+        estimate(["a", "a"], [0, 1], {"at_grpo_estimator": "nope"})
+    for uid in ("#0", "a#", "#"):
+        with pytest.raises(
+            ValueError, match=rf"^uid '{uid}': empty part; expected 'GROUP' or 'GROUP#TRAJECTORY'$"
+        ):
+            split_uid(uid)
+    with pytest.raises(ValueError, match=r"^rewards: expected \(1,\) finite values, got shape \(2,\)$"):
+        inflation_factors(tensor(0, 1), ["a"])

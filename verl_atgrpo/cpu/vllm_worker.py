@@ -1,0 +1,46 @@
+"""Receiving weights in vLLM for CPU, named by `engine_kwargs.vllm.worker_extension_cls`.
+
+vLLM on CPU packs every linear weight after loading and drops the parameter, so verl's plain
+`load_weights` finds nothing to write to. vLLM's own layer-wise reload rebuilds, loads and packs again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
+from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+
+
+class CpuWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
+    """verl's worker extension with a weight update that works on packed weights."""
+
+    def update_weights_from_ipc(
+        self, peft_config: dict[str, Any] | None = None, base_sync_done: bool = False, use_shm: bool = False
+    ) -> None:
+        """Loads the actor's weights as they come from the trainer.
+
+        Raises NotImplementedError for a LoRA adapter: it would have to be merged first.
+        """
+        if peft_config is not None:
+            raise NotImplementedError("actor_rollout_ref.model.lora_rank > 0 is not supported in CPU mode: set it to 0")
+        weights: list[tuple[str, torch.Tensor]] = []
+
+        def keep(bucket: list[tuple[str, torch.Tensor]], is_last: bool) -> None:
+            # Copies: on CPU the bucket is a view of shared memory that the next bucket overwrites.
+            weights.extend((name, tensor.clone()) for name, tensor in bucket)
+
+        BucketedWeightReceiver(
+            zmq_handle=self._get_zmq_handle(), device=self.device, use_shm=use_shm
+        ).receive_weights(on_bucket_received=keep)
+        self.reload_weights(weights_iterator=iter(weights))
+        self._repack_tied_head()
+
+    def _repack_tied_head(self) -> None:
+        """A tied head has no tensor in the checkpoint, so the reload leaves its packed copy stale."""
+        if not getattr(self.model_runner.model_config.hf_config, "tie_word_embeddings", False):
+            return
+        model = self.model_runner.get_model()
+        model.lm_head.tie_weights(model.model.embed_tokens)
+        model.lm_head.quant_method.process_weights_after_loading(model.lm_head)

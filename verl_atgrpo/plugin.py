@@ -1,0 +1,49 @@
+"""The entry point verl loads (group `verl.plugins`): what is registered where, and nothing else.
+
+Read on from here: recipe (`recipes/`) -> `config.py` -> `environment.py` -> `team.py` -> `rollout/` ->
+`advantage.py` -> `trainer/`.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from types import ModuleType
+
+from verl_atgrpo import compat, platform_choice
+from verl_atgrpo.import_hooks import when_imported
+
+
+def register() -> None:
+    """Registers the estimator, the trainer, the configuration check and, without an accelerator, CPU mode."""
+    when_imported("verl.trainer.ppo.core_algos", _register_estimator)
+    when_imported("verl.trainer.ppo.v1", _register_trainer)
+    when_imported("verl.utils.config", _check_configurations)
+    if platform_choice.wants_cpu():
+        from verl_atgrpo import cpu
+
+        cpu.activate()
+
+
+def _register_estimator(core_algos: ModuleType) -> None:
+    from verl_atgrpo.advantage import at_grpo_advantage
+
+    core_algos.register_adv_est("at_grpo")(at_grpo_advantage)
+
+
+def _register_trainer(_: ModuleType) -> None:
+    import verl_atgrpo.trainer.at_grpo  # noqa: F401  (registers itself)
+
+
+def _check_configurations(config_module: ModuleType) -> None:
+    from verl_atgrpo.run_check import check_run_or_exit
+
+    compat.call_after(config_module, "validate_config", check_run_or_exit)
+
+
+try:
+    register()
+except Exception:
+    # verl logs a plugin's exception at DEBUG level only, and would go on without the plugin.
+    sys.stderr.write(f"verl-atgrpo: the plugin could not be loaded:\n{traceback.format_exc()}")
+    raise

@@ -1,0 +1,77 @@
+"""A policy served by verl: prompts in as token ids, sampled token ids and their log-probs out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from verl_atgrpo.environment import Message
+from verl_atgrpo.team import EpisodeFailed, Generation
+
+
+@dataclass
+class ServedPolicy:
+    """Draws candidates from verl's LLM servers."""
+
+    client: Any
+    """verl's LLMServerClient, which balances load over the replicas."""
+    tokenizer: Any
+    chat_template_kwargs: dict[str, Any]
+    sampling_params: dict[str, Any]
+    max_prompt_length: int
+    max_response_length: int
+    request_timeout: float
+    requests: int = 0
+    """Answers asked for so far."""
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        """Applies the model's chat template once; the ids are what is sampled from and trained on.
+
+        Raises EpisodeFailed if the prompt is too long: cutting it would hide part of the game.
+        """
+        prompt_ids: list[int] = self.tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
+            **self.chat_template_kwargs,
+        )
+        if len(prompt_ids) > self.max_prompt_length:
+            raise EpisodeFailed(
+                "prompt_too_long",
+                f"a prompt of {len(prompt_ids)} tokens is longer than data.max_prompt_length={self.max_prompt_length}",
+            )
+        return prompt_ids
+
+    async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
+        """Asks a server for one answer; candidates of a decision go to one replica and share its prefix cache.
+
+        Raises EpisodeFailed on a time-out, an engine error or an aborted request.
+        """
+        self.requests += 1
+        params = {**self.sampling_params, "max_tokens": self.max_response_length}
+        if seed is not None:
+            params["seed"] = seed
+        try:
+            output = await asyncio.wait_for(
+                self.client.generate(decision_id, prompt_ids=prompt_ids, sampling_params=params), self.request_timeout
+            )
+        except asyncio.TimeoutError as error:
+            raise EpisodeFailed("timeout", f"no answer within {self.request_timeout} s") from error
+        except ray.exceptions.RayError as error:
+            raise EpisodeFailed("engine", f"the server failed: {error}") from error
+        if output.stop_reason == "aborted":
+            raise EpisodeFailed("engine", "the server aborted the request")
+        token_ids = list(output.token_ids)
+        version = output.extra_fields.get("min_global_steps"), output.extra_fields.get("max_global_steps")
+        return Generation(
+            token_ids=token_ids,
+            log_probs=list(output.log_probs or ()),
+            text=self.tokenizer.decode(token_ids, skip_special_tokens=True),
+            truncated=len(token_ids) >= self.max_response_length and token_ids[-1] != self.tokenizer.eos_token_id,
+            weights_version=(version[0] or 0, version[1] or 0),
+        )

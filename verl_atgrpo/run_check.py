@@ -1,0 +1,105 @@
+"""What is checked on the driver before Ray starts, whatever trainer mode the user chose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_atgrpo import compat
+from verl_atgrpo.config import SECTION, AtGrpoConfig, ConfigError, check_disjoint
+
+MODE = "at_grpo"
+ESTIMATOR = "at_grpo"
+
+
+def check_run_or_exit(config: DictConfig, **_: Any) -> None:
+    """Ends the program with one line if `check_run` refuses the configuration."""
+    try:
+        check_run(config)
+    except (ConfigError, compat.CompatError) as error:
+        raise SystemExit(f"verl-atgrpo: {error}") from None
+
+
+def check_run(config: DictConfig) -> None:
+    """Raises ConfigError or CompatError if a job that uses this plugin cannot work.
+
+    Jobs that use neither the section, the mode nor the estimator are none of our business.
+    """
+    mode = OmegaConf.select(config, "trainer.v1.trainer_mode")
+    section = OmegaConf.select(config, SECTION)
+    estimator = OmegaConf.select(config, "algorithm.adv_estimator")
+    if mode != MODE and section is None and estimator != ESTIMATOR:
+        return
+    compat.check_distributions(str(OmegaConf.select(config, "actor_rollout_ref.rollout.name")))
+    if not config.trainer.use_v1:
+        raise ConfigError("trainer.use_v1=false: the legacy trainer is not supported, set it to true")
+    if mode == MODE:
+        _check_team_job(config, section)
+    elif section is not None:
+        raise ConfigError(
+            f"trainer.v1.trainer_mode={mode} ignores the section {SECTION}: set trainer.v1.trainer_mode={MODE}"
+        )
+    else:
+        _check_plain_job(config)
+
+
+def _check_plain_job(config: DictConfig) -> None:
+    if config.actor_rollout_ref.rollout.n < 2:
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.n={config.actor_rollout_ref.rollout.n}: algorithm.adv_estimator={ESTIMATOR} "
+            "compares the answers to one prompt, so it needs at least 2"
+        )
+
+
+def _check_team_job(config: DictConfig, section: DictConfig | None) -> None:
+    settings = AtGrpoConfig.from_mapping(
+        None if section is None else OmegaConf.to_container(section, resolve=True)  # type: ignore[arg-type]
+    )
+    rollout, actor, data = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor, config.data
+    estimator = config.algorithm.adv_estimator
+    if estimator != ESTIMATOR:
+        raise ConfigError(
+            f"algorithm.adv_estimator={estimator} does not know the groups of a team: set it to {ESTIMATOR} "
+            f"and choose the formula with {SECTION}.estimator"
+        )
+    if rollout.n != 1:
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.n={rollout.n} has no effect here: leave it at 1, K is {SECTION}.candidates"
+        )
+    if OmegaConf.select(config, "algorithm.filter_groups.enable"):
+        raise ConfigError(
+            "algorithm.filter_groups.enable=true filters whole tasks, not the groups of a team: set it to false"
+        )
+    for key, neutral in (("top_p", 1.0), ("top_k", -1)):
+        if rollout[key] != neutral:
+            raise ConfigError(
+                f"actor_rollout_ref.rollout.{key}={rollout[key]} changes the sampling distribution but not the "
+                f"log-probs that are trained on: set it to {neutral}"
+            )
+    if OmegaConf.select(config, "distillation.enabled"):
+        raise ConfigError("distillation.enabled=true is not supported with trainer_mode=at_grpo: set it to false")
+    if config.reward.reward_model.enable:
+        raise ConfigError("reward.reward_model.enable=true has no effect: the environment scores, set it to false")
+    if actor.shuffle:
+        raise ConfigError(
+            "actor_rollout_ref.actor.shuffle=true has no effect: the trainer shuffles rows over mini-batches itself, "
+            "set it to false"
+        )
+    if data.train_batch_size % actor.ppo_mini_batch_size:
+        raise ConfigError(
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size} does not divide "
+            f"data.train_batch_size={data.train_batch_size}: their ratio is the number of optimizer steps"
+        )
+    if not actor.use_dynamic_bsz:
+        raise ConfigError(
+            "actor_rollout_ref.actor.use_dynamic_bsz=false: the number of rows varies from step to step, set it to true"
+        )
+    environment = settings.make_environment()
+    settings.policies_of(environment)
+    if settings.split_size(environment, "train") < data.train_batch_size:
+        raise ConfigError(
+            f"{SECTION}.train_tasks={settings.train_tasks}: less than data.train_batch_size={data.train_batch_size}"
+        )
+    if not settings.allow_overlap:
+        check_disjoint(settings, environment)

@@ -1,0 +1,361 @@
+"""The team an environment talks to: decision points, candidates, selection.
+
+`await team.<agent>.act(prompt, score)` is a decision point: one agent, one turn, one prompt. The K
+candidates drawn there answer the same token ids, so they form one comparison group by construction
+(AT-GRPO, arXiv 2510.11062, Sec. 4.1), and the committed one is what the rest of the episode sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from verl_atgrpo.environment import Environment, Message, Outcome, Score, stable_hash
+
+Prompt = str | Sequence[Message]
+ScoreFunction = Callable[[str], Score | Awaitable[Score]]
+Scheme = Literal["tree", "parallel", "evaluate"]
+Selection = Literal["greedy", "first", "random", "softmax"]
+SELECTIONS: tuple[Selection, ...] = ("greedy", "first", "random", "softmax")
+
+
+class EpisodeFailed(Exception):
+    """A candidate could not be had (engine error, time-out, over-long prompt), so its episode ends."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        """One word for the counters: `prompt_too_long`, `timeout`, `engine` or `empty`."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What a policy answered to one prompt."""
+
+    token_ids: list[int]
+    log_probs: list[float]
+    """Log-probability of each sampled token, as the server computed it; one per token id."""
+    text: str
+    truncated: bool = False
+    """True if the answer ran into the length limit."""
+    weights_version: tuple[int, int] = (0, 0)
+    """First and last version of the weights that produced tokens of this answer."""
+
+
+class Policy(Protocol):
+    """What a team draws candidates from; implemented over verl's servers, local models and scripts."""
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        """Applies the chat template once and returns the prompt's token ids.
+
+        Raises EpisodeFailed if the prompt is longer than the policy accepts.
+        """
+        ...
+
+    async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
+        """Draws one answer; `decision_id` is shared by candidates so that they share a prefix cache.
+
+        Raises EpisodeFailed if no answer could be had.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One answer drawn at a decision point, with its score."""
+
+    generation: Generation
+    score: Score
+    reward: float
+    """The mixed reward alpha * team + local."""
+
+    @property
+    def text(self) -> str:
+        """The decoded answer."""
+        return self.generation.text
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One comparison group: the K candidates of (episode, agent, turn)."""
+
+    agent: str
+    turn: int
+    """Counts this agent's decisions in the episode, from 0."""
+    policy: str
+    prompt_ids: list[int]
+    candidates: tuple[Candidate, ...]
+    committed: int
+    """Index of the candidate that the episode went on with."""
+
+
+@dataclass(frozen=True)
+class TeamOptions:
+    """How candidates are drawn, mixed and selected; one instance serves every episode of a run."""
+
+    candidates: int = 4
+    """K, the number of candidates at every decision of the tree scheme."""
+    alpha: float = 1.0
+    """Weight of the team part in r = alpha * team + local (paper, Eq. 3)."""
+    selection: Selection = "greedy"
+    """Which candidate is committed; greedy takes the best mixed reward, ties to the lowest index."""
+    softmax_temperature: float = 1.0
+    """Temperature of `selection: softmax`, in units of reward."""
+
+
+@dataclass
+class EpisodeRecord:
+    """Everything that is kept of an episode: its outcome and the decisions on the way."""
+
+    decisions: list[Decision]
+    outcome: Outcome
+    framework_seconds: float = 0.0
+    """Time spent in the team itself: neither waiting for a policy nor for a score."""
+
+
+def as_messages(prompt: Prompt) -> list[Message]:
+    """Returns `prompt` as chat messages: a plain text becomes one user message."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+
+
+def select(rewards: Sequence[float], selection: Selection, rng: random.Random, temperature: float = 1.0) -> int:
+    """Returns the index of the candidate to commit among those with these mixed `rewards`."""
+    if selection == "first":
+        return 0
+    if selection == "random":
+        return rng.randrange(len(rewards))
+    if selection == "softmax":
+        top = max(rewards)
+        weights = [math.exp((reward - top) / temperature) for reward in rewards]
+        return rng.choices(range(len(rewards)), weights)[0]
+    return max(range(len(rewards)), key=lambda index: rewards[index])
+
+
+class Agent:
+    """One member of the team, seen from the environment."""
+
+    def __init__(self, team: Team, name: str) -> None:
+        self._team = team
+        self.name = name
+
+    async def act(self, prompt: Prompt, score: ScoreFunction | None = None) -> Candidate:
+        """Draws this agent's candidates for `prompt`, scores them and returns the committed one.
+
+        Args:
+            prompt: a text or chat messages; the same for every candidate.
+            score: reply -> Score, sync or async; it must not change the state. None scores 0.
+
+        Raises:
+            EpisodeFailed: a candidate could not be had; the environment lets it pass.
+        """
+        return await self._team._decide(self.name, prompt, score)
+
+
+class Team:
+    """The agents of one episode and the record of what they decided."""
+
+    def __init__(
+        self,
+        agents: Mapping[str, str],
+        policies: Mapping[str, Policy],
+        options: TeamOptions,
+        *,
+        scheme: Scheme = "tree",
+        episode_id: str = "episode",
+        seed: int | None = 0,
+    ) -> None:
+        """Binds agents to policies for one episode.
+
+        Args:
+            agents: agent name -> policy name.
+            policies: policy name -> policy.
+            options: K, alpha, selection.
+            scheme: `tree` draws K candidates a decision; `parallel` and `evaluate` draw one.
+            episode_id: unique among the episodes of a step; decision ids derive from it.
+            seed: every draw of the episode derives from it; None leaves sampling to the policy.
+        """
+        self._agents = {name: Agent(self, name) for name in agents}
+        self._policy_of = dict(agents)
+        self._policies = policies
+        self._options = options
+        self._draws = options.candidates if scheme == "tree" else 1
+        self._episode_id = episode_id
+        self._seed = seed
+        self._rng = random.Random(stable_hash(seed, "selection"))
+        self._turns = dict.fromkeys(agents, 0)
+        self._active: set[asyncio.Task[object]] = set()
+        self.decisions: list[Decision] = []
+        self.framework_seconds = 0.0
+        self.generated_tokens = 0
+
+    def __getattr__(self, name: str) -> Agent:
+        try:
+            return self.__dict__["_agents"][name]  # type: ignore[no-any-return]
+        except KeyError:
+            known = ", ".join(self.__dict__.get("_agents", ()))
+            raise AttributeError(f"the team has no agent {name!r}; its agents are {known}") from None
+
+    def __getitem__(self, name: str) -> Agent:
+        return getattr(self, name)  # type: ignore[no-any-return]
+
+    async def _decide(self, agent: str, prompt: Prompt, score: ScoreFunction | None) -> Candidate:
+        running = asyncio.current_task()
+        assert running is not None  # a coroutine that runs is run by a task
+        self._active.add(running)
+        try:
+            return await self._draw_and_commit(agent, prompt, score)
+        finally:
+            self._active.discard(running)
+
+    async def cancel(self) -> None:
+        """Ends decisions still in flight: agents that ran beside the one whose candidate failed."""
+        tasks = self._active - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _draw_and_commit(self, agent: str, prompt: Prompt, score: ScoreFunction | None) -> Candidate:
+        started = time.perf_counter()
+        turn = self._turns[agent]
+        self._turns[agent] = turn + 1
+        policy_name = self._policy_of[agent]
+        policy = self._policies[policy_name]
+        prompt_ids = policy.encode(as_messages(prompt))
+        decision_id = f"{self._episode_id}.{agent}.{turn}"
+        drawing = _Stopwatch()
+        drawn = await _gather(
+            [
+                drawing.measure(self._draw(policy, decision_id, prompt_ids, score, agent, turn, index))
+                for index in range(self._draws)
+            ]
+        )
+        rewards = [candidate.reward for candidate in drawn]
+        options = self._options
+        committed = select(rewards, options.selection, self._rng, options.softmax_temperature)
+        self.decisions.append(Decision(agent, turn, policy_name, prompt_ids, tuple(drawn), committed))
+        self.framework_seconds += time.perf_counter() - started - drawing.seconds
+        return drawn[committed]
+
+    async def _draw(
+        self,
+        policy: Policy,
+        decision_id: str,
+        prompt_ids: list[int],
+        score: ScoreFunction | None,
+        agent: str,
+        turn: int,
+        index: int,
+    ) -> Candidate:
+        seed = None if self._seed is None else stable_hash(self._seed, agent, turn, index) & 0x7FFFFFFF
+        generation = await policy.generate(decision_id, prompt_ids, seed)
+        self.generated_tokens += len(generation.token_ids)
+        if not generation.token_ids:
+            raise EpisodeFailed("empty", f"agent {agent!r}, turn {turn}: the engine returned no tokens")
+        scored = Score() if score is None else score(generation.text)
+        if inspect.isawaitable(scored):
+            scored = await scored
+        reward = scored.mixed(self._options.alpha)
+        if not math.isfinite(reward):
+            raise ValueError(f"agent {agent!r}, turn {turn}: the environment gave a score of {scored}, not finite")
+        return Candidate(generation, scored, reward)
+
+
+class _Stopwatch:
+    """Wall time during which at least one of several concurrent awaitables was running."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._running = 0
+        self._since = 0.0
+
+    async def measure(self, awaitable: Awaitable[Candidate]) -> Candidate:
+        if self._running == 0:
+            self._since = time.perf_counter()
+        self._running += 1
+        try:
+            return await awaitable
+        finally:
+            self._running -= 1
+            if self._running == 0:
+                self.seconds += time.perf_counter() - self._since
+
+
+async def _gather(awaitables: Sequence[Awaitable[Candidate]]) -> list[Candidate]:
+    """Like asyncio.gather, but the first error cancels the siblings and waits for them to end.
+
+    A failed episode must not go on using the engine for candidates that nobody will train on.
+    """
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+async def play(environment: Environment, task: object, team: Team) -> EpisodeRecord:
+    """Runs one episode and returns its outcome with every decision taken.
+
+    Raises EpisodeFailed if a candidate could not be had.
+    """
+    try:
+        outcome = await environment.run(task, team)
+    finally:
+        await team.cancel()
+    return EpisodeRecord(team.decisions, outcome, team.framework_seconds)
+
+
+@dataclass
+class ScriptedPolicy:
+    """A policy that answers from a script: for tests, docs and benchmarks, without any model.
+
+    Token ids are the answer's unicode code points, so that decoding is exact.
+    """
+
+    script: Callable[[str, int], str]
+    """(prompt text, index of the call for this prompt) -> answer."""
+    calls: Counter[str] = field(default_factory=Counter)
+    """How often each prompt text was asked."""
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        """Returns the code points of the messages' contents, joined by newlines."""
+        return [ord(char) for char in "\n".join(message["content"] for message in messages)]
+
+    async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
+        """Returns the script's next answer to this prompt, with log-probabilities of 0."""
+        prompt = "".join(map(chr, prompt_ids))
+        text = self.script(prompt, self.calls[prompt])
+        self.calls[prompt] += 1
+        return Generation([ord(char) for char in text], [0.0] * len(text), text)
+
+
+class ScriptedTeam(Team):
+    """A team whose agents answer from scripts: `ScriptedTeam({"planner": lambda prompt, k: "R"})`."""
+
+    def __init__(
+        self,
+        scripts: Mapping[str, Callable[[str, int], str]],
+        *,
+        candidates: int = 1,
+        alpha: float = 1.0,
+        selection: Selection = "greedy",
+        scheme: Scheme = "tree",
+        seed: int | None = 0,
+    ) -> None:
+        self.policies = {name: ScriptedPolicy(script) for name, script in scripts.items()}
+        super().__init__(
+            {name: name for name in scripts},
+            self.policies,
+            TeamOptions(candidates=candidates, alpha=alpha, selection=selection),
+            scheme=scheme,
+            seed=seed,
+        )

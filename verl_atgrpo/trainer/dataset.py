@@ -1,0 +1,40 @@
+"""Tasks as verl's dataset: a row says which task, the rollout worker makes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from torch.utils.data import Dataset
+
+from verl_atgrpo.config import SECTION, AtGrpoConfig
+from verl_atgrpo.environment import Split
+
+
+class TeamTaskDataset(Dataset[dict[str, Any]]):
+    """The tasks of one split, by index.
+
+    `data_files` is the name of the split. The row carries no task: environments make it again from
+    (split, index), which costs less than sending it and keeps the dataloader's state small.
+    """
+
+    def __init__(
+        self,
+        data_files: Split,
+        tokenizer: Any,
+        config: DictConfig,
+        processor: Any = None,
+        max_samples: int = -1,
+    ) -> None:
+        settings = AtGrpoConfig.from_mapping(OmegaConf.to_container(config[SECTION], resolve=True))  # type: ignore[arg-type]
+        size = settings.split_size(settings.make_environment(), data_files)
+        self._size = size if max_samples < 0 else min(size, max_samples)
+        self._split = data_files
+        self._source = str(settings.environment["name"]).replace("/", ".")
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        # verl counts `raw_prompt` to know the batch size; the prompts are made by the environment.
+        return {"raw_prompt": [], "index": index, "split": self._split, "data_source": self._source}
