@@ -81,6 +81,8 @@ CPU_SYMBOLS = (
     Symbol("verl.plugin.platform", "PlatformRegistry.register"),
     Symbol("verl.plugin.platform", "PlatformBase"),
     Symbol("verl.utils.distributed", "initialize_global_process_group_ray", ("timeout_second", "backend")),
+    Symbol("verl.utils.torch_functional", "logprobs_from_logits_v2", ("logits", "labels")),
+    Symbol("verl.utils.torch_functional", "logprobs_from_logits_naive", ("logits", "labels")),
     Symbol("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer", "BucketedWeightReceiver"),
     Symbol("verl.workers.rollout.vllm_rollout.utils", "vLLMColocateWorkerExtension.update_weights_from_ipc"),
 )

@@ -11,7 +11,6 @@ import asyncio
 import inspect
 import math
 import random
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -116,8 +115,6 @@ class EpisodeRecord:
 
     decisions: list[Decision]
     outcome: Outcome
-    framework_seconds: float = 0.0
-    """Time spent in the team itself: neither waiting for a policy nor for a score."""
 
 
 def as_messages(prompt: Prompt) -> list[Message]:
@@ -192,7 +189,6 @@ class Team:
         self._turns = dict.fromkeys(agents, 0)
         self._active: set[asyncio.Task[object]] = set()
         self.decisions: list[Decision] = []
-        self.framework_seconds = 0.0
         self.generated_tokens = 0
 
     def __getattr__(self, name: str) -> Agent:
@@ -222,17 +218,15 @@ class Team:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _draw_and_commit(self, agent: str, prompt: Prompt, score: ScoreFunction | None) -> Candidate:
-        started = time.perf_counter()
         turn = self._turns[agent]
         self._turns[agent] = turn + 1
         policy_name = self._policy_of[agent]
         policy = self._policies[policy_name]
         prompt_ids = policy.encode(as_messages(prompt))
         decision_id = f"{self._episode_id}.{agent}.{turn}"
-        drawing = _Stopwatch()
         drawn = await _gather(
             [
-                drawing.measure(self._draw(policy, decision_id, prompt_ids, score, agent, turn, index))
+                self._draw(policy, decision_id, prompt_ids, score, agent, turn, index)
                 for index in range(self._draws)
             ]
         )
@@ -240,7 +234,6 @@ class Team:
         options = self._options
         committed = select(rewards, options.selection, self._rng, options.softmax_temperature)
         self.decisions.append(Decision(agent, turn, policy_name, prompt_ids, tuple(drawn), committed))
-        self.framework_seconds += time.perf_counter() - started - drawing.seconds
         return drawn[committed]
 
     async def _draw(
@@ -267,26 +260,6 @@ class Team:
         return Candidate(generation, scored, reward)
 
 
-class _Stopwatch:
-    """Wall time during which at least one of several concurrent awaitables was running."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._running = 0
-        self._since = 0.0
-
-    async def measure(self, awaitable: Awaitable[Candidate]) -> Candidate:
-        if self._running == 0:
-            self._since = time.perf_counter()
-        self._running += 1
-        try:
-            return await awaitable
-        finally:
-            self._running -= 1
-            if self._running == 0:
-                self.seconds += time.perf_counter() - self._since
-
-
 async def _gather(awaitables: Sequence[Awaitable[Candidate]]) -> list[Candidate]:
     """Like asyncio.gather, but the first error cancels the siblings and waits for them to end.
 
@@ -311,7 +284,7 @@ async def play(environment: Environment, task: object, team: Team) -> EpisodeRec
         outcome = await environment.run(task, team)
     finally:
         await team.cancel()
-    return EpisodeRecord(team.decisions, outcome, team.framework_seconds)
+    return EpisodeRecord(team.decisions, outcome)
 
 
 @dataclass

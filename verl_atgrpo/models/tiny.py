@@ -49,7 +49,7 @@ def build_model(tokenizer: Any, seed: int, hidden: int = 64, layers: int = 3, ti
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=4,
-        head_dim=hidden // 4,
+        head_dim=32,  # the smallest that vLLM has a CPU kernel for
         max_position_embeddings=1024,
         tie_word_embeddings=tied,
         rope_theta=10000.0,

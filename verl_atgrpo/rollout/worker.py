@@ -66,8 +66,9 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         status = "finished"
         for result in results:
             if isinstance(result, EpisodeFailed):
-                self._report.counts["episodes_failed"] += 1
-                self._report.counts[f"failed/{result.reason}"] += 1
+                if not validate:
+                    self._report.counts["episodes_failed"] += 1
+                    self._report.counts[f"failed/{result.reason}"] += 1
                 logger.warning("task %s (%s): the episode failed: %s", prompt["index"], partition, result)
                 status = status if validate else "failure"
             elif isinstance(result, BaseException):
@@ -109,14 +110,11 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             seed=stable_hash(self._settings.seed, split, step, index, session),
         )
         try:
-            record = await play(self._environment, self._environment.task(split, index), team)
+            return await play(self._environment, self._environment.task(split, index), team)
         finally:
-            self._report.counts["candidates"] += policy.requests
             if not validate:
+                self._report.counts["candidates"] += policy.requests
                 self._report.counts["tokens"] += team.generated_tokens
-        self._report.counts["framework_us"] += int(record.framework_seconds * 1e6)
-        self._report.counts["decisions"] += len(record.decisions)
-        return record
 
     async def _write(
         self,

@@ -117,7 +117,6 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
         finally:
             # A defect leaves verl with an empty batch; its own error would not say why.
             self._collect_report()
-        self._counts.clear()
         return metrics
 
     # ------------------------------------------------------------ optimizer steps

