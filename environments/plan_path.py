@@ -299,7 +299,7 @@ class PlanPathBase(Environment):
         """Returns the question that shows the grid from the current position to agent `role`."""
         grid = state.task.draw(state.position)
         if self.style == "compact":
-            return [{"role": "user", "content": f"{role}\n{grid}"}]
+            return [{"role": "user", "content": f"{role}{_corners(state)}\n{grid}"}]
         return self._dialogue(f"{grid}\n{_ASK_PYTHON if role == 'draft' and self.tool == 'python' else self._ask()}")
 
     def plan_prompt(self, state: State, draft: Draft) -> list[Message]:
@@ -307,7 +307,7 @@ class PlanPathBase(Environment):
         grid = state.task.draw(state.position)
         if self.style == "compact":
             lead = "none" if draft.walk is None else _lead(draft.walk, compact=True)
-            return [{"role": "user", "content": f"plan\n{grid}\n{draft.moves or ''}>{lead}"}]
+            return [{"role": "user", "content": f"plan{_corners(state)}\n{grid}\n{draft.moves or ''}>{lead}"}]
         if self.tool == "python":
             told = f"A tool user wrote this:\n{draft.text}\nIt printed:\n{draft.output or '(nothing)'}\n"
         else:
@@ -319,7 +319,9 @@ class PlanPathBase(Environment):
         return self._dialogue(f"{grid}\n{told}\n{self._ask()}")
 
     def _ask(self) -> str:
-        return f"Answer with one line 'Moves: ...' giving at most {self.max_moves} moves, for example 'Moves: <letters>'."
+        return (
+            f"Answer with one line 'Moves: ...' giving at most {self.max_moves} moves, for example 'Moves: <letters>'."
+        )
 
     def _dialogue(self, question: str) -> list[Message]:
         messages: list[Message] = [{"role": "system", "content": _RULES}]
@@ -383,7 +385,9 @@ class PlanPath(PlanPathBase):
             return Draft(text, None, None)
         result = await run_python(code)
         moves = parse_printed(result.stdout, self.max_moves) if result.ok else None
-        return Draft(text, moves, None if moves is None else walk(state, moves), result.stdout.strip()[:500], result.ok)
+        return Draft(
+            text, moves, None if moves is None else walk(state, moves), result.stdout.strip()[:500], result.ok
+        )
 
 
 class SinglePlanPath(PlanPath):
@@ -397,6 +401,11 @@ class SinglePlanPath(PlanPath):
     async def run(self, task: PlanPathTask, team: Team) -> Outcome:
         """Plays one episode as `PlanPath` does, with `solo` in both parts."""
         return await self._play(task, team.solo, team.solo)
+
+
+def _corners(state: State) -> str:
+    """Position and goal as digits: a tiny model learns to compare them long before it learns to search."""
+    return "".join(map(str, (*state.position, *state.task.goal)))
 
 
 def _lead(walked: Walk, compact: bool = False) -> str:

@@ -126,17 +126,13 @@ def test_group_ids_need_not_be_dense() -> None:
 def test_empty_batch() -> None:
     assert group_advantages(tensor(), ids(), PRESETS["grpo"]).shape == (0,)
     assert group_advantages(tensor(), ids(), PRESETS["mas_grpo"], units=ids()).shape == (0,)
-    assert group_advantages(
-        tensor(math.nan), ids(0), PRESETS["rloo"], valid=torch.tensor([False])
-    ).tolist() == [0]
+    assert group_advantages(tensor(math.nan), ids(0), PRESETS["rloo"], valid=torch.tensor([False])).tolist() == [0]
 
 
 def test_tokens_are_summed_and_the_advantage_is_spread_over_the_mask() -> None:
     rewards = torch.tensor([[0.25, 0.75, 0.0], [0.0, 0.0, 0.0]])
     mask = torch.tensor([[1, 0, 1], [1, 1, 0]])
-    advantages, returns = at_grpo_advantage(
-        rewards, mask, {"at_grpo_estimator": "dr_grpo"}, np.array(["a", "a"])
-    )
+    advantages, returns = at_grpo_advantage(rewards, mask, {"at_grpo_estimator": "dr_grpo"}, np.array(["a", "a"]))
     assert advantages.tolist() == [[0.5, 0.0, 0.5], [-0.5, -0.5, 0.0]]
     assert torch.equal(advantages, returns)
     assert advantages.dtype == rewards.dtype
@@ -150,9 +146,7 @@ def test_norm_switch_of_verl() -> None:
     normed = pytest.approx([-0.7071068, 0.7071068], abs=1e-6)
     assert estimate(uids, rewards, {"norm_adv_by_std_in_grpo": False}, norm_adv_by_std_in_grpo=True) == normed
     explicit = {"preset": "at_grpo", "scale": "std"}
-    assert (
-        estimate(uids, rewards, {"norm_adv_by_std_in_grpo": False, "at_grpo_estimator": explicit}) == normed
-    )
+    assert estimate(uids, rewards, {"norm_adv_by_std_in_grpo": False, "at_grpo_estimator": explicit}) == normed
 
 
 def test_config_may_be_a_plain_dataclass() -> None:
@@ -200,9 +194,7 @@ def test_uids() -> None:
 
 def batch(seed: int, sizes: list[int], length: int = 5) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
     generator = torch.Generator().manual_seed(seed)
-    uids = np.array(
-        [f"group-{number}" for number, size in enumerate(sizes) for _ in range(size)], dtype=object
-    )
+    uids = np.array([f"group-{number}" for number, size in enumerate(sizes) for _ in range(size)], dtype=object)
     uids = uids[torch.randperm(len(uids), generator=generator).numpy()]
     mask = (torch.rand(len(uids), length, generator=generator) < 0.7).float()
     mask[:, 0] = 1
@@ -217,9 +209,7 @@ def test_grpo_equals_verl(norm: bool, seed: int) -> None:
     expected, _ = core_algos.compute_grpo_outcome_advantage(rewards, mask, uids, norm_adv_by_std_in_grpo=norm)
     for preset in ("at_grpo", "grpo"):
         config = {"at_grpo_estimator": preset, "norm_adv_by_std_in_grpo": norm}
-        torch.testing.assert_close(
-            at_grpo_advantage(rewards, mask, config, uids)[0], expected, rtol=1e-4, atol=1e-5
-        )
+        torch.testing.assert_close(at_grpo_advantage(rewards, mask, config, uids)[0], expected, rtol=1e-4, atol=1e-5)
     if not norm:
         dr_grpo, _ = at_grpo_advantage(rewards, mask, {"at_grpo_estimator": "dr_grpo"}, uids)
         torch.testing.assert_close(dr_grpo, expected, rtol=1e-4, atol=1e-5)
@@ -248,9 +238,7 @@ def test_singletons_differ_from_verl_unless_raw() -> None:
         assert ours[lone].count_nonzero() == 0
         torch.testing.assert_close(ours[~lone], expected[~lone], rtol=1e-4, atol=1e-5)
         raw = {"at_grpo_estimator": {"preset": preset, "singleton": "raw"}}
-        torch.testing.assert_close(
-            at_grpo_advantage(rewards, mask, raw, uids)[0], expected, rtol=1e-4, atol=1e-5
-        )
+        torch.testing.assert_close(at_grpo_advantage(rewards, mask, raw, uids)[0], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_called_by_verl() -> None:
@@ -317,9 +305,7 @@ def test_trap_8_padding_copied_before_the_statistics(preset: str) -> None:
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
     size = draw(st.integers(1, 24))
-    reward = st.one_of(
-        st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.integers(-4000, 4000).map(lambda n: n / 1000)
-    )
+    reward = st.one_of(st.sampled_from([0.0, 0.1, 0.5, 1.0]), st.integers(-4000, 4000).map(lambda n: n / 1000))
     rewards = draw(st.lists(reward, min_size=size, max_size=size))
     groups = draw(st.lists(st.integers(-3, 3), min_size=size, max_size=size))
     return tensor(*rewards), ids(*groups)
@@ -342,9 +328,7 @@ def assert_same(left: torch.Tensor, right: torch.Tensor) -> None:
 def test_rows_may_come_in_any_order(problem: Any, preset: str, random: Any) -> None:
     rewards, groups = problem
     order = torch.tensor(random.sample(range(len(rewards)), len(rewards)))
-    assert_same(
-        advantages_of(preset, rewards[order], groups[order]), advantages_of(preset, rewards, groups)[order]
-    )
+    assert_same(advantages_of(preset, rewards[order], groups[order]), advantages_of(preset, rewards, groups)[order])
 
 
 @settings(deadline=None)
@@ -488,9 +472,7 @@ def test_invalid_batches() -> None:
     uids = np.array(["a", "a"], dtype=object)
     with pytest.raises(ValueError, match=r"^index: missing; groups are formed by verl's 'uid' field$"):
         at_grpo_advantage(rewards, rewards)
-    with pytest.raises(
-        ValueError, match=r"response_mask \(2, 2\) and index \(2,\): expected \(N, L\), \(N, L\)"
-    ):
+    with pytest.raises(ValueError, match=r"response_mask \(2, 2\) and index \(2,\): expected \(N, L\), \(N, L\)"):
         at_grpo_advantage(rewards, rewards[:, :2], None, uids)
     with pytest.raises(ValueError, match=r"index \(1,\): expected \(N, L\), \(N, L\) and \(N,\)$"):
         at_grpo_advantage(rewards, rewards, None, uids[:1])
@@ -500,9 +482,7 @@ def test_invalid_batches() -> None:
     with pytest.raises(ValueError, match=r"^at_grpo\.estimator: unknown preset 'nope'"):
         estimate(["a", "a"], [0, 1], {"at_grpo_estimator": "nope"})
     for uid in ("#0", "a#", "#"):
-        with pytest.raises(
-            ValueError, match=rf"^uid '{uid}': empty part; expected 'GROUP' or 'GROUP#TRAJECTORY'$"
-        ):
+        with pytest.raises(ValueError, match=rf"^uid '{uid}': empty part; expected 'GROUP' or 'GROUP#TRAJECTORY'$"):
             split_uid(uid)
     with pytest.raises(ValueError, match=r"^rewards: expected \(1,\) finite values, got shape \(2,\)$"):
         inflation_factors(tensor(0, 1), ["a"])

@@ -334,9 +334,7 @@ def inflation_factors(rewards: Tensor, agents: Sequence[str]) -> dict[str, float
     Source: Dr. MAS arXiv 2602.08847.
     """
     if rewards.shape != (len(agents),) or not bool(rewards.isfinite().all()):
-        raise ValueError(
-            f"rewards: expected ({len(agents)},) finite values, got shape {tuple(rewards.shape)}"
-        )
+        raise ValueError(f"rewards: expected ({len(agents)},) finite values, got shape {tuple(rewards.shape)}")
     codes, names = _factorise(agents)
     codes, total = codes.to(rewards.device), len(names)
     values = rewards.detach().double()

@@ -70,7 +70,9 @@ SYMBOLS = (
     Symbol(_TRAINER, "PPOTrainer._update_actor", ("batch", "metrics")),
     Symbol(_TRAINER, "PPOTrainer._compute_metrics", ("batch", "metrics", "timing_raw", "global_steps", "epoch")),
     Symbol("verl.workers.engine_workers", "TrainingWorker.train_mini_batch"),
-    Symbol("verl.trainer.ppo.v1.replay_buffer", "ReplayBuffer.__init__", ("poll_interval", "sync_refill_failed_groups")),
+    Symbol(
+        "verl.trainer.ppo.v1.replay_buffer", "ReplayBuffer.__init__", ("poll_interval", "sync_refill_failed_groups")
+    ),
     Symbol(_LOOP, "AgentLoopWorkerTQ.__ray_actor_class__"),
     Symbol(_LOOP, "AgentLoopManagerTQ.__init__"),
     Symbol("verl.experimental.agent_loop.agent_loop", "AgentLoopWorker._compute_position_ids"),

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
 from verl_atgrpo import advantage, environment
-from verl_atgrpo.environment import Environment
+from verl_atgrpo.environment import Environment, Split
 from verl_atgrpo.team import SELECTIONS, Selection, TeamOptions
 
 SECTION = "at_grpo"
@@ -59,6 +61,12 @@ class AtGrpoConfig:
     """Seconds between two looks of the trainer for finished episodes (verl's own default is 2)."""
 
     @classmethod
+    def from_config(cls, config: DictConfig) -> AtGrpoConfig:
+        """Reads the section out of a job's configuration, or out of its `data` part."""
+        section = OmegaConf.select(config, SECTION)
+        return cls.from_mapping(None if section is None else OmegaConf.to_container(section, resolve=True))  # type: ignore[arg-type]
+
+    @classmethod
     def from_mapping(cls, section: Mapping[str, Any] | None) -> AtGrpoConfig:
         """Reads the section; raises ConfigError for what it does not know or cannot accept."""
         if not section:
@@ -69,7 +77,10 @@ class AtGrpoConfig:
                 raise ConfigError(f"{SECTION}.{key} is not a known key: use one of {', '.join(known)}")
         if not isinstance(section.get("environment"), Mapping) or "name" not in section["environment"]:
             raise ConfigError(f"{SECTION}.environment needs a name: one of {', '.join(environment.registered())}")
-        config = cls(**{key: dict(value) if isinstance(value, Mapping) else value for key, value in section.items()})
+        values: dict[str, Any] = {
+            key: dict(value) if isinstance(value, Mapping) else value for key, value in section.items()
+        }
+        config = cls(**values)
         config._check_values()
         return config
 
@@ -101,7 +112,8 @@ class AtGrpoConfig:
         spec = self.spec()
         if spec.unit == "trajectory" and self.scheme == "tree":
             raise ConfigError(
-                f"{SECTION}.estimator={spec.name!r} compares whole trajectories: use scheme: parallel, or estimator: at_grpo"
+                f"{SECTION}.estimator={spec.name!r} compares whole trajectories: use scheme: parallel, "
+                "or estimator: at_grpo"
             )
 
     def spec(self) -> advantage.EstimatorSpec:
@@ -141,7 +153,7 @@ class AtGrpoConfig:
         """Returns what a team needs of this configuration."""
         return TeamOptions(self.candidates, self.alpha, self.selection, self.softmax_temperature or 1.0)
 
-    def split_size(self, env: Environment, split: environment.Split) -> int:
+    def split_size(self, env: Environment, split: Split) -> int:
         """Returns how many tasks of `split` the run deals out."""
         wanted = self.train_tasks if split == "train" else self.val_tasks
         available = env.size(split)
@@ -153,9 +165,7 @@ def check_disjoint(config: AtGrpoConfig, env: Environment) -> None:
 
     Looks at every task the run can deal out, so it holds for users' environments as well.
     """
-    validation = {
-        env.fingerprint(env.task("val", index)): index for index in range(config.split_size(env, "val"))
-    }
+    validation = {env.fingerprint(env.task("val", index)): index for index in range(config.split_size(env, "val"))}
     for index in range(config.split_size(env, "train")):
         same = validation.get(env.fingerprint(env.task("train", index)))
         if same is not None:

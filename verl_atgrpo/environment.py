@@ -140,6 +140,7 @@ def make(name: str, **options: Any) -> Environment:
         for option in options:
             if option not in accepted:
                 raise EnvironmentConfigError(
-                    f"at_grpo.environment.{option} is not an option of {name!r}: it takes {', '.join(sorted(accepted))}"
+                    f"at_grpo.environment.{option} is not an option of {name!r}: "
+                    f"it takes {', '.join(sorted(accepted))}"
                 )
     return factory(**options)

@@ -35,17 +35,25 @@ class Point:
 
 
 def read(metrics: Path) -> list[Point]:
-    """Returns the validations of a run, in order; raises ValueError if there are none."""
+    """Returns the validations of a run, in order; raises ValueError if there are none.
+
+    `metrics` is one JSONL file, or a folder of them: a resumed run writes a new one, whose steps replace
+    those that the interrupted one did after its last checkpoint.
+    """
+    files = sorted(metrics.glob("*.jsonl")) if metrics.is_dir() else [metrics]
+    steps: dict[int, dict[str, float]] = {}
+    for file in files:
+        for line in file.read_text().splitlines():
+            record = json.loads(line)
+            steps[int(record["step"])] = {**steps.get(int(record["step"]), {}), **record["data"]}
     points, seconds, tokens, difference = [], 0.0, 0.0, 0.0
-    for line in metrics.read_text().splitlines():
-        record = json.loads(line)
-        data = record["data"]
+    for step, data in sorted(steps.items()):
         seconds += data.get("timing_s/step", 0.0)
         tokens += data.get("rollout/tokens", 0.0)
         difference = max(difference, data.get("training/rollout_probs_diff_max", 0.0))
         for name, value in data.items():
             if name.startswith("val-core/") and "/acc/mean@" in name:
-                points.append(Point(int(record["step"]), seconds, tokens, float(value), difference))
+                points.append(Point(step, seconds, tokens, value, difference))
     if not points:
         raise ValueError(f"{metrics} holds no validation; set trainer.val_before_train=true and trainer.test_freq")
     return points

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_atgrpo import compat
+from verl_atgrpo import compat, platform_choice
 from verl_atgrpo.config import SECTION, AtGrpoConfig, ConfigError, check_disjoint
 
 MODE = "at_grpo"
@@ -14,9 +15,10 @@ ESTIMATOR = "at_grpo"
 
 
 def check_run_or_exit(config: DictConfig, **_: Any) -> None:
-    """Ends the program with one line if `check_run` refuses the configuration."""
+    """Ends the program with one line if the checks refuse the configuration."""
     try:
         check_run(config)
+        check_model(config)
     except (ConfigError, compat.CompatError) as error:
         raise SystemExit(f"verl-atgrpo: {error}") from None
 
@@ -35,13 +37,38 @@ def check_run(config: DictConfig) -> None:
     if not config.trainer.use_v1:
         raise ConfigError("trainer.use_v1=false: the legacy trainer is not supported, set it to true")
     if mode == MODE:
-        _check_team_job(config, section)
+        _check_team_job(config)
     elif section is not None:
         raise ConfigError(
             f"trainer.v1.trainer_mode={mode} ignores the section {SECTION}: set trainer.v1.trainer_mode={MODE}"
         )
     else:
         _check_plain_job(config)
+
+
+def check_model(config: DictConfig) -> None:
+    """Raises ConfigError if a job in CPU mode names a model that is not there or whose vocabulary is padded.
+
+    verl masks logits beyond the tokenizer's length in vLLM but not in the actor, so with a padded
+    vocabulary the two disagree on every token. Trained models give those logits next to nothing; the small,
+    freshly made ones of CPU mode do not.
+    """
+    if not platform_choice.wants_cpu() or OmegaConf.select(config, "trainer.v1.trainer_mode") != MODE:
+        return
+    path = str(config.actor_rollout_ref.model.path)
+    if not os.path.isfile(os.path.join(path, "config.json")):
+        raise ConfigError(
+            f"actor_rollout_ref.model.path={path}: there is no model; make one with verl-atgrpo make-model {path}"
+        )
+    from transformers import AutoConfig, AutoTokenizer
+
+    logits = AutoConfig.from_pretrained(path).get_text_config().vocab_size
+    tokens = len(AutoTokenizer.from_pretrained(path))
+    if logits != tokens:
+        raise ConfigError(
+            f"actor_rollout_ref.model.path={path}: the model has {logits} logits, its tokenizer {tokens} tokens; "
+            "resize the model's embeddings to the tokenizer"
+        )
 
 
 def _check_plain_job(config: DictConfig) -> None:
@@ -52,10 +79,8 @@ def _check_plain_job(config: DictConfig) -> None:
         )
 
 
-def _check_team_job(config: DictConfig, section: DictConfig | None) -> None:
-    settings = AtGrpoConfig.from_mapping(
-        None if section is None else OmegaConf.to_container(section, resolve=True)  # type: ignore[arg-type]
-    )
+def _check_team_job(config: DictConfig) -> None:
+    settings = AtGrpoConfig.from_config(config)
     rollout, actor, data = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor, config.data
     estimator = config.algorithm.adv_estimator
     if estimator != ESTIMATOR:
@@ -71,12 +96,22 @@ def _check_team_job(config: DictConfig, section: DictConfig | None) -> None:
         raise ConfigError(
             "algorithm.filter_groups.enable=true filters whole tasks, not the groups of a team: set it to false"
         )
-    for key, neutral in (("top_p", 1.0), ("top_k", -1)):
-        if rollout[key] != neutral:
+    for key, neutral in (("top_p", 1.0), ("top_k", -1), ("repetition_penalty", 1.0)):
+        if rollout.get(key, neutral) != neutral:
             raise ConfigError(
                 f"actor_rollout_ref.rollout.{key}={rollout[key]} changes the sampling distribution but not the "
                 f"log-probs that are trained on: set it to {neutral}"
             )
+    if not rollout.calculate_log_probs:
+        raise ConfigError(
+            "actor_rollout_ref.rollout.calculate_log_probs=false: without the server's log-probs nothing shows that "
+            "its weights are fresh, set it to true"
+        )
+    if config.algorithm.use_kl_in_reward:
+        raise ConfigError(
+            "algorithm.use_kl_in_reward=true would give equal answers of a group different rewards: set it to false "
+            "and use actor_rollout_ref.actor.use_kl_loss"
+        )
     if OmegaConf.select(config, "distillation.enabled"):
         raise ConfigError("distillation.enabled=true is not supported with trainer_mode=at_grpo: set it to false")
     if config.reward.reward_model.enable:
@@ -93,7 +128,7 @@ def _check_team_job(config: DictConfig, section: DictConfig | None) -> None:
         )
     if not actor.use_dynamic_bsz:
         raise ConfigError(
-            "actor_rollout_ref.actor.use_dynamic_bsz=false: the number of rows varies from step to step, set it to true"
+            "actor_rollout_ref.actor.use_dynamic_bsz=false: the number of rows varies between steps, set it to true"
         )
     environment = settings.make_environment()
     settings.policies_of(environment)

@@ -225,10 +225,7 @@ class Team:
         prompt_ids = policy.encode(as_messages(prompt))
         decision_id = f"{self._episode_id}.{agent}.{turn}"
         drawn = await _gather(
-            [
-                self._draw(policy, decision_id, prompt_ids, score, agent, turn, index)
-                for index in range(self._draws)
-            ]
+            [self._draw(policy, decision_id, prompt_ids, score, agent, turn, index) for index in range(self._draws)]
         )
         rewards = [candidate.reward for candidate in drawn]
         options = self._options

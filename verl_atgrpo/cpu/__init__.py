@@ -51,10 +51,10 @@ def _use_gloo(distributed: ModuleType) -> None:
     def initialize_global_process_group_ray(timeout_second: float | None = None, backend: str | None = None) -> None:
         original(timeout_second=timeout_second, backend=backend or "cpu:gloo")
 
-    distributed.initialize_global_process_group_ray = initialize_global_process_group_ray
+    setattr(distributed, initialize_global_process_group_ray.__name__, initialize_global_process_group_ray)
 
 
 def _vectorise_log_probs(torch_functional: ModuleType) -> None:
     """verl takes the log-sum-exp token by token to save GPU memory: thousands of calls a step, and as many
     nodes to walk backwards, which took a third of an update here."""
-    torch_functional.logprobs_from_logits_v2 = torch_functional.logprobs_from_logits_naive
+    setattr(torch_functional, "logprobs_from_logits_v2", torch_functional.logprobs_from_logits_naive)  # noqa: B010

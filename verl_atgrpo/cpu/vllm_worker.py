@@ -24,16 +24,18 @@ class CpuWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
         Raises NotImplementedError for a LoRA adapter: it would have to be merged first.
         """
         if peft_config is not None:
-            raise NotImplementedError("actor_rollout_ref.model.lora_rank > 0 is not supported in CPU mode: set it to 0")
+            raise NotImplementedError(
+                "actor_rollout_ref.model.lora_rank > 0 is not supported in CPU mode: set it to 0"
+            )
         weights: list[tuple[str, torch.Tensor]] = []
 
         def keep(bucket: list[tuple[str, torch.Tensor]], is_last: bool) -> None:
             # Copies: on CPU the bucket is a view of shared memory that the next bucket overwrites.
             weights.extend((name, tensor.clone()) for name, tensor in bucket)
 
-        BucketedWeightReceiver(
-            zmq_handle=self._get_zmq_handle(), device=self.device, use_shm=use_shm
-        ).receive_weights(on_bucket_received=keep)
+        BucketedWeightReceiver(zmq_handle=self._get_zmq_handle(), device=self.device, use_shm=use_shm).receive_weights(
+            on_bucket_received=keep
+        )
         self.reload_weights(weights_iterator=iter(weights))
         self._repack_tied_head()
 

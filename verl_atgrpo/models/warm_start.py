@@ -99,7 +99,7 @@ def train(settings: WarmStart, progress: Callable[[int, float], None] | None = N
     model = build_model(tokenizer, settings.seed, settings.hidden, settings.layers, settings.tied)
     policy = LocalPolicy(model, tokenizer, settings.max_moves + 2)
     rng = random.Random(stable_hash("warm start", settings.seed))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.01, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.1, betas=(0.9, 0.95))
     total = settings.clean_steps + settings.noisy_steps
     model.train()
     for step in range(total):
@@ -110,7 +110,7 @@ def train(settings: WarmStart, progress: Callable[[int, float], None] | None = N
         examples = []
         for _ in range(settings.batch_size):
             messages, answer = demonstration(env, rng, noise)
-            ids = tokenizer.encode(answer, add_special_tokens=False) + [tokenizer.eos_token_id]
+            ids = [*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id]
             examples.append((policy.encode(messages), ids))
         input_ids, labels, attention_mask = _batch(examples, tokenizer.pad_token_id)
         loss = model(input_ids=input_ids, attention_mask=attention_mask, labels=labels).loss

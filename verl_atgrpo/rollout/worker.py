@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 import transfer_queue as tq
-from omegaconf import OmegaConf
 from verl.experimental.agent_loop import AgentLoopOutput
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from verl_atgrpo.config import SECTION, AtGrpoConfig
+from verl_atgrpo.config import AtGrpoConfig
 from verl_atgrpo.environment import stable_hash
 from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.rollout.rows import Row, failed_validation_row, training_rows, validation_rows
@@ -42,7 +41,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._settings = AtGrpoConfig.from_mapping(OmegaConf.to_container(self.config[SECTION], resolve=True))
+        self._settings = AtGrpoConfig.from_config(self.config)
         self._environment = self._settings.make_environment()
         self._policy_of = self._settings.policies_of(self._environment)
         self._report = WorkerReport()
@@ -129,8 +128,10 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         rows: Iterable[Row]
         turns = 0
         if isinstance(result, EpisodeRecord):
-            rows = validation_rows(uid, session, result) if validate else training_rows(
-                uid, session, result, self._settings.scheme
+            rows = (
+                validation_rows(uid, session, result)
+                if validate
+                else training_rows(uid, session, result, self._settings.scheme)
             )
             turns = len(result.decisions)
             # The same keys on every validation row, or TransferQueue drops the field.
@@ -178,7 +179,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             metrics=AgentLoopMetrics(),
             extra_fields={"min_global_steps": first, "max_global_steps": last, "reward_extra_info": info},
         )
-        fields = output.as_dict()
+        fields: dict[str, Any] = output.as_dict()
         input_ids = torch.cat([fields["prompts"], fields["responses"]])
         attention_mask = torch.ones_like(input_ids)
         fields.update(

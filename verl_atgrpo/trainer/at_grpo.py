@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import register_trainer
@@ -14,10 +14,13 @@ from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 
 from verl_atgrpo import compat, platform_choice
-from verl_atgrpo.config import SECTION, AtGrpoConfig, ConfigError
+from verl_atgrpo.config import SECTION, AtGrpoConfig
 from verl_atgrpo.run_check import MODE, check_run
 from verl_atgrpo.trainer.metrics import rollout_metrics, step_metrics
 from verl_atgrpo.trainer.mini_batches import spread_padding
+
+if TYPE_CHECKING:
+    from verl_atgrpo.rollout.manager import TeamRolloutManager
 
 
 def wire(config: DictConfig) -> None:
@@ -44,10 +47,8 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
         compat.check_symbols(cpu=platform_choice.wants_cpu())
         check_run(config)
         wire(config)
-        self.settings = AtGrpoConfig.from_mapping(OmegaConf.to_container(config[SECTION], resolve=True))  # type: ignore[arg-type]
-        self._optimizer_steps = (
-            config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
-        )
+        self.settings = AtGrpoConfig.from_config(config)
+        self._optimizer_steps = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
         self._replaced = 0
         self._counts: Counter[str] = Counter()
         super().__init__(config)
@@ -61,26 +62,6 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
     @trainer_mode.setter
     def trainer_mode(self, mode: str) -> None:
         assert mode == MODE, mode
-
-    # ------------------------------------------------------------ start
-
-    def _init_tokenizer(self) -> None:
-        super()._init_tokenizer()
-        vocabulary = self._model_vocabulary()
-        if vocabulary != len(self.tokenizer):
-            # verl masks the extra logits in vLLM but not in the actor: the two would disagree on every token.
-            message = (
-                f"actor_rollout_ref.model.path={self.config.actor_rollout_ref.model.path}: the model has "
-                f"{vocabulary} logits, its tokenizer {len(self.tokenizer)} tokens; make them equal"
-            )
-            if platform_choice.wants_cpu():
-                raise ConfigError(message)
-
-    def _model_vocabulary(self) -> int:
-        from transformers import AutoConfig
-
-        hf_config = AutoConfig.from_pretrained(self.config.actor_rollout_ref.model.path)
-        return int(hf_config.get_text_config().vocab_size)
 
     # ------------------------------------------------------------ episodes
 
@@ -96,16 +77,16 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
         self._replaced += num_prompts
         if self._replaced > self.settings.max_failed_episodes:
             raise RuntimeError(
-                f"{self._replaced} episodes of step {self.global_steps} failed "
-                f"({dict(self._counts)}), more than {SECTION}.max_failed_episodes={self.settings.max_failed_episodes}; "
-                "the rollout workers' log says why"
+                f"{self._replaced} episodes of step {self.global_steps} failed ({dict(self._counts)}), more than "
+                f"{SECTION}.max_failed_episodes={self.settings.max_failed_episodes}; the rollout workers' log says why"
             )
         submitted: int = super()._add_prompts_to_generate(num_prompts)
         return submitted
 
     def _collect_report(self) -> None:
         """Adds up what the workers counted; raises RuntimeError if one of them met a defect."""
-        report = self.agent_loop_manager.drain_report()
+        manager: TeamRolloutManager = self.agent_loop_manager
+        report = manager.drain_report()
         self._counts.update(report.counts)
         if report.error is not None:
             raise RuntimeError(f"the rollout stopped on a defect: {report.error}")
@@ -123,7 +104,8 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         """Returns what the number of rows must be a multiple of: every rank and mini-batch gets equally many."""
-        return dp_size * self._optimizer_steps
+        multiple: int = dp_size * self._optimizer_steps
+        return multiple
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **kwargs: Any) -> KVBatchMeta:
         """Pads, balances tokens over ranks, and spreads rows and padding over mini-batches."""

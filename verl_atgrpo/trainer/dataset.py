@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch.utils.data import Dataset
 
-from verl_atgrpo.config import SECTION, AtGrpoConfig
+from verl_atgrpo.config import AtGrpoConfig
 from verl_atgrpo.environment import Split
 
 
@@ -26,7 +26,7 @@ class TeamTaskDataset(Dataset[dict[str, Any]]):
         processor: Any = None,
         max_samples: int = -1,
     ) -> None:
-        settings = AtGrpoConfig.from_mapping(OmegaConf.to_container(config[SECTION], resolve=True))  # type: ignore[arg-type]
+        settings = AtGrpoConfig.from_config(config)
         size = settings.split_size(settings.make_environment(), data_files)
         self._size = size if max_samples < 0 else min(size, max_samples)
         self._split = data_files

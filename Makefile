@@ -1,0 +1,56 @@
+# make train: trains the team of recipes/plan_path_cpu.yaml on this machine's CPU.
+# make test:  runs the tests.  Both install what they need into .venv, once.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+PYTHON ?= python3
+RECIPE ?= plan_path_cpu
+RUN ?= runs/$(RECIPE)
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL := runs/models/plan_path_tiny
+COMMAND = $(BIN)/python -m verl.trainer.main_ppo --config-name=$(RECIPE) trainer.default_local_dir=$(RUN)/checkpoints $(ARGS)
+
+.PHONY: train test test-fast lint model clean
+
+$(VENV)/cpu-stack: scripts/install_cpu_stack.sh pyproject.toml
+	PYTHON=$(PYTHON) bash scripts/install_cpu_stack.sh $(VENV)
+	touch $@
+
+# Installed in editable form: edits take effect at once, new files after `make -B $(VENV)/package`.
+$(VENV)/package: $(VENV)/cpu-stack pyproject.toml $(wildcard recipes/*.yaml recipes/at_grpo/*.yaml environments/*.py)
+	$(BIN)/pip install --quiet --no-deps --editable . --config-settings editable_mode=strict
+	$(BIN)/verl-atgrpo cpu-setup
+	touch $@
+
+$(MODEL)/warm_start.json: | $(VENV)/package
+	$(BIN)/verl-atgrpo make-model $(MODEL)
+
+model: $(MODEL)/warm_start.json
+
+train: $(RUN)/done
+	@$(BIN)/verl-atgrpo plot $(RECIPE)=$(RUN)/metrics --out $(RUN)/learning_curve.png
+	@$(BIN)/verl-atgrpo summary $(RUN)/metrics
+
+# An interrupted run goes on from its last checkpoint; verl starts a new metrics file each time.
+$(RUN)/done: | $(VENV)/package $(MODEL)/warm_start.json
+	@mkdir -p $(RUN)/metrics
+	@echo '$(COMMAND)'
+	VERL_FILE_LOGGER_PATH=$(RUN)/metrics/$$(date +%s).jsonl $(COMMAND) 2>&1 \
+		| tee -a $(RUN)/train.log | $(BIN)/python scripts/show_progress.py
+	@touch $@
+
+test: lint
+	$(BIN)/python -m pytest $(ARGS)
+
+test-fast: $(VENV)/package
+	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
+
+lint: $(VENV)/package
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,240 @@
+"""Training with the real stack: verl's entry point, FSDP2 over gloo, vLLM for CPU, a tiny model."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+pytest.importorskip("vllm")
+
+import torch
+
+from verl_atgrpo.models.warm_start import WarmStart, make
+
+pytestmark = pytest.mark.slow
+
+EXTERNAL = Path(__file__).parent / "external"
+SMALL = (
+    "at_grpo.candidates=4",
+    "at_grpo.train_tasks=64",
+    "at_grpo.val_tasks=8",
+    "at_grpo.environment.max_turns=2",
+    "data.train_batch_size=4",
+    "data.val_batch_size=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    "trainer.val_before_train=false",
+    "trainer.test_freq=-1",
+    "trainer.save_freq=-1",
+)
+FRESH = 1e-5
+"""Largest difference of a token's probability between server and actor with fresh weights, in float32."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Barely trained models: fast to make, and their answers are diverse."""
+    root = tmp_path_factory.mktemp("models")
+    for name, tied in (("tied", True), ("untied", False)):
+        make(root / name, WarmStart(clean_steps=60, noisy_steps=0, tied=tied))
+    return {name: root / name for name in ("tied", "untied")}
+
+
+def start(recipe: str, folder: Path, model: Path, *overrides: str, **environment: str) -> subprocess.Popen[bytes]:
+    """Starts a job whose files all lie in `folder`."""
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", f"--config-name={recipe}"]
+    command += [f"actor_rollout_ref.model.path={model}", f"trainer.default_local_dir={folder}/checkpoints", *overrides]
+    paths = [str(EXTERNAL), os.environ.get("PYTHONPATH", "")]
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env={
+            **os.environ,
+            "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+            **environment,
+        },
+        stdout=(folder / "log").open("ab"),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def finish(job: subprocess.Popen[bytes], folder: Path) -> dict[int, dict[str, float]]:
+    """Waits for a job and returns its metrics by step."""
+    try:
+        status = job.wait(timeout=480)
+    except subprocess.TimeoutExpired:
+        end(job)
+        raise
+    assert status == 0, (folder / "log").read_text(errors="replace")[-6000:]
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {record["step"]: record["data"] for record in records}
+
+
+def end(job: subprocess.Popen[bytes]) -> None:
+    """Kills a job with everything it started: its Ray cluster lives in its session."""
+    session = os.getsid(job.pid)
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                os.kill(int(status.parent.name), signal.SIGKILL)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    job.wait()
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("head", ["tied", "untied"])
+def test_two_steps_move_the_weights_and_the_server_follows(head: str, models: dict[str, Path], tmp_path: Path) -> None:
+    job = start(
+        "plan_path_cpu",
+        tmp_path,
+        models[head],
+        *SMALL,
+        "trainer.total_training_steps=2",
+        "trainer.test_freq=2",
+        "trainer.save_freq=2",
+        "actor_rollout_ref.rollout.val_kwargs.n=2",
+    )
+    metrics = finish(job, tmp_path)
+    for step in (1, 2):
+        data = metrics[step]
+        assert math.isfinite(data["actor/pg_loss"])
+        assert data["actor/grad_norm"] > 0
+        assert data["training/rollout_probs_diff_max"] < FRESH
+        assert data["team/optimizer_steps"] == 2
+        assert data["team/episodes"] == 4
+        assert data["rollout/episodes_failed"] == 0
+        for agent in ("tool_user", "planner"):
+            assert data[f"agent/{agent}/rows"] > 0
+            assert f"agent/{agent}/turn_0/reward" in data
+            assert f"agent/{agent}/inflation_factor" in data
+    # Every decision gave four rows, and all were trained on.
+    assert metrics[1]["rollout/candidates"] == metrics[1]["team/rows_per_episode"] * 4
+    assert 0 <= metrics[2]["val-core/plan_path/acc/mean@2"] <= 1
+
+    before, after = weights(models[head]), weights(tmp_path / "checkpoints/global_step_2/actor/huggingface")
+    assert before.keys() == after.keys()
+    moved = [name for name in before if not torch.equal(before[name], after[name])]
+    assert "model.embed_tokens.weight" in moved
+    assert "model.layers.0.mlp.down_proj.weight" in moved
+
+
+def test_a_skipped_sync_is_seen(models: dict[str, Path], tmp_path: Path) -> None:
+    job = start(
+        "plan_path_cpu",
+        tmp_path,
+        models["tied"],
+        *SMALL,
+        "trainer.total_training_steps=2",
+        VERL_USE_EXTERNAL_MODULES="skip_one_sync",
+    )
+    metrics = finish(job, tmp_path)
+    assert metrics[1]["training/rollout_probs_diff_max"] < FRESH
+    assert metrics[2]["training/rollout_probs_diff_max"] > 10 * FRESH
+
+
+def test_resume_after_a_kill_goes_on_with_the_same_tasks(models: dict[str, Path], tmp_path: Path) -> None:
+    dumps = tmp_path / "rows"
+    overrides = (*SMALL, "trainer.save_freq=2", f"trainer.rollout_data_dir={dumps}")
+    job = start("plan_path_cpu", tmp_path, models["tied"], *overrides, "trainer.total_training_steps=40")
+    deadline = time.monotonic() + 480
+    while not (dumps / "3.jsonl").exists():
+        assert job.poll() is None, (tmp_path / "log").read_text(errors="replace")[-6000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    time.sleep(0.5)  # the file is written in the background
+    end(job)
+    tracker = tmp_path / "checkpoints/latest_checkpointed_iteration.txt"
+    resumed_from = int(tracker.read_text())
+    assert resumed_from % 2 == 0
+
+    # Step 3 was done, but not saved, unless the run was quicker than the kill.
+    if resumed_from != 2:
+        tracker.write_text("2")
+    first = _first_prompts(dumps / "3.jsonl")
+    (dumps / "3.jsonl").unlink()
+    job = start("plan_path_cpu", tmp_path, models["tied"], *overrides, "trainer.total_training_steps=3")
+    metrics = finish(job, tmp_path)
+    assert sorted(metrics) == [3]
+    assert _first_prompts(dumps / "3.jsonl") == first
+
+
+def _first_prompts(dump: Path) -> set[str]:
+    """The drafts asked for in a step: every task's first prompt is among them."""
+    rows = [json.loads(line) for line in dump.read_text().splitlines()]
+    return {row["input"] for row in rows if row["uid"].endswith("_0_0")}
+
+
+def test_parallel_scheme_of_one_agent(models: dict[str, Path], tmp_path: Path) -> None:
+    job = start("plan_path_cpu_single", tmp_path, models["tied"], *SMALL, "trainer.total_training_steps=1")
+    data = finish(job, tmp_path)[1]
+    assert math.isfinite(data["actor/pg_loss"])
+    assert data["team/episodes"] == 4 * 4
+    # Everybody's reward is the outcome of the episode, so there is one agent and nothing to inflate.
+    assert data["agent/solo/inflation_factor"] == pytest.approx(1.0)
+    assert data["training/rollout_probs_diff_max"] < FRESH
+
+
+def test_plain_job_with_the_stock_trainer_equals_grpo(models: dict[str, Path], tmp_path: Path) -> None:
+    import pandas
+    from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+
+    rows: list[dict[str, Any]] = [
+        {
+            "data_source": "letters",
+            "prompt": [{"role": "user", "content": f"draft{number}"}],
+            "reward_model": {"style": "rule", "ground_truth": "U"},
+            "extra_info": {"index": number},
+        }
+        for number in range(8)
+    ]
+    pandas.DataFrame(rows).to_parquet(tmp_path / "letters.parquet")
+    (tmp_path / "reward.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    return float(solution_str.count(ground_truth))\n"
+    )
+    job = start(
+        "plan_path_cpu",
+        tmp_path,
+        models["tied"],
+        "~at_grpo",
+        "trainer.v1.trainer_mode=sync",
+        f"data.train_files={tmp_path}/letters.parquet",
+        f"data.val_files={tmp_path}/letters.parquet",
+        f"reward.custom_reward_function.path={tmp_path}/reward.py",
+        "reward.custom_reward_function.name=compute_score",
+        "actor_rollout_ref.rollout.n=4",
+        "data.train_batch_size=8",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        "trainer.val_before_train=false",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=-1",
+        "trainer.total_training_steps=1",
+        VERL_USE_EXTERNAL_MODULES="record_advantages",
+        ADVANTAGES_FILE=str(tmp_path / "advantages.pt"),
+    )
+    metrics = finish(job, tmp_path)
+    assert math.isfinite(metrics[1]["actor/pg_loss"])
+    kept = torch.load(tmp_path / "advantages.pt", weights_only=False)
+    assert len(kept["index"]) == 32
+    expected, _ = compute_grpo_outcome_advantage(kept["token_level_rewards"], kept["response_mask"], kept["index"])
+    torch.testing.assert_close(kept["advantages"], expected)
+    assert kept["advantages"].abs().max() > 0

