@@ -12,11 +12,15 @@ import pytest
 
 pytest.importorskip("verl")
 
+from verl_atgrpo import cpu
+
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    # Another test may have imported verl here, and with it set CPU mode's variables.
+    inherited = {name: value for name, value in os.environ.items() if name not in cpu.ENVIRONMENT}
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code],
-        env={**os.environ, **environment},
+        env={**inherited, **environment},
         capture_output=True,
         text=True,
         timeout=120,
@@ -55,10 +59,7 @@ def test_cpu_mode_is_chosen_where_torch_has_no_accelerator() -> None:
     if torch.version.cuda:
         pytest.skip("this torch is a CUDA build")
     code = "import verl\nfrom verl.plugin.platform import get_platform; assert get_platform().device_name == 'cpu'\n"
-    environment = {name: value for name, value in os.environ.items() if name != "VERL_PLATFORM"}
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True
-    )
+    result = run(code)
     assert result.returncode == 0, result.stderr
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from verl_atgrpo.advantage import at_grpo_advantage, split_uid
 from verl_atgrpo.environment import Outcome, Score
 from verl_atgrpo.rollout.rows import failed_validation_row, training_rows, validation_rows
-from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation
+from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation, ScriptedTeam
 from verl_atgrpo.trainer.metrics import rollout_metrics, step_metrics, zero_variance_share
 from verl_atgrpo.trainer.mini_batches import spread_padding
 
@@ -96,15 +95,10 @@ def test_tree_groups_are_what_the_estimator_compares() -> None:
     assert len({row.key for row in rows}) == len(rows)
 
 
-def test_agents_whose_names_hold_the_separator_keep_their_own_groups() -> None:
-    with contextlib.suppress(ValueError):  # refusing the names would do as well
-        episode = record(True, 1.0, decision("coder#1", 0, [0.0, 1.0]), decision("coder#2", 0, [10.0, 11.0]))
-        rows = list(training_rows("uid", 0, episode, "tree"))
-        rewards = torch.tensor([[row.reward] for row in rows], dtype=torch.float64)
-        uids = np.array([row.group for row in rows], dtype=object)
-        advantages, _ = at_grpo_advantage(rewards, torch.ones_like(rewards), None, uids)
-        half = 0.5**0.5
-        assert advantages.flatten().tolist() == pytest.approx([-half, half, -half, half], abs=1e-5)
+@pytest.mark.parametrize("name", ["coder#1", "a b", "1st", "close", "decisions"])
+def test_agent_names_that_would_merge_groups_or_hide_attributes_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="agent name"):
+        ScriptedTeam({name: lambda prompt, index: "R"})
 
 
 def test_keys_split_as_verl_splits_them() -> None:

@@ -47,10 +47,10 @@ def test_every_recipe_passes_the_checks(compose: Any, recipe: str) -> None:
         ("+at_grpo.environment.sizes=5", "at_grpo.environment.sizes", "size"),
         ("at_grpo.environment.size=1", "at_grpo.environment.size=1", "at least 2"),
         ("+at_grpo.agents.critic=shared", "at_grpo.agents.critic", "planner"),
-        ("at_grpo.agents={planner:shared}", "'tool_user'", "all: shared"),
-        ("at_grpo.agents={all:other}", "at_grpo.agents.tool_user='other'", "shared"),
+        ("~at_grpo.agents +at_grpo.agents={planner:shared}", "'tool_user'", "all: shared"),
+        ("at_grpo.agents.all=other", "at_grpo.agents.tool_user='other'", "shared"),
         ("at_grpo.estimator=gpro", "at_grpo.estimator", "mas_grpo"),
-        ("at_grpo.estimator={preset:at_grpo,epsilon:1}", "epsilon", "eps"),
+        ("~at_grpo.estimator +at_grpo.estimator={preset:at_grpo,epsilon:1}", "epsilon", "eps"),
         ("at_grpo.estimator=mas_grpo", "at_grpo.estimator", "scheme: parallel"),
         ("+at_grpo.candidate=8", "at_grpo.candidate ", "candidates"),
         ("at_grpo.candidates=1", "at_grpo.candidates=1", "at least 2"),
@@ -77,10 +77,9 @@ def test_every_recipe_passes_the_checks(compose: Any, recipe: str) -> None:
     ],
 )
 def test_refused_with_one_line(compose: Any, override: str, key: str, remedy: str) -> None:
+    quick = (item for item in QUICK if item.partition("=")[0] not in override)
     with pytest.raises(ConfigError) as caught:
-        check_run(
-            compose("plan_path_cpu", *(item for item in QUICK if item.partition("=")[0] not in override), override)
-        )
+        check_run(compose("plan_path_cpu", *quick, *override.split()))
     message = str(caught.value)
     assert key in message
     assert remedy in message
@@ -95,7 +94,7 @@ def test_options_without_effect_in_the_parallel_scheme_are_refused(compose: Any)
 
 def test_overlap_of_validation_and_training_is_refused_unless_accepted(compose: Any) -> None:
     name = f"{__name__}:Overlapping"
-    overrides = (f"at_grpo.environment={{name:'{name}'}}", *QUICK)
+    overrides = ("~at_grpo.environment", f"+at_grpo.environment={{name:'{name}'}}", *QUICK)
     with pytest.raises(ConfigError, match=r"validation task 0 is also training task 0.*allow_overlap"):
         check_run(compose("plan_path_cpu", *overrides))
     check_run(compose("plan_path_cpu", *overrides, "+at_grpo.allow_overlap=true"))

@@ -30,7 +30,7 @@ def test_contents(wheel: Path) -> None:
     for wanted in (
         "verl_atgrpo/environments/plan_path.py",
         "verl_atgrpo/recipes/plan_path_cpu.yaml",
-        "verl_atgrpo/recipes/at_grpo/cpu.yaml",
+        "verl_atgrpo/recipes/team/cpu.yaml",
         "verl_atgrpo/recipes/plan_path_qwen3_1p7b.yaml",
         "verl_atgrpo/py.typed",
         "hydra_plugins/verl_atgrpo/__init__.py",

@@ -78,6 +78,9 @@ SYMBOLS = (
     Symbol("verl.experimental.agent_loop.agent_loop", "AgentLoopWorker._compute_position_ids"),
     Symbol("verl.experimental.agent_loop.agent_loop", "AgentLoopOutput.as_dict"),
     Symbol("verl.workers.rollout.llm_server", "LLMServerClient.generate", ("request_id",)),
+    Symbol("verl.workers.rollout.llm_server", "LLMServerClient._acquire_server", ("request_id",)),
+    Symbol("verl.workers.rollout.llm_server", "LLMServerClient._release_server", ("server_id", "request_id")),
+    Symbol("verl.workers.rollout.llm_server", "LLMServerManager.get_client", ("client_cls",)),
 )
 CPU_SYMBOLS = (
     Symbol("verl.plugin.platform", "PlatformRegistry.register"),

@@ -10,12 +10,12 @@ import sys
 import traceback
 from types import ModuleType
 
-from verl_atgrpo import compat, platform_choice
-from verl_atgrpo.import_hooks import when_imported
-
 
 def register() -> None:
     """Registers the estimator, the trainer, the configuration check and, without an accelerator, CPU mode."""
+    from verl_atgrpo import platform_choice
+    from verl_atgrpo.import_hooks import when_imported
+
     when_imported("verl.trainer.ppo.core_algos", _register_estimator)
     when_imported("verl.trainer.ppo.v1", _register_trainer)
     when_imported("verl.utils.config", _check_configurations)
@@ -26,9 +26,9 @@ def register() -> None:
 
 
 def _register_estimator(core_algos: ModuleType) -> None:
-    from verl_atgrpo.advantage import at_grpo_advantage
+    from verl_atgrpo import advantage
 
-    core_algos.register_adv_est("at_grpo")(at_grpo_advantage)
+    core_algos.register_adv_est("at_grpo")(advantage.at_grpo_advantage)
 
 
 def _register_trainer(_: ModuleType) -> None:
@@ -36,14 +36,16 @@ def _register_trainer(_: ModuleType) -> None:
 
 
 def _check_configurations(config_module: ModuleType) -> None:
+    from verl_atgrpo.compat import call_after
     from verl_atgrpo.run_check import check_run_or_exit
 
-    compat.call_after(config_module, "validate_config", check_run_or_exit)
+    call_after(config_module, "validate_config", check_run_or_exit)
 
 
 try:
     register()
 except Exception:
-    # verl logs a plugin's exception at DEBUG level only, and would go on without the plugin.
+    # verl logs a plugin's exception at DEBUG level only, and would go on without the plugin. Every import
+    # of ours is inside, so that none of them can fail unheard.
     sys.stderr.write(f"verl-atgrpo: the plugin could not be loaded:\n{traceback.format_exc()}")
     raise

@@ -177,7 +177,13 @@ class Team:
             scheme: `tree` draws K candidates a decision; `parallel` and `evaluate` draw one.
             episode_id: unique among the episodes of a step; decision ids derive from it.
             seed: every draw of the episode derives from it; None leaves sampling to the policy.
+
+        Raises:
+            ValueError: an agent's name is no identifier or is an attribute of every team.
         """
+        for name in agents:
+            if not name.isidentifier() or hasattr(Team, name) or name in ("decisions", "generated_tokens"):
+                raise ValueError(f"agent name {name!r}: use an identifier other than the attributes of Team")
         self._agents = {name: Agent(self, name) for name in agents}
         self._policy_of = dict(agents)
         self._policies = policies
@@ -185,8 +191,8 @@ class Team:
         self._draws = options.candidates if scheme == "tree" else 1
         self._episode_id = episode_id
         self._seed = seed
-        self._rng = random.Random(stable_hash(seed, "selection"))
         self._turns = dict.fromkeys(agents, 0)
+        self._closed = False
         self._active: set[asyncio.Task[object]] = set()
         self.decisions: list[Decision] = []
         self.generated_tokens = 0
@@ -202,6 +208,8 @@ class Team:
         return getattr(self, name)  # type: ignore[no-any-return]
 
     async def _decide(self, agent: str, prompt: Prompt, score: ScoreFunction | None) -> Candidate:
+        if self._closed:
+            raise asyncio.CancelledError("the episode has ended")
         running = asyncio.current_task()
         assert running is not None  # a coroutine that runs is run by a task
         self._active.add(running)
@@ -210,8 +218,9 @@ class Team:
         finally:
             self._active.discard(running)
 
-    async def cancel(self) -> None:
-        """Ends decisions still in flight: agents that ran beside the one whose candidate failed."""
+    async def close(self) -> None:
+        """Ends decisions still in flight and refuses new ones: the episode is over, or has failed."""
+        self._closed = True
         tasks = self._active - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
@@ -229,7 +238,9 @@ class Team:
         )
         rewards = [candidate.reward for candidate in drawn]
         options = self._options
-        committed = select(rewards, options.selection, self._rng, options.softmax_temperature)
+        # By decision, not by episode: agents that act at once finish in any order.
+        rng = random.Random(stable_hash(self._seed, "selection", agent, turn))
+        committed = select(rewards, options.selection, rng, options.softmax_temperature)
         self.decisions.append(Decision(agent, turn, policy_name, prompt_ids, tuple(drawn), committed))
         return drawn[committed]
 
@@ -280,7 +291,7 @@ async def play(environment: Environment, task: object, team: Team) -> EpisodeRec
     try:
         outcome = await environment.run(task, team)
     finally:
-        await team.cancel()
+        await team.close()
     return EpisodeRecord(team.decisions, outcome)
 
 

@@ -19,8 +19,8 @@ class LocalPolicy:
     """Samples at temperature 1 from a model in this process."""
 
     def __init__(self, model: Any, tokenizer: Any, max_response_length: int, seed: int = 0) -> None:
-        self._model = model
-        self._tokenizer = tokenizer
+        self.model = model
+        self.tokenizer = tokenizer
         self._max_response_length = max_response_length
         self._seed = seed
         self._waiting: list[tuple[list[int], asyncio.Future[Generation]]] = []
@@ -28,7 +28,7 @@ class LocalPolicy:
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Applies the chat template."""
-        ids: list[int] = self._tokenizer.apply_chat_template(
+        ids: list[int] = self.tokenizer.apply_chat_template(
             [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=False
         )
         return ids
@@ -54,13 +54,13 @@ class LocalPolicy:
     def _sample(self, prompts: Sequence[list[int]]) -> list[Generation]:
         torch.manual_seed(stable_hash(self._seed, len(prompts), prompts[0]) % 2**31)
         width = max(map(len, prompts))
-        pad, end = self._tokenizer.pad_token_id, self._tokenizer.eos_token_id
+        pad, end = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
         input_ids = torch.full((len(prompts), width), pad)
         attention_mask = torch.zeros_like(input_ids)
         for row, prompt in enumerate(prompts):
             input_ids[row, width - len(prompt) :] = torch.tensor(prompt)
             attention_mask[row, width - len(prompt) :] = 1
-        output = self._model.generate(
+        output = self.model.generate(
             input_ids=input_ids,
             attention_mask=attention_mask,
             max_new_tokens=self._max_response_length,
@@ -74,7 +74,7 @@ class LocalPolicy:
         generations = []
         for row in output[:, width:].tolist():
             tokens = row[: row.index(end) + 1] if end in row else row
-            text = self._tokenizer.decode(tokens, skip_special_tokens=True)
+            text = self.tokenizer.decode(tokens, skip_special_tokens=True)
             generations.append(Generation(tokens, [], text, truncated=end not in row))
         return generations
 

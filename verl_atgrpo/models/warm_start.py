@@ -30,22 +30,26 @@ logger = logging.getLogger(__name__)
 class WarmStart:
     """Everything the starting model follows from; two equal ones give the same weights."""
 
-    size: int = 5
+    size: int = 4
     wall_density: float = 0.2
     max_turns: int = 4
-    max_moves: int = 12
+    max_moves: int = 8
     seed: int = 0
     hidden: int = 64
     layers: int = 3
     tied: bool = True
-    clean_steps: int = 900
+    clean_steps: int = 1100
     """Optimizer steps on right answers."""
-    noisy_steps: int = 250
+    noisy_steps: int = 100
     """Optimizer steps on answers with mistakes, after the clean ones."""
-    noise: float = 0.35
+    noise: float = 0.7
     """Chance that a move of a noisy answer is replaced by a random one."""
     batch_size: int = 64
     learning_rate: float = 6e-3
+    noisy_learning_rate: float = 3e-4
+    """Small: the mistakes shall make the policy unsure, not take away what it understood of grids."""
+    weight_decay: float = 0.02
+    """Keeps the weights small, and with them the rounding differences between server and actor."""
 
     def environment(self) -> PlanPath:
         """Returns the environment whose answers are taught."""
@@ -93,20 +97,23 @@ def _batch(examples: list[tuple[list[int], list[int]]], pad: int) -> tuple[torch
     return input_ids, labels, attention_mask
 
 
-def train(settings: WarmStart, progress: Callable[[int, float], None] | None = None) -> tuple[Any, Any]:
-    """Returns (model, tokenizer) after supervised training; the same settings give the same weights."""
-    env, tokenizer = settings.environment(), build_tokenizer()
-    model = build_model(tokenizer, settings.seed, settings.hidden, settings.layers, settings.tied)
-    policy = LocalPolicy(model, tokenizer, settings.max_moves + 2)
-    rng = random.Random(stable_hash("warm start", settings.seed))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.1, betas=(0.9, 0.95))
-    total = settings.clean_steps + settings.noisy_steps
-    model.train()
-    for step in range(total):
-        rate = settings.learning_rate * min(1.0, (step + 1) / 30) * max(0.05, 1 - step / total)
+def _fit(
+    settings: WarmStart,
+    env: PlanPath,
+    policy: LocalPolicy,
+    rng: random.Random,
+    steps: int,
+    learning_rate: float,
+    noise: float,
+    progress: Callable[[int, float], None] | None,
+) -> None:
+    tokenizer, model = policy.tokenizer, policy.model
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=learning_rate, weight_decay=settings.weight_decay, betas=(0.9, 0.95)
+    )
+    for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = rate
-        noise = settings.noise if step >= settings.clean_steps else 0.0
+            group["lr"] = learning_rate * min(1.0, (step + 1) / 30) * max(0.05, 1 - step / steps)
         examples = []
         for _ in range(settings.batch_size):
             messages, answer = demonstration(env, rng, noise)
@@ -114,12 +121,23 @@ def train(settings: WarmStart, progress: Callable[[int, float], None] | None = N
             examples.append((policy.encode(messages), ids))
         input_ids, labels, attention_mask = _batch(examples, tokenizer.pad_token_id)
         loss = model(input_ids=input_ids, attention_mask=attention_mask, labels=labels).loss
+        model.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        optimizer.zero_grad()
         if progress is not None:
             progress(step + 1, float(loss.detach()))
+
+
+def train(settings: WarmStart, progress: Callable[[int, float], None] | None = None) -> tuple[Any, Any]:
+    """Returns (model, tokenizer) after supervised training; the same settings give the same weights."""
+    env, tokenizer = settings.environment(), build_tokenizer()
+    model = build_model(tokenizer, settings.seed, settings.hidden, settings.layers, settings.tied)
+    policy = LocalPolicy(model, tokenizer, settings.max_moves + 2)
+    rng = random.Random(stable_hash("warm start", settings.seed))
+    model.train()
+    _fit(settings, env, policy, rng, settings.clean_steps, settings.learning_rate, 0.0, progress)
+    _fit(settings, env, policy, rng, settings.noisy_steps, settings.noisy_learning_rate, settings.noise, progress)
     model.eval()
     return model, tokenizer
 

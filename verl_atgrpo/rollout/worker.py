@@ -44,6 +44,8 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         self._settings = AtGrpoConfig.from_config(self.config)
         self._environment = self._settings.make_environment()
         self._policy_of = self._settings.policies_of(self._environment)
+        # The text is decoded here, once and as a whole; vLLM need not do it token by token.
+        self._engine_params = {"detokenize": False} if self.rollout_config.name == "vllm" else {}
         self._report = WorkerReport()
 
     def drain_report(self) -> WorkerReport:
@@ -95,7 +97,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             client=self.llm_client,
             tokenizer=self.tokenizer,
             chat_template_kwargs=dict(self.config.data.get("apply_chat_template_kwargs") or {}),
-            sampling_params=sampling_params,
+            sampling_params={**sampling_params, **self._engine_params},
             max_prompt_length=int(self.config.data.max_prompt_length),
             max_response_length=int(self.config.data.max_response_length),
             request_timeout=self._settings.request_timeout,

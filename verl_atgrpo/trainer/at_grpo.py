@@ -15,6 +15,7 @@ from verl.utils.py_functional import rename_dict
 
 from verl_atgrpo import compat, platform_choice
 from verl_atgrpo.config import SECTION, AtGrpoConfig
+from verl_atgrpo.rollout.client import DecisionClient
 from verl_atgrpo.run_check import MODE, check_run
 from verl_atgrpo.trainer.metrics import rollout_metrics, step_metrics
 from verl_atgrpo.trainer.mini_batches import spread_padding
@@ -64,6 +65,11 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
         assert mode == MODE, mode
 
     # ------------------------------------------------------------ episodes
+
+    def get_llm_client(self) -> DecisionClient:
+        """Returns the client that rollout workers draw candidates with."""
+        client: DecisionClient = self.llm_server_manager.get_client(client_cls=DecisionClient)
+        return client
 
     def prepare_step(self) -> dict[str, Any]:
         """Hands a step's tasks to the rollout."""

@@ -10,6 +10,8 @@ shows the current position, not the start.
 from __future__ import annotations
 
 import ast
+import asyncio
+import functools
 import random
 import re
 from collections import deque
@@ -24,6 +26,8 @@ from verl_atgrpo.team import Agent, Team
 Cell = tuple[int, int]
 """(row, column), from the top left."""
 MOVES: dict[str, Cell] = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
+_MOST_DRAWS = 2000
+"""Draws without a fitting grid after which the options are at fault; one in eight fits a split."""
 VALIDATION_SHARE = 8
 """One grid in this many belongs to validation: membership follows from the grid itself."""
 _FULL_ANSWER = re.compile(r"^Moves:[ \t]*([UDLR](?:[ \t,]*[UDLR])*)[ \t.]*$", re.MULTILINE)
@@ -147,7 +151,7 @@ def parse_moves(reply: str, style: Literal["full", "compact"], limit: int) -> st
     """Returns the moves that `reply` gives in the agreed format, or None.
 
     `compact`: nothing but letters. `full`: the last line `Moves: R, D, ...`. A list of more than `limit`
-    moves is not in the format. The prompts' own examples do not parse, so echoing them earns nothing.
+    moves is not in the format. What the prompts say of the format does not parse: echoing it earns nothing.
     """
     if style == "compact":
         moves = reply.strip()
@@ -167,11 +171,13 @@ def parse_printed(output: str, limit: int) -> str | None:
     if not lines:
         return None
     line = lines[-1]
+    if len(line) > 8 * limit + 2:  # quotes, commas and spaces included: too many moves, and long to parse
+        return None
     if line.startswith(("[", "(")):
         try:
             listed = ast.literal_eval(line)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            return None
+        except (ValueError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError):
+            return None  # everything that literal_eval raises for text that is no literal
         if not isinstance(listed, list | tuple) or not all(isinstance(item, str) and item in MOVES for item in listed):
             return None
         moves = "".join(listed)
@@ -224,12 +230,20 @@ class PlanPathBase(Environment):
         Raises:
             EnvironmentConfigError: a value that does not make sense.
         """
-        for name, value, low in (("size", size, 2), ("max_turns", max_turns, 1), ("max_moves", max_moves, 1)):
-            if value < low:
-                raise EnvironmentConfigError(f"at_grpo.environment.{name}={value}: at least {low}")
-        if not 0.0 <= wall_density <= 0.6:
-            raise EnvironmentConfigError(f"at_grpo.environment.wall_density={wall_density}: between 0 and 0.6")
-        if not 1 <= min_distance <= size:
+        for name, value, low in (
+            ("size", size, 2),
+            ("min_distance", min_distance, 1),
+            ("max_turns", max_turns, 1),
+            ("max_moves", max_moves, 1),
+            ("few_shot", few_shot, 0),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise EnvironmentConfigError(f"at_grpo.environment.{name}={value!r}: a whole number, at least {low}")
+        if isinstance(wall_density, bool) or not isinstance(wall_density, int | float) or not 0 <= wall_density <= 0.6:
+            raise EnvironmentConfigError(
+                f"at_grpo.environment.wall_density={wall_density!r}: a number between 0 and 0.6"
+            )
+        if min_distance > size:
             raise EnvironmentConfigError(f"at_grpo.environment.min_distance={min_distance}: between 1 and size={size}")
         if tool not in ("python", "moves"):
             raise EnvironmentConfigError(f"at_grpo.environment.tool={tool!r}: use python or moves")
@@ -252,15 +266,16 @@ class PlanPathBase(Environment):
     def task(self, split: Split, index: int) -> PlanPathTask:
         """Returns grid `index` of `split`; splits are disjoint because the grid decides its own split."""
         rng = random.Random(stable_hash("plan_path", self.seed, split, index))
-        while True:
+        for _ in range(_MOST_DRAWS):
             task = self._draw_task(rng)
             validation = stable_hash(self.fingerprint(task)) % VALIDATION_SHARE == 0
             if validation == (split == "val"):
                 return task
+        raise self._too_few_grids(f"the split {split!r}")
 
     def _draw_task(self, rng: random.Random) -> PlanPathTask:
         cells = [(row, column) for row in range(self.size_) for column in range(self.size_)]
-        while True:
+        for _ in range(_MOST_DRAWS):
             walls = frozenset(cell for cell in cells if rng.random() < self.wall_density)
             free = [cell for cell in cells if cell not in walls]
             if len(free) < 2:
@@ -269,6 +284,13 @@ class PlanPathBase(Environment):
             task = PlanPathTask(self.size_, walls, start, goal)
             if task.distance.get(start, 0) >= self.min_distance:
                 return task
+        raise self._too_few_grids("any split")
+
+    def _too_few_grids(self, where: str) -> EnvironmentConfigError:
+        return EnvironmentConfigError(
+            f"at_grpo.environment.size={self.size_}, wall_density={self.wall_density}, min_distance="
+            f"{self.min_distance}: hardly any grid fits {where}; use a larger size or a smaller min_distance"
+        )
 
     def fingerprint(self, task: PlanPathTask) -> str:
         """Returns the drawn grid."""
@@ -288,6 +310,10 @@ class PlanPathBase(Environment):
         walked = walk(state, moves)
         local = 0.1 + 0.1 * walked.legal + 0.8 * walked.on_shortest_path
         return Score(team=team_reward(state, walked.end), local=local)
+
+    def score_reply(self, state: State, reply: str) -> Score:
+        """Scores an answer that gives moves (see `score_moves`)."""
+        return self.score_moves(state, self.parse(reply))
 
     def parse(self, reply: str) -> str | None:
         """Returns the moves of an answer in this environment's style, or None."""
@@ -351,9 +377,8 @@ class PlanPath(PlanPathBase):
         turns = 0
         while turns < self.max_turns and not state.solved:
             draft = await self._draft(state, drafter)
-            plan = await planner.act(
-                self.plan_prompt(state, draft), score=lambda reply, at=state: self.score_moves(at, self.parse(reply))
-            )
+            score = functools.partial(self.score_reply, state)
+            plan = await planner.act(self.plan_prompt(state, draft), score)
             moves = self.parse(plan.text)
             if moves is not None:
                 state = walk(state, moves).end
@@ -363,13 +388,16 @@ class PlanPath(PlanPathBase):
     async def _draft(self, state: State, tool_user: Agent) -> Draft:
         prompt = self.grid_prompt(state, "draft")
         if self.tool == "moves":
-            reply = await tool_user.act(prompt, score=lambda text: self.score_moves(state, self.parse(text)))
+            reply = await tool_user.act(prompt, functools.partial(self.score_reply, state))
             moves = self.parse(reply.text)
             return Draft(reply.text, moves, None if moves is None else walk(state, moves))
-        ran: dict[str, Draft] = {}
+        runs: dict[str, asyncio.Task[Draft]] = {}
 
         async def score(text: str) -> Score:
-            ran[text] = draft = await self._run_program(state, text)
+            # Equal programs run once: what is scored is then also what the planner is shown.
+            if text not in runs:
+                runs[text] = asyncio.create_task(self._run_program(state, text))
+            draft = await runs[text]
             if draft.moves is None:
                 # Format .1 for a python block, .1 if it ran, .8 only for a well-formed move list.
                 return Score(local=0.1 * (extract_python(text) is not None) + 0.1 * draft.ran)
@@ -377,7 +405,7 @@ class PlanPath(PlanPathBase):
             return Score(team=team_reward(state, draft.walk.end), local=1.0)
 
         reply = await tool_user.act(prompt, score=score)
-        return ran[reply.text]
+        return await runs[reply.text]
 
     async def _run_program(self, state: State, text: str) -> Draft:
         code = extract_python(text)
