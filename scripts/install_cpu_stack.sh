@@ -17,5 +17,5 @@ $pip install --quiet "$torch" 2>/dev/null ||
 constraints=$(mktemp)
 trap 'rm -f "$constraints"' EXIT
 echo "$torch" >"$constraints"
-$pip install --quiet --constraint "$constraints" '.[cpu,smollm2,dev]'
+$pip install --quiet --constraint "$constraints" '.[cpu,dev]'
 $pip uninstall --quiet --yes verl-atgrpo

