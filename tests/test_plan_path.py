@@ -24,6 +24,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from verl_atgrpo import environment
+from verl_atgrpo.environment import EnvironmentConfigError, Score, make, stable_hash
 from verl_atgrpo.environments import plan_path
 from verl_atgrpo.environments.plan_path import (
     Draft,
@@ -35,9 +38,6 @@ from verl_atgrpo.environments.plan_path import (
     team_reward,
     walk,
 )
-
-from verl_atgrpo import environment
-from verl_atgrpo.environment import EnvironmentConfigError, Score, make, stable_hash
 from verl_atgrpo.sandbox import ExecutionResult, Limits, run_python
 from verl_atgrpo.team import Decision, EpisodeRecord, ScriptedTeam, play
 
