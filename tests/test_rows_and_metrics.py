@@ -17,7 +17,7 @@ from verl_atgrpo.advantage import at_grpo_advantage, split_uid
 from verl_atgrpo.environment import Outcome, Score
 from verl_atgrpo.rollout.rows import failed_validation_row, training_rows, validation_rows
 from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation, ScriptedTeam
-from verl_atgrpo.trainer.metrics import rollout_metrics, step_metrics, zero_variance_share
+from verl_atgrpo.trainer.metrics import every_episode_failed, rollout_metrics, step_metrics, zero_variance_share
 from verl_atgrpo.trainer.mini_batches import spread_padding
 
 
@@ -272,3 +272,10 @@ def test_rollout_metrics() -> None:
         "rollout/failed/empty": 1,
     }
     assert set(rollout_metrics({}).values()) == {0.0}
+
+
+def test_a_validation_in_which_every_episode_failed_is_not_a_success_of_zero() -> None:
+    accuracy = {"val-core/plan_path/acc/mean@1": 0.0}
+    assert every_episode_failed({**accuracy, "val-aux/plan_path/failed/mean@1": 1.0})
+    assert not every_episode_failed({**accuracy, "val-aux/plan_path/failed/mean@1": 0.5})
+    assert not every_episode_failed(accuracy)

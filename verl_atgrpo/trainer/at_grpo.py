@@ -17,7 +17,7 @@ from verl_atgrpo import compat, platform_choice
 from verl_atgrpo.config import SECTION, AtGrpoConfig
 from verl_atgrpo.rollout.client import DecisionClient
 from verl_atgrpo.run_check import MODE, check_run
-from verl_atgrpo.trainer.metrics import rollout_metrics, step_metrics
+from verl_atgrpo.trainer.metrics import every_episode_failed, rollout_metrics, step_metrics
 from verl_atgrpo.trainer.mini_batches import spread_padding
 
 if TYPE_CHECKING:
@@ -104,6 +104,8 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
         finally:
             # A defect leaves verl with an empty batch; its own error would not say why.
             self._collect_report()
+        if every_episode_failed(metrics):
+            raise RuntimeError("every validation episode failed; the rollout workers' log says why")
         return metrics
 
     # ------------------------------------------------------------ optimizer steps

@@ -72,6 +72,12 @@ def step_metrics(rows: Sequence[Tags]) -> dict[str, float]:
     return metrics
 
 
+def every_episode_failed(validation: Mapping[str, float]) -> bool:
+    """Returns whether no validation episode came to an end: the engine is down, or every prompt is too long."""
+    failed = [share for name, share in validation.items() if "/failed/mean@" in name]
+    return bool(failed) and min(failed) == 1.0
+
+
 def rollout_metrics(counts: Mapping[str, int]) -> dict[str, float]:
     """Returns the metrics of what the rollout workers counted in one step."""
     failed = {key: value for key, value in counts.items() if key.startswith("failed/")}
