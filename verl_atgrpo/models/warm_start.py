@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from verl_atgrpo.environment import Message, stable_hash
-from verl_atgrpo.environments.plan_path import MOVES, Draft, PlanPath, PlanPathTask, State, walk
+from verl_atgrpo.environments.plan_path import MOVES, Cell, Draft, PlanPath, State, walk
 from verl_atgrpo.models.local_policy import LocalPolicy, evaluate
 from verl_atgrpo.models.tiny import build_model, build_tokenizer
 
@@ -66,14 +66,13 @@ class WarmStart:
 def demonstration(env: PlanPath, rng: random.Random, noise: float) -> tuple[list[Message], str]:
     """Returns a prompt of either agent and an answer in which each move is wrong with chance `noise`."""
     task = env.task("train", rng.randrange(1 << 40))
-    # Ways around a wall are rare and what is hard: half of the time, look for one.
-    if rng.random() < 0.5:
-        for _ in range(6):
-            if _has_detour(task):
-                break
-            task = env.task("train", rng.randrange(1 << 40))
     cells = [cell for cell in task.distance if cell != task.goal]
-    position = task.start if rng.random() < 0.7 else rng.choice(cells)
+    # Ways around a wall are rare and what is hard: half of the time, start where there is one.
+    detours = [cell for cell in cells if task.distance[cell] > _manhattan(cell, task.goal)]
+    if detours and rng.random() < 0.5:
+        position = rng.choice(detours)
+    else:
+        position = task.start if rng.random() < 0.7 else rng.choice(cells)
     state = State(task, position, task.distance[position])
     best = task.shortest(position, rng)[: env.max_moves]
     if rng.random() < 0.5:
@@ -85,9 +84,8 @@ def demonstration(env: PlanPath, rng: random.Random, noise: float) -> tuple[list
     return env.plan_prompt(state, Draft(drafted, drafted, lead)), spoil(answer, noise, rng)
 
 
-def _has_detour(task: PlanPathTask) -> bool:
-    (row, column), (goal_row, goal_column) = task.start, task.goal
-    return task.distance[task.start] > abs(row - goal_row) + abs(column - goal_column)
+def _manhattan(cell: Cell, goal: Cell) -> int:
+    return abs(cell[0] - goal[0]) + abs(cell[1] - goal[1])
 
 
 def spoil(moves: str, noise: float, rng: random.Random) -> str:
