@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,20 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit) as caught:
         main(["plot", "team", "--out", str(tmp_path / "curve.png")])
     assert caught.value.code == 1
+
+
+def test_progress_shows_the_bar_the_validations_and_trouble_only() -> None:
+    script = Path(__file__).parent.parent / "scripts/show_progress.py"
+    log = (
+        "(TaskRunnerV1 pid=7) UserWarning: megatron is not available: ModuleNotFoundError: no module\n"
+        "(TaskRunnerV1 pid=7) step:10 - actor/loss:0.1 - val-core/plan_path/acc/mean@1:np.float64(0.875) - x:1\n"
+        "(TaskRunnerV1 pid=7) Training Progress:  20%|##   | 12/60 [01:11<00:13, 13.40s/it]\n"
+        "(TaskRunnerV1 pid=7) INFO: worker group kwargs\n"
+        "RuntimeError: the rollout stopped on a defect\n"
+    )
+    shown = subprocess.run([sys.executable, str(script)], input=log, capture_output=True, text=True, check=True).stdout
+    assert "step 10: validation success 87.5%" in shown
+    assert "12/60" in shown
+    assert "RuntimeError: the rollout stopped on a defect" in shown
+    assert "megatron" not in shown
+    assert "kwargs" not in shown
