@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from verl_atgrpo.team import Team
 
 Split = Literal["train", "val"]
-SPLITS: tuple[Split, Split] = ("train", "val")
 Message = Mapping[str, str]
 """One chat message: `{"role": ..., "content": ...}`."""
 

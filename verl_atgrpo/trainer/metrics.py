@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from verl_atgrpo.advantage import inflation_factors
+from verl_atgrpo.advantage import inflation_factors, split_uid
 
 Tags = Mapping[str, Any]
 
@@ -25,7 +25,7 @@ def zero_variance_share(rows: Sequence[Tags]) -> float:
     """Returns the share of comparison groups whose rewards are all equal: they teach nothing."""
     rewards: dict[str, set[float]] = defaultdict(set)
     for tags in rows:
-        rewards[tags["group"].partition("#")[0]].add(tags["reward"])
+        rewards[split_uid(tags["group"])[0]].add(tags["reward"])
     return _mean(len(values) == 1 for values in rewards.values())
 
 
