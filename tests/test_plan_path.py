@@ -28,16 +28,8 @@ from hypothesis import strategies as st
 from verl_atgrpo import environment
 from verl_atgrpo.environment import EnvironmentConfigError, Score, make, stable_hash
 from verl_atgrpo.environments import plan_path
-from verl_atgrpo.environments.plan_path import (
-    Draft,
-    PlanPath,
-    PlanPathTask,
-    State,
-    parse_moves,
-    parse_printed,
-    team_reward,
-    walk,
-)
+from verl_atgrpo.environments.grid import PlanPathTask, State, team_reward, walk
+from verl_atgrpo.environments.plan_path import Draft, PlanPath, parse_moves, parse_printed
 from verl_atgrpo.sandbox import ExecutionResult, Limits, run_python
 from verl_atgrpo.team import Decision, EpisodeRecord, ScriptedTeam, play
 

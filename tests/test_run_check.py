@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import importlib.util
 import re
@@ -12,7 +13,7 @@ import pytest
 pytest.importorskip("verl")
 
 from verl_atgrpo import compat
-from verl_atgrpo.config import ConfigError
+from verl_atgrpo.config import AtGrpoConfig, ConfigError
 from verl_atgrpo.environment import Environment, Outcome, Split
 from verl_atgrpo.run_check import check_run, check_run_or_exit
 
@@ -40,6 +41,15 @@ def test_every_recipe_passes_the_checks(compose: Any, recipe: str) -> None:
     check_run(compose(recipe, "at_grpo.train_tasks=128", "at_grpo.val_tasks=8"))
 
 
+def test_recipes_spell_out_every_key_with_its_default(compose: Any) -> None:
+    section = compose("plan_path_qwen3_1p7b").at_grpo
+    for item in dataclasses.fields(AtGrpoConfig):
+        assert item.name in section, f"at_grpo.{item.name} could not be overridden without a +"
+        if item.name not in ("environment", "train_tasks", "val_tasks"):
+            default = item.default_factory() if callable(item.default_factory) else item.default
+            assert section[item.name] == default, item.name
+
+
 @pytest.mark.parametrize(
     ("override", "key", "remedy"),
     [
@@ -54,9 +64,9 @@ def test_every_recipe_passes_the_checks(compose: Any, recipe: str) -> None:
         ("at_grpo.estimator=mas_grpo", "at_grpo.estimator", "scheme: parallel"),
         ("+at_grpo.candidate=8", "at_grpo.candidate ", "candidates"),
         ("at_grpo.candidates=1", "at_grpo.candidates=1", "at least 2"),
-        ("+at_grpo.scheme=forest", "at_grpo.scheme='forest'", "parallel"),
-        ("+at_grpo.selection=best", "at_grpo.selection='best'", "greedy"),
-        ("+at_grpo.softmax_temperature=2.0", "at_grpo.softmax_temperature", "selection: softmax"),
+        ("at_grpo.scheme=forest", "at_grpo.scheme='forest'", "parallel"),
+        ("at_grpo.selection=best", "at_grpo.selection='best'", "greedy"),
+        ("at_grpo.softmax_temperature=2.0", "at_grpo.softmax_temperature", "selection: softmax"),
         ("at_grpo.val_tasks=0", "at_grpo.val_tasks=0", "above 0"),
         ("at_grpo.train_tasks=4", "at_grpo.train_tasks=4", "data.train_batch_size"),
         ("trainer.v1.trainer_mode=sync", "trainer.v1.trainer_mode=sync", "at_grpo"),
@@ -87,7 +97,7 @@ def test_refused_with_one_line(compose: Any, override: str, key: str, remedy: st
 
 
 def test_options_without_effect_in_the_parallel_scheme_are_refused(compose: Any) -> None:
-    for override, key in (("at_grpo.alpha=0.5", "alpha"), ("+at_grpo.selection=first", "selection")):
+    for override, key in (("at_grpo.alpha=0.5", "alpha"), ("at_grpo.selection=first", "selection")):
         with pytest.raises(ConfigError, match=f"at_grpo.{key}.*no effect with scheme: parallel"):
             check_run(compose("plan_path_cpu_single", *QUICK, override))
 
@@ -97,7 +107,7 @@ def test_overlap_of_validation_and_training_is_refused_unless_accepted(compose: 
     overrides = ("~at_grpo.environment", f"+at_grpo.environment={{name:'{name}'}}", *QUICK)
     with pytest.raises(ConfigError, match=r"validation task 0 is also training task 0.*allow_overlap"):
         check_run(compose("plan_path_cpu", *overrides))
-    check_run(compose("plan_path_cpu", *overrides, "+at_grpo.allow_overlap=true"))
+    check_run(compose("plan_path_cpu", *overrides, "at_grpo.allow_overlap=true"))
 
 
 def test_the_section_is_required(compose: Any) -> None:

@@ -526,6 +526,38 @@ def test_a_branch_between_two_decisions_draws_no_more_once_the_episode_failed() 
     bounded(main())
 
 
+async def _in_a_task_group(team: Team) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(team.left.act("x"))
+        group.create_task(team.right.act("y"))
+
+
+async def _dropping_the_error(team: Team) -> None:
+    with contextlib.suppress(EpisodeFailed):
+        await team.left.act("x")
+
+
+async def _failing_in_turn(team: Team) -> None:
+    reply: Any = None
+    with contextlib.suppress(EpisodeFailed):
+        reply = await team.left.act("x")
+    reply.text.upper()
+
+
+@pytest.mark.parametrize("workflow", [_in_a_task_group, _dropping_the_error, _failing_in_turn])
+def test_a_failed_candidate_fails_the_episode_whatever_the_environment_makes_of_it(
+    workflow: Callable[[Team], Awaitable[None]],
+) -> None:
+    if workflow is _in_a_task_group and sys.version_info < (3, 11):
+        pytest.skip("asyncio.TaskGroup came with Python 3.11")
+
+    async def answer(decision_id: str, index: int) -> str:
+        raise EpisodeFailed("engine", "gone")
+
+    with pytest.raises(EpisodeFailed, match="gone"):
+        bounded(play(Play(workflow), 0, team_of(answer, candidates=2)[0]))
+
+
 def test_a_cancelled_episode_leaves_nothing_running() -> None:
     async def main() -> None:
         before = asyncio.all_tasks()

@@ -182,7 +182,7 @@ class Team:
             ValueError: an agent's name is no identifier or is an attribute of every team.
         """
         for name in agents:
-            if not name.isidentifier() or hasattr(Team, name) or name in ("decisions", "generated_tokens"):
+            if not name.isidentifier() or hasattr(Team, name) or name in ("decisions", "failure", "generated_tokens"):
                 raise ValueError(f"agent name {name!r}: use an identifier other than the attributes of Team")
         self._agents = {name: Agent(self, name) for name in agents}
         self._policy_of = dict(agents)
@@ -196,6 +196,8 @@ class Team:
         self._active: set[asyncio.Task[object]] = set()
         self.decisions: list[Decision] = []
         self.generated_tokens = 0
+        self.failure: EpisodeFailed | None = None
+        """The first candidate that could not be had: the episode has failed, whatever becomes of it."""
 
     def __getattr__(self, name: str) -> Agent:
         try:
@@ -215,6 +217,9 @@ class Team:
         self._active.add(running)
         try:
             return await self._draw_and_commit(agent, prompt, score)
+        except EpisodeFailed as failure:
+            self.failure = self.failure or failure
+            raise
         finally:
             self._active.discard(running)
 
@@ -286,12 +291,19 @@ async def _gather(awaitables: Sequence[Awaitable[Candidate]]) -> list[Candidate]
 async def play(environment: Environment, task: object, team: Team) -> EpisodeRecord:
     """Runs one episode and returns its outcome with every decision taken.
 
-    Raises EpisodeFailed if a candidate could not be had.
+    Raises EpisodeFailed if a candidate could not be had, whatever the environment made of that: a task
+    group wraps the exception into another, a careless handler drops it, and the episode has failed still.
     """
     try:
         outcome = await environment.run(task, team)
+    except Exception as error:
+        if team.failure is None or error is team.failure:
+            raise
+        raise team.failure from error
     finally:
         await team.close()
+    if team.failure is not None:
+        raise team.failure
     return EpisodeRecord(team.decisions, outcome)
 
 
