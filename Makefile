@@ -1,5 +1,6 @@
 # make train: trains the team of recipes/plan_path_cpu.yaml on this machine's CPU.
 # make test:  runs the tests.  Both install what they need into .venv, once.
+# make results: the README's comparison, three seeds (about an hour).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 MODEL := runs/models/plan_path_tiny
 COMMAND = $(BIN)/python -m verl.trainer.main_ppo --config-name=$(RECIPE) trainer.default_local_dir=$(RUN)/checkpoints $(ARGS)
 
-.PHONY: train test test-fast lint model smollm2 clean
+.PHONY: train test test-fast lint model smollm2 results clean
 
 $(VENV)/cpu-stack: scripts/install_cpu_stack.sh pyproject.toml
 	PYTHON=$(PYTHON) bash scripts/install_cpu_stack.sh $(VENV)
@@ -45,6 +46,9 @@ $(RUN)/done: | $(VENV)/package $(MODEL)/warm_start.json
 	VERL_FILE_LOGGER_PATH=$(RUN)/metrics/$$(date +%s).jsonl $(COMMAND) 2>&1 \
 		| tee -a $(RUN)/train.log | $(BIN)/python scripts/show_progress.py
 	@touch $@
+
+results: $(VENV)/package
+	BIN=$(BIN) bash scripts/results.sh
 
 test: lint
 	$(BIN)/python -m pytest $(ARGS)
