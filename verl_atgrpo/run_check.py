@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_atgrpo import compat, platform_choice
 from verl_atgrpo.config import SECTION, AtGrpoConfig, ConfigError, check_disjoint
+from verl_atgrpo.policy_config import SHARED, PolicyConfigError, expand, job_of
 
 MODE = "at_grpo"
 ESTIMATOR = "at_grpo"
@@ -18,7 +19,9 @@ def check_run_or_exit(config: DictConfig, **_: Any) -> None:
     """Ends the program with one line if the checks refuse the configuration."""
     try:
         check_run(config)
-        check_model(config)
+        if OmegaConf.select(config, "trainer.v1.trainer_mode") == MODE:
+            expand_policies(config)
+            check_models(config)
     except (ConfigError, compat.CompatError) as error:
         raise SystemExit(f"verl-atgrpo: {error}") from None
 
@@ -46,29 +49,45 @@ def check_run(config: DictConfig) -> None:
         _check_plain_job(config)
 
 
-def check_model(config: DictConfig) -> None:
+def expand_policies(config: DictConfig) -> None:
+    """Writes every policy's own `actor_rollout_ref` into a job that names several; raises ConfigError."""
+    settings = AtGrpoConfig.from_config(config)
+    if settings.policies:
+        try:
+            expand(config, settings.policy_settings())
+        except PolicyConfigError as error:
+            raise ConfigError(str(error)) from error
+
+
+def check_models(config: DictConfig) -> None:
     """Raises ConfigError if a job in CPU mode names a model that is not there or whose vocabulary is padded.
 
     verl masks logits beyond the tokenizer's length in vLLM but not in the actor, so with a padded
     vocabulary the two disagree on every token. Trained models give those logits next to nothing; the small,
     freshly made ones of CPU mode do not.
     """
-    if not platform_choice.wants_cpu() or OmegaConf.select(config, "trainer.v1.trainer_mode") != MODE:
+    if not platform_choice.wants_cpu():
         return
-    path = str(config.actor_rollout_ref.model.path)
+    policies = AtGrpoConfig.from_config(config).policies
+    for name in policies or {SHARED: None}:
+        key = f"{SECTION}.policies.{name}.model.path" if policies else "actor_rollout_ref.model.path"
+        _check_model(key, str(job_of(config, name).actor_rollout_ref.model.path))
+
+
+def _check_model(key: str, path: str) -> None:
     if not os.path.isfile(os.path.join(path, "config.json")):
-        raise ConfigError(
-            f"actor_rollout_ref.model.path={path}: there is no model; make one with verl-atgrpo make-model {path}"
-        )
+        raise ConfigError(f"{key}={path}: there is no model; make one with verl-atgrpo make-model {path}")
     from transformers import AutoConfig, AutoTokenizer
 
     logits = AutoConfig.from_pretrained(path).get_text_config().vocab_size
-    tokens = len(AutoTokenizer.from_pretrained(path))
-    if logits != tokens:
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    if logits != len(tokenizer):
         raise ConfigError(
-            f"actor_rollout_ref.model.path={path}: the model has {logits} logits, its tokenizer {tokens} tokens; "
+            f"{key}={path}: the model has {logits} logits, its tokenizer {len(tokenizer)} tokens; "
             "resize the model's embeddings to the tokenizer"
         )
+    if not tokenizer.chat_template:
+        raise ConfigError(f"{key}={path}: the tokenizer has no chat template; a team's prompts are chats")
 
 
 def _check_plain_job(config: DictConfig) -> None:
@@ -116,6 +135,13 @@ def _check_team_job(config: DictConfig) -> None:
         raise ConfigError("distillation.enabled=true is not supported with trainer_mode=at_grpo: set it to false")
     if config.reward.reward_model.enable:
         raise ConfigError("reward.reward_model.enable=true has no effect: the environment scores, set it to false")
+    for key, neutral, why in (
+        ("critic.enable", False, "a group estimator has no critic"),
+        ("trainer.critic_warmup", 0, "a group estimator has no critic"),
+        ("actor_rollout_ref.actor.checkpoint.async_save", False, "a step is complete only once all of it is saved"),
+    ):
+        if (OmegaConf.select(config, key) or neutral) != neutral:
+            raise ConfigError(f"{key}={OmegaConf.select(config, key)}: {why}, set it to {str(neutral).lower()}")
     if actor.shuffle:
         raise ConfigError(
             "actor_rollout_ref.actor.shuffle=true has no effect: the trainer shuffles rows over mini-batches itself, "
@@ -131,7 +157,8 @@ def _check_team_job(config: DictConfig) -> None:
             "actor_rollout_ref.actor.use_dynamic_bsz=false: the number of rows varies between steps, set it to true"
         )
     environment = settings.make_environment()
-    settings.policies_of(environment)
+    settings.validation_policies_of(environment)
+    settings.check_devices(config.trainer.n_gpus_per_node)
     if settings.split_size(environment, "train") < data.train_batch_size:
         raise ConfigError(
             f"{SECTION}.train_tasks={settings.train_tasks}: less than data.train_batch_size={data.train_batch_size}"

@@ -9,6 +9,15 @@ from typing import Any
 import ray
 from verl.workers.rollout.llm_server import LLMServerClient
 
+
+@dataclass(frozen=True)
+class TeamClient:
+    """The clients of all policies, as one thing for verl to hand to the rollout workers."""
+
+    clients: dict[str, DecisionClient]
+    """Policy name -> client."""
+
+
 Server = tuple[str, ray.actor.ActorHandle]
 
 

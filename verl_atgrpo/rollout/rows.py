@@ -71,6 +71,13 @@ def validation_rows(uid: str, session: int, record: EpisodeRecord) -> Iterator[R
         yield Row(f"{uid}_{session}_{index}", uid, decision.prompt_ids, candidate.generation, reward, tags)
 
 
-def failed_validation_row(uid: str, session: int, token_id: int) -> Row:
+def failed_validation_row(uid: str, session: int, policy: str, token_id: int) -> Row:
     """Returns the row that stands for a validation episode that failed: no text, no reward, no success."""
-    return Row(f"{uid}_{session}_0", uid, [token_id], Generation([token_id], [0.0], ""), 0.0, {"failed": True})
+    return Row(
+        f"{uid}_{session}_0",
+        uid,
+        [token_id],
+        Generation([token_id], [0.0], ""),
+        0.0,
+        {"failed": True, "policy": policy},
+    )

@@ -15,10 +15,12 @@ import transfer_queue as tq
 from verl.experimental.agent_loop import AgentLoopOutput
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_atgrpo.config import AtGrpoConfig
 from verl_atgrpo.environment import stable_hash
+from verl_atgrpo.policy_config import job_of
 from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.rollout.rows import Row, failed_validation_row, training_rows, validation_rows
 from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, Team, play
@@ -44,6 +46,11 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         self._settings = AtGrpoConfig.from_config(self.config)
         self._environment = self._settings.make_environment()
         self._policy_of = self._settings.policies_of(self._environment)
+        self._validation_policy_of = self._settings.validation_policies_of(self._environment)
+        self._tokenizers = {
+            name: omega_conf_to_dataclass(job_of(self.config, name).actor_rollout_ref.model).tokenizer
+            for name in self._settings.policy_settings()
+        }
         # The text is decoded here, once and as a whole; vLLM need not do it token by token.
         self._engine_params = {"detokenize": False} if self.rollout_config.name == "vllm" else {}
         self._report = WorkerReport()
@@ -93,18 +100,22 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         # Training draws differ from step to step; validation repeats the same draws, so that its
         # curve shows the policy and not the dice.
         step = "val" if validate else int(prompt["global_steps"])
-        policy = ServedPolicy(
-            client=self.llm_client,
-            tokenizer=self.tokenizer,
-            chat_template_kwargs=dict(self.config.data.get("apply_chat_template_kwargs") or {}),
-            sampling_params={**sampling_params, **self._engine_params},
-            max_prompt_length=int(self.config.data.max_prompt_length),
-            max_response_length=int(self.config.data.max_response_length),
-            request_timeout=self._settings.request_timeout,
-        )
+        policy_of = self._validation_policy_of if validate else self._policy_of
+        policies = {
+            name: ServedPolicy(
+                client=self.llm_client.clients[name],
+                tokenizer=self._tokenizers[name],
+                chat_template_kwargs=dict(self.config.data.get("apply_chat_template_kwargs") or {}),
+                sampling_params={**sampling_params, **self._engine_params},
+                max_prompt_length=int(self.config.data.max_prompt_length),
+                max_response_length=int(self.config.data.max_response_length),
+                request_timeout=self._settings.request_timeout,
+            )
+            for name in set(policy_of.values())
+        }
         team = Team(
-            self._policy_of,
-            dict.fromkeys(self._policy_of.values(), policy),
+            policy_of,
+            policies,
             self._settings.team_options(),
             scheme="evaluate" if validate else "tree" if self._settings.scheme == "tree" else "parallel",
             episode_id=f"{prompt['uid']}.{session}",
@@ -114,7 +125,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             return await play(self._environment, self._environment.task(split, index), team)
         finally:
             if not validate:
-                self._report.counts["candidates"] += policy.requests
+                self._report.counts["candidates"] += sum(policy.requests for policy in policies.values())
                 self._report.counts["tokens"] += team.generated_tokens
 
     async def _write(
@@ -140,7 +151,8 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             if validate:
                 info = {"acc": float(result.outcome.success), "failed": 0.0, **result.outcome.metrics}
         else:
-            rows = [failed_validation_row(uid, session, self.tokenizer.eos_token_id)]
+            policy, tokenizer = next(iter(self._tokenizers.items()))
+            rows = [failed_validation_row(uid, session, policy, tokenizer.eos_token_id)]
             info = {"acc": 0.0, "failed": 1.0}
         keys, fields, tags = [], [], []
         for row in rows:

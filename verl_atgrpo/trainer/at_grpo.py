@@ -1,32 +1,42 @@
-"""verl's synchronous trainer with what a team needs: episodes, fixed optimizer steps, per-agent metrics."""
+"""verl's synchronous trainer with what a team needs: episodes, several policies, per-agent metrics."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
-from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
+from verl.experimental.reward_loop import RewardLoopManager
+from verl.single_controller.ray import RayResourcePool, ResourcePoolManager
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-from verl.utils.metric import reduce_metrics
-from verl.utils.py_functional import rename_dict
+from verl.utils.debug import marked_timer
 
 from verl_atgrpo import compat, platform_choice
 from verl_atgrpo.config import SECTION, AtGrpoConfig
-from verl_atgrpo.rollout.client import DecisionClient
+from verl_atgrpo.policy_config import EXPANDED, PolicySettings, job_of
+from verl_atgrpo.rollout.client import TeamClient
 from verl_atgrpo.run_check import MODE, check_run
-from verl_atgrpo.trainer.metrics import every_episode_failed, rollout_metrics, step_metrics
-from verl_atgrpo.trainer.mini_batches import spread_padding
+from verl_atgrpo.trainer import checkpoints
+from verl_atgrpo.trainer.decoding import TeamTokenizer
+from verl_atgrpo.trainer.metrics import every_episode_failed, policy_metrics, rollout_metrics, step_metrics
+from verl_atgrpo.trainer.policy_unit import PolicyUnit, TeamSync, for_all
 
 if TYPE_CHECKING:
     from verl_atgrpo.rollout.manager import TeamRolloutManager
+
+_POOL = "global_pool"
 
 
 def wire(config: DictConfig) -> None:
     """Sets the keys of verl that follow from the `at_grpo:` section, so that a recipe need not name them."""
     with open_dict(config):
+        if EXPANDED in config:
+            # What verl does once for the job (dataset, displayed text, token counts), it does with the first policy.
+            config.actor_rollout_ref = next(iter(config[EXPANDED].values()))
         config.actor_rollout_ref.rollout.agent.agent_loop_manager_class = (
             "verl_atgrpo.rollout.manager.TeamRolloutManager"
         )
@@ -42,16 +52,16 @@ def wire(config: DictConfig) -> None:
 
 @register_trainer(MODE)
 class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
-    """Trains one shared policy from the episodes of a team."""
+    """Trains a team's policies from its episodes."""
 
     def __init__(self, config: DictConfig) -> None:
         compat.check_symbols(cpu=platform_choice.wants_cpu())
         check_run(config)
         wire(config)
         self.settings = AtGrpoConfig.from_config(config)
-        self._optimizer_steps = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
         self._replaced = 0
         self._counts: Counter[str] = Counter()
+        self._tags: list[dict[str, Any]] = []
         super().__init__(config)
         self.replay_buffer.poll_interval = self.settings.poll_interval
 
@@ -64,12 +74,109 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
     def trainer_mode(self, mode: str) -> None:
         assert mode == MODE, mode
 
+    # ------------------------------------------------------------ policies
+
+    def _setup(self) -> None:
+        """Starts every policy's workers and servers, all on the same devices, and resumes."""
+        self._init_tokenizer()
+        self._init_dataloader()
+        self._init_dump_executor()
+        policies = self.settings.policy_settings()
+        pools = self._make_pools(policies)
+        self.units: list[PolicyUnit] = []
+        replicas = 0
+        for name, settings in policies.items():
+            job = job_of(self.config, name)
+            # verl's own folder where there is one policy, so that its tools find it.
+            folder = "actor" if len(policies) == 1 else f"policies/{name}"
+            unit = PolicyUnit(name, job, folder, settings.trainable, replicas)
+            unit.start(pools[name])
+            replicas += len(unit.servers.get_replicas())
+            self.units.append(unit)
+        self.checkpoint_manager = TeamSync(self.units, self._at_once)
+        self.tokenizer = TeamTokenizer({unit.name: unit.tokenizer for unit in self.units})
+        self.reward_loop_manager = RewardLoopManager(config=self.config, rm_resource_pool=None)
+        self.teacher_model_manager = None
+        self.distillation_config = None
+        # For verl's profiling, which knows one policy.
+        self.actor_rollout_wg = self.ref_policy_wg = self.units[0].actor_rollout_wg
+        self.llm_server_manager = self.units[0].servers
+        self._load_checkpoint()
+
+    @property
+    def _at_once(self) -> bool:
+        return self.settings.placement == "split"
+
+    def _make_pools(self, policies: Mapping[str, PolicySettings]) -> dict[str, RayResourcePool]:
+        """Returns policy -> devices: the same for all, or some of their own for each."""
+        trainer = self.config.trainer
+        own = {name: settings.gpus or trainer.n_gpus_per_node for name, settings in policies.items()}
+        spec = own if self._at_once else {_POOL: trainer.n_gpus_per_node}
+        self.resource_pool_manager = ResourcePoolManager(
+            resource_pool_spec={name: [gpus] * trainer.nnodes for name, gpus in spec.items()},
+            mapping={},
+            max_colocate_count=max(3, len(policies)),
+        )
+        self.resource_pool_manager.create_resource_pool()
+        pools = self.resource_pool_manager.resource_pool_dict
+        return {name: pools[name if self._at_once else _POOL] for name in policies}
+
+    def _init_dataloader(self) -> None:
+        """Hands every policy the length of its schedule, which verl derives from the data."""
+        super()._init_dataloader()
+        steps = self.config.actor_rollout_ref.actor.optim.total_training_steps
+        for policy in self.config.get(EXPANDED, {}).values():
+            with open_dict(policy):
+                policy.actor.optim.total_training_steps = steps
+
+    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
+        """Samples a step's rows and updates every trainable policy on its own."""
+        with marked_timer("gen", timing_raw, color="red"):
+            self.on_sample_begin()
+            batch, off_policy_metrics = self.replay_buffer.sample(
+                global_steps=self.global_steps, partition_id="train", batch_size=sample_batch_size
+            )
+            metrics.update(off_policy_metrics)
+            self.on_sample_end()
+        self._tags = list(batch.tags)
+        parts = {unit.name: self._rows_of(unit, batch) for unit in self.units}
+        by_policy = {name: {"team/rows": float(len(part))} for name, part in parts.items()}
+        timings: dict[str, dict[str, float]] = {name: {} for name in parts}
+
+        def train(unit: PolicyUnit) -> None:
+            name = unit.name
+            parts[name] = unit.train(parts[name], self.global_steps, by_policy[name], timings[name])
+
+        learning = [unit for unit in self.units if unit.trainable and len(parts[unit.name])]
+        for_all(learning, train, self._at_once)
+        metrics.update(policy_metrics(by_policy))
+        total = max if self._at_once else sum
+        for stage in {stage for timing in timings.values() for stage in timing}:
+            timing_raw[stage] = total(timing.get(stage, 0.0) for timing in timings.values())
+        for unit in self.units:
+            if unit not in learning and len(parts[unit.name]):
+                # Nothing is computed from a frozen policy's rows; verl clears only what it gets back.
+                tq.kv_clear(keys=parts[unit.name].keys, partition_id=batch.partition_id)
+        return KVBatchMeta(
+            partition_id=batch.partition_id,
+            keys=[key for unit in learning for key in parts[unit.name].keys],
+            tags=[tags for unit in learning for tags in parts[unit.name].tags],
+        )
+
+    def _rows_of(self, unit: PolicyUnit, batch: KVBatchMeta) -> KVBatchMeta:
+        rows = [index for index, tags in enumerate(batch.tags) if tags["policy"] == unit.name]
+        return KVBatchMeta(
+            partition_id=batch.partition_id,
+            keys=[batch.keys[index] for index in rows],
+            tags=[batch.tags[index] for index in rows],
+            extra_info={"temperature": self.config.actor_rollout_ref.rollout.temperature},
+        )
+
     # ------------------------------------------------------------ episodes
 
-    def get_llm_client(self) -> DecisionClient:
-        """Returns the client that rollout workers draw candidates with."""
-        client: DecisionClient = self.llm_server_manager.get_client(client_cls=DecisionClient)
-        return client
+    def get_llm_client(self) -> TeamClient:
+        """Returns the clients that rollout workers draw candidates with."""
+        return TeamClient({unit.name: unit.client() for unit in self.units})
 
     def prepare_step(self) -> dict[str, Any]:
         """Hands a step's tasks to the rollout."""
@@ -99,55 +206,35 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
 
     def _validate(self) -> dict[str, float]:
         """Returns the team's success on the validation tasks (`val-core/<environment>/acc/mean@n`)."""
+        sample = self.replay_buffer.sample
+
+        def announced(*args: Any, **kwargs: Any) -> Any:
+            batch, metrics = sample(*args, **kwargs)
+            self.tokenizer.expect(batch.tags)
+            return batch, metrics
+
+        self.replay_buffer.sample = announced
         try:
             metrics: dict[str, float] = super()._validate()
         finally:
+            self.replay_buffer.sample = sample
             # A defect leaves verl with an empty batch; its own error would not say why.
             self._collect_report()
         if every_episode_failed(metrics):
             raise RuntimeError("every validation episode failed; the rollout workers' log says why")
         return metrics
 
-    # ------------------------------------------------------------ optimizer steps
+    # ------------------------------------------------------------ checkpoints
 
-    def _get_required_batch_multiple(self, dp_size: int) -> int:
-        """Returns what the number of rows must be a multiple of: every rank and mini-batch gets equally many."""
-        multiple: int = dp_size * self._optimizer_steps
-        return multiple
+    def _save_checkpoint(self) -> None:
+        """Saves all policies as one step: complete, or not there."""
+        checkpoints.save(self.config.trainer, self.units, self.global_steps, self.train_dataloader.state_dict())
 
-    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], **kwargs: Any) -> KVBatchMeta:
-        """Pads, balances tokens over ranks, and spreads rows and padding over mini-batches."""
-        batch = super()._balance_batch(batch, metrics=metrics, **kwargs)
-        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
-        padding = [bool(tags.get("is_padding", False)) for tags in batch.tags]
-        batch.reorder(spread_padding(padding, ranks, self._optimizer_steps, seed=self.global_steps))
-        metrics["team/padding_rows"] = float(sum(padding))
-        return batch
-
-    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Updates the policy in the configured number of optimizer steps, whatever the number of rows."""
-        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
-        real_rows = sum(not tags.get("is_padding", False) for tags in batch.tags)
-        batch.extra_info.update(
-            {
-                "calculate_entropy": actor.calculate_entropy or actor.entropy_coeff != 0.0,
-                "distillation_use_topk": False,
-                "distillation_only": False,
-                # The denominator of sequence-mean losses: real rows only, the same in every mini-batch.
-                "global_batch_size": real_rows / self._optimizer_steps,
-                "mini_batch_size": len(batch) // self._optimizer_steps,
-                "epochs": actor.ppo_epochs,
-                "seed": actor.data_loader_seed,
-                "dataloader_kwargs": {"shuffle": False},
-                "temperature": rollout.temperature,
-            }
-        )
-        output: TensorDict = self.actor_rollout_wg.update_actor(batch)
-        update_metrics = rename_dict(output["metrics"], "actor/")
-        update_metrics["perf/mfu/actor"] = update_metrics.pop("actor/mfu")
-        metrics.update(reduce_metrics(update_metrics))
-        metrics["team/optimizer_steps"] = float(self._optimizer_steps * actor.ppo_epochs)
-        return batch
+    def _load_checkpoint(self) -> None:
+        """Resumes all policies and the order of tasks from the last complete step."""
+        self.global_steps, tasks = checkpoints.load(self.config.trainer, self.units)
+        if tasks is not None:
+            self.train_dataloader.load_state_dict(tasks)
 
     # ------------------------------------------------------------ metrics
 
@@ -156,7 +243,12 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
     ) -> None:
         """Adds the team's metrics to verl's."""
         super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
-        metrics.update(step_metrics([tags for tags in batch.tags if not tags.get("is_padding", False)]))
+        metrics.update(step_metrics(self._tags))
         self._collect_report()
         metrics.update(rollout_metrics(self._counts))
         self._counts.clear()
+
+    def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict[str, float], rollout_data_dir: str) -> None:
+        """Writes the step's rows as text, each decoded with its policy's tokenizer."""
+        self.tokenizer.expect(batch.tags)
+        super()._log_rollout_data(batch, timing_raw, rollout_data_dir)

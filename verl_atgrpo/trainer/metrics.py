@@ -14,6 +14,7 @@ import torch
 from verl_atgrpo.advantage import inflation_factors, split_uid
 
 Tags = Mapping[str, Any]
+_PROBS_DIFF = "training/rollout_probs_diff_max"
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -69,6 +70,25 @@ def step_metrics(rows: Sequence[Tags]) -> dict[str, float]:
     rewards = torch.tensor([tags["reward"] for tags in rows], dtype=torch.float64)
     for agent, factor in inflation_factors(rewards, [tags["agent"] for tags in rows]).items():
         metrics[f"agent/{agent}/inflation_factor"] = factor
+    return metrics
+
+
+def policy_metrics(by_policy: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Returns what the policies' updates reported; under `policy/<name>/` where there are several.
+
+    With one policy, verl's own names stay. `training/rollout_probs_diff_max` is there in any case: the
+    largest over all policies.
+    """
+    if len(by_policy) == 1:
+        return dict(next(iter(by_policy.values())))
+    metrics = {
+        f"policy/{name}/{key.removeprefix('actor/').removeprefix('team/')}": value
+        for name, mine in by_policy.items()
+        for key, value in mine.items()
+    }
+    differences = [mine[_PROBS_DIFF] for mine in by_policy.values() if _PROBS_DIFF in mine]
+    if differences:
+        metrics[_PROBS_DIFF] = max(differences)
     return metrics
 
 

@@ -1,0 +1,99 @@
+"""All policies are saved as one: a step is complete, or it is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+
+from omegaconf import OmegaConf
+
+from verl_atgrpo.trainer import checkpoints
+
+
+class Unit:
+    """A policy whose weights are a number in a file."""
+
+    def __init__(self, name: str, trainable: bool = True, broken: bool = False) -> None:
+        self.name, self.folder, self.trainable, self.broken = name, f"policies/{name}", trainable, broken
+        self.weights = 0
+
+    def save(self, step_folder: str, remote_folder: str | None, global_steps: int) -> None:
+        if self.broken:
+            raise OSError("disk full")
+        folder = Path(step_folder) / self.folder
+        folder.mkdir(parents=True)
+        (folder / "weights").write_text(str(global_steps))
+
+    def load(self, step_folder: str, delete: bool) -> None:
+        self.weights = int((Path(step_folder) / self.folder / "weights").read_text())
+
+
+def trainer(root: Path, **changes: Any) -> Any:
+    return OmegaConf.create(
+        {
+            "default_local_dir": str(root),
+            "default_hdfs_dir": None,
+            "resume_mode": "auto",
+            "resume_from_path": None,
+            "del_local_ckpt_after_load": False,
+            "max_actor_ckpt_to_keep": None,
+            **changes,
+        }
+    )
+
+
+def test_all_policies_resume_from_the_same_step_with_the_same_tasks(tmp_path: Path) -> None:
+    units = [Unit("coder"), Unit("planner")]
+    for step in (1, 2):
+        checkpoints.save(trainer(tmp_path), units, step, {"next": step})
+    resumed = [Unit("coder"), Unit("planner")]
+    assert checkpoints.load(trainer(tmp_path), resumed) == (2, {"next": 2})
+    assert [unit.weights for unit in resumed] == [2, 2]
+
+
+def test_a_step_that_was_not_saved_to_its_end_is_not_resumed_from(tmp_path: Path) -> None:
+    checkpoints.save(trainer(tmp_path, max_actor_ckpt_to_keep=1), [Unit("coder"), Unit("planner")], 1, {})
+    with pytest.raises(OSError, match="disk full"):
+        checkpoints.save(
+            trainer(tmp_path, max_actor_ckpt_to_keep=1), [Unit("coder"), Unit("planner", broken=True)], 2, {}
+        )
+    resumed = [Unit("coder"), Unit("planner")]
+    assert checkpoints.load(trainer(tmp_path), resumed)[0] == 1
+    assert [unit.weights for unit in resumed] == [1, 1]
+
+
+def test_old_steps_go_only_when_the_new_one_is_complete(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        checkpoints.save(trainer(tmp_path, max_actor_ckpt_to_keep=2), [Unit("coder")], step, {})
+    assert sorted(path.name for path in tmp_path.glob("global_step_*")) == ["global_step_2", "global_step_3"]
+
+
+@pytest.mark.parametrize(
+    "others", [[Unit("coder")], [Unit("coder"), Unit("planner"), Unit("judge")], [Unit("coder"), Unit("reviewer")]]
+)
+def test_a_checkpoint_of_other_policies_is_refused(others: list[Unit], tmp_path: Path) -> None:
+    checkpoints.save(trainer(tmp_path), [Unit("coder"), Unit("planner")], 1, {})
+    with pytest.raises(ValueError, match="holds the policies coder, planner, this job trains coder"):
+        checkpoints.load(trainer(tmp_path), others)
+
+
+def test_a_frozen_policy_may_come_and_go(tmp_path: Path) -> None:
+    checkpoints.save(trainer(tmp_path), [Unit("coder"), Unit("judge", trainable=False)], 1, {})
+    assert checkpoints.load(trainer(tmp_path), [Unit("coder")])[0] == 1
+
+
+def test_without_a_checkpoint_training_starts_from_scratch(tmp_path: Path) -> None:
+    assert checkpoints.load(trainer(tmp_path), [Unit("coder")]) == (0, None)
+    checkpoints.save(trainer(tmp_path), [Unit("coder")], 1, {})
+    assert checkpoints.load(trainer(tmp_path, resume_mode="disable"), [Unit("coder")]) == (0, None)
+
+
+def test_a_named_step_is_resumed_from(tmp_path: Path) -> None:
+    for step in (1, 2):
+        checkpoints.save(trainer(tmp_path), [Unit("coder")], step, {})
+    named = trainer(tmp_path, resume_mode="resume_path", resume_from_path=str(tmp_path / "global_step_1"))
+    assert checkpoints.load(named, [Unit("coder")])[0] == 1

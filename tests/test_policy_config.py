@@ -1,0 +1,105 @@
+"""Policies in the recipe: what a block changes, what follows from it, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+
+from verl_atgrpo.config import AtGrpoConfig, ConfigError
+from verl_atgrpo.policy_config import EXPANDED, PolicyConfigError, PolicySettings, expand, job_of
+from verl_atgrpo.run_check import check_run
+
+
+def expanded(compose: Any, *overrides: str) -> Any:
+    config = compose("plan_path_qwen3_1p7b", "+at_grpo.agents.tool_user=coder", *overrides)
+    expand(config, AtGrpoConfig.from_config(config).policy_settings())
+    return config
+
+
+def test_a_block_is_laid_over_the_jobs_section_and_leaves_the_others_alone(compose: Any) -> None:
+    config = expanded(
+        compose,
+        "at_grpo.policies={coder: {model: {path: a}, optim: {lr: 3e-6}}, planner: {actor: {clip_ratio: 0.1}}}",
+    )
+    coder, planner = (job_of(config, name).actor_rollout_ref for name in ("coder", "planner"))
+    assert (coder.model.path, coder.actor.optim.lr, coder.actor.clip_ratio) == ("a", 3e-6, 0.2)
+    assert (planner.model.path, planner.actor.optim.lr, planner.actor.clip_ratio) == ("Qwen/Qwen3-1.7B", 1e-6, 0.1)
+    assert config.actor_rollout_ref.model.path == "Qwen/Qwen3-1.7B"
+
+
+def test_keys_that_verl_derives_follow_the_policys_own(compose: Any) -> None:
+    config = expanded(
+        compose,
+        "at_grpo.policies={coder: {model: {path: a, use_remove_padding: false},"
+        " actor: {ppo_max_token_len_per_gpu: 1234}}, planner: {}}",
+    )
+    coder, planner = (config[EXPANDED][name] for name in ("coder", "planner"))
+    assert coder.rollout.prometheus.served_model_name == "a"
+    assert coder.actor.use_remove_padding is False
+    assert coder.ref.log_prob_max_token_len_per_gpu == 1234
+    assert planner.rollout.prometheus.served_model_name == "Qwen/Qwen3-1.7B"
+    assert planner.actor.use_remove_padding is True
+
+
+def test_an_adapter_is_an_option_of_the_policys_model(compose: Any) -> None:
+    config = expanded(compose, "at_grpo.policies={coder: {lora: {rank: 16, alpha: 32}}, planner: {}}")
+    coder, planner = (config[EXPANDED][name].model for name in ("coder", "planner"))
+    assert (coder.lora_rank, coder.lora_alpha) == (16, 32)
+    assert planner.lora_rank == 0
+
+
+@pytest.mark.parametrize(
+    ("block", "key"),
+    [
+        ({"models": {}}, "at_grpo.policies.coder.models"),
+        ({"model": "a"}, "at_grpo.policies.coder.model='a'"),
+        ({"trainable": "no"}, "at_grpo.policies.coder.trainable='no'"),
+        ({"lora": {"rang": 8}}, "at_grpo.policies.coder.lora.rang"),
+        ({"lora": {"rank": 0}}, "at_grpo.policies.coder.lora.rank=0"),
+        ({"rollout": {"temperature": 0.5}}, "at_grpo.policies.coder.rollout.temperature"),
+        ({"trainable": False, "lora": {"rank": 8}}, "at_grpo.policies.coder.lora"),
+        ({"trainable": False, "optim": {"lr": 1.0}}, "at_grpo.policies.coder.optim"),
+    ],
+)
+def test_a_block_that_cannot_work_is_refused(block: dict[str, Any], key: str) -> None:
+    with pytest.raises(PolicyConfigError) as caught:
+        PolicySettings.from_mapping("coder", block)
+    assert key in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_key_that_verl_does_not_have_is_refused(compose: Any) -> None:
+    with pytest.raises(PolicyConfigError, match=r"at_grpo\.policies\.coder\.model\.pth"):
+        expanded(compose, "at_grpo.policies={coder: {model: {pth: a}}, planner: {}}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("at_grpo.policies={coder: {}}",), r"at_grpo\.agents\.tool_user='shared' is not a policy"),
+        (("at_grpo.agents.all=coder", "at_grpo.policies={coder: {}, judge: {}}"), r"policies\.judge has no agent"),
+        (("at_grpo.agents.all=coder", "at_grpo.policies={coder: {trainable: false}}"), "no trainable policy"),
+        (("at_grpo.val_agents={planner: judge}",), r"at_grpo\.val_agents\.planner='judge' is not a policy"),
+        (("at_grpo.val_agents={judge: shared}",), r"at_grpo\.val_agents\.judge is not an agent"),
+    ],
+)
+def test_agents_and_policies_must_match(compose: Any, overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_run(compose("plan_path_cpu", "at_grpo.train_tasks=64", "at_grpo.val_tasks=8", *overrides))
+
+
+def test_roles_can_be_swapped_in_validation(compose: Any) -> None:
+    config = compose("plan_path_cpu_roles", "at_grpo.val_agents={tool_user: planner, planner: tool_user}")
+    settings = AtGrpoConfig.from_config(config)
+    env = settings.make_environment()
+    assert settings.policies_of(env) == {"tool_user": "tool_user", "planner": "planner"}
+    assert settings.validation_policies_of(env) == {"tool_user": "planner", "planner": "tool_user"}
+
+
+def test_one_role_may_be_filled_otherwise_in_validation(compose: Any) -> None:
+    settings = AtGrpoConfig.from_config(compose("plan_path_cpu_roles", "at_grpo.val_agents={planner: tool_user}"))
+    env = settings.make_environment()
+    assert settings.validation_policies_of(env) == {"tool_user": "tool_user", "planner": "tool_user"}

@@ -1,0 +1,90 @@
+"""Saving and resuming all policies of a team as one: a step is complete, or it is not there."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from omegaconf import DictConfig
+from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path, get_checkpoint_tracker_filename
+
+if TYPE_CHECKING:
+    from verl_atgrpo.trainer.policy_unit import PolicyUnit
+
+logger = logging.getLogger(__name__)
+
+_STEP = "global_step_"
+_TASKS = "data.pt"
+_POLICIES = "policies.json"
+
+
+def save(trainer: DictConfig, units: Sequence[PolicyUnit], global_steps: int, tasks: dict[str, Any]) -> None:
+    """Saves every trainable policy and the order of tasks; names the step complete last, then removes old ones.
+
+    Args:
+        trainer: verl's `trainer` section.
+        units: the policies.
+        global_steps: the step just done.
+        tasks: the state of the training data loader.
+    """
+    root = Path(trainer.default_local_dir)
+    folder = root / f"{_STEP}{global_steps}"
+    remote = trainer.default_hdfs_dir and os.path.join(trainer.default_hdfs_dir, folder.name)
+    for unit in units:
+        unit.save(str(folder), remote, global_steps)
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(tasks, folder / _TASKS)
+    (folder / _POLICIES).write_text(json.dumps(_trainable(units)))
+    tracker = Path(get_checkpoint_tracker_filename(str(root)))
+    written = tracker.with_suffix(".new")
+    written.write_text(str(global_steps))
+    written.replace(tracker)
+    if trainer.get("max_actor_ckpt_to_keep"):
+        _remove_old(root, int(trainer.max_actor_ckpt_to_keep), global_steps)
+
+
+def _trainable(units: Sequence[PolicyUnit]) -> dict[str, str]:
+    return {unit.name: unit.folder for unit in units if unit.trainable}
+
+
+def _remove_old(root: Path, keep: int, global_steps: int) -> None:
+    numbers = [path.name.removeprefix(_STEP) for path in root.glob(f"{_STEP}*")]
+    steps = sorted(int(number) for number in numbers if number.isdigit())
+    for step in [step for step in steps if step <= global_steps][:-keep]:
+        shutil.rmtree(root / f"{_STEP}{step}")
+
+
+def load(trainer: DictConfig, units: Sequence[PolicyUnit]) -> tuple[int, dict[str, Any] | None]:
+    """Loads the checkpoint that `trainer.resume_mode` asks for into the policies.
+
+    Returns (step, state of the training data loader), or (0, None) where training starts from scratch.
+
+    Raises:
+        ValueError: the checkpoint's trainable policies are not this job's.
+    """
+    if trainer.resume_mode == "disable":
+        return 0, None
+    if trainer.resume_mode == "resume_path":
+        found = os.path.abspath(trainer.resume_from_path)
+    else:
+        found = find_latest_ckpt_path(os.path.abspath(trainer.default_local_dir))
+    if found is None:
+        return 0, None
+    folder = Path(found)
+    saved = json.loads((folder / _POLICIES).read_text())
+    if saved != _trainable(units):
+        raise ValueError(
+            f"{folder} holds the policies {', '.join(saved)}, this job trains {', '.join(_trainable(units))}: "
+            "resume with the policies it was saved with, or set trainer.resume_mode=disable"
+        )
+    for unit in units:
+        unit.load(str(folder), bool(trainer.del_local_ckpt_after_load))
+    tasks: dict[str, Any] = torch.load(folder / _TASKS, weights_only=False)
+    logger.info("resuming from %s", folder)
+    return int(folder.name.removeprefix(_STEP)), tasks

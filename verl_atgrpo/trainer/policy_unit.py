@@ -1,0 +1,222 @@
+"""One policy of a team in training: its workers, its servers, its weight sync and its update."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ray
+from omegaconf import DictConfig, OmegaConf
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.checkpoint_engine import CheckpointEngineManager
+from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.single_controller.ray.base import create_colocated_worker_cls
+from verl.trainer.ppo.utils import Role, need_reference_policy
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.debug import marked_timer
+from verl.utils.metric import reduce_metrics
+from verl.utils.py_functional import rename_dict
+
+from verl_atgrpo.rollout.client import DecisionClient
+from verl_atgrpo.trainer.mini_batches import spread_padding
+from verl_atgrpo.trainer.policy_worker import PolicyServers, PolicyWorker
+
+
+class PolicyUnit:
+    """Trains and serves one policy; knows nothing of agents, episodes or other policies."""
+
+    # What verl's trainer does with the one policy it has, done here with this one: these functions read
+    # nothing but the attributes set below.
+    _compute_old_log_prob = PPOTrainer._compute_old_log_prob
+    _compute_ref_log_prob = PPOTrainer._compute_ref_log_prob
+    _compute_advantage = PPOTrainer._compute_advantage
+    _pad_and_balance = PPOTrainer._balance_batch
+
+    def __init__(self, name: str, job: DictConfig, folder: str, trainable: bool, first_replica: int) -> None:
+        """Holds the policy's configuration; `start` builds it.
+
+        Args:
+            name: the policy's name.
+            job: the job's configuration with this policy's `actor_rollout_ref`.
+            folder: the policy's folder inside a checkpoint.
+            trainable: whether `train` may be called.
+            first_replica: number of its first server; unique over all policies.
+        """
+        self.name = name
+        self.config = job
+        self.folder = folder
+        self.trainable = trainable
+        self.first_replica = first_replica
+        self.tokenizer = omega_conf_to_dataclass(job.actor_rollout_ref.model).tokenizer
+        self.use_reference_policy = need_reference_policy(job)
+        model = job.actor_rollout_ref.model
+        self.ref_in_actor = model.get("lora_rank", 0) > 0 or model.get("lora_adapter_path") is not None
+        actor = job.actor_rollout_ref.actor
+        self._optimizer_steps = job.data.train_batch_size // actor.ppo_mini_batch_size
+
+    def start(self, pool: RayResourcePool) -> None:
+        """Starts workers and servers in `pool`; the servers sleep afterwards, without weights yet."""
+        own_reference = self.use_reference_policy and not self.ref_in_actor
+        role = str(Role.ActorRolloutRef if own_reference else Role.ActorRollout)
+        worker = RayClassWithInitArgs(
+            cls=ray.remote(PolicyWorker),
+            config=self.config.actor_rollout_ref,
+            role=role,
+            first_replica=self.first_replica,
+        )
+        group = RayWorkerGroup(
+            resource_pool=pool,
+            ray_cls_with_init=create_colocated_worker_cls(class_dict={role: worker}),
+            device_name=self.config.trainer.device,
+            **self._profiling(),
+        )
+        self.actor_rollout_wg = group.spawn(prefix_set={role})[role]
+        self.actor_rollout_wg.init_model()
+        self.ref_policy_wg = self.actor_rollout_wg
+        self.servers = PolicyServers.create(
+            config=self.config,
+            worker_group=self.actor_rollout_wg,
+            rollout_resource_pool=pool,
+            start_rank=self.first_replica,
+        )
+        engine = omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine)
+        engine.backend = "naive"
+        self.sync = CheckpointEngineManager(
+            config=engine, actor_wg=self.actor_rollout_wg, replicas=self.servers.get_replicas()
+        )
+        self._check_wiring()
+        self.sync.sleep_replicas()
+
+    def _profiling(self) -> dict[str, Any]:
+        profiler = self.config.global_profiler
+        if profiler.get("steps") is None:
+            return {}
+        options = {"profile_steps": profiler.steps}
+        if profiler.get("tool") == "nsys":
+            options["worker_nsight_options"] = OmegaConf.to_container(
+                profiler.global_tool_config.nsys.worker_nsight_options
+            )
+        return options
+
+    def _check_wiring(self) -> None:
+        serving = set(self.actor_rollout_wg.serving_replica())
+        own = {replica.replica_rank for replica in self.servers.get_replicas()}
+        if serving != own:
+            raise RuntimeError(
+                f"policy {self.name!r}: its workers push weights to replicas {sorted(serving)}, "
+                f"but its servers are {sorted(own)}"
+            )
+
+    def client(self) -> DecisionClient:
+        """Returns the client that rollout workers draw this policy's candidates with."""
+        client: DecisionClient = self.servers.get_client(client_cls=DecisionClient)
+        return client
+
+    # ------------------------------------------------------------ update
+
+    def train(
+        self, batch: KVBatchMeta, global_steps: int, metrics: dict[str, Any], timing: dict[str, float]
+    ) -> KVBatchMeta:
+        """Updates the policy on its rows; returns them with padding and in the order of training."""
+        began = time.perf_counter()
+        metrics["team/tokens"] = float(sum(tags["seq_len"] for tags in batch.tags))
+        batch = self._balance_batch(batch, metrics, seed=global_steps)
+        with marked_timer("old_log_prob", timing, color="blue"):
+            batch = self._compute_old_log_prob(batch, metrics=metrics)
+        if self.use_reference_policy:
+            with marked_timer("ref", timing, color="olive"):
+                batch = self._compute_ref_log_prob(batch, metrics=metrics)
+        with marked_timer("adv", timing, color="brown"):
+            batch = self._compute_advantage(batch, metrics=metrics)
+        with marked_timer("update_actor", timing, color="red"):
+            self._update_actor(batch, metrics)
+        metrics["team/update_seconds"] = time.perf_counter() - began
+        return batch
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        """Returns what the number of rows must be a multiple of: every rank and mini-batch gets equally many."""
+        multiple: int = dp_size * self._optimizer_steps
+        return multiple
+
+    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], seed: int) -> KVBatchMeta:
+        """Pads, balances tokens over ranks, and spreads rows and padding over mini-batches."""
+        batch = self._pad_and_balance(batch, metrics=metrics)
+        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+        padding = [bool(tags.get("is_padding", False)) for tags in batch.tags]
+        batch.reorder(spread_padding(padding, ranks, self._optimizer_steps, seed=seed))
+        metrics["team/padding_rows"] = float(sum(padding))
+        return batch
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
+        """Updates the policy in the configured number of optimizer steps, whatever the number of rows."""
+        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
+        real_rows = sum(not tags.get("is_padding", False) for tags in batch.tags)
+        batch.extra_info.update(
+            {
+                "calculate_entropy": actor.calculate_entropy or actor.entropy_coeff != 0.0,
+                "distillation_use_topk": False,
+                "distillation_only": False,
+                # The denominator of sequence-mean losses: real rows only, the same in every mini-batch.
+                "global_batch_size": real_rows / self._optimizer_steps,
+                "mini_batch_size": len(batch) // self._optimizer_steps,
+                "epochs": actor.ppo_epochs,
+                "seed": actor.data_loader_seed,
+                "dataloader_kwargs": {"shuffle": False},
+                "temperature": rollout.temperature,
+            }
+        )
+        output: TensorDict = self.actor_rollout_wg.update_actor(batch)
+        update_metrics = rename_dict(output["metrics"], "actor/")
+        update_metrics["perf/mfu/actor"] = update_metrics.pop("actor/mfu")
+        metrics.update(reduce_metrics(update_metrics))
+        metrics["team/optimizer_steps"] = float(self._optimizer_steps * actor.ppo_epochs)
+
+    # ------------------------------------------------------------ checkpoints
+
+    def save(self, step_folder: str, remote_folder: str | None, global_steps: int) -> None:
+        """Saves a trainable policy into its folder; old checkpoints are the caller's to remove."""
+        if self.trainable:
+            remote = None if remote_folder is None else os.path.join(remote_folder, self.folder)
+            self.actor_rollout_wg.save_checkpoint(os.path.join(step_folder, self.folder), remote, global_steps)
+
+    def load(self, step_folder: str, delete: bool) -> None:
+        """Loads a trainable policy; a frozen one has what its model path gave it."""
+        if self.trainable:
+            self.actor_rollout_wg.load_checkpoint(
+                local_path=os.path.join(step_folder, self.folder), del_local_after_load=delete
+            )
+
+
+def for_all(units: Sequence[PolicyUnit], action: Callable[[PolicyUnit], None], at_once: bool) -> None:
+    """Does something with every policy: at once where they have devices of their own, in turns where not.
+
+    The first error is raised once every policy is done.
+    """
+    if not at_once:
+        for unit in units:
+            action(unit)
+        return
+    with ThreadPoolExecutor(max_workers=len(units)) as executor:
+        for done in [executor.submit(action, unit) for unit in units]:
+            done.result()
+
+
+class TeamSync:
+    """All policies' weight syncs under the two names by which verl's trainer calls for the one it knows."""
+
+    def __init__(self, units: Sequence[PolicyUnit], at_once: bool) -> None:
+        self._units = units
+        self._at_once = at_once
+
+    def sleep_replicas(self) -> None:
+        """Puts every server to sleep, which frees its memory for the update."""
+        for_all(self._units, lambda unit: unit.sync.sleep_replicas(), self._at_once)
+
+    def update_weights(self, global_steps: int) -> None:
+        """Wakes every server with its policy's weights; a frozen policy's, too, were discarded by the sleep."""
+        for_all(self._units, lambda unit: unit.sync.update_weights(global_steps), self._at_once)

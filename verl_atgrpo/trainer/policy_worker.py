@@ -1,0 +1,63 @@
+"""verl's actor worker, server replica and server manager for one policy among several.
+
+verl names servers and their weight channels by replica number, counted from 0 in every worker group: with
+two groups, the second one's weights would silently go to the first one's servers. Here every policy has
+numbers of its own, from `first_replica` on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.workers.rollout.llm_server import LLMServerManager
+from verl.workers.rollout.replica import RolloutMode
+
+
+class PolicyWorker(ActorRolloutRefWorker):  # type: ignore[misc]
+    """Trains one policy and pushes its weights to that policy's own servers."""
+
+    def __init__(self, *args: Any, first_replica: int = 0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._first_replica = first_replica
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def init_model(self) -> None:
+        """Builds the engines, then renumbers the replica that this worker's rollout adapter talks to."""
+        super().init_model()
+        adapter = self.rollout
+        counted, renumbered = adapter.replica_rank, adapter.replica_rank + self._first_replica
+        adapter.replica_rank = renumbered
+        channel = adapter.zmq_handle.replace(f"-replica-{counted}-", f"-replica-{renumbered}-")
+        if self._first_replica and channel == adapter.zmq_handle:
+            raise RuntimeError(f"verl's weight channel {channel!r} does not name the replica any more")
+        adapter.zmq_handle = channel
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def serving_replica(self) -> int:
+        """Returns the number of the replica that this worker pushes its weights to."""
+        replica: int = self.rollout.replica_rank
+        return replica
+
+
+def _replica_class(base: type, first_replica: int) -> type:
+    class PolicyReplica(base):  # type: ignore[misc,valid-type]
+        """A server over workers that are counted from 0, while replicas count from `first_replica`."""
+
+        async def init_hybrid(self, worker_group: Any) -> None:
+            self.rollout_mode = RolloutMode.HYBRID
+            first = self.world_size * (self.replica_rank - first_replica)
+            self.workers = worker_group.workers[first : first + self.world_size]
+            await self.launch_servers()
+
+    return PolicyReplica
+
+
+class PolicyServers(LLMServerManager):  # type: ignore[misc]
+    """The servers of one policy and their load balancer."""
+
+    def __init__(self, *args: Any, start_rank: int = 0, **kwargs: Any) -> None:
+        super().__init__(*args, start_rank=start_rank, **kwargs)
+        base: type = self.rollout_replica_class  # type: ignore[has-type]
+        self.rollout_replica_class = _replica_class(base, start_rank)
