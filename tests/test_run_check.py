@@ -75,6 +75,7 @@ def test_recipes_spell_out_every_key_with_its_default(compose: Any) -> None:
         ("at_grpo.scheme=forest", "at_grpo.scheme='forest'", "parallel"),
         ("at_grpo.selection=best", "at_grpo.selection='best'", "greedy"),
         ("at_grpo.softmax_temperature=2.0", "at_grpo.softmax_temperature", "selection: softmax"),
+        ("trainer.resume_mode=latest", "trainer.resume_mode=latest", "auto"),
         ("critic.enable=true", "critic.enable=True", "false"),
         ("trainer.critic_warmup=5", "trainer.critic_warmup=5", "0"),
         ("actor_rollout_ref.actor.checkpoint.async_save=true", "async_save=True", "false"),

@@ -142,6 +142,8 @@ def _check_team_job(config: DictConfig) -> None:
     ):
         if (OmegaConf.select(config, key) or neutral) != neutral:
             raise ConfigError(f"{key}={OmegaConf.select(config, key)}: {why}, set it to {str(neutral).lower()}")
+    if config.trainer.resume_mode not in ("disable", "auto", "resume_path"):
+        raise ConfigError(f"trainer.resume_mode={config.trainer.resume_mode}: use disable, auto or resume_path")
     if actor.shuffle:
         raise ConfigError(
             "actor_rollout_ref.actor.shuffle=true has no effect: the trainer shuffles rows over mini-batches itself, "
