@@ -81,6 +81,22 @@ def test_a_checkpoint_of_other_policies_is_refused(others: list[Unit], tmp_path:
         checkpoints.load(trainer(tmp_path), others)
 
 
+def test_a_folder_that_is_no_teams_checkpoint_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "global_step_5"
+    (folder / "actor").mkdir(parents=True)
+    named = trainer(tmp_path, resume_mode="resume_path", resume_from_path=str(folder))
+    with pytest.raises(ValueError, match=r"global_step_5 has no policies\.json.*resume_mode=disable"):
+        checkpoints.load(named, [Unit("coder")])
+
+
+def test_the_last_complete_step_is_where_the_next_run_goes_on_from(tmp_path: Path) -> None:
+    assert checkpoints.last_complete(trainer(tmp_path)) is None
+    checkpoints.save(trainer(tmp_path), [Unit("coder")], 3, {})
+    with pytest.raises(OSError, match="disk full"):
+        checkpoints.save(trainer(tmp_path), [Unit("coder", broken=True)], 4, {})
+    assert checkpoints.last_complete(trainer(tmp_path)) == tmp_path / "global_step_3"
+
+
 def test_a_frozen_policy_may_come_and_go(tmp_path: Path) -> None:
     checkpoints.save(trainer(tmp_path), [Unit("coder"), Unit("judge", trainable=False)], 1, {})
     assert checkpoints.load(trainer(tmp_path), [Unit("coder")])[0] == 1

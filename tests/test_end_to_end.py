@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +18,10 @@ import pytest
 pytest.importorskip("verl")
 pytest.importorskip("vllm")
 
+import psutil
 import torch
 
+from verl_atgrpo.export import export
 from verl_atgrpo.models.warm_start import WarmStart, make
 
 pytestmark = pytest.mark.slow
@@ -186,6 +189,55 @@ def _largest_move(log_probs: dict[tuple[int, int], float]) -> float:
     return max(abs(log_probs[0, token] - log_probs[2, token]) for token in common)
 
 
+def test_cross_wired_servers_stop_the_run(models: dict[str, Path], tmp_path: Path) -> None:
+    job = start(
+        "plan_path_cpu_roles",
+        tmp_path,
+        models["tied"],
+        *SMALL,
+        f"at_grpo.policies.tool_user.model.path={models['tied']}",
+        f"at_grpo.policies.planner.model.path={models['shallow']}",
+        VERL_USE_EXTERNAL_MODULES="cross_wired",
+    )
+    assert job.wait(timeout=480) != 0
+    log = (tmp_path / "log").read_text(errors="replace")
+    assert "policy 'planner': a worker pushes its weights to replica 0, but the policy's servers are [1]" in log
+
+
+def test_policies_on_devices_of_their_own_one_with_an_adapter(models: dict[str, Path], tmp_path: Path) -> None:
+    job = start(
+        "plan_path_cpu_roles",
+        tmp_path,
+        models["tied"],
+        *SMALL,
+        "at_grpo.placement=split",
+        f"at_grpo.policies.tool_user={{model: {{path: {models['tied']}}}, gpus: 1, lora: {{rank: 4}}}}",
+        f"at_grpo.policies.planner={{model: {{path: {models['shallow']}}}, gpus: 1}}",
+        "trainer.n_gpus_per_node=2",
+        "ray_kwargs.ray_init.num_gpus=2",
+        "trainer.total_training_steps=2",
+        "trainer.save_freq=2",
+    )
+    metrics = finish(job, tmp_path)
+    for step in (1, 2):
+        data = metrics[step]
+        assert data["training/rollout_probs_diff_max"] < FRESH
+        for policy in ("tool_user", "planner"):
+            assert data[f"policy/{policy}/grad_norm"] > 0
+        # Updates overlap: together they take longer than the time from the first one's start to the last one's end.
+        each = [data[f"policy/{policy}/update_seconds"] for policy in ("tool_user", "planner")]
+        assert sum(each) > data["timing_s/policies"]
+
+    exported = export(tmp_path / "checkpoints/global_step_2", tmp_path / "exported")
+    for policy, model in (("tool_user", "tied"), ("planner", "shallow")):
+        before, after = weights(models[model]), weights(exported[policy])
+        assert before.keys() == after.keys()
+        moved = {name for name in before if not torch.equal(before[name], after[name])}
+        # An adapter is on the layers' matrices, and on nothing else.
+        assert "model.layers.0.mlp.down_proj.weight" in moved
+        assert ("model.embed_tokens.weight" in moved) == (policy == "planner")
+
+
 def test_a_skipped_sync_is_seen(models: dict[str, Path], tmp_path: Path) -> None:
     job = start(
         "plan_path_cpu",
@@ -200,30 +252,64 @@ def test_a_skipped_sync_is_seen(models: dict[str, Path], tmp_path: Path) -> None
     assert metrics[2]["training/rollout_probs_diff_max"] > 10 * FRESH
 
 
-def test_resume_after_a_kill_goes_on_with_the_same_tasks(models: dict[str, Path], tmp_path: Path) -> None:
-    dumps = tmp_path / "rows"
-    overrides = (*SMALL, "trainer.save_freq=2", f"trainer.rollout_data_dir={dumps}")
-    job = start("plan_path_cpu", tmp_path, models["tied"], *overrides, "trainer.total_training_steps=40")
-    deadline = time.monotonic() + 480
-    while not (dumps / "3.jsonl").exists():
-        assert job.poll() is None, (tmp_path / "log").read_text(errors="replace")[-6000:]
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+def test_a_dead_server_ends_the_run_and_the_next_one_goes_on(models: dict[str, Path], tmp_path: Path) -> None:
+    dumps, checkpoints = tmp_path / "rows", tmp_path / "checkpoints"
+    overrides = (
+        *SMALL,
+        f"at_grpo.policies.tool_user.model.path={models['tied']}",
+        f"at_grpo.policies.planner.model.path={models['shallow']}",
+        "trainer.save_freq=2",
+        f"trainer.rollout_data_dir={dumps}",
+    )
+    job = start("plan_path_cpu_roles", tmp_path, models["tied"], *overrides, "trainer.total_training_steps=40")
+    wait_for(dumps / "3.jsonl", job, tmp_path)
     time.sleep(0.5)  # the file is written in the background
-    end(job)
-    tracker = tmp_path / "checkpoints/latest_checkpointed_iteration.txt"
-    resumed_from = int(tracker.read_text())
-    assert resumed_from % 2 == 0
+    os.kill(_engine(1, job), signal.SIGKILL)
+    assert job.wait(timeout=120) != 0
+    resumed_from = int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
+    log = (tmp_path / "log").read_text(errors="replace")
+    assert "policy 'planner': " in log
+    assert f"the last complete checkpoint is {checkpoints}/global_step_{resumed_from}" in log
 
     # Step 3 was done, but not saved, unless the run was quicker than the kill.
     if resumed_from != 2:
-        tracker.write_text("2")
+        (checkpoints / "latest_checkpointed_iteration.txt").write_text("2")
+        shutil.rmtree(checkpoints / "global_step_4")
     first = _first_prompts(dumps / "3.jsonl")
     (dumps / "3.jsonl").unlink()
-    job = start("plan_path_cpu", tmp_path, models["tied"], *overrides, "trainer.total_training_steps=3")
-    metrics = finish(job, tmp_path)
-    assert sorted(metrics) == [3]
+    job = start("plan_path_cpu_roles", tmp_path, models["tied"], *overrides, "trainer.total_training_steps=40")
+    # This one dies while it saves.
+    wait_for(checkpoints / "global_step_4", job, tmp_path)
+    end(job)
     assert _first_prompts(dumps / "3.jsonl") == first
+    complete = checkpoints / f"global_step_{(checkpoints / 'latest_checkpointed_iteration.txt').read_text()}"
+    for folder in json.loads((complete / "policies.json").read_text()).values():
+        shards = list((complete / folder).glob("*_world_size_1_rank_0.pt"))
+        assert len(shards) == 3
+        for shard in shards:
+            torch.load(shard, weights_only=False)
+
+
+def wait_for(path: Path, job: subprocess.Popen[bytes], folder: Path) -> None:
+    """Waits until a job has written a file."""
+    deadline = time.monotonic() + 480
+    while not path.exists():
+        assert job.poll() is None, (folder / "log").read_text(errors="replace")[-6000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _engine(number: int, job: subprocess.Popen[bytes]) -> int:
+    """The vLLM engine that a job started as its `number`th; policies' servers start one after the other."""
+    session = os.getsid(job.pid)
+    engines = []
+    for process in psutil.process_iter(["pid", "cmdline", "create_time"]):
+        try:
+            if os.getsid(process.pid) == session and "VLLM::EngineCore" in " ".join(process.info["cmdline"] or ()):
+                engines.append((process.info["create_time"], process.pid))
+        except ProcessLookupError:
+            continue
+    return sorted(engines)[number][1]
 
 
 def _first_prompts(dump: Path) -> set[str]:

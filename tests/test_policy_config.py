@@ -8,14 +8,15 @@ import pytest
 
 pytest.importorskip("verl")
 
+from verl_atgrpo import platform_choice
 from verl_atgrpo.config import AtGrpoConfig, ConfigError
-from verl_atgrpo.policy_config import EXPANDED, PolicyConfigError, PolicySettings, expand, job_of
-from verl_atgrpo.run_check import check_run
+from verl_atgrpo.policy_config import EXPANDED, PolicyConfigError, PolicySettings, job_of
+from verl_atgrpo.run_check import check_run, expand_policies
 
 
 def expanded(compose: Any, *overrides: str) -> Any:
     config = compose("plan_path_qwen3_1p7b", "+at_grpo.agents.tool_user=coder", *overrides)
-    expand(config, AtGrpoConfig.from_config(config).policy_settings())
+    expand_policies(config)
     return config
 
 
@@ -49,6 +50,48 @@ def test_an_adapter_is_an_option_of_the_policys_model(compose: Any) -> None:
     coder, planner = (config[EXPANDED][name].model for name in ("coder", "planner"))
     assert (coder.lora_rank, coder.lora_alpha) == (16, 32)
     assert planner.lora_rank == 0
+
+
+def test_an_adapters_checkpoint_holds_no_whole_model(compose: Any, caplog: pytest.LogCaptureFixture) -> None:
+    config = expanded(compose, "at_grpo.policies={coder: {lora: {rank: 16}}, planner: {}}")
+    coder, planner = (config[EXPANDED][name].actor.checkpoint for name in ("coder", "planner"))
+    assert list(coder.save_contents) == list(coder.load_contents) == ["model", "optimizer", "extra"]
+    assert "hf_model" in planner.save_contents
+    assert "verl-atgrpo export" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ("actor: {ppo_mini_batch_size: 60}", "actor.ppo_mini_batch_size=60 does not divide data.train_batch_size=128"),
+        ("actor: {shuffle: true}", "actor.shuffle=true has no effect"),
+        ("actor: {use_dynamic_bsz: false}", "actor.use_dynamic_bsz=false"),
+        ("actor: {checkpoint: {async_save: true}}", "actor.checkpoint.async_save=true"),
+        ("rollout: {calculate_log_probs: false}", "rollout.calculate_log_probs=false"),
+    ],
+)
+def test_what_holds_for_the_job_holds_for_every_policy(compose: Any, block: str, message: str) -> None:
+    config = compose(
+        "plan_path_qwen3_1p7b_roles",
+        "at_grpo.train_tasks=128",
+        "at_grpo.val_tasks=8",
+        f"+at_grpo.policies.planner={{{block}}}",
+    )
+    with pytest.raises(ConfigError, match=f"at_grpo.policies.planner.{message}"):
+        check_run(config)
+
+
+def test_servers_that_share_a_gpu_must_fit_in_its_memory(compose: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = compose(
+        "plan_path_qwen3_1p7b_roles",
+        "at_grpo.train_tasks=128",
+        "at_grpo.val_tasks=8",
+        "actor_rollout_ref.rollout.gpu_memory_utilization=0.6",
+    )
+    check_run(config)  # in CPU mode the servers' memory is given in bytes
+    monkeypatch.setattr(platform_choice, "wants_cpu", lambda: False)
+    with pytest.raises(ConfigError, match=r"add up to 1\.20"):
+        check_run(config)
 
 
 @pytest.mark.parametrize(

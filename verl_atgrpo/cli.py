@@ -40,6 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     summary.add_argument("metrics", type=Path)
     summary.set_defaults(run=_summary)
 
+    export = commands.add_parser("export", help="write every policy of a checkpoint as a Hugging Face model")
+    export.add_argument("step", type=Path, help="a folder global_step_<n>")
+    export.add_argument("out", type=Path, help="gets a folder for every policy")
+    export.set_defaults(run=_export)
+
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
@@ -98,6 +103,12 @@ def _summary(options: argparse.Namespace) -> str:
         f"validation success: {first.success:.1%} before (step {first.step}), {last.success:.1%} after "
         f"(step {last.step}, {last.seconds / 60:.1f} min of training, {last.tokens:,.0f} tokens generated)"
     )
+
+
+def _export(options: argparse.Namespace) -> str:
+    from verl_atgrpo.export import export
+
+    return "\n".join(f"{name}: {folder}" for name, folder in export(options.step, options.out).items())
 
 
 if __name__ == "__main__":

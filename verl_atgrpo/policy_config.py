@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+logger = logging.getLogger(__name__)
+
 SHARED = "shared"
 """The policy's name where the recipe lists none: the job's `actor_rollout_ref` as it stands."""
 EXPANDED = "at_grpo_policies"
 """Where the driver leaves every policy's resolved `actor_rollout_ref` for the trainer and the workers."""
+POLICIES_FILE = "policies.json"
+"""In every complete checkpoint: trained policy -> its folder there."""
 _LORA = {"rank": "lora_rank", "alpha": "lora_alpha", "target_modules": "target_modules"}
+_FULL_MODEL = "hf_model"
 _SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "n", "name", "mode", "val_kwargs", "agent")
 
 
@@ -87,14 +93,15 @@ class PolicySettings:
                     raise PolicyConfigError(f"{where}.{key} has no effect on a frozen policy: remove it")
 
 
-def expand(config: DictConfig, policies: Mapping[str, PolicySettings]) -> None:
-    """Writes every policy's `actor_rollout_ref` into `config[EXPANDED]`; `config` must not be resolved yet.
+def expanded(config: DictConfig, policies: Mapping[str, PolicySettings]) -> DictConfig:
+    """Returns policy -> its whole `actor_rollout_ref`; `config` must not be resolved yet, unless expanded before.
 
     Raises PolicyConfigError if a block has a key that verl's section does not.
     """
-    expanded = {name: _actor_rollout_ref(config, name, settings) for name, settings in policies.items()}
-    with open_dict(config):
-        config[EXPANDED] = expanded
+    if EXPANDED in config:
+        known: DictConfig = config[EXPANDED]
+        return known
+    return OmegaConf.create({name: _actor_rollout_ref(config, name, settings) for name, settings in policies.items()})
 
 
 def _actor_rollout_ref(config: DictConfig, name: str, settings: PolicySettings) -> Any:
@@ -109,7 +116,20 @@ def _actor_rollout_ref(config: DictConfig, name: str, settings: PolicySettings) 
         ("rollout", settings.rollout),
     ):
         _lay_over(OmegaConf.select(job.actor_rollout_ref, section), block, f"at_grpo.policies.{name}.{section}")
+    if job.actor_rollout_ref.model.lora_rank > 0:
+        _leave_out_full_model(name, job.actor_rollout_ref.actor.checkpoint)
     return OmegaConf.to_container(job.actor_rollout_ref, resolve=True)
+
+
+def _leave_out_full_model(name: str, checkpoint: DictConfig) -> None:
+    # verl would write the base model under the adapter's names, which nothing can load.
+    if _FULL_MODEL in checkpoint.save_contents:
+        checkpoint.save_contents = [item for item in checkpoint.save_contents if item != _FULL_MODEL]
+        logger.warning(
+            "policy %r has an adapter: its checkpoints hold no Hugging Face model (%s); verl-atgrpo export makes one",
+            name,
+            _FULL_MODEL,
+        )
 
 
 def _lay_over(section: DictConfig, block: Mapping[str, Any], where: str) -> None:

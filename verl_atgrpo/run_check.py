@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_atgrpo import compat, platform_choice
 from verl_atgrpo.config import SECTION, AtGrpoConfig, ConfigError, check_disjoint
-from verl_atgrpo.policy_config import SHARED, PolicyConfigError, expand, job_of
+from verl_atgrpo.policy_config import EXPANDED, SHARED, PolicyConfigError, expanded, job_of
 
 MODE = "at_grpo"
 ESTIMATOR = "at_grpo"
+_MEMORY = 0.95
+"""Largest share of a GPU's memory that servers awake at the same time may claim together."""
 
 
 def check_run_or_exit(config: DictConfig, **_: Any) -> None:
@@ -50,13 +52,11 @@ def check_run(config: DictConfig) -> None:
 
 
 def expand_policies(config: DictConfig) -> None:
-    """Writes every policy's own `actor_rollout_ref` into a job that names several; raises ConfigError."""
+    """Writes every policy's own `actor_rollout_ref` into a job that names several."""
     settings = AtGrpoConfig.from_config(config)
     if settings.policies:
-        try:
-            expand(config, settings.policy_settings())
-        except PolicyConfigError as error:
-            raise ConfigError(str(error)) from error
+        with open_dict(config):
+            config[EXPANDED] = expanded(config, settings.policy_settings())
 
 
 def check_models(config: DictConfig) -> None:
@@ -100,7 +100,7 @@ def _check_plain_job(config: DictConfig) -> None:
 
 def _check_team_job(config: DictConfig) -> None:
     settings = AtGrpoConfig.from_config(config)
-    rollout, actor, data = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor, config.data
+    rollout, data = config.actor_rollout_ref.rollout, config.data
     estimator = config.algorithm.adv_estimator
     if estimator != ESTIMATOR:
         raise ConfigError(
@@ -121,11 +121,6 @@ def _check_team_job(config: DictConfig) -> None:
                 f"actor_rollout_ref.rollout.{key}={rollout[key]} changes the sampling distribution but not the "
                 f"log-probs that are trained on: set it to {neutral}"
             )
-    if not rollout.calculate_log_probs:
-        raise ConfigError(
-            "actor_rollout_ref.rollout.calculate_log_probs=false: without the server's log-probs nothing shows that "
-            "its weights are fresh, set it to true"
-        )
     if config.algorithm.use_kl_in_reward:
         raise ConfigError(
             "algorithm.use_kl_in_reward=true would give equal answers of a group different rewards: set it to false "
@@ -138,32 +133,66 @@ def _check_team_job(config: DictConfig) -> None:
     for key, neutral, why in (
         ("critic.enable", False, "a group estimator has no critic"),
         ("trainer.critic_warmup", 0, "a group estimator has no critic"),
-        ("actor_rollout_ref.actor.checkpoint.async_save", False, "a step is complete only once all of it is saved"),
     ):
         if (OmegaConf.select(config, key) or neutral) != neutral:
             raise ConfigError(f"{key}={OmegaConf.select(config, key)}: {why}, set it to {str(neutral).lower()}")
     if config.trainer.resume_mode not in ("disable", "auto", "resume_path"):
         raise ConfigError(f"trainer.resume_mode={config.trainer.resume_mode}: use disable, auto or resume_path")
-    if actor.shuffle:
-        raise ConfigError(
-            "actor_rollout_ref.actor.shuffle=true has no effect: the trainer shuffles rows over mini-batches itself, "
-            "set it to false"
-        )
-    if data.train_batch_size % actor.ppo_mini_batch_size:
-        raise ConfigError(
-            f"actor_rollout_ref.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size} does not divide "
-            f"data.train_batch_size={data.train_batch_size}: their ratio is the number of optimizer steps"
-        )
-    if not actor.use_dynamic_bsz:
-        raise ConfigError(
-            "actor_rollout_ref.actor.use_dynamic_bsz=false: the number of rows varies between steps, set it to true"
-        )
     environment = settings.make_environment()
     settings.validation_policies_of(environment)
     settings.check_devices(config.trainer.n_gpus_per_node)
+    _check_policies(config, settings)
     if settings.split_size(environment, "train") < data.train_batch_size:
         raise ConfigError(
             f"{SECTION}.train_tasks={settings.train_tasks}: less than data.train_batch_size={data.train_batch_size}"
         )
     if not settings.allow_overlap:
         check_disjoint(settings, environment)
+
+
+def _check_policies(config: DictConfig, settings: AtGrpoConfig) -> None:
+    """Checks what every policy may have a value of its own for."""
+    if not settings.policies:
+        _check_policy("actor_rollout_ref", config.actor_rollout_ref, config.data.train_batch_size)
+        return
+    names = settings.policy_settings()
+    try:
+        policies = expanded(config, names)
+    except PolicyConfigError as error:
+        raise ConfigError(str(error)) from error
+    for name in names:
+        _check_policy(f"{SECTION}.policies.{name}", policies[name], config.data.train_batch_size)
+    memory = {name: float(policies[name].rollout.gpu_memory_utilization) for name in names}
+    if settings.placement == "colocated" and not platform_choice.wants_cpu() and sum(memory.values()) > _MEMORY:
+        raise ConfigError(
+            f"{SECTION}.placement=colocated: the servers of all policies share every GPU, but their "
+            f"rollout.gpu_memory_utilization add up to {sum(memory.values()):.2f} ({memory}), more than {_MEMORY}; "
+            "lower them, or use placement: split"
+        )
+
+
+def _check_policy(key: str, policy: DictConfig, train_batch_size: int) -> None:
+    actor = policy.actor
+    if not policy.rollout.calculate_log_probs:
+        raise ConfigError(
+            f"{key}.rollout.calculate_log_probs=false: without the server's log-probs nothing shows that "
+            "its weights are fresh, set it to true"
+        )
+    if OmegaConf.select(actor, "checkpoint.async_save"):
+        raise ConfigError(
+            f"{key}.actor.checkpoint.async_save=true: a step is complete only once all of it is saved, set it to false"
+        )
+    if actor.shuffle:
+        raise ConfigError(
+            f"{key}.actor.shuffle=true has no effect: the trainer shuffles rows over mini-batches itself, "
+            "set it to false"
+        )
+    if train_batch_size % actor.ppo_mini_batch_size:
+        raise ConfigError(
+            f"{key}.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size} does not divide "
+            f"data.train_batch_size={train_batch_size}: their ratio is the number of optimizer steps"
+        )
+    if not actor.use_dynamic_bsz:
+        raise ConfigError(
+            f"{key}.actor.use_dynamic_bsz=false: the number of rows varies between steps, set it to true"
+        )

@@ -19,14 +19,11 @@ class CpuWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
     def update_weights_from_ipc(
         self, peft_config: dict[str, Any] | None = None, base_sync_done: bool = False, use_shm: bool = False
     ) -> None:
-        """Loads the actor's weights as they come from the trainer.
-
-        Raises NotImplementedError for a LoRA adapter: it would have to be merged first.
-        """
-        if peft_config is not None:
-            raise NotImplementedError(
-                "actor_rollout_ref.model.lora_rank > 0 is not supported in CPU mode: set it to 0"
-            )
+        """Loads the actor's weights, or its adapter, as they come from the trainer."""
+        if peft_config is not None and base_sync_done:
+            # Adapters are not packed: verl's own way works.
+            super().update_weights_from_ipc(peft_config, base_sync_done, use_shm)
+            return
         weights: list[tuple[str, torch.Tensor]] = []
 
         def keep(bucket: list[tuple[str, torch.Tensor]], is_last: bool) -> None:
@@ -44,5 +41,10 @@ class CpuWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
         if not getattr(self.model_runner.model_config.hf_config, "tie_word_embeddings", False):
             return
         model = self.model_runner.get_model()
-        model.lm_head.tie_weights(model.model.embed_tokens)
-        model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
+        head, embedding = _without_adapter(model.lm_head), _without_adapter(model.model.embed_tokens)
+        head.tie_weights(embedding)
+        head.quant_method.process_weights_after_loading(head)
+
+
+def _without_adapter(layer: torch.nn.Module) -> Any:
+    return getattr(layer, "base_layer", layer)

@@ -22,6 +22,7 @@ from verl_atgrpo.rollout.client import TeamClient
 from verl_atgrpo.run_check import MODE, check_run
 from verl_atgrpo.trainer import checkpoints
 from verl_atgrpo.trainer.decoding import TeamTokenizer
+from verl_atgrpo.trainer.failures import PolicyFailed
 from verl_atgrpo.trainer.metrics import every_episode_failed, policy_metrics, rollout_metrics, step_metrics
 from verl_atgrpo.trainer.policy_unit import PolicyUnit, TeamSync, for_all
 
@@ -148,7 +149,8 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
             parts[name] = unit.train(parts[name], self.global_steps, by_policy[name], timings[name])
 
         learning = [unit for unit in self.units if unit.trainable and len(parts[unit.name])]
-        for_all(learning, train, self._at_once)
+        with marked_timer("policies", timing_raw, color="red"):
+            for_all(learning, train, self._at_once)
         metrics.update(policy_metrics(by_policy))
         total = max if self._at_once else sum
         for stage in {stage for timing in timings.values() for stage in timing}:
@@ -172,6 +174,21 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
             extra_info={"temperature": self.config.actor_rollout_ref.rollout.temperature},
         )
 
+    def fit(self, agent_loop_manager: Any) -> None:
+        """Trains; when a policy's process dies, the error says where the next run will go on from."""
+        try:
+            super().fit(agent_loop_manager)
+        except PolicyFailed as failure:
+            checkpoint = checkpoints.last_complete(self.config.trainer)
+            raise PolicyFailed(
+                f"{failure}; "
+                + (
+                    f"the last complete checkpoint is {checkpoint}: the same command goes on from it"
+                    if checkpoint
+                    else "there is no complete checkpoint yet: the same command starts from scratch"
+                )
+            ) from failure
+
     # ------------------------------------------------------------ episodes
 
     def get_llm_client(self) -> TeamClient:
@@ -187,6 +204,7 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _add_prompts_to_generate(self, num_prompts: int) -> int:
         """Replaces failed episodes by new tasks; stops the run if that does not end."""
         self._collect_report()
+        self._check_servers()
         self._replaced += num_prompts
         if self._replaced > self.settings.max_failed_episodes:
             raise RuntimeError(
@@ -195,6 +213,11 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
             )
         submitted: int = super()._add_prompts_to_generate(num_prompts)
         return submitted
+
+    def _check_servers(self) -> None:
+        """Raises PolicyFailed if an episode failed because a server is dead: replacing it would not help."""
+        for unit in self.units:
+            unit.check_servers()
 
     def _collect_report(self) -> None:
         """Adds up what the workers counted; raises RuntimeError if one of them met a defect."""
@@ -221,6 +244,7 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
             # A defect leaves verl with an empty batch; its own error would not say why.
             self._collect_report()
         if every_episode_failed(metrics):
+            self._check_servers()
             raise RuntimeError("every validation episode failed; the rollout workers' log says why")
         return metrics
 

@@ -14,6 +14,8 @@ import torch
 from omegaconf import DictConfig
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path, get_checkpoint_tracker_filename
 
+from verl_atgrpo.policy_config import POLICIES_FILE
+
 if TYPE_CHECKING:
     from verl_atgrpo.trainer.policy_unit import PolicyUnit
 
@@ -21,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 _STEP = "global_step_"
 _TASKS = "data.pt"
-_POLICIES = "policies.json"
 
 
 def save(trainer: DictConfig, units: Sequence[PolicyUnit], global_steps: int, tasks: dict[str, Any]) -> None:
@@ -40,7 +41,7 @@ def save(trainer: DictConfig, units: Sequence[PolicyUnit], global_steps: int, ta
         unit.save(str(folder), remote, global_steps)
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(tasks, folder / _TASKS)
-    (folder / _POLICIES).write_text(json.dumps(_trainable(units)))
+    (folder / POLICIES_FILE).write_text(json.dumps(_trainable(units)))
     tracker = Path(get_checkpoint_tracker_filename(str(root)))
     written = tracker.with_suffix(".new")
     written.write_text(str(global_steps))
@@ -66,18 +67,23 @@ def load(trainer: DictConfig, units: Sequence[PolicyUnit]) -> tuple[int, dict[st
     Returns (step, state of the training data loader), or (0, None) where training starts from scratch.
 
     Raises:
-        ValueError: the checkpoint's trainable policies are not this job's.
+        ValueError: the checkpoint is not a team's, or its trainable policies are not this job's.
     """
     if trainer.resume_mode == "disable":
         return 0, None
     if trainer.resume_mode == "resume_path":
         found = os.path.abspath(trainer.resume_from_path)
     else:
-        found = find_latest_ckpt_path(os.path.abspath(trainer.default_local_dir))
+        found = last_complete(trainer)
     if found is None:
         return 0, None
     folder = Path(found)
-    saved = json.loads((folder / _POLICIES).read_text())
+    if not (folder / POLICIES_FILE).is_file():
+        raise ValueError(
+            f"{folder} has no {POLICIES_FILE}: it is no complete checkpoint of a team; name another with "
+            "trainer.resume_from_path, or set trainer.resume_mode=disable"
+        )
+    saved = json.loads((folder / POLICIES_FILE).read_text())
     if saved != _trainable(units):
         raise ValueError(
             f"{folder} holds the policies {', '.join(saved)}, this job trains {', '.join(_trainable(units))}: "
@@ -88,3 +94,9 @@ def load(trainer: DictConfig, units: Sequence[PolicyUnit]) -> tuple[int, dict[st
     tasks: dict[str, Any] = torch.load(folder / _TASKS, weights_only=False)
     logger.info("resuming from %s", folder)
     return int(folder.name.removeprefix(_STEP)), tasks
+
+
+def last_complete(trainer: DictConfig) -> Path | None:
+    """Returns the folder of the last step that was saved to its end, or None."""
+    found = find_latest_ckpt_path(os.path.abspath(trainer.default_local_dir))
+    return None if found is None else Path(found)

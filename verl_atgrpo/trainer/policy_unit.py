@@ -21,10 +21,15 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.debug import marked_timer
 from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
+from verl.workers.rollout.replica import RolloutReplica
 
 from verl_atgrpo.rollout.client import DecisionClient
+from verl_atgrpo.trainer.failures import check_servers, naming, watched
 from verl_atgrpo.trainer.mini_batches import spread_padding
-from verl_atgrpo.trainer.policy_worker import PolicyServers, PolicyWorker
+from verl_atgrpo.trainer.policy_worker import PolicyServers, PolicyWorker, check_wiring
+
+_LOOK = 10.0
+"""Seconds between two looks at the servers during a weight sync."""
 
 
 class PolicyUnit:
@@ -90,7 +95,7 @@ class PolicyUnit:
             config=engine, actor_wg=self.actor_rollout_wg, replicas=self.servers.get_replicas()
         )
         self._check_wiring()
-        self.sync.sleep_replicas()
+        self.sleep_servers()
 
     def _profiling(self) -> dict[str, Any]:
         profiler = self.config.global_profiler
@@ -104,13 +109,36 @@ class PolicyUnit:
         return options
 
     def _check_wiring(self) -> None:
-        serving = set(self.actor_rollout_wg.serving_replica())
-        own = {replica.replica_rank for replica in self.servers.get_replicas()}
-        if serving != own:
-            raise RuntimeError(
-                f"policy {self.name!r}: its workers push weights to replicas {sorted(serving)}, "
-                f"but its servers are {sorted(own)}"
-            )
+        """Compares where the workers will push weights to with the servers that answer for this policy."""
+        check_wiring(
+            self.name,
+            self.actor_rollout_wg.weight_target(),
+            {replica.replica_rank: [_id(server) for server in replica.servers] for replica in self._replicas},
+        )
+
+    @property
+    def _replicas(self) -> list[RolloutReplica]:
+        replicas: list[RolloutReplica] = self.servers.get_replicas()
+        return replicas
+
+    def check_servers(self) -> None:
+        """Raises PolicyFailed if a server of this policy is dead."""
+        servers = [server for replica in self._replicas for server in replica.servers]
+        check_servers(self.name, servers, engine_rpc=self.config.actor_rollout_ref.rollout.name == "vllm")
+
+    def sleep_servers(self) -> None:
+        """Puts the servers to sleep, which frees their memory for the update."""
+        with naming(self.name, "putting its servers to sleep"):
+            self.sync.sleep_replicas()
+
+    def push_weights(self, global_steps: int) -> None:
+        """Wakes the servers with the policy's weights; raises PolicyFailed if one is dead.
+
+        verl's sender would wait for a dead receiver for ever, so servers are looked after meanwhile.
+        """
+        self.check_servers()
+        with naming(self.name, "handing its weights to its servers"):
+            watched(lambda: self.sync.update_weights(global_steps), self.check_servers, every=_LOOK)
 
     def client(self) -> DecisionClient:
         """Returns the client that rollout workers draw this policy's candidates with."""
@@ -123,6 +151,12 @@ class PolicyUnit:
         self, batch: KVBatchMeta, global_steps: int, metrics: dict[str, Any], timing: dict[str, float]
     ) -> KVBatchMeta:
         """Updates the policy on its rows; returns them with padding and in the order of training."""
+        with naming(self.name, "its update"):
+            return self._train(batch, global_steps, metrics, timing)
+
+    def _train(
+        self, batch: KVBatchMeta, global_steps: int, metrics: dict[str, Any], timing: dict[str, float]
+    ) -> KVBatchMeta:
         began = time.perf_counter()
         metrics["team/tokens"] = float(sum(tags["seq_len"] for tags in batch.tags))
         batch = self._balance_batch(batch, metrics, seed=global_steps)
@@ -182,14 +216,21 @@ class PolicyUnit:
         """Saves a trainable policy into its folder; old checkpoints are the caller's to remove."""
         if self.trainable:
             remote = None if remote_folder is None else os.path.join(remote_folder, self.folder)
-            self.actor_rollout_wg.save_checkpoint(os.path.join(step_folder, self.folder), remote, global_steps)
+            with naming(self.name, "saving its checkpoint"):
+                self.actor_rollout_wg.save_checkpoint(os.path.join(step_folder, self.folder), remote, global_steps)
 
     def load(self, step_folder: str, delete: bool) -> None:
         """Loads a trainable policy; a frozen one has what its model path gave it."""
         if self.trainable:
-            self.actor_rollout_wg.load_checkpoint(
-                local_path=os.path.join(step_folder, self.folder), del_local_after_load=delete
-            )
+            with naming(self.name, "loading its checkpoint"):
+                self.actor_rollout_wg.load_checkpoint(
+                    local_path=os.path.join(step_folder, self.folder), del_local_after_load=delete
+                )
+
+
+def _id(server: ray.actor.ActorHandle) -> str:
+    identity: str = server._actor_id.hex()
+    return identity
 
 
 def for_all(units: Sequence[PolicyUnit], action: Callable[[PolicyUnit], None], at_once: bool) -> None:
@@ -214,9 +255,9 @@ class TeamSync:
         self._at_once = at_once
 
     def sleep_replicas(self) -> None:
-        """Puts every server to sleep, which frees its memory for the update."""
-        for_all(self._units, lambda unit: unit.sync.sleep_replicas(), self._at_once)
+        """Puts every policy's servers to sleep."""
+        for_all(self._units, PolicyUnit.sleep_servers, self._at_once)
 
     def update_weights(self, global_steps: int) -> None:
-        """Wakes every server with its policy's weights; a frozen policy's, too, were discarded by the sleep."""
-        for_all(self._units, lambda unit: unit.sync.update_weights(global_steps), self._at_once)
+        """Wakes every policy's servers; a frozen policy's, too, lost their weights to the sleep."""
+        for_all(self._units, lambda unit: unit.push_weights(global_steps), self._at_once)

@@ -7,6 +7,8 @@ numbers of its own, from `first_replica` on.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from verl.single_controller.base.decorator import Dispatch, register
@@ -35,10 +37,49 @@ class PolicyWorker(ActorRolloutRefWorker):  # type: ignore[misc]
         adapter.zmq_handle = channel
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
-    def serving_replica(self) -> int:
-        """Returns the number of the replica that this worker pushes its weights to."""
-        replica: int = self.rollout.replica_rank
-        return replica
+    def weight_target(self) -> WeightTarget:
+        """Returns where this worker will push its weights to; to be asked once the servers are up."""
+        adapter = self.rollout
+        server = adapter.server_handle._actor_id.hex() if adapter._ensure_server_handle() else None
+        return WeightTarget(adapter.replica_rank, adapter.zmq_handle, server)
+
+
+@dataclass(frozen=True)
+class WeightTarget:
+    """Where a worker pushes its weights to, as verl's rollout adapter found it."""
+
+    replica: int
+    channel: str
+    """The socket that the weights go through."""
+    server: str | None
+    """Identity of the server that is told to receive them; None on ranks that leave that to another."""
+
+
+def check_wiring(policy: str, targets: Sequence[WeightTarget], servers: Mapping[int, Sequence[str]]) -> None:
+    """Raises RuntimeError unless workers push weights to their own policy's servers, and reach all of them.
+
+    Args:
+        policy: the policy's name.
+        targets: where its workers push to.
+        servers: number of a replica -> identities of its server processes.
+    """
+    for target in targets:
+        own = servers.get(target.replica)
+        if own is None:
+            raise RuntimeError(
+                f"policy {policy!r}: a worker pushes its weights to replica {target.replica}, "
+                f"but the policy's servers are {sorted(servers)}"
+            )
+        if f"-replica-{target.replica}-" not in target.channel:
+            raise RuntimeError(f"policy {policy!r}: channel {target.channel!r} is not replica {target.replica}'s")
+        if target.server is not None and target.server not in own:
+            raise RuntimeError(
+                f"policy {policy!r}: replica {target.replica} is served by {sorted(own)}, but a worker would push "
+                f"its weights to {target.server}, another policy's or another job's server"
+            )
+    unreached = sorted(set(servers) - {target.replica for target in targets})
+    if unreached:
+        raise RuntimeError(f"policy {policy!r}: no worker pushes weights to replicas {unreached}")
 
 
 def _replica_class(base: type, first_replica: int) -> type:
