@@ -299,17 +299,18 @@ def wait_for(path: Path, job: subprocess.Popen[bytes], folder: Path) -> None:
         time.sleep(0.01)
 
 
-def _engine(number: int, job: subprocess.Popen[bytes]) -> int:
-    """The vLLM engine that a job started as its `number`th; policies' servers start one after the other."""
+def _engine(replica: int, job: subprocess.Popen[bytes]) -> int:
+    """The vLLM engine of a replica in a job's session; its server is another process."""
     session = os.getsid(job.pid)
-    engines = []
-    for process in psutil.process_iter(["pid", "cmdline", "create_time"]):
+    for process in psutil.process_iter(["pid", "cmdline"]):
         try:
-            if os.getsid(process.pid) == session and "VLLM::EngineCore" in " ".join(process.info["cmdline"] or ()):
-                engines.append((process.info["create_time"], process.pid))
-        except ProcessLookupError:
+            if os.getsid(process.pid) != session or "VLLM::EngineCore" not in " ".join(process.info["cmdline"] or ()):
+                continue
+            if process.environ()["VERL_REPLICA_RANK"] == str(replica):
+                return process.pid
+        except (psutil.NoSuchProcess, ProcessLookupError):
             continue
-    return sorted(engines)[number][1]
+    raise AssertionError(f"no engine of replica {replica}")
 
 
 def _first_prompts(dump: Path) -> set[str]:

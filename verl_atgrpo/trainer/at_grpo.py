@@ -78,7 +78,7 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
     # ------------------------------------------------------------ policies
 
     def _setup(self) -> None:
-        """Starts every policy's workers and servers, all on the same devices, and resumes."""
+        """Starts every policy's workers and servers and resumes."""
         self._init_tokenizer()
         self._init_dataloader()
         self._init_dump_executor()
@@ -91,9 +91,11 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
             # verl's own folder where there is one policy, so that its tools find it.
             folder = "actor" if len(policies) == 1 else f"policies/{name}"
             unit = PolicyUnit(name, job, folder, settings.trainable, replicas)
-            unit.start(pools[name])
-            replicas += len(unit.servers.get_replicas())
+            unit.place(pools[name])
+            replicas += pools[name].world_size  # no policy has more servers than devices
             self.units.append(unit)
+        # Servers that start together on one GPU misjudge its free memory; on the CPU it is given in bytes.
+        for_all(self.units, PolicyUnit.start, self._at_once or platform_choice.wants_cpu())
         self.checkpoint_manager = TeamSync(self.units, self._at_once)
         self.tokenizer = TeamTokenizer({unit.name: unit.tokenizer for unit in self.units})
         self.reward_loop_manager = RewardLoopManager(config=self.config, rm_resource_pool=None)

@@ -43,7 +43,7 @@ class PolicyUnit:
     _pad_and_balance = PPOTrainer._balance_batch
 
     def __init__(self, name: str, job: DictConfig, folder: str, trainable: bool, first_replica: int) -> None:
-        """Holds the policy's configuration; `start` builds it.
+        """Holds the policy's configuration; `place` and `start` build it.
 
         Args:
             name: the policy's name.
@@ -64,8 +64,8 @@ class PolicyUnit:
         actor = job.actor_rollout_ref.actor
         self._optimizer_steps = job.data.train_batch_size // actor.ppo_mini_batch_size
 
-    def start(self, pool: RayResourcePool) -> None:
-        """Starts workers and servers in `pool`; the servers sleep afterwards, without weights yet."""
+    def place(self, pool: RayResourcePool) -> None:
+        """Creates the worker processes on the devices of `pool`; not to be called for two policies at once."""
         own_reference = self.use_reference_policy and not self.ref_in_actor
         role = str(Role.ActorRolloutRef if own_reference else Role.ActorRollout)
         worker = RayClassWithInitArgs(
@@ -80,13 +80,24 @@ class PolicyUnit:
             device_name=self.config.trainer.device,
             **self._profiling(),
         )
+        self._pool = pool
         self.actor_rollout_wg = group.spawn(prefix_set={role})[role]
-        self.actor_rollout_wg.init_model()
         self.ref_policy_wg = self.actor_rollout_wg
+
+    def start(self) -> None:
+        """Loads the model and starts the servers; they sleep afterwards, without weights yet.
+
+        Raises PolicyFailed if a worker or server does not come up, RuntimeError if they are cross-wired.
+        """
+        with naming(self.name, "its start"):
+            self._start()
+
+    def _start(self) -> None:
+        self.actor_rollout_wg.init_model()
         self.servers = PolicyServers.create(
             config=self.config,
             worker_group=self.actor_rollout_wg,
-            rollout_resource_pool=pool,
+            rollout_resource_pool=self._pool,
             start_rank=self.first_replica,
         )
         engine = omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine)
