@@ -20,6 +20,7 @@ pytest.importorskip("vllm")
 
 import psutil
 import torch
+from other_tokenizer import renumber
 
 from verl_atgrpo.export import export
 from verl_atgrpo.models.warm_start import WarmStart, make
@@ -50,7 +51,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     kinds = {"tied": {}, "untied": {"tied": False}, "shallow": {"layers": 2, "seed": 1}}
     for name, changes in kinds.items():
         make(root / name, WarmStart(**{"clean_steps": 60, "noisy_steps": 0, **changes}))  # type: ignore[arg-type]
-    return {name: root / name for name in kinds}
+    renumber(root / "tied", root / "renumbered")
+    return {name: root / name for name in (*kinds, "renumbered")}
 
 
 def start(recipe: str, folder: Path, model: Path, *overrides: str, **environment: str) -> subprocess.Popen[bytes]:
@@ -150,8 +152,9 @@ def test_an_update_of_one_policy_leaves_the_other_alone(models: dict[str, Path],
         "~at_grpo.environment",
         "+at_grpo.environment={name: 'lone_learner:LoneLearner'}",
         "~at_grpo.agents",
-        "+at_grpo.agents={left: left, right: right}",
-        f"at_grpo.policies={{left: {{model: {{path: {left}}}}}, right: {{model: {{path: {right}}}}}}}",
+        "+at_grpo.agents={left: left, right: right, judge: judge}",
+        f"at_grpo.policies={{left: {{model: {{path: {left}}}}}, right: {{model: {{path: {right}}}}},"
+        f" judge: {{model: {{path: {models['tied']}}}, trainable: false}}}}",
         "trainer.total_training_steps=2",
         "trainer.test_freq=1",
         "trainer.save_freq=2",
@@ -163,23 +166,26 @@ def test_an_update_of_one_policy_leaves_the_other_alone(models: dict[str, Path],
         assert metrics[step]["policy/left/grad_norm"] > 0
         assert metrics[step]["policy/left/training/rollout_probs_diff_max"] < FRESH
         assert metrics[step]["policy/right/rows"] == 0
-        assert "policy/right/grad_norm" not in metrics[step]
+        assert metrics[step]["policy/judge/rows"] == 4 * 4
+        for untouched in ("right", "judge"):
+            assert f"policy/{untouched}/grad_norm" not in metrics[step]
 
     policies = tmp_path / "checkpoints/global_step_2/policies"
     before, after = weights(left), weights(policies / "left/huggingface")
     for moved in ("model.embed_tokens.weight", "lm_head.weight"):
         assert not torch.equal(before[moved], after[moved])
+    assert not (policies / "judge").exists()
     before, after = weights(right), weights(policies / "right/huggingface")
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
-    served: dict[str, dict[tuple[int, int], float]] = {"left": {}, "right": {}}
+    served: dict[str, dict[tuple[int, int], float]] = {"left": {}, "right": {}, "judge": {}}
     for line in (tmp_path / "served.jsonl").read_text().splitlines():
         record = json.loads(line)
         served[record["agent"]][record["weights"], record["token"]] = record["log_prob"]
     moves = {agent: _largest_move(first_tokens) for agent, first_tokens in served.items()}
     assert moves["left"] > 1e-3
-    assert moves["right"] < 1e-5
+    assert max(moves["right"], moves["judge"]) < 1e-5
 
 
 def _largest_move(log_probs: dict[tuple[int, int], float]) -> float:
@@ -204,7 +210,9 @@ def test_cross_wired_servers_stop_the_run(models: dict[str, Path], tmp_path: Pat
     assert "policy 'planner': a worker pushes its weights to replica 0, but the policy's servers are [1]" in log
 
 
-def test_policies_on_devices_of_their_own_one_with_an_adapter(models: dict[str, Path], tmp_path: Path) -> None:
+def test_policies_on_devices_of_their_own_with_tokenizers_of_their_own(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
     job = start(
         "plan_path_cpu_roles",
         tmp_path,
@@ -212,11 +220,12 @@ def test_policies_on_devices_of_their_own_one_with_an_adapter(models: dict[str, 
         *SMALL,
         "at_grpo.placement=split",
         f"at_grpo.policies.tool_user={{model: {{path: {models['tied']}}}, gpus: 1, lora: {{rank: 4}}}}",
-        f"at_grpo.policies.planner={{model: {{path: {models['shallow']}}}, gpus: 1}}",
+        f"at_grpo.policies.planner={{model: {{path: {models['renumbered']}}}, gpus: 1}}",
         "trainer.n_gpus_per_node=2",
         "ray_kwargs.ray_init.num_gpus=2",
         "trainer.total_training_steps=2",
         "trainer.save_freq=2",
+        f"trainer.rollout_data_dir={tmp_path}/rows",
     )
     metrics = finish(job, tmp_path)
     for step in (1, 2):
@@ -227,11 +236,17 @@ def test_policies_on_devices_of_their_own_one_with_an_adapter(models: dict[str, 
         # Updates overlap: together they take longer than the time from the first one's start to the last one's end.
         each = [data[f"policy/{policy}/update_seconds"] for policy in ("tool_user", "planner")]
         assert sum(each) > data["timing_s/policies"]
+        # Every row is decoded with the tokenizer of the policy that wrote it.
+        prompts = [json.loads(line)["input"] for line in (tmp_path / f"rows/{step}.jsonl").read_text().splitlines()]
+        assert {prompt.startswith("plan") for prompt in prompts} == {True, False}
+        assert all(prompt.startswith(("draft", "plan")) for prompt in prompts)
 
     exported = export(tmp_path / "checkpoints/global_step_2", tmp_path / "exported")
-    for policy, model in (("tool_user", "tied"), ("planner", "shallow")):
+    for policy, model in (("tool_user", "tied"), ("planner", "renumbered")):
         before, after = weights(models[model]), weights(exported[policy])
         assert before.keys() == after.keys()
+        if policy == "tool_user":
+            before = {name: tensor.bfloat16().float() for name, tensor in before.items()}  # as the export rounds
         moved = {name for name in before if not torch.equal(before[name], after[name])}
         # An adapter is on the layers' matrices, and on nothing else.
         assert "model.layers.0.mlp.down_proj.weight" in moved

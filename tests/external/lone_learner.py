@@ -16,9 +16,9 @@ from verl_atgrpo.team import Generation, Team
 
 
 class LoneLearner(Environment):
-    """`left` writes as many U as it can; `right` does so too, but in validation only."""
+    """`left` writes as many U as it can, and so does `judge`; `right` answers in validation only."""
 
-    agents = ("left", "right")
+    agents = ("left", "right", "judge")
 
     def task(self, split: Split, index: int) -> tuple[Split, int]:
         return split, index
@@ -28,6 +28,7 @@ class LoneLearner(Environment):
 
     async def run(self, task: tuple[Split, int], team: Team) -> Outcome:
         answer = await team.left.act("draft", lambda reply: Score(local=reply.count("U")))
+        await team.judge.act("plan", lambda reply: Score(local=reply.count("U")))
         if task[0] == "val":
             await team.right.act("plan", lambda reply: Score(local=reply.count("U")))
         return Outcome(success="U" in answer.text)
