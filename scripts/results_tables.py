@@ -7,6 +7,8 @@ from pathlib import Path
 
 from verl_atgrpo.learning_curve import Point, read
 
+SHARED, SINGLE, ROLES, SWAPPED = (f"plan_path_cpu{kind}" for kind in ("", "_single", "_roles", "_swapped"))
+
 
 def percent(success: float) -> str:
     return f"{100 * success:.1f}%"
@@ -16,7 +18,7 @@ def against_a_single_agent(results: Path, seeds: list[str]) -> list[str]:
     """Returns the rows of the comparison at equal tokens."""
     rows = []
     for seed in seeds:
-        team, single = (read(results / f"{name}_{seed}/metrics.jsonl") for name in ("plan_path_cpu", SINGLE))
+        team, single = (read(results / f"{name}_{seed}/metrics.jsonl") for name in (SHARED, SINGLE))
         spent = team[-1].tokens
         equal = next((point for point in single if point.tokens >= spent), single[-1])
         rows.append(
@@ -30,10 +32,7 @@ def per_role(results: Path, seeds: list[str]) -> list[str]:
     """Returns the rows of the comparison of one policy, one for each role, and swapped ones."""
     rows = []
     for seed in seeds:
-        shared, roles, swapped = (
-            read(results / f"{name}_{seed}/metrics.jsonl")
-            for name in ("plan_path_cpu", ROLES, "plan_path_cpu_swapped")
-        )
+        shared, roles, swapped = (read(results / f"{name}_{seed}/metrics.jsonl") for name in (SHARED, ROLES, SWAPPED))
         rows.append(
             f"| {seed} | {percent(shared[0].success)} | {percent(shared[-1].success)} | {percent(roles[0].success)} "
             f"| {', '.join(percent(point.success) for point in roles[1:])} | {percent(swapped[-1].success)} "
@@ -52,7 +51,7 @@ def main() -> None:
     print("| seed | shared: start | end | per role: start | after 10, 20, 30 steps | swapped | minutes | tokens |")
     print("|---|---|---|---|---|---|---|---|")
     print("\n".join(per_role(results, seeds)))
-    for name in ("plan_path_cpu", SINGLE, ROLES):
+    for name in (SHARED, SINGLE, ROLES):
         curves: list[list[Point]] = [read(results / f"{name}_{seed}/metrics.jsonl") for seed in seeds]
         memory = [results / f"{name}_{seed}/memory" for seed in seeds]
         known = [int(file.read_text()) / 2**20 for file in memory if file.is_file()]
@@ -61,8 +60,6 @@ def main() -> None:
             + (f", at most {max(known):.1f} GiB" if known else "")
         )
 
-
-SINGLE, ROLES = "plan_path_cpu_single", "plan_path_cpu_roles"
 
 if __name__ == "__main__":
     main()
