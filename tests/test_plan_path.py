@@ -26,10 +26,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_atgrpo import environment
-from verl_atgrpo.environment import EnvironmentConfigError, Score, make, stable_hash
-from verl_atgrpo.environments import plan_path
+from verl_atgrpo.environment import EnvironmentConfigError, Score, make
+from verl_atgrpo.environments import drafting
+from verl_atgrpo.environments.drafting import Draft
 from verl_atgrpo.environments.grid import PlanPathTask, State, team_reward, walk
-from verl_atgrpo.environments.plan_path import Draft, PlanPath, parse_moves, parse_printed
+from verl_atgrpo.environments.plan_path import PlanPath, parse_moves, parse_printed
+from verl_atgrpo.environments.splits import split_of
 from verl_atgrpo.sandbox import ExecutionResult, Limits, run_python
 from verl_atgrpo.team import Decision, EpisodeRecord, ScriptedTeam, play
 
@@ -167,7 +169,7 @@ def test_splits_are_disjoint_reachable_and_decided_by_the_grid(options: dict[str
     assert not prints["train"] & prints["val"]
     # The grid alone decides, so splits stay disjoint where the seeds differ or the indices run on.
     for split, seen in prints.items():
-        assert {stable_hash(text) % plan_path.VALIDATION_SHARE == 0 for text in seen} == {split == "val"}
+        assert {split_of(text) for text in seen} == {split}
     other = PlanPath(**options, seed=99)
     assert not {other.fingerprint(other.task("train", index)) for index in range(100)} & prints["val"]
 
@@ -192,7 +194,7 @@ def test_an_environment_without_tasks_says_so_instead_of_searching_for_ever(min_
 
 def test_few_shot_examples_are_solved_and_never_from_validation() -> None:
     env = PlanPath(size=5, tool="moves", few_shot=4)
-    *messages, question = env.grid_prompt(State.initial(CORRIDOR), "draft")
+    *messages, question = env.draft_prompt(State.initial(CORRIDOR))
     assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 4]
     validation = {env.fingerprint(env.task("val", index)) for index in range(200)}
     for shown, answer in zip(messages[1::2], messages[2::2], strict=True):
@@ -258,7 +260,7 @@ def test_walk(task: PlanPathTask, moves: str, end: tuple[int, int], legal: bool,
     ],
 )
 def test_scores_by_hand(moves: str | None, team: float, local: float) -> None:
-    score = PlanPath(tool="moves").score_moves(State.initial(CORRIDOR), moves)
+    score = PlanPath(tool="moves").score_answer(State.initial(CORRIDOR), moves)
     assert score.team == pytest.approx(team)
     assert score.local == pytest.approx(local)
 
@@ -290,8 +292,8 @@ def test_bouncing_earns_nothing_after_the_first_visit() -> None:
     # At every decision of the way the walk to the goal is worth more than the next bounce.
     state = State.initial(CORRIDOR)
     for step in "RLRLRL":
-        best = env.score_moves(state, solve(CORRIDOR.draw(state.position)))
-        assert best.mixed(1.0) > env.score_moves(state, step).mixed(1.0)
+        best = env.score_answer(state, solve(CORRIDOR.draw(state.position)))
+        assert best.mixed(1.0) > env.score_answer(state, step).mixed(1.0)
         state = walk(state, step).end
 
 
@@ -452,15 +454,15 @@ def test_echoing_a_prompt_earns_nothing(options: dict[str, Any]) -> None:
     env = PlanPath(size=5, **options)
     for state in states_on_the_way():
         solution = solve(WALLED.draw(state.position))
-        drafts = [Draft("no idea", None, None)]
+        drafts = [Draft("no idea", None)]
         for moves in (solution, solution[:-1], "L", "U" * 3):
             program = f"```python\nprint({list(moves)})\n```"
-            drafts.append(Draft(program, moves, walk(state, moves), str(list(moves)), True))
-        prompts = [env.grid_prompt(state, "draft"), *(env.plan_prompt(state, draft) for draft in drafts)]
+            drafts.append(Draft(program, moves, str(list(moves)), True))
+        prompts = [env.draft_prompt(state), *(env.plan_prompt(state, draft) for draft in drafts)]
         for prompt in prompts:
             contents = [message["content"] for message in prompt]
             for text in ("\n".join(contents), *contents, contents[-1].splitlines()[-1]):
-                assert env.score_moves(state, env.parse(text)) == Score(0, 0)
+                assert env.score_answer(state, env.parse(text)) == Score(0, 0)
 
 
 @pytest.mark.parametrize("options", [*STYLES, {"style": "full", "tool": "python"}])
@@ -484,14 +486,14 @@ def test_any_reply_gets_a_finite_score_and_leaves_the_state_alone(reply: str, st
     moves = env.parse(reply)
     assert moves is None or set(moves) <= set("UDLR")
     assert moves is None or 1 <= len(moves) <= env.max_moves
-    score = env.score_moves(state, moves)
+    score = env.score_answer(state, moves)
     assert math.isfinite(score.mixed(1.0))
     assert 0 <= score.team <= 1
     assert 0 <= score.local <= 1 + 1e-9
     assert (moves is None) == (score == Score())
     assert state == before
     assert state.task.distance == before.task.distance
-    assert env.score_moves(state, moves) == score
+    assert env.score_answer(state, moves) == score
     printed = parse_printed(reply, env.max_moves)
     assert printed is None or set(printed) <= set("UDLR")
 
@@ -500,8 +502,8 @@ def test_the_order_of_scoring_does_not_matter() -> None:
     env = PlanPath(size=5, tool="moves")
     state = walk(State.initial(WALLED), "DD").end
     answers = ["DRRUUU", "D", "U", "L", None, "DRR"]
-    forward = [env.score_moves(state, moves) for moves in answers]
-    assert [env.score_moves(state, moves) for moves in reversed(answers)] == forward[::-1]
+    forward = [env.score_answer(state, moves) for moves in answers]
+    assert [env.score_answer(state, moves) for moves in reversed(answers)] == forward[::-1]
 
 
 # ------------------------------------------------------------------ episodes
@@ -619,7 +621,7 @@ def program(code: str) -> str:
 
 def test_programs_of_the_tool_user_are_run_and_scored(monkeypatch: pytest.MonkeyPatch) -> None:
     quick = functools.partial(run_python, limits=Limits(cpu_seconds=1, wall_seconds=2.0))
-    monkeypatch.setattr(plan_path, "run_python", quick)
+    monkeypatch.setattr(drafting, "run_python", quick)
     answers = {
         program("print(list('RRRR'), flush=True)\nwhile True: pass"): (0, 0.1),  # timed out, though it printed the way
         program("raise SystemExit(1)"): (0, 0.1),
@@ -651,7 +653,7 @@ def test_the_planner_is_told_what_the_scored_run_printed(monkeypatch: pytest.Mon
     async def unsteady(code: str, **kwargs: Any) -> ExecutionResult:
         return ExecutionResult(next(outputs), "", 0, timed_out=False, output_truncated=False)
 
-    monkeypatch.setattr(plan_path, "run_python", unsteady)
+    monkeypatch.setattr(drafting, "run_python", unsteady)
     env = PlanPath(size=5, max_turns=1)
     record = episode(
         env, CORRIDOR, lambda prompt, k: program("import random"), lambda prompt, k: full("R"), candidates=3

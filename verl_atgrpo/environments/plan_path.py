@@ -1,31 +1,22 @@
 """Plan-Path: a team leads a walker over a grid with walls to a goal, turn by turn.
 
-The workflow and the rewards follow AT-GRPO (arXiv 2510.11062, App. A): a tool user proposes moves, the
-planner sees the proposal and where it leads and decides, the walker moves, and the next turn starts
-from where it stands. Two things differ from the reference code on purpose: progress is paid once
-(against the closest point reached so far, so stepping back and forth earns nothing), and the prompt
-shows the current position, not the start.
+Workflow (`drafting`) and rewards follow AT-GRPO (arXiv 2510.11062, App. A). Two things differ from the reference
+code on purpose: progress is paid once (against the closest point reached so far, so stepping back and forth earns
+nothing), and the prompt shows the current position, not the start.
 """
 
 from __future__ import annotations
 
 import ast
-import asyncio
-import functools
 import random
 import re
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
+from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
+from verl_atgrpo.environments.drafting import Alone, Draft, DraftingGame, check_choice, check_whole_numbers, told_of
 from verl_atgrpo.environments.grid import MOVES, PlanPathTask, State, Walk, team_reward, walk
-from verl_atgrpo.sandbox import extract_python, run_python
-from verl_atgrpo.team import Agent, Team
+from verl_atgrpo.environments.splits import MOST_DRAWS, draw_for
 
-_MOST_DRAWS = 2000
-"""Draws without a fitting grid after which the options are at fault; one in eight fits a split."""
-VALIDATION_SHARE = 8
-"""One grid in this many belongs to validation: membership follows from the grid itself."""
 _FULL_ANSWER = re.compile(r"^Moves:[ \t]*([UDLR](?:[ \t,]*[UDLR])*)[ \t.]*$", re.MULTILINE)
 _LISTED = re.compile(r"[UDLR](?:[ \t,]*[UDLR])*")
 
@@ -71,19 +62,8 @@ def parse_printed(output: str, limit: int) -> str | None:
     return moves if 0 < len(moves) <= limit else None
 
 
-@dataclass(frozen=True)
-class Draft:
-    """What the tool user's reply came to."""
-
-    text: str
-    moves: str | None
-    walk: Walk | None
-    output: str = ""
-    ran: bool = False
-
-
-class PlanPathBase(Environment):
-    """The grid world with its tasks, prompts and scores, shared by team and single agent."""
+class PlanPath(DraftingGame[State, str]):
+    """A tool user drafts, the planner decides, the walker moves; up to `max_turns` turns."""
 
     def __init__(
         self,
@@ -113,25 +93,21 @@ class PlanPathBase(Environment):
         Raises:
             EnvironmentConfigError: a value that does not make sense.
         """
-        for name, value, low in (
-            ("size", size, 2),
-            ("min_distance", min_distance, 1),
-            ("max_turns", max_turns, 1),
-            ("max_moves", max_moves, 1),
-            ("few_shot", few_shot, 0),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise EnvironmentConfigError(f"at_grpo.environment.{name}={value!r}: a whole number, at least {low}")
+        check_whole_numbers(
+            size=(size, 2),
+            min_distance=(min_distance, 1),
+            max_turns=(max_turns, 1),
+            max_moves=(max_moves, 1),
+            few_shot=(few_shot, 0),
+        )
         if isinstance(wall_density, bool) or not isinstance(wall_density, int | float) or not 0 <= wall_density <= 0.6:
             raise EnvironmentConfigError(
                 f"at_grpo.environment.wall_density={wall_density!r}: a number between 0 and 0.6"
             )
         if min_distance > size:
             raise EnvironmentConfigError(f"at_grpo.environment.min_distance={min_distance}: between 1 and size={size}")
-        if tool not in ("python", "moves"):
-            raise EnvironmentConfigError(f"at_grpo.environment.tool={tool!r}: use python or moves")
-        if style not in ("full", "compact"):
-            raise EnvironmentConfigError(f"at_grpo.environment.style={style!r}: use full or compact")
+        check_choice("tool", tool, ("python", "moves"))
+        check_choice("style", style, ("full", "compact"))
         if style == "compact" and tool == "python":
             raise EnvironmentConfigError("at_grpo.environment.style=compact goes with tool: moves, not python")
         if few_shot and (style, tool) != ("full", "moves"):
@@ -141,7 +117,7 @@ class PlanPathBase(Environment):
         self.min_distance = min_distance
         self.max_turns = max_turns
         self.max_moves = max_moves
-        self.tool = tool
+        self.uses_python = tool == "python"
         self.style = style
         self.seed = seed
         self._shots = tuple(self._shot(number) for number in range(few_shot))
@@ -149,16 +125,14 @@ class PlanPathBase(Environment):
     def task(self, split: Split, index: int) -> PlanPathTask:
         """Returns grid `index` of `split`; splits are disjoint because the grid decides its own split."""
         rng = random.Random(stable_hash("plan_path", self.seed, split, index))
-        for _ in range(_MOST_DRAWS):
-            task = self._draw_task(rng)
-            validation = stable_hash(self.fingerprint(task)) % VALIDATION_SHARE == 0
-            if validation == (split == "val"):
-                return task
-        raise self._too_few_grids(f"the split {split!r}")
+        task = draw_for(split, lambda: self._draw_task(rng), self.fingerprint)
+        if task is None:
+            raise self._too_few_grids(f"the split {split!r}")
+        return task
 
     def _draw_task(self, rng: random.Random) -> PlanPathTask:
         cells = [(row, column) for row in range(self.size_) for column in range(self.size_)]
-        for _ in range(_MOST_DRAWS):
+        for _ in range(MOST_DRAWS):
             walls = frozenset(cell for cell in cells if rng.random() < self.wall_density)
             free = [cell for cell in cells if cell not in walls]
             if len(free) < 2:
@@ -179,6 +153,19 @@ class PlanPathBase(Environment):
         """Returns the drawn grid."""
         return task.draw(task.start)
 
+    def initial(self, task: object) -> State:
+        """Returns the state before the first move."""
+        assert isinstance(task, PlanPathTask)
+        return State.initial(task)
+
+    def solved(self, state: State) -> bool:
+        """Returns whether the walker stands on the goal."""
+        return state.solved
+
+    def apply(self, state: State, answer: str) -> State:
+        """Moves the walker."""
+        return walk(state, answer).end
+
     def outcome(self, state: State, turns: int) -> Outcome:
         """Returns how an episode in `state` ended: the share of the way made, 1 at the goal."""
         distances = state.task.distance
@@ -186,45 +173,46 @@ class PlanPathBase(Environment):
         share = 1.0 if state.solved else max(0, whole - distances[state.position]) / whole
         return Outcome(state.solved, share, {"turns": float(turns)})
 
-    def score_moves(self, state: State, moves: str | None) -> Score:
+    def score_answer(self, state: State, answer: str | None) -> Score:
         """Scores a move list: format .1, legal .1, on a shortest path .8 (paper, Plan-Path planner)."""
-        if moves is None:
+        if answer is None:
             return Score()
-        walked = walk(state, moves)
+        walked = walk(state, answer)
         local = 0.1 + 0.1 * walked.legal + 0.8 * walked.on_shortest_path
         return Score(team=team_reward(state, walked.end), local=local)
 
-    def score_reply(self, state: State, reply: str) -> Score:
-        """Scores an answer that gives moves (see `score_moves`)."""
-        return self.score_moves(state, self.parse(reply))
+    def score_printed(self, state: State, answer: str) -> Score:
+        """Scores a printed move list: .8 for being one, after .1 for the program and .1 for its run."""
+        return Score(team=team_reward(state, walk(state, answer).end), local=1.0)
 
     def parse(self, reply: str) -> str | None:
         """Returns the moves of an answer in this environment's style, or None."""
         return parse_moves(reply, self.style, self.max_moves)
 
+    def parse_printed(self, output: str) -> str | None:
+        """Returns the moves in the last line a program printed, or None."""
+        return parse_printed(output, self.max_moves)
+
     # ------------------------------------------------------------------ prompts
 
-    def grid_prompt(self, state: State, role: str) -> list[Message]:
-        """Returns the question that shows the grid from the current position to agent `role`."""
+    def draft_prompt(self, state: State) -> list[Message]:
+        """Returns the tool user's question: the grid from the current position."""
         grid = state.task.draw(state.position)
         if self.style == "compact":
-            return [{"role": "user", "content": f"{role}{_corners(state)}\n{grid}"}]
-        return self._dialogue(f"{grid}\n{_ASK_PYTHON if role == 'draft' and self.tool == 'python' else self._ask()}")
+            return [{"role": "user", "content": f"draft{_corners(state)}\n{grid}"}]
+        return self._dialogue(f"{grid}\n{_ASK_PYTHON if self.uses_python else self._ask()}")
 
-    def plan_prompt(self, state: State, draft: Draft) -> list[Message]:
+    def plan_prompt(self, state: State, draft: Draft[str]) -> list[Message]:
         """Returns the planner's question: the grid, the draft and where it leads."""
         grid = state.task.draw(state.position)
         if self.style == "compact":
-            lead = "none" if draft.walk is None else _lead(draft.walk, compact=True)
-            return [{"role": "user", "content": f"plan{_corners(state)}\n{grid}\n{draft.moves or ''}>{lead}"}]
-        if self.tool == "python":
-            told = f"A tool user wrote this:\n{draft.text}\nIt printed:\n{draft.output or '(nothing)'}\n"
-        else:
-            told = ""
-        if draft.walk is None:
+            lead = "none" if draft.answer is None else _lead(walk(state, draft.answer), compact=True)
+            return [{"role": "user", "content": f"plan{_corners(state)}\n{grid}\n{draft.answer or ''}>{lead}"}]
+        told = told_of(draft) if self.uses_python else ""
+        if draft.answer is None:
             told += "A tool user drafted no valid moves."
         else:
-            told += f"A tool user drafted: {', '.join(draft.moves or '')}. They lead {_lead(draft.walk)}."
+            told += f"A tool user drafted: {', '.join(draft.answer)}. They lead {_lead(walk(state, draft.answer))}."
         return self._dialogue(f"{grid}\n{told}\n{self._ask()}")
 
     def _ask(self) -> str:
@@ -246,72 +234,8 @@ class PlanPathBase(Environment):
         return task.draw(task.start), moves[: self.max_moves]
 
 
-class PlanPath(PlanPathBase):
-    """A tool user drafts, the planner decides, the walker moves; up to `max_turns` turns."""
-
-    agents: ClassVar[tuple[str, ...]] = ("tool_user", "planner")
-
-    async def run(self, task: PlanPathTask, team: Team) -> Outcome:
-        """Plays one episode: success means that the walker stands on the goal within the turns."""
-        return await self._play(task, team.tool_user, team.planner)
-
-    async def _play(self, task: PlanPathTask, drafter: Agent, planner: Agent) -> Outcome:
-        state = State.initial(task)
-        turns = 0
-        while turns < self.max_turns and not state.solved:
-            draft = await self._draft(state, drafter)
-            score = functools.partial(self.score_reply, state)
-            plan = await planner.act(self.plan_prompt(state, draft), score)
-            moves = self.parse(plan.text)
-            if moves is not None:
-                state = walk(state, moves).end
-            turns += 1
-        return self.outcome(state, turns)
-
-    async def _draft(self, state: State, tool_user: Agent) -> Draft:
-        prompt = self.grid_prompt(state, "draft")
-        if self.tool == "moves":
-            reply = await tool_user.act(prompt, functools.partial(self.score_reply, state))
-            moves = self.parse(reply.text)
-            return Draft(reply.text, moves, None if moves is None else walk(state, moves))
-        runs: dict[str, asyncio.Task[Draft]] = {}
-
-        async def score(text: str) -> Score:
-            # Equal programs run once: what is scored is then also what the planner is shown.
-            if text not in runs:
-                runs[text] = asyncio.create_task(self._run_program(state, text))
-            draft = await runs[text]
-            if draft.moves is None:
-                # Format .1 for a python block, .1 if it ran, .8 only for a well-formed move list.
-                return Score(local=0.1 * (extract_python(text) is not None) + 0.1 * draft.ran)
-            assert draft.walk is not None
-            return Score(team=team_reward(state, draft.walk.end), local=1.0)
-
-        reply = await tool_user.act(prompt, score=score)
-        return await runs[reply.text]
-
-    async def _run_program(self, state: State, text: str) -> Draft:
-        code = extract_python(text)
-        if code is None:
-            return Draft(text, None, None)
-        result = await run_python(code)
-        moves = parse_printed(result.stdout, self.max_moves) if result.ok else None
-        return Draft(
-            text, moves, None if moves is None else walk(state, moves), result.stdout.strip()[:500], result.ok
-        )
-
-
-class SinglePlanPath(PlanPath):
-    """One agent drafts and decides, with the team's prompts, feedback, calls and turns.
-
-    The counterpart for fair comparisons: nothing differs from the team but that one agent does both.
-    """
-
-    agents = ("solo",)
-
-    async def run(self, task: PlanPathTask, team: Team) -> Outcome:
-        """Plays one episode as `PlanPath` does, with `solo` in both parts."""
-        return await self._play(task, team.solo, team.solo)
+class SinglePlanPath(Alone, PlanPath):
+    """One agent drafts and decides, with the team's prompts, feedback, calls and turns."""
 
 
 def _corners(state: State) -> str:

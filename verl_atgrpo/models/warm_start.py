@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from verl_atgrpo.environment import Message, stable_hash
+from verl_atgrpo.environments.drafting import Draft
 from verl_atgrpo.environments.grid import MOVES, Cell, PlanPathTask, State, walk
-from verl_atgrpo.environments.plan_path import Draft, PlanPath
+from verl_atgrpo.environments.plan_path import PlanPath
 from verl_atgrpo.models.local_policy import LocalPolicy, evaluate
 from verl_atgrpo.models.tiny import build_model, build_tokenizer
 
@@ -119,12 +120,12 @@ def demonstration(env: PlanPath, rng: random.Random, noise: float) -> Demonstrat
     state = State(task, position, task.distance[position])
     if rng.random() < 0.5:
         answer = demonstrate(task, position, noise, env.max_moves, rng)
-        return Demonstration(env.grid_prompt(state, "draft"), *answer)
+        return Demonstration(env.draft_prompt(state), *answer)
     # The planner meets good drafts as well as bad ones, so that it learns to look at where they lead.
     drafted, _ = demonstrate(task, position, 0.3 if rng.random() < 0.5 else 0.0, env.max_moves, rng)
     lead = walk(state, drafted)
     answer = demonstrate(task, position, noise, env.max_moves, rng, drafted if lead.on_shortest_path else "")
-    return Demonstration(env.plan_prompt(state, Draft(drafted, drafted, lead)), *answer)
+    return Demonstration(env.plan_prompt(state, Draft(drafted, drafted)), *answer)
 
 
 def _step(position: Cell, move: str) -> Cell:

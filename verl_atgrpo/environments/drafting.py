@@ -1,0 +1,175 @@
+"""The workflow of games and planning: one agent drafts with a tool, another sees the draft and decides.
+
+AT-GRPO (arXiv 2510.11062, App. A): the tool user writes a program that prints a solution, or drafts it itself;
+the planner sees the draft and where it leads and gives the answer; the game moves; the next turn starts from where
+it stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score
+from verl_atgrpo.sandbox import extract_python, run_python
+from verl_atgrpo.team import Agent, Team
+
+State = TypeVar("State")
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Draft(Generic[Answer]):
+    """What the tool user's reply came to."""
+
+    text: str
+    answer: Answer | None
+    """The solution it drafted, or None if there is none in the agreed format."""
+    output: str = ""
+    """What its program printed."""
+    ran: bool = False
+    """Its program ran to the end."""
+
+
+class DraftingGame(Environment, Generic[State, Answer]):
+    """A game that a tool user and a planner play together, for up to `max_turns` turns."""
+
+    agents: ClassVar[tuple[str, ...]] = ("tool_user", "planner")
+    max_turns: int
+    uses_python: bool
+    """The tool user writes a program; otherwise it drafts as the planner answers."""
+
+    # ------------------------------------------------------------------ the game
+
+    @abstractmethod
+    def initial(self, task: object) -> State:
+        """Returns the state before the first turn."""
+
+    @abstractmethod
+    def solved(self, state: State) -> bool:
+        """Returns whether the task is done: nothing else ends an episode early."""
+
+    @abstractmethod
+    def apply(self, state: State, answer: Answer) -> State:
+        """Returns the state after the planner's answer."""
+
+    @abstractmethod
+    def outcome(self, state: State, turns: int) -> Outcome:
+        """Returns how an episode that stands in `state` after `turns` turns ended."""
+
+    # ------------------------------------------------------------------ replies and scores
+
+    @abstractmethod
+    def parse(self, reply: str) -> Answer | None:
+        """Returns the answer in a reply, or None if it is not in the agreed format."""
+
+    @abstractmethod
+    def parse_printed(self, output: str) -> Answer | None:
+        """Returns the answer in what a program printed, or None."""
+
+    @abstractmethod
+    def score_answer(self, state: State, answer: Answer | None) -> Score:
+        """Scores an answer of the planner, or a draft made without a program."""
+
+    @abstractmethod
+    def score_printed(self, state: State, answer: Answer) -> Score:
+        """Scores the answer that a program printed."""
+
+    def score_reply(self, state: State, reply: str) -> Score:
+        """Scores a reply that gives an answer."""
+        return self.score_answer(state, self.parse(reply))
+
+    # ------------------------------------------------------------------ prompts
+
+    @abstractmethod
+    def draft_prompt(self, state: State) -> list[Message]:
+        """Returns the tool user's question."""
+
+    @abstractmethod
+    def plan_prompt(self, state: State, draft: Draft[Answer]) -> list[Message]:
+        """Returns the planner's question: the state, the draft and where it leads."""
+
+    # ------------------------------------------------------------------ the workflow
+
+    async def run(self, task: object, team: Team) -> Outcome:
+        """Plays one episode; success means that the task is solved within the turns."""
+        return await self.play(task, team.tool_user, team.planner)
+
+    async def play(self, task: object, tool_user: Agent, planner: Agent) -> Outcome:
+        """Plays one episode with any two agents, or with one in both parts."""
+        state = self.initial(task)
+        turns = 0
+        while turns < self.max_turns and not self.solved(state):
+            draft = await self._draft(state, tool_user)
+            plan = await planner.act(self.plan_prompt(state, draft), functools.partial(self.score_reply, state))
+            answer = self.parse(plan.text)
+            if answer is not None:
+                state = self.apply(state, answer)
+            turns += 1
+        return self.outcome(state, turns)
+
+    async def _draft(self, state: State, tool_user: Agent) -> Draft[Answer]:
+        prompt = self.draft_prompt(state)
+        if not self.uses_python:
+            reply = await tool_user.act(prompt, functools.partial(self.score_reply, state))
+            return Draft(reply.text, self.parse(reply.text))
+        runs: dict[str, asyncio.Task[Draft[Answer]]] = {}
+
+        async def score(text: str) -> Score:
+            # Equal programs run once: what is scored is then also what the planner is shown.
+            if text not in runs:
+                runs[text] = asyncio.create_task(self._run_program(text))
+            draft = await runs[text]
+            if draft.answer is None:
+                # A python block .1, that ran .1; the rest is for what it printed.
+                return Score(local=0.1 * (extract_python(text) is not None) + 0.1 * draft.ran)
+            return self.score_printed(state, draft.answer)
+
+        reply = await tool_user.act(prompt, score)
+        return await runs[reply.text]
+
+    async def _run_program(self, text: str) -> Draft[Answer]:
+        code = extract_python(text)
+        if code is None:
+            return Draft(text, None)
+        result = await run_python(code)
+        answer = self.parse_printed(result.stdout) if result.ok else None
+        return Draft(text, answer, result.stdout.strip()[:500], result.ok)
+
+
+def told_of(draft: Draft[Answer]) -> str:
+    """Returns what a planner is told of a program: the reply with it, and what it printed."""
+    return f"A tool user wrote this:\n{draft.text}\nIt printed:\n{draft.output or '(nothing)'}\n"
+
+
+class Alone:
+    """Makes a drafting game one for a single agent, which drafts and decides.
+
+    The counterpart for fair comparisons: prompts, feedback, calls and turns are the team's.
+    """
+
+    agents: ClassVar[tuple[str, ...]] = ("solo",)
+
+    async def run(self: DraftingGame[State, Answer], task: object, team: Team) -> Outcome:  # type: ignore[misc]
+        """Plays one episode as the team does, with `solo` in both parts."""
+        return await self.play(task, team.solo, team.solo)
+
+
+def check_whole_numbers(**values: tuple[object, int]) -> None:
+    """Raises EnvironmentConfigError unless every option is a whole number of at least its lower bound.
+
+    Args:
+        values: option -> (value, lower bound).
+    """
+    for name, (value, low) in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise EnvironmentConfigError(f"at_grpo.environment.{name}={value!r}: a whole number, at least {low}")
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raises EnvironmentConfigError unless an option is one of `choices`."""
+    if value not in choices:
+        raise EnvironmentConfigError(f"at_grpo.environment.{name}={value!r}: use {' or '.join(choices)}")
