@@ -28,7 +28,8 @@ class CpuWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
 
         def keep(bucket: list[tuple[str, torch.Tensor]], is_last: bool) -> None:
             # Copies: on CPU the bucket is a view of shared memory that the next bucket overwrites.
-            weights.extend((name, tensor.clone()) for name, tensor in bucket)
+            # Their names: vLLM's reload looks through adapter layers by itself.
+            weights.extend((name.replace(".base_layer.", "."), tensor.clone()) for name, tensor in bucket)
 
         BucketedWeightReceiver(zmq_handle=self._get_zmq_handle(), device=self.device, use_shm=use_shm).receive_weights(
             on_bucket_received=keep

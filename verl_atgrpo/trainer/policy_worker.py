@@ -11,10 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import zmq
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.replica import RolloutMode
+
+_ANSWER = 120.0
+"""Seconds that a server may take for one bucket of weights."""
 
 
 class PolicyWorker(ActorRolloutRefWorker):  # type: ignore[misc]
@@ -35,6 +39,21 @@ class PolicyWorker(ActorRolloutRefWorker):  # type: ignore[misc]
         if self._first_replica and channel == adapter.zmq_handle:
             raise RuntimeError(f"verl's weight channel {channel!r} does not name the replica any more")
         adapter.zmq_handle = channel
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
+    async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> Any:
+        """Pushes the weights to the servers; raises TimeoutError if one does not take them.
+
+        A server that fails on its side never answers, and verl's sender would wait for ever.
+        """
+        # The default of sockets that are opened from now on, among them verl's sender.
+        zmq.Context.instance().setsockopt(zmq.RCVTIMEO, int(_ANSWER * 1000))
+        try:
+            return await super().update_weights(global_steps=global_steps, mode=mode)
+        except zmq.Again as error:
+            raise TimeoutError(
+                f"replica {self.rollout.replica_rank} did not take the weights within {_ANSWER} s; its log says why"
+            ) from error
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def weight_target(self) -> WeightTarget:
