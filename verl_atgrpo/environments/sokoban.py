@@ -191,7 +191,7 @@ def _dialogue(question: str) -> list[Message]:
 _RULES = (
     "You play Sokoban: push every box onto a target. '#' is a wall, '-' is floor, '.' is a target, '$' is a box, "
     "'*' is a box on a target, '@' is the player, '+' is the player on a target. Moves are U (up), D (down), L "
-    "(left), R (right). Moving into a box pushes it one square on, unless a wall or another box is there. Boxes cannot be "
-    "pulled. A blocked move ends the list of moves."
+    "(left), R (right). Moving into a box pushes it one square on, unless a wall or another box is there. Boxes "
+    "cannot be pulled. A blocked move ends the list of moves."
 )
 _ASK_PROGRAM = ask_program("that pushes every box onto a target")

@@ -32,7 +32,9 @@ class Generator:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_whole_numbers(size=(self.size, 5), boxes=(self.boxes, 1), min_solution=(self.min_solution, 1))
+        check_whole_numbers(
+            size=(self.size, 5), boxes=(self.boxes, 1), min_solution=(self.min_solution, 1), seed=(self.seed, 0)
+        )
         check_wall_density(self.wall_density)
 
     def draw(self, rng: random.Random) -> SokobanTask:
