@@ -30,7 +30,8 @@ from verl_atgrpo.environment import EnvironmentConfigError, Score, make
 from verl_atgrpo.environments import drafting
 from verl_atgrpo.environments.drafting import Draft
 from verl_atgrpo.environments.grid import PlanPathTask, State, team_reward, walk
-from verl_atgrpo.environments.plan_path import PlanPath, parse_moves, parse_printed
+from verl_atgrpo.environments.moves import parse_moves, parse_printed
+from verl_atgrpo.environments.plan_path import PlanPath
 from verl_atgrpo.environments.splits import split_of
 from verl_atgrpo.sandbox import ExecutionResult, Limits, run_python
 from verl_atgrpo.team import Decision, EpisodeRecord, ScriptedTeam, play

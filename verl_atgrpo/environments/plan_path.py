@@ -7,62 +7,17 @@ nothing), and the prompt shows the current position, not the start.
 
 from __future__ import annotations
 
-import ast
 import random
-import re
 from typing import Literal
 
 from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
-from verl_atgrpo.environments.drafting import Alone, Draft, DraftingGame, check_choice, check_whole_numbers, told_of
-from verl_atgrpo.environments.grid import MOVES, PlanPathTask, State, Walk, team_reward, walk
+from verl_atgrpo.environments.drafting import Alone, Draft, check_whole_numbers, told_of
+from verl_atgrpo.environments.grid import PlanPathTask, State, Walk, team_reward, walk
+from verl_atgrpo.environments.moves import MoveGame, ask_program, check_wall_density
 from verl_atgrpo.environments.splits import MOST_DRAWS, draw_for
 
-_FULL_ANSWER = re.compile(r"^Moves:[ \t]*([UDLR](?:[ \t,]*[UDLR])*)[ \t.]*$", re.MULTILINE)
-_LISTED = re.compile(r"[UDLR](?:[ \t,]*[UDLR])*")
 
-
-def parse_moves(reply: str, style: Literal["full", "compact"], limit: int) -> str | None:
-    """Returns the moves that `reply` gives in the agreed format, or None.
-
-    `compact`: nothing but letters. `full`: the last line `Moves: R, D, ...`. A list of more than `limit`
-    moves is not in the format. What the prompts say of the format does not parse: echoing it earns nothing.
-    """
-    if style == "compact":
-        moves = reply.strip()
-        if not moves or set(moves) - set(MOVES):
-            return None
-    else:
-        lines = _FULL_ANSWER.findall(reply)
-        if not lines:
-            return None
-        moves = re.sub(r"[ \t,]", "", lines[-1])
-    return moves if len(moves) <= limit else None
-
-
-def parse_printed(output: str, limit: int) -> str | None:
-    """Returns the moves in the last non-empty line a program printed: `RRD`, `R, R, D` or a Python list."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    if not lines:
-        return None
-    line = lines[-1]
-    if len(line) > 8 * limit + 2:  # quotes, commas and spaces included: too many moves, and long to parse
-        return None
-    if line.startswith(("[", "(")):
-        try:
-            listed = ast.literal_eval(line)
-        except (ValueError, SyntaxError, TypeError, OverflowError, MemoryError, RecursionError):
-            return None  # everything that literal_eval raises for text that is no literal
-        if not isinstance(listed, list | tuple) or not all(isinstance(item, str) and item in MOVES for item in listed):
-            return None
-        moves = "".join(listed)
-    elif _LISTED.fullmatch(line):
-        moves = re.sub(r"[ \t,]", "", line)
-    else:
-        return None
-    return moves if 0 < len(moves) <= limit else None
-
-
-class PlanPath(DraftingGame[State, str]):
+class PlanPath(MoveGame[State]):
     """A tool user drafts, the planner decides, the walker moves; up to `max_turns` turns."""
 
     def __init__(
@@ -96,29 +51,17 @@ class PlanPath(DraftingGame[State, str]):
         check_whole_numbers(
             size=(size, 2),
             min_distance=(min_distance, 1),
-            max_turns=(max_turns, 1),
-            max_moves=(max_moves, 1),
             few_shot=(few_shot, 0),
         )
-        if isinstance(wall_density, bool) or not isinstance(wall_density, int | float) or not 0 <= wall_density <= 0.6:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.wall_density={wall_density!r}: a number between 0 and 0.6"
-            )
+        check_wall_density(wall_density)
         if min_distance > size:
             raise EnvironmentConfigError(f"at_grpo.environment.min_distance={min_distance}: between 1 and size={size}")
-        check_choice("tool", tool, ("python", "moves"))
-        check_choice("style", style, ("full", "compact"))
-        if style == "compact" and tool == "python":
-            raise EnvironmentConfigError("at_grpo.environment.style=compact goes with tool: moves, not python")
+        self.set_form(max_turns, max_moves, tool, style)
         if few_shot and (style, tool) != ("full", "moves"):
             raise EnvironmentConfigError(f"at_grpo.environment.few_shot={few_shot} goes with style: full, tool: moves")
         self.size_ = size
         self.wall_density = wall_density
         self.min_distance = min_distance
-        self.max_turns = max_turns
-        self.max_moves = max_moves
-        self.uses_python = tool == "python"
-        self.style = style
         self.seed = seed
         self._shots = tuple(self._shot(number) for number in range(few_shot))
 
@@ -185,14 +128,6 @@ class PlanPath(DraftingGame[State, str]):
         """Scores a printed move list: .8 for being one, after .1 for the program and .1 for its run."""
         return Score(team=team_reward(state, walk(state, answer).end), local=1.0)
 
-    def parse(self, reply: str) -> str | None:
-        """Returns the moves of an answer in this environment's style, or None."""
-        return parse_moves(reply, self.style, self.max_moves)
-
-    def parse_printed(self, output: str) -> str | None:
-        """Returns the moves in the last line a program printed, or None."""
-        return parse_printed(output, self.max_moves)
-
     # ------------------------------------------------------------------ prompts
 
     def draft_prompt(self, state: State) -> list[Message]:
@@ -200,7 +135,7 @@ class PlanPath(DraftingGame[State, str]):
         grid = state.task.draw(state.position)
         if self.style == "compact":
             return [{"role": "user", "content": f"draft{_corners(state)}\n{grid}"}]
-        return self._dialogue(f"{grid}\n{_ASK_PYTHON if self.uses_python else self._ask()}")
+        return self._dialogue(f"{grid}\n{_ASK_PYTHON if self.uses_python else self.ask_moves()}")
 
     def plan_prompt(self, state: State, draft: Draft[str]) -> list[Message]:
         """Returns the planner's question: the grid, the draft and where it leads."""
@@ -213,17 +148,12 @@ class PlanPath(DraftingGame[State, str]):
             told += "A tool user drafted no valid moves."
         else:
             told += f"A tool user drafted: {', '.join(draft.answer)}. They lead {_lead(walk(state, draft.answer))}."
-        return self._dialogue(f"{grid}\n{told}\n{self._ask()}")
-
-    def _ask(self) -> str:
-        return (
-            f"Answer with one line 'Moves: ...' giving at most {self.max_moves} moves, for example 'Moves: <letters>'."
-        )
+        return self._dialogue(f"{grid}\n{told}\n{self.ask_moves()}")
 
     def _dialogue(self, question: str) -> list[Message]:
         messages: list[Message] = [{"role": "system", "content": _RULES}]
         for grid, answer in self._shots:
-            messages.append({"role": "user", "content": f"{grid}\n{self._ask()}"})
+            messages.append({"role": "user", "content": f"{grid}\n{self.ask_moves()}"})
             messages.append({"role": "assistant", "content": f"Moves: {', '.join(answer)}"})
         return [*messages, {"role": "user", "content": question}]
 
@@ -256,7 +186,4 @@ _RULES = (
     "You guide a walker over a grid. '.' is free, '#' is a wall, 'P' is the walker, 'G' is the goal. "
     "Moves are U (up), D (down), L (left), R (right). The walker stops at a wall and at the border."
 )
-_ASK_PYTHON = (
-    "Write one ```python block. The program knows nothing but what you write into it; it must print the "
-    "list of moves from P to G as its last line, for example print(moves) with moves a list of letters."
-)
+_ASK_PYTHON = ask_program("from P to G")
