@@ -87,6 +87,8 @@ def stable_hash(*parts: object) -> int:
 _REGISTRY: dict[str, str | Callable[..., Environment]] = {
     "plan_path": "verl_atgrpo.environments.plan_path:PlanPath",
     "plan_path_single": "verl_atgrpo.environments.plan_path:SinglePlanPath",
+    "sudoku": "verl_atgrpo.environments.sudoku:Sudoku",
+    "sudoku_single": "verl_atgrpo.environments.sudoku:SingleSudoku",
 }
 
 
