@@ -89,6 +89,8 @@ _REGISTRY: dict[str, str | Callable[..., Environment]] = {
     "plan_path_single": "verl_atgrpo.environments.plan_path:SinglePlanPath",
     "sokoban": "verl_atgrpo.environments.sokoban:Sokoban",
     "sokoban_single": "verl_atgrpo.environments.sokoban:SingleSokoban",
+    "sudoku": "verl_atgrpo.environments.sudoku:Sudoku",
+    "sudoku_single": "verl_atgrpo.environments.sudoku:SingleSudoku",
 }
 
 

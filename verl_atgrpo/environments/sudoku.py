@@ -1,0 +1,253 @@
+"""Sudoku: a team fills a grid with digits, turn by turn.
+
+Workflow (`drafting`) and rewards follow AT-GRPO (arXiv 2510.11062, App. A). Unlike in the reference code every puzzle
+has one solution, the givens are part of it, train and validation share no puzzle, and no prompt holds a grid that
+counts as an answer.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Literal
+
+from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
+from verl_atgrpo.environments.drafting import Alone, Draft, DraftingGame, check_choice, check_whole_numbers, told_of
+from verl_atgrpo.environments.splits import draw_for
+from verl_atgrpo.environments.sudoku_grid import (
+    EMPTY,
+    FEWEST_CLUES,
+    State,
+    SudokuTask,
+    canonical,
+    enter,
+    generate,
+    layout,
+    progress,
+)
+
+# Rows may be spaced, or lists as Python prints them; 0 is another sign for an empty cell.
+_ROW = str.maketrans("0", EMPTY, " \t\r,'\"[]")
+
+
+def read_rows(lines: Sequence[str], size: int) -> str | None:
+    """Returns the grid in `lines`, or None unless they are `size` rows of `size` digits, `.` or 0."""
+    if len(lines) != size or any(len(line) > 8 * size for line in lines):
+        return None
+    rows = [line.translate(_ROW) for line in lines]
+    grid = "".join(rows)
+    if any(len(row) != size for row in rows) or grid.strip(layout(size).digits + EMPTY):
+        return None
+    return grid
+
+
+def parse_grid(reply: str, style: Literal["full", "compact"], size: int) -> str | None:
+    """Returns the grid that `reply` gives in the agreed format, or None.
+
+    `compact`: nothing but the rows. `full`: the rows right below the last line `Grid:`. No prompt has such a
+    line, so echoing one earns nothing.
+    """
+    if style == "compact":
+        return read_rows(reply.strip().split("\n", size), size)
+    _, mark, answer = f"\n{reply}".rpartition("\nGrid:")
+    rest, *lines = answer.split("\n", size + 1)
+    return read_rows(lines[:size], size) if mark and not rest.strip() else None
+
+
+def parse_printed(output: str, size: int) -> str | None:
+    """Returns the grid in the last `size` non-empty lines a program printed, or None."""
+    return read_rows([line for line in output.split("\n") if line.strip()][-size:], size)
+
+
+class Sudoku(DraftingGame[State, str]):
+    """A tool user drafts, the planner writes the grid down; up to `max_turns` turns.
+
+    An answer is the whole grid, empty cells included; what it makes of the current one is `sudoku_grid.enter`.
+    """
+
+    def __init__(
+        self,
+        size: int = 4,
+        clues: int | None = None,
+        max_turns: int = 4,
+        tool: Literal["python", "grid"] = "python",
+        style: Literal["full", "compact"] = "full",
+        seed: int = 0,
+    ) -> None:
+        """Sets the size of the problem and the form of the prompts.
+
+        Args:
+            size: side length of the grid, 4 or 9.
+            clues: digits given; None gives half of the cells, rounded down.
+            max_turns: turns of an episode (T).
+            tool: the tool user writes a `python` program that prints a grid, or drafts the `grid` itself.
+            style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
+            seed: tasks derive from it.
+
+        Raises:
+            EnvironmentConfigError: a value that does not make sense.
+        """
+        if type(size) is not int or size not in FEWEST_CLUES:
+            raise EnvironmentConfigError(f"at_grpo.environment.size={size!r}: use 4 or 9")
+        clues = size * size // 2 if clues is None else clues
+        check_whole_numbers(clues=(clues, FEWEST_CLUES[size]), max_turns=(max_turns, 1))
+        if clues >= size * size:
+            raise EnvironmentConfigError(
+                f"at_grpo.environment.clues={clues}: at most {size * size - 1} for size={size}, one hole at least"
+            )
+        check_choice("tool", tool, ("python", "grid"))
+        check_choice("style", style, ("full", "compact"))
+        if style == "compact" and tool == "python":
+            raise EnvironmentConfigError("at_grpo.environment.style=compact goes with tool: grid, not python")
+        self.size_ = size
+        self.clues = clues
+        self.max_turns = max_turns
+        self.uses_python = tool == "python"
+        self.style = style
+        self.seed = seed
+
+    def task(self, split: Split, index: int) -> SudokuTask:
+        """Returns puzzle `index` of `split`; splits are disjoint because the puzzle decides its own split."""
+        rng = random.Random(stable_hash("sudoku", self.seed, split, index))
+        task = draw_for(split, lambda: self._draw_task(rng), self.fingerprint)
+        if task is None:
+            raise EnvironmentConfigError(
+                f"at_grpo.environment.clues={self.clues}: hardly any puzzle of size={self.size_} is left for the "
+                f"split {split!r}; use fewer clues"
+            )
+        return task
+
+    def _draw_task(self, rng: random.Random) -> SudokuTask:
+        while True:  # FEWEST_CLUES: at least every other full grid will do
+            task = generate(self.size_, self.clues, rng)
+            if task is not None:
+                return task
+
+    def fingerprint(self, task: SudokuTask) -> str:
+        """Returns the givens, the same for puzzles that differ by names of digits, turns and mirrors alone."""
+        return canonical(task.size, task.givens)
+
+    def initial(self, task: object) -> State:
+        """Returns the state before the first turn."""
+        assert isinstance(task, SudokuTask)
+        return State.initial(task)
+
+    def solved(self, state: State) -> bool:
+        """Returns whether the grid is full, by the rules and on the givens."""
+        return state.solved
+
+    def apply(self, state: State, answer: str) -> State:
+        """Writes the grid down."""
+        return enter(state, answer)
+
+    def outcome(self, state: State, turns: int) -> Outcome:
+        """Returns how an episode in `state` ended: 1 if solved, else 0 (paper, Sudoku)."""
+        return Outcome(
+            state.solved, float(state.solved), {"turns": float(turns), "correct": state.correct / state.task.holes}
+        )
+
+    def score_answer(self, state: State, answer: str | None) -> Score:
+        """Scores a grid: format .1, legal .1, progress .8 (paper, Sudoku reasoner).
+
+        Legal is a grid that keeps the givens, breaks no rule and has a digit that the current one has not: the
+        puzzle as it stands earns the format part alone.
+        """
+        if answer is None:
+            return Score()
+        after = enter(state, answer)
+        legal = after.grid == answer and _writes(state, answer)
+        return Score(team=float(after.solved), local=0.1 + 0.1 * legal + 0.8 * progress(state, after))
+
+    def score_printed(self, state: State, answer: str) -> Score:
+        """Scores a printed grid: after .1 for the program and .1 for its run, .4 for the givens, .4 for the rules.
+
+        Neither a fixed grid nor the puzzle as it stands earns either: the rules count only on the givens, and
+        both only with a digit that the current grid has not.
+        """
+        after = enter(state, answer)
+        writes = _writes(state, answer) and state.task.keeps_givens(answer)
+        return Score(team=float(after.solved), local=0.2 + writes * (0.8 if after.grid == answer else 0.4))
+
+    def parse(self, reply: str) -> str | None:
+        """Returns the grid of an answer in this environment's style, or None."""
+        return parse_grid(reply, self.style, self.size_)
+
+    def parse_printed(self, output: str) -> str | None:
+        """Returns the grid in the last lines a program printed, or None."""
+        return parse_printed(output, self.size_)
+
+    # ------------------------------------------------------------------ prompts
+
+    def draft_prompt(self, state: State) -> list[Message]:
+        """Returns the tool user's question: the current grid."""
+        if self.style == "compact":
+            return [{"role": "user", "content": f"draft\n{self._shown(state)}"}]
+        return self._dialogue(f"{self._shown(state)}\n{self._ask_python() if self.uses_python else self._ask()}")
+
+    def plan_prompt(self, state: State, draft: Draft[str]) -> list[Message]:
+        """Returns the planner's question: the grid, the draft and what the rules say of it."""
+        shown, answer = self._shown(state), draft.answer
+        if self.style == "compact":
+            drafted = ">none" if answer is None else f"{self._drawn(answer)}>{_verdict(state.task, answer, True)}"
+            return [{"role": "user", "content": f"plan\n{shown}\ndraft\n{drafted}"}]
+        told = told_of(draft) if self.uses_python else ""
+        if answer is None:
+            told += "A tool user drafted no valid grid."
+        else:
+            told += f"A tool user drafted:\n{self._drawn(answer)}\nThis draft {_verdict(state.task, answer)}."
+        return self._dialogue(f"{shown}\n{told}\n{self._ask()}")
+
+    def _drawn(self, grid: str) -> str:
+        # Spaced where a tokenizer would make one token of several points, and columns would be lost.
+        gap = "" if self.style == "compact" else " "
+        return "\n".join(gap.join(grid[start : start + self.size_]) for start in range(0, len(grid), self.size_))
+
+    def _shown(self, state: State) -> str:
+        """The current grid, and the givens where the team has entries: those may be wrong."""
+        compact = self.style == "compact"
+        shown = self._drawn(state.grid) if compact else f"The grid now is\n{self._drawn(state.grid)}"
+        if state.grid != state.task.givens:
+            note = "given" if compact else "of which these digits are given, all others may be wrong:"
+            shown += f"\n{note}\n{self._drawn(state.task.givens)}"
+        return shown
+
+    def _ask(self) -> str:
+        return (
+            f"Answer with the whole grid: a line 'Grid:', right below it {self.size_} rows of {self.size_} digits, "
+            "with '.' for a cell that you leave empty."
+        )
+
+    def _ask_python(self) -> str:
+        return (
+            "Write one ```python block. The program knows nothing but what you write into it; it must print the "
+            f"solved grid as its last {self.size_} lines, one row a line, for example by print(*row) for each row."
+        )
+
+    def _dialogue(self, question: str) -> list[Message]:
+        size, box = self.size_, math.isqrt(self.size_)
+        rules = (
+            f"You fill a Sudoku of {size} rows and {size} columns; '.' is an empty cell. Every row, every column and "
+            f"every {box}x{box} box must hold each digit from 1 to {size} once. The given digits must stay."
+        )
+        return [{"role": "system", "content": rules}, {"role": "user", "content": question}]
+
+
+class SingleSudoku(Alone, Sudoku):
+    """One agent drafts and decides, with the team's prompts, feedback, calls and turns."""
+
+
+def _writes(state: State, grid: str) -> bool:
+    return any(char not in (EMPTY, old) for char, old in zip(grid, state.grid, strict=True))
+
+
+def _verdict(task: SudokuTask, grid: str, compact: bool = False) -> str:
+    """What the rules say of a draft; nothing here looks at the solution."""
+    flaws, holes = task.flaws(grid), grid.count(EMPTY)
+    if compact:
+        if flaws:  # "row 2 repeats 3" is r23#
+            return f"{flaws[0][0]}{''.join(filter(str.isdigit, flaws[0]))}#"
+        return str(holes) if holes else "goal"
+    if flaws:
+        return f"is wrong: {'; '.join(flaws[:3])}{'; and more' if len(flaws) > 3 else ''}"
+    return f"breaks no rule; cells left empty: {holes}" if holes else "is complete and consistent"
