@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -457,7 +458,7 @@ def test_echoing_a_prompt_earns_nothing(options: dict[str, Any]) -> None:
         solution = solve(WALLED.draw(state.position))
         drafts = [Draft("no idea", None)]
         for moves in (solution, solution[:-1], "L", "U" * 3):
-            program = f"```python\nprint({list(moves)})\n```"
+            program = f"Moves: R\n```python\nprint({list(moves)})\n```\nMoves: {', '.join(moves)}"
             drafts.append(Draft(program, moves, str(list(moves)), True))
         prompts = [env.draft_prompt(state), *(env.plan_prompt(state, draft) for draft in drafts)]
         for prompt in prompts:
@@ -641,7 +642,7 @@ def test_programs_of_the_tool_user_are_run_and_scored(monkeypatch: pytest.Monkey
     assert [candidate.score.local for candidate in draft.candidates] == pytest.approx(locals_)
     assert draft.committed == len(texts) - 1
     told = prompt_of(plan)
-    assert texts[-1] in told
+    assert textwrap.indent(texts[-1], "> ") in told
     assert "['R', 'R', 'R', 'R']" in told
     assert "R, R, R, R. They lead to the goal" in told
     assert record.outcome.success

@@ -600,7 +600,7 @@ def test_feedback_follows_from_the_rules_alone(options: dict[str, Any]) -> None:
     for state in STATES:
         told = set()
         for draft in (RIGHT, RIGHT_TOO, WRONG, WRONG_TOO):
-            (question,) = [contents[-1] for contents in prompts(env, state, draft)[1:]]
+            (question,) = [contents[-1].replace("\n> ", "\n") for contents in prompts(env, state, draft)[1:]]
             for drawn in (rows(draft), rows(draft, " "), repr(rows(draft))):
                 question = question.replace(drawn, "<draft>")
             told.add(question)
@@ -758,7 +758,7 @@ def test_programs_of_the_tool_user_are_run_and_scored(monkeypatch: pytest.Monkey
     assert [candidate.score.team for candidate in draft.candidates] == pytest.approx(teams)
     assert [candidate.score.local for candidate in draft.candidates] == pytest.approx(locals_)
     assert draft.committed == len(texts) - 1
-    told = prompt_of(plan)
+    told = prompt_of(plan).replace("\n> ", "\n")  # what the tool user says is quoted
     assert texts[-1] in told
     assert f"found\n{rows(SOLVED, ' ')}" in told
     assert "This draft is complete and consistent." in told

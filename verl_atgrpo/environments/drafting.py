@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import textwrap
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Literal, TypeVar
 
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score
 from verl_atgrpo.sandbox import extract_python, run_python
@@ -19,6 +20,7 @@ from verl_atgrpo.team import Agent, Team
 
 State = TypeVar("State")
 Answer = TypeVar("Answer")
+Style = Literal["full", "compact"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,29 @@ class DraftingGame(Environment, Generic[State, Answer]):
     max_turns: int
     uses_python: bool
     """The tool user writes a program; otherwise it drafts as the planner answers."""
+    style: Style
+
+    def set_form(self, max_turns: int, tool: str, without_program: str, style: Style) -> None:
+        """Sets what all such games take: the number of turns, and the form of drafts and prompts.
+
+        Args:
+            max_turns: turns of an episode (T).
+            tool: the tool user writes a `python` program, or drafts what `without_program` names.
+            without_program: the other value that `tool` may have.
+            style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
+
+        Raises EnvironmentConfigError for a value that does not make sense.
+        """
+        check_whole_numbers(max_turns=(max_turns, 1))
+        check_choice("tool", tool, ("python", without_program))
+        check_choice("style", style, ("full", "compact"))
+        if style == "compact" and tool == "python":
+            raise EnvironmentConfigError(
+                f"at_grpo.environment.style=compact goes with tool: {without_program}, not python"
+            )
+        self.max_turns = max_turns
+        self.uses_python = tool == "python"
+        self.style = style
 
     # ------------------------------------------------------------------ the game
 
@@ -141,8 +166,12 @@ class DraftingGame(Environment, Generic[State, Answer]):
 
 
 def told_of(draft: Draft[Answer]) -> str:
-    """Returns what a planner is told of a program: the reply with it, and what it printed."""
-    return f"A tool user wrote this:\n{draft.text}\nIt printed:\n{draft.output or '(nothing)'}\n"
+    """Returns what a planner is told of a program: the reply with it, and what it printed.
+
+    Quoted, because a line of the tool user's own must not read as the planner's answer.
+    """
+    said = f"A tool user wrote this:\n{draft.text}\nIt printed:\n{draft.output or '(nothing)'}\n"
+    return textwrap.indent(said, "> ", lambda line: True)
 
 
 class Alone:

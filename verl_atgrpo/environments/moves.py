@@ -7,10 +7,9 @@ import re
 from typing import Literal
 
 from verl_atgrpo.environment import EnvironmentConfigError
-from verl_atgrpo.environments.drafting import DraftingGame, State, check_choice, check_whole_numbers
+from verl_atgrpo.environments.drafting import DraftingGame, State, Style, check_whole_numbers
 from verl_atgrpo.environments.grid import MOVES
 
-Style = Literal["full", "compact"]
 Tool = Literal["python", "moves"]
 
 _FULL_ANSWER = re.compile(r"^Moves:[ \t]*([UDLR](?:[ \t,]*[UDLR])*)[ \t.]*$", re.MULTILINE)
@@ -62,22 +61,11 @@ class MoveGame(DraftingGame[State, str]):
     """A drafting game that is played by moves."""
 
     max_moves: int
-    style: Style
 
-    def set_form(self, max_turns: int, max_moves: int, tool: Tool, style: Style) -> None:
-        """Sets what all such games take: turns, moves in an answer, form of drafts and prompts.
-
-        Raises EnvironmentConfigError for a value that does not make sense.
-        """
-        check_whole_numbers(max_turns=(max_turns, 1), max_moves=(max_moves, 1))
-        check_choice("tool", tool, ("python", "moves"))
-        check_choice("style", style, ("full", "compact"))
-        if style == "compact" and tool == "python":
-            raise EnvironmentConfigError("at_grpo.environment.style=compact goes with tool: moves, not python")
-        self.max_turns = max_turns
+    def set_moves(self, max_moves: int) -> None:
+        """Sets the most moves in one answer; raises EnvironmentConfigError for a value that does not make sense."""
+        check_whole_numbers(max_moves=(max_moves, 1))
         self.max_moves = max_moves
-        self.uses_python = tool == "python"
-        self.style = style
 
     def parse(self, reply: str) -> str | None:
         """Returns the moves of an answer in this environment's style, or None."""

@@ -8,12 +8,11 @@ nothing), and the prompt shows the current position, not the start.
 from __future__ import annotations
 
 import random
-from typing import Literal
 
 from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
-from verl_atgrpo.environments.drafting import Alone, Draft, check_whole_numbers, told_of
+from verl_atgrpo.environments.drafting import Alone, Draft, Style, check_whole_numbers, told_of
 from verl_atgrpo.environments.grid import PlanPathTask, State, Walk, team_reward, walk
-from verl_atgrpo.environments.moves import MoveGame, ask_program, check_wall_density
+from verl_atgrpo.environments.moves import MoveGame, Tool, ask_program, check_wall_density
 from verl_atgrpo.environments.splits import MOST_DRAWS, draw_for
 
 
@@ -27,8 +26,8 @@ class PlanPath(MoveGame[State]):
         min_distance: int = 1,
         max_turns: int = 4,
         max_moves: int = 40,
-        tool: Literal["python", "moves"] = "python",
-        style: Literal["full", "compact"] = "full",
+        tool: Tool = "python",
+        style: Style = "full",
         few_shot: int = 0,
         seed: int = 0,
     ) -> None:
@@ -48,15 +47,12 @@ class PlanPath(MoveGame[State]):
         Raises:
             EnvironmentConfigError: a value that does not make sense.
         """
-        check_whole_numbers(
-            size=(size, 2),
-            min_distance=(min_distance, 1),
-            few_shot=(few_shot, 0),
-        )
+        check_whole_numbers(size=(size, 2), min_distance=(min_distance, 1), few_shot=(few_shot, 0))
         check_wall_density(wall_density)
         if min_distance > size:
             raise EnvironmentConfigError(f"at_grpo.environment.min_distance={min_distance}: between 1 and size={size}")
-        self.set_form(max_turns, max_moves, tool, style)
+        self.set_form(max_turns, tool, "moves", style)
+        self.set_moves(max_moves)
         if few_shot and (style, tool) != ("full", "moves"):
             raise EnvironmentConfigError(f"at_grpo.environment.few_shot={few_shot} goes with style: full, tool: moves")
         self.size_ = size

@@ -10,12 +10,11 @@ more than the .2 of any legal answer.
 from __future__ import annotations
 
 import random
-import textwrap
 from typing import Any
 
 from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
-from verl_atgrpo.environments.drafting import Alone, Draft, told_of
-from verl_atgrpo.environments.moves import MoveGame, Style, Tool, ask_program
+from verl_atgrpo.environments.drafting import Alone, Draft, Style, told_of
+from verl_atgrpo.environments.moves import MoveGame, Tool, ask_program
 from verl_atgrpo.environments.sokoban_board import SokobanTask, State, Walk, approach, clear, team_reward, walk
 from verl_atgrpo.environments.sokoban_levels import Generator, read_levels
 from verl_atgrpo.environments.splits import draw_for, split_of
@@ -54,7 +53,8 @@ class Sokoban(MoveGame[State]):
         Raises:
             EnvironmentConfigError: a value that does not make sense.
         """
-        self.set_form(max_turns, max_moves, tool, style)
+        self.set_form(max_turns, tool, "moves", style)
+        self.set_moves(max_moves)
         options = dict(size=size, boxes=boxes, wall_density=wall_density, min_solution=min_solution, seed=seed)
         given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         self._generator = Generator(**given)
@@ -140,8 +140,7 @@ class Sokoban(MoveGame[State]):
         if self.style == "compact":
             told = f"{draft.answer or ''}>{_outcome(walked)}"
             return [{"role": "user", "content": f"plan{_corners(state)}\n{_board(state)}\n{told}"}]
-        # Quoted, because a line of the tool user's own must not read as the planner's answer.
-        told = textwrap.indent(told_of(draft), "> ") if self.uses_python else ""
+        told = told_of(draft) if self.uses_python else ""
         if draft.answer is None or walked is None:
             told += "A tool user drafted no valid moves."
         else:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
-from verl_atgrpo.environments.drafting import Alone, Draft, DraftingGame, check_choice, check_whole_numbers, told_of
+from verl_atgrpo.environments.drafting import Alone, Draft, DraftingGame, Style, check_whole_numbers, told_of
 from verl_atgrpo.environments.splits import draw_for
 from verl_atgrpo.environments.sudoku_grid import (
     EMPTY,
@@ -42,7 +42,7 @@ def read_rows(lines: Sequence[str], size: int) -> str | None:
     return grid
 
 
-def parse_grid(reply: str, style: Literal["full", "compact"], size: int) -> str | None:
+def parse_grid(reply: str, style: Style, size: int) -> str | None:
     """Returns the grid that `reply` gives in the agreed format, or None.
 
     `compact`: nothing but the rows. `full`: the rows right below the last line `Grid:`. No prompt has such a
@@ -72,7 +72,7 @@ class Sudoku(DraftingGame[State, str]):
         clues: int | None = None,
         max_turns: int = 4,
         tool: Literal["python", "grid"] = "python",
-        style: Literal["full", "compact"] = "full",
+        style: Style = "full",
         seed: int = 0,
     ) -> None:
         """Sets the size of the problem and the form of the prompts.
@@ -91,20 +91,14 @@ class Sudoku(DraftingGame[State, str]):
         if type(size) is not int or size not in FEWEST_CLUES:
             raise EnvironmentConfigError(f"at_grpo.environment.size={size!r}: use 4 or 9")
         clues = size * size // 2 if clues is None else clues
-        check_whole_numbers(clues=(clues, FEWEST_CLUES[size]), max_turns=(max_turns, 1))
+        check_whole_numbers(clues=(clues, FEWEST_CLUES[size]))
         if clues >= size * size:
             raise EnvironmentConfigError(
                 f"at_grpo.environment.clues={clues}: at most {size * size - 1} for size={size}, one hole at least"
             )
-        check_choice("tool", tool, ("python", "grid"))
-        check_choice("style", style, ("full", "compact"))
-        if style == "compact" and tool == "python":
-            raise EnvironmentConfigError("at_grpo.environment.style=compact goes with tool: grid, not python")
+        self.set_form(max_turns, tool, "grid", style)
         self.size_ = size
         self.clues = clues
-        self.max_turns = max_turns
-        self.uses_python = tool == "python"
-        self.style = style
         self.seed = seed
 
     def task(self, split: Split, index: int) -> SudokuTask:
