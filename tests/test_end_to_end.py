@@ -167,6 +167,8 @@ def test_an_update_of_one_policy_leaves_the_other_alone(models: dict[str, Path],
         assert metrics[step]["policy/left/training/rollout_probs_diff_max"] < FRESH
         assert metrics[step]["policy/right/rows"] == 0
         assert metrics[step]["policy/judge/rows"] == 4 * 4
+        updated = {policy: metrics[step][f"policy/{policy}/updated"] for policy in ("left", "right", "judge")}
+        assert updated == {"left": 1, "right": 0, "judge": 0}
         for untouched in ("right", "judge"):
             assert f"policy/{untouched}/grad_norm" not in metrics[step]
 

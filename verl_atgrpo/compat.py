@@ -84,6 +84,7 @@ SYMBOLS = (
     ),
     Symbol("verl.trainer.ppo.v1.replay_buffer", "ReplayBuffer.sample", ("global_steps", "partition_id", "batch_size")),
     Symbol("verl.workers.engine_workers", "ActorRolloutRefWorker.init_model"),
+    Symbol("verl.workers.engine_workers", "ActorRolloutRefWorker.update_weights", ("global_steps", "mode")),
     Symbol("verl.workers.rollout.replica", "RolloutReplica.init_hybrid", ("worker_group",)),
     Symbol("verl.workers.rollout.replica", "RolloutMode.HYBRID"),
     Symbol("verl.workers.rollout.llm_server", "LLMServerManager.__init__", ("worker_group", "start_rank")),

@@ -107,6 +107,8 @@ def _check_team_job(config: DictConfig) -> None:
             f"algorithm.adv_estimator={estimator} does not know the groups of a team: set it to {ESTIMATOR} "
             f"and choose the formula with {SECTION}.estimator"
         )
+    if rollout.name != "vllm":
+        raise ConfigError(f"actor_rollout_ref.rollout.name={rollout.name}: a team is served by vllm, set it to that")
     if rollout.n != 1:
         raise ConfigError(
             f"actor_rollout_ref.rollout.n={rollout.n} has no effect here: leave it at 1, K is {SECTION}.candidates"

@@ -90,10 +90,10 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
             job = job_of(self.config, name)
             # verl's own folder where there is one policy, so that its tools find it.
             folder = "actor" if len(policies) == 1 else f"policies/{name}"
-            unit = PolicyUnit(name, job, folder, settings.trainable, replicas)
-            unit.place(pools[name])
+            self.units.append(PolicyUnit(name, job, folder, settings.trainable, replicas))
             replicas += pools[name].world_size  # no policy has more servers than devices
-            self.units.append(unit)
+        for unit in self.units:
+            unit.place(pools[unit.name])
         # Servers that start together on one GPU misjudge its free memory; on the CPU it is given in bytes.
         for_all(self.units, PolicyUnit.start, self._at_once or platform_choice.wants_cpu())
         self.checkpoint_manager = TeamSync(self.units, self._at_once)
@@ -143,14 +143,17 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
             self.on_sample_end()
         self._tags = list(batch.tags)
         parts = {unit.name: self._rows_of(unit, batch) for unit in self.units}
-        by_policy = {name: {"team/rows": float(len(part))} for name, part in parts.items()}
+        learning = [unit for unit in self.units if unit.trainable and len(parts[unit.name])]
+        by_policy = {
+            unit.name: {"team/rows": float(len(parts[unit.name])), "team/updated": float(unit in learning)}
+            for unit in self.units
+        }
         timings: dict[str, dict[str, float]] = {name: {} for name in parts}
 
         def train(unit: PolicyUnit) -> None:
             name = unit.name
             parts[name] = unit.train(parts[name], self.global_steps, by_policy[name], timings[name])
 
-        learning = [unit for unit in self.units if unit.trainable and len(parts[unit.name])]
         with marked_timer("policies", timing_raw, color="red"):
             for_all(learning, train, self._at_once)
         metrics.update(policy_metrics(by_policy))

@@ -23,6 +23,7 @@ from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 from verl.workers.rollout.replica import RolloutReplica
 
+from verl_atgrpo.config import ConfigError
 from verl_atgrpo.rollout.client import DecisionClient
 from verl_atgrpo.trainer.failures import check_servers, naming, watched
 from verl_atgrpo.trainer.mini_batches import spread_padding
@@ -51,6 +52,8 @@ class PolicyUnit:
             folder: the policy's folder inside a checkpoint.
             trainable: whether `train` may be called.
             first_replica: number of its first server; unique over all policies.
+
+        Raises ConfigError if its tokenizer has no chat template.
         """
         self.name = name
         self.config = job
@@ -58,6 +61,11 @@ class PolicyUnit:
         self.trainable = trainable
         self.first_replica = first_replica
         self.tokenizer = omega_conf_to_dataclass(job.actor_rollout_ref.model).tokenizer
+        if not self.tokenizer.chat_template:
+            raise ConfigError(
+                f"policy {name!r}: the tokenizer of {job.actor_rollout_ref.model.path} has no chat template; "
+                "a team's prompts are chats, set its model.custom_chat_template"
+            )
         self.use_reference_policy = need_reference_policy(job)
         model = job.actor_rollout_ref.model
         self.ref_in_actor = model.get("lora_rank", 0) > 0 or model.get("lora_adapter_path") is not None
