@@ -6,26 +6,20 @@ import dataclasses
 import importlib.metadata
 import importlib.util
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("verl")
 
+import verl_atgrpo.recipes
 from verl_atgrpo import compat
 from verl_atgrpo.config import AtGrpoConfig, ConfigError
 from verl_atgrpo.environment import Environment, Outcome, Split
 from verl_atgrpo.run_check import check_run, check_run_or_exit
 
-RECIPES = (
-    "plan_path_cpu",
-    "plan_path_cpu_single",
-    "plan_path_cpu_roles",
-    "plan_path_smollm2",
-    "plan_path_qwen3_1p7b",
-    "plan_path_qwen3_1p7b_roles",
-    "plan_path_qwen3_8b_roles",
-)
+RECIPES = sorted(path.stem for path in (Path(verl_atgrpo.recipes.__file__).parent).glob("*.yaml"))
 QUICK = ("at_grpo.train_tasks=64", "at_grpo.val_tasks=8")
 
 
