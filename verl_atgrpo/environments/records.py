@@ -62,8 +62,9 @@ def _read(source: Mapping[str, Any], where: str) -> list[Record]:
     try:
         if path.endswith(_LINES):
             data = Path(path).read_bytes()
-            lines = (gzip.decompress(data) if path.endswith(".gz") else data).decode().split("\n")  # not splitlines: texts may hold other separators
-            return [json.loads(line) for line in lines if line.strip()]
+            text = (gzip.decompress(data) if path.endswith(".gz") else data).decode()
+            # Not splitlines: texts may hold other separators.
+            return [json.loads(line) for line in text.split("\n") if line.strip()]
         if is_file:
             import pyarrow.parquet
 
