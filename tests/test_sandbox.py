@@ -86,6 +86,11 @@ def test_unicode_and_stdin() -> None:
     assert run("import sys; print(repr(sys.stdin.read()))").stdout == "''\n"
 
 
+def test_stdin_is_in_no_file() -> None:
+    code = "import os, sys; print(*map(os.path.exists, (sys.argv[0], os.path.dirname(sys.argv[0]) + '/stdin')))"
+    assert run(code, stdin="secret").stdout == "True False\n"
+
+
 @pytest.mark.parametrize(
     "code",
     [

@@ -85,6 +85,8 @@ def stable_hash(*parts: object) -> int:
 
 
 _REGISTRY: dict[str, str | Callable[..., Environment]] = {
+    "code": "verl_atgrpo.environments.coding:Code",
+    "code_single": "verl_atgrpo.environments.coding:SingleCode",
     "plan_path": "verl_atgrpo.environments.plan_path:PlanPath",
     "plan_path_single": "verl_atgrpo.environments.plan_path:SinglePlanPath",
     "sokoban": "verl_atgrpo.environments.sokoban:Sokoban",

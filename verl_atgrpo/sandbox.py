@@ -151,13 +151,12 @@ def _launch() -> None:
     finish(exit_code_of(child))
 
 
-def _command(level: str, root: str, code: str, stdin: str, limits: Limits) -> list[str]:
+def _command(level: str, root: str, code: str, limits: Limits) -> list[str]:
     os.mkdir(os.path.join(root, "work"))
     os.mkdir(os.path.join(root, "python"))
-    for name, text in ("main.py", code), ("stdin", stdin):
-        with open(os.path.join(root, name), "w", encoding="utf-8", errors="replace", newline="") as file:
-            os.fchmod(file.fileno(), 0o644)
-            file.write(text)
+    with open(os.path.join(root, "main.py"), "w", encoding="utf-8", errors="replace", newline="") as file:
+        os.fchmod(file.fileno(), 0o644)
+        file.write(code)
     numbers = (limits.cpu_seconds, limits.memory_mb, limits.processes, limits.file_mb)
     source = f"import ctypes, os, resource, signal, sys\n{inspect.getsource(_launch)}\n_launch()"
     return [os.path.realpath(sys.executable), "-I", "-S", "-c", source, level, root, *map(str, numbers)]
@@ -179,7 +178,7 @@ def isolation() -> str:
     "rlimits": resource limits only; unless we are root, `processes` counts all tasks of our user.
     """
     with tempfile.TemporaryDirectory(prefix="sandbox-") as root:
-        command = _command("namespaces", root, "", "", Limits())
+        command = _command("namespaces", root, "", Limits())
         trial = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env={})
         return "namespaces" if trial.returncode == 0 else "rlimits"
 
@@ -194,15 +193,17 @@ async def run_python(code: str, *, stdin: str = "", limits: Limits = Limits()) -
     async with _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(os.cpu_count() or 1)):
         root = tempfile.mkdtemp(prefix="sandbox-")
         try:
-            return await _run(_command(level, root, code, stdin, limits), root, limits)
+            return await _run(_command(level, root, code, limits), root, stdin, limits)
         finally:
             await asyncio.to_thread(_remove, root)
 
 
-async def _run(command: list[str], root: str, limits: Limits) -> ExecutionResult:
-    with open(os.path.join(root, "stdin"), "rb") as stdin:
+async def _run(command: list[str], root: str, stdin: str, limits: Limits) -> ExecutionResult:
+    with tempfile.TemporaryFile() as given:  # without a name: who closes descriptor 0 cannot read it again
+        given.write(stdin.encode("utf-8", "replace"))
+        given.seek(0)
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=stdin, stdout=PIPE, stderr=PIPE, env={}, start_new_session=True
+            *command, stdin=given, stdout=PIPE, stderr=PIPE, env={}, start_new_session=True
         )
     out, err = bytearray(), bytearray()
     ended = asyncio.gather(

@@ -1,0 +1,259 @@
+"""Coding: a coder writes a program and a tester writes a test, at the same time; a mismatch goes back to both.
+
+Workflow and rewards follow AT-GRPO (arXiv 2510.11062, App. A). Golden tests and solutions are in no prompt, and what
+models write is run in the sandbox alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import re
+import textwrap
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score, Split
+from verl_atgrpo.environments.coding_formats import read_problems
+from verl_atgrpo.environments.drafting import check_choice, check_whole_numbers
+from verl_atgrpo.environments.programs import Call, Exchange, Problem, Test, Verdict, judge
+from verl_atgrpo.sandbox import Limits, extract_python
+from verl_atgrpo.team import Agent, Team
+
+_LONGEST_LITERAL = 2000  # characters; keeps Python's parser far from its own limits
+_BLOCK = r"\s*^```\w*[ \t]*\r?\n(.*?)^```[ \t]*\r?$"
+_TEST = re.compile(rf"(?ms){_BLOCK}\s*^Output:{_BLOCK}")
+
+
+def parse_test(reply: str, problem: Problem) -> Test | None:
+    """Returns the test that `reply` gives in the agreed format, or None.
+
+    After the last line `Input:` a fenced block, then a line `Output:` and another block. For a function they hold
+    its arguments and its result as Python literals, each of at most 2000 characters.
+    """
+    _, mark, rest = f"\n{reply}".rpartition("\nInput:")
+    match = _TEST.match(rest) if mark else None
+    if match is None:
+        return None
+    given, expected = match.groups()
+    if problem.entry_point is None:
+        return Exchange(given, expected)
+    if max(len(given), len(expected)) > _LONGEST_LITERAL:
+        return None
+    try:
+        arguments = ast.literal_eval(f"[{given}]")
+        return Call(tuple(arguments), ast.literal_eval(expected.strip()))
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+@dataclass(frozen=True)
+class State:
+    """What both agents are told: the latest program and the latest test, and how the one did on the other."""
+
+    problem: Problem
+    program: str | None = None
+    test: Test | None = None
+    verdict: Verdict | None = None
+    """None unless there is a program and a test."""
+
+    @property
+    def agreed(self) -> bool:
+        """Whether the program passes the test."""
+        return self.verdict is not None and all(self.verdict.passed)
+
+
+class Code(Environment):
+    """A coder and a tester work in parallel until the program passes the test, for up to `max_turns` turns."""
+
+    agents: ClassVar[tuple[str, ...]] = ("coder", "tester")
+
+    def __init__(
+        self,
+        train: object = None,
+        val: object = None,
+        max_turns: int = 4,
+        max_tests: int = 20,
+        tester_reward: Literal["golden", "format"] = "golden",
+        cpu_seconds: int = 2,
+        memory_mb: int = 256,
+    ) -> None:
+        """Reads the data sets.
+
+        Args:
+            train: training tasks: a section as `coding_formats.read_problems` takes.
+            val: validation tasks, in the same form.
+            max_turns: turns of an episode (T).
+            max_tests: golden tests of a task that count, the first ones; it bounds what judging a program costs.
+            tester_reward: `golden` gives .2 for a test in the agreed format and .8 if the data's solution passes it,
+                as the paper does; `format` gives the .2 alone, for data without solutions.
+            cpu_seconds: time that a program has for one test (a function: for all of them); four times that, and two
+                seconds, on the clock.
+            memory_mb: address space of a program, in MiB.
+
+        Raises:
+            EnvironmentConfigError: a value that does not make sense, or data that cannot be read.
+        """
+        check_whole_numbers(
+            max_turns=(max_turns, 1), max_tests=(max_tests, 1), cpu_seconds=(cpu_seconds, 1), memory_mb=(memory_mb, 64)
+        )
+        check_choice("tester_reward", tester_reward, ("golden", "format"))
+        problems = {"train": read_problems(train, "train"), "val": read_problems(val, "val")}
+        if tester_reward == "golden" and not any(problem.solution for problem in problems["train"]):
+            raise EnvironmentConfigError(
+                "at_grpo.environment.tester_reward='golden': the data of train have no solutions; use format"
+            )
+        self._problems = {
+            split: tuple(replace(problem, tests=problem.tests[:max_tests]) for problem in those)
+            for split, those in problems.items()
+        }
+        self._max_turns = max_turns
+        self._asks_solution = tester_reward == "golden"
+        # On the clock a busy machine takes longer, and a score must not follow from that; golden output may be long.
+        self._limits = Limits(cpu_seconds, 4.0 * cpu_seconds + 2, memory_mb, output_bytes=1 << 20)
+
+    def task(self, split: Split, index: int) -> Problem:
+        """Returns problem `index` of `split`, in the order of the data."""
+        return self._problems[split][index]
+
+    def size(self, split: Split) -> int:
+        """Returns how many problems of `split` have tests."""
+        return len(self._problems[split])
+
+    def fingerprint(self, task: Problem) -> str:
+        """Returns the statement without its spacing and case."""
+        return " ".join(task.statement.split()).casefold()
+
+    # ------------------------------------------------------------------ the workflow
+
+    async def run(self, task: Problem, team: Team) -> Outcome:
+        """Plays one episode; success means that the last program passes all golden tests."""
+        return await self.play(task, team.coder, team.tester)
+
+    async def play(self, problem: Problem, coder: Agent, tester: Agent) -> Outcome:
+        """Plays one episode with any two agents, or with one in both parts."""
+        verdicts: dict[str, asyncio.Task[Verdict]] = {}
+
+        def judged(program: str) -> asyncio.Task[Verdict]:
+            # Equal programs run once: what is scored is then also what the episode ends with.
+            if program not in verdicts:
+                verdicts[program] = asyncio.create_task(judge(problem, program, problem.tests, self._limits))
+            return verdicts[program]
+
+        async def score_program(reply: str) -> Score:
+            # Builds .1, runs .1, golden tests .8 (paper, coder).
+            program = extract_python(reply)
+            if program is None:
+                return Score()
+            verdict = await judged(program)
+            return Score(verdict.fraction, 0.1 * verdict.built + 0.1 * verdict.ran + 0.8 * verdict.fraction)
+
+        state = State(problem)
+        turns = 0
+        while turns < self._max_turns and not state.agreed:
+            program, test = await asyncio.gather(
+                coder.act(self.coder_prompt(state), score_program),
+                tester.act(self.tester_prompt(state), lambda reply: self.score_test(problem, reply)),
+            )
+            state = await self._next(state, program.text, test.text)
+            turns += 1
+        fraction = 0.0 if state.program is None else (await judged(state.program)).fraction
+        return Outcome(
+            fraction == 1, fraction, {"turns": float(turns), "passed": fraction, "agreed": float(state.agreed)}
+        )
+
+    async def score_test(self, problem: Problem, reply: str) -> Score:
+        """Scores a test: agreed format .2, the data's solution passes it .8 (paper, tester).
+
+        It has no team part: by itself a test does not change what the program is worth.
+        """
+        test = parse_test(reply, problem)
+        if test is None or not self._asks_solution or problem.solution is None:
+            return Score(local=0.2 * (test is not None))
+        verdict = await judge(problem, problem.solution, [test], self._limits)
+        return Score(local=0.2 + 0.8 * verdict.fraction)
+
+    async def _next(self, state: State, coder_said: str, tester_said: str) -> State:
+        # Who gives nothing in the agreed format leaves the last one standing.
+        program, test = extract_python(coder_said), parse_test(tester_said, state.problem)
+        program, test = state.program if program is None else program, test or state.test
+        if program is None or test is None:
+            return State(state.problem, program, test)
+        return State(state.problem, program, test, await judge(state.problem, program, [test], self._limits))
+
+    # ------------------------------------------------------------------ prompts
+
+    def coder_prompt(self, state: State) -> list[Message]:
+        """Returns the coder's question."""
+        name = state.problem.entry_point
+        task = (
+            "reads its input from standard input and prints its answer to standard output"
+            if name is None
+            else f"defines `{name}`, which is then called"
+        )
+        return _dialogue(
+            state,
+            "You write Python programs. They must pass tests that you do not see.",
+            f"Write a whole program, imports included, in one ```python block. It {task}.",
+        )
+
+    def tester_prompt(self, state: State) -> list[Message]:
+        """Returns the tester's question."""
+        name = state.problem.entry_point
+        given, expected = (
+            ("what the program reads", "what it must print")
+            if name is None
+            else (f"the arguments of one call of `{name}`", "what it must return")
+        )
+        literals = "" if name is None else " Write Python literals, arguments separated by commas."
+        return _dialogue(
+            state,
+            "You write tests for Python programs. Every correct program must pass them.",
+            f"Write one test whose result you are sure of, and no program. Give a line 'Input:', below it a ``` block "
+            f"with {given}, then a line 'Output:', below it a ``` block with {expected}.{literals}",
+        )
+
+
+class SingleCode(Code):
+    """One agent writes programs and tests, with the team's prompts, feedback, calls and turns."""
+
+    agents: ClassVar[tuple[str, ...]] = ("solo",)
+
+    async def run(self, task: Problem, team: Team) -> Outcome:
+        """Plays one episode as the team does, with `solo` in both parts."""
+        return await self.play(task, team.solo, team.solo)
+
+
+def _dialogue(state: State, role: str, ask: str) -> list[Message]:
+    problem = state.problem
+    starter = f"Start from:\n```python\n{problem.starter.rstrip()}\n```\n" if problem.starter.strip() else ""
+    question = f"{problem.statement.strip()}\n\n{starter}{_told(state)}{ask}"
+    return [{"role": "system", "content": role}, {"role": "user", "content": question}]
+
+
+def _told(state: State) -> str:
+    """What came of the last turns; quoted, so that nothing in there reads as the question."""
+    if state.program is None and state.test is None:
+        return ""
+    program = (
+        "No program is written yet." if state.program is None else f"The program so far:\n{_quoted(state.program)}"
+    )
+    if state.test is None:
+        return f"{program}\nNo test is written yet.\n\n"
+    given, expected = _texts(state.test)
+    test = f"The test so far, its input:\n{_quoted(given)}\nits output:\n{_quoted(expected)}"
+    if state.verdict is None:
+        return f"{program}\n{test}\n\n"
+    came = f"On this input the program gave:\n{_quoted(state.verdict.shown[0] or '(nothing)')}"
+    return f"{program}\n{test}\n{came}\nThey do not agree: the program is wrong, or the test, or both.\n\n"
+
+
+def _texts(test: Test) -> tuple[str, str]:
+    if isinstance(test, Exchange):
+        return test.given, test.expected
+    assert isinstance(test, Call)  # testers write no other
+    return ", ".join(map(repr, test.arguments)), repr(test.expected)
+
+
+def _quoted(text: str) -> str:
+    return textwrap.indent(text.rstrip(), "> ", lambda line: True)
