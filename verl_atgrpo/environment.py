@@ -85,6 +85,10 @@ def stable_hash(*parts: object) -> int:
 
 
 _REGISTRY: dict[str, str | Callable[..., Environment]] = {
+    "math": "verl_atgrpo.environments.math_team:Math",
+    "math_debate": "verl_atgrpo.environments.math_ensemble:MathDebate",
+    "math_ensemble": "verl_atgrpo.environments.math_ensemble:MathEnsemble",
+    "math_single": "verl_atgrpo.environments.math_team:SingleMath",
     "plan_path": "verl_atgrpo.environments.plan_path:PlanPath",
     "plan_path_single": "verl_atgrpo.environments.plan_path:SinglePlanPath",
     "sokoban": "verl_atgrpo.environments.sokoban:Sokoban",

@@ -1,0 +1,221 @@
+"""Mathematics: a tool user and a reasoner answer side by side until they agree.
+
+Workflow and rewards follow AT-GRPO (arXiv 2510.11062, App. A). Problems come from data sets; `math_answers` verifies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import textwrap
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score, Split
+from verl_atgrpo.environments.drafting import check_whole_numbers
+from verl_atgrpo.environments.math_answers import check_available, equal, parse_answer, parse_gold, parse_printed
+from verl_atgrpo.environments.records import read_records
+from verl_atgrpo.sandbox import extract_python, run_python
+from verl_atgrpo.team import Agent, Team
+
+logger = logging.getLogger(__name__)
+
+SHOWN = 1500
+"""Characters of an earlier reply, from its end, that prompts show."""
+ASK_REASONING = r"Reason step by step. End with the final answer in \boxed{}, and nothing but the answer in it."
+ASK_PROGRAM = (
+    "Write one ```python block. The program has the standard library alone and must print the final answer as its "
+    "last line, with nothing else in that line. Several answers are separated by commas."
+)
+
+
+@dataclass(frozen=True)
+class MathTask:
+    """A problem and its answer, tidied as replies are."""
+
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What a reply came to."""
+
+    text: str
+    answer: str | None
+    """Its answer, tidied, or None if there is none in the agreed format."""
+    printed: str | None = None
+    """What its program printed; None where no program was asked for."""
+    ran: bool = False
+    """Its program ran to the end."""
+
+    def told(self, speaker: str) -> str:
+        """Returns the attempt as a prompt quotes it."""
+        text = self.text if len(self.text) <= SHOWN else f"[...]{self.text[-SHOWN:]}"
+        printed = "" if self.printed is None else f"\nThe program printed:\n{self.printed or '(nothing)'}"
+        return f"{speaker}:\n{textwrap.indent(text + printed, '> ', lambda line: True)}"
+
+
+class MathEnvironment(Environment):
+    """Problems from data sets, and the two ways to answer one; subclasses say who answers when."""
+
+    def __init__(self, train: object = None, val: object = None) -> None:
+        """Reads the problems.
+
+        Args:
+            train: section of the training problems: `path`, and where needed `columns` (question, answer), `split`
+                and `subset`, as `records.read_records` takes it.
+            val: the same for validation.
+
+        Raises EnvironmentConfigError if math-verify is missing, or a section cannot be read or has no problem with
+        an answer that can be verified.
+        """
+        check_available()
+        self._tasks: dict[Split, tuple[MathTask, ...]] = {
+            "train": _read_tasks(train, "train"),
+            "val": _read_tasks(val, "val"),
+        }
+
+    def task(self, split: Split, index: int) -> MathTask:
+        """Returns problem `index` of `split`, in the order of the data set."""
+        return self._tasks[split][index]
+
+    def size(self, split: Split) -> int:
+        """Returns how many problems `split` has."""
+        return len(self._tasks[split])
+
+    def fingerprint(self, task: MathTask) -> str:
+        """Returns the problem's text without case, blanks, punctuation and LaTeX that is layout alone."""
+        text = unicodedata.normalize("NFKC", task.question).casefold()
+        text = re.sub(r"\\(?:left|right|displaystyle|q?quad)(?![a-z])|\\[,;:!()\[\] ]|[{}$~\\]", " ", text)
+        text = re.sub(r"\b[dt]frac\b", "frac", text)
+        # Blanks and commas stay, as commas, where they separate two numbers; operators make another problem.
+        text = re.sub(r"(?<=\d)[\s,]+(?=\d)", ",", text)
+        return re.sub(r"(?<!\d)[.,]|[.,](?!\d)|[^\w.,+\-*/=<>^|!%()\[\]]", "", text)
+
+    def text(self, task: MathTask) -> str:
+        """Returns the problem's own words."""
+        return task.question
+
+    # ------------------------------------------------------------------ answering and scores
+
+    async def reason(self, agent: Agent, task: MathTask, prompt: list[Message]) -> Attempt:
+        """Has an agent answer in words: format .2, correct .8; the team's part is 1 if correct."""
+
+        async def score(reply: str) -> Score:
+            answer = parse_answer(reply)
+            correct = await equal(task.answer, answer)
+            return Score(team=float(correct), local=0.2 * (answer is not None) + 0.8 * correct)
+
+        reply = await agent.act(prompt, score)
+        return Attempt(reply.text, parse_answer(reply.text))
+
+    async def compute(self, agent: Agent, task: MathTask, prompt: list[Message]) -> Attempt:
+        """Has an agent answer by a program: a block .1, that ran .1, correct .8; the team's part is 1 if correct."""
+        runs: dict[str, asyncio.Task[Attempt]] = {}
+
+        async def score(reply: str) -> Score:
+            # Equal programs run once: what is scored is then also what the others are shown.
+            if reply not in runs:
+                runs[reply] = asyncio.create_task(_run_program(reply))
+            attempt = await runs[reply]
+            correct = await equal(task.answer, attempt.answer)
+            block = extract_python(reply) is not None
+            return Score(team=float(correct), local=0.1 * block + 0.1 * attempt.ran + 0.8 * correct)
+
+        reply = await agent.act(prompt, score)
+        return await runs[reply.text]
+
+    async def outcome(self, task: MathTask, answer: str | None, turns: int = 1, **metrics: float) -> Outcome:
+        """Returns how an episode ended that gave `answer`: 1 if it is correct, else 0 (paper, math)."""
+        correct = await equal(task.answer, answer)
+        return Outcome(correct, float(correct), {"turns": float(turns), **metrics})
+
+
+class Math(MathEnvironment):
+    """A tool user and a reasoner answer in parallel, see each other's answers, and stop when they agree."""
+
+    agents: ClassVar[tuple[str, ...]] = ("tool_user", "reasoner")
+
+    def __init__(self, train: object = None, val: object = None, max_turns: int = 4) -> None:
+        """Reads the problems; `max_turns` (T) bounds the turns until the two agree.
+
+        Raises EnvironmentConfigError as `MathEnvironment` does, or for a number below 1.
+        """
+        check_whole_numbers(max_turns=(max_turns, 1))
+        super().__init__(train, val)
+        self.max_turns = max_turns
+
+    async def run(self, task: MathTask, team: Team) -> Outcome:
+        """Plays one episode; success means that the reasoner's last answer is correct."""
+        return await self.play(task, team.tool_user, team.reasoner)
+
+    async def play(self, task: MathTask, tool_user: Agent, reasoner: Agent) -> Outcome:
+        """Plays one episode with any two agents, or with one in both parts."""
+        history: list[str] = []
+        turns, agreed = 0, False
+        answer: str | None = None
+        while turns < self.max_turns and not agreed:
+            turns += 1
+            computed, reasoned = await asyncio.gather(
+                self.compute(tool_user, task, dialogue("tool user", task, history, ASK_PROGRAM)),
+                self.reason(reasoner, task, dialogue("reasoner", task, history, ASK_REASONING)),
+            )
+            answer = reasoned.answer
+            agreed = await equal(computed.answer, answer)
+            history += [
+                computed.told(f"Turn {turns}, the tool user"),
+                reasoned.told(f"Turn {turns}, the reasoner"),
+                "The two do not agree. Find out what is wrong, and answer again.",
+            ]
+        return await self.outcome(task, answer, turns, agreed=float(agreed))
+
+
+class SingleMath(Math):
+    """One agent in both parts, with the team's prompts, feedback, calls and turns, for fair comparisons."""
+
+    agents: ClassVar[tuple[str, ...]] = ("solo",)
+
+    async def run(self, task: MathTask, team: Team) -> Outcome:
+        """Plays one episode as the team does, with `solo` in both parts."""
+        return await self.play(task, team.solo, team.solo)
+
+
+def dialogue(role: str, task: MathTask, said: Iterable[str], ask: str) -> list[Message]:
+    """Returns an agent's question: its role, the problem, what was said before, and what to answer with."""
+    system = f"You are the {role} of a team that solves a mathematical problem."
+    return [
+        {"role": "system", "content": system},
+        {"role": "user", "content": "\n\n".join([task.question, *said, ask])},
+    ]
+
+
+def _read_tasks(source: object, option: str) -> tuple[MathTask, ...]:
+    rows = read_records(source, option, {"question": "question", "answer": "answer"})
+    pairs = [(row["question"], parse_gold(row["answer"])) for row in rows]
+    tasks = tuple(MathTask(question, answer) for question, answer in pairs if isinstance(question, str) and answer)
+    if not tasks:
+        raise EnvironmentConfigError(
+            f"at_grpo.environment.{option}.columns.answer: no answer in it can be verified, the first is "
+            f"{str(rows[0]['answer'])[:80]!r}; name the column of the answers"
+        )
+    if len(tasks) < len(rows):
+        logger.warning(
+            "%s: %d of %d problems are left out, their answers cannot be verified",
+            option,
+            len(rows) - len(tasks),
+            len(rows),
+        )
+    return tasks
+
+
+async def _run_program(reply: str) -> Attempt:
+    code = extract_python(reply)
+    if code is None:
+        return Attempt(reply, None, "")
+    result = await run_python(code)
+    answer = parse_printed(result.stdout) if result.ok else None
+    return Attempt(reply, answer, result.stdout.strip()[-500:], result.ok)
