@@ -96,6 +96,10 @@ class MathEnvironment(Environment):
         text = re.sub(r"(?<=\d)[\s,]+(?=\d)", ",", text)
         return re.sub(r"(?<!\d)[.,]|[.,](?!\d)|[^\w.,+\-*/=<>^|!%()\[\]]", "", text)
 
+    def text(self, task: MathTask) -> str:
+        """Returns the problem's own words."""
+        return task.question
+
     # ------------------------------------------------------------------ answering and scores
 
     async def reason(self, agent: Agent, task: MathTask, prompt: list[Message]) -> Attempt:
