@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import random
+import re
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +31,7 @@ def everyone(script: Script) -> Mapping[str, Script]:
 
 
 def in_turn(*replies: str) -> Script:
-    """One reply after another: which comes next follows from the question, so that the script has no state."""
+    """One reply after another; a question keeps the place it was first asked in, for it is asked out of turn too."""
     asked: dict[str, int] = {}
     return lambda prompt, k: replies[(asked.setdefault(prompt, len(asked)) // 2 + k) % len(replies)]
 
@@ -304,3 +308,37 @@ def test_a_sound_environment_passes_in_every_form_it_can_be_named() -> None:
 def test_what_bouncing_scripts_earn_needs_something_to_compare_it_with() -> None:
     with pytest.raises(ValueError, match="give gold as well"):
         check_environment(Sums, bouncing=[to_and_fro])
+
+
+# ------------------------------------------------------------------ docs/environments.md
+
+
+def block(language: str, number: int = 0) -> str:
+    text = (Path(__file__).parents[1] / "docs" / "environments.md").read_text()
+    return re.findall(rf"(?ms)^```{language}\n(.*?)^```$", text)[number]
+
+
+@pytest.fixture
+def documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the documentation's files, from which modules are imported."""
+    (tmp_path / "sums.py").write_text(block("python"))
+    (tmp_path / "test_sums.py").write_text(block("python", 1))
+    (tmp_path / "sums.yaml").write_text(block("yaml"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "sums", raising=False)
+    return tmp_path
+
+
+def test_the_documented_environment_is_short_and_keeps_the_contract(documented: Path) -> None:
+    assert len(block("python").splitlines()) <= 42
+    importlib.import_module("test_sums").test_sums()
+
+
+def test_the_documented_recipe_would_start(documented: Path) -> None:
+    pytest.importorskip("verl")
+    from verl_atgrpo.recipes import compose
+    from verl_atgrpo.run_check import check_run
+
+    config = compose("sums", folder=documented)
+    check_run(config)
+    assert config.at_grpo.environment.name == "sums:Sums"
