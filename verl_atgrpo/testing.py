@@ -9,38 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import json
-import math
 import os
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from verl_atgrpo import environment
 from verl_atgrpo.environment import Environment, Outcome, Score, Split
-from verl_atgrpo.team import (
-    Candidate,
-    EpisodeRecord,
-    Generation,
-    Prompt,
-    ScoreFunction,
-    ScriptedPolicy,
-    ScriptedTeam,
-    as_messages,
-    play,
-)
+from verl_atgrpo.team import EpisodeRecord, play
+from verl_atgrpo.watched_team import ROUNDING, EnvironmentContractError, Script, Trial, WatchedTeam, is_finite
 
-Script = Callable[[str, int], str]
-"""(prompt text, index of the call for this prompt) -> reply, and nothing else: it is asked out of turn as well."""
+__all__ = ["HOSTILE", "EnvironmentContractError", "Script", "Scripts", "check_environment"]
+
 Scripts = Callable[[Any], Mapping[str, Script]]
 """Task -> the script of every agent."""
 Decided = tuple[list[int], str, Score]
 """A prompt, the committed reply and its score."""
 _CONTROL = "\x00\x07\x1b[31m\r\u202e\u2028\ufeff\ufffd ٣½ \U0001f9e9 Ⅷ {}%s \\n ```python\n"
-_ROUNDING = 1e-9
 _SPLITS: tuple[Split, ...] = ("train", "val")
 
 HOSTILE: dict[str, Script] = {
@@ -53,10 +41,6 @@ HOSTILE: dict[str, Script] = {
     "last line's echo": lambda prompt, k: prompt.rstrip().rpartition("\n")[2],
 }
 """What no agent should be paid for, nor any environment fall over; a team that mixes them is played as well."""
-
-
-class EnvironmentContractError(AssertionError):
-    """An environment breaks the contract; the message is one line: the check, the task and what happened."""
 
 
 def check_environment(
@@ -101,7 +85,7 @@ def check_environment(
     _check_other_process(make, options, known)
     for split in _SPLITS:
         trials = [
-            _Trial(env, split, index, bounds, alpha, floor, max_decisions)
+            Trial(env, split, index, bounds, alpha, floor, max_decisions)
             for index in range(min(episodes, len(known[split])))
         ]
         outcomes = [outcome for trial in trials for outcome in _check_episodes(trial, gold, bouncing)]
@@ -191,22 +175,6 @@ def _tell_tasks() -> None:
 
 
 @dataclass(frozen=True)
-class _Trial:
-    """A task to be played, and what the caller allows."""
-
-    env: Environment
-    split: Split
-    index: int
-    bounds: tuple[float, float]
-    alpha: float
-    floor: float
-    max_decisions: int
-
-    def fault(self, check: str, team: str, what: str) -> EnvironmentContractError:
-        return EnvironmentContractError(f"{check}: task ({self.split}, {self.index}), {team} team: {what}")
-
-
-@dataclass(frozen=True)
 class _Played:
     """An episode as the checks see it: nothing here depends on the order in which agents finished."""
 
@@ -226,7 +194,7 @@ class _Played:
         return sum(score.mixed(alpha) for _, _, score in self.decisions.values()) / max(1, len(self.decisions))
 
 
-def _check_episodes(trial: _Trial, gold: Scripts | None, bouncing: Sequence[Scripts]) -> list[Outcome]:
+def _check_episodes(trial: Trial, gold: Scripts | None, bouncing: Sequence[Scripts]) -> list[Outcome]:
     """Plays the task with every team and returns the outcomes."""
     task = trial.env.task(trial.split, trial.index)
     teams: dict[str, Mapping[str, Script]] = {
@@ -249,9 +217,9 @@ def _medley(prompt: str, k: int) -> str:
     return list(HOSTILE.values())[(k + len(prompt)) % len(HOSTILE)](prompt, k)
 
 
-def _play_twice(trial: _Trial, task: object, name: str, teams: Mapping[str, Mapping[str, Script]]) -> _Played:
+def _play_twice(trial: Trial, task: object, name: str, teams: Mapping[str, Mapping[str, Script]]) -> _Played:
     """Plays an episode twice at once, in one of them with probes scored at every decision: both must be alike."""
-    pair = _Team(trial, name, teams[name], probes=teams), _Team(trial, name, teams[name], probes={})
+    pair = WatchedTeam(trial, name, teams[name], probes=teams), WatchedTeam(trial, name, teams[name], probes={})
 
     async def both() -> list[EpisodeRecord | None]:
         return await asyncio.gather(*(_play(trial, task, team) for team in pair))
@@ -276,7 +244,7 @@ def _play_twice(trial: _Trial, task: object, name: str, teams: Mapping[str, Mapp
     return probed
 
 
-async def _play(trial: _Trial, task: object, team: _Team) -> EpisodeRecord | None:
+async def _play(trial: Trial, task: object, team: WatchedTeam) -> EpisodeRecord | None:
     try:
         return await play(trial.env, task, team)
     except Exception as error:  # noqa: BLE001  (whatever a user's environment raises is what we report)
@@ -286,24 +254,24 @@ async def _play(trial: _Trial, task: object, team: _Team) -> EpisodeRecord | Non
         return None
 
 
-def _check_outcome(trial: _Trial, name: str, outcome: object) -> None:
+def _check_outcome(trial: Trial, name: str, outcome: object) -> None:
     if not isinstance(outcome, Outcome) or not isinstance(outcome.success, bool):
         raise trial.fault("outcome", name, f"{outcome!r:.80} is no Outcome whose success is a bool")
     for key, value in {**outcome.metrics, "team_reward": outcome.team_reward}.items():
-        if not _is_finite(value):
+        if not is_finite(value):
             raise trial.fault("outcome", name, f"{key}={value!r} is no finite number")
 
 
-def _check_earns_nothing(trial: _Trial, name: str, played: _Played) -> None:
+def _check_earns_nothing(trial: Trial, name: str, played: _Played) -> None:
     if played.outcome.success:
         raise trial.fault("floor", name, "it succeeds")
     for (agent, turn), (_, reply, score) in played.decisions.items():
-        if (earned := score.mixed(trial.alpha)) > trial.floor + _ROUNDING:
+        if (earned := score.mixed(trial.alpha)) > trial.floor + ROUNDING:
             what = f"{agent!r}, turn {turn}, earns {earned:g} for {reply!r:.40}, more than {trial.floor:g}"
             raise trial.fault("floor", name, what)
 
 
-def _check_gold(trial: _Trial, played: Mapping[str, _Played]) -> None:
+def _check_gold(trial: Trial, played: Mapping[str, _Played]) -> None:
     gold = played["gold"]
     if not gold.outcome.success:
         raise trial.fault("gold", "gold", f"it does not succeed: {gold.outcome}")
@@ -312,85 +280,8 @@ def _check_gold(trial: _Trial, played: Mapping[str, _Played]) -> None:
             ("team parts add up to", other.team_parts(), gold.team_parts()),
             ("mixed scores are on average", other.mean_mixed(trial.alpha), gold.mean_mixed(trial.alpha)),
         ):
-            if theirs > most + _ROUNDING:
+            if theirs > most + ROUNDING:
                 raise trial.fault("gold", name, f"its {what} {theirs:g}, those of gold only {most:g}")
-
-
-class _Team(ScriptedTeam):
-    """A scripted team that looks at prompts and scores, and has the replies of `probes` scored as well."""
-
-    def __init__(
-        self, trial: _Trial, name: str, scripts: Mapping[str, Script], probes: Mapping[str, Mapping[str, Script]]
-    ) -> None:
-        super().__init__(scripts, alpha=trial.alpha)
-        self.policies.update({agent: _EndingPolicy(script) for agent, script in scripts.items()})
-        self.trial, self.name, self.probes = trial, name, probes
-        self.asked = 0
-        self.fault: EnvironmentContractError | None = None
-        """The first one, kept here because an environment may catch what a decision raises."""
-
-    async def _decide(self, agent: str, prompt: Prompt, score: ScoreFunction | None) -> Candidate:
-        try:
-            if self.fault is not None:
-                raise self.fault
-            self.asked += 1
-            if self.asked > self.trial.max_decisions:
-                raise self.trial.fault("end", self.name, f"none after {self.trial.max_decisions} decisions")
-            if not _is_prompt(prompt):
-                raise self.trial.fault("prompt", self.name, f"{agent!r} is asked {prompt!r:.80}, no text, no chat")
-            scored = functools.partial(self._scored, agent, score)
-            await self._probe(agent, prompt, scored)
-            return await super()._decide(agent, prompt, scored)
-        except EnvironmentContractError as fault:
-            self.fault = self.fault or fault
-            raise
-
-    async def _probe(self, agent: str, prompt: Prompt, score: Callable[[str], Awaitable[Score]]) -> None:
-        policy = self.policies[agent]
-        text = "\n".join(message["content"] for message in as_messages(prompt))
-        replies = {name: scripts[agent](text, policy.calls[text]) for name, scripts in self.probes.items()}
-        earned = {name: await score(reply) for name, reply in replies.items()}
-        for name, reply in reversed(replies.items()):
-            if (again := await score(reply)) != earned[name]:
-                what = f"{agent!r} earns {earned[name]} for {reply!r:.40}, and {again} when it is scored again"
-                raise self.trial.fault("side effect", self.name, what)
-        if self.name == "gold" and self.probes:
-            worth = {name: earned[name].mixed(self.trial.alpha) for name in earned}
-            best = max(worth, key=lambda name: worth[name])
-            if worth[best] > worth["gold"] + _ROUNDING:
-                what = f"{agent!r} earns {worth['gold']:g}; the {best} team's {replies[best]!r:.40}, {worth[best]:g}"
-                raise self.trial.fault("gold", self.name, what)
-
-    async def _scored(self, agent: str, score: ScoreFunction | None, reply: str) -> Score:
-        low, high = self.trial.bounds
-        scored = Score() if score is None else score(reply)
-        if inspect.isawaitable(scored):
-            scored = await scored
-        parts = (scored.team, scored.local) if isinstance(scored, Score) else (math.nan,)
-        if not all(_is_finite(part) and low - _ROUNDING <= part <= high + _ROUNDING for part in parts):
-            what = f"{agent!r} gets {scored!r:.80} for {reply!r:.40}, no Score inside [{low:g}, {high:g}]"
-            raise self.trial.fault("score", self.name, what)
-        return scored
-
-
-class _EndingPolicy(ScriptedPolicy):
-    """Gives every answer one token, as a model ends even an empty one: it is an answer then, and no failure."""
-
-    async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
-        generation = await super().generate(decision_id, prompt_ids, seed)
-        return replace(generation, token_ids=[0], log_probs=[0.0])
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _is_prompt(prompt: object) -> bool:
-    def told(message: object, key: str) -> bool:
-        return isinstance(message, Mapping) and isinstance(message.get(key), str)
-
-    chat = isinstance(prompt, Sequence) and len(prompt) > 0
-    return isinstance(prompt, str) or (chat and all(told(m, "role") and told(m, "content") for m in prompt))
 
 
 def _line(error: BaseException) -> str:
