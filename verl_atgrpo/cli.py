@@ -45,13 +45,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     export.add_argument("out", type=Path, help="gets a folder for every policy")
     export.set_defaults(run=_export)
 
+    data = commands.add_parser("data", help="look at the tasks of a recipe")
+    data_commands = data.add_subparsers(dest="data_command", required=True)
+    check = data_commands.add_parser("check", help="tell which validation tasks are training tasks, or nearly so")
+    check.add_argument("--config-name", required=True, help="the recipe")
+    check.add_argument("--config-dir", type=Path, help="where to look for recipes of your own")
+    check.add_argument("overrides", nargs="*", help="as for verl.trainer.main_ppo")
+    check.set_defaults(run=_check_data)
+
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        _say(options.run(options))
+        said = options.run(options)
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         parser.exit(1, f"verl-atgrpo {options.command}: {error}\n")
-    return 0
+    text, failed = said if isinstance(said, tuple) else (said, False)
+    _say(text)
+    return int(failed)
 
 
 def _say(text: str) -> None:
@@ -109,6 +119,16 @@ def _export(options: argparse.Namespace) -> str:
     from verl_atgrpo.export import export
 
     return "\n".join(f"{name}: {folder}" for name, folder in export(options.step, options.out).items())
+
+
+def _check_data(options: argparse.Namespace) -> tuple[str, bool]:
+    from verl_atgrpo.config import AtGrpoConfig
+    from verl_atgrpo.contamination import report
+    from verl_atgrpo.recipes import compose
+
+    settings = AtGrpoConfig.from_config(compose(options.config_name, options.overrides, options.config_dir))
+    env = settings.make_environment()
+    return report(env, settings.split_size(env, "train"), settings.split_size(env, "val"))
 
 
 if __name__ == "__main__":

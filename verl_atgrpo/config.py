@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_atgrpo import advantage, environment
+from verl_atgrpo import advantage, contamination, environment
 from verl_atgrpo.environment import Environment, Split
 from verl_atgrpo.policy_config import SHARED, PolicyConfigError, PolicySettings
 from verl_atgrpo.team import SELECTIONS, Selection, TeamOptions
@@ -59,7 +59,7 @@ class AtGrpoConfig:
     val_tasks: int = 200
     """Tasks of the validation split, for environments that generate tasks without end."""
     allow_overlap: bool = False
-    """Accept validation tasks that also are training tasks."""
+    """Accept validation tasks that also are training tasks, or nearly so by their texts."""
     request_timeout: float = 600.0
     """Seconds after which a candidate that has not come fails its episode."""
     max_failed_episodes: int = 64
@@ -221,15 +221,14 @@ class AtGrpoConfig:
 
 
 def check_disjoint(config: AtGrpoConfig, env: Environment) -> None:
-    """Raises ConfigError if a validation task is also a training task.
+    """Raises ConfigError if a validation task is also a training task, or nearly so by its text.
 
-    Looks at every task the run can deal out, so it holds for users' environments as well.
+    Looks at every task the run can deal out, so it holds for users' environments as well; `contamination.overlaps`
+    says what that costs.
     """
-    validation = {env.fingerprint(env.task("val", index)): index for index in range(config.split_size(env, "val"))}
-    for index in range(config.split_size(env, "train")):
-        same = validation.get(env.fingerprint(env.task("train", index)))
-        if same is not None:
-            raise ConfigError(
-                f"{SECTION}.environment: validation task {same} is also training task {index}; make the splits "
-                f"disjoint, or set {SECTION}.allow_overlap=true to accept it"
-            )
+    sizes = config.split_size(env, "train"), config.split_size(env, "val")
+    for overlap in contamination.overlaps(env, *sizes):
+        raise ConfigError(
+            f"{SECTION}.environment: {overlap}; make the splits disjoint, or set {SECTION}.allow_overlap=true "
+            "to accept it"
+        )

@@ -70,6 +70,14 @@ class Environment(ABC):
     async def run(self, task: Any, team: Team) -> Outcome:
         """Plays one episode of `task` with `team` and returns how it ended."""
 
+    def text(self, task: Any) -> str | None:
+        """Returns the problem's own words, without what every task says, or None if it has none.
+
+        Validation tasks in nearly the words of a training task are refused (`contamination`). Generated puzzles,
+        whose drawings are alike by nature, have no text: their fingerprints tell all.
+        """
+        return None
+
     def size(self, split: Split) -> int | None:
         """Returns how many tasks `split` has, or None if they are generated without end."""
         return None

@@ -1,0 +1,344 @@
+"""The environment contract: every environment here keeps it, and each way to break it is named."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import random
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verl_atgrpo.environment import Environment, Outcome, Score, Split, registered
+from verl_atgrpo.environments.grid import MOVES, PlanPathTask
+from verl_atgrpo.environments.sokoban_board import SokobanTask
+from verl_atgrpo.environments.sokoban_solver import solve
+from verl_atgrpo.environments.sudoku_grid import EMPTY, SudokuTask
+from verl_atgrpo.team import Team
+from verl_atgrpo.testing import EnvironmentContractError, Script, check_environment
+
+BASE = {"plan_path": {"size": 4, "min_distance": 2, "max_moves": 16}, "sokoban": {"max_moves": 60}, "sudoku": {}}
+DRAFTS = {"plan_path": "moves", "sokoban": "moves", "sudoku": "grid"}
+
+
+def everyone(script: Script) -> Mapping[str, Script]:
+    """The same script for whoever is on the team."""
+    return dict.fromkeys(("tool_user", "planner", "solo"), script)
+
+
+def in_turn(*replies: str) -> Script:
+    """One reply after another; a question keeps the place it was first asked in, for it is asked out of turn too."""
+    asked: dict[str, int] = {}
+    return lambda prompt, k: replies[(asked.setdefault(prompt, len(asked)) // 2 + k) % len(replies)]
+
+
+def moves(listed: str, style: str) -> str:
+    return listed if style == "compact" else f"Moves: {', '.join(listed)}"
+
+
+def rows(grid: str, style: str) -> str:
+    size = int(len(grid) ** 0.5)
+    lines = "\n".join(grid[start : start + size] for start in range(0, len(grid), size))
+    return lines if style == "compact" else f"Grid:\n{lines}"
+
+
+def solution(task: Any) -> str:
+    if isinstance(task, PlanPathTask):
+        return task.shortest(task.start, random.Random(0))
+    if isinstance(task, SokobanTask):
+        return solve(task) or ""
+    return str(task.solution)
+
+
+def gold(style: str, tool: str) -> Any:
+    def scripts(task: Any) -> Mapping[str, Script]:
+        written = rows if isinstance(task, SudokuTask) else moves
+        answer = written(solution(task), style)
+        lines = [list(solution(task))] if written is moves else rows(solution(task), "compact").split()
+        program = "```python\n" + "".join(f"print({line!r})\n" for line in lines) + "```\n"
+        # A question for a program says so; a single agent is asked both questions.
+        return everyone(lambda prompt, k: program if tool == "python" and "must print" in prompt else answer)
+
+    return scripts
+
+
+def bouncing(style: str) -> Any:
+    """Steps to and fro, or half of the solution and its withdrawal, turn by turn."""
+
+    def scripts(task: Any) -> Mapping[str, Script]:
+        whole = solution(task)
+        if isinstance(task, SudokuTask):
+            holes = [cell for cell, given in enumerate(task.givens) if given == EMPTY]
+            half = "".join(EMPTY if cell in holes[::2] else digit for cell, digit in enumerate(whole))
+            other = "".join(EMPTY if cell in holes[1::2] else digit for cell, digit in enumerate(whole))
+            return everyone(in_turn(rows(half, style), rows(other, style)))
+        back = {name: other for name, other in zip("UDLR", "DURL", strict=True)}
+        assert set(back) == set(MOVES)
+        there = whole[:-1]
+        return everyone(in_turn(moves(there, style), moves("".join(back[name] for name in there[::-1]), style)))
+
+    return scripts
+
+
+@pytest.mark.parametrize("style", ["full", "compact"])
+@pytest.mark.parametrize("name", registered())
+def test_every_environment_keeps_the_contract(name: str, style: str) -> None:
+    family = name.removesuffix("_single")
+    tool = DRAFTS[family]
+    check_environment(
+        name,
+        {**BASE[family], "style": style, "tool": tool},
+        gold=gold(style, tool),
+        bouncing=[bouncing(style)],
+        tasks=10,
+        episodes=2 if style == "full" else 1,
+        bounds=(0, 1),
+        floor=0,
+    )
+
+
+@pytest.mark.parametrize("name", ["plan_path", "sokoban_single", "sudoku"])
+def test_every_family_keeps_the_contract_with_programs(name: str) -> None:
+    options = {**BASE[name.removesuffix("_single")], "max_turns": 1}
+    check_environment(name, options, gold=gold("full", "python"), tasks=3, episodes=1, bounds=(0, 1), floor=0)
+
+
+# ------------------------------------------------------------------ what is caught
+
+
+class Sums(Environment):
+    """Adds up; keeps the contract, unlike what derives from it."""
+
+    agents = ("guesser", "checker")
+
+    def task(self, split: Split, index: int) -> tuple[int, int]:
+        return index + 2, 1001 + (split == "val")
+
+    def fingerprint(self, task: tuple[int, int]) -> str:
+        return str(task)
+
+    def score(self, task: tuple[int, int], reply: str) -> Score:
+        return Score(team=float(reply == str(sum(task))))
+
+    def prompt(self, task: tuple[int, int], turn: int) -> Any:
+        return [{"role": "user", "content": f"{task} {turn}"}]
+
+    async def run(self, task: tuple[int, int], team: Team) -> Outcome:
+        for turn, agent in itertools.product(range(2), self.agents):
+            reply = await team[agent].act(self.prompt(task, turn), lambda reply: self.score(task, reply))
+            if reply.text == str(sum(task)):
+                return self.outcome(reply.text, True)
+        return self.outcome(reply.text, False)
+
+    def outcome(self, last: str, success: bool) -> Outcome:
+        return Outcome(success, float(success), {"length": float(len(last))})
+
+
+def sums_gold(task: tuple[int, int]) -> Mapping[str, Script]:
+    return dict.fromkeys(Sums.agents, lambda prompt, k: str(sum(task)))
+
+
+def to_and_fro(task: tuple[int, int]) -> Mapping[str, Script]:
+    return dict.fromkeys(Sums.agents, lambda prompt, k: "fro" if prompt.endswith("1") else "to")
+
+
+class NoIdentifiers(Sums):
+    agents = ("tool user",)  # type: ignore[assignment]
+
+
+class AnotherTaskEachTime(Sums):
+    count = itertools.count()
+
+    def task(self, split: Split, index: int) -> tuple[int, int]:
+        return next(self.count), 1001 + (split == "val")
+
+
+class HashedTasks(Sums):
+    def fingerprint(self, task: tuple[int, int]) -> str:
+        return str(hash(str(task)))
+
+
+class OneSplit(Sums):
+    def task(self, split: Split, index: int) -> tuple[int, int]:
+        return index, index
+
+
+class TooFewTasks(Sums):
+    def size(self, split: Split) -> int | None:
+        return 30
+
+    def task(self, split: Split, index: int) -> tuple[int, int]:
+        return [Sums.task(self, split, number) for number in range(29)][index]
+
+
+class RaisesOnGarbage(Sums):
+    def score(self, task: tuple[int, int], reply: str) -> Score:
+        return Score(team=float(int(reply) == sum(task)))
+
+
+class RaisesUnseen(RaisesOnGarbage):
+    async def run(self, task: tuple[int, int], team: Team) -> Outcome:
+        await team.checker.act("?", lambda reply: Score())
+        try:
+            return await super().run(task, team)
+        except EnvironmentContractError:
+            return Outcome(False, metrics={"length": 0})
+
+
+class NotANumber(Sums):
+    def score(self, task: tuple[int, int], reply: str) -> Score:
+        return Score(local=float("nan") if not reply else 0)
+
+
+class TooMuch(Sums):
+    def score(self, task: tuple[int, int], reply: str) -> Score:
+        return Score(team=-float(len(reply)))
+
+
+class CountsAttempts(Sums):
+    calls = 0
+
+    def score(self, task: tuple[int, int], reply: str) -> Score:
+        self.calls += 1
+        return Score(local=0.01 * (self.calls % 7))
+
+
+class PromptTellsOfOtherEpisodes(Sums):
+    asked = 0
+
+    def prompt(self, task: tuple[int, int], turn: int) -> Any:
+        self.asked += 1
+        return f"{task} {self.asked}"
+
+
+class PaysEchoes(Sums):
+    def score(self, task: tuple[int, int], reply: str) -> Score:
+        return Score(local=0.5 * (str(task[0]) in reply))
+
+
+class SucceedsOnTimeOut(Sums):
+    def outcome(self, last: str, success: bool) -> Outcome:
+        return super().outcome(last, True)
+
+
+class PaysBouncing(Sums):
+    def score(self, task: tuple[int, int], reply: str) -> Score:
+        return Score(team=1.0 if reply == str(sum(task)) else 0.4 * (reply in ("to", "fro")))
+
+
+class PaysHesitation(Sums):
+    def score(self, task: tuple[int, int], reply: str) -> Score:
+        return Score(team=0.3 if reply == str(sum(task)) else 0.4 * (reply in ("to", "fro")))
+
+
+class OtherKeys(Sums):
+    def outcome(self, last: str, success: bool) -> Outcome:
+        return Outcome(success, metrics={"length": 1.0} if last else {})
+
+
+class InfiniteMetrics(Sums):
+    def outcome(self, last: str, success: bool) -> Outcome:
+        return Outcome(success, metrics={"length": float("inf")})
+
+
+class NoBool(Sums):
+    def outcome(self, last: str, success: bool) -> Outcome:
+        return Outcome(1.0 * success)  # type: ignore[arg-type]
+
+
+class NoChat(Sums):
+    def prompt(self, task: tuple[int, int], turn: int) -> Any:
+        return [{"role": "user", "text": "?"}]
+
+
+class NeverEnds(Sums):
+    async def run(self, task: tuple[int, int], team: Team) -> Outcome:
+        while True:
+            await team.checker.act("?")
+
+
+class Unsolvable(Sums):
+    def outcome(self, last: str, success: bool) -> Outcome:
+        return super().outcome(last, False)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (NoIdentifiers, "agents: .*'tool user'"),
+        (AnotherTaskEachTime, r"task: task \(train, 0\) is another one when"),
+        (HashedTasks, r"task: task \(train, 0\) is another one in another process"),
+        (OneSplit, r"splits: task \(val, 0\) is also task \(train, 0\)"),
+        (TooFewTasks, r"task: task \(train, 29\) cannot be made: IndexError"),
+        (RaisesOnGarbage, r"run: task \(train, 0\), empty team: raises ValueError: invalid literal"),
+        (RaisesUnseen, r"run: task \(train, 0\), empty team: raises ValueError"),
+        (NotANumber, r"score: task \(train, 0\), empty team: 'guesser' gets .*nan"),
+        (TooMuch, r"score: task \(train, 0\), .*-49\.0.* no Score inside \[-1, 1\]"),
+        (CountsAttempts, r"side effect: task \(train, 0\), empty team: 'guesser' earns .* scored again"),
+        (PromptTellsOfOtherEpisodes, r"side effect: task \(train, 0\), .* changes the prompt of"),
+        (PaysEchoes, r"floor: task \(train, 0\), echo team: 'guesser', turn 0, earns 0\.5 .* more than 0\.2"),
+        (SucceedsOnTimeOut, r"floor: task \(train, 0\), empty team: it succeeds"),
+        (PaysBouncing, r"gold: task \(train, 0\), bouncing 0 team: its team parts add up to 1\.6.* gold only 1"),
+        (PaysHesitation, r"gold: task \(train, 0\), gold team: .* earns 0\.3; the bouncing 0 team's 'to', 0\.4"),
+        (OtherKeys, r"metrics: the episodes of split 'train' have \[\(\), \('length',\)\]"),
+        (InfiniteMetrics, r"outcome: task \(train, 0\), empty team: length=inf"),
+        (NoBool, r"outcome: task \(train, 0\), empty team: Outcome\(success=0\.0"),
+        (NoChat, r"prompt: task \(train, 0\), empty team: 'guesser' is asked"),
+        (NeverEnds, r"end: task \(train, 0\), empty team: none after 100 decisions"),
+        (Unsolvable, r"gold: task \(train, 0\), gold team: it does not succeed"),
+    ],
+)
+def test_a_broken_environment_is_refused_with_the_check_named(broken: type[Sums], message: str) -> None:
+    # A lambda leaves the other process out, which only one of them needs.
+    factory = broken if broken is HashedTasks else lambda: broken()
+    with pytest.raises(EnvironmentContractError, match=f"^{message}") as caught:
+        check_environment(factory, gold=sums_gold, bouncing=[to_and_fro])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_sound_environment_passes_in_every_form_it_can_be_named() -> None:
+    check_environment(Sums, gold=sums_gold, bouncing=[to_and_fro])
+    check_environment(f"{__name__}:Sums")
+
+
+def test_what_bouncing_scripts_earn_needs_something_to_compare_it_with() -> None:
+    with pytest.raises(ValueError, match="give gold as well"):
+        check_environment(Sums, bouncing=[to_and_fro])
+
+
+# ------------------------------------------------------------------ docs/environments.md
+
+
+def block(language: str, number: int = 0) -> str:
+    text = (Path(__file__).parents[1] / "docs" / "environments.md").read_text()
+    return re.findall(rf"(?ms)^```{language}\n(.*?)^```$", text)[number]
+
+
+@pytest.fixture
+def documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the documentation's files, from which modules are imported."""
+    (tmp_path / "sums.py").write_text(block("python"))
+    (tmp_path / "test_sums.py").write_text(block("python", 1))
+    (tmp_path / "sums.yaml").write_text(block("yaml"))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "sums", raising=False)
+    return tmp_path
+
+
+def test_the_documented_environment_is_short_and_keeps_the_contract(documented: Path) -> None:
+    assert len(block("python").splitlines()) <= 42
+    importlib.import_module("test_sums").test_sums()
+
+
+def test_the_documented_recipe_would_start(documented: Path) -> None:
+    pytest.importorskip("verl")
+    from verl_atgrpo.recipes import compose
+    from verl_atgrpo.run_check import check_run
+
+    config = compose("sums", folder=documented)
+    check_run(config)
+    assert config.at_grpo.environment.name == "sums:Sums"

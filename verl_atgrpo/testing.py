@@ -1,0 +1,288 @@
+"""A conformance test for environments: `check_environment("my_module:MyEnvironment")` in a test of your own.
+
+It plays scripted episodes, so it needs neither verl nor a model. What it asks of an environment is what training takes
+for granted: tasks that every process makes alike, splits that share nothing, scores that follow from the state and the
+reply, and nothing to be earned but by solving (docs/environments.md says why).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl_atgrpo import environment
+from verl_atgrpo.environment import Environment, Outcome, Score, Split
+from verl_atgrpo.team import EpisodeRecord, play
+from verl_atgrpo.watched_team import ROUNDING, EnvironmentContractError, Script, Trial, WatchedTeam, is_finite
+
+__all__ = ["HOSTILE", "EnvironmentContractError", "Script", "Scripts", "check_environment"]
+
+Scripts = Callable[[Any], Mapping[str, Script]]
+"""Task -> the script of every agent."""
+Decided = tuple[list[int], str, Score]
+"""A prompt, the committed reply and its score."""
+_CONTROL = "\x00\x07\x1b[31m\r\u202e\u2028\ufeff\ufffd ٣½ \U0001f9e9 Ⅷ {}%s \\n ```python\n"
+_SPLITS: tuple[Split, ...] = ("train", "val")
+
+HOSTILE: dict[str, Script] = {
+    "empty": lambda prompt, k: "",
+    "garbage": lambda prompt, k: "the quick brown fox; 0 1 -1 1e999 nan [](){} None",
+    "huge": lambda prompt, k: "0 1 " * 25_000,
+    "control characters": lambda prompt, k: _CONTROL,
+    "echo": lambda prompt, k: prompt,
+    "echo in other case": lambda prompt, k: prompt.swapcase(),
+    "last line's echo": lambda prompt, k: prompt.rstrip().rpartition("\n")[2],
+}
+"""What no agent should be paid for, nor any environment fall over; a team that mixes them is played as well."""
+
+
+def check_environment(
+    make: str | Callable[..., Environment],
+    options: Mapping[str, Any] | None = None,
+    *,
+    gold: Scripts | None = None,
+    bouncing: Sequence[Scripts] = (),
+    tasks: int = 20,
+    episodes: int = 2,
+    bounds: tuple[float, float] = (-1.0, 1.0),
+    alpha: float = 1.0,
+    floor: float = 0.2,
+    max_decisions: int = 100,
+) -> None:
+    """Raises EnvironmentContractError if an environment breaks what training takes for granted.
+
+    Args:
+        make: as in a recipe, a registered name or "module:Class"; or a class or function that makes the environment.
+            A fresh process makes the tasks as well, if it can import this: a lambda or a local class leaves that out.
+        options: what a recipe says beside the name.
+        gold: task -> scripts that solve it, a good answer by every agent at every decision. Their episodes must
+            succeed; at their decisions no reply of the other scripts may be worth more; and no other episode may
+            have a larger sum of team parts, or a larger mean of mixed scores.
+        bouncing: further scripts (task -> scripts) for that comparison, each of which tries to earn without solving.
+        tasks: so many of each split are made, and made again.
+        episodes: so many of those are played, with every kind of team.
+        bounds: of the team part and of the local part.
+        alpha: weight of the team part in the mixed score.
+        floor: the most that a hostile reply (`HOSTILE`) may earn at a decision, mixed; .2 is what the paper pays for
+            the form of an answer.
+        max_decisions: an episode that takes more is taken for one without end.
+    """
+    if bouncing and gold is None:
+        raise ValueError("bouncing scripts are compared with gold ones: give gold as well")
+    factory = functools.partial(environment.make, make) if isinstance(make, str) else make
+    options = dict(options or {})
+    env, again = factory(**options), factory(**options)
+    _check_agents(env)
+    known = {split: _check_tasks(env, again, split, tasks) for split in _SPLITS}
+    _check_disjoint(known)
+    _check_other_process(make, options, known)
+    for split in _SPLITS:
+        trials = [
+            Trial(env, split, index, bounds, alpha, floor, max_decisions)
+            for index in range(min(episodes, len(known[split])))
+        ]
+        outcomes = [outcome for trial in trials for outcome in _check_episodes(trial, gold, bouncing)]
+        # verl averages metrics over the episodes of a split, and wants the same ones in each.
+        if len(kinds := {tuple(sorted(outcome.metrics)) for outcome in outcomes}) > 1:
+            raise EnvironmentContractError(f"metrics: the episodes of split {split!r} have {sorted(kinds)}")
+
+
+# ---------------------------------------------------------------------- tasks
+
+
+def _check_agents(env: Environment) -> None:
+    agents = getattr(env, "agents", None)
+    named = isinstance(agents, tuple) and all(isinstance(agent, str) and agent.isidentifier() for agent in agents)
+    if not agents or not named or len(set(agents)) < len(agents):
+        raise EnvironmentContractError(f"agents: {agents!r} is not a tuple of identifiers, each one once")
+
+
+def _check_tasks(env: Environment, again: Environment, split: Split, tasks: int) -> list[str]:
+    """Returns the fingerprints of the first tasks, which both instances must make alike."""
+    size = env.size(split)
+    if size is not None and (not isinstance(size, int) or size < 1):
+        raise EnvironmentContractError(f"size: split {split!r} has {size!r} tasks; None, or 1 and more")
+    count = min(tasks, size or tasks)
+    fingerprints: list[str] = []
+    for index in sorted({*range(count), (size or count) - 1}):
+        where = f"task: task ({split}, {index})"
+        try:
+            made = [
+                (maker.fingerprint(task), maker.text(task))
+                for maker in (env, env, again)
+                for task in [maker.task(split, index)]
+            ]
+        except Exception as error:
+            raise EnvironmentContractError(f"{where} cannot be made: {_line(error)}") from error
+        fingerprint, text = made[0]
+        if not isinstance(fingerprint, str) or not isinstance(text, str | None):
+            raise EnvironmentContractError(f"{where}: fingerprint {fingerprint!r:.80}, text {text!r:.80}: no texts")
+        if made != made[:1] * 3:
+            raise EnvironmentContractError(f"{where} is another one when it is made again")
+        fingerprints.append(fingerprint)
+    return fingerprints[:count]
+
+
+def _check_disjoint(known: Mapping[Split, Sequence[str]]) -> None:
+    for index, fingerprint in enumerate(known["val"]):
+        if fingerprint in known["train"]:
+            same = known["train"].index(fingerprint)
+            raise EnvironmentContractError(f"splits: task (val, {index}) is also task (train, {same})")
+
+
+def _check_other_process(
+    make: str | Callable[..., Environment], options: Mapping[str, Any], known: Mapping[Split, Sequence[str]]
+) -> None:
+    """Checks that a fresh process, in which strings hash otherwise, makes the same tasks."""
+    factory = environment._load(make) if isinstance(make, str) else make
+    module, name = getattr(factory, "__module__", "__main__"), getattr(factory, "__qualname__", "")
+    if module == "__main__" or not name.isidentifier():
+        return
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    done = subprocess.run(
+        [sys.executable, "-c", "from verl_atgrpo import testing; testing._tell_tasks()"],
+        input=json.dumps([f"{module}:{name}", options, {split: len(prints) for split, prints in known.items()}]),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    if done.returncode:
+        said = done.stderr.strip().rpartition("\n")[2]
+        raise EnvironmentContractError(f"task: {module}:{name} cannot make its tasks in another process: {said}")
+    told = json.loads(done.stdout.splitlines()[-1])
+    for split, fingerprints in known.items():
+        for index, fingerprint in enumerate(fingerprints):
+            if fingerprint != told[split][index]:
+                raise EnvironmentContractError(f"task: task ({split}, {index}) is another one in another process")
+
+
+def _tell_tasks() -> None:
+    """What the other process does: answers with the fingerprints, on a line of their own."""
+    name, options, counts = json.load(sys.stdin)
+    env = environment.make(name, **options)
+    told = {split: [env.fingerprint(env.task(split, index)) for index in range(n)] for split, n in counts.items()}
+    sys.stdout.write("\n" + json.dumps(told))
+
+
+# ---------------------------------------------------------------------- episodes
+
+
+@dataclass(frozen=True)
+class _Played:
+    """An episode as the checks see it: nothing here depends on the order in which agents finished."""
+
+    outcome: Outcome
+    decisions: dict[tuple[str, int], Decided]
+    """(agent, turn) -> what was decided."""
+
+    @classmethod
+    def of(cls, record: EpisodeRecord) -> _Played:
+        decided = {(d.agent, d.turn): (d.prompt_ids, d.candidates[0]) for d in record.decisions}
+        return cls(record.outcome, {key: (ids, reply.text, reply.score) for key, (ids, reply) in decided.items()})
+
+    def team_parts(self) -> float:
+        return sum(score.team for _, _, score in self.decisions.values())
+
+    def mean_mixed(self, alpha: float) -> float:
+        return sum(score.mixed(alpha) for _, _, score in self.decisions.values()) / max(1, len(self.decisions))
+
+
+def _check_episodes(trial: Trial, gold: Scripts | None, bouncing: Sequence[Scripts]) -> list[Outcome]:
+    """Plays the task with every team and returns the outcomes."""
+    task = trial.env.task(trial.split, trial.index)
+    teams: dict[str, Mapping[str, Script]] = {
+        name: dict.fromkeys(trial.env.agents, script) for name, script in {**HOSTILE, "medley": _medley}.items()
+    }
+    if gold is not None:
+        teams["gold"] = gold(task)
+    teams |= {f"bouncing {number}": scripts(task) for number, scripts in enumerate(bouncing)}
+    played: dict[str, _Played] = {}
+    for name in teams:
+        played[name] = _play_twice(trial, task, name, teams)
+        if name in HOSTILE or name == "medley":
+            _check_earns_nothing(trial, name, played[name])
+    if gold is not None:
+        _check_gold(trial, played)
+    return [episode.outcome for episode in played.values()]
+
+
+def _medley(prompt: str, k: int) -> str:
+    return list(HOSTILE.values())[(k + len(prompt)) % len(HOSTILE)](prompt, k)
+
+
+def _play_twice(trial: Trial, task: object, name: str, teams: Mapping[str, Mapping[str, Script]]) -> _Played:
+    """Plays an episode twice at once, in one of them with probes scored at every decision: both must be alike."""
+    pair = WatchedTeam(trial, name, teams[name], probes=teams), WatchedTeam(trial, name, teams[name], probes={})
+
+    async def both() -> list[EpisodeRecord | None]:
+        return await asyncio.gather(*(_play(trial, task, team) for team in pair))
+
+    records = [record for record in asyncio.run(both()) if record is not None]
+    for team in pair:
+        if team.fault is not None:
+            raise team.fault
+    for record in records:
+        _check_outcome(trial, name, record.outcome)
+    probed, plain = map(_Played.of, records)
+    cause = "scoring further replies, or another episode at the same time, changes"
+    for (agent, turn), decided in probed.decisions.items():
+        for what, ours, theirs in zip(
+            ("prompt", "reply", "score"), decided, plain.decisions.get((agent, turn), (None,) * 3), strict=True
+        ):
+            if ours != theirs:
+                raise trial.fault("side effect", name, f"{cause} the {what} of {agent!r}, turn {turn}")
+    ends = [(len(e.decisions), e.outcome.success, e.outcome.team_reward) for e in (probed, plain)]
+    if ends[0] != ends[1]:
+        raise trial.fault("side effect", name, f"{cause} (decisions, success, team reward): {ends[0]}, {ends[1]}")
+    return probed
+
+
+async def _play(trial: Trial, task: object, team: WatchedTeam) -> EpisodeRecord | None:
+    try:
+        return await play(trial.env, task, team)
+    except Exception as error:  # noqa: BLE001  (whatever a user's environment raises is what we report)
+        if team.fault is None:
+            team.fault = trial.fault("run", team.name, f"raises {_line(error)}")
+            team.fault.__cause__ = error
+        return None
+
+
+def _check_outcome(trial: Trial, name: str, outcome: object) -> None:
+    if not isinstance(outcome, Outcome) or not isinstance(outcome.success, bool):
+        raise trial.fault("outcome", name, f"{outcome!r:.80} is no Outcome whose success is a bool")
+    for key, value in {**outcome.metrics, "team_reward": outcome.team_reward}.items():
+        if not is_finite(value):
+            raise trial.fault("outcome", name, f"{key}={value!r} is no finite number")
+
+
+def _check_earns_nothing(trial: Trial, name: str, played: _Played) -> None:
+    if played.outcome.success:
+        raise trial.fault("floor", name, "it succeeds")
+    for (agent, turn), (_, reply, score) in played.decisions.items():
+        if (earned := score.mixed(trial.alpha)) > trial.floor + ROUNDING:
+            what = f"{agent!r}, turn {turn}, earns {earned:g} for {reply!r:.40}, more than {trial.floor:g}"
+            raise trial.fault("floor", name, what)
+
+
+def _check_gold(trial: Trial, played: Mapping[str, _Played]) -> None:
+    gold = played["gold"]
+    if not gold.outcome.success:
+        raise trial.fault("gold", "gold", f"it does not succeed: {gold.outcome}")
+    for name, other in played.items():
+        for what, theirs, most in (
+            ("team parts add up to", other.team_parts(), gold.team_parts()),
+            ("mixed scores are on average", other.mean_mixed(trial.alpha), gold.mean_mixed(trial.alpha)),
+        ):
+            if theirs > most + ROUNDING:
+                raise trial.fault("gold", name, f"its {what} {theirs:g}, those of gold only {most:g}")
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
