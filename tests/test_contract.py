@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
 import random
 import re
 import sys
@@ -23,6 +24,9 @@ from verl_atgrpo.testing import EnvironmentContractError, Script, check_environm
 
 BASE = {"plan_path": {"size": 4, "min_distance": 2, "max_moves": 16}, "sokoban": {"max_moves": 60}, "sudoku": {}}
 DRAFTS = {"plan_path": "moves", "sokoban": "moves", "sudoku": "grid"}
+
+
+REASONING = ("math", "math_ensemble", "math_debate")
 
 
 def everyone(script: Script) -> Mapping[str, Script]:
@@ -84,9 +88,13 @@ def bouncing(style: str) -> Any:
     return scripts
 
 
+def test_every_environment_is_checked_here() -> None:
+    assert {name.partition("_single")[0] for name in registered()} == {*BASE, *REASONING, "code"}
+
+
 @pytest.mark.parametrize("style", ["full", "compact"])
-@pytest.mark.parametrize("name", registered())
-def test_every_environment_keeps_the_contract(name: str, style: str) -> None:
+@pytest.mark.parametrize("name", [f"{family}{kind}" for family in BASE for kind in ("", "_single")])
+def test_every_game_keeps_the_contract(name: str, style: str) -> None:
     family = name.removesuffix("_single")
     tool = DRAFTS[family]
     check_environment(
@@ -105,6 +113,65 @@ def test_every_environment_keeps_the_contract(name: str, style: str) -> None:
 def test_every_family_keeps_the_contract_with_programs(name: str) -> None:
     options = {**BASE[name.removesuffix("_single")], "max_turns": 1}
     check_environment(name, options, gold=gold("full", "python"), tasks=3, episodes=1, bounds=(0, 1), floor=0)
+
+
+def files(folder: Path, rows: Mapping[str, list[dict[str, str]]]) -> dict[str, dict[str, str]]:
+    """Writes the rows of every split and returns the sections that name them."""
+    for split, those in rows.items():
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in those))
+    return {split: {"path": str(folder / f"{split}.jsonl")} for split in rows}
+
+
+@pytest.mark.parametrize("name", [*REASONING, "math_single"])
+def test_teams_that_reason_keep_the_contract(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("math_verify")
+    sums = {"train": range(2, 5), "val": range(5, 8)}
+    data = {
+        split: [{"question": f"What is {n} times 17?", "answer": str(17 * n)} for n in those]
+        for split, those in sums.items()
+    }
+
+    def scripts(task: Any) -> Mapping[str, Script]:
+        program, words = f"```python\nprint({task.answer})\n```\n", rf"It is \boxed{{{task.answer}}}."
+        script: Script = lambda prompt, k: program if "must print" in prompt else words  # noqa: E731
+        return dict.fromkeys(("tool_user", "reasoner", "judge", "debater", "solo"), script)
+
+    once = {"math": {"max_turns": 1}, "math_single": {"max_turns": 1}}
+    check_environment(
+        name, {**files(tmp_path, data), **once.get(name, {})}, gold=scripts, tasks=3, episodes=1, bounds=(0, 1)
+    )
+
+
+@pytest.mark.parametrize("name", ["code", "code_single"])
+def test_teams_that_program_keep_the_contract(name: str, tmp_path: Path) -> None:
+    solution = "print(sum(map(int, input().split())))"
+    tests = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]}
+    data = {
+        split: [
+            {
+                "question": f"Print the sum of the numbers, as task {number} of {split} asks.",
+                "input_output": json.dumps(tests),
+                "solutions": json.dumps([solution]),
+            }
+            for number in range(2)
+        ]
+        for split in ("train", "val")
+    }
+    sections = {split: {**section, "format": "apps"} for split, section in files(tmp_path, data).items()}
+
+    def script(prompt: str, k: int) -> str:
+        if "whole program" in prompt:
+            return f"```python\n{solution}\n```\n"
+        return "Input:\n```\n5 6\n```\nOutput:\n```\n11\n```\n"
+
+    check_environment(
+        name,
+        {**sections, "max_turns": 1},
+        gold=lambda task: dict.fromkeys(("coder", "tester", "solo"), script),
+        tasks=2,
+        episodes=1,
+        bounds=(0, 1),
+    )
 
 
 # ------------------------------------------------------------------ what is caught

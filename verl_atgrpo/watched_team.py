@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import math
@@ -50,6 +51,7 @@ class WatchedTeam(ScriptedTeam):
         self.policies.update({agent: _EndingPolicy(script) for agent, script in scripts.items()})
         self.trial, self.name, self.probes = trial, name, probes
         self.asked = 0
+        self._order = asyncio.Lock()
         self.fault: EnvironmentContractError | None = None
         """The first one, kept here because an environment may catch what a decision raises."""
 
@@ -63,8 +65,10 @@ class WatchedTeam(ScriptedTeam):
             if not is_prompt(prompt):
                 raise self.trial.fault("prompt", self.name, f"{agent!r} is asked {prompt!r:.80}, no text, no chat")
             scored = functools.partial(self._scored, agent, score)
-            await self._probe(agent, prompt, scored)
-            return await super()._decide(agent, prompt, scored)
+            # In the order asked, as without probes: decisions of one agent at the same time are numbered by it.
+            async with self._order:
+                await self._probe(agent, prompt, scored)
+                return await super()._decide(agent, prompt, scored)
         except EnvironmentContractError as fault:
             self.fault = self.fault or fault
             raise

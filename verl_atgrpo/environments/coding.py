@@ -124,6 +124,10 @@ class Code(Environment):
         """Returns the statement without its spacing and case."""
         return " ".join(task.statement.split()).casefold()
 
+    def text(self, task: Problem) -> str:
+        """Returns the statement."""
+        return task.statement
+
     # ------------------------------------------------------------------ the workflow
 
     async def run(self, task: Problem, team: Team) -> Outcome:
