@@ -3,7 +3,7 @@
 Both runs start from the same model and do not learn (learning rate 0), so they draw the same tokens and train
 on the same rows; only who answers and who is updated differs.
 
-python tests/benchmarks/bench_policies.py --model runs/models/plan_path_tiny [--steps 8] [--limit 1.2]
+python tests/benchmarks/bench_policies.py --model runs/models/plan_path_tiny [--steps 8] [--limit 1.2] [override ...]
 """
 
 from __future__ import annotations
@@ -46,16 +46,24 @@ def main() -> int:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--limit", type=float, default=1.2)
+    parser.add_argument("overrides", nargs="*", help="for both runs, as verl's command takes them")
     options = parser.parse_args()
     model = options.model.resolve()
     with tempfile.TemporaryDirectory() as folder:
-        shared = run("plan_path_cpu", Path(folder), options.steps, f"actor_rollout_ref.model.path={model}")
+        shared = run(
+            "plan_path_cpu",
+            Path(folder),
+            options.steps,
+            f"actor_rollout_ref.model.path={model}",
+            *options.overrides,
+        )
         roles = run(
             "plan_path_cpu_roles",
             Path(folder),
             options.steps,
             f"at_grpo.policies.tool_user.model.path={model}",
             f"at_grpo.policies.planner.model.path={model}",
+            *options.overrides,
         )
     tokens = [sum(data["rollout/tokens"] for data in records) for records in (shared, roles)]
     print(f"tokens generated: shared {tokens[0]:,.0f}, per role {tokens[1]:,.0f}")
