@@ -33,9 +33,10 @@ def run(recipe: str, folder: Path, steps: int, *overrides: str) -> list[dict[str
         "trainer.resume_mode=disable",
         f"trainer.default_local_dir={folder}",
     ]
-    with (folder / f"{recipe}.log").open("wb") as log:
-        environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(metrics)}
-        subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT, env=environment)
+    environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(metrics)}
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout.decode(errors='replace')[-3000:]}")
     records = [json.loads(line) for line in metrics.read_text().splitlines()]
     return [record["data"] for record in records if record["step"] > 1]
 
