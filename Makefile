@@ -54,10 +54,8 @@ $(RUN)/done: | $(VENV)/package $(MODELS)
 results: $(VENV)/package
 	BIN=$(BIN) bash scripts/results.sh
 
-# Training runs mostly wait for one process at a time: two at once fill two cores.
 test: lint
-	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
-	$(BIN)/python -m pytest -m slow --numprocesses 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest $(ARGS)
 
 test-fast: $(VENV)/package
 	$(BIN)/python -m pytest -m 'not slow' $(ARGS)
