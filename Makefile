@@ -1,6 +1,6 @@
 # make train: trains the team of recipes/plan_path_cpu.yaml on this machine's CPU.
 # make test:  runs the tests.  Both install what they need into .venv, once.
-# make results: the README's comparison, three seeds (about an hour).
+# make results: the README's comparisons, three seeds (about two hours).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
