@@ -36,11 +36,11 @@ def signs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_dead_server_is_reported_with_its_policy() -> None:
     with pytest.raises(PolicyFailed, match=r"policy 'planner': a server failed: .*Actor"):
-        check_servers("planner", [Server("alive"), Server("dead")], engine_rpc=True)
+        check_servers("planner", [Server("alive"), Server("dead")])
 
 
 def test_a_busy_server_is_not_dead(caplog: pytest.LogCaptureFixture) -> None:
-    check_servers("planner", [Server("busy"), Server("alive")], engine_rpc=True)
+    check_servers("planner", [Server("busy"), Server("alive")])
     assert "no sign of life" in caplog.text
 
 

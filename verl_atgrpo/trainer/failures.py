@@ -38,19 +38,18 @@ def _last_line(error: ray.exceptions.RayError) -> str:
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"
 
 
-def check_servers(policy: str, servers: Sequence[Any], engine_rpc: bool) -> None:
+def check_servers(policy: str, servers: Sequence[Any]) -> None:
     """Asks every server for a sign of life.
 
     Args:
         policy: the policy's name.
-        servers: actor handles of verl's server processes.
-        engine_rpc: whether the servers forward calls to their engine's workers, as verl's vLLM servers do; the
-            engine is a process of its own and may die alone.
+        servers: actor handles of verl's vLLM servers, which forward calls to their engine's workers: the engine is
+            a process of its own and may die alone.
 
     Raises PolicyFailed if one is dead. One that does not answer in time is busy, and only reported.
     """
     for server in servers:
-        sign = server.collective_rpc.remote("check_health") if engine_rpc else server.__ray_ready__.remote()
+        sign = server.collective_rpc.remote("check_health")
         try:
             with naming(policy, "a server"):
                 ray.get(sign, timeout=_PING_TIMEOUT)

@@ -142,8 +142,7 @@ class PolicyUnit:
 
     def check_servers(self) -> None:
         """Raises PolicyFailed if a server of this policy is dead."""
-        servers = [server for replica in self._replicas for server in replica.servers]
-        check_servers(self.name, servers, engine_rpc=self.config.actor_rollout_ref.rollout.name == "vllm")
+        check_servers(self.name, [server for replica in self._replicas for server in replica.servers])
 
     def sleep_servers(self) -> None:
         """Puts the servers to sleep, which frees their memory for the update."""
