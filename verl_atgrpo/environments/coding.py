@@ -15,8 +15,9 @@ from typing import ClassVar, Literal
 
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score, Split
 from verl_atgrpo.environments.coding_formats import read_problems
-from verl_atgrpo.environments.drafting import check_choice, check_whole_numbers
+from verl_atgrpo.environments.options import check_choice, check_whole_numbers
 from verl_atgrpo.environments.programs import Call, Exchange, Problem, Test, Verdict, judge
+from verl_atgrpo.environments.workflow import Alone, once
 from verl_atgrpo.sandbox import Limits, extract_python
 from verl_atgrpo.team import Agent, Team
 
@@ -136,13 +137,7 @@ class Code(Environment):
 
     async def play(self, problem: Problem, coder: Agent, tester: Agent) -> Outcome:
         """Plays one episode with any two agents, or with one in both parts."""
-        verdicts: dict[str, asyncio.Task[Verdict]] = {}
-
-        def judged(program: str) -> asyncio.Task[Verdict]:
-            # Equal programs run once: what is scored is then also what the episode ends with.
-            if program not in verdicts:
-                verdicts[program] = asyncio.create_task(judge(problem, program, problem.tests, self._limits))
-            return verdicts[program]
+        judged = once(lambda program: judge(problem, program, problem.tests, self._limits))
 
         async def score_program(reply: str) -> Score:
             # Builds .1, runs .1, golden tests .8 (paper, coder).
@@ -218,14 +213,8 @@ class Code(Environment):
         )
 
 
-class SingleCode(Code):
+class SingleCode(Alone, Code):
     """One agent writes programs and tests, with the team's prompts, feedback, calls and turns."""
-
-    agents: ClassVar[tuple[str, ...]] = ("solo",)
-
-    async def run(self, task: Problem, team: Team) -> Outcome:
-        """Plays one episode as the team does, with `solo` in both parts."""
-        return await self.play(task, team.solo, team.solo)
 
 
 def _dialogue(state: State, role: str, ask: str) -> list[Message]:

@@ -7,7 +7,6 @@ it stands.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import textwrap
 from abc import abstractmethod
@@ -15,6 +14,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Generic, Literal, TypeVar
 
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score
+from verl_atgrpo.environments.options import check_choice, check_whole_numbers
+from verl_atgrpo.environments.workflow import once
 from verl_atgrpo.sandbox import extract_python, run_python
 from verl_atgrpo.team import Agent, Team
 
@@ -141,20 +142,17 @@ class DraftingGame(Environment, Generic[State, Answer]):
         if not self.uses_python:
             reply = await tool_user.act(prompt, functools.partial(self.score_reply, state))
             return Draft(reply.text, self.parse(reply.text))
-        runs: dict[str, asyncio.Task[Draft[Answer]]] = {}
+        run = once(self._run_program)
 
         async def score(text: str) -> Score:
-            # Equal programs run once: what is scored is then also what the planner is shown.
-            if text not in runs:
-                runs[text] = asyncio.create_task(self._run_program(text))
-            draft = await runs[text]
+            draft = await run(text)
             if draft.answer is None:
                 # A python block .1, that ran .1; the rest is for what it printed.
                 return Score(local=0.1 * (extract_python(text) is not None) + 0.1 * draft.ran)
             return self.score_printed(state, draft.answer)
 
         reply = await tool_user.act(prompt, score)
-        return await runs[reply.text]
+        return await run(reply.text)
 
     async def _run_program(self, text: str) -> Draft[Answer]:
         code = extract_python(text)
@@ -172,33 +170,3 @@ def told_of(draft: Draft[Answer]) -> str:
     """
     said = f"A tool user wrote this:\n{draft.text}\nIt printed:\n{draft.output or '(nothing)'}\n"
     return textwrap.indent(said, "> ", lambda line: True)
-
-
-class Alone:
-    """Makes a drafting game one for a single agent, which drafts and decides.
-
-    The counterpart for fair comparisons: prompts, feedback, calls and turns are the team's.
-    """
-
-    agents: ClassVar[tuple[str, ...]] = ("solo",)
-
-    async def run(self: DraftingGame[State, Answer], task: object, team: Team) -> Outcome:  # type: ignore[misc]
-        """Plays one episode as the team does, with `solo` in both parts."""
-        return await self.play(task, team.solo, team.solo)
-
-
-def check_whole_numbers(**values: tuple[object, int]) -> None:
-    """Raises EnvironmentConfigError unless every option is a whole number of at least its lower bound.
-
-    Args:
-        values: option -> (value, lower bound).
-    """
-    for name, (value, low) in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise EnvironmentConfigError(f"at_grpo.environment.{name}={value!r}: a whole number, at least {low}")
-
-
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raises EnvironmentConfigError unless an option is one of `choices`."""
-    if value not in choices:
-        raise EnvironmentConfigError(f"at_grpo.environment.{name}={value!r}: use {' or '.join(choices)}")

@@ -6,9 +6,9 @@ import asyncio
 from typing import ClassVar
 
 from verl_atgrpo.environment import Outcome
-from verl_atgrpo.environments.drafting import check_whole_numbers
 from verl_atgrpo.environments.math_answers import majority
 from verl_atgrpo.environments.math_team import ASK_PROGRAM, ASK_REASONING, MathEnvironment, MathTask, dialogue
+from verl_atgrpo.environments.options import check_whole_numbers
 from verl_atgrpo.team import Team
 
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score, Split
-from verl_atgrpo.environments.drafting import check_whole_numbers
 from verl_atgrpo.environments.math_answers import check_available, equal, parse_answer, parse_gold, parse_printed
+from verl_atgrpo.environments.options import check_whole_numbers
 from verl_atgrpo.environments.records import read_records
+from verl_atgrpo.environments.workflow import Alone, once
 from verl_atgrpo.sandbox import extract_python, run_python
 from verl_atgrpo.team import Agent, Team
 
@@ -115,19 +116,16 @@ class MathEnvironment(Environment):
 
     async def compute(self, agent: Agent, task: MathTask, prompt: list[Message]) -> Attempt:
         """Has an agent answer by a program: a block .1, that ran .1, correct .8; the team's part is 1 if correct."""
-        runs: dict[str, asyncio.Task[Attempt]] = {}
+        run = once(_run_program)
 
         async def score(reply: str) -> Score:
-            # Equal programs run once: what is scored is then also what the others are shown.
-            if reply not in runs:
-                runs[reply] = asyncio.create_task(_run_program(reply))
-            attempt = await runs[reply]
+            attempt = await run(reply)
             correct = await equal(task.answer, attempt.answer)
             block = extract_python(reply) is not None
             return Score(team=float(correct), local=0.1 * block + 0.1 * attempt.ran + 0.8 * correct)
 
         reply = await agent.act(prompt, score)
-        return await runs[reply.text]
+        return await run(reply.text)
 
     async def outcome(self, task: MathTask, answer: str | None, turns: int = 1, **metrics: float) -> Outcome:
         """Returns how an episode ended that gave `answer`: 1 if it is correct, else 0 (paper, math)."""
@@ -174,14 +172,8 @@ class Math(MathEnvironment):
         return await self.outcome(task, answer, turns, agreed=float(agreed))
 
 
-class SingleMath(Math):
+class SingleMath(Alone, Math):
     """One agent in both parts, with the team's prompts, feedback, calls and turns, for fair comparisons."""
-
-    agents: ClassVar[tuple[str, ...]] = ("solo",)
-
-    async def run(self, task: MathTask, team: Team) -> Outcome:
-        """Plays one episode as the team does, with `solo` in both parts."""
-        return await self.play(task, team.solo, team.solo)
 
 
 def dialogue(role: str, task: MathTask, said: Iterable[str], ask: str) -> list[Message]:

@@ -6,9 +6,9 @@ import ast
 import re
 from typing import Literal
 
-from verl_atgrpo.environment import EnvironmentConfigError
-from verl_atgrpo.environments.drafting import DraftingGame, State, Style, check_whole_numbers
+from verl_atgrpo.environments.drafting import DraftingGame, State, Style
 from verl_atgrpo.environments.grid import MOVES
+from verl_atgrpo.environments.options import check_whole_numbers
 
 Tool = Literal["python", "moves"]
 
@@ -88,9 +88,3 @@ def ask_program(moves: str) -> str:
         "Write one ```python block. The program knows nothing but what you write into it; it must print the "
         f"list of moves {moves} as its last line, for example print(moves) with moves a list of letters."
     )
-
-
-def check_wall_density(value: object) -> None:
-    """Raises EnvironmentConfigError unless the chance of a cell to be a wall makes sense."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 0.6:
-        raise EnvironmentConfigError(f"at_grpo.environment.wall_density={value!r}: a number between 0 and 0.6")

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verl_atgrpo.environment import EnvironmentConfigError
-from verl_atgrpo.environments.drafting import check_whole_numbers
-from verl_atgrpo.environments.moves import check_wall_density
+from verl_atgrpo.environments.options import check_wall_density, check_whole_numbers
 from verl_atgrpo.environments.sokoban_board import SokobanTask, paths
 from verl_atgrpo.environments.sokoban_solver import solve
 from verl_atgrpo.environments.splits import MOST_DRAWS
