@@ -135,6 +135,9 @@ def test_recipes_spell_out_every_key_with_its_default(compose: Any) -> None:
         ("reward.reward_model.enable=true", "reward.reward_model.enable", "false"),
         ("actor_rollout_ref.rollout.calculate_log_probs=false", "calculate_log_probs", "true"),
         ("algorithm.use_kl_in_reward=true", "algorithm.use_kl_in_reward", "use_kl_loss"),
+        ("at_grpo.alpha=-1", "at_grpo.alpha=-1", "at least 0"),
+        ("at_grpo.local_weight=none", "at_grpo.local_weight='none'", "at least 0"),
+        ("at_grpo.alpha=0 at_grpo.local_weight=0", "at_grpo.local_weight=0", "above 0"),
     ],
 )
 def test_refused_with_one_line(compose: Any, override: str, key: str, remedy: str) -> None:
@@ -148,9 +151,10 @@ def test_refused_with_one_line(compose: Any, override: str, key: str, remedy: st
 
 
 def test_options_without_effect_in_the_parallel_scheme_are_refused(compose: Any) -> None:
-    for override, key in (("at_grpo.alpha=0.5", "alpha"), ("at_grpo.selection=first", "selection")):
+    for override in ("alpha=0.5", "local_weight=0", "selection=first"):
+        key = override.partition("=")[0]
         with pytest.raises(ConfigError, match=f"at_grpo.{key}.*no effect with scheme: parallel"):
-            check_run(compose("plan_path_cpu_single", *QUICK, override))
+            check_run(compose("plan_path_cpu_single", *QUICK, f"at_grpo.{override}"))
 
 
 @pytest.mark.parametrize(

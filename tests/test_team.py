@@ -89,7 +89,7 @@ def team_of(
     answer: Answer = number, agents: Sequence[str] = ("left", "right"), **kwargs: Any
 ) -> tuple[Team, Recorder]:
     """A team whose agents share one recording policy; TeamOptions and Team keywords mixed."""
-    names = ("candidates", "alpha", "selection", "softmax_temperature")
+    names = ("candidates", "alpha", "local_weight", "selection", "softmax_temperature")
     options = TeamOptions(**{key: kwargs.pop(key) for key in names if key in kwargs})
     policy = Recorder(answer)
     return Team(dict.fromkeys(agents, "shared"), {"shared": policy}, options, **kwargs), policy
@@ -154,10 +154,21 @@ def test_other_schemes_draw_one(scheme: str) -> None:
     assert [(len(decision.candidates), decision.committed) for decision in record.decisions] == [(1, 0)]
 
 
-@pytest.mark.parametrize(("alpha", "best", "rewards"), [(1, 0, [1.0, 0.9]), (2, 1, [1.0, 1.4]), (0, 0, [1.0, 0.4])])
-def test_greedy_commits_the_best_mixed_reward(alpha: float, best: int, rewards: list[float]) -> None:
+@pytest.mark.parametrize(
+    ("alpha", "local_weight", "best", "rewards"),
+    [
+        (1, 1, 0, [1.0, 0.9]),
+        (2, 1, 1, [1.0, 1.4]),
+        (0, 1, 0, [1.0, 0.4]),
+        (1, 0, 1, [0.0, 0.5]),
+        (1, 0.5, 1, [0.5, 0.7]),
+    ],
+)
+def test_greedy_commits_the_best_mixed_reward(
+    alpha: float, local_weight: float, best: int, rewards: list[float]
+) -> None:
     scores = [Score(team=0.0, local=1.0), Score(team=0.5, local=0.4)]
-    team, _ = team_of(candidates=2, alpha=alpha)
+    team, _ = team_of(candidates=2, alpha=alpha, local_weight=local_weight)
 
     async def workflow(team: Team) -> None:
         committed = await team.left.act("x", lambda text: scores[int(text)])

@@ -6,6 +6,7 @@ Everything here runs on the driver before Ray starts, so a mistake costs seconds
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,7 +45,9 @@ class AtGrpoConfig:
     candidates: int = 4
     """K: candidates at every decision (`tree`), or episodes of every task (`parallel`)."""
     alpha: float = 1.0
-    """Weight of the team part in the mixed reward alpha * team + local (`tree`)."""
+    """Weight of the team part in the mixed reward alpha * team + local_weight * local (`tree`)."""
+    local_weight: float = 1.0
+    """Weight of the local part (`tree`): 1 as in the paper; 0 leaves the team part alone."""
     scheme: str = "tree"
     """`tree`: AT-GRPO. `parallel`: independent episodes with the shared outcome as everyone's reward."""
     selection: Selection = "greedy"
@@ -111,11 +114,17 @@ class AtGrpoConfig:
         if self.placement not in PLACEMENTS:
             raise ConfigError(f"{SECTION}.placement={self.placement!r}: use one of {', '.join(PLACEMENTS)}")
         if self.scheme == "parallel":
-            for key, default in (("alpha", 1.0), ("selection", "greedy")):
+            for key, default in (("alpha", 1.0), ("local_weight", 1.0), ("selection", "greedy")):
                 if getattr(self, key) != default:
                     raise ConfigError(
                         f"{SECTION}.{key}={getattr(self, key)!r} has no effect with scheme: parallel; remove it"
                     )
+        for key in ("alpha", "local_weight"):
+            weight = getattr(self, key)
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+                raise ConfigError(f"{SECTION}.{key}={weight!r}: a finite number, at least 0")
+        if self.alpha == self.local_weight == 0:
+            raise ConfigError(f"{SECTION}.local_weight=0 beside alpha=0 leaves no reward; set one of them above 0")
         for key in ("train_tasks", "val_tasks", "max_failed_episodes", "request_timeout", "poll_interval"):
             if not getattr(self, key) > 0:
                 raise ConfigError(f"{SECTION}.{key}={getattr(self, key)}: above 0")
@@ -228,7 +237,13 @@ class AtGrpoConfig:
 
     def team_options(self) -> TeamOptions:
         """Returns what a team needs of this configuration."""
-        return TeamOptions(self.candidates, self.alpha, self.selection, self.softmax_temperature or 1.0)
+        return TeamOptions(
+            candidates=self.candidates,
+            alpha=self.alpha,
+            local_weight=self.local_weight,
+            selection=self.selection,
+            softmax_temperature=self.softmax_temperature or 1.0,
+        )
 
     def split_size(self, env: Environment, split: Split) -> int:
         """Returns how many tasks of `split` the run deals out."""

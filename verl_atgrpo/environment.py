@@ -35,9 +35,9 @@ class Score:
     local: float = 0.0
     """How well this agent did its own job."""
 
-    def mixed(self, alpha: float) -> float:
-        """Returns r = alpha * team + local."""
-        return alpha * self.team + self.local
+    def mixed(self, alpha: float, local_weight: float = 1.0) -> float:
+        """Returns r = alpha * team + local_weight * local."""
+        return alpha * self.team + local_weight * self.local
 
 
 @dataclass(frozen=True)

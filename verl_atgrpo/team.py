@@ -73,7 +73,7 @@ class Candidate:
     generation: Generation
     score: Score
     reward: float
-    """The mixed reward alpha * team + local."""
+    """The mixed reward alpha * team + local_weight * local."""
 
     @property
     def text(self) -> str:
@@ -103,6 +103,8 @@ class TeamOptions:
     """K, the number of candidates at every decision of the tree scheme."""
     alpha: float = 1.0
     """Weight of the team part in r = alpha * team + local (paper, Eq. 3)."""
+    local_weight: float = 1.0
+    """Weight of the local part; the paper's is 1."""
     selection: Selection = "greedy"
     """Which candidate is committed; greedy takes the best mixed reward, ties to the lowest index."""
     softmax_temperature: float = 1.0
@@ -267,7 +269,7 @@ class Team:
         scored = Score() if score is None else score(generation.text)
         if inspect.isawaitable(scored):
             scored = await scored
-        reward = scored.mixed(self._options.alpha)
+        reward = scored.mixed(self._options.alpha, self._options.local_weight)
         if not math.isfinite(reward):
             raise ValueError(f"agent {agent!r}, turn {turn}: the environment gave a score of {scored}, not finite")
         return Candidate(generation, scored, reward)
