@@ -1,0 +1,151 @@
+"""Runs the study: every variant on every environment with every seed, one training after the other.
+
+    python examples/study/study.py [--games plan_path sudoku] [--seeds 0 1 2] [--variants ...] [--out runs/study]
+
+What is done is kept: started again, it goes on with the first training that has not ended. `results.py` makes the
+table and the figure. A training is ended at the first validation after its token budget.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from variants import GAMES, VARIANTS, Game, Variant
+
+from verl_atgrpo.learning_curve import read
+from verl_atgrpo.models.warm_start import WarmStart, make
+from verl_atgrpo.policy_config import POLICIES_FILE
+
+logger = logging.getLogger("study")
+_LOOK = 2.0
+"""Seconds between two looks at a training's metrics."""
+_PATIENCE = 120.0
+"""Seconds in which a training that was told to end must have done so."""
+
+
+def main() -> None:
+    """Runs what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--games", nargs="+", choices=GAMES, default=list(GAMES))
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, default=Path("runs/study"))
+    options = parser.parse_args()
+    # So that the training under way is ended too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    # Seed by seed: an interrupted study is then one of fewer seeds.
+    for seed in options.seeds:
+        for game in options.games:
+            model = options.out / game / f"model_{seed}"
+            make(model, WarmStart.of(game, seed=seed))
+            for name in options.variants:
+                run(options.out / game, GAMES[game], name, seed, model)
+
+
+def run(folder: Path, game: Game, name: str, seed: int, model: Path) -> None:
+    """Runs one variant with one seed, unless it is done; leaves `metrics.jsonl`, `train.log` and `done`."""
+    variant, here = VARIANTS[name], folder / f"{name}_{seed}"
+    if (here / "done").exists():
+        return
+    here.mkdir(parents=True, exist_ok=True)
+    metrics = here / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)
+    models = [_trained(folder, need, seed) for need in variant.needs]
+    overrides = overrides_of(game, variant, seed, here, model, models)
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", f"--config-name={game.recipe}", *overrides]
+    logger.info("%s: %s, seed %d", folder.name, name, seed)
+    began = time.monotonic()
+    (here / "command").write_text(" ".join(command) + "\n")
+    # Rollout workers look `solo` up as well.
+    paths = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(metrics), "PYTHONPATH": paths}
+    with (here / "train.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        try:
+            ended = _watch(process, metrics, variant)
+        finally:
+            _end(process)
+    if not ended:
+        raise RuntimeError(f"{name}, seed {seed}: the training failed with {process.returncode}; see {here}/train.log")
+    last = read(metrics)[-1]
+    logger.info("%s: %s, seed %d: %.1f%% after %.0f tokens", folder.name, name, seed, 100 * last.success, last.tokens)
+    (here / "done").write_text(json.dumps({"seconds": round(time.monotonic() - began, 1)}) + "\n")
+
+
+def overrides_of(
+    game: Game, variant: Variant, seed: int, here: Path, model: Path, trained: Sequence[Path]
+) -> list[str]:
+    """Returns what a variant changes about its game's recipe.
+
+    Args:
+        game: the environment.
+        variant: what is run on it.
+        seed: of tasks and draws.
+        here: the run's folder.
+        model: the starting model.
+        trained: the models that `variant.needs` names.
+    """
+    overrides = [*game.overrides, *variant.overrides, f"actor_rollout_ref.model.path={model}"]
+    overrides += [f"at_grpo.seed={seed}", f"data.seed={seed}", "trainer.resume_mode=disable"]
+    overrides += [f"trainer.default_local_dir={here / 'checkpoints'}", "trainer.max_actor_ckpt_to_keep=1"]
+    if variant.needs:
+        overrides.append("trainer.val_only=true")
+    else:
+        overrides += [f"trainer.test_freq={variant.test_every}", "trainer.total_training_steps=1000"]
+        overrides += [f"trainer.save_freq={variant.test_every if variant.keep else -1}"]
+        overrides += [f"trainer.val_before_train={variant.start is None}"]
+    names = dict(zip(("first", "second"), trained, strict=False))
+    for key, value in {"model": model, "single": game.single, "solo": game.solo, **names}.items():
+        overrides = [override.replace(f"{{{key}}}", str(value)) for override in overrides]
+    return overrides
+
+
+def _watch(process: subprocess.Popen[bytes], metrics: Path, variant: Variant) -> bool:
+    """Waits for the end of the training or of its budget; returns whether it came to its end."""
+    while process.poll() is None:
+        time.sleep(_LOOK)
+        if not variant.needs and _spent(metrics) >= variant.budget:
+            return True
+    return process.returncode == 0
+
+
+def _spent(metrics: Path) -> float:
+    """Returns the tokens generated up to the last validation; 0 before the first."""
+    try:
+        return read(metrics)[-1].tokens
+    except (OSError, ValueError):  # not there yet, no validation yet, or a line half written
+        return 0.0
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(_PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _trained(folder: Path, need: str, seed: int) -> Path:
+    """Returns the model that another variant trained."""
+    name, _, policy = need.partition(":")
+    checkpoints = folder / f"{name}_{seed}" / "checkpoints"
+    step = (checkpoints / "latest_checkpointed_iteration.txt").read_text().strip()
+    saved = checkpoints / f"global_step_{step}"
+    policies: dict[str, str] = json.loads((saved / POLICIES_FILE).read_text())
+    return saved / policies[policy] / "huggingface"
+
+
+if __name__ == "__main__":
+    main()
