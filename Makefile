@@ -73,7 +73,7 @@ lint: $(VENV)/package docs
 	$(BIN)/mypy
 
 docs: $(VENV)/package
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info

@@ -10,6 +10,7 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import itertools
 import re
 import textwrap
 import types
@@ -36,7 +37,12 @@ SECTIONS: tuple[tuple[str, type], ...] = (
     ("at_grpo.estimator", EstimatorSpec),
 )
 WRITTEN = {
-    (EstimatorSpec, "name"): ["`preset`", ", ".join(f"`{name}`" for name in PRESETS), "", "What the others start from."]
+    (EstimatorSpec, "name"): [
+        "`preset`",
+        ", ".join(f"`{name}`" for name in PRESETS),
+        "",
+        "What the others start from.",
+    ]
 }
 """Fields that a user writes otherwise: their rows."""
 SHARED_ARGUMENTS: Mapping[str, Callable[..., Any]] = {"ReplayedGame": ReplayedGame.set_rules}
@@ -89,7 +95,7 @@ def attribute_docstrings(cls: type) -> dict[str, str]:
     body = typing.cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]).body
     told = {
         item.target.id: one_line(str(below.value.value))
-        for item, below in zip(body, body[1:], strict=False)
+        for item, below in itertools.pairwise(body)
         if isinstance(item, ast.AnnAssign)
         and isinstance(item.target, ast.Name)
         and isinstance(below, ast.Expr)

@@ -28,7 +28,9 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
             return match[0]
         path = posixpath.normpath(posixpath.join(folder, match["to"]))
         if not (root / path).exists():
-            log.warning("Doc file '%s' contains a link '%s', but there is no %s.", page.file.src_uri, match["to"], path)
+            log.warning(
+                "Doc file '%s' contains a link '%s', but there is no %s.", page.file.src_uri, match["to"], path
+            )
         if config.repo_url:
             return f"[{match['text']}]({config.repo_url.rstrip('/')}/blob/main/{path})"
         return f"`{path}`" if match["text"].strip("`") == path else f"{match['text']} (`{path}`)"

@@ -6,6 +6,7 @@ For the documentation: what it quotes is compared with these, so that no page ke
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping
@@ -35,8 +36,12 @@ class Template:
 
     def fits(self, message: str) -> bool:
         """Returns whether this is `message` for some values."""
+        return self._pattern.fullmatch(message) is not None
+
+    @functools.cached_property
+    def _pattern(self) -> re.Pattern[str]:
         pattern = "".join(".+" if piece is _HOLE else re.escape(piece) for piece in self.pieces)
-        return re.fullmatch(pattern, message, re.DOTALL) is not None
+        return re.compile(pattern, re.DOTALL)
 
 
 def templates_of(source: str, names: Mapping[str, Any], raised: str | None = None) -> Iterator[Template]:

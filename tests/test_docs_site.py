@@ -151,9 +151,13 @@ def test_links_to_source_lead_to_files(tmp_path: Path, caplog: pytest.LogCapture
     config = types.SimpleNamespace(config_file_path=str(ROOT / "mkdocs.yml"), docs_dir=str(DOCS), repo_url="")
     page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri="a.md"))
     text = "[it](../README.md), `[b](../c)`, [there](b.md)\n```\n[x](../y)\n```\n"
-    assert links.on_page_markdown(text, page=page, config=config) == text.replace("[it](../README.md)", "it (`README.md`)")
+    assert links.on_page_markdown(text, page=page, config=config) == text.replace(
+        "[it](../README.md)", "it (`README.md`)"
+    )
     config.repo_url = "https://host/us/it/"
-    assert links.on_page_markdown(text, page=page, config=config).startswith("[it](https://host/us/it/blob/main/README.md)")
+    assert links.on_page_markdown(text, page=page, config=config).startswith(
+        "[it](https://host/us/it/blob/main/README.md)"
+    )
     with caplog.at_level(logging.WARNING):
         links.on_page_markdown("[gone](../no_such_file.py)", page=page, config=config)
     assert "there is no no_such_file.py" in caplog.text
