@@ -126,11 +126,12 @@ def yaml_words(value: object) -> str:
 def preset_table() -> str:
     """Returns what the presets of the estimator say beside the fields' defaults."""
     rows = []
+    plain = EstimatorSpec(name="")
     for name, spec in PRESETS.items():
         said = {
             item.name: getattr(spec, item.name)
             for item in dataclasses.fields(spec)
-            if item.name != "name" and getattr(spec, item.name) != item.default
+            if item.name != "name" and getattr(spec, item.name) != getattr(plain, item.name)
         }
         rows.append([f"`{name}`", ", ".join(f"`{key}: {yaml_words(value)[1:-1]}`" for key, value in said.items())])
     return table(("preset", "what it sets"), rows)

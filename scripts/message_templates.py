@@ -56,6 +56,8 @@ def templates_of(source: str, names: Mapping[str, Any], raised: str | None = Non
 
 
 def _visit(node: ast.AST, names: Mapping[str, Any], raised: str | None) -> Iterator[Template]:
+    if isinstance(node, ast.FunctionDef):
+        names = {**names, **_local_texts(node)}
     if isinstance(node, ast.For) and (rounds := _literal_rounds(node)) is not None:
         for bound in rounds:
             for statement in node.body:
@@ -72,6 +74,16 @@ def _visit(node: ast.AST, names: Mapping[str, Any], raised: str | None) -> Itera
         return
     for child in ast.iter_child_nodes(node):
         yield from _visit(child, names, raised)
+
+
+def _local_texts(function: ast.FunctionDef) -> dict[str, str]:
+    """Returns the variables that a function sets to a text and not in a branch."""
+    return {
+        node.targets[0].id: node.value.value
+        for node in function.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    }
 
 
 def _literal_rounds(loop: ast.For) -> list[dict[str, Any]] | None:
