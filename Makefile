@@ -1,5 +1,6 @@
 # make train: trains the team of recipes/plan_path_cpu.yaml on this machine's CPU; RECIPE=sudoku_cpu that of another.
 # make test:  runs the tests.  Both install what they need into .venv, once.
+# make docs:  builds the documentation into site/ and fails on a broken link; a part of make lint.
 # make results: the README's comparisons, three seeds (about two hours).
 
 SHELL := /bin/bash
@@ -17,7 +18,7 @@ MODEL := runs/models/$(ENVIRONMENT)_tiny
 MODELS := $(if $(findstring _cpu,$(RECIPE)),$(MODEL)/warm_start.json) $(if $(findstring _cpu_roles,$(RECIPE)),$(MODEL)_1/warm_start.json)
 COMMAND = $(BIN)/python -m verl.trainer.main_ppo --config-name=$(RECIPE) trainer.default_local_dir=$(RUN)/checkpoints $(ARGS)
 
-.PHONY: train test test-fast test-slow lint model smollm2 results clean
+.PHONY: train test test-fast test-slow lint docs model smollm2 results clean
 
 $(VENV)/cpu-stack: scripts/install_cpu_stack.sh pyproject.toml
 	PYTHON=$(PYTHON) bash scripts/install_cpu_stack.sh $(VENV)
@@ -66,10 +67,13 @@ test-fast: $(VENV)/package
 test-slow: $(VENV)/package
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-lint: $(VENV)/package
+lint: $(VENV)/package docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(VENV)/package
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist site *.egg-info

@@ -17,7 +17,7 @@ $pip install --quiet "$torch" 2>/dev/null ||
 constraints=$(mktemp)
 trap 'rm -f "$constraints"' EXIT
 echo "$torch" >"$constraints"
-$pip install --quiet --constraint "$constraints" '.[cpu,dev]'
+$pip install --quiet --constraint "$constraints" '.[cpu,dev,docs]'
 # It builds a package in C: without a compiler its tests are skipped, and nothing else misses it.
 $pip install --quiet --constraint "$constraints" '.[reasoning-gym]' ||
     echo "reasoning-gym was not installed; to see why: pip install 'verl-atgrpo[reasoning-gym]'" >&2

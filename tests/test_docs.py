@@ -1,7 +1,8 @@
-"""What docs/environments.md shows works as it stands."""
+"""What docs/environments.md and docs/workflows.md show works as it stands."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 import sys
@@ -9,10 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from verl_atgrpo.testing import check_environment
+
 
 def block(language: str, number: int = 0) -> str:
-    text = (Path(__file__).parents[1] / "docs" / "environments.md").read_text()
-    return re.findall(rf"(?ms)^```{language}\n(.*?)^```$", text)[number]
+    return blocks("environments", language)[number]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (Path(__file__).parents[1] / "docs" / f"{page}.md").read_text()
+    return re.findall(rf"(?ms)^```{language}\n(.*?)^```$", text)
 
 
 @pytest.fixture
@@ -57,3 +64,43 @@ def test_the_documented_data_sets_are_read(tmp_path: Path, monkeypatch: pytest.M
     environment = check_team_run(compose("own", folder=tmp_path))
     assert (environment.size("train"), environment.size("val")) == (128, 1)
     assert environment.task("train", 1).answer == "2"
+
+
+def test_the_documented_workflows_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(blocks("workflows", "python")) == 7
+    (tmp_path / "workflows_of_the_docs.py").write_text("\n".join(blocks("workflows", "python")))
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("workflows_of_the_docs")  # the assertions are in the blocks
+    for name in ("Loop", "Debate", "Ensemble", "Router", "Parts"):
+        # A partial is made in this process alone, which saves five starts of Python. A checker who always says no may
+        # be right: floor is 1.
+        check_environment(functools.partial(getattr(module, name)), tasks=1, episodes=1, floor=1.0)
+
+
+@pytest.mark.parametrize(("page", "number"), [("configuration", 0), ("migrating", 0), ("migrating", 1)])
+def test_a_documented_recipe_is_accepted(
+    page: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("verl")
+    from verl_atgrpo import environment, platform_choice, run_check
+    from verl_atgrpo.config import AtGrpoConfig
+    from verl_atgrpo.recipes import compose
+
+    monkeypatch.setattr(platform_choice, "wants_cpu", lambda: False)  # the memory of GPUs is shared out
+    (tmp_path / "mine.yaml").write_text(blocks(page, "yaml")[number])
+    config = compose("mine", folder=tmp_path)
+    settings = AtGrpoConfig.from_config(config)
+    # The class will do: its options may name data that are not here.
+    settings.policies_of(environment._load(settings.environment["name"]))  # type: ignore[arg-type]
+    settings.check_devices(config.trainer.n_gpus_per_node)
+    run_check._check_policies(config, settings)
+
+
+def test_the_documented_overrides_for_a_running_cluster_leave_ray_no_sizes() -> None:
+    pytest.importorskip("verl")
+    from verl_atgrpo.recipes import compose
+
+    shown = next(text for text in blocks("cluster", "sh") if "plan_path_cpu" in text)
+    overrides = [word for word in shown.split() if re.match(r"[a-z_.]+=", word)]
+    ray_init = compose("plan_path_cpu", overrides).ray_kwargs.ray_init
+    assert [ray_init[key] for key in ("num_cpus", "num_gpus", "object_store_memory")] == [None] * 3

@@ -28,10 +28,16 @@ class MathEnsemble(MathEnvironment):
         tool_users: int = 1,
         require_isolation: bool = False,
     ) -> None:
-        """Reads the problems; `reasoners` and `tool_users` say how many there are.
+        """Reads the problems.
 
-        With `require_isolation`, machines are refused where programs do not run in namespaces of their own. Raises
-        EnvironmentConfigError as `MathEnvironment` does, for a number below 1, or if programs cannot be run so.
+        Args:
+            train: training problems, as `MathEnvironment` takes them.
+            val: validation problems.
+            reasoners: how many answer by reasoning.
+            tool_users: how many answer by a program.
+            require_isolation: refuses machines where programs do not run in namespaces of their own.
+
+        Raises EnvironmentConfigError as `MathEnvironment` does, for a number below 1, or if programs cannot be run so.
         """
         check_whole_numbers(reasoners=(reasoners, 1), tool_users=(tool_users, 1))
         check_isolation(require_isolation)
@@ -60,7 +66,13 @@ class MathDebate(MathEnvironment):
     agents: ClassVar[tuple[str, ...]] = ("debater",)
 
     def __init__(self, train: object = None, val: object = None, debaters: int = 3, rounds: int = 2) -> None:
-        """Reads the problems; `debaters` answer `rounds` times.
+        """Reads the problems.
+
+        Args:
+            train: training problems, as `MathEnvironment` takes them.
+            val: validation problems.
+            debaters: how many answer, 2 at least.
+            rounds: how often, each time but the first in sight of the others' answers.
 
         Raises EnvironmentConfigError as `MathEnvironment` does, or for fewer than 2 debaters or 1 round.
         """

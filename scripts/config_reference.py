@@ -1,0 +1,268 @@
+"""Writes docs/configuration.md out of the code: dataclasses, constructors, recipe and checks are the only source.
+
+`python scripts/config_reference.py`, after a change of any of them; a test compares. To document another dataclass,
+add it to SECTIONS; one that is the type of a field gets its section by itself. Needs neither verl nor a model.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import itertools
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from config_reference_text import HEAD, OF_BASE, OF_ENVIRONMENTS, OF_PRESETS, OF_REFUSALS, OF_WIRING, WIRED
+from message_templates import templates_of
+
+from verl_atgrpo import environment
+from verl_atgrpo.config import AtGrpoConfig
+from verl_atgrpo.environments.replayed_game import ReplayedGame
+from verl_atgrpo.estimator import PRESETS, EstimatorSpec
+from verl_atgrpo.policy_config import PolicySettings
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "configuration.md"
+SECTIONS: tuple[tuple[str, type], ...] = (
+    ("at_grpo", AtGrpoConfig),
+    ("at_grpo.policies.<name>", PolicySettings),
+    ("at_grpo.estimator", EstimatorSpec),
+)
+WRITTEN = {
+    (EstimatorSpec, "name"): [
+        "`preset`",
+        ", ".join(f"`{name}`" for name in PRESETS),
+        "",
+        "What the others start from.",
+    ]
+}
+"""Fields that a user writes otherwise: their rows."""
+SHARED_ARGUMENTS: Mapping[str, Callable[..., Any]] = {"ReplayedGame": ReplayedGame.set_rules}
+"""What "as in `...`" in the documentation of an argument refers to."""
+
+
+def page() -> str:
+    """Returns the whole page."""
+    parts = [HEAD]
+    for prefix, cls in SECTIONS:
+        parts += dataclass_sections(prefix, cls)
+    parts += [OF_PRESETS, preset_table()]
+    parts += [OF_ENVIRONMENTS, *environment_sections()]
+    parts += [OF_BASE, base_table(), OF_WIRING, wiring_table(), OF_REFUSALS, refusals()]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a table in Markdown."""
+    lines = [head, ["---"] * len(head), *([literal(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def literal(text: str) -> str:
+    """Returns a text that Markdown shows as it is: no HTML outside code, no end of a cell."""
+    parts = re.split(r"(`[^`]*`)", text)
+    return "".join(part if part[:1] == "`" else part.replace("<", "&lt;") for part in parts).replace("|", "\\|")
+
+
+# ---------------------------------------------------------------------- dataclasses
+
+
+def dataclass_sections(prefix: str, cls: type) -> Iterator[str]:
+    """Yields the section of a dataclass, then those of dataclasses that are types of its fields."""
+    told, hints = attribute_docstrings(cls), typing.get_type_hints(cls)
+    rows, nested = [], []
+    for item in dataclasses.fields(cls):
+        hint, row = hints[item.name], WRITTEN.get((cls, item.name))
+        nested += [(f"{prefix}.{item.name}", inner) for inner in kinds(hint) if dataclasses.is_dataclass(inner)]
+        rows.append(row or [f"`{item.name}`", kind_words(hint), default_words(item), told[item.name]])
+    yield f"## `{prefix}`\n\n{one_line(inspect.getdoc(cls) or '', first=True)}\n\n" + table(
+        ("key", "value", "default", "meaning"), rows
+    )
+    for key, inner in nested:
+        yield from dataclass_sections(key, inner)
+
+
+def attribute_docstrings(cls: type) -> dict[str, str]:
+    """Returns field -> the text under it; raises ValueError for a field without one."""
+    body = typing.cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]).body
+    told = {
+        item.target.id: one_line(str(below.value.value))
+        for item, below in itertools.pairwise(body)
+        if isinstance(item, ast.AnnAssign)
+        and isinstance(item.target, ast.Name)
+        and isinstance(below, ast.Expr)
+        and isinstance(below.value, ast.Constant)
+    }
+    for item in dataclasses.fields(cls):
+        if item.name not in told:
+            raise ValueError(f"{cls.__name__}.{item.name} has no docstring under it, so nothing to say in the docs")
+    return told
+
+
+def default_words(item: dataclasses.Field[Any]) -> str:
+    """Returns a field's default as YAML."""
+    if item.default is not dataclasses.MISSING:
+        return yaml_words(item.default)
+    return "" if item.default_factory is dataclasses.MISSING else yaml_words(item.default_factory())
+
+
+def yaml_words(value: object) -> str:
+    """Returns a value as a recipe would have it."""
+    if dataclasses.is_dataclass(value):
+        return "its defaults"
+    plain = list(value) if isinstance(value, tuple) else value
+    text = yaml.safe_dump(plain, default_flow_style=True, width=1000).removesuffix("...\n").strip()
+    return f"`{text}`"
+
+
+def preset_table() -> str:
+    """Returns what the presets of the estimator say beside the fields' defaults."""
+    rows = []
+    plain = EstimatorSpec(name="")
+    for name, spec in PRESETS.items():
+        said = {
+            item.name: getattr(spec, item.name)
+            for item in dataclasses.fields(spec)
+            if item.name != "name" and getattr(spec, item.name) != getattr(plain, item.name)
+        }
+        rows.append([f"`{name}`", ", ".join(f"`{key}: {yaml_words(value)[1:-1]}`" for key, value in said.items())])
+    return table(("preset", "what it sets"), rows)
+
+
+# ---------------------------------------------------------------------- types
+
+
+def kinds(hint: Any) -> list[Any]:
+    """Returns the members of a union, or the type itself."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return list(typing.get_args(hint))
+    return [hint]
+
+
+def kind_words(hint: Any) -> str:
+    """Returns what a value of this type looks like in YAML."""
+    return " or ".join(_kind_words(member) for member in kinds(hint))
+
+
+def _kind_words(hint: Any) -> str:
+    origin = typing.get_origin(hint) or hint
+    if origin is typing.Literal:
+        return ", ".join(f"`{choice}`" for choice in typing.get_args(hint))
+    if dataclasses.is_dataclass(origin):
+        return "section (below)"
+    if origin is object:
+        return "section"
+    if origin is Any:
+        return "anything"
+    for kinds_of, words in (
+        (bool, "true or false"),
+        (int, "whole number"),
+        (float, "number"),
+        (str, "text"),
+        (types.NoneType, "`null`"),
+        (Mapping, "mapping"),
+        (Sequence, "list"),
+    ):
+        if issubclass(origin, kinds_of):
+            return words
+    raise ValueError(f"no words for the type {hint}")
+
+
+# ---------------------------------------------------------------------- environments
+
+
+def environment_sections() -> Iterator[str]:
+    """Yields the options of every registered environment; those with the same constructor together."""
+    together: dict[str, tuple[type, list[str]]] = {}
+    for name in environment.registered():
+        cls = typing.cast(type, environment._load(name))
+        together.setdefault(cls.__init__.__qualname__, (cls, []))[1].append(name)
+    for cls, names in together.values():
+        title = ", ".join(f"`{name}`" for name in names)
+        yield f"### {title}\n\n" + table(("option", "value", "default", "meaning"), list(option_rows(cls)))
+
+
+def option_rows(cls: type) -> Iterator[list[str]]:
+    """Yields the arguments of an environment's constructor."""
+    hints, told = typing.get_type_hints(cls.__init__), argument_docstrings(cls.__init__)
+    for name, parameter in inspect.signature(cls).parameters.items():
+        if name not in told:
+            raise ValueError(f"{cls.__name__}: the docstring of __init__ has no argument {name}")
+        default = "" if parameter.default is parameter.empty else yaml_words(parameter.default)
+        yield [f"`{name}`", kind_words(hints[name]), default, told[name]]
+
+
+def argument_docstrings(function: Callable[..., Any]) -> dict[str, str]:
+    """Returns argument -> its text in the `Args:` of a docstring."""
+    text = inspect.getdoc(function) or ""
+    found = re.search(r"(?ms)^Args:\n(.*?)(?=^\S|\Z)", text)
+    told: dict[str, str] = {}
+    for entry in re.split(r"(?m)^    (?=\S)", found[1] if found else "")[1:]:
+        names, _, meaning = entry.partition(":")
+        elsewhere = re.fullmatch(r"as in `(\w+)`\.", one_line(meaning))
+        for name in names.split(", "):
+            shared = SHARED_ARGUMENTS.get(elsewhere[1]) if elsewhere else None
+            told[name] = argument_docstrings(shared)[name] if shared else sentence(one_line(meaning))
+    return told
+
+
+def one_line(text: str, first: bool = False) -> str:
+    """Returns a text without line breaks; its first paragraph alone if asked."""
+    return " ".join((text.split("\n\n")[0] if first else text).split())
+
+
+def sentence(text: str) -> str:
+    """Returns a text with a capital."""
+    return text if text[:1] in "`0123456789" else text[:1].upper() + text[1:]
+
+
+# ---------------------------------------------------------------------- verl's keys
+
+
+def base_table() -> str:
+    """Returns what team/base.yaml sets of verl."""
+    recipe = yaml.safe_load((ROOT / "verl_atgrpo" / "recipes" / "team" / "base.yaml").read_text())
+    rows = [[f"`{key}`", yaml_words(value)] for key, value in flat(recipe) if not key.startswith("at_grpo.")]
+    return table(("key", "value"), rows)
+
+
+def flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the leaves of nested mappings by their dotted keys."""
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def wiring_table() -> str:
+    """Returns what `wire` sets; raises ValueError where WIRED does not explain just that."""
+    tree = ast.parse((ROOT / "verl_atgrpo" / "trainer" / "at_grpo.py").read_text())
+    wire = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "wire")
+    targets = [target for node in ast.walk(wire) if isinstance(node, ast.Assign) for target in node.targets]
+    names = [name for target in targets for name in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    keys = {ast.unparse(name).removeprefix("config.") for name in names if ast.unparse(name).startswith("config.")}
+    written = {key.replace("[SECTION]", ".at_grpo").replace("[SIZES]", ".at_grpo_tasks") for key in keys}
+    if written != set(WIRED):
+        raise ValueError(f"WIRED does not fit trainer/at_grpo.py: {sorted(written ^ set(WIRED))}")
+    return table(("key", "is set to"), [[f"`{key}`", meaning] for key, meaning in WIRED.items()])
+
+
+def refusals() -> str:
+    """Returns the messages by which a job is refused, values left out."""
+    module = importlib.import_module("verl_atgrpo.run_check")
+    source = Path(typing.cast(str, module.__file__)).read_text()
+    found = [template.readable for template in templates_of(source, module.__dict__, raised="ConfigError")]
+    return "\n".join(f"- {literal(text)}" for text in found if not text.startswith("…=…"))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,38 @@
+"""Makes links from the documentation to the repository's other files work on the site (a hook of mkdocs).
+
+In the repository `[a recipe](../verl_atgrpo/recipes/x.yaml)` is a link. The site does not hold that file: with
+`repo_url` in mkdocs.yml it becomes a link to the code host, without one the file's path in the text. A file that does
+not exist is a warning, which ends a strict build.
+"""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger("mkdocs.hooks.docs_links")
+
+_FENCED_OR_LINK = re.compile(r"(?ms)^ *```.*?^ *```$|`[^`\n]+`|(?<!!)\[(?P<text>[^\[\]]+)\]\((?P<to>\.\./[^)\s]*)\)")
+
+
+def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
+    """Returns a page's text with its links out of docs/ replaced."""
+    root = Path(config.config_file_path).parent
+    folder = posixpath.join(Path(config.docs_dir).name, posixpath.dirname(page.file.src_uri))
+
+    def replaced(match: re.Match[str]) -> str:
+        if match["to"] is None:
+            return match[0]
+        path = posixpath.normpath(posixpath.join(folder, match["to"]))
+        if not (root / path).exists():
+            log.warning(
+                "Doc file '%s' contains a link '%s', but there is no %s.", page.file.src_uri, match["to"], path
+            )
+        if config.repo_url:
+            return f"[{match['text']}]({config.repo_url.rstrip('/')}/blob/main/{path})"
+        return f"`{path}`" if match["text"].strip("`") == path else f"{match['text']} (`{path}`)"
+
+    return _FENCED_OR_LINK.sub(replaced, markdown)

@@ -1,0 +1,163 @@
+"""The documentation follows the code: the reference is up to date, messages exist, pages are reachable."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import logging
+import re
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+def script(name: str) -> types.ModuleType:
+    """Imports a module of scripts/, in which scripts find each other."""
+    if str(ROOT / "scripts") not in sys.path:
+        sys.path.append(str(ROOT / "scripts"))
+    return importlib.import_module(name)
+
+
+# ---------------------------------------------------------------------- the configuration reference
+
+
+def test_the_configuration_reference_is_what_the_code_says() -> None:
+    current = script("config_reference").page()
+    assert (DOCS / "configuration.md").read_text() == current, "run python scripts/config_reference.py"
+
+
+@dataclasses.dataclass
+class Inner:
+    """How it is inside."""
+
+    deep: int | None = None
+    """How deep."""
+
+
+@dataclasses.dataclass
+class Outer:
+    """How it is outside."""
+
+    inner: Inner | None = None
+    """A section | of its own, for <this>."""
+    lists: list[str] = dataclasses.field(default_factory=lambda: ["a"])
+    """Several."""
+
+
+@dataclasses.dataclass
+class Untold:
+    """Says nothing of its field."""
+
+    secret: int = 0
+
+
+def test_a_nested_dataclass_gets_its_own_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = script("config_reference")
+    monkeypatch.setattr(reference.typing, "get_type_hints", lambda cls: HINTS[cls])
+    outer, inner = reference.dataclass_sections("top", Outer)
+    assert "| `inner` | section (below) or `null` | `null` | A section \\| of its own, for &lt;this>. |" in outer
+    assert "| `lists` | list | `[a]` | Several. |" in outer
+    assert inner.startswith("## `top.inner`\n\nHow it is inside.")
+    assert "| `deep` | whole number or `null` | `null` | How deep. |" in inner
+
+
+HINTS: dict[type, dict[str, Any]] = {
+    Outer: {"inner": Inner | None, "lists": list[str]},
+    Inner: {"deep": int | None},
+}
+
+
+def test_a_field_without_a_text_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"Untold\.secret has no docstring"):
+        script("config_reference").attribute_docstrings(Untold)
+
+
+# ---------------------------------------------------------------------- messages that the pages quote
+
+
+def quoted() -> Iterator[tuple[str, str]]:
+    """Yields (page, line) of every message of ours that a page quotes: the blocks ```message."""
+    for page in sorted(DOCS.rglob("*.md")):
+        for block in re.findall(r"(?ms)^```message\n(.*?)^```$", page.read_text()):
+            for line in block.splitlines():
+                yield page.name, line.removeprefix("verl-atgrpo: ")
+
+
+def templates() -> list[Any]:
+    found = []
+    for path in sorted((ROOT / "verl_atgrpo").rglob("*.py")):
+        source = path.read_text()
+        # Module constants that are texts: enough to fill SECTION, EXPANDED and the like in.
+        names = dict(re.findall(r'(?m)^([A-Z_]+) = "(.*)"$', source))
+        imported = re.findall(r"from (verl_atgrpo[\w.]*) import (.*)", source)
+        for module, line in imported:
+            there = (ROOT / (module.replace(".", "/") + ".py")).resolve()
+            if there.is_file():
+                known = dict(re.findall(r'(?m)^([A-Z_]+) = "(.*)"$', there.read_text()))
+                names |= {name: known[name] for name in re.findall(r"\w+", line) if name in known}
+        found += [t for t in script("message_templates").templates_of(source, names) if t.letters >= 12]
+    return found
+
+
+def test_every_message_that_a_page_quotes_is_one_of_ours() -> None:
+    known, messages = templates(), list(quoted())
+    assert len(messages) >= 20
+    gone = [(page, line) for page, line in messages if not any(template.fits(line) for template in known)]
+    assert not gone
+
+
+def test_a_message_that_is_gone_is_found() -> None:
+    (template,) = script("message_templates").templates_of('raise E(f"the number {n} is too large")', {})
+    assert template.fits("the number 3 is too large") and not template.fits("the number 3 is too small")
+    assert template.readable == "the number … is too large"
+
+
+# ---------------------------------------------------------------------- the site
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+
+    def pages(entries: list[Any]) -> Iterator[str]:
+        for entry in entries:
+            for target in entry.values():
+                yield from pages(target) if isinstance(target, list) else [target]
+
+    listed = list(pages(config["nav"]))
+    assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+
+
+def test_lists_are_set_off_and_nested_as_both_renderers_want() -> None:
+    """The code host and mkdocs differ: without a blank line before it, mkdocs shows a list as text."""
+    for page in DOCS.rglob("*.md"):
+        text = re.sub(r"(?ms)^```.*?^```$", "", page.read_text())
+        for before, line in zip(text.splitlines(), text.splitlines()[1:], strict=False):
+            if re.match(r"(- |\d+\. |\|)", line) and before and not re.match(r"( *- |\d+\. |\||  )", before):
+                raise AssertionError(f"{page.name}: a blank line is missing before {line!r}")
+            assert not re.match(r" {1,3}- ", line), f"{page.name}: indent by four: {line!r}"
+
+
+def test_links_to_source_lead_to_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    links = script("docs_links")
+    config = types.SimpleNamespace(config_file_path=str(ROOT / "mkdocs.yml"), docs_dir=str(DOCS), repo_url="")
+    page = types.SimpleNamespace(file=types.SimpleNamespace(src_uri="a.md"))
+    text = "[it](../README.md), `[b](../c)`, [there](b.md)\n```\n[x](../y)\n```\n"
+    assert links.on_page_markdown(text, page=page, config=config) == text.replace(
+        "[it](../README.md)", "it (`README.md`)"
+    )
+    config.repo_url = "https://host/us/it/"
+    assert links.on_page_markdown(text, page=page, config=config).startswith(
+        "[it](https://host/us/it/blob/main/README.md)"
+    )
+    with caplog.at_level(logging.WARNING):
+        links.on_page_markdown("[gone](../no_such_file.py)", page=page, config=config)
+    assert "there is no no_such_file.py" in caplog.text
