@@ -284,7 +284,7 @@ def test_dropped_rows_are_cleared_and_counted_and_stay_in_the_figures(rollout: R
 
 
 def test_tasks_are_added_until_there_are_enough_groups(rollout: Rollout) -> None:
-    # One group in four tasks: 8 more at that rate, but 4 at first; then 2 are missing of 3, at 3 a group.
+    # One group in four tasks: two more take 8, of which 4 are played; then two in eight: one more takes 4.
     rollout.rewards = [[STEEP]] + [[FLAT]] * 5 + [[STEEP]] + [[FLAT]] * 2 + [[STEEP]] + [[FLAT]] * 2 + [[STEEP]] * 9
     unit = Unit("p_a", 2)
     team = Team(rollout, {"min_groups": 3, "max_tasks": 16}, unit)
