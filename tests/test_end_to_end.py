@@ -264,12 +264,25 @@ def test_a_skipped_sync_is_seen(models: dict[str, Path], tmp_path: Path) -> None
         tmp_path,
         models["tied"],
         *SMALL,
+        "at_grpo.group_filter={min_groups: 40, max_tasks: 8}",
         "trainer.total_training_steps=2",
         VERL_USE_EXTERNAL_MODULES="skip_one_sync",
     )
     metrics = finish(job, tmp_path)
+    # Four tasks have sixteen groups at most, so four more are played, with the same weights.
     assert metrics[1]["training/rollout_probs_diff_max"] < FRESH
     assert metrics[2]["training/rollout_probs_diff_max"] > 10 * FRESH
+    for step in (1, 2):
+        data = metrics[step]
+        assert data["team/tasks"] == data["team/episodes"] == 8
+        assert data["team/groups_missing"] == 40 - data["team/groups_kept"]
+        # Four rows a group, and nothing is played that is neither trained on nor dropped.
+        assert data["team/rows"] == 4 * data["team/groups_kept"]
+        assert data["team/rows_dropped"] == 4 * data["team/groups_dropped"]
+        assert data["team/rows"] + data["team/rows_dropped"] == data["rollout/candidates"]
+        assert data["team/rows_per_episode"] * 8 == data["rollout/candidates"]
+        assert data["team/optimizer_steps"] == 2
+    assert sum(metrics[step]["team/groups_dropped"] for step in (1, 2)) > 0
 
 
 def test_a_dead_server_ends_the_run_and_the_next_one_goes_on(models: dict[str, Path], tmp_path: Path) -> None:

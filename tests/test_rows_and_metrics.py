@@ -176,6 +176,12 @@ def test_padding_is_spread(batch: tuple[list[bool], int, int, int]) -> None:
     assert sorted(order) == list(range(len(padding)))
     per_rank = len(padding) // ranks
     size = per_rank // mini_batches
+    # A mini-batch is the same share of every rank, and its loss a mean over all of it.
+    real = [
+        sum(not padding[row] for rank in range(ranks) for row in order[rank * per_rank + step * size :][:size])
+        for step in range(mini_batches)
+    ]
+    assert max(real) - min(real) <= 1
     for rank in range(ranks):
         mine = order[rank * per_rank : (rank + 1) * per_rank]
         # verl balanced the ranks by tokens: rows must not change rank.

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_atgrpo import contamination, environment
 from verl_atgrpo.environment import Environment, Split
 from verl_atgrpo.estimator import EstimatorSpec, resolve_spec
+from verl_atgrpo.group_filter import GroupFilter, GroupFilterError
 from verl_atgrpo.policy_config import SHARED, PolicyConfigError, PolicySettings
 from verl_atgrpo.team import SELECTIONS, Selection, TeamOptions
 
@@ -56,6 +57,9 @@ class AtGrpoConfig:
     """Temperature of `selection: softmax`, in units of reward."""
     estimator: str | dict[str, Any] = "at_grpo"
     """A preset of `verl_atgrpo.estimator.PRESETS`, or `{preset: ..., <field>: ...}`."""
+    group_filter: dict[str, Any] | None = None
+    """Drops comparison groups that teach nothing: `{}`, or `{min_groups: ..., max_tasks: ...}` to play more tasks in
+    their place (see `verl_atgrpo.group_filter`)."""
     seed: int = 0
     """Draws derive from it, with the task, the step, the agent, the turn and the candidate."""
     train_tasks: int = 4096
@@ -128,6 +132,7 @@ class AtGrpoConfig:
         for key in ("train_tasks", "val_tasks", "max_failed_episodes", "request_timeout", "poll_interval"):
             if not getattr(self, key) > 0:
                 raise ConfigError(f"{SECTION}.{key}={getattr(self, key)}: above 0")
+        self.filter()
         self._check_estimator()
 
     def _check_estimator(self) -> None:
@@ -156,6 +161,13 @@ class AtGrpoConfig:
         try:
             return resolve_spec(self.estimator)
         except ValueError as error:
+            raise ConfigError(str(error)) from error
+
+    def filter(self) -> GroupFilter | None:
+        """Returns the group filter's settings; raises ConfigError for a block that cannot work."""
+        try:
+            return GroupFilter.from_mapping(self.group_filter)
+        except GroupFilterError as error:
             raise ConfigError(str(error)) from error
 
     def make_environment(self) -> Environment:
@@ -244,6 +256,19 @@ class AtGrpoConfig:
             selection=self.selection,
             softmax_temperature=self.softmax_temperature or 1.0,
         )
+
+    def check_tasks(self, env: Environment, train_batch_size: int) -> None:
+        """Raises ConfigError if there are too few training tasks for what a step plays."""
+        tasks, group_filter = self.split_size(env, "train"), self.filter()
+        if tasks < train_batch_size:
+            raise ConfigError(
+                f"{SECTION}.train_tasks={self.train_tasks}: less than data.train_batch_size={train_batch_size}"
+            )
+        try:
+            if group_filter is not None:
+                group_filter.check_tasks(train_batch_size, tasks)
+        except GroupFilterError as error:
+            raise ConfigError(str(error)) from error
 
     def split_size(self, env: Environment, split: Split) -> int:
         """Returns how many tasks of `split` the run deals out."""

@@ -139,7 +139,8 @@ def _check_team_job(config: DictConfig) -> Environment:
         )
     if OmegaConf.select(config, "algorithm.filter_groups.enable"):
         raise ConfigError(
-            "algorithm.filter_groups.enable=true filters whole tasks, not the groups of a team: set it to false"
+            "algorithm.filter_groups.enable=true filters whole tasks, not the groups of a team: set it to false "
+            f"and use {SECTION}.group_filter"
         )
     for key, neutral in (("top_p", 1.0), ("top_k", -1), ("repetition_penalty", 1.0)):
         if rollout.get(key, neutral) != neutral:
@@ -168,10 +169,7 @@ def _check_team_job(config: DictConfig) -> Environment:
     settings.validation_policies_of(environment)
     settings.check_devices(config.trainer.n_gpus_per_node)
     _check_policies(config, settings)
-    if settings.split_size(environment, "train") < data.train_batch_size:
-        raise ConfigError(
-            f"{SECTION}.train_tasks={settings.train_tasks}: less than data.train_batch_size={data.train_batch_size}"
-        )
+    settings.check_tasks(environment, data.train_batch_size)
     if not settings.allow_overlap:
         check_disjoint(settings, environment)
     return environment

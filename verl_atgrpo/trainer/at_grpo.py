@@ -27,6 +27,7 @@ from verl_atgrpo.trainer.decoding import TeamTokenizer
 from verl_atgrpo.trainer.failures import PolicyFailed
 from verl_atgrpo.trainer.metrics import every_episode_failed, policy_metrics, rollout_metrics, step_metrics
 from verl_atgrpo.trainer.policy_unit import PolicyUnit, TeamSync, for_all
+from verl_atgrpo.trainer.step_rows import PARTITION, StepRows, draw
 
 if TYPE_CHECKING:
     from verl_atgrpo.rollout.manager import TeamRolloutManager
@@ -67,6 +68,7 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
         self._replaced = 0
         self._counts: Counter[str] = Counter()
         self._tags: list[dict[str, Any]] = []
+        self._updated = False
         super().__init__(config)
         self.replay_buffer.poll_interval = self.settings.poll_interval
 
@@ -146,18 +148,25 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
         """Samples a step's rows and updates every trainable policy on its own."""
         with marked_timer("gen", timing_raw, color="red"):
             self.on_sample_begin()
-            batch, off_policy_metrics = self.replay_buffer.sample(
-                global_steps=self.global_steps, partition_id="train", batch_size=sample_batch_size
-            )
-            metrics.update(off_policy_metrics)
+            rows = self._draw(sample_batch_size)
             self.on_sample_end()
-        self._tags = list(batch.tags)
-        parts = {unit.name: self._rows_of(unit, batch) for unit in self.units}
-        learning = [unit for unit in self.units if unit.trainable and len(parts[unit.name])]
+        metrics.update(rows.metrics)
+        self._tags = rows.tags
+        parts = {unit.name: self._rows_of(unit, rows) for unit in self.units}
+        learning = [unit for unit in self.units if unit.can_learn_from(len(parts[unit.name]))]
         by_policy = {
             unit.name: {"team/rows": float(len(parts[unit.name])), "team/updated": float(unit in learning)}
             for unit in self.units
         }
+        self._updated = bool(learning)
+        unused = rows.but({unit.name for unit in learning})
+        if not learning:
+            # verl clears what it gets back, and stops at a step without rows.
+            metrics.update(policy_metrics(by_policy))
+            return unused
+        if len(unused):
+            # Nothing is computed from them.
+            tq.kv_clear(keys=unused.keys, partition_id=unused.partition_id)
         timings: dict[str, dict[str, float]] = {name: {} for name in parts}
 
         def train(unit: PolicyUnit) -> None:
@@ -170,24 +179,30 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
         total = max if self._at_once else sum
         for stage in {stage for timing in timings.values() for stage in timing}:
             timing_raw[stage] = total(timing.get(stage, 0.0) for timing in timings.values())
-        for unit in self.units:
-            if unit not in learning and len(parts[unit.name]):
-                # Nothing is computed from a frozen policy's rows; verl clears only what it gets back.
-                tq.kv_clear(keys=parts[unit.name].keys, partition_id=batch.partition_id)
         return KVBatchMeta(
-            partition_id=batch.partition_id,
+            partition_id=PARTITION,
             keys=[key for unit in learning for key in parts[unit.name].keys],
             tags=[tags for unit in learning for tags in parts[unit.name].tags],
         )
 
-    def _rows_of(self, unit: PolicyUnit, batch: KVBatchMeta) -> KVBatchMeta:
-        rows = [index for index, tags in enumerate(batch.tags) if tags["policy"] == unit.name]
-        return KVBatchMeta(
-            partition_id=batch.partition_id,
-            keys=[batch.keys[index] for index in rows],
-            tags=[batch.tags[index] for index in rows],
-            extra_info={"temperature": self.config.actor_rollout_ref.rollout.temperature},
+    def _draw(self, tasks: int) -> StepRows:
+        """Returns a step's rows; tasks added for the group filter are played with the same weights as the others."""
+        buffer = self.replay_buffer
+        return draw(
+            sample=lambda number: buffer.sample(
+                global_steps=self.global_steps, partition_id=PARTITION, batch_size=number
+            ),
+            add_tasks=super()._add_prompts_to_generate,  # not ours: these replace no failed episode
+            tasks=tasks,
+            group_filter=self.settings.filter(),
+            trainable={unit.name for unit in self.units if unit.trainable},
+            algorithm=self.config.algorithm,
         )
+
+    def _rows_of(self, unit: PolicyUnit, rows: StepRows) -> KVBatchMeta:
+        batch = rows.of({unit.name})
+        batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        return batch
 
     def fit(self, agent_loop_manager: Any) -> None:
         """Trains; when a policy's process dies, the error says where the next run will go on from."""
@@ -280,8 +295,12 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
     ) -> None:
-        """Adds the team's metrics to verl's."""
-        super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
+        """Adds the team's metrics to verl's, which are of the rows that were trained on."""
+        if self._updated:
+            super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
+        else:
+            metrics.update({"training/global_step": global_steps, "training/epoch": epoch})
+            metrics.update({f"timing_s/{stage}": seconds for stage, seconds in timing_raw.items()})
         metrics.update(step_metrics(self._tags))
         self._collect_report()
         metrics.update(rollout_metrics(self._counts))

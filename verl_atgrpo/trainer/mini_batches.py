@@ -29,13 +29,16 @@ def spread_padding(padding: Sequence[bool], ranks: int, mini_batches: int, seed:
     if rest or rest_of_rank:
         raise ValueError(f"{len(padding)} rows do not divide into {ranks} ranks x {mini_batches} mini-batches")
     order: list[int] = []
+    placed = 0
     for rank in range(ranks):
         mine = range(rank * per_rank, (rank + 1) * per_rank)
         real = [row for row in mine if not padding[row]]
         pads = [row for row in mine if padding[row]]
         random.Random(f"{seed}.{rank}").shuffle(real)
         for step in range(mini_batches):
-            # Shares of the padding differ by one at most; the real rows fill what is left.
-            first, last = (len(pads) * edge // mini_batches for edge in (step, step + 1))
-            order += [real.pop() for _ in range(size - (last - first))] + pads[first:last]
+            # Dealt out in turn, from one rank to the next: shares differ by one at most within a rank, and over all
+            # ranks as well, so that no mini-batch is all padding where another has two real rows.
+            share = [pad for number, pad in enumerate(pads, placed) if number % mini_batches == step]
+            order += [real.pop() for _ in range(size - len(share))] + share
+        placed += len(pads)
     return order

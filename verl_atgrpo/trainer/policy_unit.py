@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,9 @@ from verl_atgrpo.rollout.client import DecisionClient
 from verl_atgrpo.trainer.failures import check_servers, naming, watched
 from verl_atgrpo.trainer.mini_batches import spread_padding
 from verl_atgrpo.trainer.policy_worker import PolicyServers, PolicyWorker, check_wiring
+
+logger = logging.getLogger(__name__)
+logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "WARN"))
 
 _LOOK = 10.0
 """Seconds between two looks at the servers during a weight sync."""
@@ -164,6 +168,19 @@ class PolicyUnit:
         return client
 
     # ------------------------------------------------------------ update
+
+    def can_learn_from(self, rows: int) -> bool:
+        """Returns whether so many rows are enough for an update: an optimizer step without a row would have a loss of
+        0 / 0, or move the weights by momentum alone."""
+        if self.trainable and 0 < rows < self._optimizer_steps:
+            logger.warning(
+                "policy %r is not updated: it has %d rows for %d optimizer steps (data.train_batch_size over "
+                "actor.ppo_mini_batch_size)",
+                self.name,
+                rows,
+                self._optimizer_steps,
+            )
+        return self.trainable and rows >= self._optimizer_steps
 
     def train(
         self, batch: KVBatchMeta, global_steps: int, metrics: dict[str, Any], timing: dict[str, float]
