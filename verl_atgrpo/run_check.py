@@ -166,6 +166,7 @@ def _check_team_job(config: DictConfig) -> Environment:
         raise ConfigError(f"trainer.resume_mode={config.trainer.resume_mode}: use disable, auto or resume_path")
     environment = settings.make_environment()
     settings.validation_policies_of(environment)
+    settings.check_estimator_agents(environment)
     settings.check_devices(config.trainer.n_gpus_per_node)
     _check_policies(config, settings)
     if settings.split_size(environment, "train") < data.train_batch_size:
