@@ -76,3 +76,106 @@ def test_valid_config() -> None:
     assert resolve_spec(mapping) == EstimatorSpec(name="grpo", singleton="raw", eps=0)
     with pytest.raises(dataclasses.FrozenInstanceError):
         PRESETS["grpo"].eps = 1.0  # type: ignore[misc]
+
+
+# --- of one's own, and of single agents
+
+
+def test_a_spec_without_a_preset() -> None:
+    own = {"name": "mine", "center": "leave_one_out", "scale": "std", "ddof": 0}
+    assert resolve_spec(own) == EstimatorSpec(name="mine", center="leave_one_out", ddof=0)
+    assert resolve_spec({"name": "mine"}) == dataclasses.replace(PRESETS["at_grpo"], name="mine")
+    full = {"name": "mine", "unit": "call", "main_agent": "a", "sub_calls": 3, "agents": {"b": {"sub_calls": 1}}}
+    assert resolve_spec(full).agents["b"].sub_calls == 1
+
+
+def test_needs_are_those_of_all_agents() -> None:
+    assert {name: spec.needs for name, spec in PRESETS.items()} == {
+        **dict.fromkeys(["at_grpo", "grpo", "dr_grpo", "rloo"], frozenset()),
+        "mas_grpo": {"trajectory"},
+        "dr_mas": {"agent"},
+        "gigpo": {"trajectory", "left", "anchor"},
+        "m_grpo": {"trajectory", "agent", "left"},
+    }
+    assert resolve_spec({"preset": "gigpo", "step_scope": "agent"}).needs >= {"agent"}
+    assert resolve_spec({"preset": "grpo", "agents": {"a": {"ddof": 0}}}).needs == {"agent"}
+    assert resolve_spec({"preset": "grpo", "agents": {"a": {"unit": "trajectory"}}}).needs == {"agent", "trajectory"}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            {"name": "grpo", "scale": "none"},
+            r"\.name: 'grpo' is a preset; use preset: grpo, or a name that is not one",
+        ),
+        ({"name": ""}, r"\.name: '' is not a text$"),
+        ({"name": 3}, r"\.name: 3 is not a text$"),
+        ({"name": "mine", "centre": "mean"}, r": unknown key 'centre'; valid keys: preset, name, unit, center,"),
+        ({"preset": "gigpo", "step_weight": -1}, r"\.step_weight: -1 is not a finite number >= 0$"),
+        ({"preset": "gigpo", "step_weight": True}, r"\.step_weight: True is not a finite number >= 0$"),
+        ({"preset": "gigpo", "step_gamma": 0}, r"\.step_gamma: 0 is not a number above 0 and at most 1$"),
+        ({"preset": "gigpo", "step_gamma": 1.5}, r"\.step_gamma: 1.5 is not a number above 0 and at most 1$"),
+        ({"preset": "gigpo", "step_scope": "task"}, r"\.step_scope: 'task' is not one of group, agent$"),
+        (
+            {"preset": "gigpo", "step_weight": 0},
+            r"\.step_gamma: 0.95 has no effect with step_weight: 0; set step_gamma: 1, or a step_weight above 0$",
+        ),
+        ({"preset": "grpo", "step_scope": "agent"}, r"\.step_scope: 'agent' has no effect with step_weight: 0; set "),
+        ({"preset": "grpo", "main_agent": "a"}, r"\.main_agent: 'a' has no effect with unit: row; set unit: call$"),
+        (
+            {"preset": "mas_grpo", "sub_calls": 2},
+            r"\.sub_calls: 2 has no effect with unit: trajectory; set unit: call$",
+        ),
+        (
+            "m_grpo",
+            r"\.main_agent: missing; 'm_grpo' \(unit: call\) needs main_agent: <agent> and sub_calls: <number>$",
+        ),
+        ({"preset": "m_grpo", "main_agent": "a"}, r"\.sub_calls: missing; 'm_grpo' \(unit: call\) needs main_agent:"),
+        ({"preset": "m_grpo", "main_agent": "a b", "sub_calls": 2}, r"\.main_agent: 'a b' is not an agent's name$"),
+        ({"preset": "m_grpo", "main_agent": "a", "sub_calls": 0}, r"\.sub_calls: 0 is not a whole number >= 1$"),
+        ({"preset": "m_grpo", "main_agent": "a", "sub_calls": 2.0}, r"\.sub_calls: 2.0 is not a whole number >= 1$"),
+        (
+            {"preset": "m_grpo", "main_agent": "a", "sub_calls": 2, "center": "leave_one_out"},
+            r"\.center: 'leave_one_out' leaves out a copy and keeps its twins with unit: call; set center: mean$",
+        ),
+        (
+            {"preset": "m_grpo", "main_agent": "a", "sub_calls": 2, "singleton": "raw"},
+            r"\.singleton: 'raw' has no meaning with unit: call, where a row has copies; set singleton: zero$",
+        ),
+        (
+            {"preset": "m_grpo", "main_agent": "a", "sub_calls": 2, "step_weight": 1},
+            r"\.step_weight: 1 cannot be had with unit: call; set unit: trajectory or row$",
+        ),
+        ({"preset": "grpo", "agents": {}}, r"\.agents: \{\} is not a mapping of agents to fields, such as \{planner:"),
+        ({"preset": "grpo", "agents": "tool"}, r"\.agents: 'tool' is not a mapping of agents to fields"),
+        ({"preset": "grpo", "agents": {"a": {}}}, r"\.agents\.a: \{\} is not a mapping of fields; valid keys: unit, "),
+        ({"preset": "grpo", "agents": {"a": "rloo"}}, r"\.agents\.a: 'rloo' is not a mapping of fields; valid keys: "),
+        (
+            {"preset": "grpo", "agents": {"a": {"preset": "rloo"}}},
+            r"\.agents\.a: unknown key 'preset'; valid keys: unit",
+        ),
+        ({"preset": "grpo", "agents": {"a": {"agents": {}}}}, r"\.agents\.a: unknown key 'agents'; valid keys: unit"),
+        ({"preset": "grpo", "agents": {"a": {"scale": "sd"}}}, r"\.agents\.a\.scale: 'sd' is not one of std, none$"),
+        (
+            {"preset": "dr_grpo", "agents": {"a": {"scale_scope": "agent"}}},
+            r"\.agents\.a\.scale_scope: 'agent' has no effect with scale: none; set scale_scope: group$",
+        ),
+        (
+            {"preset": "grpo", "agents": {"a": {"unit": "call", "sub_calls": 2}}},
+            r"\.agents\.a\.main_agent: missing; 'grpo' \(unit: call\) needs main_agent: ",
+        ),
+        (
+            {"preset": "m_grpo", "main_agent": "a", "sub_calls": 2, "agents": {"b": {"main_agent": "b"}}},
+            r"\.agents\.b: unknown key 'main_agent'; valid keys: unit, ",
+        ),
+        (
+            {"preset": "m_grpo", "main_agent": "a", "sub_calls": 2, "agents": {"a": {"sub_calls": 3}}},
+            r"\.agents\.a\.sub_calls: 3 has no effect for the main agent; remove it$",
+        ),
+    ],
+)
+def test_what_means_nothing_is_refused_with_one_line(value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^at_grpo\.estimator{message}") as caught:
+        resolve_spec(value)
+    assert "\n" not in str(caught.value)

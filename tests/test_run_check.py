@@ -108,6 +108,11 @@ def test_recipes_spell_out_every_key_with_its_default(compose: Any) -> None:
         ("at_grpo.estimator=mas_grpo", "at_grpo.estimator", "scheme: parallel"),
         ("at_grpo.estimator=dr_mas", "at_grpo.estimator='dr_mas': the scope agent", "scheme: parallel"),
         ("~at_grpo.estimator +at_grpo.estimator={preset:dr_mas,scale_scope:team}", "scale_scope", "agent"),
+        (
+            "~at_grpo.estimator +at_grpo.estimator={preset:at_grpo,agents:{plan:{scale:none}}}",
+            "at_grpo.estimator.agents.plan",
+            "planner",
+        ),
         ("+at_grpo.candidate=8", "at_grpo.candidate ", "candidates"),
         ("at_grpo.candidates=1", "at_grpo.candidates=1", "at least 2"),
         ("at_grpo.scheme=forest", "at_grpo.scheme='forest'", "parallel"),
