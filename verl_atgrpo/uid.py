@@ -128,22 +128,21 @@ def encode_uids(uids: npt.NDArray[Any], spec: EstimatorSpec, device: torch.devic
     if not needs and not any(UID_SEPARATOR in name for name in names):
         return RowIds(codes.to(device))
     parts = [split_uid(name) for name in names]
-    for need in UidParts._fields:
-        if need not in needs:
-            continue
-        for name, part in zip(names, parts, strict=True):
-            if getattr(part, need) is None:
-                raise ValueError(f"index: uid {name!r} names no {need}; estimator {spec.name!r} needs {_FORMAT!r}")
+    columns = {field: [part[number] for part in parts] for number, field in enumerate(UidParts._fields)}
+    for need, column in columns.items():
+        if need in needs and None in column:
+            name = names[column.index(None)]
+            raise ValueError(f"index: uid {name!r} names no {need}; estimator {spec.name!r} needs {_FORMAT!r}")
 
-    def ids(part_of_label: Sequence[Hashable]) -> Tensor:
-        return encode_groups(part_of_label)[codes].to(device)
+    def ids(labels: Sequence[Hashable]) -> Tensor:
+        return encode_groups(labels)[codes].to(device)
 
-    agents, agent_names = factorise([part.agent for part in parts])
+    agents, agent_names = factorise(columns["agent"])
     return RowIds(
-        groups=ids([part.group for part in parts]),
+        groups=ids(columns["group"]),
         units=ids([part[:2] for part in parts]) if "trajectory" in needs else None,
         agents=agents[codes].to(device) if "agent" in needs else None,
-        left=torch.tensor([part.left for part in parts])[codes].to(device) if "left" in needs else None,
-        anchors=ids([part.anchor for part in parts]) if "anchor" in needs else None,
+        left=torch.tensor(columns["left"], dtype=torch.int64)[codes].to(device) if "left" in needs else None,
+        anchors=ids(columns["anchor"]) if "anchor" in needs else None,
         agent_names=tuple(str(name) for name in agent_names),
     )
