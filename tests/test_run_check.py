@@ -214,7 +214,7 @@ def test_plain_job_needs_groups(compose: Any) -> None:
     for estimator, message in (
         (
             "mas_grpo",
-            "algorithm.at_grpo_estimator='mas_grpo' compares episodes, .* trainer_mode=at_grpo, or use one of",
+            "algorithm.at_grpo_estimator='mas_grpo' compares episodes, .*trainer_mode=at_grpo, or use one of",
         ),
         ("{preset:grpo,agents:{solo:{ddof:0}}}", "algorithm.at_grpo_estimator='grpo' compares episodes, agents"),
         ("rlo", "algorithm.at_grpo_estimator: at_grpo.estimator: unknown preset 'rlo'"),
