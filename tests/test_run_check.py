@@ -108,6 +108,11 @@ def test_recipes_spell_out_every_key_with_its_default(compose: Any) -> None:
         ("at_grpo.estimator=mas_grpo", "at_grpo.estimator", "scheme: parallel"),
         ("at_grpo.estimator=dr_mas", "at_grpo.estimator='dr_mas': the scope agent", "scheme: parallel"),
         ("~at_grpo.estimator +at_grpo.estimator={preset:dr_mas,scale_scope:team}", "scale_scope", "agent"),
+        (
+            "~at_grpo.estimator +at_grpo.estimator={preset:at_grpo,agents:{plan:{scale:none}}}",
+            "at_grpo.estimator.agents.plan",
+            "planner",
+        ),
         ("+at_grpo.candidate=8", "at_grpo.candidate ", "candidates"),
         ("at_grpo.candidates=1", "at_grpo.candidates=1", "at least 2"),
         ("at_grpo.scheme=forest", "at_grpo.scheme='forest'", "parallel"),
@@ -210,6 +215,18 @@ def test_plain_job_needs_groups(compose: Any) -> None:
     with pytest.raises(ConfigError, match=re.escape("actor_rollout_ref.rollout.n=1")):
         check_run(compose("ppo_trainer", *plain))
     check_run(compose("ppo_trainer", *plain, "actor_rollout_ref.rollout.n=4"))
+    several = (*plain, "actor_rollout_ref.rollout.n=4")
+    check_run(compose("ppo_trainer", *several, "+algorithm.at_grpo_estimator=rloo"))
+    for estimator, message in (
+        (
+            "mas_grpo",
+            "algorithm.at_grpo_estimator='mas_grpo' compares episodes, .*trainer_mode=at_grpo, or use one of",
+        ),
+        ("{preset:grpo,agents:{solo:{ddof:0}}}", "algorithm.at_grpo_estimator='grpo' compares episodes, agents"),
+        ("rlo", "algorithm.at_grpo_estimator: at_grpo.estimator: unknown preset 'rlo'"),
+    ):
+        with pytest.raises(ConfigError, match=f"^{message}"):
+            check_run(compose("ppo_trainer", *several, f"+algorithm.at_grpo_estimator={estimator}"))
 
 
 def test_driver_ends_with_one_line(compose: Any) -> None:

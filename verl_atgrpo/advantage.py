@@ -3,10 +3,8 @@
 Nothing here imports verl. The plugin registers `at_grpo_advantage`, whose signature is verl's, with verl.
 """
 
-from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,58 +13,22 @@ import torch
 from torch import Tensor
 
 from verl_atgrpo.estimator import EstimatorSpec, resolve_spec
-
-UID_SEPARATOR = "#"
-"""Stands between group and trajectory in a row's uid; not `_`, which verl's row keys are split at."""
-
-AGENT_SEPARATOR = "@"
-"""Stands between trajectory and agent in a row's uid; agents' names are identifiers, so none has it."""
+from verl_atgrpo.uid import RowIds, encode_uids, factorise
 
 
-class UidParts(NamedTuple):
-    """What a row's uid says of it."""
+class RowInputs(NamedTuple):
+    """What `group_advantages` compares rows by, beside their groups; None for what the estimator has no use for."""
 
-    group: str
-    trajectory: str | None = None
-    agent: str | None = None
-
-
-_FULL_UID = f"GROUP{UID_SEPARATOR}TRAJECTORY{AGENT_SEPARATOR}AGENT"
-
-
-def split_uid(uid: str) -> UidParts:
-    """Split a row's uid, "GROUP", "GROUP#TRAJECTORY" or "GROUP#TRAJECTORY@AGENT", into its parts.
-
-    The last `#` counts, and the first `@` behind it: a uid without `#` is a group whatever else it holds.
-
-    Raises:
-        ValueError: a part is empty.
-    """
-    group, separator, rest = uid.rpartition(UID_SEPARATOR)
-    if not separator:
-        return UidParts(uid)
-    trajectory, named, agent = rest.partition(AGENT_SEPARATOR)
-    if not group or not trajectory or (named and not agent):
-        expected = f"'GROUP' or 'GROUP{UID_SEPARATOR}TRAJECTORY' or '{_FULL_UID}'"
-        raise ValueError(f"uid {uid!r}: empty part; expected {expected}")
-    return UidParts(group, trajectory, agent or None)
-
-
-def _factorise(labels: Sequence[Hashable] | npt.NDArray[Any]) -> tuple[Tensor, list[Hashable]]:
-    """Dense ids (N,) in order of first appearance, and the distinct labels they stand for."""
-    values = labels.tolist() if isinstance(labels, np.ndarray) else labels
-    # The whole loop runs in C, about as fast as pandas.factorize, which would number None and NaN -1.
-    ids: defaultdict[Hashable, int] = defaultdict(count().__next__)
-    codes = np.fromiter(map(ids.__getitem__, values), dtype=np.int64, count=len(values))
-    return torch.from_numpy(codes), list(ids)
-
-
-def encode_groups(labels: Sequence[Hashable]) -> Tensor:
-    """Number labels 0, 1, 2, ... in order of first appearance; equal labels get equal numbers.
-
-    Shapes: N labels -> (N,) int64 on the CPU.
-    """
-    return _factorise(labels)[0]
+    units: Tensor | None = None
+    """(N,) int64 trajectories, distinct across groups."""
+    agents: Tensor | None = None
+    """(N,) int64."""
+    left: Tensor | None = None
+    """(N,) int64 decisions that the episode took after the row's."""
+    anchors: Tensor | None = None
+    """(N,) int64, equal for equal prompts."""
+    mains: Tensor | None = None
+    """(N,) bool, the rows of the main agent."""
 
 
 def group_advantages(
@@ -76,59 +38,129 @@ def group_advantages(
     *,
     units: Tensor | None = None,
     agents: Tensor | None = None,
+    left: Tensor | None = None,
+    anchors: Tensor | None = None,
+    mains: Tensor | None = None,
     valid: Tensor | None = None,
 ) -> Tensor:
     """Compare each reward with those of its group; a group without spread gets exactly 0 if centred on itself.
 
-    Shapes: rewards (N,) floating; groups (N,) int64, any integers; units (N,) int64 trajectory ids, distinct
-    across groups, for unit "trajectory" only; agents (N,) int64, any integers, for scope "agent" only; valid (N,)
-    bool, False for padding, which enters no statistic and gets 0 -> (N,) with dtype and device of `rewards`.
+    With unit "call" (M-GRPO) no row is copied: a row stands in the statistics with the weight of its copies, and its
+    advantage is multiplied by them, so that a sum over the rows, such as a policy's gradient before it is divided by
+    a number of rows or tokens, is the sum over the copies. An agent without a call in an episode has no copies there.
+
+    Shapes: rewards (N,) floating; groups (N,) int64, any integers; what `spec.needs` and nothing else of units,
+    agents, left, anchors (N,) int64 and mains (N,) bool, see `RowInputs`; valid (N,) bool, False for padding, which
+    enters no statistic and gets 0 -> (N,) with dtype and device of `rewards`.
 
     Raises:
-        ValueError: shapes or dtypes differ from these; a real reward is not finite; `units` missing or given
-            against `spec.unit`, `agents` against `spec.scopes`; a trajectory with two rewards or in two groups.
+        ValueError: shapes or dtypes differ from these; a real reward is not finite; an input is missing or given
+            against `spec.needs`; a trajectory with two rewards or in two groups; `spec` changes single agents, whose
+            names only `at_grpo_advantage` knows.
 
     Source: GRPO arXiv 2402.03300 section 4.1; Dr. GRPO arXiv 2503.20783; RLOO arXiv 2402.14740; AT-GRPO
-    arXiv 2510.11062; Dr. MAS arXiv 2602.08847 Eq. 5. The formulas of each are in the table of presets.
+    arXiv 2510.11062; Dr. MAS arXiv 2602.08847 Eq. 5; GiGPO arXiv 2505.10978; M-GRPO arXiv 2511.13288. The formulas of
+    each are in docs/estimators.md.
     """
     if rewards.dim() != 1 or not rewards.is_floating_point():
         raise ValueError(f"rewards: expected floating (N,), got {rewards.dtype} {tuple(rewards.shape)}")
-    ids, flags = torch.int64, torch.bool
-    for name, tensor, dtype in (
-        ("groups", groups, ids),
-        ("units", units, ids),
-        ("agents", agents, ids),
-        ("valid", valid, flags),
-    ):
-        if tensor is not None and (tensor.shape != rewards.shape or tensor.dtype != dtype):
-            found = f"{tensor.dtype} {tuple(tensor.shape)}"
-            raise ValueError(f"{name}: expected {dtype} ({len(rewards)},), got {found}")
-    if (units is not None) != (spec.unit == "trajectory"):
-        found = "missing" if units is None else "given"
-        raise ValueError(f"units: {found}, but estimator {spec.name!r} has unit {spec.unit!r}")
-    if (agents is not None) != ("agent" in spec.scopes):
-        found, has = ("missing", "has") if agents is None else ("given", "has not")
-        raise ValueError(f"agents: {found}, but estimator {spec.name!r} {has} the scope 'agent'")
+    rows = RowInputs(units, agents, left, anchors, mains)
+    _check_inputs(rewards, {"groups": groups, **rows._asdict(), "valid": valid}, spec)
 
     # float64 throughout: a large common offset leaves no digits for the spread in float32.
     values = rewards.detach().double()
     if valid is not None:
         values, groups = values[valid], groups[valid]
-        units = None if units is None else units[valid]
-        agents = None if agents is None else agents[valid]
+        rows = RowInputs(*(None if ids is None else ids[valid] for ids in rows))
     finite = values.isfinite()
     if not bool(finite.all()):
         raise ValueError(f"rewards: {values[~finite][0].item()} is not finite")
 
-    if units is None:
-        scopes = {"group": groups, "agent": groups if agents is None else _pairs(groups, agents)}
-        same = spec.scale == "none" or spec.scale_scope == spec.center_scope
-        scale_groups = None if same else scopes[spec.scale_scope]
-        result = _standardise(values, scopes[spec.center_scope], spec, scale_groups).to(rewards.dtype)
-    else:
-        values, groups, unit_of_row = _collapse(values, groups, units)
-        result = _standardise(values, groups, spec).to(rewards.dtype)[unit_of_row]
+    result = _first_term(values, groups, spec, rows)
+    if spec.step_weight:
+        result = result + spec.step_weight * _second_term(values, groups, spec, rows)
+    result = result.to(rewards.dtype)
     return result if valid is None else torch.zeros_like(rewards).masked_scatter_(valid, result)
+
+
+def _check_inputs(rewards: Tensor, inputs: Mapping[str, Tensor | None], spec: EstimatorSpec) -> None:
+    for name, tensor in inputs.items():
+        dtype = torch.bool if name in ("valid", "mains") else torch.int64
+        if tensor is not None and (tensor.shape != rewards.shape or tensor.dtype != dtype):
+            found = f"{tensor.dtype} {tuple(tensor.shape)}"
+            raise ValueError(f"{name}: expected {dtype} ({len(rewards)},), got {found}")
+    if spec.agents:
+        raise ValueError(f"spec: {spec.name!r} changes single agents ({', '.join(spec.agents)}); pass one spec a call")
+    needs = spec.needs
+    needed = {
+        "units": "trajectory" in needs,
+        "agents": "agent" in needs,
+        "left": "left" in needs,
+        "anchors": "anchor" in needs,
+        "mains": spec.unit == "call",
+    }
+    for name, wanted in needed.items():
+        if wanted != (inputs[name] is not None):
+            found, has = ("missing", "needs") if wanted else ("given", "has no use for")
+            raise ValueError(f"{name}: {found}, but estimator {spec.name!r} {has} them")
+    if spec.unit == "call" and spec.sub_calls is None:
+        raise ValueError(f"spec: {spec.name!r} has no sub_calls")
+
+
+def _first_term(values: Tensor, groups: Tensor, spec: EstimatorSpec, rows: RowInputs) -> Tensor:
+    """The advantages of float64 values by everything in `spec` but its step fields: (N,)."""
+    if spec.unit == "trajectory":
+        assert rows.units is not None
+        values, groups, unit_of_row = _collapse(values, groups, rows.units)
+        return _standardise(values, groups, spec)[unit_of_row]
+    scopes = {"group": groups, "agent": groups if rows.agents is None else _pairs(groups, rows.agents)}
+    same = spec.scale == "none" or spec.scale_scope == spec.center_scope
+    scale_groups = None if same else scopes[spec.scale_scope]
+    if spec.unit == "row":
+        return _standardise(values, scopes[spec.center_scope], spec, scale_groups)
+    weights, copies = _aligned(values, spec, rows)
+    return copies * _standardise(values, scopes[spec.center_scope], spec, scale_groups, weights)
+
+
+def _second_term(values: Tensor, groups: Tensor, spec: EstimatorSpec, rows: RowInputs) -> Tensor:
+    """Each row's discounted outcome against those of the rows that answer the same prompt: (N,), 0 where none does."""
+    assert rows.left is not None and rows.anchors is not None
+    same_prompt = _pairs(groups, rows.anchors)
+    if spec.step_scope == "agent":
+        assert rows.agents is not None
+        same_prompt = _pairs(same_prompt, rows.agents)
+    # The reward is paid at the episode's last decision, so this is all that is left of it here.
+    returns = values * torch.pow(spec.step_gamma, rows.left.double())
+    return _standardise(returns, same_prompt, replace(spec, singleton="zero"))
+
+
+def _aligned(values: Tensor, spec: EstimatorSpec, rows: RowInputs) -> tuple[Tensor, Tensor]:
+    """Each row's weight in the statistics, and the copies of it that are trained on: (N,) float64 each.
+
+    Of the n rows of an episode and agent, every row has D // n copies and the D % n earliest one more: cyclic
+    duplicates where n < D, and the latest rows dropped where n > D. The main agent's are copied once each, and the
+    first of them stands for the episode.
+    """
+    assert rows.units is not None and rows.agents is not None and rows.left is not None and rows.mains is not None
+    assert spec.sub_calls is not None
+    call, total = _dense(_pairs(rows.units, rows.agents))
+    count = torch.bincount(call, minlength=total)
+    # Sorted by episode and agent, then in the order of decisions, whatever the order of the batch.
+    order = rows.left.argsort(descending=True, stable=True)
+    order = order[call[order].argsort(stable=True)]
+    position = torch.empty_like(order)
+    position[order] = torch.arange(len(order), device=order.device) - (count.cumsum(0) - count)[call[order]]
+    number = count[call]
+    copies = spec.sub_calls // number + (position < spec.sub_calls % number)
+    first = rows.mains & (position == 0)
+    differs = rows.mains & (values != _group_min(values, call, total)[call])
+    if bool(differs.any()):
+        unit = rows.units[differs][0].item()
+        raise ValueError(
+            f"units: the main agent's rows of trajectory {unit} have different rewards; it has one outcome"
+        )
+    weights = torch.where(rows.mains, first.to(copies.dtype), copies)
+    return weights.to(values.dtype), torch.where(rows.mains, 1, copies).to(values.dtype)
 
 
 def _collapse(values: Tensor, groups: Tensor, units: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -149,9 +181,16 @@ def _collapse(values: Tensor, groups: Tensor, units: Tensor) -> tuple[Tensor, Te
     return unit_values, unit_groups, unit_of_row
 
 
-def _standardise(values: Tensor, groups: Tensor, spec: EstimatorSpec, scale_groups: Tensor | None = None) -> Tensor:
-    """Apply `spec` to float64 values, each counting once in its group; the scale may be of other groups."""
-    group, size, deviation = _deviations(values, groups)
+def _standardise(
+    values: Tensor,
+    groups: Tensor,
+    spec: EstimatorSpec,
+    scale_groups: Tensor | None = None,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Apply `spec` to float64 values, each counting once, or `weights` times, in its group; the scale may be of other
+    groups."""
+    group, size, deviation = _deviations(values, groups, weights)
     result = values if spec.center == "none" else deviation
     # One factor per group, gathered once: gathers are the larger part of the work.
     factor = torch.ones_like(size)
@@ -159,29 +198,34 @@ def _standardise(values: Tensor, groups: Tensor, spec: EstimatorSpec, scale_grou
         # r_i - (S - r_i) / (n - 1), written with the deviation, which keeps its digits.
         factor = size / (size - 1)
     if scale_groups is not None:
-        scaled_by = _deviations(values, scale_groups)
-        result = result * _over_std(torch.ones_like(scaled_by[1]), scaled_by, spec)[scaled_by[0]]
+        scaled_by = _deviations(values, scale_groups, weights)
+        result = result * _over_std(torch.ones_like(scaled_by[1]), scaled_by, spec, weights)[scaled_by[0]]
     elif spec.scale == "std":
-        factor = _over_std(factor, (group, size, deviation), spec)
+        factor = _over_std(factor, (group, size, deviation), spec, weights)
     # A lone value's factor may be 0 / 0, and 0 * nan is nan: replaced before it is used.
     result = result * torch.where(size > 1, factor, 0.0)[group]
     return torch.where((size == 1)[group], values, result) if spec.singleton == "raw" else result
 
 
-def _deviations(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _deviations(values: Tensor, groups: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Each row's dense group (N,), the groups' sizes (G,), and each row's distance from its group's mean (N,)."""
     group, total = _dense(groups)
-    size = torch.bincount(group, minlength=total).to(values.dtype)
+    size = torch.bincount(group, weights, minlength=total).to(values.dtype)
     # Measured from a member of the group, equal rewards are exactly 0, and so is all that follows. The mean
     # of eight times 0.1 is off by a rounding, which a division by eps = 1e-6 would turn into a signal.
-    relative = values - _group_min(values, group, total)[group]
-    return group, size, relative - (_group_sum(relative, group, total) / size)[group]
+    counted = values if weights is None else values.masked_fill(weights == 0, torch.inf)
+    relative = values - _group_min(counted, group, total)[group]
+    weighted = relative if weights is None else relative * weights
+    return group, size, relative - (_group_sum(weighted, group, total) / size)[group]
 
 
-def _over_std(factor: Tensor, deviations: tuple[Tensor, Tensor, Tensor], spec: EstimatorSpec) -> Tensor:
+def _over_std(
+    factor: Tensor, deviations: tuple[Tensor, Tensor, Tensor], spec: EstimatorSpec, weights: Tensor | None
+) -> Tensor:
     """Divides the groups' factors (G,) by their standard deviations."""
     group, size, deviation = deviations
-    std = (_group_sum(deviation.square(), group, len(size)) / (size - spec.ddof)).sqrt()
+    squares = deviation.square() if weights is None else deviation.square() * weights
+    std = (_group_sum(squares, group, len(size)) / (size - spec.ddof)).sqrt()
     # Without spread, or with one value, there is no scale: what is not centred on that group must not explode.
     return torch.where(std > 0, factor / (std + spec.eps), factor)
 
@@ -219,15 +263,16 @@ def at_grpo_advantage(
 
     Reads from `config` (verl's `algorithm` section: DictConfig, dataclass or None) `at_grpo_estimator` for
     `resolve_spec`, and `norm_adv_by_std_in_grpo`: False takes the scale off the presets `at_grpo` and `grpo`
-    unless the mapping sets `scale` or `scale_scope` itself. verl 0.9.1 gives custom estimators this switch inside
-    `config` only; as a keyword, which verl's own functions have, it goes first. Other keywords are not needed here.
+    unless the mapping, or an agent's in it, sets `scale` or `scale_scope` itself. verl 0.9.1 gives custom estimators
+    this switch inside `config` only; as a keyword, which verl's own functions have, it goes first. Other keywords are
+    not needed here.
 
     Shapes: token_level_rewards (N, L), summed to the reward of the row; response_mask (N, L), a row of zeros
     is padding; index (N,) uid strings, see `split_uid` -> advantages and returns, one tensor (N, L).
 
     Raises:
-        ValueError: `index` missing or of another length, a mask of another shape, a uid without trajectory
-            or agent where the estimator needs one, and whatever `resolve_spec` and `group_advantages` raise.
+        ValueError: `index` missing or of another length, a mask of another shape, a uid without a part that the
+            estimator needs, and whatever `resolve_spec` and `group_advantages` raise.
 
     Source: AT-GRPO arXiv 2510.11062; outcome supervision, GRPO arXiv 2402.03300 section 4.1.2.
     """
@@ -242,10 +287,9 @@ def at_grpo_advantage(
     spec = _configured_spec(config, kwargs.get("norm_adv_by_std_in_grpo"))
     valid = mask.bool().any(dim=-1)
     # Padding leaves before its uid, which is verl's invention, is read.
-    groups, units, agents = _encode_uids(np.asarray(index, dtype=object)[valid.numpy(force=True)], spec)
-    units, agents = (None if ids is None else ids.to(rewards.device) for ids in (units, agents))
+    ids = encode_uids(np.asarray(index, dtype=object)[valid.numpy(force=True)], spec, rewards.device)
     row_rewards = rewards.sum(dim=-1, dtype=torch.float64)
-    real = group_advantages(row_rewards[valid], groups.to(rewards.device), spec, units=units, agents=agents)
+    real = _by_agent(row_rewards[valid], ids, spec)
     advantages = torch.zeros_like(row_rewards).masked_scatter_(valid, real).to(rewards.dtype)
     per_token = advantages.unsqueeze(-1) * mask.to(rewards.dtype)
     return per_token, per_token
@@ -260,31 +304,39 @@ def _configured_spec(config: Any, norm_by_std: bool | None) -> EstimatorSpec:
     spec = resolve_spec(choice)
     if norm_by_std is None:
         norm_by_std = option("norm_adv_by_std_in_grpo", True)
-    explicit = isinstance(choice, Mapping) and ("scale" in choice or "scale_scope" in choice)
-    if not norm_by_std and spec.name in ("at_grpo", "grpo") and not explicit:
-        spec = replace(spec, scale="none")
-    return spec
+    options = choice if isinstance(choice, Mapping) else {}
+    if norm_by_std or spec.name not in ("at_grpo", "grpo") or _sets_scale(options):
+        return spec
+    agents = {
+        agent: own if _sets_scale(options["agents"][agent]) else replace(own, scale="none")
+        for agent, own in spec.agents.items()
+    }
+    return replace(spec, scale="none", agents=agents)
 
 
-def _encode_uids(uids: npt.NDArray[Any], spec: EstimatorSpec) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Group ids of rows and, where the estimator needs them, ids of their trajectories and of their agents."""
-    codes, labels = _factorise(uids)
-    names = [str(label) for label in labels]
-    by_trajectory, by_agent = spec.unit == "trajectory", "agent" in spec.scopes
-    # Distinct labels only, and only if one has a separator: plain verl uids cost nothing here.
-    if not by_trajectory and not by_agent and not any(UID_SEPARATOR in name for name in names):
-        return codes, None, None
-    parts = [split_uid(name) for name in names]
-    for name, part in zip(names, parts, strict=True):
-        if by_trajectory and part.trajectory is None:
-            expected = f"estimator {spec.name!r} needs 'GROUP{UID_SEPARATOR}TRAJECTORY'"
-            raise ValueError(f"index: uid {name!r} names no trajectory; {expected}")
-        if by_agent and part.agent is None:
-            raise ValueError(f"index: uid {name!r} names no agent; estimator {spec.name!r} needs '{_FULL_UID}'")
-    return (
-        encode_groups([part.group for part in parts])[codes],
-        encode_groups([part[:2] for part in parts])[codes] if by_trajectory else None,
-        encode_groups([part.agent for part in parts])[codes] if by_agent else None,
+def _sets_scale(options: Mapping[str, Any]) -> bool:
+    return "scale" in options or "scale_scope" in options
+
+
+def _by_agent(rewards: Tensor, ids: RowIds, spec: EstimatorSpec) -> Tensor:
+    """The advantages of real rows: (N,), each by its agent's spec."""
+    result = _by_spec(rewards, ids, replace(spec, agents={}))
+    for agent, own in spec.agents.items():
+        result = torch.where(ids.of_agent(agent), _by_spec(rewards, ids, own), result)
+    return result
+
+
+def _by_spec(rewards: Tensor, ids: RowIds, spec: EstimatorSpec) -> Tensor:
+    needs = spec.needs
+    return group_advantages(
+        rewards,
+        ids.groups,
+        spec,
+        units=ids.units if "trajectory" in needs else None,
+        agents=ids.agents if "agent" in needs else None,
+        left=ids.left if "left" in needs else None,
+        anchors=ids.anchors if "anchor" in needs else None,
+        mains=ids.of_agent(spec.main_agent) if spec.main_agent is not None else None,
     )
 
 
@@ -303,7 +355,7 @@ def inflation_factors(rewards: Tensor, agents: Sequence[str]) -> dict[str, float
     """
     if rewards.shape != (len(agents),) or not bool(rewards.isfinite().all()):
         raise ValueError(f"rewards: expected ({len(agents)},) finite values, got shape {tuple(rewards.shape)}")
-    codes, names = _factorise(agents)
+    codes, names = factorise(agents)
     codes, total = codes.to(rewards.device), len(names)
     values = rewards.detach().double()
     relative = values - values.min() if total else values

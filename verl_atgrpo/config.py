@@ -56,7 +56,8 @@ class AtGrpoConfig:
     softmax_temperature: float | None = None
     """Temperature of `selection: softmax`, in units of reward."""
     estimator: str | dict[str, Any] = "at_grpo"
-    """A preset of `verl_atgrpo.estimator.PRESETS`, or `{preset: ..., <field>: ...}`."""
+    """A preset of `verl_atgrpo.estimator.PRESETS`, or `{preset: ..., <field>: ..., agents: {<agent>: ...}}`, or
+    `{name: ..., <field>: ...}`; see docs/estimators.md."""
     group_filter: dict[str, Any] | None = None
     """Drops comparison groups that teach nothing: `{}`, or `{min_groups: ..., max_tasks: ...}` to play more tasks in
     their place (see `verl_atgrpo.group_filter`)."""
@@ -137,23 +138,60 @@ class AtGrpoConfig:
 
     def _check_estimator(self) -> None:
         spec = self.spec()
+        self._check_part_of_estimator(spec, f"{SECTION}.estimator={spec.name!r}")
+        for agent, own in spec.agents.items():
+            self._check_part_of_estimator(own, f"{SECTION}.estimator.agents.{agent} ({spec.name!r})")
+
+    def _check_part_of_estimator(self, spec: EstimatorSpec, key: str) -> None:
         if self.scheme == "tree":
             if spec.unit == "trajectory":
+                raise ConfigError(f"{key} compares whole trajectories: use scheme: parallel, or estimator: at_grpo")
+            if spec.unit == "call":
                 raise ConfigError(
-                    f"{SECTION}.estimator={spec.name!r} compares whole trajectories: use scheme: parallel, "
-                    "or estimator: at_grpo"
+                    f"{key} aligns the calls of whole episodes: use scheme: parallel, or estimator: at_grpo"
+                )
+            if spec.step_weight:
+                raise ConfigError(
+                    f"{key}: step_weight={spec.step_weight} looks for equal prompts in different episodes, but with "
+                    "scheme: tree a group has one prompt; use scheme: parallel, or step_weight: 0"
                 )
             if "agent" in spec.scopes:
                 raise ConfigError(
-                    f"{SECTION}.estimator={spec.name!r}: the scope agent has no effect with scheme: tree, where "
-                    "a group has one agent; use scheme: parallel, or estimator: at_grpo"
+                    f"{key}: the scope agent has no effect with scheme: tree, where a group has one agent; use "
+                    "scheme: parallel, or estimator: at_grpo"
                 )
-        elif spec.unit == "row" and "group" in spec.scopes and len(self.policies or {}) > 1:
-            # A policy's update is handed its own agents' rows: the team's mean and std cannot be had from those.
+            return
+        if len(self.policies or {}) < 2:
+            return
+        # A policy's update is handed its own agents' rows: the team's mean and std cannot be had from those.
+        sees = f"each of several policies ({', '.join(self.policies or {})}) sees its own agents' only"
+        if spec.unit != "trajectory" and "group" in spec.scopes:
             raise ConfigError(
-                f"{SECTION}.estimator={spec.name!r} compares the rows of all agents of a task, but each of several "
-                f"policies ({', '.join(self.policies or {})}) sees its own agents' only: use estimator: dr_mas as it "
-                "stands (per agent), estimator: mas_grpo, or one policy"
+                f"{key} compares the rows of all agents of a task, but {sees}: use estimator: dr_mas as it stands "
+                "(per agent), estimator: mas_grpo, or one policy"
+            )
+        if spec.step_weight and spec.step_scope == "group":
+            raise ConfigError(
+                f"{key} compares all rows with the same prompt, whoever answers, but {sees}: use step_scope: agent, "
+                "or one policy"
+            )
+
+    def check_estimator_agents(self, env: Environment) -> None:
+        """Raises ConfigError if the estimator names agents that the environment has not."""
+        spec = self.spec()
+        key = f"{SECTION}.estimator"
+        known = f"an agent of {self.environment['name']!r}: it has {', '.join(env.agents)}"
+        for agent in spec.agents:
+            if agent not in env.agents:
+                raise ConfigError(f"{key}.agents.{agent} is not {known}")
+        if spec.main_agent is None:
+            return
+        if spec.main_agent not in env.agents:
+            raise ConfigError(f"{key}.main_agent={spec.main_agent!r} is not {known}")
+        if len(env.agents) == 1:
+            raise ConfigError(
+                f"{key}.sub_calls={spec.sub_calls} has no effect: {spec.main_agent!r} is the only agent of "
+                f"{self.environment['name']!r}; use estimator: mas_grpo"
             )
 
     def spec(self) -> EstimatorSpec:

@@ -5,18 +5,19 @@ The arithmetic itself is in `advantage`. Nothing here imports verl or torch.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 CONFIG_KEY = "at_grpo.estimator"
 """The key a user sets; every configuration error names it."""
 
-Unit = Literal["row", "trajectory"]
+Unit = Literal["row", "trajectory", "call"]
 Center = Literal["mean", "leave_one_out", "none"]
 Scale = Literal["std", "none"]
 Singleton = Literal["zero", "raw"]
 Scope = Literal["group", "agent"]
+Need = Literal["trajectory", "agent", "left", "anchor"]
 
 _CHOICES = {
     "unit": Unit,
@@ -25,6 +26,7 @@ _CHOICES = {
     "singleton": Singleton,
     "center_scope": Scope,
     "scale_scope": Scope,
+    "step_scope": Scope,
 }
 
 
@@ -38,11 +40,12 @@ class EstimatorSpec:
     """
 
     name: str
-    """The preset this came from, so that logs and verl's own switches can tell estimators apart."""
+    """The preset this came from, or its own name, so that logs and verl's own switches can tell estimators apart."""
 
     unit: Unit = "row"
     """What a group counts. "trajectory": one value per episode, because a shared outcome repeated on every
-    row would weigh an episode by its number of turns."""
+    row would weigh an episode by its number of turns. "call": one value per episode for `main_agent`, and for every
+    other agent `sub_calls` values per episode in which it acted, as if its rows had been copied or dropped."""
 
     center: Center = "mean"
     """The baseline. "leave_one_out" keeps a row's own reward out of it, so that the gradient is unbiased."""
@@ -58,7 +61,7 @@ class EstimatorSpec:
 
     singleton: Singleton = "zero"
     """What a group of one gets. It has nothing to be compared with, so "zero"; "raw" passes its reward on,
-    as verl does, and turns every lone positive reward into a push."""
+    as verl does, and turns every lone positive reward into a push. The step term gives it 0 in any case."""
 
     center_scope: Scope = "group"
     """Whose rows the baseline is of: the whole group's, or, of these, the row's own agent's. A row alone there is a
@@ -67,32 +70,102 @@ class EstimatorSpec:
     scale_scope: Scope = "group"
     """Whose rows the divisor is of. Where they have no spread there is no scale: a row keeps its centred value."""
 
+    main_agent: str | None = None
+    """The agent whose episodes count once, with unit "call"."""
+
+    sub_calls: int | None = None
+    """D, the values that an episode has of every other agent, with unit "call"."""
+
+    step_weight: float = 0.0
+    """w of a second term, added w times: the row's discounted outcome against those of the group's rows that answer
+    the same prompt, with the same centre, scale, ddof and eps."""
+
+    step_gamma: float = 1.0
+    """Discount of the outcome for every decision that the episode took after the row's, in the second term."""
+
+    step_scope: Scope = "group"
+    """Which rows with the same prompt the second term compares: the whole group's, or the row's own agent's."""
+
+    agents: Mapping[str, "EstimatorSpec"] = field(default_factory=dict)
+    """What the rows of single agents get instead. An agent's spec still takes its statistics over the rows that its
+    own fields say, other agents' included."""
+
     def __post_init__(self) -> None:
-        for field, choices in _CHOICES.items():
-            value, valid = getattr(self, field), get_args(choices)
+        for key, choices in _CHOICES.items():
+            value, valid = getattr(self, key), get_args(choices)
             if value not in valid:
-                raise ValueError(f"{CONFIG_KEY}.{field}: {value!r} is not one of {', '.join(valid)}")
+                _refuse(key, f"{value!r} is not one of {', '.join(valid)}")
         # A bool passes for an int; a larger ddof would make a pair of rows divide by zero.
         if isinstance(self.ddof, bool) or self.ddof not in (0, 1):
-            raise ValueError(f"{CONFIG_KEY}.ddof: {self.ddof!r} is not one of 0, 1")
-        number = isinstance(self.eps, int | float) and not isinstance(self.eps, bool)
-        if not number or not math.isfinite(self.eps) or self.eps < 0:
-            raise ValueError(f"{CONFIG_KEY}.eps: {self.eps!r} is not a finite number >= 0")
+            _refuse("ddof", f"{self.ddof!r} is not one of 0, 1")
+        for key in ("eps", "step_weight"):
+            value = getattr(self, key)
+            if not _finite(value) or value < 0:
+                _refuse(key, f"{value!r} is not a finite number >= 0")
+        if not _finite(self.step_gamma) or not 0 < self.step_gamma <= 1:
+            _refuse("step_gamma", f"{self.step_gamma!r} is not a number above 0 and at most 1")
+        if self.main_agent is not None and not (isinstance(self.main_agent, str) and self.main_agent.isidentifier()):
+            _refuse("main_agent", f"{self.main_agent!r} is not an agent's name")
+        number = self.sub_calls
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            _refuse("sub_calls", f"{number!r} is not a whole number >= 1")
+        self._refuse_without_effect()
+        self._refuse_without_sense()
+
+    def _refuse_without_effect(self) -> None:
         if self.scale == "none" and self.scale_scope != "group":
-            raise ValueError(
-                f"{CONFIG_KEY}.scale_scope: {self.scale_scope!r} has no effect with scale: none; "
-                "set scale_scope: group"
-            )
+            _refuse("scale_scope", f"{self.scale_scope!r} has no effect with scale: none; set scale_scope: group")
+        for key in ("main_agent", "sub_calls"):
+            if self.unit != "call" and getattr(self, key) is not None:
+                _refuse(key, f"{getattr(self, key)!r} has no effect with unit: {self.unit}; set unit: call")
+        for key, neutral in (("step_gamma", 1), ("step_scope", "group")):
+            if self.step_weight == 0 and getattr(self, key) != neutral:
+                value = f"{getattr(self, key)!r} has no effect with step_weight: 0"
+                _refuse(key, f"{value}; set {key}: {neutral}, or a step_weight above 0")
+
+    def _refuse_without_sense(self) -> None:
         if self.unit == "trajectory" and "agent" in self.scopes:
-            raise ValueError(
-                f"{CONFIG_KEY}.unit: 'trajectory' counts episodes, but the scope agent counts an agent's rows; "
-                "set unit: row"
+            _refuse(
+                "unit",
+                "'trajectory' counts episodes, but the scope agent counts an agent's rows; set unit: row",
             )
+        if self.unit != "call":
+            return
+        if self.center == "leave_one_out":
+            _refuse(
+                "center", "'leave_one_out' leaves out a copy and keeps its twins with unit: call; set center: mean"
+            )
+        if self.singleton == "raw":
+            _refuse("singleton", "'raw' has no meaning with unit: call, where a row has copies; set singleton: zero")
+        if self.step_weight:
+            _refuse("step_weight", f"{self.step_weight!r} cannot be had with unit: call; set unit: trajectory or row")
 
     @property
     def scopes(self) -> frozenset[Scope]:
-        """Whose statistics it uses."""
+        """Whose statistics it uses; those of the second term are not meant."""
         return frozenset((self.center_scope, self.scale_scope) if self.scale == "std" else (self.center_scope,))
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What a row's uid must tell beside its group."""
+        needs: set[Need] = set()
+        if self.unit == "trajectory":
+            needs.add("trajectory")
+        if self.unit == "call":
+            needs |= {"trajectory", "agent", "left"}
+        if self.step_weight:
+            needs |= {"left", "anchor"}
+        if "agent" in (*self.scopes, self.step_scope) or self.agents:
+            needs.add("agent")
+        return frozenset(needs.union(*(spec.needs for spec in self.agents.values())))
+
+
+def _refuse(key: str, why: str) -> NoReturn:
+    raise ValueError(f"{CONFIG_KEY}.{key}: {why}")
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 PRESETS: Mapping[str, EstimatorSpec] = MappingProxyType(
@@ -103,29 +176,86 @@ PRESETS: Mapping[str, EstimatorSpec] = MappingProxyType(
         "rloo": EstimatorSpec(name="rloo", center="leave_one_out", scale="none"),
         "mas_grpo": EstimatorSpec(name="mas_grpo", unit="trajectory"),
         "dr_mas": EstimatorSpec(name="dr_mas", center_scope="agent", scale_scope="agent"),
+        "gigpo": EstimatorSpec(name="gigpo", unit="trajectory", step_weight=1.0, step_gamma=0.95),
+        "m_grpo": EstimatorSpec(name="m_grpo", unit="call", ddof=0, center_scope="agent", scale_scope="agent"),
     }
 )
 """Published estimators. `at_grpo` and `grpo` share their arithmetic and differ in the rows' group key.
 
 The ablation of `dr_mas`, (mu, s), (mu_k, s), (mu, s_k) and (mu_k, s_k), is its two scopes set to `group` or `agent`.
-All four count rows; a baseline that counts trajectories is `mas_grpo`.
+All four count rows; a baseline that counts trajectories is `mas_grpo`. `m_grpo` is complete only with `main_agent` and
+`sub_calls`, which nobody else can choose.
 """
 
-_KEYS = ("preset", *(field.name for field in fields(EstimatorSpec) if field.name != "name"))
+_FIELDS = tuple(item.name for item in fields(EstimatorSpec) if item.name not in ("name", "agents"))
+_OF_AN_AGENT = tuple(name for name in _FIELDS if name != "main_agent")
 
 
-def resolve_spec(name_or_mapping: str | Mapping[str, Any]) -> EstimatorSpec:
-    """Turn the configured estimator, a preset or `{preset: <name>, <field>: <value>, ...}`, into a spec.
+def resolve_spec(choice: str | Mapping[str, Any]) -> EstimatorSpec:
+    """Turns the configured estimator into a spec.
+
+    Args:
+        choice: a preset, or `{preset: <name>, <field>: <value>, ...}`, or, for one of one's own,
+            `{name: <name>, <field>: <value>, ...}`; in either, `agents: {<agent>: {<field>: <value>, ...}}` says what
+            differs for single agents.
 
     Raises:
-        ValueError: unknown preset, unknown key, or a value outside its choices; one line with the config
-            key, the bad value and the valid ones.
+        ValueError: unknown preset, unknown key, a value outside its choices, one that is missing or without effect;
+            one line with the config key, the bad value and the valid ones.
     """
-    options = dict(name_or_mapping if isinstance(name_or_mapping, Mapping) else {"preset": name_or_mapping})
-    for key in options:
-        if key not in _KEYS:
-            raise ValueError(f"{CONFIG_KEY}: unknown key {key!r}; valid keys: {', '.join(_KEYS)}")
-    preset = options.pop("preset", None)
-    if not isinstance(preset, str) or preset not in PRESETS:
-        raise ValueError(f"{CONFIG_KEY}: unknown preset {preset!r}; valid presets: {', '.join(PRESETS)}")
-    return replace(PRESETS[preset], **options)
+    options = dict(choice if isinstance(choice, Mapping) else {"preset": choice})
+    base = _base(options)
+    overrides = options.pop("agents", None)
+    _check_keys(options, CONFIG_KEY, _FIELDS, ("preset", "name", *_FIELDS, "agents"))
+    spec = _complete(replace(base, **options))
+    if overrides is None:
+        return spec
+    if not isinstance(overrides, Mapping) or not overrides:
+        _refuse("agents", f"{overrides!r} is not a mapping of agents to fields, such as {{planner: {{scale: none}}}}")
+    return replace(spec, agents={str(agent): _of_agent(spec, str(agent), own) for agent, own in overrides.items()})
+
+
+def _base(options: dict[str, Any]) -> EstimatorSpec:
+    """Takes `preset` or `name` out of the options and returns what the rest of them changes."""
+    name, preset = options.pop("name", None), options.pop("preset", None)
+    if name is None:
+        if not isinstance(preset, str) or preset not in PRESETS:
+            raise ValueError(
+                f"{CONFIG_KEY}: unknown preset {preset!r}; valid presets: {', '.join(PRESETS)} "
+                "(or name: <a name of your own>, and fields)"
+            )
+        return PRESETS[preset]
+    if preset is not None:
+        _refuse("name", f"{name!r} has no effect beside preset: {preset}; remove one of them")
+    if not isinstance(name, str) or not name:
+        _refuse("name", f"{name!r} is not a text")
+    if name in PRESETS:
+        _refuse("name", f"{name!r} is a preset; use preset: {name}, or a name that is not one of {', '.join(PRESETS)}")
+    return EstimatorSpec(name=name)
+
+
+def _check_keys(options: Mapping[str, Any], key: str, valid: tuple[str, ...], named: tuple[str, ...]) -> None:
+    for option in options:
+        if option not in valid:
+            raise ValueError(f"{key}: unknown key {option!r}; valid keys: {', '.join(named)}")
+
+
+def _complete(spec: EstimatorSpec) -> EstimatorSpec:
+    for option in ("main_agent", "sub_calls"):
+        if spec.unit == "call" and getattr(spec, option) is None:
+            _refuse(option, f"missing; {spec.name!r} (unit: call) needs main_agent: <agent> and sub_calls: <number>")
+    return spec
+
+
+def _of_agent(spec: EstimatorSpec, agent: str, options: Any) -> EstimatorSpec:
+    key = f"{CONFIG_KEY}.agents.{agent}"
+    if not isinstance(options, Mapping) or not options:
+        raise ValueError(f"{key}: {options!r} is not a mapping of fields; valid keys: {', '.join(_OF_AN_AGENT)}")
+    _check_keys(options, key, _OF_AN_AGENT, _OF_AN_AGENT)
+    if agent == spec.main_agent and "sub_calls" in options:
+        raise ValueError(f"{key}.sub_calls: {options['sub_calls']!r} has no effect for the main agent; remove it")
+    try:
+        return _complete(replace(spec, **options))
+    except ValueError as error:
+        # A spec knows its fields, not where in the configuration they stood.
+        raise ValueError(key + str(error).removeprefix(CONFIG_KEY)) from None

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl_atgrpo import compat, platform_choice
 from verl_atgrpo.config import SECTION, AtGrpoConfig, ConfigError, check_disjoint
 from verl_atgrpo.environment import Environment
+from verl_atgrpo.estimator import resolve_spec
 from verl_atgrpo.policy_config import EXPANDED, SHARED, PolicyConfigError, expanded, job_of
 
 MODE = "at_grpo"
@@ -120,6 +121,16 @@ def _check_plain_job(config: DictConfig) -> None:
             f"actor_rollout_ref.rollout.n={config.actor_rollout_ref.rollout.n}: algorithm.adv_estimator={ESTIMATOR} "
             "compares the answers to one prompt, so it needs at least 2"
         )
+    choice = OmegaConf.select(config, "algorithm.at_grpo_estimator")
+    try:
+        spec = resolve_spec(ESTIMATOR if choice is None else choice)
+    except ValueError as error:
+        raise ConfigError(f"algorithm.at_grpo_estimator: {error}") from error
+    if spec.needs:
+        raise ConfigError(
+            f"algorithm.at_grpo_estimator={spec.name!r} compares episodes, agents or prompts, which only rows of "
+            f"a team tell apart: set trainer.v1.trainer_mode={MODE}, or use one of at_grpo, grpo, dr_grpo, rloo"
+        )
 
 
 def _check_team_job(config: DictConfig) -> Environment:
@@ -167,6 +178,7 @@ def _check_team_job(config: DictConfig) -> Environment:
         raise ConfigError(f"trainer.resume_mode={config.trainer.resume_mode}: use disable, auto or resume_path")
     environment = settings.make_environment()
     settings.validation_policies_of(environment)
+    settings.check_estimator_agents(environment)
     settings.check_devices(config.trainer.n_gpus_per_node)
     _check_policies(config, settings)
     settings.check_tasks(environment, data.train_batch_size)

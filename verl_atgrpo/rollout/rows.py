@@ -6,12 +6,13 @@ compared, its tags carry what the metrics need.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from verl_atgrpo.advantage import AGENT_SEPARATOR, UID_SEPARATOR
+from verl_atgrpo.estimator import Need
 from verl_atgrpo.team import EpisodeRecord, Generation
+from verl_atgrpo.uid import UidParts, anchor_of, join_uid
 
 
 @dataclass(frozen=True)
@@ -28,22 +29,31 @@ class Row:
     tags: dict[str, Any]
 
 
-def training_rows(uid: str, session: int, record: EpisodeRecord, scheme: str) -> Iterator[Row]:
+def training_rows(
+    uid: str, session: int, record: EpisodeRecord, scheme: str, needs: Collection[Need] = ()
+) -> Iterator[Row]:
     """Yields a row for every candidate of an episode.
 
     `tree`: the group is (episode, agent, turn) and the reward is the candidate's own mixed reward.
     `parallel`: the group is the task, the unit is the episode, and the reward is the shared outcome; the agent is
     named for estimators that compare agents with themselves.
+
+    Args:
+        needs: `EstimatorSpec.needs`, what the estimator reads in a row's uid beside its group. `left` counts the
+            decisions in the order in which they ended.
     """
     index = 0
-    for decision in record.decisions:
+    for position, decision in enumerate(record.decisions):
+        if scheme == "tree":
+            group = f"{uid}.{session}.{decision.agent}.{decision.turn}"
+            parts = UidParts(group, str(session), decision.agent) if "agent" in needs else UidParts(group)
+        else:
+            left = len(record.decisions) - 1 - position if "left" in needs else None
+            anchor = anchor_of(decision.prompt_ids) if "anchor" in needs else None
+            parts = UidParts(uid, str(session), decision.agent, left, anchor)
+        group = join_uid(parts)
         for number, candidate in enumerate(decision.candidates):
-            if scheme == "tree":
-                group = f"{uid}.{session}.{decision.agent}.{decision.turn}"
-                reward = candidate.reward
-            else:
-                group = f"{uid}{UID_SEPARATOR}{session}{AGENT_SEPARATOR}{decision.agent}"
-                reward = record.outcome.team_reward
+            reward = candidate.reward if scheme == "tree" else record.outcome.team_reward
             tags = {
                 "agent": decision.agent,
                 "turn": decision.turn,

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from verl_atgrpo.advantage import inflation_factors, split_uid
+from verl_atgrpo.advantage import inflation_factors
+from verl_atgrpo.uid import split_uid
 
 Tags = Mapping[str, Any]
 _PROBS_DIFF = "training/rollout_probs_diff_max"

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from transfer_queue import KVBatchMeta
 
-from verl_atgrpo.advantage import at_grpo_advantage, split_uid
+from verl_atgrpo.advantage import at_grpo_advantage
 from verl_atgrpo.group_filter import GroupFilter
+from verl_atgrpo.uid import split_uid
 
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "WARN"))

@@ -1,0 +1,33 @@
+"""docs/estimators.md names every preset and every field, and what it shows would be accepted."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from verl_atgrpo.estimator import PRESETS, EstimatorSpec
+
+TEXT = (Path(__file__).parents[1] / "docs" / "estimators.md").read_text()
+
+
+def first_cells(heading: str) -> set[str]:
+    section = TEXT.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return {name for row in re.findall(r"(?m)^\| (`[^|]*) \|", section) for name in re.findall(r"`(\w+)`", row)}
+
+
+def test_every_preset_and_every_field_is_documented() -> None:
+    assert first_cells("Presets") == set(PRESETS)
+    assert first_cells("Fields") == {field.name for field in fields(EstimatorSpec)} - {"name"}
+
+
+@pytest.mark.parametrize("example", re.findall(r"(?ms)^```yaml\n(.*?)^```$", TEXT))
+def test_the_documented_examples_are_accepted(example: str) -> None:
+    omegaconf = pytest.importorskip("omegaconf")
+    from verl_atgrpo.config import AtGrpoConfig
+
+    section = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.create(example))["at_grpo"]
+    settings = AtGrpoConfig.from_mapping({"environment": {"name": "plan_path"}, **section})
+    settings.check_estimator_agents(settings.make_environment())

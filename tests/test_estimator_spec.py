@@ -1,0 +1,181 @@
+"""What a configured estimator may be, and what the messages say where it may not."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from verl_atgrpo.estimator import PRESETS, EstimatorSpec, resolve_spec
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            "gae",
+            r"^at_grpo\.estimator: unknown preset 'gae'; "
+            r"valid presets: at_grpo, grpo, dr_grpo, rloo, mas_grpo, dr_mas, gigpo, m_grpo "
+            r"\(or name: <a name of your own>, and fields\)$",
+        ),
+        (None, r"^at_grpo\.estimator: unknown preset None; valid presets: at_grpo, "),
+        ({"scale": "std"}, r"^at_grpo\.estimator: unknown preset None; valid presets: at_grpo, "),
+        (
+            {"preset": "grpo", "centre": "mean"},
+            r"^at_grpo\.estimator: unknown key 'centre'; "
+            r"valid keys: preset, name, unit, center, scale, ddof, eps, singleton, center_scope, scale_scope, "
+            r"main_agent, sub_calls, step_weight, step_gamma, step_scope, agents$",
+        ),
+        (
+            {"preset": "grpo", "name": "mine"},
+            r"^at_grpo\.estimator\.name: 'mine' has no effect beside preset: grpo; remove one of them$",
+        ),
+        (
+            {"preset": "grpo", "unit": "token"},
+            r"^at_grpo\.estimator\.unit: 'token' is not one of row, trajectory, call$",
+        ),
+        (
+            {"preset": "grpo", "center": 0},
+            r"^at_grpo\.estimator\.center: 0 is not one of mean, leave_one_out, none$",
+        ),
+        ({"preset": "grpo", "scale": None}, r"^at_grpo\.estimator\.scale: None is not one of std, none$"),
+        (
+            {"preset": "grpo", "singleton": ["zero"]},
+            r"^at_grpo\.estimator\.singleton: \['zero'\] is not one of zero, raw$",
+        ),
+        (
+            {"preset": "dr_mas", "center_scope": "team"},
+            r"^at_grpo\.estimator\.center_scope: 'team' is not one of group, agent$",
+        ),
+        (
+            {"preset": "dr_mas", "scale_scope": None},
+            r"^at_grpo\.estimator\.scale_scope: None is not one of group, agent$",
+        ),
+        (
+            {"preset": "dr_mas", "scale": "none"},
+            r"^at_grpo\.estimator\.scale_scope: 'agent' has no effect with scale: none; set scale_scope: group$",
+        ),
+        (
+            {"preset": "mas_grpo", "center_scope": "agent"},
+            r"^at_grpo\.estimator\.unit: 'trajectory' counts episodes, .* an agent's rows; set unit: row$",
+        ),
+        ({"preset": "grpo", "ddof": 2}, r"^at_grpo\.estimator\.ddof: 2 is not one of 0, 1$"),
+        ({"preset": "grpo", "ddof": True}, r"^at_grpo\.estimator\.ddof: True is not one of 0, 1$"),
+        ({"preset": "grpo", "eps": -1e-6}, r"^at_grpo\.estimator\.eps: -1e-06 is not a finite number >= 0$"),
+        ({"preset": "grpo", "eps": "1e-6"}, r"^at_grpo\.estimator\.eps: '1e-6' is not a finite number >= 0$"),
+    ],
+)
+def test_invalid_config_names_key_value_and_choices(value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        resolve_spec(value)
+
+
+def test_valid_config() -> None:
+    assert resolve_spec("rloo") == PRESETS["rloo"]
+    mapping: Mapping[str, Any] = {"preset": "grpo", "singleton": "raw", "eps": 0}
+    assert resolve_spec(mapping) == EstimatorSpec(name="grpo", singleton="raw", eps=0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        PRESETS["grpo"].eps = 1.0  # type: ignore[misc]
+
+
+# --- of one's own, and of single agents
+
+
+def test_a_spec_without_a_preset() -> None:
+    own = {"name": "mine", "center": "leave_one_out", "scale": "std", "ddof": 0}
+    assert resolve_spec(own) == EstimatorSpec(name="mine", center="leave_one_out", ddof=0)
+    assert resolve_spec({"name": "mine"}) == dataclasses.replace(PRESETS["at_grpo"], name="mine")
+    full = {"name": "mine", "unit": "call", "main_agent": "a", "sub_calls": 3, "agents": {"b": {"sub_calls": 1}}}
+    assert resolve_spec(full).agents["b"].sub_calls == 1
+
+
+def test_needs_are_those_of_all_agents() -> None:
+    assert {name: spec.needs for name, spec in PRESETS.items()} == {
+        **dict.fromkeys(["at_grpo", "grpo", "dr_grpo", "rloo"], frozenset()),
+        "mas_grpo": {"trajectory"},
+        "dr_mas": {"agent"},
+        "gigpo": {"trajectory", "left", "anchor"},
+        "m_grpo": {"trajectory", "agent", "left"},
+    }
+    assert resolve_spec({"preset": "gigpo", "step_scope": "agent"}).needs >= {"agent"}
+    assert resolve_spec({"preset": "grpo", "agents": {"a": {"ddof": 0}}}).needs == {"agent"}
+    assert resolve_spec({"preset": "grpo", "agents": {"a": {"unit": "trajectory"}}}).needs == {"agent", "trajectory"}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            {"name": "grpo", "scale": "none"},
+            r"\.name: 'grpo' is a preset; use preset: grpo, or a name that is not one",
+        ),
+        ({"name": ""}, r"\.name: '' is not a text$"),
+        ({"name": 3}, r"\.name: 3 is not a text$"),
+        ({"name": "mine", "centre": "mean"}, r": unknown key 'centre'; valid keys: preset, name, unit, center,"),
+        ({"preset": "gigpo", "step_weight": -1}, r"\.step_weight: -1 is not a finite number >= 0$"),
+        ({"preset": "gigpo", "step_weight": True}, r"\.step_weight: True is not a finite number >= 0$"),
+        ({"preset": "gigpo", "step_gamma": 0}, r"\.step_gamma: 0 is not a number above 0 and at most 1$"),
+        ({"preset": "gigpo", "step_gamma": 1.5}, r"\.step_gamma: 1.5 is not a number above 0 and at most 1$"),
+        ({"preset": "gigpo", "step_scope": "task"}, r"\.step_scope: 'task' is not one of group, agent$"),
+        (
+            {"preset": "gigpo", "step_weight": 0},
+            r"\.step_gamma: 0.95 has no effect with step_weight: 0; set step_gamma: 1, or a step_weight above 0$",
+        ),
+        ({"preset": "grpo", "step_scope": "agent"}, r"\.step_scope: 'agent' has no effect with step_weight: 0; set "),
+        ({"preset": "grpo", "main_agent": "a"}, r"\.main_agent: 'a' has no effect with unit: row; set unit: call$"),
+        (
+            {"preset": "mas_grpo", "sub_calls": 2},
+            r"\.sub_calls: 2 has no effect with unit: trajectory; set unit: call$",
+        ),
+        (
+            "m_grpo",
+            r"\.main_agent: missing; 'm_grpo' \(unit: call\) needs main_agent: <agent> and sub_calls: <number>$",
+        ),
+        ({"preset": "m_grpo", "main_agent": "a"}, r"\.sub_calls: missing; 'm_grpo' \(unit: call\) needs main_agent:"),
+        ({"preset": "m_grpo", "main_agent": "a b", "sub_calls": 2}, r"\.main_agent: 'a b' is not an agent's name$"),
+        ({"preset": "m_grpo", "main_agent": "a", "sub_calls": 0}, r"\.sub_calls: 0 is not a whole number >= 1$"),
+        ({"preset": "m_grpo", "main_agent": "a", "sub_calls": 2.0}, r"\.sub_calls: 2.0 is not a whole number >= 1$"),
+        (
+            {"preset": "m_grpo", "main_agent": "a", "sub_calls": 2, "center": "leave_one_out"},
+            r"\.center: 'leave_one_out' leaves out a copy and keeps its twins with unit: call; set center: mean$",
+        ),
+        (
+            {"preset": "m_grpo", "main_agent": "a", "sub_calls": 2, "singleton": "raw"},
+            r"\.singleton: 'raw' has no meaning with unit: call, where a row has copies; set singleton: zero$",
+        ),
+        (
+            {"preset": "m_grpo", "main_agent": "a", "sub_calls": 2, "step_weight": 1},
+            r"\.step_weight: 1 cannot be had with unit: call; set unit: trajectory or row$",
+        ),
+        ({"preset": "grpo", "agents": {}}, r"\.agents: \{\} is not a mapping of agents to fields, such as \{planner:"),
+        ({"preset": "grpo", "agents": "tool"}, r"\.agents: 'tool' is not a mapping of agents to fields"),
+        ({"preset": "grpo", "agents": {"a": {}}}, r"\.agents\.a: \{\} is not a mapping of fields; valid keys: unit, "),
+        ({"preset": "grpo", "agents": {"a": "rloo"}}, r"\.agents\.a: 'rloo' is not a mapping of fields; valid keys: "),
+        (
+            {"preset": "grpo", "agents": {"a": {"preset": "rloo"}}},
+            r"\.agents\.a: unknown key 'preset'; valid keys: unit",
+        ),
+        ({"preset": "grpo", "agents": {"a": {"agents": {}}}}, r"\.agents\.a: unknown key 'agents'; valid keys: unit"),
+        ({"preset": "grpo", "agents": {"a": {"scale": "sd"}}}, r"\.agents\.a\.scale: 'sd' is not one of std, none$"),
+        (
+            {"preset": "dr_grpo", "agents": {"a": {"scale_scope": "agent"}}},
+            r"\.agents\.a\.scale_scope: 'agent' has no effect with scale: none; set scale_scope: group$",
+        ),
+        (
+            {"preset": "grpo", "agents": {"a": {"unit": "call", "sub_calls": 2}}},
+            r"\.agents\.a\.main_agent: missing; 'grpo' \(unit: call\) needs main_agent: ",
+        ),
+        (
+            {"preset": "m_grpo", "main_agent": "a", "sub_calls": 2, "agents": {"b": {"main_agent": "b"}}},
+            r"\.agents\.b: unknown key 'main_agent'; valid keys: unit, ",
+        ),
+        (
+            {"preset": "m_grpo", "main_agent": "a", "sub_calls": 2, "agents": {"a": {"sub_calls": 3}}},
+            r"\.agents\.a\.sub_calls: 3 has no effect for the main agent; remove it$",
+        ),
+    ],
+)
+def test_what_means_nothing_is_refused_with_one_line(value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^at_grpo\.estimator{message}") as caught:
+        resolve_spec(value)
+    assert "\n" not in str(caught.value)
