@@ -111,7 +111,8 @@ def figures(rows: Sequence[EpisodeRow], ks: Sequence[int] | None = None, seed: i
 
     Args:
         rows: its episodes.
-        ks: the k of pass@k; None for the powers of two up to the episodes that every task has.
+        ks: the k of pass@k; None for the powers of two up to the episodes that every task has, but for 1: pass@1 is
+            avg@n.
         seed: of the bootstrap.
 
     Raises ValueError if there is no episode, or fewer of a task than a k.
@@ -161,7 +162,7 @@ def _numbers(mine: Sequence[EpisodeRow], ks: Sequence[int], turns: Sequence[int]
 
 
 def _powers_of_two(limit: int) -> list[int]:
-    return [1 << power for power in range(limit.bit_length())]
+    return [1 << power for power in range(1, limit.bit_length())]
 
 
 def _by_seed(rows: Iterable[EpisodeRow]) -> dict[int, float]:
