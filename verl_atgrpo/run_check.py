@@ -210,8 +210,8 @@ def check_memory(where: str, shares: Mapping[str, float], remedy: str) -> None:
     """
     if not platform_choice.wants_cpu() and sum(shares.values()) > _MEMORY:
         raise ConfigError(
-            f"{where}: the servers of all policies share every GPU, but their rollout.gpu_memory_utilization add up to "
-            f"{sum(shares.values()):.2f} ({dict(shares)}), more than {_MEMORY}; {remedy}"
+            f"{where}: the servers of all policies share every GPU, but their rollout.gpu_memory_utilization add up "
+            f"to {sum(shares.values()):.2f} ({dict(shares)}), more than {_MEMORY}; {remedy}"
         )
 
 

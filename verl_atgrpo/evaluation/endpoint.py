@@ -22,8 +22,8 @@ _SHOWN = 300
 class EndpointPolicy:
     """Draws answers by chat completions; 429, 5xx and lost connections are tried again.
 
-    The server sees no ids and shows none: a prompt's ids are the code points of its messages as JSON, which get back to
-    the messages, an answer's are those of its text, and `Generation.usage` has the server's counts.
+    The server sees no ids and shows none: a prompt's ids are the code points of its messages as JSON, from which the
+    messages are read again, an answer's are those of its text, and `Generation.usage` has the server's counts.
     """
 
     def __init__(

@@ -123,14 +123,16 @@ class Engine:
 
         room = self._engine.model_config.max_model_len - len(prompt_ids)
         if room < 1:
-            raise EpisodeFailed("engine", f"a prompt of {len(prompt_ids)} tokens leaves no room in rollout.max_model_len")
+            raise EpisodeFailed(
+                "engine", f"a prompt of {len(prompt_ids)} tokens leaves no room in rollout.max_model_len"
+            )
         params = {**sampling_params, "max_tokens": min(sampling_params["max_tokens"], room)}
         last = None
         try:
-            async for last in self._engine.generate(
+            async for output in self._engine.generate(
                 {"prompt_token_ids": prompt_ids}, SamplingParams(**params), f"{request_id}.{next(self._numbers)}"
             ):
-                pass
+                last = output
         except EngineDeadError as error:
             raise PolicyUnusable(f"vLLM with {self._args['model']} has ended; its last words are above") from error
         if last is None or not last.outputs or last.outputs[0].finish_reason == "abort":

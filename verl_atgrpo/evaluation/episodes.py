@@ -36,9 +36,7 @@ class Lineup:
 
 def wanted(tasks: int, seeds: Sequence[int], episodes: int) -> list[EpisodeKey]:
     """Returns the episodes of an evaluation: every task once, then every task again, seed by seed."""
-    return [
-        EpisodeKey(task, seed, sample) for seed in seeds for sample in range(episodes) for task in range(tasks)
-    ]
+    return [EpisodeKey(task, seed, sample) for seed in seeds for sample in range(episodes) for task in range(tasks)]
 
 
 def pending(keys: Iterable[EpisodeKey], rows: Mapping[EpisodeKey, EpisodeRow]) -> list[EpisodeKey]:

@@ -1,7 +1,7 @@
 """The figures of an evaluation, with bootstrap intervals.
 
-Episodes of one task are not independent of each other, tasks are: so every mean is a mean over tasks of the mean over a
-task's episodes, and the bootstrap draws tasks.
+Episodes of one task are not independent of each other, tasks are: so every mean is a mean over tasks of the mean over
+a task's episodes, and the bootstrap draws tasks.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def pass_at_k(episodes: int, solved: int, k: int) -> float:
     Raises ValueError for another k.
     """
     if not 1 <= k <= episodes:
-        raise ValueError(f"pass@{k} needs at least {k} episodes of every task and k of at least 1, there are {episodes}")
+        raise ValueError(
+            f"pass@{k} needs at least {k} episodes of every task and k of at least 1, there are {episodes}"
+        )
     if episodes - solved < k:
         return 1.0
     # C(n - c, k) / C(n, k) as a product, whose factors do not overflow.
@@ -133,7 +135,9 @@ def figures(rows: Sequence[EpisodeRow], ks: Sequence[int] | None = None, seed: i
         return np.column_stack([*ratios, means[:, 0], means[:, 3:]])
 
     values = statistics(columns.mean(axis=0, keepdims=True))[0]
-    estimates = [Estimate(*map(float, three)) for three in zip(values, *bootstrap(columns, statistics, seed), strict=True)]
+    estimates = [
+        Estimate(*map(float, three)) for three in zip(values, *bootstrap(columns, statistics, seed), strict=True)
+    ]
     answers = sum(agent.decisions for row in rows for agent in row.agents.values())
     return Figures(
         tasks=len(tasks),

@@ -194,7 +194,9 @@ class ResultFile:
     def __enter__(self) -> ResultFile:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         self._file.close()
 
 

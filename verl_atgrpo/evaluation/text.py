@@ -45,7 +45,9 @@ def of_comparison(comparison: Comparison, first: str, second: str) -> str:
         ("tasks better, worse, equal", f"{comparison.better}, {comparison.worse}, {comparison.equal}"),
     ]
     if any(comparison.left_out):
-        lines.append(("tasks left out", f"{comparison.left_out[0]} of the first, {comparison.left_out[1]} of the second"))
+        lines.append(
+            ("tasks left out", f"{comparison.left_out[0]} of the first, {comparison.left_out[1]} of the second")
+        )
     return _table(lines)
 
 
