@@ -229,6 +229,57 @@ def test_more_tasks_than_there_are_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("math_verify")
     for split in ("train", "val"):
         (tmp_path / f"{split}.jsonl").write_text('{"problem": "1+1", "answer": "2"}\n' * 3)
-    files = [f"at_grpo.environment.{split}={{path: {tmp_path}/{split}.jsonl, split: null}}" for split in ("train", "val")]
+    files = [
+        f"at_grpo.environment.{split}={{path: {tmp_path}/{split}.jsonl, split: null}}" for split in ("train", "val")
+    ]
     with pytest.raises(ValueError, match="--tasks 4: the environment has 3"):
         plan("math_qwen3_1p7b", *files, tasks=4, policies=["shared=big@http://h/v1"])
+
+
+# ------------------------------------------------------------ the command
+
+
+@pytest.mark.parametrize("overrides_last", [False, True])
+def test_the_commands_options_arrive(monkeypatch: pytest.MonkeyPatch, overrides_last: bool) -> None:
+    from verl_atgrpo import cli
+    from verl_atgrpo.evaluation import command
+    from verl_atgrpo.evaluation import plan as plans
+
+    seen: list[Any] = []
+    monkeypatch.setattr(command, "evaluate", lambda *given, **named: seen.append((*given, named)) or "figures")
+    options = ["--seeds", "0", "1", "--policy", "a=x/y", "--policy", "b=m@http://h/v1", "--agent", "p=a"]
+    options += ["--episodes", "4", "--k", "1", "4", "--checkpoint", "global_step_3", "--out", "o.jsonl"]
+    overrides = ["at_grpo.val_tasks=5", "trainer.experiment_name=x"]
+    arguments = [*options, *overrides] if overrides_last else [*overrides, *options]
+    assert cli.main(["eval", "--config-name", "sums", *arguments]) == 0
+    asked, out, named = seen[0]
+    assert asked == plans.Options(
+        "sums",
+        overrides,
+        episodes=4,
+        seeds=[0, 1],
+        policies=["a=x/y", "b=m@http://h/v1"],
+        agents=["p=a"],
+        checkpoint=Path("global_step_3"),
+    )
+    assert (str(out), named) == ("o.jsonl", {"ks": [1, 4], "in_flight": 128})
+
+
+def test_figures_of_a_complete_file_need_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole command, with an endpoint that nobody serves: it is not asked."""
+    pytest.importorskip("verl")
+    from verl_atgrpo.evaluation import command
+    from verl_atgrpo.evaluation import plan as plans
+    from verl_atgrpo.evaluation.results import AgentUsage, EpisodeRow, ResultFile
+
+    monkeypatch.setattr(plans, "compose", lambda name, given, _: copy.deepcopy(composed(name, tuple(given))))
+    options = plans.Options("plan_path_cpu", tasks=2, policies=["shared=big@http://h/v1"])
+    for name, second in (("a.jsonl", False), ("b.jsonl", True)):
+        with ResultFile(tmp_path / name, plans.make(options).header, {}) as results:
+            for task, success in enumerate((True, second)):
+                usage = {"planner": AgentUsage("shared", 1, 50, 10, 0)}
+                results.add(EpisodeRow(task, f"f{task}", 0, 0, success, 1.0, {}, 1, 1, usage, None, 0.1))
+    assert "avg@1                                50.0%" in command.evaluate(options, tmp_path / "a.jsonl")
+    assert "+50.0 points" in command.compare(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+    with pytest.raises(ValueError, match="pass@2 needs"):
+        command.evaluate(options, tmp_path / "a.jsonl", ks=[2])
