@@ -154,6 +154,8 @@ def _evaluate(options: argparse.Namespace) -> str:
     from verl_atgrpo.evaluation.command import evaluate
     from verl_atgrpo.evaluation.plan import Options
 
+    for name in ("httpx", "httpx2"):  # a line for every answer of an endpoint; openai 3 uses the second
+        logging.getLogger(name).setLevel(logging.WARNING)
     asked = Options(
         recipe=options.config_name,
         overrides=options.overrides,
