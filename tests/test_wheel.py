@@ -29,6 +29,7 @@ def test_contents(wheel: Path) -> None:
     assert "hydra_plugins/__init__.py" not in names
     for wanted in (
         "verl_atgrpo/environments/plan_path.py",
+        "verl_atgrpo/evaluation/plan.py",
         "verl_atgrpo/models/demonstrations/plan_path.py",
         "verl_atgrpo/recipes/plan_path_cpu.yaml",
         "verl_atgrpo/recipes/team/cpu.yaml",

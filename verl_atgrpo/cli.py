@@ -8,6 +8,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from verl_atgrpo.models.demonstrations import DEMONSTRATORS
 
@@ -47,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     export.add_argument("out", type=Path, help="gets a folder for every policy")
     export.set_defaults(run=_export)
 
+    _add_evaluation(commands)
+
     data = commands.add_parser("data", help="look at the tasks of a recipe")
     data_commands = data.add_subparsers(dest="data_command", required=True)
     check = data_commands.add_parser("check", help="tell which validation tasks are training tasks, or nearly so")
@@ -64,6 +67,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text, failed = said if isinstance(said, tuple) else (said, False)
     _say(text)
     return int(failed)
+
+
+def _add_evaluation(commands: Any) -> None:
+    play = commands.add_parser("eval", help="play a recipe's validation tasks and print the team's figures")
+    play.add_argument("--config-name", required=True, help="the recipe")
+    play.add_argument("--config-dir", type=Path, help="where to look for recipes of your own")
+    play.add_argument("--out", type=Path, required=True, help="the result file (JSON lines), continued if it is there")
+    play.add_argument("--episodes", type=int, help="of every task and seed; without it val_kwargs.n of the recipe")
+    play.add_argument("--tasks", type=int, help="the first so many; without it all of the recipe's")
+    play.add_argument("--seeds", type=int, nargs="+", help="in the place of at_grpo.seed")
+    source = "a folder with a model, a hub's owner/name, or MODEL@http://host/v1[#KEY_VARIABLE]"
+    play.add_argument("--policy", action="append", default=[], metavar="NAME=SOURCE", help=source)
+    play.add_argument("--agent", action="append", default=[], metavar="AGENT=POLICY|SOURCE", help="who plays it")
+    play.add_argument("--checkpoint", type=Path, help="a folder global_step_<n>: its trained policies play")
+    play.add_argument("--k", type=int, nargs="+", help="of pass@k; without it the powers of two that are possible")
+    play.add_argument("--in-flight", type=int, default=128, help="episodes at a time")
+    play.add_argument("overrides", nargs="*", help="as for verl.trainer.main_ppo")
+    play.set_defaults(run=_evaluate)
+
+    compare = commands.add_parser("compare", help="compare two result files of eval, task by task")
+    compare.add_argument("first", type=Path)
+    compare.add_argument("second", type=Path)
+    compare.add_argument("--common", action="store_true", help="on the tasks that both have, if others differ")
+    compare.set_defaults(run=_compare)
 
 
 def _say(text: str) -> None:
@@ -121,6 +148,32 @@ def _export(options: argparse.Namespace) -> str:
     from verl_atgrpo.export import export
 
     return "\n".join(f"{name}: {folder}" for name, folder in export(options.step, options.out).items())
+
+
+def _evaluate(options: argparse.Namespace) -> str:
+    from verl_atgrpo.evaluation.command import evaluate
+    from verl_atgrpo.evaluation.plan import Options
+
+    for name in ("httpx", "httpx2"):  # a line for every answer of an endpoint; openai 3 uses the second
+        logging.getLogger(name).setLevel(logging.WARNING)
+    asked = Options(
+        recipe=options.config_name,
+        overrides=options.overrides,
+        folder=options.config_dir,
+        episodes=options.episodes,
+        tasks=options.tasks,
+        seeds=options.seeds,
+        policies=options.policy,
+        agents=options.agent,
+        checkpoint=options.checkpoint,
+    )
+    return evaluate(asked, options.out, ks=options.k, in_flight=options.in_flight)
+
+
+def _compare(options: argparse.Namespace) -> str:
+    from verl_atgrpo.evaluation.command import compare
+
+    return compare(options.first, options.second, common_only=options.common)
 
 
 def _check_data(options: argparse.Namespace) -> tuple[str, bool]:

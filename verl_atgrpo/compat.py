@@ -11,7 +11,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -112,6 +112,17 @@ CPU_SYMBOLS = (
     Symbol("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer", "BucketedWeightReceiver"),
     Symbol("verl.workers.rollout.vllm_rollout.utils", "vLLMColocateWorkerExtension.update_weights_from_ipc"),
 )
+EVALUATION_SYMBOLS = (
+    Symbol("verl.plugin.platform", "get_platform"),
+    Symbol("verl.workers.rollout.utils", "get_vision_placeholder_token_ids", ("processor",)),
+    Symbol("verl.workers.rollout.replica", "TokenOutput"),
+    Symbol("verl.workers.rollout.vllm_rollout.utils", "build_cli_args_from_config", ("config",)),
+    Symbol(
+        "verl.workers.rollout.vllm_rollout.utils",
+        "vLLMColocateWorkerExtension.monkey_patch_model",
+        ("vocab_size", "banned_token_ids"),
+    ),
+)
 
 
 def check_distributions(rollout: str = "vllm") -> None:
@@ -138,7 +149,15 @@ def check_distributions(rollout: str = "vllm") -> None:
 
 def check_symbols(cpu: bool = False) -> None:
     """Raises CompatError naming every symbol of verl that is not as this plugin needs it."""
-    symbols = SYMBOLS + CPU_SYMBOLS if cpu else SYMBOLS
+    _check_symbols(SYMBOLS + CPU_SYMBOLS if cpu else SYMBOLS)
+
+
+def check_evaluation_symbols() -> None:
+    """Raises CompatError naming every symbol of verl that is not as `evaluation.engine` needs it."""
+    _check_symbols(EVALUATION_SYMBOLS)
+
+
+def _check_symbols(symbols: Sequence[Symbol]) -> None:
     problems = [problem for symbol in symbols if (problem := symbol.problem())]
     if problems:
         raise CompatError(f"verl {importlib.metadata.version('verl')} has changed: {'; '.join(problems)}")

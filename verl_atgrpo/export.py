@@ -33,20 +33,32 @@ def export(step: Path, out: Path) -> dict[str, Path]:
         FileExistsError: a policy's folder in `out` is there already.
         RuntimeError: `verl.model_merger` failed.
     """
-    if not (step / POLICIES_FILE).is_file():
-        raise ValueError(f"{step} has no {POLICIES_FILE}: name a folder global_step_<n> of a complete step")
-    saved: dict[str, str] = json.loads((step / POLICIES_FILE).read_text())
+    saved = trained_policies(step)
     for name in saved:
         if (out / name).exists():
             raise FileExistsError(f"{out / name} is there already: remove it, or name another folder")
     for name, folder in saved.items():
-        _export_policy(step / folder, out / name)
+        _export_policy(folder, out / name)
     return {name: out / name for name in saved}
 
 
+def trained_policies(step: Path) -> dict[str, Path]:
+    """Returns policy -> its folder in the checkpoint `global_step_<n>`; raises ValueError if that is not complete."""
+    if not (step / POLICIES_FILE).is_file():
+        raise ValueError(f"{step} has no {POLICIES_FILE}: name a folder global_step_<n> of a complete step")
+    saved: dict[str, str] = json.loads((step / POLICIES_FILE).read_text())
+    return {name: step / folder for name, folder in saved.items()}
+
+
+def whole_model(policy: Path) -> Path | None:
+    """Returns the Hugging Face model that a policy's folder in a checkpoint holds, or None if it has shards only."""
+    ready = policy / "huggingface"
+    return ready if any(ready.glob("*.safetensors")) else None
+
+
 def _export_policy(source: Path, target: Path) -> None:
-    ready = source / "huggingface"
-    if any(ready.glob("*.safetensors")):
+    ready = whole_model(source)
+    if ready is not None:
         shutil.copytree(ready, target)
         return
     if not (source / "fsdp_config.json").is_file():

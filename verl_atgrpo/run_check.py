@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -89,12 +90,17 @@ def check_cpu_job(config: DictConfig) -> None:
     for name in policies or {SHARED: None}:
         key = f"{SECTION}.policies.{name}" if policies else "actor_rollout_ref"
         settings = job_of(config, name).actor_rollout_ref
-        if settings.rollout.enable_chunked_prefill:
-            raise ConfigError(
-                f"{key}.rollout.enable_chunked_prefill=true: the draws have seeds, and vLLM for CPU fails on seeded "
-                "draws from a prompt in chunks; set it to false"
-            )
+        check_cpu_prefill(key, settings.rollout)
         _check_model(f"{key}.model.path", str(settings.model.path))
+
+
+def check_cpu_prefill(key: str, rollout: DictConfig) -> None:
+    """Raises ConfigError if a `rollout` section, under `key`, has vLLM for CPU split prompts."""
+    if rollout.enable_chunked_prefill:
+        raise ConfigError(
+            f"{key}.rollout.enable_chunked_prefill=true: the draws have seeds, and vLLM for CPU fails on seeded "
+            "draws from a prompt in chunks; set it to false"
+        )
 
 
 def _check_model(key: str, path: str) -> None:
@@ -200,11 +206,22 @@ def _check_policies(config: DictConfig, settings: AtGrpoConfig) -> None:
     for name in names:
         _check_policy(f"{SECTION}.policies.{name}", policies[name], config.data.train_batch_size)
     memory = {name: float(policies[name].rollout.gpu_memory_utilization) for name in names}
-    if settings.placement == "colocated" and not platform_choice.wants_cpu() and sum(memory.values()) > _MEMORY:
+    if settings.placement == "colocated":
+        check_memory(f"{SECTION}.placement=colocated", memory, "lower them, or use placement: split")
+
+
+def check_memory(where: str, shares: Mapping[str, float], remedy: str) -> None:
+    """Raises ConfigError if servers that share every GPU claim more of its memory than there is.
+
+    Args:
+        where: the beginning of the message.
+        shares: policy -> its servers' `gpu_memory_utilization`; of no account on the CPU.
+        remedy: the end of the message.
+    """
+    if not platform_choice.wants_cpu() and sum(shares.values()) > _MEMORY:
         raise ConfigError(
-            f"{SECTION}.placement=colocated: the servers of all policies share every GPU, but their "
-            f"rollout.gpu_memory_utilization add up to {sum(memory.values()):.2f} ({memory}), more than {_MEMORY}; "
-            "lower them, or use placement: split"
+            f"{where}: the servers of all policies share every GPU, but their rollout.gpu_memory_utilization add up "
+            f"to {sum(shares.values()):.2f} ({dict(shares)}), more than {_MEMORY}; {remedy}"
         )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from verl_atgrpo.environment import Environment, Message, Outcome, Score, stable_hash
+from verl_atgrpo.environment import Environment, Message, Outcome, Score, Split, stable_hash
 
 Prompt = str | Sequence[Message]
 ScoreFunction = Callable[[str], Score | Awaitable[Score]]
@@ -46,6 +46,14 @@ class Generation:
     """True if the answer ran into the length limit."""
     weights_version: tuple[int, int] = (0, 0)
     """First and last version of the weights that produced tokens of this answer."""
+    usage: tuple[int, int] | None = None
+    """Tokens of the prompt and of the answer as a server counted them that shows its users no ids; the ids here and
+    those of the prompt are then stand-ins."""
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens generated."""
+        return len(self.token_ids) if self.usage is None else self.usage[1]
 
 
 class Policy(Protocol):
@@ -263,8 +271,8 @@ class Team:
     ) -> Candidate:
         seed = None if self._seed is None else stable_hash(self._seed, agent, turn, index) & 0x7FFFFFFF
         generation = await policy.generate(decision_id, prompt_ids, seed)
-        self.generated_tokens += len(generation.token_ids)
-        if not generation.token_ids:
+        self.generated_tokens += generation.tokens
+        if not generation.tokens:
             raise EpisodeFailed("empty", f"agent {agent!r}, turn {turn}: the engine returned no tokens")
         scored = Score() if score is None else score(generation.text)
         if inspect.isawaitable(scored):
@@ -288,6 +296,22 @@ async def _gather(awaitables: Sequence[Awaitable[Candidate]]) -> list[Candidate]
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
+
+
+def episode_seed(seed: int, split: Split, step: int | Literal["val"], index: int, session: int) -> int:
+    """Returns the seed of an episode's draws.
+
+    Training draws differ from step to step; validation (`step="val"`) repeats the same draws, so that its curve shows
+    the policy and not the dice.
+
+    Args:
+        seed: the run's, `at_grpo.seed`.
+        split: where the task is from.
+        step: the training step.
+        index: of the task in its split.
+        session: which of the task's episodes.
+    """
+    return stable_hash(seed, split, step, index, session)
 
 
 async def play(environment: Environment, task: object, team: Team) -> EpisodeRecord:

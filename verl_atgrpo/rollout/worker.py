@@ -19,11 +19,10 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_atgrpo.config import AtGrpoConfig
-from verl_atgrpo.environment import stable_hash
 from verl_atgrpo.policy_config import job_of
 from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.rollout.rows import Row, failed_validation_row, training_rows, validation_rows
-from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, Team, play
+from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, Team, episode_seed, play
 
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "WARN"))
@@ -98,9 +97,6 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         self, prompt: dict[str, Any], session: int, validate: bool, sampling_params: dict[str, Any]
     ) -> EpisodeRecord:
         split, index = prompt["split"], int(prompt["index"])
-        # Training draws differ from step to step; validation repeats the same draws, so that its
-        # curve shows the policy and not the dice.
-        step = "val" if validate else int(prompt["global_steps"])
         policy_of = self._validation_policy_of if validate else self._policy_of
         policies = {
             name: ServedPolicy(
@@ -120,7 +116,9 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             self._settings.team_options(),
             scheme="evaluate" if validate else "tree" if self._settings.scheme == "tree" else "parallel",
             episode_id=f"{prompt['uid']}.{session}",
-            seed=stable_hash(self._settings.seed, split, step, index, session),
+            seed=episode_seed(
+                self._settings.seed, split, "val" if validate else int(prompt["global_steps"]), index, session
+            ),
         )
         try:
             return await play(self._environment, self._environment.task(split, index), team)

@@ -1,0 +1,238 @@
+"""A policy behind an HTTP server that speaks OpenAI's protocol, with what such servers do wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+pytest.importorskip("openai")
+
+from verl_atgrpo import Environment, Outcome
+from verl_atgrpo.evaluation.endpoint import EndpointPolicy
+from verl_atgrpo.evaluation.episodes import Lineup, PolicyUnusable, play_one
+from verl_atgrpo.evaluation.results import EpisodeKey
+from verl_atgrpo.evaluation.sources import Endpoint
+from verl_atgrpo.team import EpisodeFailed, Generation
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Wörter? 🙂"}]
+
+
+def completion(content: str | None = "yes", finish: str = "stop", **changes: Any) -> dict[str, Any]:
+    return {
+        "id": "1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": finish}],
+        "usage": {"prompt_tokens": 21, "completion_tokens": 3, "total_tokens": 24},
+        **changes,
+    }
+
+
+class Server(ThreadingHTTPServer):
+    """Gives its answers in order, the last one again and again, and keeps the requests."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers: list[tuple[int, Any]] = [(200, completion())]
+        self.requests: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        assert self.path == "/v1/chat/completions"
+        self.server.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.server.keys.append(self.headers["Authorization"])
+        status, answer = self.server.answers.pop(0) if len(self.server.answers) > 1 else self.server.answers[0]
+        if answer == "never":
+            time.sleep(1.5)
+        content = answer if isinstance(answer, str) else json.dumps(answer)
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("retry-after-ms", "1")  # the client's own back-off is half a second at least
+        self.end_headers()
+        self.wfile.write(content.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as running:
+        threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
+        yield running
+        running.shutdown()
+
+
+def policy(server: Server, **changes: Any) -> EndpointPolicy:
+    settings: dict[str, Any] = {
+        "sampling": {"temperature": 0.5, "top_p": 0.9, "top_k": -1},
+        "max_response_length": 16,
+        "chat_template_kwargs": {},
+        "request_timeout": 20.0,
+    }
+    return EndpointPolicy(Endpoint("big/model", server.url), **{**settings, **changes})
+
+
+def draw(served: EndpointPolicy, seed: int | None = 7) -> Generation:
+    async def run() -> Generation:
+        async with served:
+            return await served.generate("d", served.encode(MESSAGES), seed)
+
+    return asyncio.run(run())
+
+
+def test_messages_get_through_as_they_are_and_tokens_are_the_servers_count(server: Server) -> None:
+    made = draw(policy(server))
+    assert (made.text, made.truncated, made.usage, made.tokens) == ("yes", False, (21, 3), 3)
+    assert server.requests == [
+        {
+            "messages": MESSAGES,
+            "model": "big/model",
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "max_tokens": 16,
+            "seed": 7,
+        }
+    ]
+
+
+def test_what_only_some_servers_know_is_sent_only_if_it_says_something(server: Server) -> None:
+    draw(
+        policy(
+            server,
+            sampling={"temperature": 1.0, "top_p": 1.0, "top_k": 20},
+            chat_template_kwargs={"enable_thinking": False},
+        )
+    )
+    assert server.requests[0]["top_k"] == 20
+    assert server.requests[0]["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+def test_a_cut_off_answer_and_one_without_text_are_answers(server: Server) -> None:
+    server.answers = [(200, completion(None, "length"))]
+    made = draw(policy(server))
+    assert (made.text, made.truncated, made.tokens) == ("", True, 3)
+
+
+def test_busy_and_broken_servers_are_asked_again(server: Server) -> None:
+    server.answers = [(429, {}), (503, {}), (500, "oh"), (200, completion())]
+    assert draw(policy(server)).text == "yes"
+    assert len(server.requests) == 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ((429, {"error": {"message": "slow down"}}), "rate_limit"),
+        ((500, {}), "endpoint"),
+        ((400, {"error": {"message": "longer than my context"}}), "refused"),
+        ((200, completion(choices=[])), "endpoint"),
+        ((200, {"hello": 1}), "endpoint"),
+        ((200, "<html>"), "endpoint"),
+        ((200, completion("", "content_filter")), "content_filter"),
+    ],
+)
+def test_what_the_server_will_not_answer_fails_the_episode(
+    server: Server, answer: tuple[int, Any], reason: str
+) -> None:
+    server.answers = [answer]
+    with pytest.raises(EpisodeFailed) as caught:
+        draw(policy(server))
+    assert caught.value.reason == reason
+
+
+def test_no_answer_in_time_fails_the_episode(server: Server) -> None:
+    server.answers = [(200, "never")]
+    started = time.monotonic()
+    with pytest.raises(EpisodeFailed, match=r"within 0\.1 s") as caught:
+        draw(policy(server, request_timeout=0.1))
+    assert caught.value.reason == "timeout"
+    assert time.monotonic() - started < 1.2
+
+
+def test_a_server_that_is_not_there_fails_the_episode(server: Server) -> None:
+    gone = policy(server, request_timeout=0.3)
+    server.server_close()
+    with pytest.raises(EpisodeFailed):
+        draw(gone)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_server_that_refuses_us_stops_the_run_without_a_word_of_the_key(
+    server: Server, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    server.answers = [(status, {"error": {"message": "sk-secret is wrong"}})]
+    with pytest.raises(PolicyUnusable, match=f"HTTP {status}.*OPENAI_API_KEY") as caught:
+        draw(policy(server))
+    assert "sk-secret" not in str(caught.value)
+    assert server.keys == ["Bearer sk-secret"]
+
+
+def test_a_key_that_a_server_repeats_is_not_kept(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    server.answers = [(400, {"error": {"message": "not with sk-secret"}})]
+    with pytest.raises(EpisodeFailed, match=r"not with \*\*\*"):
+        draw(policy(server))
+
+
+def test_a_key_of_another_name(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = Endpoint("m", server.url, "MY_KEY")
+    settings: dict[str, Any] = {"sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": -1}, "max_response_length": 4}
+    settings |= {"chat_template_kwargs": {}, "request_timeout": 5.0}
+    monkeypatch.delenv("MY_KEY", raising=False)
+    with pytest.raises(ValueError, match="MY_KEY is not set"):
+        EndpointPolicy(endpoint, **settings)
+    monkeypatch.setenv("MY_KEY", "other")
+    draw(EndpointPolicy(endpoint, **settings))
+    assert server.keys == ["Bearer other"]
+
+
+def test_without_counts_there_is_no_evaluation(server: Server) -> None:
+    server.answers = [(200, completion(usage=None))]
+    with pytest.raises(PolicyUnusable, match="sends no usage"):
+        draw(policy(server))
+
+
+class Ask(Environment):
+    agents = ("asker",)
+
+    def task(self, split: str, index: int) -> int:
+        return index
+
+    def fingerprint(self, task: int) -> str:
+        return str(task)
+
+    async def run(self, task: int, team: Any) -> Outcome:
+        replies: Sequence[Any] = [await team.asker.act(MESSAGES) for _ in range(2)]
+        return Outcome(success=all(reply.text == "yes" for reply in replies))
+
+
+def test_an_episode_has_the_servers_token_counts_and_seeds_of_its_own(server: Server) -> None:
+    async def run() -> Any:
+        async with policy(server) as served:
+            return await play_one(Ask(), Lineup({"asker": "big"}, {"big": served}), EpisodeKey(0, 0, 0))
+
+    row = asyncio.run(run())
+    assert row.success
+    assert (row.agents["asker"].prompt_tokens, row.generated_tokens) == (42, 6)
+    seeds = [request["seed"] for request in server.requests]
+    assert len(set(seeds)) == 2

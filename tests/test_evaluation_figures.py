@@ -1,0 +1,191 @@
+"""An evaluation's figures, against counting by hand and against every outcome there can be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from fractions import Fraction
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+
+from verl_atgrpo.evaluation import figures as figures_module
+from verl_atgrpo.evaluation import text
+from verl_atgrpo.evaluation.figures import Figures, bootstrap, compare, figures, pass_at_k
+from verl_atgrpo.evaluation.results import AgentUsage, EpisodeRow, Failure
+
+
+def row(
+    task: int,
+    sample: int,
+    success: bool,
+    *,
+    turns: int = 1,
+    tokens: int = 10,
+    seed: int = 0,
+    fingerprint: str | None = None,
+    failed: Failure | None = None,
+) -> EpisodeRow:
+    usage = AgentUsage(policy="p", decisions=turns, prompt_tokens=100, generated_tokens=tokens, truncated=0)
+    return EpisodeRow(
+        task=task,
+        fingerprint=fingerprint or f"problem {task}",
+        seed=seed,
+        sample=sample,
+        success=success,
+        team_reward=float(success),
+        metrics={},
+        turns=turns,
+        decisions=turns,
+        agents={"a": usage},
+        failed=failed,
+        seconds=0.1,
+    )
+
+
+def rows_of(*tasks: Iterable[bool]) -> list[EpisodeRow]:
+    return [row(task, sample, bool(won)) for task, mine in enumerate(tasks) for sample, won in enumerate(mine)]
+
+
+@pytest.mark.parametrize("episodes", range(1, 8))
+def test_pass_at_k_is_the_share_of_all_choices_of_k_episodes_that_hold_a_solved_one(episodes: int) -> None:
+    for solved, k in product(range(episodes + 1), range(1, episodes + 1)):
+        choices = list(combinations([True] * solved + [False] * (episodes - solved), k))
+        assert pass_at_k(episodes, solved, k) == pytest.approx(sum(map(any, choices)) / len(choices), abs=1e-12)
+
+
+def test_pass_at_k_is_unbiased() -> None:
+    chance, n, k = Fraction(1, 3), 5, 3
+    mean = sum(
+        math.comb(n, c) * chance**c * (1 - chance) ** (n - c) * Fraction(pass_at_k(n, c, k)) for c in range(n + 1)
+    )
+    assert float(mean) == pytest.approx(float(1 - (1 - chance) ** k))
+
+
+def test_pass_at_k_of_very_many_episodes_is_finite() -> None:
+    exact = 1 - Fraction(math.comb(99_000, 50_000), math.comb(100_000, 50_000))
+    assert pass_at_k(100_000, 1_000, 50_000) == pytest.approx(float(exact))
+    assert pass_at_k(100_000, 1, 1) == pytest.approx(1e-5)
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_pass_at_k_needs_k_episodes(k: int) -> None:
+    with pytest.raises(ValueError, match=rf"pass@{k} needs .* there are 2"):
+        pass_at_k(2, 1, k)
+    with pytest.raises(ValueError, match=rf"pass@{k} needs"):
+        figures(rows_of([1, 0], [1, 1, 1]), ks=[k])
+
+
+def test_the_bootstrap_has_the_quantiles_of_every_possible_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures_module, "RESAMPLES", 20_000)
+    monkeypatch.setattr(figures_module, "_CHUNK", 10_007)  # several chunks, the last one smaller
+    values = np.array([0.0, 0.25, 1.0, 1.0])
+    everything = sorted(np.mean(draw) for draw in product(values, repeat=4))
+    low, high = bootstrap(values[:, None], lambda means: means)
+    # 256 draws, all as likely: the 2.5% and 97.5% ends.
+    assert (low[0], high[0]) == (everything[int(0.025 * 255)], everything[math.ceil(0.975 * 255)])
+
+
+def test_draws_are_of_tasks_not_of_episodes() -> None:
+    alike = figures(rows_of(*[[1] * 8] * 5, *[[0] * 8] * 5)).success
+    mixed = figures(rows_of(*[[1, 0] * 4] * 10)).success
+    assert alike.value == mixed.value == 0.5
+    assert (mixed.low, mixed.high) == (0.5, 0.5)
+    assert alike.low <= 0.2 and alike.high >= 0.8  # as with ten episodes, not with eighty
+
+
+def test_intervals_cover_the_truth_as_often_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures_module, "RESAMPLES", 1000)
+    rng = np.random.default_rng(1)
+    hits = 0
+    for seed in range(60):
+        solved = rng.random((40, 1)) < 0.5
+        interval = figures(rows_of(*solved.tolist()), seed=seed).success
+        hits += interval.low <= 0.5 <= interval.high
+    assert hits >= 51  # 95% of 60 is 57; below 51 one time in a thousand
+
+
+def by_hand() -> list[EpisodeRow]:
+    return [
+        row(0, 0, True, turns=1, tokens=10),
+        row(0, 1, True, turns=3, tokens=30),
+        row(1, 0, False, turns=4, tokens=40),
+        row(1, 1, True, turns=2, tokens=20),
+        row(2, 0, False, turns=4, tokens=40),
+        row(2, 1, False, turns=1, tokens=4, failed=Failure("timeout", "no answer")),
+    ]
+
+
+def test_figures_by_hand() -> None:
+    found = figures(by_hand())
+    assert (found.tasks, found.episodes) == (3, (2, 2))
+    assert found.success.value == pytest.approx(3 / 6)
+    assert {k: estimate.value for k, estimate in found.pass_at.items()} == pytest.approx({2: 2 / 3})
+    shares = {turn: estimate.value for turn, estimate in found.by_turn.items()}
+    assert shares == pytest.approx({1: 1 / 6, 2: 2 / 6, 3: 3 / 6, 4: 3 / 6})
+    assert found.tokens_per_solved.value == pytest.approx(144 / 3)
+    assert found.all_tokens_per_solved.value == pytest.approx((144 + 600) / 3)
+    assert found.failed == {"timeout": 1}
+    assert found.tokens_per_solved.high == math.inf  # a draw of the third task alone solves nothing
+
+
+def test_figures_do_not_depend_on_the_order_of_lines_or_on_chance() -> None:
+    assert figures(by_hand()) == figures(by_hand()[::-1])
+
+
+def test_tasks_count_alike_however_many_episodes_they_have() -> None:
+    assert figures(rows_of([1, 1, 1, 0], [0])).success.value == pytest.approx(3 / 8)
+    assert figures(rows_of([1, 1, 1, 0], [0])).pass_at == {}
+    assert list(figures(rows_of([1] * 9, [0] * 8)).pass_at) == [2, 4, 8]
+
+
+def test_by_seed() -> None:
+    rows = [row(0, 0, True, seed=5), row(1, 0, False, seed=5), row(0, 0, True, seed=7), row(1, 0, True, seed=7)]
+    assert figures(rows).by_seed == {5: 0.5, 7: 1.0}
+    assert "by seed" in text.of_figures(figures(rows))
+
+
+def test_nothing_solved_is_said_in_words() -> None:
+    found: Figures = figures(rows_of([0, 0], [0, 0]))
+    assert found.tokens_per_solved.value == math.inf
+    assert "none: nothing is solved" in text.of_figures(found)
+    assert "nan" not in text.of_figures(found)
+    with pytest.raises(ValueError, match="no episode"):
+        figures([])
+
+
+def test_a_paired_difference_by_hand() -> None:
+    first, second = rows_of([1, 0], [0, 0], [1, 1], [0, 1]), rows_of([1], [1], [0], [1])
+    found = compare(first, second)
+    assert (found.tasks, found.first, found.second) == (4, 0.5, 0.75)
+    assert (found.better, found.worse, found.equal) == (3, 1, 0)
+    assert found.difference.value == pytest.approx((0.5 + 1 - 1 + 0.5) / 4)
+    assert found.difference.low < 0 < found.difference.high
+    assert "+25.0 points" in text.of_comparison(found, "a", "b")
+
+
+def test_pairing_takes_what_tasks_have_in_common_out_of_the_interval() -> None:
+    hard_and_easy = [[1] * 4] * 10 + [[0, 0, 0, 1]] * 10
+    better = [[1] * 4] * 10 + [[0, 0, 1, 1]] * 10
+    found = compare(rows_of(*hard_and_easy), rows_of(*better)).difference
+    assert found.value == pytest.approx(0.125)
+    assert found.low > 0  # the two intervals themselves overlap widely
+    assert figures(rows_of(*hard_and_easy)).success.high > figures(rows_of(*better)).success.low
+
+
+def test_tasks_are_known_by_their_problems_not_by_their_numbers() -> None:
+    first = [row(0, 0, True, fingerprint="x"), row(1, 0, False, fingerprint="y")]
+    second = [row(0, 0, False, fingerprint="y"), row(1, 0, True, fingerprint="x"), row(2, 0, True, fingerprint="z")]
+    with pytest.raises(ValueError, match=r"2 are common, 0 in the first only, 1 in the second only"):
+        compare(first, second)
+    found = compare(first, second, common_only=True)
+    assert (found.equal, found.left_out) == (2, (0, 1))
+    assert "tasks left out" in text.of_comparison(found, "a", "b")
+    with pytest.raises(ValueError, match="no task"):
+        compare(first, [row(0, 0, True, fingerprint="w")], common_only=True)
+
+
+def test_a_problem_that_is_there_twice_is_paired_twice() -> None:
+    rows = [row(0, 0, True, fingerprint="x"), row(1, 0, False, fingerprint="x")]
+    assert compare(rows, rows).equal == 2

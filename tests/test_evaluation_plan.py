@@ -1,0 +1,285 @@
+"""What an evaluation plays: sources, swaps, checkpoints, and what is refused before a model is loaded."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verl_atgrpo.evaluation.sources import Endpoint, Model, assignments, key_of, of_checkpoint, parse, weights_digest
+
+
+def model_at(folder: Path, weights: bytes = b"weights") -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(weights)
+    return folder
+
+
+def checkpoint(root: Path, *names: str) -> Path:
+    step = root / "global_step_2"
+    folders = {name: f"policies/{name}" for name in names}
+    for folder in folders.values():
+        model_at(step / folder / "huggingface")
+    (step / "policies.json").write_text(json.dumps(folders))
+    return step
+
+
+# ------------------------------------------------------------ sources
+
+
+def test_sources(tmp_path: Path) -> None:
+    assert parse(str(model_at(tmp_path / "a/b"))) == Model(str(tmp_path / "a/b"))
+    assert parse("Qwen/Qwen3-1.7B") == Model("Qwen/Qwen3-1.7B")
+    assert parse("Qwen/Qwen3-32B@http://localhost:8000/v1/") == Endpoint("Qwen/Qwen3-32B", "http://localhost:8000/v1")
+    assert parse("m@https://host/v1#MY_KEY") == Endpoint("m", "https://host/v1", "MY_KEY")
+    assert str(parse("m@https://host/v1#MY_KEY")) == "m@https://host/v1"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("plannr", "no source of answers"),
+        ("runs/models/missing", "no source of answers"),
+        ("/nowhere", "no source of answers"),
+        ("http://host/v1", "names no model"),
+        ("m@https://user:secret@host/v1", "takes no user"),
+        ("m@https://host/v1?api_key=secret", "takes no user"),
+        ("m@https://host/v1#sk-secret", "environment variable"),
+    ],
+)
+def test_what_is_no_source_is_refused_without_repeating_a_secret(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        parse(text)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no config\.json"):
+        parse(str(tmp_path))
+
+
+def test_a_variable_that_is_named_must_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "MINE"):
+        monkeypatch.delenv(name, raising=False)
+    assert key_of(Endpoint("m", "http://h")) is None
+    with pytest.raises(ValueError, match="MINE is not set"):
+        key_of(Endpoint("m", "http://h", "MINE"))
+
+
+def test_weights_are_known_again_and_others_are_told_apart(tmp_path: Path) -> None:
+    first, same = model_at(tmp_path / "a"), model_at(tmp_path / "b")
+    other = model_at(tmp_path / "c", weights=b"weightz")
+    assert weights_digest(str(first)) == weights_digest(str(same)) != weights_digest(str(other))
+    assert weights_digest("Qwen/Qwen3-1.7B") is None
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["planner"], "write --agent AGENT="),
+        (["planner="], "write --agent AGENT="),
+        (["ghost=a"], "no agent 'ghost', the recipe has planner"),
+        (["planner=a", "planner=b"], "given twice"),
+    ],
+)
+def test_assignments_that_make_no_sense(texts: Sequence[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        assignments(texts, "--agent", ["planner"], "agent")
+    assert assignments(["planner=a=b"], "--agent", ["planner"], "agent") == {"planner": "a=b"}
+
+
+def test_checkpoints(tmp_path: Path) -> None:
+    step = checkpoint(tmp_path, "coder", "planner")
+    trained = {"coder": True, "planner": True, "judge": False}
+    assert of_checkpoint(step, trained) == {
+        name: Model(str(step / f"policies/{name}/huggingface")) for name in ("coder", "planner")
+    }
+    with pytest.raises(ValueError, match="holds the policies coder, planner, the recipe trains shared"):
+        of_checkpoint(step, {"shared": True})
+    with pytest.raises(ValueError, match=r"has no policies\.json"):
+        of_checkpoint(tmp_path, trained)
+    (step / "policies/coder/huggingface/model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"export .*global_step_2 OUT, .* --policy coder=OUT/coder --policy planner="):
+        of_checkpoint(step, trained)
+
+
+# ------------------------------------------------------------ recipes
+
+
+@functools.cache
+def composed(recipe: str, overrides: tuple[str, ...]) -> Any:
+    from verl_atgrpo.recipes import compose
+
+    return compose(recipe, overrides)
+
+
+def plan(recipe: str = "plan_path_cpu", *overrides: str, **options: Any) -> Any:
+    pytest.importorskip("verl")
+    from verl_atgrpo.evaluation import plan as plans
+
+    with pytest.MonkeyPatch.context() as patch:  # Hydra takes half a second
+        patch.setattr(plans, "compose", lambda name, given, _: copy.deepcopy(composed(name, tuple(given))))
+        return plans.make(plans.Options(recipe, overrides, **options))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(model_at(tmp_path / "model"))
+
+
+def test_by_default_the_recipes_own_validation_is_played(model: str) -> None:
+    overrides = f"actor_rollout_ref.model.path={model}", "at_grpo.seed=3", "at_grpo.val_tasks=50"
+    made = plan("plan_path_cpu", *overrides)
+    assert (made.tasks, made.seeds, made.episodes) == (50, [3], 1)
+    assert made.agents == {"tool_user": "shared", "planner": "shared"}
+    assert made.sampling == {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
+    assert (made.max_prompt_length, made.max_response_length) == (64, 16)
+    engine = made.players["shared"].engine
+    assert engine["model"] == made.players["shared"].model.path == model
+    assert (engine["dtype"], engine["max_model_len"], engine["tensor_parallel_size"]) == ("float32", 80, 1)
+    assert engine["kv_cache_memory_bytes"] == 268435456
+    assert "load_format" not in engine  # verl's servers start with dummy weights
+    assert made.header["players"]["shared"]["weights"] == weights_digest(model)
+
+
+def test_what_the_figure_depends_on_is_in_the_header_and_memory_is_not(model: str) -> None:
+    headers = [
+        plan("plan_path_cpu", *more, policies=[f"shared={model}"]).header
+        for more in (
+            (),
+            (
+                "actor_rollout_ref.rollout.gpu_memory_utilization=0.3",
+                "trainer.experiment_name=x",
+                "at_grpo.val_tasks=9",
+            ),
+            ("actor_rollout_ref.rollout.val_kwargs.temperature=0.5",),
+        )
+    ]
+    assert headers[0] == headers[1]
+    assert all(header != headers[0] for header in headers[2:])
+
+
+def test_swaps_checkpoints_and_other_models(tmp_path: Path, model: str) -> None:
+    step = checkpoint(tmp_path, "tool_user", "planner")
+    own = {name: str(step / f"policies/{name}/huggingface") for name in ("tool_user", "planner")}
+
+    def sources(**options: Any) -> dict[str, str]:
+        made = plan("plan_path_cpu_roles", **options)
+        return {agent: str(made.players[player].source) for agent, player in made.agents.items()}
+
+    swap = ["tool_user=planner", "planner=tool_user"]
+    assert sources(checkpoint=step, agents=swap) == {"tool_user": own["planner"], "planner": own["tool_user"]}
+    assert sources(checkpoint=step, policies=[f"planner={model}"]) == {**own, "planner": model}
+    assert sources(checkpoint=step, agents=["planner=big@http://h/v1"]) == {**own, "planner": "big@http://h/v1"}
+
+
+def test_endpoints_need_no_engine_and_keep_the_keys_name_to_themselves() -> None:
+    made = plan(policies=["shared=big@http://h/v1#MY_KEY"])
+    assert made.players["shared"].engine is None
+    assert "MY_KEY" not in json.dumps(made.header)
+    assert "MY_KEY" not in json.dumps(plan(agents=["planner=big@http://h/v1#MY_KEY"], policies=["shared=a/b"]).header)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "message"),
+    [
+        ((), {"policies": ["shared=a/b"], "tasks": 0}, "--tasks 0: at least 1"),
+        ((), {"policies": ["shared=a/b"], "episodes": 0}, "--episodes 0: at least 1"),
+        ((), {"policies": ["shared=a/b"], "seeds": [1, 1]}, "twice"),
+        ((), {"policies": ["ghost=a/b"]}, "no policy 'ghost', the recipe has shared"),
+        ((), {"agents": ["ghost=a/b"]}, "no agent 'ghost', the recipe has tool_user, planner"),
+        ((), {"agents": ["planner=plannr"]}, "no source of answers"),
+        (
+            (),
+            {"agents": ["planner=a/b", "tool_user=a/b"], "policies": ["shared=c/d"]},
+            "no agent is played by 'shared'",
+        ),
+        (("actor_rollout_ref.rollout.quantization=fp8",), {"policies": ["shared=a/b"]}, "rollout.quantization=fp8"),
+        (("+actor_rollout_ref.model.lora_adapter_path=x",), {}, "lora_adapter_path=x"),
+        (("at_grpo.environment.colour=red",), {}, "environment.colour"),
+    ],
+)
+def test_what_is_refused(overrides: Sequence[str], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan("plan_path_cpu", *overrides, **options)
+
+
+def test_prompts_in_chunks_are_refused_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    with pytest.raises(ValueError, match="enable_chunked_prefill=true"):
+        plan("plan_path_qwen3_1p7b")
+
+
+def test_engines_that_want_too_much_memory_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", "nvidia")
+    for_one = ["planner=a/b", "tool_user=a/b"]
+    roomy = "actor_rollout_ref.rollout.gpu_memory_utilization=0.6"
+    assert len(plan("plan_path_qwen3_1p7b", roomy, agents=for_one).players) == 2  # one model, one engine
+    with pytest.raises(ValueError, match=r"gpu_memory_utilization add up to 1\.20"):
+        plan("plan_path_qwen3_1p7b", roomy, agents=["planner=a/b", "tool_user=c/d"])
+
+
+def test_more_tasks_than_there_are_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("math_verify")
+    for split in ("train", "val"):
+        (tmp_path / f"{split}.jsonl").write_text('{"problem": "1+1", "answer": "2"}\n' * 3)
+    files = [
+        f"at_grpo.environment.{split}={{path: {tmp_path}/{split}.jsonl, split: null}}" for split in ("train", "val")
+    ]
+    with pytest.raises(ValueError, match="--tasks 4: the environment has 3"):
+        plan("math_qwen3_1p7b", *files, tasks=4, policies=["shared=big@http://h/v1"])
+
+
+# ------------------------------------------------------------ the command
+
+
+@pytest.mark.parametrize("overrides_last", [False, True])
+def test_the_commands_options_arrive(monkeypatch: pytest.MonkeyPatch, overrides_last: bool) -> None:
+    from verl_atgrpo import cli
+    from verl_atgrpo.evaluation import command
+    from verl_atgrpo.evaluation import plan as plans
+
+    seen: list[Any] = []
+    monkeypatch.setattr(command, "evaluate", lambda *given, **named: seen.append((*given, named)) or "figures")
+    options = ["--seeds", "0", "1", "--policy", "a=x/y", "--policy", "b=m@http://h/v1", "--agent", "p=a"]
+    options += ["--episodes", "4", "--k", "1", "4", "--checkpoint", "global_step_3", "--out", "o.jsonl"]
+    overrides = ["at_grpo.val_tasks=5", "trainer.experiment_name=x"]
+    arguments = [*options, *overrides] if overrides_last else [*overrides, *options]
+    assert cli.main(["eval", "--config-name", "sums", *arguments]) == 0
+    asked, out, named = seen[0]
+    assert asked == plans.Options(
+        "sums",
+        overrides,
+        episodes=4,
+        seeds=[0, 1],
+        policies=["a=x/y", "b=m@http://h/v1"],
+        agents=["p=a"],
+        checkpoint=Path("global_step_3"),
+    )
+    assert (str(out), named) == ("o.jsonl", {"ks": [1, 4], "in_flight": 128})
+
+
+def test_figures_of_a_complete_file_need_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole command, with an endpoint that nobody serves: it is not asked."""
+    pytest.importorskip("verl")
+    from verl_atgrpo.evaluation import command
+    from verl_atgrpo.evaluation import plan as plans
+    from verl_atgrpo.evaluation.results import AgentUsage, EpisodeRow, ResultFile
+
+    monkeypatch.setattr(plans, "compose", lambda name, given, _: copy.deepcopy(composed(name, tuple(given))))
+    options = plans.Options("plan_path_cpu", tasks=2, policies=["shared=big@http://h/v1"])
+    for name, second in (("a.jsonl", False), ("b.jsonl", True)):
+        with ResultFile(tmp_path / name, plans.make(options).header, {}) as results:
+            for task, success in enumerate((True, second)):
+                usage = {"planner": AgentUsage("shared", 1, 50, 10, 0)}
+                results.add(EpisodeRow(task, f"f{task}", 0, 0, success, 1.0, {}, 1, 1, usage, None, 0.1))
+    assert "avg@1                                50.0%" in command.evaluate(options, tmp_path / "a.jsonl")
+    assert "+50.0 points" in command.compare(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+    with pytest.raises(ValueError, match="pass@2 needs"):
+        command.evaluate(options, tmp_path / "a.jsonl", ks=[2])

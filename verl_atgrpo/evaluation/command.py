@@ -1,0 +1,115 @@
+"""`verl-atgrpo eval` and `verl-atgrpo compare`, without the parsing of their arguments."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verl_atgrpo.evaluation import figures, text
+from verl_atgrpo.evaluation.episodes import Lineup, pending, play_all, wanted
+from verl_atgrpo.evaluation.results import EpisodeKey, ResultFile, read
+from verl_atgrpo.evaluation.sources import Endpoint
+from verl_atgrpo.team import Policy
+
+if TYPE_CHECKING:
+    from verl_atgrpo.evaluation.plan import Options, Plan, Player
+
+logger = logging.getLogger(__name__)
+
+
+def evaluate(options: Options, out: Path, *, ks: Sequence[int] | None = None, in_flight: int = 128) -> str:
+    """Plays the episodes that `out` does not hold yet and returns the figures of those asked for, as text.
+
+    Args:
+        options: what to play.
+        out: the result file, continued if it is there.
+        ks: the k of pass@k; None for the powers of two up to the episodes of a task.
+        in_flight: episodes at a time.
+
+    Raises:
+        ValueError: the options, the recipe or the file do not go together.
+        RuntimeError: episodes could not be played; `out` holds those that ended.
+    """
+    from verl_atgrpo.evaluation import plan as plans
+
+    if in_flight < 1:
+        raise ValueError(f"--in-flight {in_flight}: at least 1")
+    plan = plans.make(options)
+    keys = wanted(plan.tasks, plan.seeds, plan.episodes)
+    of_a_task = len(plan.seeds) * plan.episodes
+    for k in ks or ():
+        figures.pass_at_k(of_a_task, 0, k)
+    made_by = {"overrides": list(options.overrides)}
+    with ResultFile(out, plan.header, made_by) as results:
+        todo = pending(keys, results.rows)
+        logger.info("%s: %d episodes, %d of them there already", out, len(keys), len(keys) - len(todo))
+        if todo:
+            asyncio.run(_play(plan, todo, results, in_flight))
+        return text.of_figures(figures.figures([results.rows[key] for key in keys], ks))
+
+
+async def _play(plan: Plan, keys: Sequence[EpisodeKey], results: ResultFile, in_flight: int) -> None:
+    async with AsyncExitStack() as stack:
+        started: list[tuple[dict[str, Any], Policy]] = []
+        policies = {}
+        for name, player in plan.players.items():
+            # One engine for equal ones. One after the other: engines that start together misjudge what is free.
+            served = next((policy for args, policy in started if args == player.engine), None)
+            policies[name] = served or await _policy(plan, player, stack)
+            if player.engine is not None:
+                started.append((player.engine, policies[name]))
+        await play_all(
+            plan.environment,
+            Lineup(plan.agents, policies),
+            keys,
+            results,
+            in_flight=in_flight,
+            max_failed=plan.max_failed,
+        )
+
+
+async def _policy(plan: Plan, player: Player, stack: AsyncExitStack) -> Policy:
+    if isinstance(player.source, Endpoint):
+        from verl_atgrpo.evaluation.endpoint import EndpointPolicy
+
+        return await stack.enter_async_context(
+            EndpointPolicy(
+                player.source,
+                sampling=plan.sampling,
+                max_response_length=plan.max_response_length,
+                chat_template_kwargs=plan.chat_template_kwargs,
+                request_timeout=plan.request_timeout,
+            )
+        )
+    from verl.utils.config import omega_conf_to_dataclass
+
+    from verl_atgrpo.evaluation.engine import Engine
+    from verl_atgrpo.rollout.policy import ServedPolicy
+
+    assert player.engine is not None
+    model = omega_conf_to_dataclass(player.model)
+    if not model.tokenizer.chat_template:
+        raise ValueError(f"{player.source}: the tokenizer has no chat template; a team's prompts are chats")
+    return ServedPolicy(
+        client=await stack.enter_async_context(Engine(player.engine, model.tokenizer, model.processor)),
+        tokenizer=model.tokenizer,
+        chat_template_kwargs=plan.chat_template_kwargs,
+        # The text is decoded from all ids at once, as in training.
+        sampling_params={**plan.sampling, "repetition_penalty": 1.0, "detokenize": False},
+        max_prompt_length=plan.max_prompt_length,
+        max_response_length=plan.max_response_length,
+        request_timeout=plan.request_timeout,
+    )
+
+
+def compare(first: Path, second: Path, *, common_only: bool = False) -> str:
+    """Returns how much better the team of result file `second` is than that of `first`, as text.
+
+    Raises ValueError if the files do not hold the same tasks, or only some in common and not `common_only`.
+    """
+    rows = [list(read(path).rows.values()) for path in (first, second)]
+    return text.of_comparison(figures.compare(rows[0], rows[1], common_only=common_only), str(first), str(second))

@@ -1,0 +1,140 @@
+"""A policy behind an OpenAI-compatible server: chat messages in, a text and token counts out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from verl_atgrpo.environment import Message
+from verl_atgrpo.evaluation.episodes import PolicyUnusable
+from verl_atgrpo.evaluation.sources import Endpoint, key_of
+from verl_atgrpo.team import EpisodeFailed, Generation
+
+_RETRIES = 8
+"""With the client's back-off of at most 8 s, and never beyond the request's time-out."""
+_SHOWN = 300
+"""Characters of a server's message that are kept."""
+
+
+class EndpointPolicy:
+    """Draws answers by chat completions; 429, 5xx and lost connections are tried again.
+
+    The server sees no ids and shows none: a prompt's ids are the code points of its messages as JSON, from which the
+    messages are read again, an answer's are those of its text, and `Generation.usage` has the server's counts.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        sampling: Mapping[str, Any],
+        max_response_length: int,
+        chat_template_kwargs: Mapping[str, Any],
+        request_timeout: float,
+    ) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            endpoint: the server and its model.
+            sampling: `temperature`, `top_p`, `top_k`; the last is sent only if it cuts something off, as OpenAI's own
+                servers do not know it.
+            max_response_length: tokens.
+            chat_template_kwargs: sent only if there are any, for the same reason.
+            request_timeout: seconds after which an answer that has not come fails its episode, retries included.
+
+        Raises:
+            ImportError: the package openai is missing.
+            ValueError: the key's environment variable is not set.
+        """
+        try:
+            import openai
+        except ImportError as error:
+            raise ImportError("endpoints need the package openai: pip install 'verl-atgrpo[endpoints]'") from error
+        self._openai = openai
+        self._endpoint = endpoint
+        self._key = key_of(endpoint)
+        self._timeout = request_timeout
+        self._client = openai.AsyncOpenAI(
+            base_url=endpoint.base_url,
+            api_key=self._key or "none",  # the client wants one; servers without keys do not look
+            timeout=request_timeout,
+            max_retries=_RETRIES,
+        )
+        extra: dict[str, Any] = {}
+        if sampling["top_k"] > 0:
+            extra["top_k"] = sampling["top_k"]
+        if chat_template_kwargs:
+            extra["chat_template_kwargs"] = dict(chat_template_kwargs)
+        self._request = {
+            "model": endpoint.model,
+            "temperature": sampling["temperature"],
+            "top_p": sampling["top_p"],
+            # Not max_completion_tokens: a server that does not know that would answer without end and say nothing.
+            "max_tokens": max_response_length,
+            "extra_body": extra or None,
+        }
+
+    async def __aenter__(self) -> EndpointPolicy:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self._client.close()
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        """Returns stand-ins for the ids."""
+        return [ord(char) for char in json.dumps([dict(message) for message in messages])]
+
+    async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
+        """Asks for one answer.
+
+        Raises:
+            EpisodeFailed: no answer came in time, or the server refused this request.
+            PolicyUnusable: it will refuse every request, or does not count tokens.
+        """
+        messages = json.loads("".join(map(chr, prompt_ids)))
+        openai = self._openai
+        try:
+            answer = await asyncio.wait_for(
+                self._client.chat.completions.create(messages=messages, seed=seed, **self._request), self._timeout
+            )
+        except (asyncio.TimeoutError, openai.APITimeoutError) as error:
+            raise EpisodeFailed("timeout", f"{self._endpoint}: no answer within {self._timeout} s") from error
+        except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
+            # Without the server's words, which may repeat a part of the key.
+            raise PolicyUnusable(
+                f"{self._endpoint} answers HTTP {error.status_code}: check the URL, the model's name and the key in "
+                f"{self._endpoint.key_variable}"
+            ) from None
+        except openai.RateLimitError as error:
+            raise EpisodeFailed("rate_limit", self._told(error)) from None
+        except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
+            raise EpisodeFailed("refused", self._told(error)) from None
+        except (openai.APIError, json.JSONDecodeError) as error:
+            raise EpisodeFailed("endpoint", self._told(error)) from None
+        return self._generation(answer)
+
+    def _told(self, error: Exception) -> str:
+        text = f"{self._endpoint}: {type(error).__name__}: {error}"
+        return (text.replace(self._key, "***") if self._key else text)[:_SHOWN]
+
+    def _generation(self, answer: Any) -> Generation:
+        choices = getattr(answer, "choices", None)
+        if not choices:
+            raise EpisodeFailed("endpoint", f"{self._endpoint}: the answer is no chat completion")
+        if choices[0].finish_reason == "content_filter":
+            raise EpisodeFailed("content_filter", f"{self._endpoint}: the answer was filtered")
+        if answer.usage is None:
+            raise PolicyUnusable(f"{self._endpoint} sends no usage: the tokens of its answers cannot be counted")
+        text = choices[0].message.content or ""
+        return Generation(
+            token_ids=[ord(char) for char in text],
+            log_probs=[],
+            text=text,
+            truncated=choices[0].finish_reason == "length",
+            usage=(answer.usage.prompt_tokens, answer.usage.completion_tokens),
+        )

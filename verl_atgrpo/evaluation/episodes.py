@@ -1,0 +1,184 @@
+"""Playing the episodes of an evaluation, so many at a time, and writing each down as it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from verl_atgrpo.environment import Environment, Outcome
+from verl_atgrpo.evaluation.results import AgentUsage, EpisodeKey, EpisodeRow, Failure, ResultFile
+from verl_atgrpo.team import Decision, EpisodeFailed, Policy, Team, TeamOptions, episode_seed, play
+
+logger = logging.getLogger(__name__)
+
+_REPORTS = 10
+"""How often the progress is logged over a run."""
+
+
+class PolicyUnusable(RuntimeError):
+    """A policy will answer no episode at all: the engine is down, or the endpoint refuses us."""
+
+
+@dataclass(frozen=True)
+class Lineup:
+    """Who plays."""
+
+    agents: Mapping[str, str]
+    """Agent -> policy."""
+    policies: Mapping[str, Policy]
+    """Policy -> what it is; serves all episodes at once."""
+
+
+def wanted(tasks: int, seeds: Sequence[int], episodes: int) -> list[EpisodeKey]:
+    """Returns the episodes of an evaluation: every task once, then every task again, seed by seed."""
+    return [EpisodeKey(task, seed, sample) for seed in seeds for sample in range(episodes) for task in range(tasks)]
+
+
+def pending(keys: Iterable[EpisodeKey], rows: Mapping[EpisodeKey, EpisodeRow]) -> list[EpisodeKey]:
+    """Returns those episodes that have not been played, or failed."""
+    return [key for key in keys if key not in rows or rows[key].failed is not None]
+
+
+async def play_all(
+    environment: Environment,
+    lineup: Lineup,
+    keys: Sequence[EpisodeKey],
+    results: ResultFile,
+    *,
+    in_flight: int,
+    max_failed: int,
+) -> None:
+    """Plays `keys` and adds each to `results` as it ends; what is under way when one raises is given up.
+
+    Args:
+        environment: whose validation tasks they are.
+        lineup: who plays.
+        keys: the episodes.
+        results: where they are written.
+        in_flight: episodes at a time.
+        max_failed: episodes that may fail before the run stops.
+
+    Raises:
+        PolicyUnusable: a policy will answer none of them.
+        RuntimeError: too many episodes failed, or the environment has a defect.
+    """
+    queue = iter(keys)
+    progress = _Progress(len(keys), max_failed)
+    players = [
+        asyncio.ensure_future(_play_from(queue, environment, lineup, results, progress))
+        for _ in range(min(in_flight, len(keys)))
+    ]
+    try:
+        await asyncio.gather(*players)
+    finally:
+        for player in players:
+            player.cancel()
+        await asyncio.gather(*players, return_exceptions=True)
+
+
+async def _play_from(
+    queue: Iterator[EpisodeKey],
+    environment: Environment,
+    lineup: Lineup,
+    results: ResultFile,
+    progress: _Progress,
+) -> None:
+    for key in queue:
+        row = await play_one(environment, lineup, key)
+        results.add(row)
+        progress.count(row)
+
+
+async def play_one(environment: Environment, lineup: Lineup, key: EpisodeKey) -> EpisodeRow:
+    """Plays an episode with the draws that validation during training would make.
+
+    An episode that fails is a row that says so.
+
+    Raises:
+        PolicyUnusable: a policy will answer none.
+        RuntimeError: the environment has a defect.
+    """
+    task = environment.task("val", key.task)
+    team = Team(
+        lineup.agents,
+        lineup.policies,
+        TeamOptions(),
+        scheme="evaluate",
+        episode_id=".".join(map(str, key)),
+        seed=episode_seed(key.seed, "val", "val", key.task, key.sample),
+    )
+    started = time.monotonic()
+    failure = None
+    try:
+        outcome = (await play(environment, task, team)).outcome
+    except EpisodeFailed as failed:
+        outcome, failure = Outcome(success=False), Failure(failed.reason, str(failed))
+    except PolicyUnusable:
+        raise
+    except Exception as error:  # whatever a user's environment raises; told with the episode it happened in
+        raise RuntimeError(f"task {key.task}, seed {key.seed}, sample {key.sample}: {error!r}") from error
+    decided = Counter(decision.agent for decision in team.decisions)
+    return EpisodeRow(
+        task=key.task,
+        fingerprint=hashlib.blake2b(environment.fingerprint(task).encode(), digest_size=16).hexdigest(),
+        seed=key.seed,
+        sample=key.sample,
+        success=bool(outcome.success),
+        team_reward=float(outcome.team_reward),
+        metrics={name: float(value) for name, value in outcome.metrics.items()},
+        turns=max(decided.values(), default=0),
+        decisions=len(team.decisions),
+        agents={agent: _usage(agent, policy, team.decisions) for agent, policy in lineup.agents.items()},
+        failed=failure,
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+def _usage(agent: str, policy: str, decisions: Sequence[Decision]) -> AgentUsage:
+    mine = [decision for decision in decisions if decision.agent == agent]
+    drawn = [(decision, candidate.generation) for decision in mine for candidate in decision.candidates]
+    return AgentUsage(
+        policy=policy,
+        decisions=len(mine),
+        prompt_tokens=sum(len(d.prompt_ids) if made.usage is None else made.usage[0] for d, made in drawn),
+        generated_tokens=sum(made.tokens for _, made in drawn),
+        truncated=sum(made.truncated for _, made in drawn),
+    )
+
+
+class _Progress:
+    """Counts the episodes of a run, logs now and then, and stops it when too many have failed."""
+
+    def __init__(self, total: int, max_failed: int) -> None:
+        self._total = total
+        self._max_failed = max_failed
+        self._done = self._solved = 0
+        self._failed: Counter[str] = Counter()
+        self._started = time.monotonic()
+
+    def count(self, row: EpisodeRow) -> None:
+        self._done += 1
+        self._solved += row.success
+        if row.failed is not None:
+            self._failed[row.failed.reason] += 1
+            logger.warning("task %d, seed %d, sample %d failed: %s", *row.key, row.failed.message)
+            if self._failed.total() > self._max_failed:
+                raise RuntimeError(
+                    f"{self._failed.total()} episodes of this run failed ({dict(self._failed)}), more than "
+                    f"at_grpo.max_failed_episodes={self._max_failed}; the same command tries them again"
+                )
+        if self._done * _REPORTS // self._total > (self._done - 1) * _REPORTS // self._total:
+            seconds = time.monotonic() - self._started
+            logger.info(
+                "%d of %d episodes, %d solved, %d failed, %.1f episodes/s",
+                self._done,
+                self._total,
+                self._solved,
+                self._failed.total(),
+                self._done / max(seconds, 1e-9),
+            )

@@ -1,0 +1,249 @@
+"""The figures of an evaluation, with bootstrap intervals.
+
+Episodes of one task are not independent of each other, tasks are: so every mean is a mean over tasks of the mean over
+a task's episodes, and the bootstrap draws tasks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verl_atgrpo.evaluation.results import EpisodeRow
+
+RESAMPLES = 10_000
+LEVEL = 0.95
+_CHUNK = 1 << 22
+"""Numbers of a bootstrap that are in memory at a time."""
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure and its interval, the ends included."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What an evaluation says about a team."""
+
+    tasks: int
+    episodes: tuple[int, int]
+    """Fewest and most episodes of a task."""
+    success: Estimate
+    """avg@n: the mean success of an episode."""
+    pass_at: dict[int, Estimate]
+    """k -> the chance that at least one of k episodes of a task is solved."""
+    by_turn: dict[int, Estimate]
+    """t -> share of episodes solved in which no agent took more than t decisions."""
+    by_seed: dict[int, float]
+    """Seed -> mean success."""
+    tokens_per_solved: Estimate
+    """Generated tokens of all episodes for each one solved; infinite if none is."""
+    all_tokens_per_solved: Estimate
+    """As above, with the prompts' tokens."""
+    failed: dict[str, int]
+    """Reason -> episodes that failed; they count as not solved."""
+    truncated: float
+    """Share of answers that ran into the length limit."""
+
+
+def pass_at_k(episodes: int, solved: int, k: int) -> float:
+    """Returns the unbiased estimate 1 - C(n - c, k) / C(n, k) of pass@k (Chen et al. 2021, arXiv 2107.03374).
+
+    Args:
+        episodes: n, of one task.
+        solved: c, those of them that are solved.
+        k: from 1 to n.
+
+    Raises ValueError for another k.
+    """
+    if not 1 <= k <= episodes:
+        raise ValueError(
+            f"pass@{k} needs at least {k} episodes of every task and k of at least 1, there are {episodes}"
+        )
+    if episodes - solved < k:
+        return 1.0
+    # C(n - c, k) / C(n, k) as a product, whose factors do not overflow.
+    return float(1.0 - np.prod(1.0 - k / np.arange(episodes - solved + 1, episodes + 1)))
+
+
+def bootstrap(columns: Array, statistics: Callable[[Array], Array], seed: int = 0) -> tuple[Array, Array]:
+    """Returns the ends of the 95% percentile intervals of statistics, drawing tasks with replacement.
+
+    Args:
+        columns: (tasks, c) numbers of every task.
+        statistics: (r, c) means over the tasks of r draws -> (r, s) statistics.
+        seed: of the draws.
+
+    Returns two arrays of s numbers. The ends are values that occurred: nothing is interpolated, as a statistic may be
+    infinite.
+    """
+    tasks = len(columns)
+    rng = np.random.default_rng(seed)
+    values = []
+    for start in range(0, RESAMPLES, step := max(1, _CHUNK // tasks)):
+        times = rng.multinomial(tasks, np.full(tasks, 1 / tasks), size=min(step, RESAMPLES - start))
+        values.append(statistics(times @ columns / tasks))
+    drawn = np.concatenate(values)
+    tail = (1 - LEVEL) / 2
+    low: Array = np.quantile(drawn, tail, axis=0, method="lower")
+    high: Array = np.quantile(drawn, 1 - tail, axis=0, method="higher")
+    return low, high
+
+
+def by_task(rows: Iterable[EpisodeRow]) -> dict[int, list[EpisodeRow]]:
+    """Returns task -> its episodes, both in order."""
+    tasks: dict[int, list[EpisodeRow]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: row.key):
+        tasks[row.task].append(row)
+    return dict(tasks)
+
+
+def figures(rows: Sequence[EpisodeRow], ks: Sequence[int] | None = None, seed: int = 0) -> Figures:
+    """Returns the figures of an evaluation.
+
+    Args:
+        rows: its episodes.
+        ks: the k of pass@k; None for the powers of two up to the episodes that every task has, but for 1: pass@1 is
+            avg@n.
+        seed: of the bootstrap.
+
+    Raises ValueError if there is no episode, or fewer of a task than a k.
+    """
+    if not rows:
+        raise ValueError("there is no episode")
+    tasks = by_task(rows)
+    counts = [len(mine) for mine in tasks.values()]
+    ks = _powers_of_two(min(counts)) if ks is None else ks
+    turns = range(1, max(1, *(row.turns for row in rows)) + 1)
+    columns = np.array([_numbers(mine, ks, turns) for mine in tasks.values()])
+
+    def statistics(means: Array) -> Array:
+        solved = means[:, 0]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            # Nothing spent and nothing solved is no bargain either.
+            ratios = [np.where(solved > 0, means[:, at] / solved, np.inf) for at in (1, 2)]
+        return np.column_stack([*ratios, means[:, 0], means[:, 3:]])
+
+    values = statistics(columns.mean(axis=0, keepdims=True))[0]
+    estimates = [
+        Estimate(*map(float, three)) for three in zip(values, *bootstrap(columns, statistics, seed), strict=True)
+    ]
+    answers = sum(agent.decisions for row in rows for agent in row.agents.values())
+    return Figures(
+        tasks=len(tasks),
+        episodes=(min(counts), max(counts)),
+        success=estimates[2],
+        pass_at=dict(zip(ks, estimates[3:], strict=False)),
+        by_turn=dict(zip(turns, estimates[3 + len(ks) :], strict=True)),
+        by_seed=_by_seed(rows),
+        tokens_per_solved=estimates[0],
+        all_tokens_per_solved=estimates[1],
+        failed=dict(Counter(row.failed.reason for row in rows if row.failed is not None)),
+        truncated=sum(agent.truncated for row in rows for agent in row.agents.values()) / max(1, answers),
+    )
+
+
+def _numbers(mine: Sequence[EpisodeRow], ks: Sequence[int], turns: Sequence[int]) -> list[float]:
+    """Returns a task's numbers: means over its episodes, and pass@k."""
+    solved = sum(row.success for row in mine)
+    return [
+        solved / len(mine),
+        sum(row.generated_tokens for row in mine) / len(mine),
+        sum(row.generated_tokens + row.prompt_tokens for row in mine) / len(mine),
+        *(pass_at_k(len(mine), solved, k) for k in ks),
+        *(sum(row.success and row.turns <= turn for row in mine) / len(mine) for turn in turns),
+    ]
+
+
+def _powers_of_two(limit: int) -> list[int]:
+    return [1 << power for power in range(1, limit.bit_length())]
+
+
+def _by_seed(rows: Iterable[EpisodeRow]) -> dict[int, float]:
+    seeds: dict[int, list[EpisodeRow]] = defaultdict(list)
+    for row in rows:
+        seeds[row.seed].append(row)
+    return {seed: success_by_task(mine).mean() for seed, mine in sorted(seeds.items())}
+
+
+def success_by_task(rows: Iterable[EpisodeRow]) -> Array:
+    """Returns the mean success of every task, in order of the tasks."""
+    return np.array([np.mean([row.success for row in mine]) for mine in by_task(rows).values()])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How much better the second of two evaluations is, task by task."""
+
+    tasks: int
+    """Those that both have."""
+    left_out: tuple[int, int]
+    """Tasks that only the first has, and only the second."""
+    first: float
+    second: float
+    """Mean success of each on the common tasks."""
+    difference: Estimate
+    """Second minus first."""
+    better: int
+    worse: int
+    equal: int
+    """Tasks in which the second's mean success is higher, lower, or the same."""
+
+
+def compare(
+    first: Iterable[EpisodeRow], second: Iterable[EpisodeRow], *, common_only: bool = False, seed: int = 0
+) -> Comparison:
+    """Compares two evaluations on the same tasks, known by their fingerprints.
+
+    Args:
+        first: the episodes of one.
+        second: the episodes of the other; their number a task may differ.
+        common_only: compare on the tasks that both have, if they do not have the same.
+        seed: of the bootstrap.
+
+    Raises ValueError if they have no common task, or different ones without `common_only`.
+    """
+    a, b = _success_by_problem(first), _success_by_problem(second)
+    common = sorted(a.keys() & b.keys())
+    left_out = len(a) - len(common), len(b) - len(common)
+    if not common:
+        raise ValueError(f"no task of the first ({len(a)}) is also one of the second ({len(b)})")
+    if any(left_out) and not common_only:
+        raise ValueError(
+            f"the tasks are not the same: {len(common)} are common, {left_out[0]} in the first only, {left_out[1]} in "
+            "the second only; compare on the common ones with --common"
+        )
+    pairs = np.array([[a[problem], b[problem]] for problem in common])
+    gains = pairs[:, 1:] - pairs[:, :1]
+    low, high = bootstrap(gains, lambda means: means, seed)
+    return Comparison(
+        tasks=len(common),
+        left_out=left_out,
+        first=float(pairs[:, 0].mean()),
+        second=float(pairs[:, 1].mean()),
+        difference=Estimate(float(gains.mean()), float(low[0]), float(high[0])),
+        better=int((gains > 0).sum()),
+        worse=int((gains < 0).sum()),
+        equal=int((gains == 0).sum()),
+    )
+
+
+def _success_by_problem(rows: Iterable[EpisodeRow]) -> Mapping[tuple[str, int], float]:
+    """Returns (fingerprint, how many tasks before had it) -> mean success: a data set may hold a problem twice."""
+    seen: Counter[str] = Counter()
+    found = {}
+    for mine in by_task(rows).values():
+        fingerprint = mine[0].fingerprint
+        found[fingerprint, seen[fingerprint]] = float(np.mean([row.success for row in mine]))
+        seen[fingerprint] += 1
+    return found

@@ -1,0 +1,219 @@
+"""From a recipe and the command's options to what is played: tasks, who answers for whom, and with which settings."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl_atgrpo import platform_choice
+from verl_atgrpo.config import SECTION, AtGrpoConfig
+from verl_atgrpo.environment import Environment
+from verl_atgrpo.evaluation.engine import engine_args
+from verl_atgrpo.evaluation.sources import Endpoint, Model, Source, assignments, of_checkpoint, parse, weights_digest
+from verl_atgrpo.policy_config import job_of
+from verl_atgrpo.recipes import compose
+from verl_atgrpo.run_check import check_cpu_prefill, check_memory, expand_policies
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command's options."""
+
+    recipe: str
+    overrides: Sequence[str] = ()
+    folder: Path | None = None
+    """Where else to look for recipes."""
+    episodes: int | None = None
+    """Of every task and seed; None for the recipe's `val_kwargs.n`."""
+    tasks: int | None = None
+    """The first ones; None for all that validation during training plays."""
+    seeds: Sequence[int] | None = None
+    """None for `at_grpo.seed` alone."""
+    policies: Sequence[str] = ()
+    """`NAME=SOURCE`."""
+    agents: Sequence[str] = ()
+    """`AGENT=POLICY` or `AGENT=SOURCE`."""
+    checkpoint: Path | None = None
+    """A folder `global_step_<n>`."""
+
+
+@dataclass(frozen=True)
+class Player:
+    """A policy of the evaluation."""
+
+    source: Source
+    engine: dict[str, Any] | None
+    """vLLM's arguments; None behind an endpoint."""
+    model: DictConfig | None
+    """verl's `model` section with the source's path; None behind an endpoint."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything an evaluation needs."""
+
+    environment: Environment
+    agents: dict[str, str]
+    """Agent -> player."""
+    players: dict[str, Player]
+    tasks: int
+    seeds: list[int]
+    episodes: int
+    sampling: dict[str, Any]
+    max_prompt_length: int
+    max_response_length: int
+    chat_template_kwargs: dict[str, Any]
+    request_timeout: float
+    max_failed: int
+    header: dict[str, Any] = field(repr=False)
+    """What an episode's distribution depends on: a result file holds episodes of one such only."""
+
+
+def make(options: Options) -> Plan:
+    """Reads the recipe and the options; raises ValueError for what cannot be played."""
+    config = compose(options.recipe, options.overrides, options.folder)
+    settings = AtGrpoConfig.from_config(config)
+    expand_policies(config)
+    environment = settings.make_environment()
+    rollout, data = config.actor_rollout_ref.rollout, config.data
+    agents, players = _players(config, settings, environment, options)
+    sampling = {key: rollout.val_kwargs[key] for key in ("temperature", "top_p", "top_k")}
+    lengths = {"max_prompt_length": int(data.max_prompt_length), "max_response_length": int(data.max_response_length)}
+    template = OmegaConf.to_container(data.get("apply_chat_template_kwargs") or OmegaConf.create(), resolve=True)
+    assert isinstance(template, dict)
+    header = {
+        "recipe": options.recipe,
+        "environment": settings.environment,
+        "agents": agents,
+        "players": {name: _described(player) for name, player in players.items()},
+        "sampling": sampling,
+        **lengths,
+        "chat_template_kwargs": template,
+        "versions": _versions(players),
+    }
+    return Plan(
+        environment=environment,
+        agents=agents,
+        players=players,
+        tasks=_tasks(settings, environment, options.tasks),
+        seeds=_seeds(options.seeds, settings.seed),
+        episodes=_at_least_one("--episodes", options.episodes, int(rollout.val_kwargs.n)),
+        sampling=sampling,
+        **lengths,
+        chat_template_kwargs={str(key): value for key, value in template.items()},
+        request_timeout=settings.request_timeout,
+        max_failed=settings.max_failed_episodes,
+        header=header,
+    )
+
+
+def _at_least_one(option: str, given: int | None, default: int) -> int:
+    if given is not None and given < 1:
+        raise ValueError(f"{option} {given}: at least 1")
+    return default if given is None else given
+
+
+def _tasks(settings: AtGrpoConfig, environment: Environment, given: int | None) -> int:
+    if given is None:
+        return settings.split_size(environment, "val")
+    available = environment.size("val")
+    if available is not None and given > available:
+        raise ValueError(f"--tasks {given}: the environment has {available} validation tasks")
+    return _at_least_one("--tasks", given, given)
+
+
+def _seeds(given: Sequence[int] | None, default: int) -> list[int]:
+    seeds = [default] if given is None else list(given)
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"--seeds {' '.join(map(str, seeds))}: one is there twice")
+    return seeds
+
+
+def _players(
+    config: DictConfig, settings: AtGrpoConfig, environment: Environment, options: Options
+) -> tuple[dict[str, str], dict[str, Player]]:
+    """Returns agent -> player and player -> what it is, of those that play."""
+    policies = settings.policy_settings()
+    sources: dict[str, Source] = {}
+    if options.checkpoint is not None:
+        trainable = {name: policy.trainable for name, policy in policies.items()}
+        sources.update(of_checkpoint(options.checkpoint, trainable))
+    given = assignments(options.policies, "--policy", list(policies), "policy")
+    sources.update({name: parse(text) for name, text in given.items()})
+    # The policy whose sections say how an agent's model is served.
+    agents = settings.validation_policies_of(environment)
+    sections = {name: name for name in policies}
+    for agent, text in assignments(options.agents, "--agent", environment.agents, "agent").items():
+        if text in policies:
+            agents[agent] = text
+            continue
+        name = f"{agent}={text.partition('#')[0]}"
+        sources[name], sections[name] = parse(text), agents[agent]
+        agents[agent] = name
+    for name in given:
+        if name not in agents.values():
+            raise ValueError(f"--policy {name}=... has no effect: no agent is played by {name!r}")
+    players = {
+        name: _player(config, settings, sections[name], sources.get(name)) for name in sorted(set(agents.values()))
+    }
+    _check_memory(players)
+    return agents, players
+
+
+def _player(config: DictConfig, settings: AtGrpoConfig, section: str, source: Source | None) -> Player:
+    key = f"{SECTION}.policies.{section}" if settings.policies else "actor_rollout_ref"
+    policy = job_of(config, section).actor_rollout_ref
+    if source is None:
+        if policy.model.get("lora_adapter_path"):
+            raise ValueError(
+                f"{key}.model.lora_adapter_path={policy.model.lora_adapter_path}: an evaluation needs a whole model; "
+                f"merge the adapter into it and name that with --policy {section}=FOLDER"
+            )
+        source = parse(str(policy.model.path))
+    elif isinstance(source, Model):
+        with open_dict(policy.model):
+            # What the recipe says beside the path is kept; where the old model's parts lie is not.
+            policy.model.update(path=source.path, tokenizer_path=None, hf_config_path=None, lora_adapter_path=None)
+    if isinstance(source, Endpoint):
+        return Player(source, None, None)
+    if platform_choice.wants_cpu():
+        check_cpu_prefill(key, policy.rollout)
+    return Player(source, engine_args(key, source.path, policy), policy.model)
+
+
+def _check_memory(players: Mapping[str, Player]) -> None:
+    """Raises ConfigError if the engines, which all run on the same devices, want more memory than there is."""
+    engines: list[dict[str, Any]] = []
+    shares: dict[str, float] = {}
+    for name, player in players.items():
+        if player.engine is not None and player.engine not in engines:
+            engines.append(player.engine)
+            shares[name] = float(player.engine["gpu_memory_utilization"])
+    check_memory("an evaluation", shares, "lower them")
+
+
+def _described(player: Player) -> dict[str, Any]:
+    """Returns what a player's answers depend on: not how much memory or how many devices serve it."""
+    described: dict[str, Any] = {"source": str(player.source)}
+    if isinstance(player.source, Model) and player.engine is not None:
+        described["weights"] = weights_digest(player.source.path)
+        described["dtype"] = player.engine["dtype"]
+        described["max_model_len"] = player.engine["max_model_len"]
+    return described
+
+
+def _versions(players: Mapping[str, Player]) -> dict[str, str]:
+    local = any(player.engine is not None for player in players.values())
+    names = ("verl-atgrpo", "vllm") if local else ("verl-atgrpo",)
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "unknown"
+    return found

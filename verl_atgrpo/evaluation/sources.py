@@ -1,0 +1,142 @@
+"""Where a policy's answers come from in an evaluation: a model on disk or a hub, or an endpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from verl_atgrpo.export import trained_policies, whole_model
+
+KEY_VARIABLE = "OPENAI_API_KEY"
+_SAMPLE = 1 << 20
+"""Bytes at either end of a weights file that are looked at to know it again."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A Hugging Face model that vLLM serves in this process."""
+
+    path: str
+    """A folder, or the name of a hub's repository."""
+
+    def __str__(self) -> str:
+        return self.path
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A model that an OpenAI-compatible server serves."""
+
+    model: str
+    base_url: str
+    key_variable: str = KEY_VARIABLE
+    """The environment variable with the key, which is nowhere written or logged."""
+
+    def __str__(self) -> str:
+        return f"{self.model}@{self.base_url}"
+
+
+Source = Model | Endpoint
+
+
+def parse(text: str) -> Source:
+    """Reads `MODEL@http(s)://host/v1[#KEY_VARIABLE]`, a folder with a model, or a hub's `owner/name`.
+
+    Raises ValueError for anything else.
+    """
+    model, at, url = re.match(r"(.*?)(@?)(https?://.*)?$", text, re.DOTALL).groups()  # type: ignore[union-attr]
+    if url is not None:
+        return _endpoint(model, at, url)
+    if Path(text).is_dir():
+        if not (Path(text) / "config.json").is_file():
+            raise ValueError(f"{text} has no config.json: name the folder of a Hugging Face model")
+        return Model(text)
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", text):
+        raise ValueError(
+            f"{text!r} is no source of answers: use a folder with a model, a hub's owner/name, or MODEL@http://host/v1"
+        )
+    return Model(text)
+
+
+def _endpoint(model: str, at: str, url: str) -> Endpoint:
+    parts = urlsplit(url)
+    # Not told what was given: it may hold a secret.
+    if parts.username or parts.password or parts.query:
+        raise ValueError("an endpoint's URL takes no user, password or query; its key comes from the environment")
+    if not model or not at:
+        raise ValueError(f"{url.partition('#')[0]} names no model: write MODEL@URL")
+    if parts.fragment and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", parts.fragment):
+        raise ValueError(f"{model}@...: after # comes the name of the environment variable that holds the key")
+    return Endpoint(model, url.partition("#")[0].rstrip("/"), parts.fragment or KEY_VARIABLE)
+
+
+def key_of(endpoint: Endpoint) -> str | None:
+    """Returns the endpoint's key; raises ValueError if a variable was named for it and is not set."""
+    key = os.environ.get(endpoint.key_variable)
+    if not key and endpoint.key_variable != KEY_VARIABLE:
+        raise ValueError(f"{endpoint}: the environment variable {endpoint.key_variable} is not set")
+    return key or None
+
+
+def weights_digest(path: str) -> str | None:
+    """Returns a digest by which a folder's weights are known again, or None for a hub's name.
+
+    It looks at names, sizes and both ends of the files: whole files take minutes to read.
+    """
+    if not Path(path).is_dir():
+        return None
+    digest = hashlib.blake2b(digest_size=16)
+    for file in sorted(Path(path).iterdir()):
+        if file.suffix in (".safetensors", ".bin", ".json", ".jinja"):
+            size = file.stat().st_size
+            digest.update(f"{file.name}\x1f{size}\x1f".encode())
+            with file.open("rb") as data:
+                digest.update(data.read(_SAMPLE))
+                data.seek(max(0, size - _SAMPLE))
+                digest.update(data.read())
+    return digest.hexdigest()
+
+
+def of_checkpoint(step: Path, policies: Mapping[str, bool]) -> dict[str, Source]:
+    """Returns the source of every policy that a checkpoint holds.
+
+    Args:
+        step: a folder `global_step_<n>`.
+        policies: the recipe's policies -> trainable.
+
+    Raises ValueError if it is no complete checkpoint of these policies, or a policy was saved in shards only.
+    """
+    saved = trained_policies(step)
+    trained = [name for name, trainable in policies.items() if trainable]
+    if sorted(saved) != sorted(trained):
+        raise ValueError(f"{step} holds the policies {', '.join(saved)}, the recipe trains {', '.join(trained)}")
+    sources: dict[str, Source] = {}
+    for name, folder in saved.items():
+        model = whole_model(folder)
+        if model is None:
+            raise ValueError(
+                f"{folder} holds no whole model: run verl-atgrpo export {step} OUT, then name "
+                + " ".join(f"--policy {policy}=OUT/{policy}" for policy in saved)
+            )
+        sources[name] = Model(str(model))
+    return sources
+
+
+def assignments(texts: Sequence[str], option: str, known: Sequence[str], what: str) -> dict[str, str]:
+    """Reads `NAME=VALUE` arguments; raises ValueError for a name that is not `known`, or that comes twice."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or not value:
+            raise ValueError(f"{option} {text}: write {option} {what.upper()}=...")
+        if name not in known:
+            raise ValueError(f"{option} {name}=...: there is no {what} {name!r}, the recipe has {', '.join(known)}")
+        if name in found:
+            raise ValueError(f"{option} {name}=... is given twice")
+        found[name] = value
+    return found
