@@ -27,6 +27,7 @@ from verl_atgrpo import environment
 from verl_atgrpo.config import AtGrpoConfig
 from verl_atgrpo.environments.replayed_game import ReplayedGame
 from verl_atgrpo.estimator import PRESETS, EstimatorSpec
+from verl_atgrpo.group_filter import GroupFilter
 from verl_atgrpo.policy_config import PolicySettings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,6 +36,7 @@ SECTIONS: tuple[tuple[str, type], ...] = (
     ("at_grpo", AtGrpoConfig),
     ("at_grpo.policies.<name>", PolicySettings),
     ("at_grpo.estimator", EstimatorSpec),
+    ("at_grpo.group_filter", GroupFilter),
 )
 WRITTEN = {
     (EstimatorSpec, "name"): [
