@@ -166,6 +166,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
                     "prompt_len": prompt_length,
                     "response_len": response_length,
                     "seq_len": prompt_length + response_length,
+                    "task": int(prompt["index"]),
                     "global_steps": int(prompt["global_steps"]),
                     "min_global_steps": first,
                     "max_global_steps": last,
