@@ -42,8 +42,13 @@ def metrics_row(step: int, seconds: float, values: Mapping[str, Any]) -> dict[st
             number = float(value)
         except (TypeError, ValueError):
             continue
-        numbers[name] = number if math.isfinite(number) else str(number)
+        numbers[name] = plain(number)
     return {"step": step, "time": round(seconds, 3), "data": numbers}
+
+
+def plain(number: float) -> float | str:
+    """Returns a number as JSON can hold it: as text, `nan` or `inf`, if it is not finite."""
+    return number if math.isfinite(number) else str(number)
 
 
 class RecordFiles:

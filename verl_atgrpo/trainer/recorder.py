@@ -12,7 +12,7 @@ from typing import Any
 import transfer_queue as tq
 from torch import Tensor
 
-from verl_atgrpo.report.records import METRICS, TRAIN, VAL, RecordFiles, metrics_row
+from verl_atgrpo.report.records import METRICS, TRAIN, VAL, RecordFiles, metrics_row, plain
 from verl_atgrpo.report.settings import RecordSettings
 
 Tags = Mapping[str, Any]
@@ -26,7 +26,7 @@ class SampledRow:
     tags: Tags
     prompt_ids: list[int]
     response_ids: list[int]
-    advantage: float | None
+    advantage: float | str | None
     """What the update used; None for a row that nothing was learnt from."""
 
 
@@ -178,7 +178,7 @@ def _fetch(wanted: Sequence[tuple[str, Tags]], partition: str, advantages: bool)
             prompt.tolist(),
             response.tolist(),
             # The same for every token of a row, unless an estimator says otherwise.
-            None if advantage is None else float(advantage.double().mean()),
+            None if advantage is None else plain(float(advantage.double().mean())),
         )
         for (key, tags), prompt, response, advantage in zip(wanted, *columns, strict=True)
     ]
