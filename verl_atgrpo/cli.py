@@ -43,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     summary.set_defaults(run=_summary)
 
     report = commands.add_parser("report", help="write a run's curves and episodes as one HTML page")
-    report.add_argument("folder", metavar="run", type=Path, help="the run's folder: trainer.default_local_dir, or the one it is in")
+    report.add_argument(
+        "folder", metavar="run", type=Path, help="the run's folder: trainer.default_local_dir, or the one it is in"
+    )
     report.add_argument("--out", type=Path, help="the page to write; report.html in the run's folder if not given")
     report.add_argument("--max-megabytes", type=float, default=16.0, help="how much of the episodes (default 16)")
     report.set_defaults(run=_report)

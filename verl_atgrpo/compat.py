@@ -103,6 +103,8 @@ SYMBOLS = (
     Symbol("verl.workers.rollout.llm_server", "LLMServerClient.generate", ("request_id",)),
     Symbol("verl.workers.rollout.llm_server", "LLMServerClient._acquire_server", ("request_id",)),
     Symbol("verl.workers.rollout.llm_server", "LLMServerClient._release_server", ("server_id", "request_id")),
+    Symbol("verl.utils.rollout_trace", "rollout_trace_attr", ("sample_index", "step", "rollout_n", "trace")),
+    Symbol("verl.utils.rollout_trace", "rollout_trace_op", ("func",)),
     Symbol("verl.workers.rollout.llm_server", "LLMServerManager.get_client", ("client_cls",)),
 )
 CPU_SYMBOLS = (

@@ -87,7 +87,9 @@ def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
         per_agent("team_reward", "Team part of the reward", "", "mean over all candidates, before alpha"),
         per_agent("local_reward", "Local part of the reward", "", "mean over all candidates"),
         per_policy("grad_norm", "Gradient norm", "", "before clipping", zero=True),
-        per_agent("inflation_factor", "Inflation factor", "", "Dr. MAS: above 1, the team's baseline inflates gradients"),
+        per_agent(
+            "inflation_factor", "Inflation factor", "", "Dr. MAS: above 1, the team's baseline inflates gradients"
+        ),
         per_agent("response_length", "Answer length", "tokens", "mean over all candidates", zero=True),
         per_agent("response_clipped", "Answers cut off", "%", "at data.max_response_length", 100.0, zero=True),
         per_agent("zero_variance_groups", "Groups without signal", "%", "all rewards equal", 100.0, zero=True),

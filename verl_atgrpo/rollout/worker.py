@@ -23,7 +23,8 @@ from verl_atgrpo.environment import stable_hash
 from verl_atgrpo.policy_config import job_of
 from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.rollout.rows import Row, failed_validation_row, training_rows, validation_rows
-from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, Team, play
+from verl_atgrpo.rollout.trace import Episode, TraceBudget, TracedTeam
+from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, play
 
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "WARN"))
@@ -54,6 +55,11 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         # The text is decoded here, once and as a whole; vLLM need not do it token by token.
         self._engine_params = {"detokenize": False} if self.rollout_config.name == "vllm" else {}
         self._report = WorkerReport()
+        tracing = self.rollout_config.trace
+        self._traces = TraceBudget(tracing.max_samples_per_step_per_worker)
+        if tracing.token2text:
+            for name, client in self.llm_client.clients.items():
+                client.tokenizer = self._tokenizers[name]
 
     def drain_report(self) -> WorkerReport:
         """Returns the counts since the last call and starts over."""
@@ -67,8 +73,13 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         validate = bool(trajectory["validate"])
         uid, partition = prompt["uid"], "val" if validate else "train"
         await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": "running"})
+        # verl's V1 loop always says no; its older one takes that many tasks of a step, with all their episodes.
+        trace = self._traces.take(int(prompt["global_steps"]), validate)
         results = await asyncio.gather(
-            *(self._play(prompt, session, validate, sampling_params) for session in range(self._episodes(validate))),
+            *(
+                self._play(prompt, session, validate, sampling_params, trace)
+                for session in range(self._episodes(validate))
+            ),
             return_exceptions=True,
         )
         status = "finished"
@@ -94,7 +105,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         return self._settings.candidates if self._settings.scheme == "parallel" else 1
 
     async def _play(
-        self, prompt: dict[str, Any], session: int, validate: bool, sampling_params: dict[str, Any]
+        self, prompt: dict[str, Any], session: int, validate: bool, sampling_params: dict[str, Any], trace: bool
     ) -> EpisodeRecord:
         split, index = prompt["split"], int(prompt["index"])
         # Training draws differ from step to step; validation repeats the same draws, so that its
@@ -113,13 +124,14 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             )
             for name in set(policy_of.values())
         }
-        team = Team(
+        team = TracedTeam(
             policy_of,
             policies,
             self._settings.team_options(),
             scheme="evaluate" if validate else "tree" if self._settings.scheme == "tree" else "parallel",
             episode_id=f"{prompt['uid']}.{session}",
             seed=stable_hash(self._settings.seed, split, step, index, session),
+            episode=Episode(int(prompt["global_steps"]), index, session, validate, trace),
         )
         try:
             return await play(self._environment, self._environment.task(split, index), team)
