@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Metrics = Mapping[int, Mapping[str, float | str]]
@@ -135,14 +135,13 @@ def _time_split(metrics: Metrics) -> Panel:
     def rest(row: Mapping[str, float | str]) -> float:
         return max(0.0, seconds(row, ["step"]) - seconds(row, [stage for _, stages in _STAGES for stage in stages]))
 
-    measured: list[tuple[str, Callable[[Mapping[str, float | str]], float]]] = [
-        (name, lambda row, stages=stages: seconds(row, stages)) for name, stages in _STAGES
+    columns = [(name, [seconds(row, stages) for row in steps.values()]) for name, stages in _STAGES]
+    columns.append(("other", [rest(row) for row in steps.values()]))
+    series = [
+        {"name": name, "colour": colour, "points": averaged(list(zip(steps, values, strict=True)))}
+        for colour, (name, values) in enumerate(columns)
+        if any(values)
     ]
-    series = []
-    for colour, (name, of_row) in enumerate([*measured, ("other", rest)]):
-        points: list[tuple[int, float | None]] = [(step, of_row(row)) for step, row in steps.items()]
-        if any(value for _, value in points):
-            series.append({"name": name, "colour": colour, "points": averaged(points)})
     help = "what a step's seconds went into; validation is not in a step"
     return {"title": "Step time", "unit": "s", "help": help, "kind": "stack", "zero": True, "series": series}
 

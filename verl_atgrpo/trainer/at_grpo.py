@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,8 @@ def wire(config: DictConfig, environment: Environment) -> None:
 @register_trainer(MODE)
 class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
     """Trains a team's policies from its episodes."""
+
+    _dump_futures: list[Future[None]]
 
     def __init__(self, config: DictConfig) -> None:
         compat.check_symbols(cpu=platform_choice.wants_cpu())
