@@ -164,7 +164,8 @@ def check_records(folder: Path, metrics: dict[int, dict[str, float]]) -> None:
         (task, time) for task in range(4) for time in (0, 1)
     }
     for step in (1, 2):
-        assert metrics[step]["timing_s/record"] < 0.02 * metrics[step]["timing_s/step"]
+        # All of a step's tasks are recorded here, and the step takes two seconds: real ones wait for 1% and less.
+        assert 0 < metrics[step]["timing_s/record"] < 0.1 * metrics[step]["timing_s/step"]
 
 
 def test_an_update_of_one_policy_leaves_the_other_alone(models: dict[str, Path], tmp_path: Path) -> None:
