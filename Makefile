@@ -60,7 +60,12 @@ results: $(VENV)/package
 
 test: lint test-fast test-slow
 
-test-fast: $(VENV)/package
+# Does what it can: where there is no chromium and none can be installed, its tests are skipped.
+$(VENV)/browser: scripts/install_browser.sh | $(VENV)/cpu-stack
+	bash scripts/install_browser.sh
+	touch $@
+
+test-fast: $(VENV)/package $(VENV)/browser
 	$(BIN)/python -m pytest -m 'not slow' --numprocesses 2 $(ARGS)
 
 # One after the other: two trainings at a time on two cores take more than twice as long.

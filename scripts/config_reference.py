@@ -29,6 +29,7 @@ from verl_atgrpo.environments.replayed_game import ReplayedGame
 from verl_atgrpo.estimator import PRESETS, EstimatorSpec
 from verl_atgrpo.group_filter import GroupFilter
 from verl_atgrpo.policy_config import PolicySettings
+from verl_atgrpo.report.settings import RecordSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "configuration.md"
@@ -37,13 +38,14 @@ SECTIONS: tuple[tuple[str, type], ...] = (
     ("at_grpo.policies.<name>", PolicySettings),
     ("at_grpo.estimator", EstimatorSpec),
     ("at_grpo.group_filter", GroupFilter),
+    ("at_grpo.record", RecordSettings),
 )
 WRITTEN = {
     (EstimatorSpec, "name"): [
         "`preset`",
         ", ".join(f"`{name}`" for name in PRESETS),
         "",
-        "What the others start from.",
+        "What the other keys change. In its place, `name` with a word of your own starts from the defaults below.",
     ]
 }
 """Fields that a user writes otherwise: their rows."""

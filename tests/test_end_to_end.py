@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from other_tokenizer import renumber
 
 from verl_atgrpo.export import export
 from verl_atgrpo.models.warm_start import WarmStart, make
+from verl_atgrpo.report.reader import find, read
 
 pytestmark = pytest.mark.slow
 
@@ -135,11 +137,35 @@ def test_two_steps_move_the_weights_and_the_server_follows(models: dict[str, Pat
     assert metrics[1]["rollout/candidates"] == metrics[1]["team/rows_per_episode"] * 4
     assert 0 <= metrics[2]["val-core/plan_path/acc/mean@2"] <= 1
 
+    check_records(tmp_path, metrics)
+
     before, after = weights(models["tied"]), weights(tmp_path / "checkpoints/global_step_2/actor/huggingface")
     assert before.keys() == after.keys()
     moved = [name for name in before if not torch.equal(before[name], after[name])]
     assert "model.embed_tokens.weight" in moved
     assert "model.layers.0.mlp.down_proj.weight" in moved
+
+
+def check_records(folder: Path, metrics: dict[int, dict[str, float]]) -> None:
+    """What was recorded is what verl's logger got, and what the update used."""
+    run = read(find(folder))
+    assert run.metrics == metrics
+    trained = [rows for (split, *_), rows in run.episodes.items() if split == "train"]
+    assert len(trained) == 2 * 4
+    for candidates in [row["candidates"] for rows in trained for row in rows]:
+        rewards = [one["reward"] for one in candidates]
+        spread = statistics.stdev(rewards)
+        for one in candidates:
+            assert one["reward"] == pytest.approx(one["team"] + one["local"])
+            expected = (one["reward"] - statistics.mean(rewards)) / (spread + 1e-6) if spread else 0
+            assert one["advantage"] == pytest.approx(expected, abs=1e-5)
+    # Four tasks, twice each.
+    assert {key[2:] for key in run.episodes if key[0] == "val"} == {
+        (task, time) for task in range(4) for time in (0, 1)
+    }
+    for step in (1, 2):
+        # All of a step's tasks are recorded here, and the step takes two seconds: real ones wait for 1% and less.
+        assert 0 < metrics[step]["timing_s/record"] < 0.1 * metrics[step]["timing_s/step"]
 
 
 def test_an_update_of_one_policy_leaves_the_other_alone(models: dict[str, Path], tmp_path: Path) -> None:

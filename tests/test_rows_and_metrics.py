@@ -139,7 +139,18 @@ def test_validation_rows_end_with_the_last_decision() -> None:
     # verl scores an episode by its last row, so that one must be the last decision, with the outcome.
     assert [row.generation.text for row in rows] == ["tool00", "planner01", "planner10"]
     assert rows[-1].prompt_ids == [1, 2, 1]
-    assert rows[-1].tags == {"agent": "planner", "turn": 1, "policy": "policy_of_planner"}
+    assert rows[-1].tags == {
+        "agent": "planner",
+        "turn": 1,
+        "policy": "policy_of_planner",
+        "committed": True,
+        "reward": 1.0,
+        "team_reward": 0.25,
+        "local_reward": 0.75,
+        "truncated": False,
+        "episode_success": False,
+        "episode_reward": 0.25,
+    }
     assert {row.reward for row in rows} == {0.25}
     assert {row.group for row in rows} == {"uid"}
 

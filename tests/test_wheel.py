@@ -34,6 +34,9 @@ def test_contents(wheel: Path) -> None:
         "verl_atgrpo/recipes/plan_path_cpu.yaml",
         "verl_atgrpo/recipes/team/cpu.yaml",
         "verl_atgrpo/recipes/plan_path_qwen3_1p7b.yaml",
+        "verl_atgrpo/report/page.html",
+        "verl_atgrpo/report/page.css",
+        "verl_atgrpo/report/episodes.js",
         "verl_atgrpo/py.typed",
         "hydra_plugins/verl_atgrpo/__init__.py",
     ):

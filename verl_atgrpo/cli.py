@@ -43,6 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     summary.add_argument("metrics", type=Path)
     summary.set_defaults(run=_summary)
 
+    report = commands.add_parser("report", help="write a run's curves and episodes as one HTML page")
+    report.add_argument(
+        "folder", metavar="run", type=Path, help="the run's folder: trainer.default_local_dir, or the one it is in"
+    )
+    report.add_argument("--out", type=Path, help="the page to write; report.html in the run's folder if not given")
+    report.add_argument("--max-megabytes", type=float, default=16.0, help="how much of the episodes (default 16)")
+    report.set_defaults(run=_report)
+
     export = commands.add_parser("export", help="write every policy of a checkpoint as a Hugging Face model")
     export.add_argument("step", type=Path, help="a folder global_step_<n>")
     export.add_argument("out", type=Path, help="gets a folder for every policy")
@@ -142,6 +150,12 @@ def _summary(options: argparse.Namespace) -> str:
         f"validation success: {first.success:.1%} before (step {first.step}), {last.success:.1%} after "
         f"(step {last.step}, {last.seconds / 60:.1f} min of training, {last.tokens:,.0f} tokens generated)"
     )
+
+
+def _report(options: argparse.Namespace) -> str:
+    from verl_atgrpo.report.page import write
+
+    return write(options.folder, options.out or options.folder / "report.html", options.max_megabytes)
 
 
 def _export(options: argparse.Namespace) -> str:

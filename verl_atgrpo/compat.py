@@ -73,6 +73,8 @@ SYMBOLS = (
     Symbol(_TRAINER, "PPOTrainer._init_tokenizer"),
     Symbol(_TRAINER, "PPOTrainer._init_dataloader"),
     Symbol(_TRAINER, "PPOTrainer._init_dump_executor"),
+    Symbol(_TRAINER, "PPOTrainer._dump_generations"),  # keeps _dump_futures and _dump_executor
+    Symbol("verl.utils.tracking", "Tracking.log", ("data", "step")),
     Symbol(_TRAINER, "PPOTrainer._step_once", ("metrics", "timing_raw", "sample_batch_size")),
     Symbol(_TRAINER, "PPOTrainer._save_checkpoint"),
     Symbol(_TRAINER, "PPOTrainer._load_checkpoint"),
@@ -101,6 +103,8 @@ SYMBOLS = (
     Symbol("verl.workers.rollout.llm_server", "LLMServerClient.generate", ("request_id",)),
     Symbol("verl.workers.rollout.llm_server", "LLMServerClient._acquire_server", ("request_id",)),
     Symbol("verl.workers.rollout.llm_server", "LLMServerClient._release_server", ("server_id", "request_id")),
+    Symbol("verl.utils.rollout_trace", "rollout_trace_attr", ("sample_index", "step", "rollout_n", "trace")),
+    Symbol("verl.utils.rollout_trace", "rollout_trace_op", ("func",)),
     Symbol("verl.workers.rollout.llm_server", "LLMServerManager.get_client", ("client_cls",)),
 )
 CPU_SYMBOLS = (

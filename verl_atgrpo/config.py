@@ -18,6 +18,7 @@ from verl_atgrpo.environment import Environment, Split
 from verl_atgrpo.estimator import EstimatorSpec, resolve_spec
 from verl_atgrpo.group_filter import GroupFilter, GroupFilterError
 from verl_atgrpo.policy_config import SHARED, PolicyConfigError, PolicySettings
+from verl_atgrpo.report.settings import RecordSettings
 from verl_atgrpo.team import SELECTIONS, Selection, TeamOptions
 
 SECTION = "at_grpo"
@@ -75,6 +76,8 @@ class AtGrpoConfig:
     """Replaced episodes in one step after which the run stops: something is wrong with the engine or task."""
     poll_interval: float = 0.2
     """Seconds between two looks of the trainer for finished episodes (verl's own default is 2)."""
+    record: dict[str, Any] | None = field(default_factory=dict)
+    """What is written for `verl-atgrpo report` (see `report.settings`); None: nothing."""
 
     @classmethod
     def from_config(cls, config: DictConfig) -> AtGrpoConfig:
@@ -135,6 +138,7 @@ class AtGrpoConfig:
                 raise ConfigError(f"{SECTION}.{key}={getattr(self, key)}: above 0")
         self.filter()
         self._check_estimator()
+        self.record_settings()
 
     def _check_estimator(self) -> None:
         spec = self.spec()
@@ -206,6 +210,17 @@ class AtGrpoConfig:
         try:
             return GroupFilter.from_mapping(self.group_filter)
         except GroupFilterError as error:
+            raise ConfigError(str(error)) from error
+
+    def record_settings(self) -> RecordSettings | None:
+        """Returns what is recorded, or None; raises ConfigError for what cannot work."""
+        if self.record is None:
+            return None
+        if not isinstance(self.record, Mapping):
+            raise ConfigError(f"{SECTION}.record={self.record!r}: a section with keys of its own, or null")
+        try:
+            return RecordSettings.from_mapping(self.record)
+        except ValueError as error:
             raise ConfigError(str(error)) from error
 
     def make_environment(self) -> Environment:

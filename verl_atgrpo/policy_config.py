@@ -25,7 +25,18 @@ POLICIES_FILE = "policies.json"
 """In every complete checkpoint: trained policy -> its folder there."""
 _LORA = {"rank": "lora_rank", "alpha": "lora_alpha", "target_modules": "target_modules"}
 _FULL_MODEL = "hf_model"
-_SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "n", "name", "mode", "val_kwargs", "agent")
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "repetition_penalty",
+    "n",
+    "name",
+    "mode",
+    "val_kwargs",
+    "agent",
+    "trace",
+)
 
 
 class PolicyConfigError(ValueError):
@@ -85,7 +96,7 @@ class PolicySettings:
         for key in _SAMPLING:
             if key in self.rollout:
                 raise PolicyConfigError(
-                    f"{where}.rollout.{key}: every policy of a job samples alike; set actor_rollout_ref.rollout.{key}"
+                    f"{where}.rollout.{key}: the same for every policy of a job; set actor_rollout_ref.rollout.{key}"
                 )
         if not self.trainable:
             for key in ("lora", "optim"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from verl_atgrpo.policy_config import EXPANDED, SHARED, PolicyConfigError, expan
 
 MODE = "at_grpo"
 ESTIMATOR = "at_grpo"
+_TRACERS = ("mlflow", "weave", "trackio")
 _MEMORY = 0.95
 """Largest share of a GPU's memory that servers awake at the same time may claim together."""
 
@@ -154,6 +156,7 @@ def _check_team_job(config: DictConfig) -> Environment:
         raise ConfigError(
             f"actor_rollout_ref.rollout.n={rollout.n} has no effect here: leave it at 1, K is {SECTION}.candidates"
         )
+    _check_trace(rollout.trace)
     if OmegaConf.select(config, "algorithm.filter_groups.enable"):
         raise ConfigError(
             "algorithm.filter_groups.enable=true filters whole tasks, not the groups of a team: set it to false "
@@ -191,6 +194,21 @@ def _check_team_job(config: DictConfig) -> Environment:
     if not settings.allow_overlap:
         check_disjoint(settings, environment)
     return environment
+
+
+def _check_trace(trace: DictConfig) -> None:
+    key = "actor_rollout_ref.rollout.trace"
+    if trace.backend is None:
+        for option in ("token2text", "max_samples_per_step_per_worker"):
+            if trace.get(option):
+                raise ConfigError(
+                    f"{key}.{option}={trace[option]} has no effect without {key}.backend: "
+                    f"set that to one of {', '.join(_TRACERS)}"
+                )
+    elif trace.backend not in _TRACERS:
+        raise ConfigError(f"{key}.backend={trace.backend}: use one of {', '.join(_TRACERS)}, or null")
+    elif importlib.util.find_spec(trace.backend) is None:
+        raise ConfigError(f"{key}.backend={trace.backend}: it is not installed, pip install {trace.backend}")
 
 
 def _check_policies(config: DictConfig, settings: AtGrpoConfig) -> None:

@@ -10,12 +10,14 @@ import ray
 from verl.workers.rollout.llm_server import LLMServerClient
 
 
-@dataclass(frozen=True)
+@dataclass
 class TeamClient:
     """The clients of all policies, as one thing for verl to hand to the rollout workers."""
 
     clients: dict[str, DecisionClient]
     """Policy name -> client."""
+    tokenizer: Any = None
+    """Where verl leaves its tokenizer for `trace.token2text`; every client gets its policy's own."""
 
 
 Server = tuple[str, ray.actor.ActorHandle]

@@ -78,7 +78,18 @@ def validation_rows(uid: str, session: int, record: EpisodeRecord) -> Iterator[R
     for index, decision in enumerate(record.decisions):
         candidate = decision.candidates[decision.committed]
         reward = record.outcome.team_reward
-        tags = {"agent": decision.agent, "turn": decision.turn, "policy": decision.policy}
+        tags = {
+            "agent": decision.agent,
+            "turn": decision.turn,
+            "policy": decision.policy,
+            "committed": True,
+            "reward": candidate.reward,
+            "team_reward": candidate.score.team,
+            "local_reward": candidate.score.local,
+            "truncated": candidate.generation.truncated,
+            "episode_success": record.outcome.success,
+            "episode_reward": reward,
+        }
         yield Row(f"{uid}_{session}_{index}", uid, decision.prompt_ids, candidate.generation, reward, tags)
 
 
@@ -90,5 +101,5 @@ def failed_validation_row(uid: str, session: int, policy: str, token_id: int) ->
         [token_id],
         Generation([token_id], [0.0], ""),
         0.0,
-        {"failed": True, "policy": policy},
+        {"failed": True, "policy": policy, "episode_success": False, "episode_reward": 0.0},
     )

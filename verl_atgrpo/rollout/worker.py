@@ -22,7 +22,8 @@ from verl_atgrpo.config import AtGrpoConfig
 from verl_atgrpo.policy_config import job_of
 from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.rollout.rows import Row, failed_validation_row, training_rows, validation_rows
-from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, Team, episode_seed, play
+from verl_atgrpo.rollout.trace import Episode, TraceBudget, TracedTeam
+from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, episode_seed, play
 
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "WARN"))
@@ -54,6 +55,11 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         # The text is decoded here, once and as a whole; vLLM need not do it token by token.
         self._engine_params = {"detokenize": False} if self.rollout_config.name == "vllm" else {}
         self._report = WorkerReport()
+        tracing = self.rollout_config.trace
+        self._traces = TraceBudget(tracing.max_samples_per_step_per_worker)
+        if tracing.token2text:
+            for name, client in self.llm_client.clients.items():
+                client.tokenizer = self._tokenizers[name]
 
     def drain_report(self) -> WorkerReport:
         """Returns the counts since the last call and starts over."""
@@ -67,8 +73,13 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         validate = bool(trajectory["validate"])
         uid, partition = prompt["uid"], "val" if validate else "train"
         await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": "running"})
+        # verl's V1 loop always says no; its older one takes that many tasks of a step, with all their episodes.
+        trace = self._traces.take(int(prompt["global_steps"]), validate)
         results = await asyncio.gather(
-            *(self._play(prompt, session, validate, sampling_params) for session in range(self._episodes(validate))),
+            *(
+                self._play(prompt, session, validate, sampling_params, trace)
+                for session in range(self._episodes(validate))
+            ),
             return_exceptions=True,
         )
         status = "finished"
@@ -94,7 +105,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         return self._settings.candidates if self._settings.scheme == "parallel" else 1
 
     async def _play(
-        self, prompt: dict[str, Any], session: int, validate: bool, sampling_params: dict[str, Any]
+        self, prompt: dict[str, Any], session: int, validate: bool, sampling_params: dict[str, Any], trace: bool
     ) -> EpisodeRecord:
         split, index = prompt["split"], int(prompt["index"])
         policy_of = self._validation_policy_of if validate else self._policy_of
@@ -110,7 +121,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             )
             for name in set(policy_of.values())
         }
-        team = Team(
+        team = TracedTeam(
             policy_of,
             policies,
             self._settings.team_options(),
@@ -119,6 +130,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             seed=episode_seed(
                 self._settings.seed, split, "val" if validate else int(prompt["global_steps"]), index, session
             ),
+            episode=Episode(int(prompt["global_steps"]), index, session, validate, trace),
         )
         try:
             return await play(self._environment, self._environment.task(split, index), team)
@@ -165,6 +177,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
                     "prompt_len": prompt_length,
                     "response_len": response_length,
                     "seq_len": prompt_length + response_length,
+                    "task": int(prompt["index"]),
                     "global_steps": int(prompt["global_steps"]),
                     "min_global_steps": first,
                     "max_global_steps": last,

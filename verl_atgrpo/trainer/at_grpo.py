@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import transfer_queue as tq
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
 from verl.experimental.reward_loop import RewardLoopManager
 from verl.single_controller.ray import RayResourcePool, ResourcePoolManager
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
+from verl.utils.tracking import Tracking
 
 from verl_atgrpo import compat, platform_choice
 from verl_atgrpo.config import SECTION, AtGrpoConfig
 from verl_atgrpo.environment import Environment, Split
 from verl_atgrpo.policy_config import EXPANDED, PolicySettings, job_of
+from verl_atgrpo.report.reader import FOLDER
+from verl_atgrpo.report.records import RecordFiles
 from verl_atgrpo.rollout.client import TeamClient
 from verl_atgrpo.run_check import MODE, check_team_run
 from verl_atgrpo.trainer import checkpoints
@@ -27,6 +32,7 @@ from verl_atgrpo.trainer.decoding import TeamTokenizer
 from verl_atgrpo.trainer.failures import PolicyFailed
 from verl_atgrpo.trainer.metrics import every_episode_failed, policy_metrics, rollout_metrics, step_metrics
 from verl_atgrpo.trainer.policy_unit import PolicyUnit, TeamSync, for_all
+from verl_atgrpo.trainer.recorder import Recorder
 from verl_atgrpo.trainer.step_rows import PARTITION, StepRows, draw
 
 if TYPE_CHECKING:
@@ -61,6 +67,8 @@ def wire(config: DictConfig, environment: Environment) -> None:
 class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
     """Trains a team's policies from its episodes."""
 
+    _dump_futures: list[Future[None]]
+
     def __init__(self, config: DictConfig) -> None:
         compat.check_symbols(cpu=platform_choice.wants_cpu())
         wire(config, check_team_run(config))
@@ -69,6 +77,7 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
         self._counts: Counter[str] = Counter()
         self._tags: list[dict[str, Any]] = []
         self._updated = False
+        self._recorder: Recorder | None = None
         super().__init__(config)
         self.replay_buffer.poll_interval = self.settings.poll_interval
 
@@ -110,6 +119,7 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
         self.actor_rollout_wg = self.ref_policy_wg = self.units[0].actor_rollout_wg
         self.llm_server_manager = self.units[0].servers
         self._load_checkpoint()
+        self._recorder = self._make_recorder()
 
     @property
     def _split(self) -> bool:
@@ -163,10 +173,8 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
         if not learning:
             # verl clears what it gets back, and stops at a step without rows.
             metrics.update(policy_metrics(by_policy))
+            self._record_rows(rows, trained=set())
             return unused
-        if len(unused):
-            # Nothing is computed from them.
-            tq.kv_clear(keys=unused.keys, partition_id=unused.partition_id)
         timings: dict[str, dict[str, float]] = {name: {} for name in parts}
 
         def train(unit: PolicyUnit) -> None:
@@ -179,6 +187,10 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
         total = max if self._at_once else sum
         for stage in {stage for timing in timings.values() for stage in timing}:
             timing_raw[stage] = total(timing.get(stage, 0.0) for timing in timings.values())
+        self._record_rows(rows, {key for unit in learning for key in parts[unit.name].keys})
+        if len(unused):
+            # Nothing is computed from them; verl clears only what it gets back.
+            tq.kv_clear(keys=unused.keys, partition_id=unused.partition_id)
         return KVBatchMeta(
             partition_id=PARTITION,
             keys=[key for unit in learning for key in parts[unit.name].keys],
@@ -264,6 +276,8 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
         def announced(*args: Any, **kwargs: Any) -> Any:
             batch, metrics = sample(*args, **kwargs)
             self.tokenizer.expect(batch.tags)
+            if self._recorder is not None:
+                self._recorder.record(self.global_steps, batch, trained=set())
             return batch, metrics
 
         self.replay_buffer.sample = announced
@@ -277,6 +291,49 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
             self._check_servers()
             raise RuntimeError("every validation episode failed; the rollout workers' log says why")
         return metrics
+
+    # ------------------------------------------------------------ records
+
+    def _record_rows(self, rows: StepRows, trained: set[str]) -> None:
+        """Records a step's rows, dropped ones and frozen policies' included, while they are in the queue."""
+        if self._recorder is not None:
+            batch = KVBatchMeta(partition_id=PARTITION, keys=rows.keys, tags=rows.tags)
+            self._recorder.record(self.global_steps, batch, trained)
+
+    def _make_recorder(self) -> Recorder | None:
+        """Returns what writes the report's records, once it is known from which step the run goes on."""
+        settings = self.settings.record_settings()
+        if settings is None:
+            return None
+        about = {
+            "project": self.config.trainer.project_name,
+            "experiment": self.config.trainer.experiment_name,
+            "section": OmegaConf.to_container(self.config[SECTION], resolve=True),
+            "models": {unit.name: unit.config.actor_rollout_ref.model.path for unit in self.units},
+            "frozen": [unit.name for unit in self.units if not unit.trainable],
+        }
+        folder = Path(self.config.trainer.default_local_dir) / FOLDER
+        files = RecordFiles(folder, settings.max_megabytes, self.global_steps, about)
+        return Recorder(settings, files, {unit.name: unit.tokenizer for unit in self.units}, self._in_background)
+
+    def _in_background(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Hands work to verl's writer of rollout dumps; raises what earlier work raised."""
+        for future in self._dump_futures:
+            if future.done():
+                future.result()
+        self._dump_futures = [future for future in self._dump_futures if not future.done()]
+        self._dump_futures.append(self._dump_executor.submit(work, *arguments))
+
+    @property
+    def logger(self) -> Tracking:
+        """What verl logs to; the records are one logger among those of `trainer.logger`."""
+        return self._logger
+
+    @logger.setter
+    def logger(self, tracking: Tracking) -> None:
+        if self._recorder is not None:
+            tracking.logger["record"] = self._recorder
+        self._logger = tracking
 
     # ------------------------------------------------------------ checkpoints
 
@@ -296,6 +353,8 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
         self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
     ) -> None:
         """Adds the team's metrics to verl's, which are of the rows that were trained on."""
+        if self._recorder is not None:
+            timing_raw["record"] = self._recorder.take_seconds()
         if self._updated:
             super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
         else:

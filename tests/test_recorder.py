@@ -1,0 +1,183 @@
+"""From rows of the queue to decisions on record."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+tq = pytest.importorskip("transfer_queue")
+
+import torch
+import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer)
+
+from verl_atgrpo.environment import Outcome, Score
+from verl_atgrpo.report.reader import read
+from verl_atgrpo.report.records import RecordFiles
+from verl_atgrpo.report.settings import RecordSettings
+from verl_atgrpo.rollout.rows import failed_validation_row, training_rows, validation_rows
+from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation
+from verl_atgrpo.trainer import recorder
+from verl_atgrpo.trainer.at_grpo import AtGrpoTrainer
+from verl_atgrpo.trainer.recorder import Recorder, SampledRow, chosen, decisions
+
+
+class Letters:
+    """A tokenizer with a case of its own and special tokens in angle brackets (60, 62)."""
+
+    def __init__(self, upper: bool = False) -> None:
+        self._upper = upper
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        text = "".join(chr(token) for token in ids if not (skip_special_tokens and token in (60, 62)))
+        return text.upper() if self._upper else text
+
+
+TOKENIZERS = {"one": Letters(), "two": Letters(upper=True)}
+
+
+def codes(text: str) -> list[int]:
+    return [ord(letter) for letter in text]
+
+
+def turn_of(agent: str, turn: int, policy: str, *texts: str, committed: int = 0) -> Decision:
+    answers = [
+        Candidate(
+            Generation(codes(text), [0.0] * len(text), text, truncated=number == 1), Score(number, 0.5), number + 0.5
+        )
+        for number, text in enumerate(texts)
+    ]
+    return Decision(agent, turn, policy, codes(f"<{agent}{turn}>"), tuple(answers), committed)
+
+
+EPISODE = EpisodeRecord(
+    [
+        turn_of("b", 0, "two", "x", "yy", committed=1),
+        turn_of("a", 0, "one", "<zzz>", "w"),
+        turn_of("b", 1, "two", "v", "u"),
+    ],
+    Outcome(True, 0.75),
+)
+
+
+def rows_of(task: int, uid: str, session: int = 0, scheme: str = "tree") -> list[SampledRow]:
+    make = validation_rows(uid, session, EPISODE) if scheme == "val" else training_rows(uid, session, EPISODE, scheme)
+    return [
+        SampledRow(row.key, {**row.tags, "task": task}, row.prompt_ids, row.generation.token_ids, 0.1 * number)
+        for number, row in enumerate(make)
+    ]
+
+
+def test_decisions_in_their_order_with_their_tokenizer_and_the_committed_one() -> None:
+    rows = rows_of(5, "uid")
+    found = decisions(list(reversed(rows)), "train", 3, TOKENIZERS)
+    assert [(row["agent"], row["turn"], row["decision"]) for row in found] == [("b", 0, 0), ("a", 0, 2), ("b", 1, 4)]
+    assert [row["prompt"] for row in found] == ["<B0>", "<a0>", "<B1>"]
+    assert [[one["text"] for one in row["candidates"]] for row in found] == [["X", "YY"], ["zzz", "w"], ["V", "U"]]
+    assert [row["committed"] for row in found] == [1, 0, 0]
+    assert found[0]["candidates"][1] == {
+        "text": "YY", "tokens": 2, "team": 1, "local": 0.5, "reward": 1.5, "advantage": 0.1, "truncated": True,
+    }  # fmt: skip
+    for row in found:
+        assert (row["step"], row["split"], row["task"], row["episode"]) == (3, "train", 5, 0)
+        assert (row["success"], row["episode_reward"], row["prompt_tokens"]) == (True, 0.75, 4)
+
+
+def test_episodes_of_a_task_are_told_apart() -> None:
+    rows = rows_of(5, "uid", 1, "parallel") + rows_of(5, "uid", 0, "parallel") + rows_of(6, "other", 0, "parallel")
+    found = decisions(rows, "train", 1, TOKENIZERS)
+    assert [(row["task"], row["episode"]) for row in found] == [(5, 0)] * 3 + [(5, 1)] * 3 + [(6, 0)] * 3
+    # In the parallel scheme everybody's reward is the outcome.
+    assert {one["reward"] for row in found for one in row["candidates"]} == {0.75}
+
+
+def test_a_task_that_comes_twice_in_a_step_is_two_episodes() -> None:
+    found = decisions(rows_of(5, "first") + rows_of(5, "second"), "train", 1, TOKENIZERS)
+    assert [row["episode"] for row in found] == [0] * 3 + [1] * 3
+    assert {len(row["candidates"]) for row in found} == {2}
+
+
+def test_validation_rows_have_scores_and_one_candidate() -> None:
+    first, *_ = decisions(rows_of(2, "uid", scheme="val"), "val", 0, TOKENIZERS)
+    assert first["committed"] == 0
+    assert [(one["text"], one["reward"]) for one in first["candidates"]] == [("YY", 1.5)]
+    assert (first["success"], first["episode_reward"]) == (True, 0.75)
+
+
+def test_a_failed_validation_episode_is_on_record() -> None:
+    row = failed_validation_row("uid", 0, "one", 9)
+    failed = SampledRow(row.key, {**row.tags, "task": 3}, row.prompt_ids, [9], None)
+    (found,) = decisions([failed], "val", 4, TOKENIZERS)
+    assert found["failed"] is True
+    assert (found["success"], found["episode_reward"], found["task"]) == (False, 0.0, 3)
+    assert "candidates" not in found
+
+
+def test_which_tasks_are_recorded() -> None:
+    tags = [{"task": task} for task in (9, 30, 2, 9, 17, 2, 0)]
+    settings = RecordSettings(train_tasks=3, val_tasks=3)
+    assert chosen(tags, "train", settings) == [0, 2, 3, 5, 6]
+    # Validation comes in batches, and every time it is the same tasks.
+    assert chosen(tags, "val", settings) == [2, 5, 6]
+    assert chosen(tags[:2], "val", settings) == []
+    assert chosen(tags, "train", RecordSettings(train_tasks=0)) == []
+
+
+class Queue:
+    """TransferQueue, as far as the recorder asks it: variable lengths are nested, like there."""
+
+    def __init__(self, rows: list[SampledRow]) -> None:
+        self.rows = {row.key: row for row in rows}
+        self.asked: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+
+    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> dict[str, torch.Tensor]:
+        self.asked.append((tuple(keys), tuple(select_fields)))
+        mine = [self.rows[key] for key in keys]
+        columns = {
+            "prompts": [torch.tensor(row.prompt_ids) for row in mine],
+            "responses": [torch.tensor(row.response_ids) for row in mine],
+            "advantages": [torch.full((len(row.response_ids),), row.advantage or 0.0) for row in mine],
+        }
+        return {name: torch.nested.nested_tensor(columns[name], layout=torch.jagged) for name in select_fields}
+
+
+def test_advantages_are_read_for_trained_rows_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_of(1, "seen") + rows_of(2, "unseen")
+    queue = Queue(rows)
+    monkeypatch.setattr(recorder, "tq", queue)
+    files = RecordFiles(tmp_path, 1, 0, {})
+    recording = Recorder(RecordSettings(train_tasks=1), files, TOKENIZERS, lambda work, *given: work(*given))
+    batch = SimpleNamespace(keys=[row.key for row in rows], tags=[row.tags for row in rows], partition_id="train")
+    trained = {row.key for row in rows if row.tags["policy"] == "two"}
+    recording.record(7, batch, trained)
+    asked = {key: fields for keys, fields in queue.asked for key in keys}
+    assert set(asked) == {row.key for row in rows[:6]}
+    (found,) = read(tmp_path).episodes.values()
+    advantages = {row["agent"] + str(row["turn"]): [one["advantage"] for one in row["candidates"]] for row in found}
+    assert advantages == {"b0": pytest.approx([0.0, 0.1]), "a0": [None, None], "b1": pytest.approx([0.4, 0.5])}
+    assert recording.take_seconds() > 0
+    assert recording.take_seconds() == 0
+
+
+def test_the_trainer_adds_the_records_to_verls_loggers_and_raises_what_failed_in_the_background() -> None:
+    trainer: Any = AtGrpoTrainer.__new__(AtGrpoTrainer)
+    trainer._recorder = object()
+    trainer.logger = SimpleNamespace(logger={"console": 1})
+    assert trainer.logger.logger == {"console": 1, "record": trainer._recorder}
+    trainer._recorder = None
+    trainer.logger = SimpleNamespace(logger={"console": 1})
+    assert trainer.logger.logger == {"console": 1}
+
+    broken: Future[None] = Future()
+    broken.set_exception(RuntimeError("a defect of ours"))
+    trainer._dump_futures = [broken]
+    with ThreadPoolExecutor() as trainer._dump_executor:
+        with pytest.raises(RuntimeError, match="a defect of ours"):
+            trainer._in_background(print)
+        trainer._dump_futures = []
+        trainer._in_background(dict)
+    assert [future.result() for future in trainer._dump_futures] == [{}]

@@ -1,0 +1,154 @@
+"""The report: one HTML file with everything in it, which asks the network for nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from verl_atgrpo.report import reader
+from verl_atgrpo.report.panels import MOST_POINTS, figures, panels
+from verl_atgrpo.report.reader import Run
+
+_SCRIPTS = ("curves.js", "episodes.js", "page.js")
+_KEPT = ("agent", "turn", "policy", "prompt", "prompt_tokens", "committed", "candidates")
+
+
+def write(run: Path, out: Path, max_megabytes: float) -> str:
+    """Writes the report of a run; returns one line that says what is in it.
+
+    Raises ValueError if the run has no records or they are damaged.
+    """
+    records = reader.read(reader.find(run))
+    page = render(records, max_megabytes)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(page, encoding="utf-8")
+    return f"wrote {out}: {len(records.metrics)} steps, {len(records.episodes)} recorded episodes"
+
+
+def render(run: Run, max_megabytes: float) -> str:
+    """Returns the page; of the episodes, as many steps as `max_megabytes` allow, evenly spread."""
+    style = _part("page.css")
+    script = "\n".join(_part(name) for name in _SCRIPTS)
+    parts = {
+        "title": html.escape(_title(run.about)),
+        # What is not ours by its hash does not run, whatever a model wrote.
+        "policy": html.escape(
+            f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'"
+        ),
+        "style": style,
+        "script": script,
+        "data": embedded(contents(run, max_megabytes)),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _part("page.html"))
+
+
+def contents(run: Run, max_megabytes: float) -> dict[str, Any]:
+    """Returns what the page shows: `title`, `about`, `notes`, `figures`, `panels`, `episodes`."""
+    section = run.about.get("section", {})
+    policies = list(section.get("policies") or run.about.get("models", {}))
+    drawn = panels(run.metrics, policies)
+    episodes, notes = _within(run, int(max_megabytes * 1e6))
+    if len(run.metrics) > MOST_POINTS:
+        notes.insert(0, f"Curves of more than {MOST_POINTS} points are averaged over neighbouring steps.")
+    if not drawn:
+        notes.insert(0, "No metrics were recorded yet.")
+    return {
+        "title": _title(run.about),
+        "about": _about(run.about),
+        "notes": notes,
+        "figures": figures(run.metrics),
+        "panels": drawn,
+        "episodes": episodes,
+    }
+
+
+def embedded(value: Any) -> str:
+    """Returns JSON that can stand inside an HTML element: nothing in it opens or closes a tag, or a comment."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def thinned(sizes: Mapping[int, int], budget: int) -> list[int]:
+    """Returns the steps to keep so that their sizes add up to `budget` at most: every n-th and the last."""
+    steps = sorted(sizes)
+    stride = 1
+    while steps:
+        kept = sorted({*steps[::stride], steps[-1]}) if stride < len(steps) else steps[-1:]
+        if sum(sizes[step] for step in kept) <= budget:
+            return kept
+        if len(kept) == 1:
+            break
+        stride *= 2
+    return []
+
+
+def _within(run: Run, budget: int) -> tuple[list[dict[str, Any]], list[str]]:
+    sizes: dict[str, dict[int, int]] = {"val": defaultdict(int), "train": defaultdict(int)}
+    episodes = []
+    for (split, step, task, episode), decisions in sorted(run.episodes.items()):
+        first = decisions[0]
+        entry = {
+            "split": split,
+            "step": step,
+            "task": task,
+            "episode": episode,
+            "success": first["success"],
+            "reward": first["episode_reward"],
+            "failed": first.get("failed", False),
+            "decisions": [{key: row[key] for key in _KEPT} for row in decisions if not row.get("failed")],
+        }
+        sizes[split][step] += len(embedded(entry).encode())
+        episodes.append(entry)
+    kept: dict[str, list[int]] = {}
+    notes = []
+    # Validation first, where the same tasks come again; training gets what it leaves.
+    for split, share, name in (("val", 2, "validations"), ("train", 1, "training steps")):
+        kept[split] = thinned(sizes[split], budget // share)
+        budget -= sum(sizes[split][step] for step in kept[split])
+        if len(kept[split]) < len(sizes[split]):
+            notes.append(
+                f"Of {len(sizes[split])} {name} with recorded episodes, {len(kept[split])} are on this page; "
+                "more with --max-megabytes."
+            )
+    return [entry for entry in episodes if entry["step"] in kept[entry["split"]]], notes
+
+
+def _title(about: Mapping[str, Any]) -> str:
+    return str(about.get("experiment") or "a run of verl-atgrpo")
+
+
+def _about(about: Mapping[str, Any]) -> list[str]:
+    section = about.get("section", {})
+    environment = dict(section.get("environment", {}))
+    said = []
+    if environment:
+        name = environment.pop("name", "")
+        options = ", ".join(f"{key} {value}" for key, value in environment.items())
+        said.append(f"{name} ({options})" if options else str(name))
+    if section.get("scheme") == "parallel":
+        said.append(f"{section.get('candidates')} episodes a task")
+    elif "candidates" in section:
+        said.append(f"{section['candidates']} candidates a decision")
+    if "estimator" in section:
+        said.append(f"estimator {section['estimator']}")
+    frozen = about.get("frozen", [])
+    for policy, model in about.get("models", {}).items():
+        said.append(f"policy {policy}: {model}" + (" (frozen)" if policy in frozen else ""))
+    return said
+
+
+def _part(name: str) -> str:
+    return files("verl_atgrpo.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return f"'sha256-{digest}'"

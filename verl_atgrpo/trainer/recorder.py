@@ -1,0 +1,184 @@
+"""From a step's rows in TransferQueue to the records that the report reads."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import transfer_queue as tq
+from torch import Tensor
+
+from verl_atgrpo.report.records import METRICS, TRAIN, VAL, RecordFiles, metrics_row, plain
+from verl_atgrpo.report.settings import RecordSettings
+
+Tags = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class SampledRow:
+    """One row of the queue, taken out for the records."""
+
+    key: str
+    tags: Tags
+    prompt_ids: list[int]
+    response_ids: list[int]
+    advantage: float | str | None
+    """What the update used; None for a row that nothing was learnt from."""
+
+
+def chosen(tags: Sequence[Tags], split: str, settings: RecordSettings) -> list[int]:
+    """Returns which rows are recorded: all of the tasks that `settings` asks for, as chosen by their numbers."""
+    if split == VAL:
+        return [index for index, row in enumerate(tags) if row["task"] < settings.val_tasks]
+    tasks = set(sorted({row["task"] for row in tags})[: settings.train_tasks])
+    return [index for index, row in enumerate(tags) if row["task"] in tasks]
+
+
+def decisions(
+    rows: Sequence[SampledRow], split: str, step: int, tokenizers: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Returns the records of rows: one a decision, or one for an episode that failed.
+
+    Args:
+        rows: whole episodes, in any order.
+        split: `train` or `val`.
+        step: the training step.
+        tokenizers: policy -> the tokenizer its rows are decoded with.
+    """
+    by_decision: dict[tuple[Any, ...], list[tuple[int, SampledRow]]] = defaultdict(list)
+    episodes: dict[int, list[tuple[str, int]]] = defaultdict(list)
+    for row in rows:
+        uid, session, index = row.key.rsplit("_", 2)
+        episode = uid, int(session)
+        if episode not in episodes[row.tags["task"]]:
+            episodes[row.tags["task"]].append(episode)
+        by_decision[(*episode, row.tags.get("agent"), row.tags.get("turn"))].append((int(index), row))
+    numbers = {episode: number for of_task in episodes.values() for number, episode in enumerate(sorted(of_task))}
+    records = []
+    for (uid, session, *_), unordered in by_decision.items():
+        first, mine = min(unordered)[0], [row for _, row in sorted(unordered, key=lambda pair: pair[0])]
+        tags = mine[0].tags
+        record = {
+            "step": step,
+            "split": split,
+            "task": tags["task"],
+            "episode": numbers[uid, session],
+            "decision": first,
+            "success": tags["episode_success"],
+            "episode_reward": tags["episode_reward"],
+        }
+        records.append({**record, "failed": True} if tags.get("failed") else {**record, **_decision(mine, tokenizers)})
+    return sorted(records, key=lambda record: (record["task"], record["episode"], record["decision"]))
+
+
+def _decision(rows: Sequence[SampledRow], tokenizers: Mapping[str, Any]) -> dict[str, Any]:
+    tags = rows[0].tags
+    tokenizer = tokenizers[tags["policy"]]
+    return {
+        "agent": tags["agent"],
+        "turn": tags["turn"],
+        "policy": tags["policy"],
+        "prompt": tokenizer.decode(rows[0].prompt_ids, skip_special_tokens=False),
+        "prompt_tokens": len(rows[0].prompt_ids),
+        "committed": next(number for number, row in enumerate(rows) if row.tags["committed"]),
+        "candidates": [
+            {
+                # As the environment saw it.
+                "text": tokenizer.decode(row.response_ids, skip_special_tokens=True),
+                "tokens": len(row.response_ids),
+                "team": row.tags["team_reward"],
+                "local": row.tags["local_reward"],
+                "reward": row.tags["reward"],
+                "advantage": row.advantage,
+                "truncated": row.tags["truncated"],
+            }
+            for row in rows
+        ],
+    }
+
+
+class Recorder:
+    """Takes the records of a run; one of verl's loggers (`log`) besides."""
+
+    def __init__(
+        self,
+        settings: RecordSettings,
+        files: RecordFiles,
+        tokenizers: Mapping[str, Any],
+        in_background: Callable[..., None],
+    ) -> None:
+        """Binds the parts.
+
+        Args:
+            settings: what is recorded.
+            files: where.
+            tokenizers: policy -> tokenizer.
+            in_background: runs a function with arguments without making the training wait.
+        """
+        self._settings = settings
+        self._files = files
+        self._tokenizers = tokenizers
+        self._in_background = in_background
+        self._seconds = 0.0
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._seconds += time.perf_counter() - began
+
+    def take_seconds(self) -> float:
+        """Returns for how long the training waited for the records since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def log(self, data: Mapping[str, Any], step: int) -> None:
+        """Writes a step's metrics: the interface of verl's loggers."""
+        with self._timed():
+            self._files.append(METRICS, [metrics_row(step, time.time(), data)])
+
+    def record(self, step: int, batch: tq.KVBatchMeta, trained: set[str]) -> None:
+        """Takes a batch's chosen episodes out of the queue, to be decoded and written in the background.
+
+        Args:
+            step: the training step.
+            batch: rows of whole episodes, still in the queue.
+            trained: keys of the rows that have advantages.
+        """
+        with self._timed():
+            split = VAL if batch.partition_id == "val" else TRAIN
+            wanted = [(batch.keys[index], batch.tags[index]) for index in chosen(batch.tags, split, self._settings)]
+            rows = [
+                *_fetch([row for row in wanted if row[0] in trained], batch.partition_id, advantages=True),
+                *_fetch([row for row in wanted if row[0] not in trained], batch.partition_id, advantages=False),
+            ]
+            if rows:
+                self._in_background(self._write, split, step, rows)
+
+    def _write(self, split: str, step: int, rows: Sequence[SampledRow]) -> None:
+        self._files.append(split, decisions(rows, split, step, self._tokenizers))
+
+
+def _fetch(wanted: Sequence[tuple[str, Tags]], partition: str, advantages: bool) -> list[SampledRow]:
+    if not wanted:
+        return []
+    fields = ["prompts", "responses", *(["advantages"] if advantages else [])]
+    data = tq.kv_batch_get(keys=[key for key, _ in wanted], partition_id=partition, select_fields=fields)
+    columns: list[Sequence[Tensor | None]] = [data[field].unbind() for field in fields]
+    if not advantages:
+        columns.append([None] * len(wanted))
+    return [
+        SampledRow(
+            key,
+            tags,
+            prompt.tolist(),
+            response.tolist(),
+            # The same for every token of a row, unless an estimator says otherwise.
+            None if advantage is None else plain(float(advantage.double().mean())),
+        )
+        for (key, tags), prompt, response, advantage in zip(wanted, *columns, strict=True)
+    ]
