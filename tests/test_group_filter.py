@@ -202,7 +202,7 @@ class Team(AtGrpoTrainer):
         self.units, self.global_steps = list(units), 3
         self.timing_raw: dict[str, float] = {}
         self.dealt: list[int] = []
-        self._replaced, self._counts, self._updated = 0, Counter(), False
+        self._replaced, self._counts, self._updated, self._recorder = 0, Counter(), False, None
         self.replay_buffer = ReplayBuffer(
             "sync", None, None, "drop", None, 0.0, self._add_prompts_to_generate, None, 4, 1, 1, True
         )
