@@ -68,7 +68,7 @@ class AtGrpoConfig:
     """Replaced episodes in one step after which the run stops: something is wrong with the engine or task."""
     poll_interval: float = 0.2
     """Seconds between two looks of the trainer for finished episodes (verl's own default is 2)."""
-    record: dict[str, Any] | None = field(default_factory=dict)
+    record: dict[str, Any] | None = field(default_factory=lambda: dataclasses.asdict(RecordSettings()))
     """What is written for `verl-atgrpo report` (see `report.settings`); None: nothing."""
 
     @classmethod
