@@ -107,6 +107,7 @@ def test_without_a_backend_there_is_no_trace() -> None:
 
 def test_mlflow_gets_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)  # where it leaves its artefacts
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/traces.db")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     with _mlflow():
