@@ -83,7 +83,7 @@ def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
             100.0,
             zero=True,
         ),
-        per_agent("reward", "Reward", "", "mean of alpha x team + local over all candidates"),
+        per_agent("reward", "Reward", "", "mean of alpha x team + local_weight x local over all candidates"),
         per_agent("team_reward", "Team part of the reward", "", "mean over all candidates, before alpha"),
         per_agent("local_reward", "Local part of the reward", "", "mean over all candidates"),
         per_policy("grad_norm", "Gradient norm", "", "before clipping", zero=True),
