@@ -147,13 +147,13 @@ class Rollout:
         self.cleared: Counter[str] = Counter()
 
     def submit(self, uids: list[str], global_steps: int, fail: bool = False) -> None:
-        for uid in uids:
+        for number, uid in enumerate(uids):
             self.items[uid] = {"is_prompt": True, "status": "failure" if fail else "finished"}
             self.items[uid]["global_steps"] = global_steps
             if not fail:
                 decisions = [("a", turn, rewards) for turn, rewards in enumerate(self.rewards.pop(0))]
                 for item in training_rows(uid, 0, episode(1.0, *decisions), "tree"):
-                    self.items[item.key] = {**item.tags, "response_len": 1, "seq_len": 2}
+                    self.items[item.key] = {**item.tags, "task": number, "response_len": 1, "seq_len": 2}
 
     def kv_list(self, partition_id: str | None = None) -> dict[str, dict[str, Tags]]:
         return {"train": {key: dict(tags) for key, tags in self.items.items()}}
@@ -352,6 +352,30 @@ def test_fewer_rows_than_optimizer_steps_are_no_update(rollout: Rollout, caplog:
         assert (len(unit.updates), metrics["team/updated"], metrics["team/rows"]) == (updates, updates, 2)
         assert set(batch.keys) == set(rollout.items)
     assert "policy 'p_a' is not updated: it has 2 rows for 3 optimizer steps" in caplog.text
+
+
+def test_rows_are_in_the_same_order_whatever_episode_ended_first() -> None:
+    both = [episode(1.0, ("b", 0, [0, 1]), ("a", 0, [0, 1]), ("a", 1, [0, 1])) for _ in range(2)]
+    rows = [
+        (item.key, {**item.tags, "task": task})
+        # A task's uid is drawn anew in every run.
+        for task, uid in ((10, "x"), (9, "z"), (2, "y"))
+        for session in (1, 0)
+        for item in training_rows(uid, session, both[session], "tree")
+    ]
+
+    def order(arrived: list[tuple[str, Tags]]) -> list[str]:
+        drawn = StepRows([key for key, _ in arrived], [tags for _, tags in arrived])
+        drawn.sort()
+        assert [dict(arrived)[key] for key in drawn.keys] == drawn.tags
+        return drawn.keys
+
+    first = order(rows)
+    # By number, not by name: task 2, 9, 10; episode 0, 1; agent a before b although b was asked first.
+    of_episode = [2, 3, 4, 5, 0, 1]
+    assert first == [f"{uid}_{session}_{row}" for uid in "yzx" for session in (0, 1) for row in of_episode]
+    random.Random(1).shuffle(rows)
+    assert order(rows) == first
 
 
 def test_a_frozen_policys_groups_are_neither_dropped_nor_counted() -> None:

@@ -200,7 +200,7 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _draw(self, tasks: int) -> StepRows:
         """Returns a step's rows; tasks added for the group filter are played with the same weights as the others."""
         buffer = self.replay_buffer
-        return draw(
+        rows = draw(
             sample=lambda number: buffer.sample(
                 global_steps=self.global_steps, partition_id=PARTITION, batch_size=number
             ),
@@ -210,6 +210,8 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
             trainable={unit.name for unit in self.units if unit.trainable},
             algorithm=self.config.algorithm,
         )
+        rows.sort()
+        return rows
 
     def _rows_of(self, unit: PolicyUnit, rows: StepRows) -> KVBatchMeta:
         batch = rows.of({unit.name})

@@ -58,6 +58,11 @@ def teaching_groups(rows: Iterable[Tags], algorithm: Any) -> dict[Group, bool]:
     return teaches
 
 
+def _place(key: str, tags: Tags) -> tuple[Any, ...]:
+    session = int(key.rsplit("_", 2)[1])
+    return tags["task"], session, tags["agent"], tags["turn"], tags["candidate"]
+
+
 @dataclass
 class StepRows:
     """Everything that was played in a step, and which of its rows are left to train on."""
@@ -67,6 +72,14 @@ class StepRows:
     teaches: dict[Group, bool] = field(default_factory=dict)
     """Empty without a filter; a frozen policy's groups are not in it."""
     metrics: dict[str, float] = field(default_factory=dict)
+
+    def sort(self) -> None:
+        """Orders rows by task, episode, agent, turn and candidate: they came in the order in which episodes ended.
+
+        Mini-batches are dealt from this order, so equal rollouts give equal updates.
+        """
+        order = sorted(range(len(self.keys)), key=lambda row: _place(self.keys[row], self.tags[row]))
+        self.keys, self.tags = [self.keys[row] for row in order], [self.tags[row] for row in order]
 
     def left(self) -> list[bool]:
         """Returns for every row whether it was not dropped."""
