@@ -1,4 +1,4 @@
-"""Loaded into a job by VERL_USE_EXTERNAL_MODULES: the second weight sync (after step 1) does nothing."""
+"""Loaded into a job by VERL_USE_EXTERNAL_MODULES: the weight sync after step 2 does nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _skip(trainer_sync: ModuleType) -> None:
     on_step_end = trainer_sync.PPOTrainerSync.on_step_end
 
     def on_step_end_without_sync(self: Any) -> None:
-        if self.global_steps != 1:
+        if self.global_steps != 2:
             on_step_end(self)
 
     trainer_sync.PPOTrainerSync.on_step_end = on_step_end_without_sync
