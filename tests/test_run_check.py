@@ -143,6 +143,12 @@ def test_recipes_spell_out_every_key_with_its_default(compose: Any) -> None:
         ("actor_rollout_ref.rollout.calculate_log_probs=false", "calculate_log_probs", "true"),
         ("algorithm.use_kl_in_reward=true", "algorithm.use_kl_in_reward", "use_kl_loss"),
         ("at_grpo.alpha=-1", "at_grpo.alpha=-1", "at least 0"),
+        ("+algorithm.at_grpo_estimator=rloo", "algorithm.at_grpo_estimator=rloo", "at_grpo.estimator"),
+        (
+            "algorithm.norm_adv_by_std_in_grpo=false at_grpo.estimator=rloo",
+            "algorithm.norm_adv_by_std_in_grpo=false",
+            "scale: none",
+        ),
         ("at_grpo.local_weight=none", "at_grpo.local_weight='none'", "at least 0"),
         ("at_grpo.alpha=0 at_grpo.local_weight=0", "at_grpo.local_weight=0", "above 0"),
     ],

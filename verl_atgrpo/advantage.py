@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from verl_atgrpo.estimator import EstimatorSpec, resolve_spec
+from verl_atgrpo.estimator import EstimatorSpec, heeds_verls_switch, resolve_spec, sets_scale
 from verl_atgrpo.uid import RowIds, encode_uids, factorise
 
 
@@ -304,18 +304,13 @@ def _configured_spec(config: Any, norm_by_std: bool | None) -> EstimatorSpec:
     spec = resolve_spec(choice)
     if norm_by_std is None:
         norm_by_std = option("norm_adv_by_std_in_grpo", True)
-    options = choice if isinstance(choice, Mapping) else {}
-    if norm_by_std or spec.name not in ("at_grpo", "grpo") or _sets_scale(options):
+    if norm_by_std or not heeds_verls_switch(choice):
         return spec
     agents = {
-        agent: own if _sets_scale(options["agents"][agent]) else replace(own, scale="none")
+        agent: own if sets_scale(choice["agents"][agent]) else replace(own, scale="none")
         for agent, own in spec.agents.items()
     }
     return replace(spec, scale="none", agents=agents)
-
-
-def _sets_scale(options: Mapping[str, Any]) -> bool:
-    return "scale" in options or "scale_scope" in options
 
 
 def _by_agent(rewards: Tensor, ids: RowIds, spec: EstimatorSpec) -> Tensor:

@@ -259,3 +259,16 @@ def _of_agent(spec: EstimatorSpec, agent: str, options: Any) -> EstimatorSpec:
     except ValueError as error:
         # A spec knows its fields, not where in the configuration they stood.
         raise ValueError(key + str(error).removeprefix(CONFIG_KEY)) from None
+
+
+def sets_scale(options: str | Mapping[str, Any]) -> bool:
+    """Returns whether a configured estimator says itself what it divides by."""
+    return isinstance(options, Mapping) and ("scale" in options or "scale_scope" in options)
+
+
+def heeds_verls_switch(choice: str | Mapping[str, Any]) -> bool:
+    """Returns whether `algorithm.norm_adv_by_std_in_grpo: false` takes the scale off a configured estimator.
+
+    It does so with GRPO's own formula, unless the mapping sets the scale itself. Raises as `resolve_spec` does.
+    """
+    return resolve_spec(choice).name in ("at_grpo", "grpo") and not sets_scale(choice)

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl_atgrpo import compat, platform_choice
 from verl_atgrpo.config import SECTION, AtGrpoConfig, ConfigError, check_disjoint
 from verl_atgrpo.environment import Environment
-from verl_atgrpo.estimator import resolve_spec
+from verl_atgrpo.estimator import heeds_verls_switch, resolve_spec
 from verl_atgrpo.policy_config import EXPANDED, SHARED, PolicyConfigError, expanded, job_of
 
 MODE = "at_grpo"
@@ -134,10 +134,29 @@ def _check_plain_job(config: DictConfig) -> None:
         spec = resolve_spec(ESTIMATOR if choice is None else choice)
     except ValueError as error:
         raise ConfigError(f"algorithm.at_grpo_estimator: {error}") from error
+    _check_verls_switch(config, "algorithm.at_grpo_estimator", ESTIMATOR if choice is None else choice)
     if spec.needs:
         raise ConfigError(
             f"algorithm.at_grpo_estimator={spec.name!r} compares episodes, agents or prompts, which only rows of "
             f"a team tell apart: set trainer.v1.trainer_mode={MODE}, or use one of at_grpo, grpo, dr_grpo, rloo"
+        )
+
+
+def _check_estimator_keys(config: DictConfig, settings: AtGrpoConfig) -> None:
+    """Raises ConfigError for a key of verl's by which nobody would be estimated otherwise."""
+    own = OmegaConf.select(config, "algorithm.at_grpo_estimator")
+    if own is not None:
+        raise ConfigError(
+            f"algorithm.at_grpo_estimator={own} is for plain jobs: remove it, a team's is {SECTION}.estimator"
+        )
+    _check_verls_switch(config, f"{SECTION}.estimator", settings.estimator)
+
+
+def _check_verls_switch(config: DictConfig, key: str, choice: str | Mapping[str, Any]) -> None:
+    if not config.algorithm.norm_adv_by_std_in_grpo and not heeds_verls_switch(choice):
+        raise ConfigError(
+            "algorithm.norm_adv_by_std_in_grpo=false takes the scale off the presets at_grpo and grpo as they stand, "
+            f"not off {key}={choice}: set it to true, and scale: none in the estimator"
         )
 
 
@@ -157,6 +176,7 @@ def _check_team_job(config: DictConfig) -> Environment:
             f"actor_rollout_ref.rollout.n={rollout.n} has no effect here: leave it at 1, K is {SECTION}.candidates"
         )
     _check_trace(rollout.trace)
+    _check_estimator_keys(config, settings)
     if OmegaConf.select(config, "algorithm.filter_groups.enable"):
         raise ConfigError(
             "algorithm.filter_groups.enable=true filters whole tasks, not the groups of a team: set it to false "
