@@ -2,6 +2,7 @@
 # make test:  runs the tests.  Both install what they need into .venv, once.
 # make docs:  builds the documentation into site/ and fails on a broken link; a part of make lint.
 # make results: the README's comparisons, three seeds (about two hours).
+# make study:   every way to train the team at equal tokens, three seeds, two games (examples/study; many hours).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -18,7 +19,7 @@ MODEL := runs/models/$(ENVIRONMENT)_tiny
 MODELS := $(if $(findstring _cpu,$(RECIPE)),$(MODEL)/warm_start.json) $(if $(findstring _cpu_roles,$(RECIPE)),$(MODEL)_1/warm_start.json)
 COMMAND = $(BIN)/python -m verl.trainer.main_ppo --config-name=$(RECIPE) trainer.default_local_dir=$(RUN)/checkpoints $(ARGS)
 
-.PHONY: train test test-fast test-slow lint docs model smollm2 results clean
+.PHONY: train test test-fast test-slow lint docs model smollm2 results study clean
 
 $(VENV)/cpu-stack: scripts/install_cpu_stack.sh pyproject.toml
 	PYTHON=$(PYTHON) bash scripts/install_cpu_stack.sh $(VENV)
@@ -57,6 +58,10 @@ $(RUN)/done: | $(VENV)/package $(MODELS)
 
 results: $(VENV)/package
 	BIN=$(BIN) bash scripts/results.sh
+
+study: $(VENV)/package
+	$(BIN)/python examples/study/study.py $(ARGS)
+	$(BIN)/python examples/study/results.py
 
 test: lint test-fast test-slow
 
