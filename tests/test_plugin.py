@@ -27,6 +27,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_estimator_and_trainer_are_registered_lazily() -> None:
     result = run(
         "import sys, verl\n"
@@ -42,6 +43,7 @@ def test_estimator_and_trainer_are_registered_lazily() -> None:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 def test_cpu_mode_is_neither_active_nor_imported_beside_an_accelerator() -> None:
     result = run(
         "import sys, verl\n"
@@ -53,6 +55,7 @@ def test_cpu_mode_is_neither_active_nor_imported_beside_an_accelerator() -> None
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.slow
 def test_cpu_mode_is_chosen_where_torch_has_no_accelerator() -> None:
     import torch
 
@@ -73,6 +76,7 @@ def test_a_cuda_build_without_a_device_is_not_taken_for_a_cpu_machine(monkeypatc
     assert not platform_choice.wants_cpu()
 
 
+@pytest.mark.slow
 def test_a_failing_import_is_loud(tmp_path: Path) -> None:
     # A module of the plugin that cannot be imported, found first.
     (tmp_path / "sitecustomize.py").write_text(

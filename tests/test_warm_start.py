@@ -25,6 +25,7 @@ def weights_of(directory: Path) -> dict[str, torch.Tensor]:
     return load_file(directory / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_equal_settings_give_equal_weights_and_another_seed_does_not(tmp_path: Path) -> None:
     for name, settings in (("a", BRIEF), ("b", BRIEF), ("c", dataclasses.replace(BRIEF, seed=1))):
         make(tmp_path / name, settings)
@@ -43,6 +44,7 @@ def test_a_model_that_is_there_is_kept_and_other_settings_make_it_anew(
         make(tmp_path, dataclasses.replace(BRIEF, noise=0.5))
 
 
+@pytest.mark.slow
 def test_a_data_set_is_made_with_the_model_and_goes_with_it(tmp_path: Path) -> None:
     pytest.importorskip("math_verify")
     known = make(tmp_path / "math", dataclasses.replace(BRIEF, environment="math"))
