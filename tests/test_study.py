@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "study"))
 import results
 import solo
 import study
-from variants import BUDGET, GAMES, VARIANTS
+from variants import GAMES, VARIANTS
 
 
 @pytest.mark.parametrize(("game", "name"), [*(("plan_path", name) for name in VARIANTS), ("sudoku", "at_grpo")])
@@ -117,10 +117,12 @@ def test_the_table_borrows_starts_and_leaves_out_what_is_not_done(tmp_path: Path
         if done:
             (folder / "done").write_text('{"seconds": 60.0}')
 
-    leave("at_grpo", 0, {0: (0, 0.5), 3: (BUDGET, 1.0)})
-    leave("k2", 0, {3: (BUDGET, 0.75)})
-    leave("k4", 0, {3: (BUDGET, 0.75)}, done=False)
-    lines = results.table(tmp_path)
+    game = GAMES["plan_path"]
+    budget = game.budget
+    leave("at_grpo", 0, {0: (0, 0.5), 3: (budget, 1.0)})
+    leave("k2", 0, {3: (budget, 0.75)})
+    leave("k4", 0, {3: (budget, 0.75)}, done=False)
+    lines = results.table(tmp_path, game)
     assert len(lines) == 4
     assert "| 50.0% | 100.0% | 100.0% | 48,000 |" in lines[2]
     assert "| 50.0% | 75.0% | 75.0% | not reached |" in lines[3]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
-from variants import BUDGET, GAMES, VARIANTS, Variant
+from variants import GAMES, VARIANTS, Game, Variant
 
 from verl_atgrpo.learning_curve import Point, read
 
@@ -79,9 +79,9 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     return mean(values) - half, mean(values) + half
 
 
-def row(variant: Variant, curves: dict[int, Curve]) -> str:
-    """Returns the variant's line of the table."""
-    finals = [curve.at(variant.budget) for curve in curves.values()]
+def row(variant: Variant, curves: dict[int, Curve], budget: int) -> str:
+    """Returns the variant's line of the table, at its share of the game's budget."""
+    finals = [curve.at(variant.share * budget) for curve in curves.values()]
     if variant.needs:
         starts, tokens = "", "no training"
     else:
@@ -107,20 +107,20 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}%"
 
 
-def table(folder: Path) -> list[str]:
+def table(folder: Path, game: Game) -> list[str]:
     """Returns one game's table in Markdown."""
     lines = [
-        f"| trained by | start | success at {BUDGET:,} tokens (95% interval) | seeds | tokens to {TARGET:.0%} |",
+        f"| trained by | start | success at {game.budget:,} tokens (95% interval) | seeds | tokens to {TARGET:.0%} |",
         "|---|---|---|---|---|",
     ]
     for name, variant in VARIANTS.items():
         curves = load(folder, name)
         if curves:
-            lines.append(row(variant, curves))
+            lines.append(row(variant, curves, game.budget))
     return lines
 
 
-def draw(folder: Path, image: Path) -> None:
+def draw(folder: Path, image: Path, game: Game) -> None:
     """Draws success against tokens: the mean over seeds, and the seeds' range."""
     import matplotlib
 
@@ -132,7 +132,7 @@ def draw(folder: Path, image: Path) -> None:
         curves = load(folder, name)
         if not curves:
             continue
-        end = min(min(curve.points[-1].tokens for curve in curves.values()), BUDGET)
+        end = min(min(curve.points[-1].tokens for curve in curves.values()), game.budget)
         tokens = [end * part / _PARTS for part in range(_PARTS + 1)]
         seeds = [[100 * curve.at(spent) for spent in tokens] for curve in curves.values()]
         shown = [spent / 1000 for spent in tokens]
@@ -154,12 +154,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/study"))
     parser.add_argument("--images", type=Path, default=Path("docs/images"))
     options = parser.parse_args()
-    for game in GAMES:
-        folder = options.out / game
+    for name, game in GAMES.items():
+        folder = options.out / name
         if not any(folder.glob("*/done")):
             continue
-        sys.stdout.write("\n".join([f"### {game}", "", *table(folder), ""]) + "\n")
-        draw(folder, options.images / f"study_{game}.png")
+        sys.stdout.write("\n".join([f"### {name}", "", *table(folder, game), ""]) + "\n")
+        draw(folder, options.images / f"study_{name}.png", game)
 
 
 if __name__ == "__main__":

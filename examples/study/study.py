@@ -72,7 +72,7 @@ def run(folder: Path, game: Game, name: str, seed: int, model: Path) -> None:
     with (here / "train.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         try:
-            ended = _watch(process, metrics, variant)
+            ended = _watch(process, metrics, None if variant.needs else variant.share * game.budget)
         finally:
             _end(process)
     if not ended:
@@ -110,11 +110,11 @@ def overrides_of(
     return overrides
 
 
-def _watch(process: subprocess.Popen[bytes], metrics: Path, variant: Variant) -> bool:
-    """Waits for the end of the training or of its budget; returns whether it came to its end."""
+def _watch(process: subprocess.Popen[bytes], metrics: Path, budget: float | None) -> bool:
+    """Waits for the end of the training or of its budget of tokens; returns whether it came to its end."""
     while process.poll() is None:
         time.sleep(_LOOK)
-        if not variant.needs and _spent(metrics) >= variant.budget:
+        if budget is not None and _spent(metrics) >= budget:
             return True
     return process.returncode == 0
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-BUDGET = 60_000
-"""Tokens that a variant may generate in training, all candidates counted."""
-
 
 @dataclass(frozen=True)
 class Game:
     """An environment of the study."""
 
     recipe: str
+    budget: int
+    """Tokens that a variant may generate in training, all candidates counted."""
     single: str
     """Its environment for one agent in both roles."""
     solo: str
@@ -23,9 +22,9 @@ class Game:
 
 
 GAMES: Mapping[str, Game] = {
-    "plan_path": Game("plan_path_cpu", "plan_path_single", "PlanPath"),
+    "plan_path": Game("plan_path_cpu", 60_000, "plan_path_single", "PlanPath"),
     # The recipe's learning rate is for a short run: at three times this one the policy soon draws one answer only.
-    "sudoku": Game("sudoku_cpu", "sudoku_single", "Sudoku", ("actor_rollout_ref.actor.optim.lr=2.5e-4",)),
+    "sudoku": Game("sudoku_cpu", 240_000, "sudoku_single", "Sudoku", ("actor_rollout_ref.actor.optim.lr=2.5e-4",)),
 }
 
 
@@ -35,7 +34,8 @@ class Variant:
 
     title: str
     overrides: tuple[str, ...] = ()
-    budget: int = BUDGET
+    share: float = 1.0
+    """Of the game's budget."""
     test_every: int = 3
     """Training steps between two validations."""
     needs: tuple[str, ...] = ()
@@ -106,13 +106,13 @@ VARIANTS: Mapping[str, Variant] = {
     "tool_user_alone": Variant(
         "tool user alone, AT-GRPO",
         ("at_grpo.environment.name=solo:{solo}ToolUser",),
-        budget=BUDGET // 2,
+        share=0.5,
         keep=True,
     ),
     "planner_alone": Variant(
         "planner alone, AT-GRPO",
         ("at_grpo.environment.name=solo:{solo}Planner",),
-        budget=BUDGET // 2,
+        share=0.5,
         keep=True,
     ),
     "alone_in_team": Variant(
