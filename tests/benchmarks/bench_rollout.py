@@ -1,0 +1,131 @@
+"""A rollout's wall time against its lower bound, on a simulated engine (see tests/simulated_engine.py for its model).
+
+The bound is of the same draws: the larger of all requests' time over all slots, and the longest chain of an episode's
+slowest candidates. In virtual time, where our code takes no time: our schedule, beside it turn barriers and candidates
+drawn one after the other, and 1 to 32 replicas. Then our schedule twice in real time, what our code adds: team
+and policy alone, and the product's rollout worker without Ray and TransferQueue. One process has all episodes; in
+training they are shared out over `rollout.agent.num_workers`.
+
+python tests/benchmarks/bench_rollout.py [--episodes 512 --turns 4 --candidates 8] [--limit 1.10] [--no-real-time]
+
+The limit holds for our schedule at the default engine, in virtual time and for the team in real time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from simulated_engine import SimulatedEngine, lower_bound, rollout, run_virtually
+
+SCHEDULES = {
+    "ours": {},
+    "turn barriers": {"barriers": True},
+    "sequential candidates": {"sequential": True},
+    "both": {"barriers": True, "sequential": True},
+}
+
+
+def virtually(engine: SimulatedEngine, size: dict[str, int], **schedule: bool) -> float:
+    """Returns the virtual seconds of the rollout."""
+    _, seconds = run_virtually(rollout(engine, **size, **schedule))
+    return seconds
+
+
+def bound_of(engine: SimulatedEngine) -> Any:
+    """Returns the lower bound for what the engine served."""
+    return lower_bound(engine.served, engine.replicas * engine.slots)
+
+
+def schedules(size: dict[str, int], slots: int) -> float:
+    """Prints every schedule's time with 8 replicas of so many slots; returns our ratio to the bound."""
+    ratios = {}
+    for name, schedule in SCHEDULES.items():
+        engine = SimulatedEngine(slots=slots)
+        seconds = virtually(engine, size, **schedule)
+        bound = bound_of(engine)
+        ratios[name] = seconds / bound.seconds
+    by = "work" if bound.work > bound.chain else "chain"
+    columns = "  ".join(f"{ratio:>{len(name)}.2f}" for name, ratio in ratios.items())
+    print(f"{8 * slots:>6}  {bound.work:>8.1f}  {bound.chain:>8.1f}  {by:>5}  {columns}", flush=True)
+    return ratios["ours"]
+
+
+def replicas(size: dict[str, int], slots: int) -> None:
+    """Prints how our schedule's time falls with more replicas, past the bend."""
+    alone = 0.0
+    for number in (1, 2, 4, 8, 16, 32):
+        engine = SimulatedEngine(slots=slots, replicas=number)
+        seconds = virtually(engine, size)
+        alone = alone or seconds
+        speed_up = alone / seconds
+        bound = bound_of(engine)
+        print(
+            f"{number:>8}  {seconds:>9.1f}  {speed_up:>8.2f}  {speed_up / number:>10.2f}  {bound.work:>8.1f}  "
+            f"{bound.chain:>8.1f}  {seconds / bound.seconds:>7.2f}",
+            flush=True,
+        )
+
+
+def in_real_time(size: dict[str, int], whole_worker: bool) -> float:
+    """Prints and returns the ratio to the bound with a clock that does not jump: our code's time included."""
+    engine = SimulatedEngine()
+    if whole_worker:
+        from simulated_worker import SimulatedWorker  # imports verl, which takes a while
+
+        worker = SimulatedWorker(engine, lambda keys, tags: None, turns=size["turns"], candidates=size["candidates"])
+        main, name = worker.play_all(size["episodes"]), "one rollout worker, rows with tensors"
+    else:
+        main, name = rollout(engine, **size), "team and policy"
+    started, used = time.perf_counter(), time.process_time()
+    asyncio.run(main)
+    seconds, used = time.perf_counter() - started, time.process_time() - used
+    bound = bound_of(engine).seconds
+    print(
+        f"{name}: {seconds:.1f} s, {seconds / bound:.3f} x the bound ({bound:.1f} s); CPU {used:.1f} s, "
+        f"{used / len(engine.served) * 1e6:.0f} us a candidate, the engine's included",
+        flush=True,
+    )
+    return seconds / bound
+
+
+def main() -> int:
+    """Prints the ratios; status 1 if ours is over the limit."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=512)
+    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--candidates", type=int, default=8)
+    parser.add_argument("--limit", type=float, default=1.10)
+    parser.add_argument("--no-real-time", dest="real_time", action="store_false")
+    options = parser.parse_args()
+    size = {"episodes": options.episodes, "turns": options.turns, "candidates": options.candidates}
+    engine = SimulatedEngine()
+    requests = options.episodes * options.turns * 2 * options.candidates
+    print(
+        f"{options.episodes} episodes x {options.turns} turns x 2 agents x K = {options.candidates}: {requests:,} "
+        f"requests; {engine.seconds_per_token * 1e3:.0f} ms a token, lengths log-normal (median 128, sigma 0.8, at "
+        "most 1024 tokens)"
+    )
+    print("\nvirtual time, 8 replicas; bounds in seconds, schedules as multiples of the larger bound")
+    print(f"{'slots':>6}  {'work':>8}  {'chain':>8}  {'bound':>5}  {'  '.join(SCHEDULES)}")
+    ratios = {slots: schedules(size, slots) for slots in (512, engine.slots, 128, 64, 16)}
+    worst = ratios[engine.slots]
+    print("\nvirtual time, our schedule, 64 slots a replica")
+    print("replicas    seconds  speed-up  efficiency      work     chain  / bound")
+    replicas(size, slots=64)
+    if options.real_time:
+        print("\nreal time, our schedule, all episodes in one process")
+        worst = max(worst, in_real_time(size, whole_worker=False))
+        in_real_time(size, whole_worker=True)
+    print(f"ours / bound: {worst:.3f} (limit {options.limit})")
+    return int(worst > options.limit)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

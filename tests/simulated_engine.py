@@ -1,0 +1,261 @@
+"""An inference engine without a model, an event loop whose clock jumps, and the schedules of a rollout over them.
+
+The engine: each replica has so many slots; a request waits for a free one in the order of arrival, and holds it for
+its answer's tokens times a fixed time. Decoding is taken to be bound by memory, so a token's time does not depend on
+how many slots are busy; reading the prompt costs nothing. As with verl's balancer and our client, all candidates of a
+decision go to the replica that has the fewest decisions under way. Lengths come from the requests' seeds, so every
+schedule of the same episodes draws the same ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from verl_atgrpo.environment import Environment, Outcome, Score
+from verl_atgrpo.rollout.policy import ServedPolicy
+from verl_atgrpo.team import EpisodeRecord, Team, TeamOptions, episode_seed, play
+
+# ------------------------------------------------------------------ clock
+
+
+class _Jump(selectors.SelectSelector):
+    """Instead of waiting until the next timer, moves the clock to it."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout is None:
+            raise RuntimeError("every task waits, and no timer is set: nothing will ever happen")
+        self.now += max(timeout, 0.0)
+        return []
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """An event loop in which code takes no time and sleeping takes no waiting; for one thread, without I/O."""
+
+    def __init__(self) -> None:
+        self._jump = _Jump()
+        super().__init__(self._jump)
+
+    def time(self) -> float:
+        """Returns the virtual seconds since the loop was made."""
+        return self._jump.now
+
+
+def run_virtually(main: Coroutine[Any, Any, Any]) -> tuple[Any, float]:
+    """Returns the result of `main` and the virtual seconds it took."""
+    loop = VirtualTimeLoop()
+    try:
+        return loop.run_until_complete(main), loop.time()
+    finally:
+        loop.close()
+
+
+# ------------------------------------------------------------------ engine
+
+
+def log_normal(median: float, sigma: float) -> Callable[[int], int]:
+    """Returns seed -> tokens; at least one."""
+    return lambda seed: max(1, round(median * random.Random(seed).lognormvariate(0.0, sigma)))
+
+
+@dataclass
+class SimulatedEngine:
+    """Stands in for verl's client of a policy's servers."""
+
+    tokens_of: Callable[[int], int] = log_normal(128, 0.8)
+    """Seed -> tokens of the answer, before the length limit cuts it."""
+    seconds_per_token: float = 0.01
+    replicas: int = 8
+    slots: int = 256
+    """Requests that a replica decodes at a time (vLLM's `max_num_seqs`)."""
+    served: list[tuple[str, float]] = field(default_factory=list)
+    """Decision and seconds of every request."""
+
+    def __post_init__(self) -> None:
+        self._free = [asyncio.Semaphore(self.slots) for _ in range(self.replicas)]
+        self._decisions = [0] * self.replicas
+        self._leases: dict[str, list[int]] = {}
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+        """Answers when a slot has decoded the answer; the ids are all the same."""
+        tokens = min(self.tokens_of(sampling_params["seed"]), sampling_params["max_tokens"])
+        seconds = tokens * self.seconds_per_token
+        self.served.append((request_id, seconds))
+        lease = self._leases.get(request_id)
+        if lease is None:
+            replica = min(range(self.replicas), key=self._decisions.__getitem__)
+            lease = self._leases[request_id] = [replica, 0]
+            self._decisions[replica] += 1
+        lease[1] += 1
+        async with self._free[lease[0]]:
+            await asyncio.sleep(seconds)
+        lease[1] -= 1
+        if not lease[1]:
+            self._decisions[lease[0]] -= 1
+            del self._leases[request_id]
+        return SimpleNamespace(
+            token_ids=[1] * tokens,
+            log_probs=[-0.5] * tokens,
+            stop_reason="completed",
+            extra_fields={"min_global_steps": 0, "max_global_steps": 0},
+        )
+
+
+@dataclass
+class OneAtATime:
+    """An engine that is asked for a decision's candidates one after the other."""
+
+    engine: SimulatedEngine
+    _turn: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+
+    async def generate(self, request_id: str, **request: Any) -> Any:
+        """Asks the engine once the candidates before this one have come."""
+        async with self._turn[request_id]:
+            return await self.engine.generate(request_id, **request)
+
+
+class Bound(NamedTuple):
+    """What no schedule of these requests can be faster than, in seconds."""
+
+    work: float
+    """All requests' time over all slots."""
+    chain: float
+    """Of the episode that takes longest: the slowest candidate of each of its decisions, one after the other."""
+
+    @property
+    def seconds(self) -> float:
+        """The larger of the two."""
+        return max(self)
+
+
+def lower_bound(served: Iterable[tuple[str, float]], slots: int) -> Bound:
+    """Returns the bound for these requests (see `SimulatedEngine.served`) on so many slots in all.
+
+    For episodes whose decisions follow one another; decision ids are Team's, "EPISODE.AGENT.TURN".
+    """
+    work = 0.0
+    slowest: dict[str, float] = defaultdict(float)
+    for decision, seconds in served:
+        work += seconds
+        slowest[decision] = max(slowest[decision], seconds)
+    chains: dict[str, float] = defaultdict(float)
+    for decision, seconds in slowest.items():
+        chains[decision.rsplit(".", 2)[0]] += seconds
+    return Bound(work / slots, max(chains.values()))
+
+
+# ------------------------------------------------------------------ episodes
+
+
+class Lengths:
+    """A tokenizer with one token a character, which reads an answer as its number of tokens."""
+
+    eos_token_id = 0
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> list[int]:
+        """Returns the code points of the messages' contents."""
+        return [ord(char) for message in messages for char in message["content"]]
+
+    def decode(self, token_ids: list[int], **_: Any) -> str:
+        """Returns the number of tokens."""
+        return str(len(token_ids))
+
+
+class Barrier:
+    """Lets nobody pass before all have come."""
+
+    def __init__(self, parties: int) -> None:
+        self._parties = parties
+        self._here = 0
+        self._open = asyncio.Event()
+
+    async def wait(self) -> None:
+        """Returns when all have called it, and is ready for the next time."""
+        self._here += 1
+        opens = self._open
+        if self._here == self._parties:
+            self._here, self._open = 0, asyncio.Event()
+            opens.set()
+        await opens.wait()
+
+
+class Turns(Environment):
+    """Two agents in turns; scores follow from the answer's length and take no time."""
+
+    agents = ("tool_user", "planner")
+
+    def __init__(self, turns: int = 4, barrier: Barrier | None = None) -> None:
+        self._turns = turns
+        self._barrier = barrier
+        """Where every episode waits for all others before each of its decisions."""
+
+    def task(self, split: str, index: int) -> int:
+        """Returns the index."""
+        return index
+
+    def fingerprint(self, task: int) -> str:
+        """Returns the index as text."""
+        return str(task)
+
+    async def run(self, task: int, team: Team) -> Outcome:
+        """Plays the turns; each agent is told the other's last answer."""
+        last = ""
+        for turn in range(self._turns):
+            for agent in self.agents:
+                if self._barrier is not None:
+                    await self._barrier.wait()
+                answer = await team[agent].act(f"task {task}, turn {turn}, {last}", score=_score)
+                last = answer.text
+        return Outcome(success=int(last) % 2 == 0, team_reward=float(int(last) % 2 == 0))
+
+
+def _score(reply: str) -> Score:
+    return Score(team=float(int(reply) % 2 == 0), local=int(reply) % 3 / 2)
+
+
+def served_policy(client: SimulatedEngine | OneAtATime, max_tokens: int = 1024) -> ServedPolicy:
+    """Returns the product's policy with this client."""
+    return ServedPolicy(
+        client=client,
+        tokenizer=Lengths(),
+        chat_template_kwargs={},
+        sampling_params={"temperature": 1.0, "top_p": 1.0, "top_k": -1},
+        max_prompt_length=1024,
+        max_response_length=max_tokens,
+        request_timeout=1e9,
+    )
+
+
+async def rollout(
+    engine: SimulatedEngine,
+    *,
+    episodes: int,
+    turns: int = 4,
+    candidates: int = 8,
+    barriers: bool = False,
+    sequential: bool = False,
+) -> list[EpisodeRecord]:
+    """Plays the episodes with the product's team, all at once: as it does without either flag.
+
+    Args:
+        barriers: every episode waits for all others before each decision.
+        sequential: a decision's candidates are drawn one after the other.
+    """
+    environment = Turns(turns, Barrier(episodes) if barriers else None)
+    policies = {"shared": served_policy(OneAtATime(engine) if sequential else engine)}
+    options = TeamOptions(candidates=candidates)
+
+    def team(index: int) -> Team:
+        agents = dict.fromkeys(environment.agents, "shared")
+        seed = episode_seed(0, "train", 1, index, 0)
+        return Team(agents, policies, options, episode_id=f"t{index}.0", seed=seed)
+
+    return await asyncio.gather(*(play(environment, index, team(index)) for index in range(episodes)))

@@ -1,0 +1,86 @@
+"""The product's rollout worker without Ray and TransferQueue: everything it does for a row, in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from omegaconf import OmegaConf
+from simulated_engine import Lengths, SimulatedEngine, Turns
+
+from verl_atgrpo.config import AtGrpoConfig
+from verl_atgrpo.rollout import worker
+from verl_atgrpo.rollout.trace import TraceBudget
+
+Put = Callable[[list[str], list[dict[str, Any]]], None]
+_CONFIG = {
+    "actor_rollout_ref": {"rollout": {"val_kwargs": {"n": 1}}},
+    "data": {"max_prompt_length": 1024, "max_response_length": 1024, "apply_chat_template_kwargs": {}},
+}
+
+_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+
+
+@contextmanager
+def without_tensors() -> Iterator[None]:
+    """Spares workers the making of the rows' tensors, of which verl's own functions are the larger part."""
+    with (
+        mock.patch.object(SimulatedWorker, "_fields", lambda *_: None),
+        mock.patch.object(worker, "list_of_dict_to_tensordict", lambda fields: fields),
+    ):
+        yield
+
+
+class SimulatedWorker(worker.TeamRolloutWorker):  # type: ignore[misc]
+    """Plays `Turns` on a simulated engine; its queue is a function that is handed keys and tags."""
+
+    def __init__(self, engine: SimulatedEngine, put: Put, *, turns: int = 4, candidates: int = 8) -> None:
+        """Sets what the real worker makes of a job's configuration and of verl's servers."""
+        self.config = OmegaConf.create(_CONFIG)
+        self.processor = None
+        self._settings = AtGrpoConfig(
+            environment={"name": "simulated_engine:Turns", "turns": turns}, candidates=candidates, request_timeout=1e9
+        )
+        self._environment = Turns(turns)
+        self._policy_of = self._validation_policy_of = self._settings.policies_of(self._environment)
+        self._needs = self._settings.spec().needs
+        self._tokenizers = {"shared": Lengths()}
+        self._engine_params = {"detokenize": False}
+        self._report = worker.WorkerReport()
+        self._traces = TraceBudget(None)
+        self.llm_client = SimpleNamespace(clients={"shared": engine})
+        self._put = put
+        self.writing = 0.0
+        """Seconds spent on making rows of episodes that had ended, the queue's own apart."""
+        self.queueing = 0.0
+        """Seconds spent in `put`."""
+
+    async def _write(self, *args: Any, **kwargs: Any) -> None:
+        started, queued = time.process_time(), self.queueing
+        await super()._write(*args, **kwargs)
+        self.writing += time.process_time() - started - (self.queueing - queued)
+
+    async def play_all(self, episodes: int) -> None:
+        """Plays so many tasks at once and hands over their rows; raises RuntimeError on a defect."""
+
+        async def put_prompt(**_: Any) -> None: ...
+
+        async def put_rows(*, keys: list[str], fields: Any, tags: list[dict[str, Any]], partition_id: str) -> None:
+            started = time.process_time()
+            self._put(keys, tags)
+            self.queueing += time.process_time() - started
+
+        def play(index: int) -> Awaitable[None]:
+            prompt = {"uid": f"t{index}", "split": "train", "index": index, "global_steps": 1, "data_source": "turns"}
+            return self._run_prompt(prompt, dict(_SAMPLING), {"validate": False})
+
+        queue = SimpleNamespace(async_kv_put=put_prompt, async_kv_batch_put=put_rows)
+        with mock.patch.object(worker, "tq", queue):
+            await asyncio.gather(*map(play, range(episodes)))
+        if self._report.error is not None:
+            raise RuntimeError(self._report.error)

@@ -1,0 +1,69 @@
+"""The rollout worker from a task to the rows in the queue, on a simulated engine and without Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+
+from simulated_engine import SimulatedEngine, run_virtually
+from simulated_worker import SimulatedWorker, without_tensors
+
+from verl_atgrpo.team import EpisodeFailed
+from verl_atgrpo.trainer.metrics import step_metrics
+from verl_atgrpo.trainer.step_rows import StepRows
+
+
+class Flaky(SimulatedEngine):
+    """An engine that fails one task's second decision."""
+
+    async def generate(self, request_id: str, **request: Any) -> Any:
+        if request_id == "t1.0.planner.0":
+            raise EpisodeFailed("engine", "the server failed")
+        return await super().generate(request_id, **request)
+
+
+def played(engine: SimulatedEngine, episodes: int) -> tuple[SimulatedWorker, list[list[str]], StepRows]:
+    rows = StepRows()
+    episode_keys: list[list[str]] = []
+
+    def put(keys: list[str], tags: list[dict[str, Any]]) -> None:
+        episode_keys.append(keys)
+        rows.keys += keys
+        rows.tags += tags
+
+    worker = SimulatedWorker(engine, put, turns=2, candidates=3)
+    run_virtually(worker.play_all(episodes))
+    return worker, episode_keys, rows
+
+
+def test_every_candidate_is_a_row_of_its_episode() -> None:
+    engine = SimulatedEngine(replicas=1, slots=4)
+    worker, episode_keys, rows = played(engine, 5)
+    assert len(rows.keys) == len(engine.served) == 5 * 2 * 2 * 3
+    assert sorted(keys[0] for keys in episode_keys) == [f"t{index}_0_0" for index in range(5)]
+    assert all(keys == [f"{keys[0][:-1]}{number}" for number in range(12)] for keys in episode_keys)
+    rows.sort()
+    assert rows.keys[0] == "t0_0_3"  # the planner's first
+    metrics = step_metrics(rows.tags)
+    assert (metrics["team/episodes"], metrics["agent/planner/turn_1/rows"]) == (5, 15)
+    # A token takes a hundredth of a second, and the prompt is the same for a decision's candidates.
+    assert sum(tags["response_len"] for tags in rows.tags) == round(100 * sum(s for _, s in engine.served))
+    report = worker.drain_report()
+    assert report.counts == {"candidates": 60, "tokens": sum(tags["response_len"] for tags in rows.tags)}
+
+
+def test_a_failed_episode_leaves_no_row_and_the_others_all_of_theirs() -> None:
+    worker, episode_keys, _ = played(Flaky(), 3)
+    assert sorted(keys[0] for keys in episode_keys) == ["t0_0_0", "t2_0_0"]
+    counts = worker.drain_report().counts
+    assert (counts["episodes_failed"], counts["failed/engine"]) == (1, 1)
+
+
+def test_rows_are_the_same_without_their_tensors() -> None:
+    _, _, rows = played(SimulatedEngine(), 2)
+    with without_tensors():
+        _, _, bare = played(SimulatedEngine(), 2)
+    assert (rows.keys, rows.tags) == (bare.keys, bare.tags)
