@@ -52,8 +52,9 @@ def test_what_is_put_together_is_trained_before_and_kept() -> None:
             before = need.partition(":")[0]
             assert order.index(before) < order.index(name)
             assert VARIANTS[before].keep
-        # A start is borrowed only from the same agents with the same policy: nothing else may differ.
-        assert variant.start in (None, "at_grpo")
+        # A start is borrowed only from the same agents with the same model: nothing else may differ.
+        alone = "at_grpo.environment.name={single}" in variant.overrides
+        assert variant.start in (None, "single_grpo" if alone else "at_grpo")
 
 
 @pytest.mark.parametrize("env", [PlanPath(size=4, tool="moves"), Sudoku(size=4, clues=8, tool="grid")])

@@ -80,6 +80,7 @@ VARIANTS: Mapping[str, Variant] = {
         ("at_grpo.environment.name={single}", *_EPISODES, "at_grpo.estimator=mas_grpo"),
         test_every=2,
     ),
+    "single_at_grpo": Variant("single agent, AT-GRPO", ("at_grpo.environment.name={single}",), start="single_grpo"),
     "team_grpo": Variant(
         "team, GRPO (whole episodes)",
         (*_EPISODES, "at_grpo.estimator=mas_grpo"),
