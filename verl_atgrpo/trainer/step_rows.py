@@ -83,6 +83,8 @@ class StepRows:
 
     def left(self) -> list[bool]:
         """Returns for every row whether it was not dropped."""
+        if not self.teaches:
+            return [True] * len(self.tags)
         return [self.teaches.get(group_of(tags), True) for tags in self.tags]
 
     def of(self, policies: Collection[str]) -> KVBatchMeta:
