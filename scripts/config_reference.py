@@ -249,22 +249,24 @@ def flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def wiring_table() -> str:
     """Returns what `wire` sets; raises ValueError where WIRED does not explain just that."""
-    tree = ast.parse((ROOT / "verl_atgrpo" / "trainer" / "at_grpo.py").read_text())
+    tree = ast.parse((ROOT / "verl_atgrpo" / "trainer" / "verl_keys.py").read_text())
     wire = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "wire")
     targets = [target for node in ast.walk(wire) if isinstance(node, ast.Assign) for target in node.targets]
     names = [name for target in targets for name in (target.elts if isinstance(target, ast.Tuple) else [target])]
     keys = {ast.unparse(name).removeprefix("config.") for name in names if ast.unparse(name).startswith("config.")}
     written = {key.replace("[SECTION]", ".at_grpo").replace("[SIZES]", ".at_grpo_tasks") for key in keys}
     if written != set(WIRED):
-        raise ValueError(f"WIRED does not fit trainer/at_grpo.py: {sorted(written ^ set(WIRED))}")
+        raise ValueError(f"WIRED does not fit trainer/verl_keys.py: {sorted(written ^ set(WIRED))}")
     return table(("key", "is set to"), [[f"`{key}`", meaning] for key, meaning in WIRED.items()])
 
 
 def refusals() -> str:
     """Returns the messages by which a job is refused, values left out."""
-    module = importlib.import_module("verl_atgrpo.run_check")
-    source = Path(typing.cast(str, module.__file__)).read_text()
-    found = [template.readable for template in templates_of(source, module.__dict__, raised="ConfigError")]
+    found: list[str] = []
+    for name in ("run_check", "mode_check", "separate_check"):
+        module = importlib.import_module(f"verl_atgrpo.{name}")
+        source = Path(typing.cast(str, module.__file__)).read_text()
+        found += [template.readable for template in templates_of(source, module.__dict__, raised="ConfigError")]
     return "\n".join(f"- {literal(text)}" for text in found if not text.startswith("…=…"))
 
 

@@ -63,7 +63,7 @@ WIRED = {
     "trainer.v1.sampler.sync_refill_failed_groups": "`true`: verl's own way to replace a failed episode",
     "data.gen_batch_size": "`1`: replacements are fetched one task at a time",
 }
-"""What `trainer.at_grpo.wire` sets; the generator compares the keys with its source."""
+"""What `trainer.verl_keys.wire` sets; the generator compares the keys with its source."""
 
 OF_REFUSALS = """
 ## What is refused

@@ -68,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    logging.getLogger(__package__).setLevel(logging.INFO)
     try:
         said = options.run(options)
     except (OSError, ValueError, ImportError, RuntimeError) as error:

@@ -1,6 +1,6 @@
 """Every private symbol of verl that this plugin builds on, with what it expects of it.
 
-One place to look when verl changes: `check_verl` names the symbol, instead of a run failing later in a
+One place to look when verl changes: `check_symbols` names the symbol, instead of a run failing later in a
 way that only its author would understand.
 """
 
@@ -55,21 +55,23 @@ class Symbol:
 
 _TRAINER = "verl.trainer.ppo.v1.trainer_base"
 _LOOP = "verl.trainer.ppo.v1.agent_loop_tq"
+_VLLM = "verl.workers.rollout.vllm_rollout.vllm_rollout"
 SYMBOLS = (
     Symbol("verl.trainer.ppo.core_algos", "register_adv_est", ("name_or_enum",)),
     Symbol("verl.utils.config", "validate_config", ("config",)),
-    Symbol("verl.trainer.ppo.v1.trainer_sync", "PPOTrainerSync"),
     Symbol(_TRAINER, "register_trainer", ("name",)),
     Symbol(_TRAINER, "PPOTrainer.__init__", ("config",)),
     Symbol(_TRAINER, "PPOTrainer.prepare_step"),
+    Symbol(_TRAINER, "PPOTrainer.on_init_end"),
+    Symbol(_TRAINER, "PPOTrainer.on_sample_end"),
+    Symbol(_TRAINER, "PPOTrainer.on_step_end"),
+    Symbol(_TRAINER, "PPOTrainer._stop_rollout_profiling"),
+    Symbol(_TRAINER, "PPOTrainer._submit_batch_to_rollout", ("batch",)),
+    Symbol(_TRAINER, "PPOTrainer._fetch_one_gen_batch"),  # takes from train_dataloader_it
+    Symbol("verl.utils.dataset.rl_dataset", "collate_fn", ("data_list",)),
     Symbol(_TRAINER, "PPOTrainer._setup"),
     Symbol(_TRAINER, "PPOTrainer._validate"),
     Symbol(_TRAINER, "PPOTrainer._add_prompts_to_generate", ("num_prompts",)),
-    Symbol(_TRAINER, "PPOTrainer._get_required_batch_multiple", ("dp_size",)),
-    Symbol(_TRAINER, "PPOTrainer._balance_batch", ("batch", "metrics")),
-    Symbol(_TRAINER, "PPOTrainer._compute_old_log_prob", ("batch", "metrics")),
-    Symbol(_TRAINER, "PPOTrainer._compute_ref_log_prob", ("batch", "metrics")),
-    Symbol(_TRAINER, "PPOTrainer._compute_advantage", ("batch", "metrics")),
     Symbol(_TRAINER, "PPOTrainer._init_tokenizer"),
     Symbol(_TRAINER, "PPOTrainer._init_dataloader"),
     Symbol(_TRAINER, "PPOTrainer._init_dump_executor"),
@@ -80,18 +82,64 @@ SYMBOLS = (
     Symbol(_TRAINER, "PPOTrainer._load_checkpoint"),
     Symbol(_TRAINER, "PPOTrainer._log_rollout_data", ("batch", "timing_raw", "rollout_data_dir")),
     Symbol(_TRAINER, "PPOTrainer._compute_metrics", ("batch", "metrics", "timing_raw", "global_steps", "epoch")),
+    Symbol(_TRAINER, "PPOTrainer._get_n_gpus_for_throughput"),
+    Symbol("verl.trainer.ppo.metric_utils", "compute_data_metrics", ("batch", "use_critic")),
+    Symbol("verl.trainer.ppo.metric_utils", "compute_timing_metrics", ("batch", "timing_raw")),
+    Symbol("verl.trainer.ppo.metric_utils", "compute_throughout_metrics", ("batch", "timing_raw", "n_gpus")),
+    Symbol("verl.trainer.ppo.padding_utils", "upsample_batch_to_divisible_size", ("batch", "batch_multiple")),
+    Symbol("verl.trainer.ppo.core_algos", "agg_loss", ("batch_num_tokens", "global_batch_size", "loss_scale_factor")),
+    Symbol("verl.trainer.ppo.rollout_corr_helper", "compute_rollout_correction_and_add_to_batch", ("batch",)),
+    Symbol("verl.utils.seqlen_balancing", "calculate_workload"),
+    Symbol("verl.utils.seqlen_balancing", "get_seqlen_balanced_partitions", ("k_partitions", "equal_size")),
+    Symbol("verl.utils.seqlen_balancing", "log_seqlen_unbalance", ("prefix",)),
+    Symbol("verl.workers.utils.padding", "response_from_nested", ("tensor", "response_mask")),
+    Symbol("verl.workers.utils.padding", "response_to_nested", ("tensor", "response_mask")),
     Symbol("verl.workers.engine_workers", "TrainingWorker.train_mini_batch"),
     Symbol(
         "verl.trainer.ppo.v1.replay_buffer", "ReplayBuffer.__init__", ("poll_interval", "sync_refill_failed_groups")
     ),
+    Symbol("verl.trainer.ppo.v1.replay_buffer", "ReplayBuffer._sync_metadata_from_transfer_queue"),
     Symbol("verl.trainer.ppo.v1.replay_buffer", "ReplayBuffer.sample", ("global_steps", "partition_id", "batch_size")),
+    Symbol(
+        "verl.trainer.ppo.v1.replay_buffer",
+        "ReplayBufferAsync.wait_for_sampleable",
+        ("global_steps", "partition_id", "target_count"),
+    ),
     Symbol("verl.workers.engine_workers", "ActorRolloutRefWorker.init_model"),
     Symbol("verl.workers.engine_workers", "ActorRolloutRefWorker.update_weights", ("global_steps", "mode")),
     Symbol("verl.workers.rollout.replica", "RolloutReplica.init_hybrid", ("worker_group",)),
     Symbol("verl.workers.rollout.replica", "RolloutMode.HYBRID"),
-    Symbol("verl.workers.rollout.llm_server", "LLMServerManager.__init__", ("worker_group", "start_rank")),
-    Symbol("verl.checkpoint_engine", "CheckpointEngineManager.update_weights", ("global_steps",)),
+    # What a server is started with, also again; `servers`, `workers` and `server_handle` are attributes. So is
+    # `server_class`, which `policy_worker.deciding` looks for: importing vLLM's server would configure logging.
+    Symbol("verl.workers.rollout.replica", "RolloutReplica.launch_servers"),
+    Symbol("verl.workers.rollout.replica", "RolloutReplica.sleep"),
+    Symbol("verl.workers.rollout.replica", "RolloutReplica.server_address"),
+    Symbol("verl.workers.rollout.replica", "RolloutReplica.server_handle"),
+    Symbol(_VLLM, "ServerAdapter._ensure_server_handle"),
+    Symbol(_VLLM, "ServerAdapter.resume", ("tags",)),
+    Symbol(_VLLM, "ServerAdapter.update_weights", ("weights", "global_steps")),
+    Symbol("verl.workers.rollout.utils", "ensure_async_iterator", ("iterable",)),
+    Symbol("verl.workers.rollout.router", "GlobalRequestLoadBalancer.add_servers", ("servers",)),
+    Symbol("verl.workers.rollout.router", "GlobalRequestLoadBalancer.remove_servers", ("server_ids",)),
+    Symbol("verl.workers.rollout.router", "GlobalRequestLoadBalancer.get_all_servers"),
+    Symbol("verl.checkpoint_engine", "CheckpointEngineManager.add_replicas", ("replicas",)),
+    Symbol("verl.checkpoint_engine", "CheckpointEngineManager.remove_replicas", ("replicas",)),
+    Symbol(
+        "verl.workers.rollout.llm_server",
+        "LLMServerManager.__init__",
+        ("worker_group", "start_rank", "load_balancer_cls"),
+    ),
+    Symbol("verl.workers.rollout.router", "GlobalRequestLoadBalancer.acquire_server", ("request_id",)),
+    Symbol("verl.workers.rollout.router", "GlobalRequestLoadBalancer.require_acquire_fields"),
+    Symbol("verl.workers.rollout.replica", "RolloutReplica.max_concurrency"),
     Symbol("verl.checkpoint_engine", "CheckpointEngineManager.sleep_replicas"),
+    Symbol("verl.checkpoint_engine", "CheckpointEngineManager.abort_replicas"),
+    Symbol("verl.checkpoint_engine", "CheckpointEngineManager.resume_generation_replicas"),
+    # Servers of their own; `server_adapter` is an attribute.
+    Symbol("verl.checkpoint_engine.base", "CheckpointEngineWorker.update_weights", ("global_steps",)),
+    Symbol("verl.workers.rollout.replica", "RolloutReplica.init_standalone"),
+    Symbol("verl.workers.rollout.replica", "RolloutReplica.get_ray_class_with_init_args"),
+    Symbol("verl.trainer.ppo.utils", "Role.RefPolicy"),
     Symbol("verl.single_controller.ray.base", "create_colocated_worker_cls", ("class_dict",)),
     Symbol("verl.single_controller.ray", "ResourcePoolManager.create_resource_pool"),
     Symbol("verl.utils.checkpoint.checkpoint_manager", "find_latest_ckpt_path", ("path",)),
@@ -99,8 +147,7 @@ SYMBOLS = (
     Symbol(_LOOP, "AgentLoopWorkerTQ.__ray_actor_class__"),
     Symbol(_LOOP, "AgentLoopManagerTQ.__init__"),
     Symbol("verl.experimental.agent_loop.agent_loop", "AgentLoopWorker._compute_position_ids"),
-    Symbol("verl.experimental.agent_loop.agent_loop", "AgentLoopOutput.as_dict"),
-    Symbol("verl.workers.rollout.llm_server", "LLMServerClient.generate", ("request_id",)),
+    Symbol("verl.workers.rollout.llm_server", "LLMServerClient._vllm_request_id", ("request_id",)),
     Symbol("verl.workers.rollout.llm_server", "LLMServerClient._acquire_server", ("request_id",)),
     Symbol("verl.workers.rollout.llm_server", "LLMServerClient._release_server", ("server_id", "request_id")),
     Symbol("verl.utils.rollout_trace", "rollout_trace_attr", ("sample_index", "step", "rollout_n", "trace")),
@@ -108,6 +155,11 @@ SYMBOLS = (
     Symbol("verl.workers.rollout.llm_server", "LLMServerManager.get_client", ("client_cls",)),
 )
 CPU_SYMBOLS = (
+    Symbol("verl.checkpoint_engine", "CheckpointEngineRegistry.register", ("backend",)),
+    Symbol("verl.checkpoint_engine", "CheckpointEngine.build_topology"),
+    Symbol("verl.checkpoint_engine.base", "split_weight_chunks", ("weights", "bucket_size")),
+    Symbol("verl.checkpoint_engine.base", "merge_weight_chunks", ("chunks", "bucket_size")),
+    Symbol("verl.checkpoint_engine.base", "TensorMeta", ("name", "shape", "dtype", "chunk_offset", "chunk_size")),
     Symbol("verl.plugin.platform", "PlatformRegistry.register"),
     Symbol("verl.plugin.platform", "PlatformBase"),
     Symbol("verl.utils.distributed", "initialize_global_process_group_ray", ("timeout_second", "backend")),

@@ -24,6 +24,7 @@ from verl_atgrpo.team import SELECTIONS, Selection, TeamOptions
 SECTION = "at_grpo"
 SCHEMES = ("tree", "parallel")
 PLACEMENTS = ("colocated", "split")
+MODES = ("sync", "colocate_async", "separate_async")
 
 
 class ConfigError(ValueError):
@@ -44,6 +45,10 @@ class AtGrpoConfig:
     """Policy -> what it changes about `actor_rollout_ref` (see `policy_config`). None: one policy, `shared`."""
     placement: str = "colocated"
     """`colocated`: all policies share all devices, in turns. `split`: each has `gpus` of its own on every node."""
+    mode: str = "sync"
+    """`sync`: a step plays its tasks to their end, then updates. `colocate_async`: it updates once enough tasks have
+    ended, and the others go on with the new weights. `separate_async`: servers have devices of their own and draw
+    during the update, too (see docs/async.md)."""
     candidates: int = 4
     """K: candidates at every decision (`tree`), or episodes of every task (`parallel`)."""
     alpha: float = 1.0
@@ -71,11 +76,16 @@ class AtGrpoConfig:
     allow_overlap: bool = False
     """Accept validation tasks that also are training tasks, or nearly so by their texts."""
     request_timeout: float = 600.0
-    """Seconds after which a candidate that has not come fails its episode."""
+    """Seconds that a server has for a candidate, or for what remains of one that was interrupted."""
+    request_retries: int = 2
+    """How often a candidate that timed out, or whose server died, is tried at another one before its episode fails."""
     max_failed_episodes: int = 64
-    """Replaced episodes in one step after which the run stops: something is wrong with the engine or task."""
+    """Failed episodes in one step after which the run stops: something is wrong with the engine or task."""
+    restart_servers: int = 3
+    """How often servers of one policy that died are started again in a run, before the next weight sync; 0: never."""
     poll_interval: float = 0.2
-    """Seconds between two looks of the trainer for finished episodes (verl's own default is 2)."""
+    """Seconds between two looks of the trainer for finished episodes (verl's own default is 2); more where a look
+    takes long (2.7 s with 100,000 rows in the queue): four times what the last one took."""
     record: dict[str, Any] | None = field(default_factory=lambda: dataclasses.asdict(RecordSettings()))
     """What is written for `verl-atgrpo report` (see `report.settings`); None: nothing."""
 
@@ -121,6 +131,8 @@ class AtGrpoConfig:
             raise ConfigError(f"{SECTION}.softmax_temperature={self.softmax_temperature}: above 0")
         if self.placement not in PLACEMENTS:
             raise ConfigError(f"{SECTION}.placement={self.placement!r}: use one of {', '.join(PLACEMENTS)}")
+        if self.mode not in MODES:
+            raise ConfigError(f"{SECTION}.mode={self.mode!r}: use one of {', '.join(MODES)}")
         if self.scheme == "parallel":
             for key, default in (("alpha", 1.0), ("local_weight", 1.0), ("selection", "greedy")):
                 if getattr(self, key) != default:
@@ -136,6 +148,9 @@ class AtGrpoConfig:
         for key in ("train_tasks", "val_tasks", "max_failed_episodes", "request_timeout", "poll_interval"):
             if not getattr(self, key) > 0:
                 raise ConfigError(f"{SECTION}.{key}={getattr(self, key)}: above 0")
+        for key in ("request_retries", "restart_servers"):
+            if type(getattr(self, key)) is not int or getattr(self, key) < 0:
+                raise ConfigError(f"{SECTION}.{key}={getattr(self, key)!r}: a whole number, at least 0")
         self.filter()
         self._check_estimator()
         self.record_settings()
@@ -309,6 +324,11 @@ class AtGrpoConfig:
             selection=self.selection,
             softmax_temperature=self.softmax_temperature or 1.0,
         )
+
+    @property
+    def training_episodes(self) -> int:
+        """Episodes of a task in training."""
+        return self.candidates if self.scheme == "parallel" else 1
 
     def check_tasks(self, env: Environment, train_batch_size: int) -> None:
         """Raises ConfigError if there are too few training tasks for what a step plays."""

@@ -1,4 +1,4 @@
-"""The entry point verl loads (group `verl.plugins`): what is registered where, and nothing else.
+"""The entry point verl loads (group `verl.plugins`): what is registered where, and that warnings are heard.
 
 Read on from here: recipe (`recipes/`) -> `config.py` -> `environment.py` -> `team.py` -> `rollout/` ->
 `advantage.py` -> `trainer/`.
@@ -6,16 +6,22 @@ Read on from here: recipe (`recipes/`) -> `config.py` -> `environment.py` -> `te
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 import traceback
 from types import ModuleType
 
 
 def register() -> None:
-    """Registers the estimator, the trainer, the configuration check and, without an accelerator, CPU mode."""
+    """Registers the estimator, the trainer, the configuration check and, without an accelerator, CPU mode.
+
+    Sees to it that warnings of the package are heard.
+    """
     from verl_atgrpo import platform_choice
     from verl_atgrpo.import_hooks import when_imported
 
+    _log_warnings()
     when_imported("verl.trainer.ppo.core_algos", _register_estimator)
     when_imported("verl.trainer.ppo.v1", _register_trainer)
     when_imported("verl.utils.config", _check_configurations)
@@ -23,6 +29,15 @@ def register() -> None:
         from verl_atgrpo import cpu
 
         cpu.activate()
+
+
+def _log_warnings() -> None:
+    level = os.getenv("VERL_LOGGING_LEVEL", "WARN")
+    logger = logging.getLogger(__package__)
+    if logger.level == logging.NOTSET:  # the command line has set its own
+        logger.setLevel(level)
+    # A dependency of vLLM's sets the root logger and its handlers to this level when it is imported, by default ERROR.
+    os.environ.setdefault("SAGEMAKER_CONTAINER_LOG_LEVEL", level)
 
 
 def _register_estimator(core_algos: ModuleType) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_atgrpo import compat, platform_choice
-from verl_atgrpo.config import SECTION, AtGrpoConfig, ConfigError, check_disjoint
+from verl_atgrpo.config import MODES, SECTION, AtGrpoConfig, ConfigError, check_disjoint
 from verl_atgrpo.environment import Environment
 from verl_atgrpo.estimator import heeds_verls_switch, resolve_spec
+from verl_atgrpo.mode_check import check_mode
 from verl_atgrpo.policy_config import EXPANDED, SHARED, PolicyConfigError, expanded, job_of
 
 MODE = "at_grpo"
@@ -49,7 +52,8 @@ def check_run(config: DictConfig) -> None:
     _check_stack(config)
     if section is not None:
         raise ConfigError(
-            f"trainer.v1.trainer_mode={mode} ignores the section {SECTION}: set trainer.v1.trainer_mode={MODE}"
+            f"trainer.v1.trainer_mode={mode} ignores the section {SECTION}: set trainer.v1.trainer_mode={MODE} and "
+            f"choose with {SECTION}.mode, one of {', '.join(MODES)}"
         )
     _check_plain_job(config)
 
@@ -198,22 +202,58 @@ def _check_team_job(config: DictConfig) -> Environment:
     if config.reward.reward_model.enable:
         raise ConfigError("reward.reward_model.enable=true has no effect: the environment scores, set it to false")
     for key, neutral, why in (
+        (
+            "actor_rollout_ref.rollout.moe_load_balance_metrics_interval",
+            0,
+            "no effect, a team's rows hold no routed experts",
+        ),
+        ("data.train_max_samples", -1, "no effect, at_grpo.train_tasks is the number of tasks"),
+        ("data.val_max_samples", -1, "no effect, at_grpo.val_tasks is the number of tasks"),
         ("critic.enable", False, "a group estimator has no critic"),
         ("trainer.critic_warmup", 0, "a group estimator has no critic"),
     ):
-        if (OmegaConf.select(config, key) or neutral) != neutral:
+        if OmegaConf.select(config, key, default=neutral) not in (None, neutral):
             raise ConfigError(f"{key}={OmegaConf.select(config, key)}: {why}, set it to {str(neutral).lower()}")
-    if config.trainer.resume_mode not in ("disable", "auto", "resume_path"):
-        raise ConfigError(f"trainer.resume_mode={config.trainer.resume_mode}: use disable, auto or resume_path")
+    _check_resume(config.trainer)
     environment = settings.make_environment()
     settings.validation_policies_of(environment)
     settings.check_estimator_agents(environment)
     settings.check_devices(config.trainer.n_gpus_per_node)
     _check_policies(config, settings)
     settings.check_tasks(environment, data.train_batch_size)
+    _check_storage(config, settings)
     if not settings.allow_overlap:
         check_disjoint(settings, environment)
     return environment
+
+
+def _check_resume(trainer: DictConfig) -> None:
+    if trainer.resume_mode not in ("disable", "auto", "resume_path"):
+        raise ConfigError(f"trainer.resume_mode={trainer.resume_mode}: use disable, auto or resume_path")
+    if trainer.resume_mode == "resume_path":
+        folder = Path(str(trainer.resume_from_path))
+        if not re.fullmatch(r"global_step_\d+", folder.name) or not folder.is_dir():
+            raise ConfigError(
+                f"trainer.resume_from_path={trainer.resume_from_path}: name a checkpoint's folder, "
+                "<trainer.default_local_dir>/global_step_<n>"
+            )
+
+
+def _check_storage(config: DictConfig, settings: AtGrpoConfig) -> None:
+    """Raises ConfigError if not even a step of one decision an episode fits into TransferQueue.
+
+    What episodes make of more decisions, only they know: the run stops at the first row that finds no place.
+    """
+    key = "transfer_queue.backend.SimpleStorage.total_storage_size"
+    room = OmegaConf.select(config, key)
+    group_filter = settings.filter()
+    tasks = (group_filter.max_tasks if group_filter else None) or config.data.train_batch_size
+    rows = tasks * settings.candidates
+    if OmegaConf.select(config, "transfer_queue.backend.storage_backend") == "SimpleStorage" and (room or rows) < rows:
+        raise ConfigError(
+            f"{key}={room}: a step makes at least {rows} rows, {tasks} tasks x {settings.candidates} candidates x "
+            "decisions of an episode: set it to a few times what all decisions make, or to null for no limit"
+        )
 
 
 def _check_trace(trace: DictConfig) -> None:
@@ -235,6 +275,7 @@ def _check_policies(config: DictConfig, settings: AtGrpoConfig) -> None:
     """Checks what every policy may have a value of its own for."""
     if not settings.policies:
         _check_policy("actor_rollout_ref", config.actor_rollout_ref, config.data.train_batch_size)
+        check_mode(config, settings.mode, {"actor_rollout_ref": config.actor_rollout_ref})
         return
     names = settings.policy_settings()
     try:
@@ -243,8 +284,9 @@ def _check_policies(config: DictConfig, settings: AtGrpoConfig) -> None:
         raise ConfigError(str(error)) from error
     for name in names:
         _check_policy(f"{SECTION}.policies.{name}", policies[name], config.data.train_batch_size)
+    check_mode(config, settings.mode, {f"{SECTION}.policies.{name}": policies[name] for name in names})
     memory = {name: float(policies[name].rollout.gpu_memory_utilization) for name in names}
-    if settings.placement == "colocated":
+    if settings.placement == "colocated" and settings.mode != "separate_async":
         check_memory(f"{SECTION}.placement=colocated", memory, "lower them, or use placement: split")
 
 
@@ -278,6 +320,18 @@ def _check_policy(key: str, policy: DictConfig, train_batch_size: int) -> None:
         raise ConfigError(
             f"{key}.actor.shuffle=true has no effect: the trainer shuffles rows over mini-batches itself, "
             "set it to false"
+        )
+    if OmegaConf.select(actor, "use_prefix_grouper"):
+        raise ConfigError(
+            f"{key}.actor.use_prefix_grouper=true has no effect: verl's V1 trainer never calls it, set it to false"
+        )
+    if policy.rollout.get("enable_rollout_routing_replay"):
+        raise ConfigError(
+            f"{key}.rollout.enable_rollout_routing_replay=true: a team's rows hold no routed experts, set it to false"
+        )
+    if OmegaConf.select(actor, "router_replay.mode") == "R3":
+        raise ConfigError(
+            f"{key}.actor.router_replay.mode=R3: a team's rows hold no routed experts, set it to R2 or disabled"
         )
     if train_batch_size % actor.ppo_mini_batch_size:
         raise ConfigError(

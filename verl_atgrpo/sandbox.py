@@ -20,6 +20,8 @@ from verl_atgrpo.sandbox_pool import POOL
 
 _SWEEP_SECONDS = 1.0
 """How long a run that was stopped is waited for: ending a fork bomb takes a while on a busy machine."""
+_RUNS = 3
+"""How often a program is run that somebody else kills: the system when memory runs out, as a rule."""
 _slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
 
@@ -40,7 +42,7 @@ class Limits:
 @dataclass(frozen=True)
 class ExecutionResult:
     """What one program printed and how it ended: `returncode` is its exit code, 128 + n after signal n, None
-    where we stopped it; `timed_out` covers the wall and the CPU limit.
+    where we stopped it, or somebody what runs it; `timed_out` covers the wall and the CPU limit.
     """
 
     stdout: str
@@ -62,14 +64,20 @@ def isolation() -> str:
     Raises RuntimeError if no program can be run here at all.
     """
     for level in LEVELS:
-        error = _trial(level)
+        # A trial that somebody killed says nothing of the level: to go on with a lesser one would be for good.
+        for _ in range(_RUNS):
+            error = _trial(level)
+            if error is not None:
+                break
+        else:
+            raise RuntimeError("the sandbox cannot be set up: what tries it is killed each time")
         if not error:
             return level
     raise RuntimeError(f"the sandbox cannot be set up: {error}")
 
 
-def _trial(level: str) -> str:
-    """Returns what keeps programs from running at `level`; an empty text if nothing does."""
+def _trial(level: str) -> str | None:
+    """Returns what keeps programs from running at `level`: an empty text if nothing does, None if it was killed."""
     ours, theirs = socket.socketpair()
     root = _make_root("")
     try:
@@ -79,7 +87,10 @@ def _trial(level: str) -> str:
             told = ours.recv(16)
             streams.seek(0)
             errors = streams.read().decode("utf-8", "replace").strip()
-            return "" if told == b"0" else errors[-500:] or f"the trial run ended with {told!r}"
+            if told == b"0":
+                return ""
+            killed = told == str(128 + signal.SIGKILL).encode() or not (told or errors)
+            return None if killed else errors[-500:] or f"the trial run ended with {told!r}"
     finally:
         _remove(root)
 
@@ -87,21 +98,35 @@ def _trial(level: str) -> str:
 async def run_python(code: str, *, stdin: str = "", limits: Limits = Limits()) -> ExecutionResult:
     """Runs `code` as a program of its own with `stdin` as its input, and leaves no process or file behind.
 
-    At most `os.cpu_count()` runs go on at once per event loop; `wall_seconds` starts when a run starts.
+    At most `os.cpu_count()` runs go on at once per event loop; `wall_seconds` starts when a run starts. A program that
+    is killed, by itself or because the machine was out of memory, is run again, twice at most.
     Raises RuntimeError if the sandbox could not be set up; whatever the program does is a result.
     """
     level = await asyncio.to_thread(isolation)
     async with _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(os.cpu_count() or 1)):
-        root = _make_root(code)
-        try:
-            request = _request(level, root, limits)
-            # Once more if the pool was killed between taking the request and starting the program.
-            result = await _run(request, stdin, limits) or await _run(request, stdin, limits)
-        finally:
-            await asyncio.to_thread(_remove, root)
+        result = await _run_anew(level, code, stdin, limits)
+        for _ in range(_RUNS - 1):
+            if result is not None and not _killed(result):
+                break
+            POOL.counts["reruns"] += 1
+            result = await _run_anew(level, code, stdin, limits)
     if result is None:
         raise RuntimeError("the sandbox could not be set up: what starts the programs is killed each time")
     return result
+
+
+async def _run_anew(level: str, code: str, stdin: str, limits: Limits) -> ExecutionResult | None:
+    root = _make_root(code)
+    try:
+        return await _run(_request(level, root, limits), stdin, limits)
+    finally:
+        await asyncio.to_thread(_remove, root)
+
+
+def _killed(result: ExecutionResult) -> bool:
+    """Returns whether the program, or the launcher that watched it, was killed, and not by us."""
+    stopped = result.timed_out or result.output_truncated
+    return not stopped and result.returncode in (None, 128 + signal.SIGKILL)
 
 
 def _request(level: str, root: str, limits: Limits) -> Request:
@@ -155,7 +180,7 @@ class _Stream:
 
 
 async def _run(request: Request, stdin: str, limits: Limits) -> ExecutionResult | None:
-    """Returns how the program did, or None if nothing took the request."""
+    """Returns how the program did, or None if what was to start it was killed."""
     with contextlib.ExitStack() as ours:
         with contextlib.ExitStack() as given:
             control, reported = socket.socketpair()
@@ -186,7 +211,7 @@ async def _run(request: Request, stdin: str, limits: Limits) -> ExecutionResult 
             stop()
             await asyncio.wait(running, timeout=_SWEEP_SECONDS)
     out, err, told = (bytes(stream.kept) for stream in streams)
-    if not told and not err and running[-1].done():
+    if told in (b"", b"%d" % (128 + signal.SIGKILL)) and not err and running[-1].done():
         return None
     if not err.startswith(MARK) and (err or told.isdigit()):
         raise RuntimeError(f"the sandbox could not be set up: {err.decode('utf-8', 'replace')[-500:]}")

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Sequence
 
 from verl_atgrpo import sandbox_launcher
@@ -24,6 +25,9 @@ class Pool:
 
     def __init__(self) -> None:
         """Starts nothing yet."""
+        self.counts: Counter[str] = Counter()
+        """`restarts` of the interpreter, and `reruns` of programs that somebody killed, since they were last asked
+        for."""
         self._set_up()
 
     def _set_up(self) -> None:
@@ -45,8 +49,14 @@ class Pool:
             try:
                 self._connected().sendmsg(message, ancillary)
             except (BrokenPipeError, ConnectionResetError):  # somebody killed it
+                self.counts["restarts"] += 1
                 self._close()
                 self._connected().sendmsg(message, ancillary)
+
+    def drain_counts(self) -> Counter[str]:
+        """Returns the counts since the last call, by names that begin with `sandbox_`, and starts over."""
+        counts, self.counts = self.counts, Counter()
+        return Counter({f"sandbox_{name}": count for name, count in counts.items()})
 
     def close(self) -> None:
         """Ends the interpreter; programs under way go on to their end."""

@@ -46,6 +46,10 @@ class Generation:
     """True if the answer ran into the length limit."""
     weights_version: tuple[int, int] = (0, 0)
     """First and last version of the weights that produced tokens of this answer."""
+    resumed: int = 0
+    """How often the server ended the answer early and it was gone on with."""
+    cached_tokens: int = 0
+    """Tokens of the prompt that the server had in its prefix cache."""
     usage: tuple[int, int] | None = None
     """Tokens of the prompt and of the answer as a server counted them that shows its users no ids; the ids here and
     those of the prompt are then stand-ins."""
@@ -110,7 +114,7 @@ class TeamOptions:
     candidates: int = 4
     """K, the number of candidates at every decision of the tree scheme."""
     alpha: float = 1.0
-    """Weight of the team part in r = alpha * team + local (paper, Eq. 3)."""
+    """Weight of the team part in r = alpha * team + local_weight * local (paper, Eq. 3)."""
     local_weight: float = 1.0
     """Weight of the local part; the paper's is 1."""
     selection: Selection = "greedy"

@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -137,22 +138,32 @@ class _Worker:
         self._owner = 0
 
     def equal(self, one: str, other: str) -> bool:
+        """Returns whether it finds them equal; asked once more if somebody killed it, as when memory runs out."""
         with self._lock:
-            if self._process is None or self._owner != os.getpid():  # a fork must not share the pipes
-                self._start()
-            assert self._process and self._process.stdin and self._process.stdout
-            try:
-                self._process.stdin.write(json.dumps([one, other]) + "\n")
-                self._process.stdin.flush()
-                verdict = self._process.stdout.readline()
-            except BrokenPipeError:  # it ended since the last comparison
-                verdict = ""
-            if not verdict:
-                self._process.communicate()
-                if self._process.returncode > 0:  # not ended by the kernel: it cannot work at all
-                    raise RuntimeError(f"math-verify cannot work; to see why: {sys.executable} -m {_WORKER}")
-                self._start()
+            verdict, ended = self._ask(one, other)
+            if ended is not None and ended != -signal.SIGPROF:  # not by its own time limit
+                verdict, ended = self._ask(one, other)
             return verdict == "1\n"
+
+    def _ask(self, one: str, other: str) -> tuple[str, int | None]:
+        """Returns the verdict; none, and how it ended, if it ended."""
+        if self._process is None or self._owner != os.getpid():  # a fork must not share the pipes
+            self._start()
+        assert self._process and self._process.stdin and self._process.stdout
+        try:
+            self._process.stdin.write(json.dumps([one, other]) + "\n")
+            self._process.stdin.flush()
+            verdict = self._process.stdout.readline()
+        except BrokenPipeError:  # it ended since the last comparison
+            verdict = ""
+        if verdict:
+            return verdict, None
+        self._process.communicate()
+        ended = self._process.returncode
+        if ended > 0:  # not ended by the kernel: it cannot work at all
+            raise RuntimeError(f"math-verify cannot work; to see why: {sys.executable} -m {_WORKER}")
+        self._process = None
+        return "", ended
 
     def _start(self) -> None:
         self._owner = os.getpid()

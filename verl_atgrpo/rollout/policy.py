@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-
-import ray
 
 from verl_atgrpo.environment import Message
 from verl_atgrpo.team import EpisodeFailed, Generation
@@ -18,15 +17,17 @@ class ServedPolicy:
     """Draws candidates from verl's LLM servers."""
 
     client: Any
-    """verl's LLMServerClient, which balances load over the replicas."""
+    """Answers token ids with token ids, as verl's LLMServerClient does."""
     tokenizer: Any
     chat_template_kwargs: dict[str, Any]
     sampling_params: dict[str, Any]
     max_prompt_length: int
     max_response_length: int
-    request_timeout: float
-    requests: int = 0
-    """Answers asked for so far."""
+    request_timeout: float | None
+    """Seconds for an answer; None: the client has a clock of its own."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Answers asked for so far (`candidates`), and over those that came, tokens of their prompts (`prompt_tokens`) and
+    of these in the server's prefix cache (`cached_prompt_tokens`)."""
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Applies the model's chat template once; the ids are what is sampled from and trained on.
@@ -50,9 +51,9 @@ class ServedPolicy:
     async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
         """Asks a server for one answer; candidates of a decision go to one replica and share its prefix cache.
 
-        Raises EpisodeFailed on a time-out, an engine error or an aborted request.
+        Raises EpisodeFailed on a time-out, an engine error or an aborted request; the client may raise it, too.
         """
-        self.requests += 1
+        self.counts["candidates"] += 1
         params = {**self.sampling_params, "max_tokens": self.max_response_length}
         if seed is not None:
             params["seed"] = seed
@@ -62,16 +63,19 @@ class ServedPolicy:
             )
         except asyncio.TimeoutError as error:
             raise EpisodeFailed("timeout", f"no answer within {self.request_timeout} s") from error
-        except ray.exceptions.RayError as error:
-            raise EpisodeFailed("engine", f"the server failed: {error}") from error
         if output.stop_reason == "aborted":
             raise EpisodeFailed("engine", "the server aborted the request")
         token_ids = list(output.token_ids)
         version = output.extra_fields.get("min_global_steps"), output.extra_fields.get("max_global_steps")
+        cached_tokens = output.extra_fields.get("num_cached_tokens") or 0
+        self.counts["prompt_tokens"] += len(prompt_ids)
+        self.counts["cached_prompt_tokens"] += cached_tokens
         return Generation(
             token_ids=token_ids,
             log_probs=list(output.log_probs or ()),
             text=self.tokenizer.decode(token_ids, skip_special_tokens=True),
             truncated=len(token_ids) >= self.max_response_length and token_ids[-1] != self.tokenizer.eos_token_id,
             weights_version=(version[0] or 0, version[1] or 0),
+            resumed=output.extra_fields.get("resumed", 0),
+            cached_tokens=cached_tokens,
         )

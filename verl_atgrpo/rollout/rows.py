@@ -65,6 +65,7 @@ def training_rows(
                 "team_reward": candidate.score.team,
                 "local_reward": candidate.score.local,
                 "truncated": candidate.generation.truncated,
+                "resumed": candidate.generation.resumed,
                 "episode": f"{uid}_{session}",
                 "episode_success": record.outcome.success,
                 "episode_reward": record.outcome.team_reward,

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import transfer_queue as tq
-from verl.experimental.agent_loop import AgentLoopOutput
-from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
+from tensordict import TensorDict
+from torch import Tensor
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.utils.config import omega_conf_to_dataclass
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_atgrpo.config import AtGrpoConfig
 from verl_atgrpo.policy_config import job_of
+from verl_atgrpo.rollout.attempts import Gate, PatientClient
+from verl_atgrpo.rollout.engine_params import engine_params
+from verl_atgrpo.rollout.fields import episode_fields
 from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.rollout.rows import Row, failed_validation_row, training_rows, validation_rows
 from verl_atgrpo.rollout.trace import Episode, TraceBudget, TracedTeam
+from verl_atgrpo.sandbox_pool import POOL
 from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, episode_seed, play
 
 logger = logging.getLogger(__name__)
-logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "WARN"))
 
 
 @dataclass
@@ -52,18 +53,38 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             name: omega_conf_to_dataclass(job_of(self.config, name).actor_rollout_ref.model).tokenizer
             for name in self._settings.policy_settings()
         }
-        # The text is decoded here, once and as a whole; vLLM need not do it token by token.
-        self._engine_params = {"detokenize": False} if self.rollout_config.name == "vllm" else {}
+        self._engine_params = engine_params(self.rollout_config.name, self._settings.mode)
         self._report = WorkerReport()
-        tracing = self.rollout_config.trace
-        self._traces = TraceBudget(tracing.max_samples_per_step_per_worker)
-        if tracing.token2text:
-            for name, client in self.llm_client.clients.items():
-                client.tokenizer = self._tokenizers[name]
+        self._traces = TraceBudget(self.rollout_config.trace.max_samples_per_step_per_worker)
+        self._gate = Gate()
+        self._training_clients = self._patient(self._gate)
+        self._validation_clients = self._patient(Gate())
+
+    def _patient(self, gate: Gate) -> dict[str, PatientClient]:
+        return {
+            name: PatientClient(
+                client,
+                gate,
+                timeout=self._settings.request_timeout,
+                retries=self._settings.request_retries,
+                count=lambda what: self._report.counts.update((what,)),
+                tokenizer=self._tokenizers[name],
+            )
+            for name, client in self.llm_client.clients.items()
+        }
+
+    def hold(self) -> None:
+        """Lets no request of a training episode be sent; validation's pass."""
+        self._gate.hold()
+
+    def release(self) -> None:
+        """Lets requests be sent again."""
+        self._gate.release()
 
     def drain_report(self) -> WorkerReport:
         """Returns the counts since the last call and starts over."""
         report, self._report = self._report, WorkerReport(error=self._report.error)
+        report.counts.update(POOL.drain_counts())
         return report
 
     async def _run_prompt(
@@ -91,33 +112,43 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
                 logger.warning("task %s (%s): the episode failed: %s", prompt["index"], partition, result)
                 status = status if validate else "failure"
             elif isinstance(result, BaseException):
-                self._report.error = f"task {prompt['index']} ({partition}): {type(result).__name__}: {result}"
-                logger.error("task %s (%s): defect", prompt["index"], partition, exc_info=result)
+                self._report_defect(prompt, partition, result)
                 status = "failure"
         if status == "finished":
-            for session, result in enumerate(results):
-                await self._write(prompt, session, result, validate, partition)
+            written = await asyncio.gather(
+                *(self._write(prompt, session, result, validate, partition) for session, result in enumerate(results)),
+                return_exceptions=True,
+            )
+            # Without a last status, such as after a put that the queue refuses, the trainer would wait for ever.
+            for error in (result for result in written if result is not None):
+                self._report_defect(prompt, partition, error)
+                status = "failure"
         await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": status})
+
+    def _report_defect(self, prompt: dict[str, Any], partition: str, error: BaseException) -> None:
+        self._report.error = f"task {prompt['index']} ({partition}): {type(error).__name__}: {error}"
+        logger.error("task %s (%s): defect", prompt["index"], partition, exc_info=error)
 
     def _episodes(self, validate: bool) -> int:
         if validate:
             return int(self.config.actor_rollout_ref.rollout.val_kwargs.n)
-        return self._settings.candidates if self._settings.scheme == "parallel" else 1
+        return self._settings.training_episodes
 
     async def _play(
         self, prompt: dict[str, Any], session: int, validate: bool, sampling_params: dict[str, Any], trace: bool
     ) -> EpisodeRecord:
         split, index = prompt["split"], int(prompt["index"])
         policy_of = self._validation_policy_of if validate else self._policy_of
+        clients = self._validation_clients if validate else self._training_clients
         policies = {
             name: ServedPolicy(
-                client=self.llm_client.clients[name],
+                client=clients[name],
                 tokenizer=self._tokenizers[name],
                 chat_template_kwargs=dict(self.config.data.get("apply_chat_template_kwargs") or {}),
                 sampling_params={**sampling_params, **self._engine_params},
                 max_prompt_length=int(self.config.data.max_prompt_length),
                 max_response_length=int(self.config.data.max_response_length),
-                request_timeout=self._settings.request_timeout,
+                request_timeout=None,
             )
             for name in set(policy_of.values())
         }
@@ -136,7 +167,8 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             return await play(self._environment, self._environment.task(split, index), team)
         finally:
             if not validate:
-                self._report.counts["candidates"] += sum(policy.requests for policy in policies.values())
+                for policy in policies.values():
+                    self._report.counts.update(policy.counts)
                 self._report.counts["tokens"] += team.generated_tokens
 
     async def _write(
@@ -158,65 +190,43 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
                 else training_rows(uid, session, result, self._settings.scheme, self._needs)
             )
             turns = len(result.decisions)
-            # The same keys on every validation row, or TransferQueue drops the field.
             if validate:
                 info = {"acc": float(result.outcome.success), "failed": 0.0, **result.outcome.metrics}
         else:
             policy, tokenizer = next(iter(self._tokenizers.items()))
             rows = [failed_validation_row(uid, session, policy, tokenizer.eos_token_id)]
             info = {"acc": 0.0, "failed": 1.0}
-        keys, fields, tags = [], [], []
-        for row in rows:
-            keys.append(row.key)
-            fields.append(self._fields(row, session, turns, info, prompt))
-            prompt_length, response_length = len(row.prompt_ids), len(row.generation.token_ids)
-            first, last = row.generation.weights_version
-            tags.append(
-                {
-                    "status": "success",
-                    "prompt_len": prompt_length,
-                    "response_len": response_length,
-                    "seq_len": prompt_length + response_length,
-                    "task": int(prompt["index"]),
-                    "global_steps": int(prompt["global_steps"]),
-                    "min_global_steps": first,
-                    "max_global_steps": last,
-                    **row.tags,
-                }
-            )
+        rows = list(rows)
+        tags = [self._tags(row, turns, prompt) for row in rows]
         await tq.async_kv_batch_put(
-            keys=keys, fields=list_of_dict_to_tensordict(fields), tags=tags, partition_id=partition
+            keys=[row.key for row in rows],
+            fields=self._fields(rows, turns, info, prompt),
+            tags=tags,
+            partition_id=partition,
         )
 
-    def _fields(
-        self, row: Row, session: int, turns: int, info: dict[str, float], prompt: dict[str, Any]
-    ) -> dict[str, Any]:
-        generation = row.generation
-        first, last = generation.weights_version
-        output = AgentLoopOutput(
-            prompt_ids=row.prompt_ids,
-            response_ids=generation.token_ids,
-            response_mask=[1] * len(generation.token_ids),
-            # Set explicitly on every row: verl drops fields that are unset, and a field that is missing
-            # on one row is dropped from all.
-            response_logprobs=generation.log_probs or None,
-            reward_score=row.reward,
-            num_turns=turns,
-            metrics=AgentLoopMetrics(),
-            extra_fields={"min_global_steps": first, "max_global_steps": last, "reward_extra_info": info},
-        )
-        fields: dict[str, Any] = output.as_dict()
-        input_ids = torch.cat([fields["prompts"], fields["responses"]])
-        attention_mask = torch.ones_like(input_ids)
-        fields.update(
-            input_ids=input_ids,
-            position_ids=self._compute_position_ids(input_ids[None], attention_mask[None], {}).squeeze(0),
-            multi_modal_inputs={},
-            loss_mask=fields["response_mask"],
-            uid=row.group,
-            session_id=session,
-            index=int(prompt["index"]),
-            data_source=prompt["data_source"],
-            global_steps=int(prompt["global_steps"]),
-        )
-        return fields
+    def _tags(self, row: Row, turns: int, prompt: dict[str, Any]) -> dict[str, Any]:
+        prompt_length, response_length = len(row.prompt_ids), len(row.generation.token_ids)
+        first, last = row.generation.weights_version
+        return {
+            "status": "success",
+            "prompt_len": prompt_length,
+            "response_len": response_length,
+            "seq_len": prompt_length + response_length,
+            "num_turns": turns,
+            "task": int(prompt["index"]),
+            "global_steps": int(prompt["global_steps"]),
+            "min_global_steps": first,
+            "max_global_steps": last,
+            **row.tags,
+        }
+
+    def _fields(self, rows: Sequence[Row], turns: int, info: dict[str, float], prompt: dict[str, Any]) -> TensorDict:
+        # Only a processor with rules of its own has other positions than 0, 1, 2, ...
+        own = self._own_position_ids if hasattr(self.processor, "get_rope_index") else None
+        return episode_fields(rows, turns, info, prompt["data_source"], own)
+
+    def _own_position_ids(self, input_ids: Tensor) -> Tensor:
+        ids = input_ids[None]
+        positions: Tensor = self._compute_position_ids(ids, torch.ones_like(ids), {}).squeeze(0)
+        return positions

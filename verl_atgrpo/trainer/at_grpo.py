@@ -1,70 +1,53 @@
-"""verl's synchronous trainer with what a team needs: episodes, several policies, per-agent metrics."""
+"""verl's trainer with what a team needs: episodes, several policies, per-agent metrics."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 import transfer_queue as tq
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.experimental.reward_loop import RewardLoopManager
 from verl.single_controller.ray import RayResourcePool, ResourcePoolManager
-from verl.trainer.ppo.v1.trainer_base import register_trainer
-from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils.debug import marked_timer
 from verl.utils.tracking import Tracking
 
 from verl_atgrpo import compat, platform_choice
-from verl_atgrpo.config import SECTION, AtGrpoConfig
-from verl_atgrpo.environment import Environment, Split
+from verl_atgrpo.config import AtGrpoConfig
 from verl_atgrpo.policy_config import EXPANDED, PolicySettings, job_of
 from verl_atgrpo.report.reader import FOLDER
 from verl_atgrpo.report.records import RecordFiles
 from verl_atgrpo.rollout.client import TeamClient
+from verl_atgrpo.rollout.ray_errors import RolloutFailed
 from verl_atgrpo.run_check import MODE, check_team_run
-from verl_atgrpo.trainer import checkpoints
-from verl_atgrpo.trainer.dataset import SIZES
+from verl_atgrpo.trainer import checkpoints, pending
 from verl_atgrpo.trainer.decoding import TeamTokenizer
 from verl_atgrpo.trainer.failures import PolicyFailed
-from verl_atgrpo.trainer.metrics import every_episode_failed, policy_metrics, rollout_metrics, step_metrics
+from verl_atgrpo.trainer.metrics import every_episode_failed, policy_metrics, step_metrics
 from verl_atgrpo.trainer.policy_unit import PolicyUnit, TeamSync, for_all
-from verl_atgrpo.trainer.recorder import Recorder
+from verl_atgrpo.trainer.polling import pace
+from verl_atgrpo.trainer.recorder import Recorder, about_run
+from verl_atgrpo.trainer.rollout_watch import RolloutWatch
+from verl_atgrpo.trainer.row_parts import batch_of
+from verl_atgrpo.trainer.schedule import make_schedule
+from verl_atgrpo.trainer.staleness import staleness_metrics
+from verl_atgrpo.trainer.standalone import StandaloneUnit
 from verl_atgrpo.trainer.step_rows import PARTITION, StepRows, draw
-
-if TYPE_CHECKING:
-    from verl_atgrpo.rollout.manager import TeamRolloutManager
+from verl_atgrpo.trainer.training_metrics import training_metrics
+from verl_atgrpo.trainer.verl_keys import wire
 
 _POOL = "global_pool"
 
 
-def wire(config: DictConfig, environment: Environment) -> None:
-    """Sets the keys of verl that follow from the `at_grpo:` section, so that a recipe need not name them."""
-    settings = AtGrpoConfig.from_config(config)
-    splits: tuple[Split, ...] = ("train", "val")
-    with open_dict(config):
-        if EXPANDED in config:
-            # What verl does once for the job (dataset, displayed text, token counts), it does with the first policy.
-            config.actor_rollout_ref = next(iter(config[EXPANDED].values()))
-        config.actor_rollout_ref.rollout.agent.agent_loop_manager_class = (
-            "verl_atgrpo.rollout.manager.TeamRolloutManager"
-        )
-        config.data.custom_cls = {"path": "pkg://verl_atgrpo.trainer.dataset", "name": "TeamTaskDataset"}
-        config.data.train_files, config.data.val_files = "train", "val"
-        # The dataset is handed `data` alone.
-        config.data[SECTION] = config[SECTION]
-        config.data[SIZES] = {split: settings.split_size(environment, split) for split in splits}
-        config.algorithm.at_grpo_estimator = config[SECTION].get("estimator", "at_grpo")
-        # verl's own way to replace an episode that failed; it fetches tasks one by one.
-        config.trainer.v1.sampler.sync_refill_failed_groups = True
-        config.data.gen_batch_size = 1
-
-
 @register_trainer(MODE)
-class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
+class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
     """Trains a team's policies from its episodes."""
 
     _dump_futures: list[Future[None]]
@@ -73,18 +56,18 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
         compat.check_symbols(cpu=platform_choice.wants_cpu())
         wire(config, check_team_run(config))
         self.settings = AtGrpoConfig.from_config(config)
-        self._replaced = 0
-        self._counts: Counter[str] = Counter()
+        self.schedule = make_schedule(self.settings.mode, config.trainer)
+        self._unfinished: deque[int] = deque()
         self._tags: list[dict[str, Any]] = []
         self._updated = False
         self._recorder: Recorder | None = None
         super().__init__(config)
-        self.replay_buffer.poll_interval = self.settings.poll_interval
+        pace(self.replay_buffer, self.settings.poll_interval, check=self._collect_report)
 
     @property
     def trainer_mode(self) -> str:
         """The mode verl's base class shall see: it compares with the literal "sync" in several places."""
-        return "sync"
+        return self.settings.mode
 
     @trainer_mode.setter
     def trainer_mode(self, mode: str) -> None:
@@ -99,25 +82,29 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
         self._init_dump_executor()
         policies = self.settings.policy_settings()
         pools = self._make_pools(policies)
+        kind = StandaloneUnit if self.settings.mode == "separate_async" else PolicyUnit
         self.units: list[PolicyUnit] = []
         replicas = 0
         for name, settings in policies.items():
             job = job_of(self.config, name)
             # verl's own folder where there is one policy, so that its tools find it.
             folder = "actor" if len(policies) == 1 else f"policies/{name}"
-            self.units.append(PolicyUnit(name, job, folder, settings.trainable, replicas))
-            replicas += pools[name].world_size  # no policy has more servers than devices
+            restarts = self.settings.restart_servers
+            self.units.append(kind(name, job, folder, settings.trainable, replicas, restarts))
+            replicas += self.units[-1].server_devices(pools[name])  # no policy has more servers than devices
         for unit in self.units:
             unit.place(pools[unit.name])
         for_all(self.units, PolicyUnit.start, self._at_once)
         self.checkpoint_manager = TeamSync(self.units, self._at_once)
         self.tokenizer = TeamTokenizer({unit.name: unit.tokenizer for unit in self.units})
-        self.reward_loop_manager = RewardLoopManager(config=self.config, rm_resource_pool=None)
+        # Environments score; verl asks only whether there is a reward model.
+        self.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])
         self.teacher_model_manager = None
         self.distillation_config = None
         # For verl's profiling, which knows one policy.
-        self.actor_rollout_wg = self.ref_policy_wg = self.units[0].actor_rollout_wg
+        self.actor_rollout_wg, self.ref_policy_wg = self.units[0].actor_rollout_wg, self.units[0].ref_policy_wg
         self.llm_server_manager = self.units[0].servers
+        self.watch = RolloutWatch(self.units, self.settings.max_failed_episodes, self.settings.training_episodes)
         self._load_checkpoint()
         self._recorder = self._make_recorder()
 
@@ -162,10 +149,14 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
             self.on_sample_end()
         metrics.update(rows.metrics)
         self._tags = rows.tags
-        parts = {unit.name: self._rows_of(unit, rows) for unit in self.units}
+        parts = {unit.name: rows.of({unit.name}) for unit in self.units}
         learning = [unit for unit in self.units if unit.can_learn_from(len(parts[unit.name]))]
         by_policy = {
-            unit.name: {"team/rows": float(len(parts[unit.name])), "team/updated": float(unit in learning)}
+            unit.name: {
+                "team/rows": float(len(parts[unit.name])),
+                "team/updated": float(unit in learning),
+                **unit.replicas.metrics(),
+            }
             for unit in self.units
         }
         self._updated = bool(learning)
@@ -191,20 +182,20 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
         if len(unused):
             # Nothing is computed from them; verl clears only what it gets back.
             tq.kv_clear(keys=unused.keys, partition_id=unused.partition_id)
-        return KVBatchMeta(
-            partition_id=PARTITION,
-            keys=[key for unit in learning for key in parts[unit.name].keys],
-            tags=[tags for unit in learning for tags in parts[unit.name].tags],
+        return batch_of(
+            [key for unit in learning for key in parts[unit.name].keys],
+            [tags for unit in learning for tags in parts[unit.name].tags],
+            PARTITION,
         )
 
     def _draw(self, tasks: int) -> StepRows:
-        """Returns a step's rows; tasks added for the group filter are played with the same weights as the others."""
+        """Returns a step's rows, in sync mode all played with the same weights."""
         buffer = self.replay_buffer
         rows = draw(
             sample=lambda number: buffer.sample(
                 global_steps=self.global_steps, partition_id=PARTITION, batch_size=number
             ),
-            add_tasks=super()._add_prompts_to_generate,  # not ours: these replace no failed episode
+            add_tasks=super()._add_prompts_to_generate,  # not ours: no episode has failed
             tasks=tasks,
             group_filter=self.settings.filter(),
             trainable={unit.name for unit in self.units if unit.trainable},
@@ -213,25 +204,30 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
         rows.sort()
         return rows
 
-    def _rows_of(self, unit: PolicyUnit, rows: StepRows) -> KVBatchMeta:
-        batch = rows.of({unit.name})
-        batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
-        return batch
-
     def fit(self, agent_loop_manager: Any) -> None:
-        """Trains; when a policy's process dies, the error says where the next run will go on from."""
+        """Trains; when a process dies, the error says where the next run can go on from."""
         try:
             super().fit(agent_loop_manager)
-        except PolicyFailed as failure:
-            checkpoint = checkpoints.last_complete(self.config.trainer)
-            raise PolicyFailed(
-                f"{failure}; "
-                + (
-                    f"the last complete checkpoint is {checkpoint}: the same command goes on from it"
-                    if checkpoint
-                    else "there is no complete checkpoint yet: the same command starts from scratch"
-                )
-            ) from failure
+        except (PolicyFailed, RolloutFailed) as failure:
+            raise type(failure)(f"{failure}; {checkpoints.way_on(self.config.trainer)}") from failure
+
+    # ------------------------------------------------------------ schedule
+
+    def on_init_end(self) -> None:
+        """Hands the servers the weights that training starts or goes on with."""
+        self.checkpoint_manager.update_weights(self.global_steps)
+
+    def on_sample_end(self) -> None:
+        """Ends the rollout, or interrupts it, for the update."""
+        with marked_timer("end_rollout", self.timing_raw, color="red"):
+            self.schedule.sample_end(self.checkpoint_manager, self.agent_loop_manager)
+        if self.curr_step_profile:
+            self._stop_rollout_profiling()
+
+    def on_step_end(self) -> None:
+        """Hands the servers the new weights."""
+        with marked_timer("update_weights", self.timing_raw, color="red"):
+            self.schedule.step_end(self.checkpoint_manager, self.agent_loop_manager, self.global_steps)
 
     # ------------------------------------------------------------ episodes
 
@@ -240,36 +236,32 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
         return TeamClient({unit.name: unit.client() for unit in self.units})
 
     def prepare_step(self) -> dict[str, Any]:
-        """Hands a step's tasks to the rollout."""
-        self._replaced = 0
-        metrics: dict[str, Any] = super().prepare_step()
-        return metrics
+        """Hands tasks to the rollout: the step's, and at first those that are to be under way beside them."""
+        batch = self.config.data.train_batch_size
+        last_step = min(self.total_training_steps, self.steps_per_epoch * self.config.trainer.total_epochs)
+        steps_left = last_step - self.global_steps + 1
+        tasks = pending.missing(len(pending.under_way()), batch, self.schedule.prefetch, steps_left)
+        if tasks:
+            super()._add_prompts_to_generate(tasks)
+        return {}
+
+    def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
+        """Submits tasks; of each TransferQueue is told all that a restart needs to know."""
+        tags = pending.tags_of(list(batch["index"]), self.global_steps)
+        tq.kv_batch_put(keys=list(batch["uid"]), partition_id=PARTITION, tags=tags)
+        self.agent_loop_manager.generate_sequences(batch)
+        return len(batch)
 
     def _add_prompts_to_generate(self, num_prompts: int) -> int:
-        """Replaces failed episodes by new tasks; stops the run if that does not end."""
+        """Puts other tasks in the place of those that verl's replay buffer has thrown away: their episodes failed."""
         self._collect_report()
-        self._check_servers()
-        self._replaced += num_prompts
-        if self._replaced > self.settings.max_failed_episodes:
-            raise RuntimeError(
-                f"{self._replaced} episodes of step {self.global_steps} failed ({dict(self._counts)}), more than "
-                f"{SECTION}.max_failed_episodes={self.settings.max_failed_episodes}; the rollout workers' log says why"
-            )
+        self.watch.check_servers()
         submitted: int = super()._add_prompts_to_generate(num_prompts)
         return submitted
 
-    def _check_servers(self) -> None:
-        """Raises PolicyFailed if an episode failed because a server is dead: replacing it would not help."""
-        for unit in self.units:
-            unit.check_servers()
-
     def _collect_report(self) -> None:
-        """Adds up what the workers counted; raises RuntimeError if one of them met a defect."""
-        manager: TeamRolloutManager = self.agent_loop_manager
-        report = manager.drain_report()
-        self._counts.update(report.counts)
-        if report.error is not None:
-            raise RuntimeError(f"the rollout stopped on a defect: {report.error}")
+        """Adds up what the rollout workers counted; raises what `RolloutWatch.collect` does."""
+        self.watch.collect(self.agent_loop_manager, self.global_steps)
 
     def _validate(self) -> dict[str, float]:
         """Returns the team's success on the validation tasks (`val-core/<environment>/acc/mean@n`)."""
@@ -290,7 +282,8 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
             # A defect leaves verl with an empty batch; its own error would not say why.
             self._collect_report()
         if every_episode_failed(metrics):
-            self._check_servers()
+            for unit in self.units:
+                unit.replicas.check()
             raise RuntimeError("every validation episode failed; the rollout workers' log says why")
         return metrics
 
@@ -299,31 +292,27 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
     def _record_rows(self, rows: StepRows, trained: set[str]) -> None:
         """Records a step's rows, dropped ones and frozen policies' included, while they are in the queue."""
         if self._recorder is not None:
-            batch = KVBatchMeta(partition_id=PARTITION, keys=rows.keys, tags=rows.tags)
-            self._recorder.record(self.global_steps, batch, trained)
+            self._recorder.record(self.global_steps, batch_of(rows.keys, rows.tags, PARTITION), trained)
 
     def _make_recorder(self) -> Recorder | None:
         """Returns what writes the report's records, once it is known from which step the run goes on."""
         settings = self.settings.record_settings()
         if settings is None:
             return None
-        about = {
-            "project": self.config.trainer.project_name,
-            "experiment": self.config.trainer.experiment_name,
-            "section": OmegaConf.to_container(self.config[SECTION], resolve=True),
-            "models": {unit.name: unit.config.actor_rollout_ref.model.path for unit in self.units},
-            "frozen": [unit.name for unit in self.units if not unit.trainable],
-        }
-        folder = Path(self.config.trainer.default_local_dir) / FOLDER
-        files = RecordFiles(folder, settings.max_megabytes, self.global_steps, about)
+        about = about_run(self.config, self.units)
+        files = RecordFiles(
+            Path(self.config.trainer.default_local_dir) / FOLDER, settings.max_megabytes, self.global_steps, about
+        )
         return Recorder(settings, files, {unit.name: unit.tokenizer for unit in self.units}, self._in_background)
 
     def _in_background(self, work: Callable[..., None], *arguments: Any) -> None:
         """Hands work to verl's writer of rollout dumps; raises what earlier work raised."""
-        for future in self._dump_futures:
+        earlier, self._dump_futures = self._dump_futures, []
+        for future in earlier:
             if future.done():
                 future.result()
-        self._dump_futures = [future for future in self._dump_futures if not future.done()]
+            else:
+                self._dump_futures.append(future)
         self._dump_futures.append(self._dump_executor.submit(work, *arguments))
 
     @property
@@ -340,32 +329,52 @@ class AtGrpoTrainer(PPOTrainerSync):  # type: ignore[misc]
     # ------------------------------------------------------------ checkpoints
 
     def _save_checkpoint(self) -> None:
-        """Saves all policies as one step: complete, or not there."""
-        checkpoints.save(self.config.trainer, self.units, self.global_steps, self.train_dataloader.state_dict())
+        """Saves all policies as one step: complete, or not there; with the tasks that are under way."""
+        unfinished = [*pending.under_way(), *self._unfinished]
+        tasks = self.train_dataloader.state_dict()
+        folder = checkpoints.save(self.config.trainer, self.units, self.global_steps, tasks, unfinished)
+        self.checkpoint_callback.on_save(
+            trainer=self, global_step=self.global_steps, checkpoint_dir=str(folder), async_save=False
+        )
 
     def _load_checkpoint(self) -> None:
-        """Resumes all policies and the order of tasks from the last complete step."""
-        self.global_steps, tasks = checkpoints.load(self.config.trainer, self.units)
+        """Resumes all policies and the order of tasks from the last complete step; unfinished ones come first."""
+        self.global_steps, tasks, unfinished = checkpoints.load(self.config.trainer, self.units)
         if tasks is not None:
             self.train_dataloader.load_state_dict(tasks)
+        self._unfinished = deque(unfinished)
+        self.train_dataloader_it = chain(pending.again(self.train_dataset, self._unfinished), self.train_dataloader)
 
     # ------------------------------------------------------------ metrics
+
+    def _get_n_gpus_for_throughput(self) -> int:
+        """Returns the job's devices, those that servers have to themselves included."""
+        devices: int = super()._get_n_gpus_for_throughput()
+        return devices + sum(unit.own_server_devices for unit in self.units)
 
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
     ) -> None:
-        """Adds the team's metrics to verl's, which are of the rows that were trained on."""
+        """Adds verl's metrics, which are of the rows that were trained on, and the team's.
+
+        verl calls this after a step's validation, where that is due: training episodes need not wait any longer.
+        """
+        self.schedule.step_over(self.agent_loop_manager)
         if self._recorder is not None:
             timing_raw["record"] = self._recorder.take_seconds()
         if self._updated:
-            super()._compute_metrics(batch, metrics, timing_raw, global_steps=global_steps, epoch=epoch)
+            gpus = self._get_n_gpus_for_throughput()
+            metrics.update(training_metrics(batch.tags, timing_raw, global_steps, epoch, gpus))
         else:
             metrics.update({"training/global_step": global_steps, "training/epoch": epoch})
             metrics.update({f"timing_s/{stage}": seconds for stage, seconds in timing_raw.items()})
         metrics.update(step_metrics(self._tags))
+        if self.settings.mode != "sync":
+            trainable = {unit.name for unit in self.units if unit.trainable}
+            trained = [tags for tags in self._tags if tags["policy"] in trainable]
+            metrics.update(staleness_metrics(trained, global_steps))
         self._collect_report()
-        metrics.update(rollout_metrics(self._counts))
-        self._counts.clear()
+        metrics.update(self.watch.take_metrics())
 
     def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict[str, float], rollout_data_dir: str) -> None:
         """Writes the step's rows as text, each decoded with its policy's tokenizer."""

@@ -8,13 +8,14 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from omegaconf import DictConfig
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path, get_checkpoint_tracker_filename
 
 from verl_atgrpo.policy_config import POLICIES_FILE
+from verl_atgrpo.trainer import pending
 
 if TYPE_CHECKING:
     from verl_atgrpo.trainer.policy_unit import PolicyUnit
@@ -25,22 +26,34 @@ _STEP = "global_step_"
 _TASKS = "data.pt"
 
 
-def save(trainer: DictConfig, units: Sequence[PolicyUnit], global_steps: int, tasks: dict[str, Any]) -> None:
+def save(
+    trainer: DictConfig,
+    units: Sequence[PolicyUnit],
+    global_steps: int,
+    tasks: dict[str, Any],
+    unfinished: Sequence[int] = (),
+) -> Path:
     """Saves every trainable policy and the order of tasks; names the step complete last, then removes old ones.
+
+    Returns the step's folder.
 
     Args:
         trainer: verl's `trainer` section.
         units: the policies.
         global_steps: the step just done.
         tasks: the state of the training data loader.
+        unfinished: tasks that it has dealt and that were not trained on.
     """
     root = Path(trainer.default_local_dir)
     folder = root / f"{_STEP}{global_steps}"
     remote = trainer.default_hdfs_dir and os.path.join(trainer.default_hdfs_dir, folder.name)
+    # An earlier run may have saved this step here: it is complete no longer.
+    (folder / POLICIES_FILE).unlink(missing_ok=True)
     for unit in units:
         unit.save(str(folder), remote, global_steps)
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(tasks, folder / _TASKS)
+    pending.save(folder, unfinished)
     (folder / POLICIES_FILE).write_text(json.dumps(_trainable(units)))
     tracker = Path(get_checkpoint_tracker_filename(str(root)))
     written = tracker.with_suffix(".new")
@@ -48,6 +61,7 @@ def save(trainer: DictConfig, units: Sequence[PolicyUnit], global_steps: int, ta
     written.replace(tracker)
     if trainer.get("max_actor_ckpt_to_keep"):
         _remove_old(root, int(trainer.max_actor_ckpt_to_keep), global_steps)
+    return folder
 
 
 def _trainable(units: Sequence[PolicyUnit]) -> dict[str, str]:
@@ -58,25 +72,36 @@ def _remove_old(root: Path, keep: int, global_steps: int) -> None:
     numbers = [path.name.removeprefix(_STEP) for path in root.glob(f"{_STEP}*")]
     steps = sorted(int(number) for number in numbers if number.isdigit())
     for step in [step for step in steps if step <= global_steps][:-keep]:
-        shutil.rmtree(root / f"{_STEP}{step}")
+        try:
+            shutil.rmtree(root / f"{_STEP}{step}")
+        except OSError as error:
+            logger.warning("an old checkpoint is left behind: %s", error)
 
 
-def load(trainer: DictConfig, units: Sequence[PolicyUnit]) -> tuple[int, dict[str, Any] | None]:
+class Resumed(NamedTuple):
+    """Where a run goes on from."""
+
+    global_steps: int = 0
+    tasks: dict[str, Any] | None = None
+    """The state of the training data loader; None where training starts from scratch."""
+    unfinished: Sequence[int] = ()
+    """Tasks that the data loader has dealt and that were not trained on."""
+
+
+def load(trainer: DictConfig, units: Sequence[PolicyUnit]) -> Resumed:
     """Loads the checkpoint that `trainer.resume_mode` asks for into the policies.
-
-    Returns (step, state of the training data loader), or (0, None) where training starts from scratch.
 
     Raises:
         ValueError: the checkpoint is not a team's, or its trainable policies are not this job's.
     """
     if trainer.resume_mode == "disable":
-        return 0, None
+        return Resumed()
     if trainer.resume_mode == "resume_path":
         found = os.path.abspath(trainer.resume_from_path)
     else:
         found = last_complete(trainer)
     if found is None:
-        return 0, None
+        return Resumed()
     folder = Path(found)
     if not (folder / POLICIES_FILE).is_file():
         raise ValueError(
@@ -93,10 +118,21 @@ def load(trainer: DictConfig, units: Sequence[PolicyUnit]) -> tuple[int, dict[st
         unit.load(str(folder), bool(trainer.del_local_ckpt_after_load))
     tasks: dict[str, Any] = torch.load(folder / _TASKS, weights_only=False)
     logger.info("resuming from %s", folder)
-    return int(folder.name.removeprefix(_STEP)), tasks
+    return Resumed(int(folder.name.removeprefix(_STEP)), tasks, pending.load(folder))
 
 
 def last_complete(trainer: DictConfig) -> Path | None:
     """Returns the folder of the last step that was saved to its end, or None."""
     found = find_latest_ckpt_path(os.path.abspath(trainer.default_local_dir))
     return None if found is None else Path(found)
+
+
+def way_on(trainer: DictConfig) -> str:
+    """Returns from where a run that has failed can go on, as the end of its error."""
+    checkpoint = last_complete(trainer)
+    if checkpoint is None:
+        return "there is no complete checkpoint yet: the same command begins where this one did"
+    complete = f"the last complete checkpoint is {checkpoint}"
+    if trainer.resume_mode == "auto":
+        return f"{complete}: the same command goes on from it"
+    return f"{complete}: go on with trainer.resume_mode=resume_path trainer.resume_from_path={checkpoint}"

@@ -26,10 +26,9 @@ class TeamTaskDataset(Dataset[dict[str, Any]]):
         tokenizer: Any,
         config: DictConfig,
         processor: Any = None,
-        max_samples: int = -1,
+        max_samples: int = -1,  # refused: `at_grpo.train_tasks` and `val_tasks` say it
     ) -> None:
-        size = int(config[SIZES][data_files])
-        self._size = size if max_samples < 0 else min(size, max_samples)
+        self._size = int(config[SIZES][data_files])
         self._split = data_files
         self._source = str(config.at_grpo.environment.name).replace("/", ".")
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 
+from verl_atgrpo.rollout.ray_errors import last_line
+
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _PING_TIMEOUT = 30.0
 """Seconds; a server that is merely busy answers later and is not dead."""
@@ -29,38 +34,47 @@ def naming(policy: str, doing: str) -> Iterator[None]:
     try:
         yield
     except ray.exceptions.RayError as error:
-        raise PolicyFailed(f"policy {policy!r}: {doing} failed: {_last_line(error)}") from error
+        raise PolicyFailed(f"policy {policy!r}: {doing} failed: {last_line(error)}") from error
 
 
-def _last_line(error: ray.exceptions.RayError) -> str:
-    """The error itself; Ray's text begins with the remote traceback."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
-
-
-def check_servers(policy: str, servers: Sequence[Any]) -> None:
-    """Asks every server for a sign of life.
+def why_dead(policy: str, replicas: Mapping[int, Sequence[Any]]) -> dict[int, str]:
+    """Asks every replica for a sign of life.
 
     Args:
         policy: the policy's name.
-        servers: actor handles of verl's vLLM servers, which forward calls to their engine's workers: the engine is
-            a process of its own and may die alone.
+        replicas: number of a replica -> actor handles of verl's vLLM servers, one a node. The first forwards calls to
+            the engine: a process of its own, which may die alone. The others have no engine to ask.
 
-    Raises PolicyFailed if one is dead. One that does not answer in time is busy, and only reported.
+    Returns the number of every dead replica with what it died of. One that does not answer in time is busy, and only
+    reported.
     """
-    for server in servers:
-        sign = server.collective_rpc.remote("check_health")
+    signs = {
+        replica: [
+            servers[0].collective_rpc.remote("check_health"),
+            *(each.__ray_ready__.remote() for each in servers[1:]),
+        ]
+        for replica, servers in replicas.items()
+    }
+    deadline = time.monotonic() + _PING_TIMEOUT
+    dead: dict[int, str] = {}
+    for replica, asked in signs.items():
         try:
-            with naming(policy, "a server"):
-                ray.get(sign, timeout=_PING_TIMEOUT)
-        except PolicyFailed as failure:
-            if not isinstance(failure.__cause__, ray.exceptions.GetTimeoutError):
-                raise
-            logger.warning("policy %r: a server gave no sign of life for %s s", policy, _PING_TIMEOUT)
+            for sign in asked:
+                ray.get(sign, timeout=max(0.0, deadline - time.monotonic()))
+        except ray.exceptions.GetTimeoutError:
+            logger.warning(
+                "policy %r: server %d gave no sign of life for %s s; it takes weights, or hangs",
+                policy,
+                replica,
+                _PING_TIMEOUT,
+            )
+        except ray.exceptions.RayError as error:
+            dead[replica] = last_line(error)
+    return dead
 
 
-def watched(action: Callable[[], None], check: Callable[[], None], every: float) -> None:
-    """Runs `action`, calling `check` every so many seconds while it lasts; raises the error of either.
+def watched(action: Callable[[], T], check: Callable[[], None], every: float) -> T:
+    """Returns what `action` does, calling `check` every so many seconds while it lasts; raises the error of either.
 
     For actions that wait for ever when the other side dies. After an error of `check` the action's thread is
     left behind: the error ends the process, and Ray whatever is still waiting in it.
@@ -70,6 +84,6 @@ def watched(action: Callable[[], None], check: Callable[[], None], every: float)
         doing = executor.submit(action)
         while wait([doing], timeout=every).not_done:
             check()
-        doing.result()
+        return doing.result()
     finally:
         executor.shutdown(wait=False)

@@ -5,42 +5,70 @@ Padding rows are left out by the caller. Names: `team/...`, `agent/<name>/...`, 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from verl_atgrpo.advantage import inflation_factors
-from verl_atgrpo.uid import split_uid
+from verl_atgrpo.trainer.row_parts import Tags
+from verl_atgrpo.uid import encode_groups, factorise, split_uid
 
-Tags = Mapping[str, Any]
-_PROBS_DIFF = "training/rollout_probs_diff_max"
+PROBS_DIFF = "training/rollout_probs_diff_max"
+"""verl's largest difference of a token's probability between server and actor."""
+
+
+class _Columns:
+    """The rows' figures as arrays, read from their tags once."""
+
+    def __init__(self, rows: Sequence[Tags]) -> None:
+        self._rows = rows
+        self.reward = self._read("reward")
+        self.means = {
+            "reward": self.reward,
+            "team_reward": self._read("team_reward"),
+            "local_reward": self._read("local_reward"),
+            "response_length": self._read("response_len"),
+            "response_clipped": self._read("truncated"),
+        }
+        uids, names = factorise([tags["group"] for tags in rows])
+        # Rows of one group may have uids of their own; a uid is split once, not once a row.
+        self._groups = encode_groups([split_uid(str(name)).group for name in names])[uids]
+
+    def _read(self, key: str) -> Tensor:
+        values = np.fromiter((tags[key] for tags in self._rows), dtype=np.float64, count=len(self._rows))
+        return torch.from_numpy(values)
+
+    def zero_variance(self, labels: Tensor, total: int) -> Tensor:
+        """Returns for each of `total` labels the share of its groups whose rewards are all equal: (total,)."""
+        bound = int(self._groups.max()) + 1
+        pairs, pair = torch.unique(labels * bound + self._groups, return_inverse=True)
+        lowest, highest = (
+            self.reward.new_zeros(len(pairs)).scatter_reduce_(0, pair, self.reward, which, include_self=False)
+            for which in ("amin", "amax")
+        )
+        label = pairs // bound
+        equal = (lowest == highest).double()
+        return torch.bincount(label, equal, minlength=total) / torch.bincount(label, minlength=total)
+
+    def by(self, labels: Tensor, prefixes: Sequence[str]) -> dict[str, float]:
+        """Returns the means of the rows of each label, under the label's prefix."""
+        total = len(prefixes)
+        rows = torch.bincount(labels, minlength=total)
+        figures = {key: torch.bincount(labels, values, minlength=total) / rows for key, values in self.means.items()}
+        figures["zero_variance_groups"] = self.zero_variance(labels, total)
+        figures["rows"] = rows.double()
+        return {
+            f"{prefix}/{key}": values[label].item()
+            for label, prefix in enumerate(prefixes)
+            for key, values in figures.items()
+        }
 
 
 def _mean(values: Iterable[float]) -> float:
     listed = list(values)
     return sum(listed) / len(listed) if listed else 0.0
-
-
-def zero_variance_share(rows: Sequence[Tags]) -> float:
-    """Returns the share of comparison groups whose rewards are all equal: they teach nothing."""
-    rewards: dict[str, set[float]] = defaultdict(set)
-    for tags in rows:
-        rewards[split_uid(tags["group"]).group].add(tags["reward"])
-    return _mean(len(values) == 1 for values in rewards.values())
-
-
-def _row_means(rows: Sequence[Tags], prefix: str) -> dict[str, float]:
-    return {
-        f"{prefix}/reward": _mean(tags["reward"] for tags in rows),
-        f"{prefix}/team_reward": _mean(tags["team_reward"] for tags in rows),
-        f"{prefix}/local_reward": _mean(tags["local_reward"] for tags in rows),
-        f"{prefix}/response_length": _mean(tags["response_len"] for tags in rows),
-        f"{prefix}/response_clipped": _mean(tags["truncated"] for tags in rows),
-        f"{prefix}/zero_variance_groups": zero_variance_share(rows),
-        f"{prefix}/rows": float(len(rows)),
-    }
 
 
 def step_metrics(rows: Sequence[Tags]) -> dict[str, float]:
@@ -51,25 +79,21 @@ def step_metrics(rows: Sequence[Tags]) -> dict[str, float]:
 
     `agent/<name>/inflation_factor` is Dr. MAS' gradient-inflation factor (arXiv 2602.08847).
     """
+    columns = _Columns(rows)
     episodes = {tags["episode"]: tags for tags in rows}.values()
+    agents = [tags["agent"] for tags in rows]
+    agent_of_row, names = factorise(agents)
+    turn_of_row, prefixes = factorise([f"agent/{tags['agent']}/turn_{tags['turn']}" for tags in rows])
     metrics = {
         "team/episodes": float(len(episodes)),
         "team/success": _mean(tags["episode_success"] for tags in episodes),
         "team/episode_reward": _mean(tags["episode_reward"] for tags in episodes),
         "team/rows_per_episode": len(rows) / len(episodes),
-        "team/zero_variance_groups": zero_variance_share(rows),
+        "team/zero_variance_groups": columns.zero_variance(torch.zeros_like(agent_of_row), 1).item(),
+        **columns.by(agent_of_row, [f"agent/{agent}" for agent in names]),
+        **columns.by(turn_of_row, [str(prefix) for prefix in prefixes]),
     }
-    by_agent: dict[str, list[Tags]] = defaultdict(list)
-    by_turn: dict[tuple[str, int], list[Tags]] = defaultdict(list)
-    for tags in rows:
-        by_agent[tags["agent"]].append(tags)
-        by_turn[tags["agent"], tags["turn"]].append(tags)
-    for agent, mine in by_agent.items():
-        metrics.update(_row_means(mine, f"agent/{agent}"))
-    for (agent, turn), mine in sorted(by_turn.items()):
-        metrics.update(_row_means(mine, f"agent/{agent}/turn_{turn}"))
-    rewards = torch.tensor([tags["reward"] for tags in rows], dtype=torch.float64)
-    for agent, factor in inflation_factors(rewards, [tags["agent"] for tags in rows]).items():
+    for agent, factor in inflation_factors(columns.reward, agents).items():
         metrics[f"agent/{agent}/inflation_factor"] = factor
     return metrics
 
@@ -87,9 +111,9 @@ def policy_metrics(by_policy: Mapping[str, Mapping[str, float]]) -> dict[str, fl
         for name, mine in by_policy.items()
         for key, value in mine.items()
     }
-    differences = [mine[_PROBS_DIFF] for mine in by_policy.values() if _PROBS_DIFF in mine]
+    differences = [mine[PROBS_DIFF] for mine in by_policy.values() if PROBS_DIFF in mine]
     if differences:
-        metrics[_PROBS_DIFF] = max(differences)
+        metrics[PROBS_DIFF] = max(differences)
     return metrics
 
 
@@ -107,5 +131,9 @@ def rollout_metrics(counts: Mapping[str, int]) -> dict[str, float]:
         "rollout/candidates": float(counts.get("candidates", 0)),
         "rollout/candidates_failed": float(sum(failed.values())),
         "rollout/tokens": float(counts.get("tokens", 0)),
+        "rollout/requests_retried": float(counts.get("requests_retried", 0)),
+        "rollout/requests_resumed": float(counts.get("requests_resumed", 0)),
+        "rollout/prompt_cached_share": counts.get("cached_prompt_tokens", 0) / max(1, counts.get("prompt_tokens", 0)),
         **{f"rollout/{key}": float(value) for key, value in failed.items()},
+        **{f"rollout/{key}": float(counts.get(key, 0)) for key in ("sandbox_restarts", "sandbox_reruns")},
     }

@@ -16,38 +16,36 @@ from transfer_queue import KVBatchMeta
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.single_controller.ray.base import create_colocated_worker_cls
+from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.utils import Role, need_reference_policy
-from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.debug import marked_timer
 from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
-from verl.workers.rollout.replica import RolloutReplica
 
 from verl_atgrpo.config import ConfigError
+from verl_atgrpo.rollout.balancer import balancer_class
 from verl_atgrpo.rollout.client import DecisionClient
-from verl_atgrpo.trainer.failures import check_servers, naming, watched
+from verl_atgrpo.trainer.advantages import write_advantages
+from verl_atgrpo.trainer.balance import balanced
+from verl_atgrpo.trainer.failures import naming
+from verl_atgrpo.trainer.log_probs import bypass_old_log_probs, write_old_log_probs, write_ref_log_probs
+from verl_atgrpo.trainer.metrics import PROBS_DIFF
 from verl_atgrpo.trainer.mini_batches import spread_padding
-from verl_atgrpo.trainer.policy_worker import PolicyServers, PolicyWorker, check_wiring
+from verl_atgrpo.trainer.policy_worker import PolicyServers, PolicyWorker
+from verl_atgrpo.trainer.replicas import Replicas
+from verl_atgrpo.trainer.row_parts import for_workers, is_padding
+from verl_atgrpo.trainer.staleness import fresh_probs_diff
 
 logger = logging.getLogger(__name__)
-logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "WARN"))
-
-_LOOK = 10.0
-"""Seconds between two looks at the servers during a weight sync."""
 
 
 class PolicyUnit:
     """Trains and serves one policy; knows nothing of agents, episodes or other policies."""
 
-    # What verl's trainer does with the one policy it has, done here with this one: these functions read
-    # nothing but the attributes set below.
-    _compute_old_log_prob = PPOTrainer._compute_old_log_prob
-    _compute_ref_log_prob = PPOTrainer._compute_ref_log_prob
-    _compute_advantage = PPOTrainer._compute_advantage
-    _pad_and_balance = PPOTrainer._balance_batch
-
-    def __init__(self, name: str, job: DictConfig, folder: str, trainable: bool, first_replica: int) -> None:
+    def __init__(
+        self, name: str, job: DictConfig, folder: str, trainable: bool, first_replica: int, restarts: int
+    ) -> None:
         """Holds the policy's configuration; `place` and `start` build it.
 
         Args:
@@ -56,6 +54,7 @@ class PolicyUnit:
             folder: the policy's folder inside a checkpoint.
             trainable: whether `train` may be called.
             first_replica: number of its first server; unique over all policies.
+            restarts: how often servers of this policy may be started again.
 
         Raises ConfigError if its tokenizer has no chat template.
         """
@@ -64,16 +63,19 @@ class PolicyUnit:
         self.folder = folder
         self.trainable = trainable
         self.first_replica = first_replica
+        self._restarts = restarts
         self.tokenizer = omega_conf_to_dataclass(job.actor_rollout_ref.model).tokenizer
         if not self.tokenizer.chat_template:
             raise ConfigError(
                 f"policy {name!r}: the tokenizer of {job.actor_rollout_ref.model.path} has no chat template; "
                 "a team's prompts are chats, set its model.custom_chat_template"
             )
-        self.use_reference_policy = need_reference_policy(job)
+        self.use_reference_policy = trainable and need_reference_policy(job)
         model = job.actor_rollout_ref.model
-        self.ref_in_actor = model.get("lora_rank", 0) > 0 or model.get("lora_adapter_path") is not None
+        rank = OmegaConf.select(model, "lora.rank") or model.get("lora_rank", 0)
+        self.ref_in_actor = rank > 0 or model.get("lora_adapter_path") is not None
         actor = job.actor_rollout_ref.actor
+        self._sync_mode = OmegaConf.select(job, "at_grpo.mode", default="sync") == "sync"
         self._optimizer_steps = job.data.train_batch_size // actor.ppo_mini_batch_size
 
     def place(self, pool: RayResourcePool) -> None:
@@ -96,6 +98,15 @@ class PolicyUnit:
         self.actor_rollout_wg = group.spawn(prefix_set={role})[role]
         self.ref_policy_wg = self.actor_rollout_wg
 
+    @property
+    def own_server_devices(self) -> int:
+        """How many devices the policy's servers have on which nothing is trained."""
+        return 0
+
+    def server_devices(self, pool: RayResourcePool) -> int:
+        """Returns on how many devices the policy's servers are: their own, or those of `pool`, where it is trained."""
+        return self.own_server_devices or int(pool.world_size)
+
     def start(self) -> None:
         """Loads the model and starts the servers; they sleep afterwards, without weights yet.
 
@@ -111,13 +122,14 @@ class PolicyUnit:
             worker_group=self.actor_rollout_wg,
             rollout_resource_pool=self._pool,
             start_rank=self.first_replica,
+            load_balancer_cls=balancer_class(self.config.actor_rollout_ref.rollout),
         )
         engine = omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine)
         engine.backend = "naive"
         self.sync = CheckpointEngineManager(
             config=engine, actor_wg=self.actor_rollout_wg, replicas=self.servers.get_replicas()
         )
-        self._check_wiring()
+        self.replicas = Replicas(self.name, self.actor_rollout_wg, self.servers, self.sync, self._restarts)
         self.sleep_servers()
 
     def _profiling(self) -> dict[str, Any]:
@@ -131,36 +143,35 @@ class PolicyUnit:
             )
         return options
 
-    def _check_wiring(self) -> None:
-        """Compares where the workers will push weights to with the servers that answer for this policy."""
-        check_wiring(
-            self.name,
-            self.actor_rollout_wg.weight_target(),
-            {replica.replica_rank: [_id(server) for server in replica.servers] for replica in self._replicas},
-        )
-
-    @property
-    def _replicas(self) -> list[RolloutReplica]:
-        replicas: list[RolloutReplica] = self.servers.get_replicas()
-        return replicas
-
-    def check_servers(self) -> None:
-        """Raises PolicyFailed if a server of this policy is dead."""
-        check_servers(self.name, [server for replica in self._replicas for server in replica.servers])
-
     def sleep_servers(self) -> None:
-        """Puts the servers to sleep, which frees their memory for the update."""
+        """Puts the servers to sleep, which frees their memory for the update; raises PolicyFailed if none is left."""
         with naming(self.name, "putting its servers to sleep"):
+            self.replicas.look()
             self.sync.sleep_replicas()
 
-    def push_weights(self, global_steps: int) -> None:
-        """Wakes the servers with the policy's weights; raises PolicyFailed if one is dead.
+    def interrupt_servers(self) -> None:
+        """Ends the requests under way, each with its tokens so far, and takes no others."""
+        with naming(self.name, "interrupting its servers"):
+            self.replicas.look()
+            self.sync.abort_replicas()
 
-        verl's sender would wait for a dead receiver for ever, so servers are looked after meanwhile.
-        """
-        self.check_servers()
+    def resume_servers(self) -> None:
+        """Takes requests again."""
+        with naming(self.name, "letting its servers go on"):
+            self.sync.resume_generation_replicas()
+
+    def push_weights(self, global_steps: int) -> None:
+        """Wakes the servers with the policy's weights, dead ones anew; raises PolicyFailed if none is left."""
         with naming(self.name, "handing its weights to its servers"):
-            watched(lambda: self.sync.update_weights(global_steps), self.check_servers, every=_LOOK)
+            self.replicas.push(global_steps)
+
+    def revive(self) -> bool:
+        """Starts the servers again if all are dead, with the last weights; returns whether that was so.
+
+        Raises PolicyFailed if that does not work, or was done too often.
+        """
+        with naming(self.name, "starting its servers again"):
+            return self.replicas.revive()
 
     def client(self) -> DecisionClient:
         """Returns the client that rollout workers draw this policy's candidates with."""
@@ -196,37 +207,66 @@ class PolicyUnit:
         metrics["team/tokens"] = float(sum(tags["seq_len"] for tags in batch.tags))
         batch = self._balance_batch(batch, metrics, seed=global_steps)
         with marked_timer("old_log_prob", timing, color="blue"):
-            batch = self._compute_old_log_prob(batch, metrics=metrics)
+            self._compute_old_log_prob(batch, metrics)
+            # In sync mode every row must be fresh, and the figure must say so if one is not.
+            if not self._sync_mode and metrics.pop(PROBS_DIFF, None) is not None:
+                metrics.update(fresh_probs_diff(batch, global_steps))
         if self.use_reference_policy:
             with marked_timer("ref", timing, color="olive"):
-                batch = self._compute_ref_log_prob(batch, metrics=metrics)
+                self._compute_ref_log_prob(batch)
         with marked_timer("adv", timing, color="brown"):
-            batch = self._compute_advantage(batch, metrics=metrics)
+            metrics.update(write_advantages(batch, self.config.algorithm))
         with marked_timer("update_actor", timing, color="red"):
             self._update_actor(batch, metrics)
         metrics["team/update_seconds"] = time.perf_counter() - began
         return batch
 
-    def _get_required_batch_multiple(self, dp_size: int) -> int:
-        """Returns what the number of rows must be a multiple of: every rank and mini-batch gets equally many."""
-        multiple: int = dp_size * self._optimizer_steps
-        return multiple
-
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], seed: int) -> KVBatchMeta:
-        """Pads, balances tokens over ranks, and spreads rows and padding over mini-batches."""
-        batch = self._pad_and_balance(batch, metrics=metrics)
-        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
-        padding = [bool(tags.get("is_padding", False)) for tags in batch.tags]
+        """Pads, balances tokens over ranks, and spreads rows and padding over mini-batches.
+
+        The number of rows becomes one that every rank and mini-batch gets equally many of.
+        """
+        workers = self.actor_rollout_wg
+        if "actor" not in workers._dispatch_info:
+            workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")
+        ranks = max(workers._dispatch_info["actor"]) + 1
+        batch = upsample_batch_to_divisible_size(batch, ranks * self._optimizer_steps, self.tokenizer.eos_token_id)
+        order, balance = balanced([tags["seq_len"] for tags in batch.tags], ranks)
+        batch.reorder(order)
+        metrics.update(balance)
+        padding = [is_padding(tags) for tags in batch.tags]
         batch.reorder(spread_padding(padding, ranks, self._optimizer_steps, seed=seed))
         metrics["team/padding_rows"] = float(sum(padding))
         return batch
 
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
+        """Has the workers compute the actor's log-probs, or takes the servers' in bypass mode."""
+        correction = self.config.algorithm.get("rollout_correction", None)
+        if correction is not None and correction.get("bypass_mode", False):
+            bypass_old_log_probs(batch)
+            return
+        self._infer(self.actor_rollout_wg.compute_log_prob, batch, calculate_entropy=True)
+        metrics.update(write_old_log_probs(batch, self.config.actor_rollout_ref.actor))
+
+    def _compute_ref_log_prob(self, batch: KVBatchMeta) -> None:
+        if self.ref_in_actor:
+            self._infer(self.actor_rollout_wg.compute_log_prob, batch, calculate_entropy=False, no_lora_adapter=True)
+        else:
+            self._infer(self.ref_policy_wg.compute_ref_log_prob, batch, calculate_entropy=False)
+        write_ref_log_probs(batch)
+
+    def _infer(self, compute: Callable[[KVBatchMeta], KVBatchMeta], batch: KVBatchMeta, **extra_info: Any) -> None:
+        temperature = self.config.actor_rollout_ref.rollout.temperature
+        done = compute(for_workers(batch, compute_loss=False, temperature=temperature, **extra_info))
+        assert len(done) == len(batch)
+
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
         """Updates the policy in the configured number of optimizer steps, whatever the number of rows."""
         actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
-        real_rows = sum(not tags.get("is_padding", False) for tags in batch.tags)
-        batch.extra_info.update(
-            {
+        real_rows = sum(not is_padding(tags) for tags in batch.tags)
+        rows = for_workers(
+            batch,
+            **{
                 "calculate_entropy": actor.calculate_entropy or actor.entropy_coeff != 0.0,
                 "distillation_use_topk": False,
                 "distillation_only": False,
@@ -237,9 +277,9 @@ class PolicyUnit:
                 "seed": actor.data_loader_seed,
                 "dataloader_kwargs": {"shuffle": False},
                 "temperature": rollout.temperature,
-            }
+            },
         )
-        output: TensorDict = self.actor_rollout_wg.update_actor(batch)
+        output: TensorDict = self.actor_rollout_wg.update_actor(rows)
         update_metrics = rename_dict(output["metrics"], "actor/")
         update_metrics["perf/mfu/actor"] = update_metrics.pop("actor/mfu")
         metrics.update(reduce_metrics(update_metrics))
@@ -263,15 +303,10 @@ class PolicyUnit:
                 )
 
 
-def _id(server: ray.actor.ActorHandle) -> str:
-    identity: str = server._actor_id.hex()
-    return identity
-
-
 def for_all(units: Sequence[PolicyUnit], action: Callable[[PolicyUnit], None], at_once: bool) -> None:
     """Does something with every policy: at once where they have devices of their own, in turns where not.
 
-    The first error is raised once every policy is done.
+    Raises the first error: at once when every policy is done, in turns before the next one's.
     """
     if not at_once:
         for unit in units:
@@ -283,7 +318,7 @@ def for_all(units: Sequence[PolicyUnit], action: Callable[[PolicyUnit], None], a
 
 
 class TeamSync:
-    """All policies' weight syncs under the two names by which verl's trainer calls for the one it knows."""
+    """All policies' weight syncs under the names by which verl's trainers call for the one they know."""
 
     def __init__(self, units: Sequence[PolicyUnit], at_once: bool) -> None:
         self._units = units
@@ -296,3 +331,11 @@ class TeamSync:
     def update_weights(self, global_steps: int) -> None:
         """Wakes every policy's servers; a frozen policy's, too, lost their weights to the sleep."""
         for_all(self._units, lambda unit: unit.push_weights(global_steps), self._at_once)
+
+    def abort_replicas(self) -> None:
+        """Interrupts every policy's servers: all sleep during the update, a frozen policy's as well."""
+        for_all(self._units, PolicyUnit.interrupt_servers, self._at_once)
+
+    def resume_generation_replicas(self) -> None:
+        """Lets every policy's servers take requests again."""
+        for_all(self._units, PolicyUnit.resume_servers, self._at_once)

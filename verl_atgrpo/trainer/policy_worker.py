@@ -11,18 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import zmq
+import ray
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.replica import RolloutMode
 
-_ANSWER = 120.0
-"""Seconds that a server may take for one bucket of weights."""
+from verl_atgrpo.trainer.server_link import ServerLink, bound_waiting
 
 
 class PolicyWorker(ActorRolloutRefWorker):  # type: ignore[misc]
     """Trains one policy and pushes its weights to that policy's own servers."""
+
+    rollout: Any
 
     def __init__(self, *args: Any, first_replica: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -41,26 +42,37 @@ class PolicyWorker(ActorRolloutRefWorker):  # type: ignore[misc]
         adapter.zmq_handle = channel
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
-    async def update_weights(self, global_steps: int | None = None, mode: str = "auto") -> Any:
-        """Pushes the weights to the servers; raises TimeoutError if one does not take them.
+    async def update_weights(
+        self, global_steps: int | None = None, mode: str = "auto", dead: Sequence[int] = ()
+    ) -> dict[int, str]:
+        """Pushes the weights to this worker's replica, unless it is one of the `dead` ones.
 
-        A server that fails on its side never answers, and verl's sender would wait for ever.
+        Returns the replica's number and what went wrong, if it did not take them: then this worker has gathered all
+        weights nevertheless, as the others need it to.
         """
-        # The default of sockets that are opened from now on, among them verl's sender.
-        zmq.Context.instance().setsockopt(zmq.RCVTIMEO, int(_ANSWER * 1000))
+        bound_waiting()
+        adapter = self.rollout
+        link = ServerLink(adapter, serves=adapter.replica_rank not in dead)
+        self.rollout = link
         try:
-            return await super().update_weights(global_steps=global_steps, mode=mode)
-        except zmq.Again as error:
-            raise TimeoutError(
-                f"replica {self.rollout.replica_rank} did not take the weights within {_ANSWER} s; its log says why"
-            ) from error
+            await super().update_weights(global_steps=global_steps, mode=mode)
+        finally:
+            self.rollout = adapter
+        return {} if link.failure is None else {adapter.replica_rank: link.failure}
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def forget_servers(self, replicas: Sequence[int]) -> None:
+        """Looks up the servers of `replicas` anew for the next weight sync: they were started again."""
+        if self.rollout.replica_rank in replicas:
+            self.rollout.server_handle = None
+        # A new server with dummy weights needs those below an adapter, too, which verl sends once; all workers gather
+        # them together.
+        self.base_sync_done = "dummy" not in self.config.rollout.load_format
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def weight_target(self) -> WeightTarget:
         """Returns where this worker will push its weights to; to be asked once the servers are up."""
-        adapter = self.rollout
-        server = adapter.server_handle._actor_id.hex() if adapter._ensure_server_handle() else None
-        return WeightTarget(adapter.replica_rank, adapter.zmq_handle, server)
+        return WeightTarget.of(self.rollout)
 
 
 @dataclass(frozen=True)
@@ -72,6 +84,12 @@ class WeightTarget:
     """The socket that the weights go through."""
     server: str | None
     """Identity of the server that is told to receive them; None on ranks that leave that to another."""
+
+    @classmethod
+    def of(cls, adapter: Any) -> WeightTarget:
+        """Returns the target of verl's rollout adapter, whose server must be up."""
+        server = adapter.server_handle._actor_id.hex() if adapter._ensure_server_handle() else None
+        return cls(adapter.replica_rank, adapter.zmq_handle, server)
 
 
 def check_wiring(policy: str, targets: Sequence[WeightTarget], servers: Mapping[int, Sequence[str]]) -> None:
@@ -101,8 +119,22 @@ def check_wiring(policy: str, targets: Sequence[WeightTarget], servers: Mapping[
         raise RuntimeError(f"policy {policy!r}: no worker pushes weights to replicas {unreached}")
 
 
+def deciding(base: type) -> type:
+    """Returns verl's replica class with our server in it, also when it is started again."""
+    from verl_atgrpo.rollout.decision_server import DecisionServer
+
+    class DecidingReplica(base):  # type: ignore[misc,valid-type]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            if not hasattr(self, "server_class"):
+                raise RuntimeError(f"verl's {base.__name__} has no server_class any more")
+            self.server_class = ray.remote(DecisionServer)
+
+    return DecidingReplica
+
+
 def _replica_class(base: type, first_replica: int) -> type:
-    class PolicyReplica(base):  # type: ignore[misc,valid-type]
+    class PolicyReplica(deciding(base)):  # type: ignore[misc]
         """A server over workers that are counted from 0, while replicas count from `first_replica`."""
 
         async def init_hybrid(self, worker_group: Any) -> None:

@@ -7,15 +7,30 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from verl_atgrpo.config import SECTION
 from verl_atgrpo.report.records import METRICS, TRAIN, VAL, RecordFiles, metrics_row, plain
 from verl_atgrpo.report.settings import RecordSettings
+from verl_atgrpo.trainer.row_parts import Tags
 
-Tags = Mapping[str, Any]
+if TYPE_CHECKING:
+    from verl_atgrpo.trainer.policy_unit import PolicyUnit
+
+
+def about_run(config: DictConfig, units: Sequence[PolicyUnit]) -> dict[str, Any]:
+    """Returns what the first line of every file says about the run."""
+    return {
+        "project": config.trainer.project_name,
+        "experiment": config.trainer.experiment_name,
+        "section": OmegaConf.to_container(config[SECTION], resolve=True),
+        "models": {unit.name: unit.config.actor_rollout_ref.model.path for unit in units},
+        "frozen": [unit.name for unit in units if not unit.trainable],
+    }
 
 
 @dataclass(frozen=True)
@@ -95,6 +110,7 @@ def _decision(rows: Sequence[SampledRow], tokenizers: Mapping[str, Any]) -> dict
                 "reward": row.tags["reward"],
                 "advantage": row.advantage,
                 "truncated": row.tags["truncated"],
+                "version": [row.tags["min_global_steps"], row.tags["max_global_steps"]],
             }
             for row in rows
         ],

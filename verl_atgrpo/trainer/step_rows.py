@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,21 +14,28 @@ from transfer_queue import KVBatchMeta
 
 from verl_atgrpo.advantage import at_grpo_advantage
 from verl_atgrpo.group_filter import GroupFilter
+from verl_atgrpo.trainer.row_parts import Tags, batch_of
 from verl_atgrpo.uid import split_uid
 
 logger = logging.getLogger(__name__)
-logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "WARN"))
 
-Tags = Mapping[str, Any]
 PARTITION = "train"
 """TransferQueue's name for what is not validation."""
 Group = tuple[str, str]
 """Policy and group: a policy's update compares its own rows only."""
 
 
-def group_of(tags: Tags) -> Group:
-    """Returns the group that a row is compared within, whatever parts of it the estimator tells apart."""
-    return tags["policy"], split_uid(tags["group"]).group
+def groups_of(rows: Iterable[Tags], names: dict[str, str]) -> Iterator[Group]:
+    """Yields the group that each row is compared within, whatever parts of it the estimator tells apart.
+
+    Args:
+        names: uid -> group, of uids that were split; filled, so that none is split twice.
+    """
+    for tags in rows:
+        uid = tags["group"]
+        if uid not in names:
+            names[uid] = split_uid(uid).group
+        yield tags["policy"], names[uid]
 
 
 def teaching_groups(rows: Iterable[Tags], algorithm: Any) -> dict[Group, bool]:
@@ -52,15 +58,17 @@ def teaching_groups(rows: Iterable[Tags], algorithm: Any) -> dict[Group, bool]:
         rewards = torch.tensor([[tags["reward"]] for tags in mine], dtype=torch.float32)
         uids = np.array([tags["group"] for tags in mine], dtype=object)
         advantages, _ = at_grpo_advantage(rewards, torch.ones_like(rewards), algorithm, uids)
-        for tags, advantage in zip(mine, advantages.flatten().tolist(), strict=True):
-            group = group_of(tags)
+        groups = groups_of(mine, {})
+        for group, advantage in zip(groups, advantages.flatten().tolist(), strict=True):
             teaches[group] = teaches.get(group, False) or advantage != 0
     return teaches
 
 
 def _place(key: str, tags: Tags) -> tuple[Any, ...]:
-    session = int(key.rsplit("_", 2)[1])
-    return tags["task"], session, tags["agent"], tags["turn"], tags["candidate"]
+    uid, session, _ = key.rsplit("_", 2)
+    # A task may be there twice: submitted in two steps, or in one step at the turn of an epoch. Of the latter the
+    # order is open, but their draws have the same seeds.
+    return tags["task"], tags["global_steps"], uid, int(session), tags["agent"], tags["turn"], tags["candidate"]
 
 
 @dataclass
@@ -72,9 +80,11 @@ class StepRows:
     teaches: dict[Group, bool] = field(default_factory=dict)
     """Empty without a filter; a frozen policy's groups are not in it."""
     metrics: dict[str, float] = field(default_factory=dict)
+    _names: dict[str, str] = field(default_factory=dict, repr=False)
 
     def sort(self) -> None:
-        """Orders rows by task, episode, agent, turn and candidate: they came in the order in which episodes ended.
+        """Orders rows by task, the step of its submission, episode, agent, turn and candidate: they came in the order
+        in which episodes ended.
 
         Mini-batches are dealt from this order, so equal rollouts give equal updates.
         """
@@ -85,7 +95,7 @@ class StepRows:
         """Returns for every row whether it was not dropped."""
         if not self.teaches:
             return [True] * len(self.tags)
-        return [self.teaches.get(group_of(tags), True) for tags in self.tags]
+        return [self.teaches.get(group, True) for group in groups_of(self.tags, self._names)]
 
     def of(self, policies: Collection[str]) -> KVBatchMeta:
         """Returns the rows of these policies that were not dropped."""
@@ -101,9 +111,7 @@ class StepRows:
             for row, (left, tags) in enumerate(zip(self.left(), self.tags, strict=True))
             if (left and tags["policy"] in policies) == theirs
         ]
-        return KVBatchMeta(
-            partition_id=PARTITION, keys=[self.keys[row] for row in rows], tags=[self.tags[row] for row in rows]
-        )
+        return batch_of([self.keys[row] for row in rows], [self.tags[row] for row in rows], PARTITION)
 
 
 def draw(
@@ -118,8 +126,9 @@ def draw(
 
     Args:
         sample: waits for so many tasks, and returns their rows with verl's counts of the waiting.
-        add_tasks: hands so many more tasks to the rollout. All are waited for, so none is left to the next step.
-        tasks: those that the rollout has been handed.
+        add_tasks: hands so many more tasks to the rollout. As many are waited for, so as many are left to the next
+            step as before; in an asynchronous mode these may be others.
+        tasks: how many of those that the rollout has been handed are waited for at first.
         group_filter: None keeps every row.
         trainable: names of the policies that are trained; the filter leaves the others' rows alone.
         algorithm: verl's `algorithm` section.

@@ -1,0 +1,187 @@
+"""Prints the tables of docs/cluster.md that say what each GPU recipe takes: arithmetic from the recipe's own values.
+
+python scripts/recipe_resources.py [--gigabytes 80]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from verl_atgrpo import recipes
+from verl_atgrpo.config import AtGrpoConfig
+
+TRAINING_BYTES = 16
+"""A parameter in training: weight, gradient and Adam's two moments, each float32."""
+RESIDENT_BYTES = 12
+"""Of these, what stays on the device during the rollout where nothing is offloaded: all but the gradient."""
+BF16 = 2
+
+
+class Shape(NamedTuple):
+    """A Qwen3 model's shape."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    tied: bool
+    """Input and output share an embedding."""
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters."""
+        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+        norms = 2 * self.hidden + 2 * self.head_dim
+        layer = attention + 3 * self.hidden * self.intermediate + norms
+        return (1 if self.tied else 2) * self.vocabulary * self.hidden + self.layers * layer + self.hidden
+
+    @property
+    def kv_bytes(self) -> int:
+        """Keys and values of one token in bfloat16."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * BF16
+
+    def activation_bytes(self, tokens: int) -> int:
+        """What an update keeps of so many tokens: each layer's input (the rest is recomputed), one layer's insides,
+        logits and their gradient, all in bfloat16."""
+        inside = 4 * self.hidden + 2 * self.head_dim * (self.heads + self.kv_heads) + 3 * self.intermediate
+        return tokens * BF16 * (self.layers * self.hidden + inside + 2 * self.vocabulary)
+
+
+SHAPES = {
+    "Qwen/Qwen3-1.7B": Shape(28, 2048, 6144, 16, 8, 128, 151_936, tied=True),
+    "Qwen/Qwen3-8B": Shape(36, 4096, 12_288, 32, 8, 128, 151_936, tied=False),
+}
+"""From the models' cards and `config.json`."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a recipe takes, in bytes a device unless said otherwise."""
+
+    policies: int
+    model: str
+    colocated: bool
+    devices: int
+    """Of one policy."""
+    offload: bool
+    states: int
+    """Of one policy in training."""
+    activations: int
+    resident: int
+    """Of all policies on a device, while the servers are awake."""
+    servers: int
+    """Of one policy."""
+    share: int
+    """Of one server."""
+    weights: int
+    kv_token: int
+    kv_tokens: int
+    """Of one server's cache."""
+    longest: tuple[int, int]
+    """Prompt and answer, in tokens."""
+    in_flight: int
+    """Candidates of one policy whose prompts and answers are all of the greatest length; a decision's share their
+    prompt."""
+    wanted: int
+    """Candidates of one decision of every task."""
+
+
+def needs(recipe: str, gigabytes: float) -> Needs:
+    """Returns what a recipe takes on devices of so many gigabytes."""
+    config = recipes.compose(recipe)
+    settings = AtGrpoConfig.from_config(config)
+    policies = settings.policy_settings()
+    policy = next(iter(policies.values()))
+    own = {key for one in policies.values() for key in ("model", "actor", "rollout", "lora") if getattr(one, key)}
+    assert not own, f"{recipe}: a policy has {', '.join(own)} of its own, of which these tables know nothing"
+    worker = config.actor_rollout_ref
+    shape = SHAPES[worker.model.path]
+    devices = (policy.gpus or config.trainer.n_gpus_per_node) * config.trainer.nnodes
+    tensor_parallel = worker.rollout.tensor_model_parallel_size
+    servers = devices // tensor_parallel
+    colocated = len(policies) if settings.placement == "colocated" else 1
+    offload = bool(worker.actor.fsdp_config.param_offload and worker.actor.fsdp_config.optimizer_offload)
+    share = int(worker.rollout.gpu_memory_utilization * gigabytes * 1e9)
+    weights = BF16 * shape.parameters // tensor_parallel
+    kv_tokens = (share - weights) * tensor_parallel // shape.kv_bytes
+    prompt, answer, candidates = config.data.max_prompt_length, config.data.max_response_length, settings.candidates
+    groups = kv_tokens // (prompt + candidates * answer)
+    return Needs(
+        policies=len(policies),
+        model=worker.model.path,
+        colocated=settings.placement == "colocated",
+        devices=devices,
+        offload=offload,
+        states=TRAINING_BYTES * shape.parameters // devices,
+        activations=shape.activation_bytes(worker.actor.ppo_max_token_len_per_gpu),
+        resident=0 if offload else colocated * RESIDENT_BYTES * shape.parameters // devices,
+        servers=servers,
+        share=share,
+        weights=weights,
+        kv_token=shape.kv_bytes,
+        kv_tokens=kv_tokens,
+        longest=(prompt, answer),
+        in_flight=servers * min(groups * candidates, worker.rollout.max_num_seqs),
+        wanted=config.data.train_batch_size * candidates,
+    )
+
+
+def gpu_recipes() -> list[str]:
+    """Returns the names of the recipes with Qwen3."""
+    return sorted(path.stem for path in Path(recipes.__file__).parent.glob("*_qwen3_*.yaml"))
+
+
+def _gb(number: int) -> str:
+    return f"{number / 1e9:.1f}"
+
+
+def tables(gigabytes: float = 80.0) -> str:
+    """Returns both tables as Markdown; recipes with the same figures share a row."""
+    rows: dict[Needs, list[str]] = defaultdict(list)
+    for recipe in gpu_recipes():
+        rows[needs(recipe, gigabytes)].append(f"`{recipe}`")
+    training = [
+        "| recipes | policies | parameters | devices a policy | states | activations | in the rollout |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    serving = [
+        "| recipes | servers a policy | share of one | weights | cache | a token | tokens | longest | in flight "
+        "| wanted |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for need, names in rows.items():
+        recipe, parameters = "<br>".join(names), SHAPES[need.model].parameters
+        together = "together" if need.colocated else "apart"
+        policies = f"{need.policies}, {together}" if need.policies > 1 else "1"
+        resident = (
+            f"0 (host: {_gb(RESIDENT_BYTES * parameters * need.policies)})" if need.offload else _gb(need.resident)
+        )
+        training.append(
+            f"| {recipe} | {policies} | {parameters / 1e9:.2f} x 10^9 | {need.devices} | {_gb(need.states)} | "
+            f"{_gb(need.activations)} | {resident} |"
+        )
+        cache, (prompt, answer) = need.share - need.weights, need.longest
+        serving.append(
+            f"| {recipe} | {need.servers} | {_gb(need.share)} | {_gb(need.weights)} | {_gb(cache)} | "
+            f"{need.kv_token:,} B | {need.kv_tokens:,} | {prompt:,} + {answer:,} | "
+            f"{need.in_flight:,} | {need.wanted:,} |"
+        )
+    return "\n".join([*training, "", *serving])
+
+
+def main() -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gigabytes", type=float, default=80.0, help="memory of a device")
+    print(tables(parser.parse_args().gigabytes))
+
+
+if __name__ == "__main__":
+    main()

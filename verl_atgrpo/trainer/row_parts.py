@@ -1,0 +1,80 @@
+"""A policy's rows in parts: what the driver holds of their tokens at a time does not grow with their number."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+from torch import Tensor
+from transfer_queue import KVBatchMeta
+
+Tags = Mapping[str, Any]
+TOKENS = 1 << 22
+"""Tokens of answers, padded to the longest, that a part holds at most: some 300 MB with what is computed of them."""
+
+
+def batch_of(keys: list[str], tags: list[dict[str, Any]], partition: str) -> KVBatchMeta:
+    """Returns rows as verl hands them about, with these very tags: its constructor makes a deep copy of them all."""
+    batch = KVBatchMeta(partition_id=partition)
+    batch.keys, batch.tags, batch._size = keys, tags, len(keys)
+    return batch
+
+
+def is_padding(tags: Tags) -> bool:
+    """Returns whether verl added the row to make their number even."""
+    return bool(tags.get("is_padding", False))
+
+
+def response_lengths(rows: Sequence[Tags]) -> Tensor:
+    """Returns the rows' tokens of answers, padding's one included: (N,) int64."""
+    return torch.tensor([tags["response_len"] for tags in rows], dtype=torch.int64)
+
+
+def real_rows(rows: Sequence[Tags]) -> Tensor:
+    """Returns which rows are not padding: (N,) bool."""
+    return torch.tensor([not is_padding(tags) for tags in rows])
+
+
+def parts(rows: Sequence[Tags], tokens: int | None = None) -> list[list[int]]:
+    """Splits rows into parts of at most `tokens` (`TOKENS`) padded tokens of answers; each has its share of real rows.
+
+    A part of padding alone would have no mean of anything, so there are no more parts than real rows.
+    """
+    order = sorted(range(len(rows)), key=lambda row: is_padding(rows[row]))
+    longest = max(tags["response_len"] for tags in rows)
+    wanted = -(-len(rows) * longest // (TOKENS if tokens is None else tokens))
+    number = max(1, min(wanted, sum(not is_padding(tags) for tags in rows)))
+    return [order[part::number] for part in range(number)]
+
+
+def fetched(batch: KVBatchMeta, part: Sequence[int], fields: Sequence[str]) -> TensorDict:
+    """Returns the fields of some of the rows."""
+    return tq.kv_batch_get(
+        keys=[batch.keys[row] for row in part], partition_id=batch.partition_id, select_fields=list(fields)
+    )
+
+
+def put(batch: KVBatchMeta, part: Sequence[int], fields: Mapping[str, Tensor]) -> None:
+    """Writes fields of some of the rows, (n, T) jagged each."""
+    keys = [batch.keys[row] for row in part]
+    tq.kv_batch_put(
+        keys=keys, partition_id=batch.partition_id, fields=TensorDict(dict(fields), batch_size=[len(keys)])
+    )
+
+
+def each(batch: KVBatchMeta, fields: Sequence[str]) -> Iterator[tuple[list[int], TensorDict]]:
+    """Yields the rows in parts, with their fields."""
+    for part in parts(batch.tags):
+        yield part, fetched(batch, part, fields)
+
+
+def for_workers(batch: KVBatchMeta, **extra_info: Any) -> KVBatchMeta:
+    """Returns the rows as workers need them, without their tags: these would be copied and sent several times."""
+    view = copy.copy(batch)
+    view.tags = [{}] * len(batch)  # one and the same, so that a deep copy of all is one of it
+    view.extra_info = extra_info
+    return view

@@ -1,0 +1,115 @@
+"""A policy whose servers have devices of their own, so that they draw while it is updated (`mode: separate_async`)."""
+
+from __future__ import annotations
+
+import ray
+from omegaconf import DictConfig, OmegaConf, open_dict
+from verl.checkpoint_engine import CheckpointEngineManager
+from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.single_controller.ray.base import create_colocated_worker_cls
+from verl.trainer.ppo.utils import Role
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.engine_workers import ActorRolloutRefWorker
+
+from verl_atgrpo.rollout.balancer import balancer_class
+from verl_atgrpo.separate_check import devices_of
+from verl_atgrpo.trainer.failures import PolicyFailed, naming, why_dead
+from verl_atgrpo.trainer.policy_unit import PolicyUnit
+from verl_atgrpo.trainer.policy_worker import WeightTarget
+from verl_atgrpo.trainer.replicas import Replicas
+from verl_atgrpo.trainer.server_worker import StandaloneServers
+
+
+class StandaloneReplicas(Replicas):
+    """Replicas of one policy on devices of their own: a transfer of weights needs all of them, so one that dies ends
+    the run."""
+
+    def look(self) -> None:
+        """Raises PolicyFailed if one of them is dead."""
+        dead = why_dead(self._policy, {replica.replica_rank: replica.servers for replica in self.serving})
+        for replica, reason in dead.items():
+            raise PolicyFailed(
+                f"policy {self._policy!r}: server {replica} is dead ({reason}), and servers on devices of their own "
+                "are not started again"
+            )
+
+    def _send(self, global_steps: int) -> dict[int, str]:
+        self._sync.update_weights(global_steps)
+        return {}
+
+    def _targets(self) -> list[WeightTarget]:
+        workers = [worker for replica in self.serving for worker in replica.workers]
+        targets: list[WeightTarget] = ray.get([worker.weight_target.remote() for worker in workers])
+        return targets
+
+
+class StandaloneUnit(PolicyUnit):
+    """Trains one policy on the trainer's devices and serves it on others."""
+
+    def __init__(
+        self, name: str, job: DictConfig, folder: str, trainable: bool, first_replica: int, restarts: int
+    ) -> None:
+        super().__init__(name, job, folder, trainable, first_replica, restarts)
+        kwargs = self.config.actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs
+        with open_dict(kwargs):
+            # verl finds the processes of a transfer by this name: two policies with the same would mix theirs.
+            given = OmegaConf.select(kwargs, "nccl.group_name") or "at_grpo"
+            OmegaConf.update(kwargs, "nccl.group_name", f"{given}-{name}")
+        self._has_weights = False
+
+    @property
+    def own_server_devices(self) -> int:
+        """How many devices the policy's servers have: all of them."""
+        return devices_of(self.config.actor_rollout_ref)
+
+    def place(self, pool: RayResourcePool) -> None:
+        """Creates the trainer's processes on the devices of `pool`, which no server shares."""
+        roles = [Role.Actor]
+        if self.use_reference_policy and not self.ref_in_actor:
+            roles.append(Role.RefPolicy)
+        workers = {
+            str(role): RayClassWithInitArgs(
+                cls=ray.remote(ActorRolloutRefWorker), config=self.config.actor_rollout_ref, role=str(role)
+            )
+            for role in roles
+        }
+        group = RayWorkerGroup(
+            resource_pool=pool,
+            ray_cls_with_init=create_colocated_worker_cls(class_dict=workers),
+            device_name=self.config.trainer.device,
+            **self._profiling(),
+        )
+        spawned = group.spawn(prefix_set=set(workers))
+        self.actor_rollout_wg = spawned[str(Role.Actor)]
+        self.ref_policy_wg = spawned.get(str(Role.RefPolicy), self.actor_rollout_wg)
+
+    def _start(self) -> None:
+        self.actor_rollout_wg.init_model()
+        if self.ref_policy_wg is not self.actor_rollout_wg:
+            self.ref_policy_wg.init_model()
+        self.servers = StandaloneServers.create(
+            config=self.config,
+            start_rank=self.first_replica,
+            load_balancer_cls=balancer_class(self.config.actor_rollout_ref.rollout),
+        )
+        self.sync = CheckpointEngineManager(
+            config=omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine),
+            actor_wg=self.actor_rollout_wg,
+            replicas=self.servers.get_replicas(),
+        )
+        self.replicas = StandaloneReplicas(self.name, self.actor_rollout_wg, self.servers, self.sync, restarts=0)
+
+    def push_weights(self, global_steps: int) -> None:
+        """Interrupts the servers' requests, hands over the policy's weights and lets the servers go on.
+
+        A frozen policy's servers keep the weights that they got at the start, and are told the number alone. Raises
+        PolicyFailed if a server is dead, or dies meanwhile.
+        """
+        with naming(self.name, "handing its weights to its servers"):
+            if self.trainable or not self._has_weights:
+                self.replicas.push(global_steps)
+                self._has_weights = True
+                return
+            self.replicas.look()
+            servers = [server for replica in self.replicas.serving for server in replica.servers]
+            ray.get([server.set_global_steps.remote(global_steps) for server in servers])
