@@ -1,7 +1,8 @@
 # make train: trains the team of recipes/plan_path_cpu.yaml on this machine's CPU; RECIPE=sudoku_cpu that of another.
 # make test:  runs the tests.  Both install what they need into .venv, once.
 # make docs:  builds the documentation into site/ and fails on a broken link; a part of make lint.
-# make results: the README's comparisons, three seeds (about two hours).
+# make bench-engine, bench-prefill, bench-grpo: the rollout against vLLM alone, the candidates' shared prompts, a step
+#             against verl's stock GRPO; make profile: where a step's time goes (at most ten minutes each, an idle machine).
 # make study:   every way to train the team at equal tokens, three seeds, two games (examples/study; many hours).
 
 SHELL := /bin/bash
@@ -19,7 +20,7 @@ MODEL := runs/models/$(ENVIRONMENT)_tiny
 MODELS := $(if $(findstring _cpu,$(RECIPE)),$(MODEL)/warm_start.json) $(if $(findstring _cpu_roles,$(RECIPE)),$(MODEL)_1/warm_start.json)
 COMMAND = $(BIN)/python -m verl.trainer.main_ppo --config-name=$(RECIPE) trainer.default_local_dir=$(RUN)/checkpoints $(ARGS)
 
-.PHONY: train test test-fast test-slow lint docs model smollm2 results study clean
+.PHONY: train test test-fast test-slow lint docs model smollm2 study bench-engine bench-prefill bench-grpo profile clean
 
 $(VENV)/cpu-stack: scripts/install_cpu_stack.sh pyproject.toml
 	PYTHON=$(PYTHON) bash scripts/install_cpu_stack.sh $(VENV)
@@ -56,12 +57,16 @@ $(RUN)/done: | $(VENV)/package $(MODELS)
 		| tee -a $(RUN)/train.log | $(BIN)/python scripts/show_progress.py
 	@touch $@
 
-results: $(VENV)/package
-	BIN=$(BIN) bash scripts/results.sh
-
 study: $(VENV)/package
 	$(BIN)/python examples/study/study.py $(ARGS)
 	$(BIN)/python examples/study/results.py
+
+bench-engine: BENCH = bench_engine
+bench-prefill: BENCH = bench_prefill
+bench-grpo: BENCH = bench_against_grpo
+profile: BENCH = profile_step
+bench-engine bench-prefill bench-grpo profile: $(VENV)/package $(MODELS)
+	$(BIN)/python tests/benchmarks/$(BENCH).py --recipe $(RECIPE) --model $(MODEL) $(ARGS)
 
 test: lint test-fast test-slow
 
@@ -73,9 +78,10 @@ $(VENV)/browser: scripts/install_browser.sh | $(VENV)/cpu-stack
 test-fast: $(VENV)/package $(VENV)/browser
 	$(BIN)/python -m pytest -m 'not slow' --numprocesses 2 $(ARGS)
 
-# One after the other: two trainings at a time on two cores take more than twice as long.
+# Trainings one after the other: two at a time on two cores take more than twice as long.
 test-slow: $(VENV)/package
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -m 'slow and not training' --numprocesses 2 $(ARGS)
+	$(BIN)/python -m pytest -m training --durations 20 $(ARGS)
 
 lint: $(VENV)/package docs
 	$(BIN)/ruff check .

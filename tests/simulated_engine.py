@@ -13,7 +13,8 @@ import asyncio
 import random
 import selectors
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -86,26 +87,46 @@ class SimulatedEngine:
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
         """Answers when a slot has decoded the answer; the ids are all the same."""
-        tokens = min(self.tokens_of(sampling_params["seed"]), sampling_params["max_tokens"])
-        seconds = tokens * self.seconds_per_token
-        self.served.append((request_id, seconds))
+        async with self.serving(request_id) as (_, replica):
+            return await self.attempt(replica, request_id, prompt_ids, [], sampling_params)
+
+    @asynccontextmanager
+    async def serving(self, request_id: str, avoid: frozenset[str] = frozenset()) -> AsyncIterator[tuple[str, int]]:
+        """Holds the replica of a decision, as `DecisionClient` does."""
         lease = self._leases.get(request_id)
         if lease is None:
             replica = min(range(self.replicas), key=self._decisions.__getitem__)
             lease = self._leases[request_id] = [replica, 0]
             self._decisions[replica] += 1
         lease[1] += 1
-        async with self._free[lease[0]]:
+        try:
+            yield str(lease[0]), lease[0]
+        finally:
+            lease[1] -= 1
+            if not lease[1]:
+                self._decisions[lease[0]] -= 1
+                del self._leases[request_id]
+
+    async def attempt(
+        self,
+        replica: int,
+        request_id: str,
+        prompt_ids: list[int],
+        token_ids: list[int],
+        sampling_params: dict[str, Any],
+        timeout: float | None = None,
+    ) -> Any:
+        """Answers when a slot of the replica has decoded the answer."""
+        tokens = min(self.tokens_of(sampling_params["seed"]), sampling_params["max_tokens"])
+        seconds = tokens * self.seconds_per_token
+        self.served.append((request_id, seconds))
+        async with self._free[replica]:
             await asyncio.sleep(seconds)
-        lease[1] -= 1
-        if not lease[1]:
-            self._decisions[lease[0]] -= 1
-            del self._leases[request_id]
         return SimpleNamespace(
             token_ids=[1] * tokens,
             log_probs=[-0.5] * tokens,
             stop_reason="completed",
-            extra_fields={"min_global_steps": 0, "max_global_steps": 0},
+            extra_fields={"global_steps": 0},
         )
 
 

@@ -15,6 +15,7 @@ from simulated_engine import Lengths, SimulatedEngine, Turns
 
 from verl_atgrpo.config import AtGrpoConfig
 from verl_atgrpo.rollout import worker
+from verl_atgrpo.rollout.attempts import Gate
 from verl_atgrpo.rollout.trace import TraceBudget
 
 Put = Callable[[list[str], list[dict[str, Any]]], None]
@@ -28,23 +29,28 @@ _SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty"
 
 @contextmanager
 def without_tensors() -> Iterator[None]:
-    """Spares workers the making of the rows' tensors, of which verl's own functions are the larger part."""
-    with (
-        mock.patch.object(SimulatedWorker, "_fields", lambda *_: None),
-        mock.patch.object(worker, "list_of_dict_to_tensordict", lambda fields: fields),
-    ):
+    """Spares workers the making of the rows' tensors, the larger part of the work."""
+    with mock.patch.object(SimulatedWorker, "_fields", lambda *_: None):
         yield
 
 
 class SimulatedWorker(worker.TeamRolloutWorker):  # type: ignore[misc]
     """Plays `Turns` on a simulated engine; its queue is a function that is handed keys and tags."""
 
-    def __init__(self, engine: SimulatedEngine, put: Put, *, turns: int = 4, candidates: int = 8) -> None:
+    def __init__(
+        self,
+        engine: SimulatedEngine,
+        put: Put,
+        *,
+        turns: int = 4,
+        candidates: int = 8,
+        put_status: Callable[..., Awaitable[None]] | None = None,
+    ) -> None:
         """Sets what the real worker makes of a job's configuration and of verl's servers."""
         self.config = OmegaConf.create(_CONFIG)
         self.processor = None
         self._settings = AtGrpoConfig(
-            environment={"name": "simulated_engine:Turns", "turns": turns}, candidates=candidates, request_timeout=1e9
+            environment={"name": "simulated_engine:Turns", "turns": turns}, candidates=candidates
         )
         self._environment = Turns(turns)
         self._policy_of = self._validation_policy_of = self._settings.policies_of(self._environment)
@@ -54,7 +60,8 @@ class SimulatedWorker(worker.TeamRolloutWorker):  # type: ignore[misc]
         self._report = worker.WorkerReport()
         self._traces = TraceBudget(None)
         self.llm_client = SimpleNamespace(clients={"shared": engine})
-        self._put = put
+        self._training_clients = self._patient(Gate())
+        self._put, self._put_status = put, put_status
         self.writing = 0.0
         """Seconds spent on making rows of episodes that had ended, the queue's own apart."""
         self.queueing = 0.0
@@ -68,7 +75,7 @@ class SimulatedWorker(worker.TeamRolloutWorker):  # type: ignore[misc]
     async def play_all(self, episodes: int) -> None:
         """Plays so many tasks at once and hands over their rows; raises RuntimeError on a defect."""
 
-        async def put_prompt(**_: Any) -> None: ...
+        async def ignore(**_: Any) -> None: ...
 
         async def put_rows(*, keys: list[str], fields: Any, tags: list[dict[str, Any]], partition_id: str) -> None:
             started = time.process_time()
@@ -79,7 +86,7 @@ class SimulatedWorker(worker.TeamRolloutWorker):  # type: ignore[misc]
             prompt = {"uid": f"t{index}", "split": "train", "index": index, "global_steps": 1, "data_source": "turns"}
             return self._run_prompt(prompt, dict(_SAMPLING), {"validate": False})
 
-        queue = SimpleNamespace(async_kv_put=put_prompt, async_kv_batch_put=put_rows)
+        queue = SimpleNamespace(async_kv_put=self._put_status or ignore, async_kv_batch_put=put_rows)
         with mock.patch.object(worker, "tq", queue):
             await asyncio.gather(*map(play, range(episodes)))
         if self._report.error is not None:

@@ -9,36 +9,40 @@ python tests/benchmarks/bench_policies.py --model runs/models/plan_path_tiny [--
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import training_jobs
+from processes import exit_on_sigterm
+
 STAGES = ("step", "gen", "old_log_prob", "update_actor", "update_weights")
 
 
-def run(recipe: str, folder: Path, steps: int, *overrides: str) -> list[dict[str, float]]:
+def run(recipe: str, folder: Path, model: Path, steps: int, *overrides: str) -> list[dict[str, float]]:
     """Trains and returns the metrics of every step but the first, which compiles and fills caches."""
-    metrics = folder / f"{recipe}.jsonl"
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", f"--config-name={recipe}", *overrides]
-    command += [
+    own = folder / recipe
+    own.mkdir()
+    job = training_jobs.start(
+        recipe,
+        own,
+        model,
+        *overrides,
         f"trainer.total_training_steps={steps + 1}",
         "actor_rollout_ref.actor.optim.lr=0",
         "trainer.val_before_train=false",
         "trainer.test_freq=-1",
         "trainer.save_freq=-1",
         "trainer.resume_mode=disable",
-        f"trainer.default_local_dir={folder}",
-    ]
-    environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(metrics)}
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout.decode(errors='replace')[-3000:]}")
-    records = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return [record["data"] for record in records if record["step"] > 1]
+    )
+    try:
+        metrics = training_jobs.finish(job, own)
+    finally:
+        training_jobs.end(job)
+    return [data for step, data in metrics.items() if step > 1]
 
 
 def main() -> int:
@@ -49,25 +53,17 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=1.2)
     parser.add_argument("overrides", nargs="*", help="for both runs, as verl's command takes them")
     options = parser.parse_args()
+    exit_on_sigterm()
     model = options.model.resolve()
-    with tempfile.TemporaryDirectory() as folder:
-        shared = run(
-            "plan_path_cpu",
-            Path(folder),
-            options.steps,
-            f"actor_rollout_ref.model.path={model}",
-            *options.overrides,
-        )
-        roles = run(
-            "plan_path_cpu_roles",
-            Path(folder),
-            options.steps,
-            f"at_grpo.policies.tool_user.model.path={model}",
-            f"at_grpo.policies.planner.model.path={model}",
-            *options.overrides,
-        )
+    own = [f"at_grpo.policies.{role}.model.path={model}" for role in ("tool_user", "planner")]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shared = run("plan_path_cpu", folder, model, options.steps, *options.overrides)
+        roles = run("plan_path_cpu_roles", folder, model, options.steps, *own, *options.overrides)
     tokens = [sum(data["rollout/tokens"] for data in records) for records in (shared, roles)]
     print(f"tokens generated: shared {tokens[0]:,.0f}, per role {tokens[1]:,.0f}")
+    if abs(tokens[0] - tokens[1]) > 0.01 * tokens[0]:
+        raise SystemExit("the runs did not generate equally many tokens: their times cannot be compared")
     for stage in STAGES:
         one, two = (statistics.median(data[f"timing_s/{stage}"] for data in records) for records in (shared, roles))
         print(f"{stage:15} shared {one:6.2f} s   per role {two:6.2f} s   ratio {two / one:.2f}")

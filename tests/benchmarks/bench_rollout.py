@@ -1,14 +1,16 @@
 """A rollout's wall time against its lower bound, on a simulated engine (see tests/simulated_engine.py for its model).
 
 The bound is of the same draws: the larger of all requests' time over all slots, and the longest chain of an episode's
-slowest candidates. In virtual time, where our code takes no time: our schedule, beside it turn barriers and candidates
-drawn one after the other, and 1 to 32 replicas. Then our schedule twice in real time, what our code adds: team
-and policy alone, and the product's rollout worker without Ray and TransferQueue. One process has all episodes; in
-training they are shared out over `rollout.agent.num_workers`.
+slowest candidates. In virtual time, where our code takes no time: our schedule, beside it barriers (all episodes wait
+before every decision) and candidates drawn one after the other, and 1 to 32 replicas. Then our schedule twice in real
+time, what our code adds: team and policy alone, and the product's rollout worker without Ray and TransferQueue. One
+process has all episodes; in training they are shared out over `rollout.agent.num_workers`.
 
 python tests/benchmarks/bench_rollout.py [--episodes 512 --turns 4 --candidates 8] [--limit 1.10] [--no-real-time]
 
-The limit holds for our schedule at the default engine, in virtual time and for the team in real time.
+The limit holds for our schedule where the slots are few (work bounds) and at the default engine, in virtual time, and
+for the team in real time. Where work and the longest chain are of like length, no schedule has to come near the larger
+of them.
 """
 
 from __future__ import annotations
@@ -115,7 +117,7 @@ def main() -> int:
     print("\nvirtual time, 8 replicas; bounds in seconds, schedules as multiples of the larger bound")
     print(f"{'slots':>6}  {'work':>8}  {'chain':>8}  {'bound':>5}  {'  '.join(SCHEDULES)}")
     ratios = {slots: schedules(size, slots) for slots in (512, engine.slots, 128, 64, 16)}
-    worst = ratios[engine.slots]
+    worst = max(ratios[engine.slots], ratios[16])
     print("\nvirtual time, our schedule, 64 slots a replica")
     print("replicas    seconds  speed-up  efficiency      work     chain  / bound")
     replicas(size, slots=64)

@@ -19,6 +19,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from processes import children
+
 from verl_atgrpo import sandbox
 
 
@@ -55,13 +59,8 @@ def leftovers() -> dict[str, int]:
     """Counts the children of this process and of its pool, zombies apart, its open files and temporary files."""
     server = sandbox.POOL._server
     assert server is not None
-    children = [
-        pid
-        for parent in (os.getpid(), server.pid)
-        for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        if int(pid) != server.pid
-    ]
-    states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in children]
+    there = {*children(os.getpid()), *children(server.pid)} - {server.pid}
+    states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in there]
     return {
         "zombies": states.count("Z"),
         "processes": len(states) - states.count("Z"),

@@ -2,10 +2,12 @@
 
 Worker: the product's, on a simulated engine in virtual time, without Ray and TransferQueue; all episodes at once, so
 its memory is that of all answers of the step. Driver: keys and tags as they come from the queue, sorted, split by
-policy, asked which groups teach, measured, given advantages (one token a row) and dealt into mini-batches. Every size
-and part has a process of its own; memory is that process's peak above what its imports took.
+policy, asked which groups teach, balanced over ranks, dealt into mini-batches, given log-probs (made up where they are
+fetched, and thrown away where they are put) and advantages, and measured. Every size and part has a process of its
+own; memory is that process's peak above what its imports took.
 
 python tests/benchmarks/bench_step_rows.py [--sizes 1000 10000 100000 1000000] [--no-tensors] [--max-bend 2]
+                                           [--parts worker driver] [--answer-tokens 1024]
 
 Many workers share a step's episodes in training; here one has them all. Status 1 if a candidate of the largest size
 costs more than `--max-bend` times one of the second size, in either part.
@@ -20,16 +22,19 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 Costs = dict[str, float]
 """Seconds of every stage, `rows` and `megabytes`."""
 AGENTS, TURNS, CANDIDATES = 2, 4, 8
+BEND = 1.5
+"""Times linear growth at which a stage is said to bend."""
 
 
 def peak() -> float:
@@ -43,6 +48,17 @@ class Watch:
     def __init__(self) -> None:
         self.costs: Costs = {}
         self._since = time.process_time()
+
+    def skip(self) -> None:
+        """Books the time since the last stage nowhere."""
+        self._since = time.process_time()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Books the time in it nowhere."""
+        began = time.process_time()
+        yield
+        self._since += time.process_time() - began
 
     def stage(self, name: str) -> None:
         """Books the time since the last stage under `name`."""
@@ -70,15 +86,55 @@ def work(rows: int, median_tokens: float, tensors: bool, queue: str) -> Costs:
     return {"rows": len(engine.served), "play": playing, "write": worker.writing, "megabytes": peak() - before}
 
 
-def drive(queue: str) -> Costs:
-    """Does the driver's part of a step with the rows in the file `queue`."""
-    import numpy as np
-    import torch
+class MadeUp:
+    """A queue without rows: what is fetched is drawn for the rows' lengths, what is put is dropped."""
 
-    from verl_atgrpo.advantage import at_grpo_advantage
+    def __init__(self, rows: dict[str, tuple[int, int]], watch: Watch) -> None:
+        self._rows, self._watch = rows, watch
+
+    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
+        """Returns log-probs and entropies of whole rows, and masks and the servers' log-probs of answers."""
+        with self._watch.paused():
+            return self._made(keys, select_fields)
+
+    def _made(self, keys: list[str], select_fields: list[str]) -> Any:
+        import torch
+        from tensordict import TensorDict
+
+        lengths = torch.tensor([self._rows[key] for key in keys])
+        whole, answers = (
+            torch.cat([total.new_zeros(1), total.cumsum(0)]) for total in (lengths.sum(1), lengths[:, 1])
+        )
+        fields = {}
+        for field in select_fields:
+            offsets = whole if field in ("entropy", "log_probs") else answers
+            number = int(offsets[-1])
+            values = torch.ones(number, dtype=torch.int64) if field == "response_mask" else -torch.rand(number)
+            rows = offsets.diff()
+            fields[field] = torch.nested.nested_tensor_from_jagged(
+                values, offsets, min_seqlen=int(rows.min()), max_seqlen=int(rows.max())
+            )
+        return TensorDict(fields, batch_size=[len(keys)])
+
+    def kv_batch_put(self, **_: Any) -> None:
+        """Drops it."""
+
+
+def drive(queue: str, answer_tokens: int) -> Costs:
+    """Does the driver's part of a step with the rows in the file `queue`; 0 leaves the answers' lengths alone.
+
+    Reading the file and making up what would be fetched is the benchmark's own, and booked nowhere.
+    """
+    from omegaconf import OmegaConf
+
+    from verl_atgrpo.trainer import row_parts
+    from verl_atgrpo.trainer.advantages import write_advantages
+    from verl_atgrpo.trainer.balance import balanced
+    from verl_atgrpo.trainer.log_probs import write_old_log_probs
     from verl_atgrpo.trainer.metrics import step_metrics
     from verl_atgrpo.trainer.mini_batches import spread_padding
     from verl_atgrpo.trainer.step_rows import StepRows, teaching_groups
+    from verl_atgrpo.trainer.training_metrics import training_metrics
 
     before = peak()
     rows = StepRows()
@@ -88,24 +144,38 @@ def drive(queue: str) -> Costs:
             keys, tags = pickle.load(file)
             rows.keys += keys
             rows.tags += tags
-    watch.stage("receive")
+    if answer_tokens:
+        for row, tags in enumerate(rows.tags):
+            tags["response_len"] = 1 + row * 7919 % answer_tokens
+            tags["seq_len"] = tags["prompt_len"] + tags["response_len"]
+    watch.skip()
     rows.sort()
     watch.stage("sort")
     rows.teaches = teaching_groups(rows.tags, None)
     watch.stage("filter")
-    mine, others = rows.of({"shared"}), rows.but({"shared"})
-    assert len(mine) + len(others) == len(rows.keys)
+    batch, others = rows.of({"shared"}), rows.but({"shared"})
+    assert len(batch) + len(others) == len(rows.keys)
     watch.stage("of, but")
+    ranks = mini_batches = 8
+    even = len(batch) // (ranks * mini_batches) * ranks * mini_batches
+    batch = row_parts.batch_of(batch.keys[:even], batch.tags[:even], "train")
+    order, _ = balanced([tags["seq_len"] for tags in batch.tags], ranks)
+    batch.reorder(order)
+    watch.stage("balance")
+    batch.reorder(spread_padding([False] * even, ranks, mini_batches, seed=0))
+    watch.stage("deal")
+    lengths = {
+        key: (tags["prompt_len"], tags["response_len"]) for key, tags in zip(batch.keys, batch.tags, strict=True)
+    }
+    watch.skip()
+    row_parts.tq = MadeUp(lengths, watch)
+    write_old_log_probs(batch, OmegaConf.create({"loss_agg_mode": "token-mean", "loss_scale_factor": None}))
+    watch.stage("log-probs")
+    write_advantages(batch, {"rollout_correction": {"rollout_is": "token"}})
+    watch.stage("advantage")
+    training_metrics(batch.tags, {"step": 1.0}, 1, 0, ranks)
     step_metrics(rows.tags)
     watch.stage("metrics")
-    rewards = torch.tensor([[tags["reward"]] for tags in mine.tags])
-    uids = np.array([tags["group"] for tags in mine.tags], dtype=object)
-    at_grpo_advantage(rewards, torch.ones_like(rewards), None, uids)
-    watch.stage("advantage")
-    ranks = mini_batches = 8
-    padded = -(-len(mine) // (ranks * mini_batches)) * ranks * mini_batches
-    spread_padding([row >= len(mine) for row in range(padded)], ranks, mini_batches, seed=0)
-    watch.stage("deal")
     return {"rows": len(rows.keys), **watch.costs, "megabytes": peak() - before}
 
 
@@ -114,18 +184,40 @@ def total(costs: Costs) -> float:
     return sum(costs[name] for name in costs if name not in ("rows", "megabytes"))
 
 
+def each(cost: Costs, stage: str) -> float:
+    """Returns a stage's microseconds a candidate."""
+    return cost[stage] / cost["rows"] * 1e6
+
+
 def show(part: str, costs: list[Costs]) -> None:
-    """Prints a part's costs, a size a line."""
+    """Prints a part's costs, a size a line, and where a stage or the memory grows faster than the candidates; the
+    driver's memory is with what the benchmark makes up."""
     stages = [name for name in costs[0] if name not in ("rows", "megabytes")]
     heads = "  ".join(f"{name:>9}" for name in stages)
-    print(f"\n{part}: seconds of CPU\n{'candidates':>10}  {heads}      total  us/candidate  peak MB  KB/candidate")
+    print(
+        f"\n{part}: seconds of CPU\n{'candidates':>10}  {heads}      total  us/candidate  x linear  peak MB  "
+        "KB/candidate"
+    )
     for cost in costs:
         cells = "  ".join(f"{cost[name]:>9.3f}" for name in stages)
+        of_one = total(cost) / cost["rows"]
         print(
-            f"{cost['rows']:>10,}  {cells}  {total(cost):>9.3f}  {total(cost) / cost['rows'] * 1e6:>12.1f}  "
-            f"{cost['megabytes']:>7.0f}  {cost['megabytes'] * 1024 / cost['rows']:>12.2f}",
+            f"{cost['rows']:>10,}  {cells}  {total(cost):>9.3f}  {of_one * 1e6:>12.1f}  "
+            f"{of_one / (total(base(costs)) / base(costs)['rows']):>8.2f}  {cost['megabytes']:>7.0f}  "
+            f"{cost['megabytes'] * 1024 / cost['rows']:>12.2f}",
             flush=True,
         )
+    for name in (*stages, "megabytes"):
+        bent = [cost for cost in costs[1:] if each(cost, name) > BEND * each(base(costs), name) > 0]
+        if bent:
+            print(
+                f"  {name} bends at {bent[0]['rows']:,}: {each(bent[0], name) / each(base(costs), name):.1f} x linear"
+            )
+
+
+def base(costs: list[Costs]) -> Costs:
+    """Returns the size that others are compared with: the smallest pays for first calls and says nothing of growth."""
+    return costs[1] if len(costs) > 2 else costs[0]
 
 
 def alone(function: Callable[..., Costs], *arguments: object) -> Costs:
@@ -143,19 +235,27 @@ def main() -> int:
         "--no-tensors", dest="tensors", action="store_false", help="leave out the making of the rows' tensors"
     )
     parser.add_argument("--max-bend", type=float, default=2.0)
+    parser.add_argument("--parts", nargs="+", choices=("worker", "driver"), default=["worker", "driver"])
+    parser.add_argument(
+        "--answer-tokens", type=int, default=0, help="let the driver see answers of 1 to so many tokens instead"
+    )
     options = parser.parse_args()
-    parts: dict[str, list[Costs]] = {"worker": [], "driver": []}
+    costs: dict[str, list[Costs]] = {part: [] for part in options.parts}
     with tempfile.TemporaryDirectory() as folder:
         queue = str(Path(folder) / "queue")
         for rows in options.sizes:
-            parts["worker"].append(alone(work, rows, options.median_tokens, options.tensors, queue))
-            parts["driver"].append(alone(drive, queue))
+            played = alone(work, rows, options.median_tokens, options.tensors, queue)
+            if "worker" in costs:
+                costs["worker"].append(played)
+            if "driver" in costs:
+                costs["driver"].append(alone(drive, queue, options.answer_tokens))
+            # What is done is not lost if a larger size is stopped.
+            done = ", ".join(f"{part} {total(mine[-1]):.1f} s" for part, mine in costs.items())
+            print(f"{played['rows']:>10,} candidates: {done}", flush=True)
     bends = {}
-    for part, costs in parts.items():
-        show(part, costs)
-        each = [total(cost) / cost["rows"] for cost in costs]
-        # The smallest size pays for first calls, and says nothing of growth.
-        bends[part] = each[-1] / (each[1] if len(each) > 2 else each[0])
+    for part, mine in costs.items():
+        show(part, mine)
+        bends[part] = total(mine[-1]) / mine[-1]["rows"] / (total(base(mine)) / base(mine)["rows"])
     print()
     for part, bend in bends.items():
         print(f"{part}: a candidate of the largest step costs {bend:.2f} x one of the second size")

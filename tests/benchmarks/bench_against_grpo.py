@@ -1,0 +1,251 @@
+"""A step outside its rollout: AT-GRPO against verl's stock GRPO trainer with equal rows and tokens.
+
+Both train the same model on the same kind of prompts with one answer each, of forced length, in groups of K, in as
+many optimizer steps, with verl's own estimator (`grpo`) there and `at_grpo` here; ours goes the whole way of a team
+that has one agent and one turn. The runs alternate. A cycle is the time from one step's line in the metrics file to
+the next one's, so it holds what verl does not count as the step, like metrics; the limit is on the cycle without
+`timing_s/gen`, medians of all runs.
+
+python tests/benchmarks/bench_against_grpo.py --model runs/models/plan_path_tiny [--rounds 2 --steps 8]
+    [--tasks 32 --candidates 8 --answer-tokens 64] [--limit 1.05] [override ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from processes import exit_on_sigterm
+
+from verl_atgrpo import Environment, Outcome, Score
+
+STAGES = ("old_log_prob", "adv", "update_actor", "update_weights")
+WARM_UP = 2
+_TASKS = 4096
+_LETTERS = 40
+
+
+def prompt(index: int) -> str:
+    """Returns the problem of that number; all have equally many tokens."""
+    rng = random.Random(index)
+    return "".join(rng.choice("UDLR") for _ in range(_LETTERS))
+
+
+def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+    """The reward on both sides, as verl's stock trainer asks for it."""
+    return float(solution_str.count("U"))
+
+
+class OneAnswer(Environment):
+    """A team of one agent that answers once."""
+
+    agents = ("writer",)
+
+    def task(self, split: str, index: int) -> tuple[str, int]:
+        """Returns what tells validation from training, and the number."""
+        return split, index
+
+    def fingerprint(self, task: tuple[str, int]) -> str:
+        """Returns the task as text."""
+        return f"{task[0]} {task[1]}"
+
+    async def run(self, task: tuple[str, int], team: Any) -> Outcome:
+        """Asks once."""
+        answer = await team.writer.act(prompt(task[1]), score=lambda reply: Score(compute_score("", reply, "U")))
+        return Outcome(success=False, team_reward=answer.score.team)
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds of a step."""
+
+    cycle: float
+    stages: dict[str, float]
+    """verl's timers."""
+
+    @property
+    def outside(self) -> float:
+        """The cycle without the rollout."""
+        return self.cycle - self.stages["gen"]
+
+
+def stage_ratios(ours: Sequence[Step], stock: Sequence[Step]) -> dict[str, tuple[float, float]]:
+    """Returns stage -> median seconds of ours and of stock; what no timer covers is `rest`, what the limit is on
+    `outside rollout`."""
+
+    def medians(steps: Sequence[Step]) -> dict[str, float]:
+        of = {stage: statistics.median(step.stages[stage] for step in steps) for stage in STAGES}
+        of["rest of the step"] = statistics.median(
+            step.stages["step"] - step.stages["gen"] - sum(step.stages[stage] for stage in STAGES) for step in steps
+        )
+        of["after the step"] = statistics.median(step.cycle - step.stages["step"] for step in steps)
+        of["outside rollout"] = statistics.median(step.outside for step in steps)
+        of["rollout"] = statistics.median(step.stages["gen"] for step in steps)
+        return of
+
+    one, two = medians(ours), medians(stock)
+    return {stage: (one[stage], two[stage]) for stage in one}
+
+
+def shapes(records: Sequence[dict[str, float]]) -> set[tuple[float, ...]]:
+    """Returns what the steps have to have in common on both sides: tokens and lengths."""
+    names = ("perf/total_num_tokens", "prompt_length/mean", "response_length/mean")
+    return {tuple(record[name] for name in names) for record in records}
+
+
+def write_prompts(path: Path) -> None:
+    """Writes the prompts as verl's stock data set reads them."""
+    import pandas
+
+    rows = [
+        {
+            "data_source": "letters",
+            "prompt": [{"role": "user", "content": prompt(index)}],
+            "reward_model": {"style": "rule", "ground_truth": "U"},
+            "extra_info": {"index": index},
+        }
+        for index in range(_TASKS)
+    ]
+    pandas.DataFrame(rows).to_parquet(path)
+
+
+def overrides_of(side: str, options: argparse.Namespace, folder: Path) -> list[str]:
+    """Returns what a side's run sets above the recipe."""
+    common = [
+        f"data.train_batch_size={options.tasks}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={options.tasks // 2}",
+        "data.max_prompt_length=128",
+        f"data.max_response_length={options.answer_tokens}",
+        f"actor_rollout_ref.rollout.max_model_len={128 + options.answer_tokens}",
+        "actor_rollout_ref.rollout.ignore_eos=true",
+        f"trainer.total_training_steps={WARM_UP + options.steps}",
+        "trainer.val_before_train=false",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=-1",
+        "trainer.resume_mode=disable",
+    ]
+    if side == "ours":
+        return [
+            *common,
+            "~at_grpo.environment",
+            "+at_grpo.environment.name='bench_against_grpo:OneAnswer'",
+            f"at_grpo.candidates={options.candidates}",
+            f"at_grpo.train_tasks={_TASKS}",
+        ]
+    return [
+        *common,
+        "~at_grpo",
+        "trainer.v1.trainer_mode=sync",
+        "algorithm.adv_estimator=grpo",
+        f"actor_rollout_ref.rollout.n={options.candidates}",
+        f"data.train_files={folder}/prompts.parquet",
+        f"data.val_files={folder}/prompts.parquet",
+        "reward.custom_reward_function.path=pkg://bench_against_grpo",
+        "reward.custom_reward_function.name=compute_score",
+    ]
+
+
+def run(side: str, options: argparse.Namespace, folder: Path) -> tuple[list[Step], set[tuple[float, ...]]]:
+    """Trains; returns the steps after the warm-up and their shapes. Raises SystemExit if the run fails."""
+    import real_stack
+    import training_jobs
+
+    own = folder / f"{side}_{len(list(folder.iterdir()))}"
+    own.mkdir()
+    job = training_jobs.start(
+        options.recipe,
+        own,
+        options.model.resolve(),
+        *overrides_of(side, options, folder),
+        *options.overrides,
+        PYTHONPATH=real_stack.environment()["PYTHONPATH"],
+    )
+    try:
+        times = _times_of_lines(own / "metrics.jsonl", job)
+    finally:
+        training_jobs.end(job)
+    if job.returncode != 0 or len(times) < WARM_UP + options.steps:
+        raise SystemExit(f"the {side} run failed:\n{(own / 'log').read_text(errors='replace')[-6000:]}")
+    records = [json.loads(line)["data"] for line in (own / "metrics.jsonl").read_text().splitlines()]
+    steps = [
+        Step(
+            later - earlier,
+            {stage: record[f"timing_s/{stage}"] for stage in ("step", "gen", *STAGES)},
+        )
+        for earlier, later, record in zip(times, times[1:], records[1:], strict=False)
+    ]
+    return steps[WARM_UP - 1 :], shapes(records)
+
+
+def _times_of_lines(path: Path, job: subprocess.Popen[bytes]) -> list[float]:
+    """Returns when each line was written, once the job has ended."""
+    times: list[float] = []
+    while True:
+        running = job.poll() is None
+        lines = path.read_bytes().count(b"\n") if path.exists() else 0
+        times += [time.perf_counter()] * (lines - len(times))
+        if not running:
+            return times
+        time.sleep(0.01)
+
+
+def main() -> int:
+    """Prints medians and ratios; status 1 if ours is over the limit."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--recipe", default="plan_path_cpu")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=8, help="of a run, after the warm-up")
+    parser.add_argument("--tasks", type=int, default=32)
+    parser.add_argument("--candidates", type=int, default=8)
+    parser.add_argument("--answer-tokens", type=int, default=64)
+    parser.add_argument("--limit", type=float, default=1.05)
+    parser.add_argument("overrides", nargs="*", help="for both runs, as verl's command takes them")
+    options = parser.parse_args()
+    exit_on_sigterm()
+    import real_stack
+
+    steps: dict[str, list[Step]] = {"ours": [], "stock": []}
+    seen: set[tuple[float, ...]] = set()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_prompts(folder / "prompts.parquet")
+        for number in range(options.rounds):
+            for side in ("ours", "stock") if number % 2 == 0 else ("stock", "ours"):
+                made, found = run(side, options, folder)
+                steps[side] += made
+                seen |= found
+                if len(seen) != 1:
+                    raise SystemExit(f"not all steps had equal rows (tokens, prompt length, answer length): {seen}")
+                outside = statistics.median(step.outside for step in made)
+                print(
+                    f"round {number + 1}, {side}: {outside:.2f} s outside the rollout; {real_stack.load_average()}",
+                    flush=True,
+                )
+    (tokens, prompts, answers) = seen.pop()
+    print(
+        f"a step: {options.tasks * options.candidates} rows, {tokens:,.0f} tokens (prompts {prompts:.0f}, answers "
+        f"{answers:.0f}), 2 optimizer steps; medians of {len(steps['ours'])} steps"
+    )
+    found = stage_ratios(steps["ours"], steps["stock"])
+    for stage, (one, two) in found.items():
+        print(f"{stage:17}  ours {one:7.3f} s   stock {two:7.3f} s   ratio {one / two if two else float('nan'):6.3f}")
+    one, two = found["outside rollout"]
+    print(f"outside the rollout, ours / stock: {one / two:.3f} (limit {options.limit})")
+    return int(one / two > options.limit)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,195 @@
+"""Generated tokens a second inside a rollout against vLLM's own offline throughput on the same requests.
+
+Rollouts: everything a training job has (trainer, servers, rollout worker, queues), but no update; the clock runs
+from handing out a step's tasks to having its rows. Offline: `LLM.generate` is handed all requests of a rollout at
+once, with the recorded prompts and numbers of tokens, the servers' engine arguments, sampling parameters and number
+of threads. The rounds alternate; every rollout and its replay give one ratio, and the median counts. Then the CPU
+time of a rollout by process, in which the time that the engine did not have is to be found.
+
+python tests/benchmarks/bench_engine.py --model runs/models/plan_path_tiny [--rounds 2 --rollouts 5] [--limit 0.85]
+    [--plain] [--answer-tokens 64] [override ...]
+
+--plain replays without seeds and log-probs, which training needs and a server of chats does not.
+--answer-tokens forces every answer to that length in the rollouts: longer answers, more engine and less of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import real_stack
+from processes import exit_on_sigterm
+from real_stack import Request
+
+LIMIT = 0.85
+
+
+def ratios(rollouts: Sequence[float], replays: Sequence[float]) -> list[float]:
+    """Returns the rollouts' throughput over the replays', from the seconds of the same requests."""
+    return [replay / rollout for rollout, replay in zip(rollouts, replays, strict=True)]
+
+
+def replay_parameters(request: Request, sampling: dict[str, Any], plain: bool) -> dict[str, Any]:
+    """Returns vLLM's sampling parameters for drawing exactly as many tokens again.
+
+    Args:
+        request: what was recorded.
+        sampling: temperature, top_p, top_k.
+        plain: no seed and no log-probs.
+    """
+    forced = {"max_tokens": request.tokens, "ignore_eos": True, "detokenize": False}
+    return {**sampling, **forced, **({} if plain else {"logprobs": 0, "seed": request.seed})}
+
+
+def forced_length(max_prompt_length: int, tokens: int) -> list[str]:
+    """Returns the overrides that make every answer so long."""
+    return [
+        "actor_rollout_ref.rollout.ignore_eos=true",
+        f"data.max_response_length={tokens}",
+        f"actor_rollout_ref.rollout.max_model_len={max_prompt_length + tokens}",
+    ]
+
+
+def roll_out(options: argparse.Namespace) -> dict[str, Any]:
+    """Plays one rollout to warm up and `--rollouts` more, recorded into `--record`."""
+    config = real_stack.compose(options.recipe, options.model, options.overrides)
+    seconds: list[float] = []
+    recorded: list[list[Request]] = []
+    spent: Counter[str] = Counter()
+    with real_stack.started(config) as trainer:
+        for number in range(options.rollouts + 1):
+            before = real_stack.cpu_seconds()
+            began = time.perf_counter()
+            rows = real_stack.play(trainer)
+            took = time.perf_counter() - began
+            if number:
+                after = real_stack.cpu_seconds()
+                spent.update({name: after[name] - before[name] for name in after})
+                seconds.append(took)
+                recorded.append(real_stack.requests_of(rows))
+            else:
+                real_stack.requests_of(rows)
+            real_stack.end_step(trainer)
+    real_stack.save(options.record, recorded)
+    return {"seconds": seconds, "cpu": {name: value / options.rollouts for name, value in spent.items()}}
+
+
+def replay(options: argparse.Namespace) -> dict[str, Any]:
+    """Replays the recorded rollouts one after the other, the first one an extra time to warm up."""
+    from verl.plugin.platform import get_platform
+
+    config = real_stack.compose(options.recipe, options.model, options.overrides)
+    os.environ.update(get_platform().rollout_env_vars())
+    if options.threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    from verl.workers.rollout.vllm_rollout.utils import build_cli_args_from_config
+    from vllm import LLM, SamplingParams
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from verl_atgrpo.evaluation.engine import engine_args
+
+    policy = config.actor_rollout_ref
+    arguments = {**engine_args("actor_rollout_ref", str(policy.model.path), policy)}
+    arguments["logprobs_mode"] = policy.rollout.logprobs_mode
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser(prog="engine_kwargs.vllm"))
+    llm = LLM.from_engine_args(EngineArgs.from_cli_args(parser.parse_args(build_cli_args_from_config(arguments))))
+    sampling = {key: policy.rollout[key] for key in ("temperature", "top_p", "top_k")}
+    recorded = real_stack.load(options.record)
+    seconds = []
+    for requests in [recorded[0], *recorded]:
+        prompts = [{"prompt_token_ids": request.prompt} for request in requests]
+        parameters = [SamplingParams(**replay_parameters(request, sampling, options.plain)) for request in requests]
+        llm.reset_prefix_cache()
+        began = time.perf_counter()
+        outputs = llm.generate(prompts, parameters, use_tqdm=False)
+        seconds.append(time.perf_counter() - began)
+        drawn = [len(output.outputs[0].token_ids) for output in outputs]
+        assert drawn == [request.tokens for request in requests], "a replay drew other numbers of tokens"
+    return {"seconds": seconds[1:]}
+
+
+def measure(options: argparse.Namespace) -> float:
+    """Runs all rounds, prints what they took and returns the median ratio."""
+    played: list[float] = []
+    replayed: list[float] = []
+    requests: list[int] = []
+    tokens: list[int] = []
+    overrides = list(options.overrides)
+    if options.answer_tokens is not None:
+        config = real_stack.compose(options.recipe, options.model, overrides)
+        overrides += forced_length(config.data.max_prompt_length, options.answer_tokens)
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(options.rounds):
+            record = Path(folder) / f"{number}.jsonl"
+            common = ["--model", str(options.model), "--recipe", options.recipe, "--record", str(record)]
+            common += [f"--rollouts={options.rollouts}", *(["--plain"] if options.plain else [])]
+            common += [] if options.threads is None else [f"--threads={options.threads}"]
+            rolled = real_stack.run_part(__file__, "--part=rollout", *common, *overrides, f"data.seed={number}")
+            offline = real_stack.run_part(__file__, "--part=offline", *common, *overrides)
+            played += rolled["seconds"]
+            replayed += offline["seconds"]
+            for rollout in real_stack.load(record):
+                requests.append(len(rollout))
+                tokens.append(sum(request.tokens for request in rollout))
+            found = ratios(rolled["seconds"], offline["seconds"])
+            print(
+                f"round {number + 1}: rollout {statistics.median(rolled['seconds']):.2f} s, offline "
+                f"{statistics.median(offline['seconds']):.2f} s, ratio {statistics.median(found):.3f} "
+                f"({min(found):.3f} to {max(found):.3f}); {real_stack.load_average()}",
+                flush=True,
+            )
+    print(
+        f"a rollout: {statistics.mean(requests):,.0f} requests, {statistics.mean(tokens):,.0f} tokens, "
+        f"{sum(tokens) / sum(requests):.1f} a request"
+    )
+    rates = [sum(tokens) / sum(seconds) for seconds in (played, replayed)]
+    print(f"tokens a second: rollout {rates[0]:,.0f}, offline {rates[1]:,.0f}{' (plain)' if options.plain else ''}")
+    print(f"CPU time of a rollout of {statistics.mean(rolled['seconds']):.2f} s, last round:")
+    a_rollout = statistics.mean(requests[-options.rollouts :])
+    for name, value in sorted(rolled["cpu"].items(), key=lambda item: -item[1]):
+        if value >= 0.005:
+            print(f"  {name:30} {value:6.2f} s  {value / a_rollout * 1e3:6.3f} ms a request")
+    return statistics.median(ratios(played, replayed))
+
+
+def main() -> int:
+    """Prints the ratio; status 1 if it is under the limit."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--recipe", default="plan_path_cpu")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rollouts", type=int, default=5, help="of a round")
+    parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--answer-tokens", type=int)
+    parser.add_argument("--threads", type=int, help="of the offline engine; default: the servers' number")
+    parser.add_argument("--limit", type=float, default=LIMIT)
+    parser.add_argument("--part", choices=("rollout", "offline"), help=argparse.SUPPRESS)
+    parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("overrides", nargs="*", help="as verl's command takes them")
+    options = parser.parse_args()
+    exit_on_sigterm()
+    if options.part:
+        result = roll_out(options) if options.part == "rollout" else replay(options)
+        print(f"\n{json.dumps(result)}", flush=True)
+        return 0
+    ratio = measure(options)
+    print(f"rollout / offline: {ratio:.3f} (at least {options.limit})")
+    return int(ratio < options.limit)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

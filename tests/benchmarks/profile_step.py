@@ -1,0 +1,214 @@
+"""Where the time of a training step goes: py-spy on every process of a job, top costs by process, as tables.
+
+Trains a recipe, leaves the first steps out, then samples the Python stacks of all processes for some steps. A sample
+counts for the innermost frame in one of the packages below (time in torch or the standard library goes to the code
+that called it); waiting is not sampled. CPU seconds beside are the system's and hold threads that know no Python.
+
+python tests/benchmarks/profile_step.py --model runs/models/plan_path_tiny [--steps 4] [--rate 50] [--top 5]
+    [--keep folder] [override ...]
+
+Needs py-spy ('py-spy>=0.4,<0.5' from pip; on the PATH or --py-spy) and the right to look into processes (root, or
+kernel.yama.ptrace_scope=0).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import real_stack
+import training_jobs
+from processes import exit_on_sigterm, of_session
+
+WARM_UP = 2
+PACKAGES = ("verl_atgrpo", "verl", "vllm", "transfer_queue", "transformers", "tensordict", "ray")
+ROLES = {
+    "TaskRunnerV1": "driver",
+    "TeamRolloutWorker": "rollout worker",
+    "DecisionServer": "server",
+    "EngineCore": "engine",
+    "WorkerDict": "actor worker",
+}
+_FRAME = re.compile(r"(?P<function>.+) \((?P<file>[^():]+)(:\d+)?\)$")
+
+
+def place(stack: str) -> str:
+    """Returns the innermost frame of a folded stack that is in one of the packages, as `file:function`.
+
+    A stack without any goes under its innermost frame, which is Python's own.
+    """
+    frames = [found for found in map(_FRAME.match, stack.split(";")) if found]
+    for frame in reversed(frames):
+        if frame["file"].split("/", 1)[0] in PACKAGES:
+            return f"{frame['file']}:{frame['function']}"
+    return f"{frames[-1]['file']}:{frames[-1]['function']}" if frames else "?"
+
+
+def costs(folded: Iterable[str]) -> Counter[str]:
+    """Returns place -> samples from py-spy's raw format, a stack and its count on every line."""
+    found: Counter[str] = Counter()
+    for line in folded:
+        stack, _, count = line.rpartition(" ")
+        if stack:
+            found[place(stack)] += int(count)
+    return found
+
+
+def table(found: Counter[str], samples_a_second: float, steps: int, top: int) -> str:
+    """Returns the top places of a process as text: seconds a step and share of its samples."""
+    total = sum(found.values())
+    return "\n".join(
+        f"  {count / samples_a_second / steps:7.3f} s  {count / total:6.1%}  {where}"
+        for where, count in found.most_common(top)
+    )
+
+
+def processes_of(job: subprocess.Popen[bytes]) -> dict[int, str]:
+    """Returns pid -> name for the processes of the job whose titles say what they are."""
+    found = {}
+    for pid in of_session(job.pid):
+        with suppress(psutil.NoSuchProcess):
+            name = real_stack.name_of((psutil.Process(pid).cmdline() or [""])[0])
+            if name not in ("Ray itself", "IDLE"):
+                found[pid] = name
+    return found
+
+
+def cpu_of(pids: Iterable[int]) -> dict[int, float]:
+    """Returns the CPU seconds of processes that are still there."""
+    spent = {}
+    for pid in pids:
+        try:
+            times = psutil.Process(pid).cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        spent[pid] = times.user + times.system
+    return spent
+
+
+def wait_for_lines(path: Path, lines: int, job: subprocess.Popen[bytes], log: Path) -> None:
+    """Waits until so many steps are in the metrics file; raises SystemExit if the job ends before."""
+    while not path.exists() or path.read_bytes().count(b"\n") < lines:
+        if job.poll() is not None:
+            raise SystemExit(f"the training ended early:\n{log.read_text(errors='replace')[-6000:]}")
+        time.sleep(0.01)
+
+
+def record(spy: str, pid: int, out: Path, rate: int) -> subprocess.Popen[bytes]:
+    """Starts py-spy on a process; it writes what it has when it is interrupted."""
+    where = [f"--pid={pid}", f"--output={out}", "--format=raw", "--function"]
+    return subprocess.Popen(
+        [spy, "record", *where, f"--rate={rate}", "--duration=unlimited", "--nonblocking"],
+        stdout=subprocess.DEVNULL,
+        stderr=(out.parent / f"{out.name}.err").open("wb"),
+    )
+
+
+def profile(options: argparse.Namespace, spy: str, folder: Path) -> None:
+    """Trains, samples and prints the tables."""
+    steps = WARM_UP + options.steps
+    metrics, log = folder / "metrics.jsonl", folder / "log"
+    spies: dict[int, subprocess.Popen[bytes]] = {}
+    job = training_jobs.start(
+        options.recipe,
+        folder,
+        options.model.resolve(),
+        # More than are looked at: the job is ended from here.
+        f"trainer.total_training_steps={steps + 50}",
+        "trainer.val_before_train=false",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=-1",
+        "trainer.resume_mode=disable",
+        *options.overrides,
+    )
+    try:
+        wait_for_lines(metrics, WARM_UP, job, log)
+        names = processes_of(job)
+        spies = {pid: record(spy, pid, folder / f"{pid}.folded", options.rate) for pid in names}
+        before, began = cpu_of(names), time.perf_counter()
+        first = metrics.read_bytes().count(b"\n")
+        wait_for_lines(metrics, first + options.steps, job, log)
+        seconds = time.perf_counter() - began
+        after = cpu_of(names)
+        for process in spies.values():
+            process.send_signal(signal.SIGINT)
+        for process in spies.values():
+            process.wait(timeout=60)
+    finally:
+        for process in spies.values():
+            if process.poll() is None:
+                process.kill()
+        training_jobs.end(job)
+    print(f"{options.steps} steps of {seconds / options.steps:.2f} s while sampled; {real_stack.load_average()}")
+    print(timers(records_of(metrics)[first : first + options.steps]))
+    spent = {pid: (after[pid] - before[pid]) / options.steps for pid in after}
+    for pid in sorted(spent, key=lambda pid: -spent[pid]):
+        print(f"\n{ROLES.get(names[pid], names[pid])} ({names[pid]}): {spent[pid]:.2f} CPU s a step")
+        file = folder / f"{pid}.folded"
+        if not file.exists():
+            print(f"  no samples: {(folder / f'{file.name}.err').read_text(errors='replace').strip()[-300:]}")
+            continue
+        found = costs(file.read_text(errors="replace").splitlines())
+        if found:
+            print(table(found, options.rate, options.steps, options.top))
+
+
+def records_of(metrics: Path) -> list[dict[str, float]]:
+    """Returns the metrics of every step so far."""
+    return [json.loads(line)["data"] for line in metrics.read_text().splitlines()]
+
+
+def timers(records: Sequence[dict[str, float]]) -> str:
+    """Returns verl's timers of these steps, medians, as text."""
+    names = sorted(name for name in records[0] if name.startswith("timing_s/"))
+    medians = {name: statistics.median(record[name] for record in records) for name in names}
+    return "verl's timers: " + ", ".join(
+        f"{name.removeprefix('timing_s/')} {value:.2f} s" for name, value in medians.items()
+    )
+
+
+def main() -> int:
+    """Prints the tables; status 1 without py-spy."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--recipe", default="plan_path_cpu")
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--rate", type=int, default=50, help="samples a second")
+    parser.add_argument("--top", type=int, default=5)
+    parser.add_argument("--py-spy", default=None)
+    parser.add_argument("--keep", type=Path, help="where the folded stacks, the log and the metrics shall stay")
+    parser.add_argument("overrides", nargs="*", help="as verl's command takes them")
+    options = parser.parse_args()
+    spy = options.py_spy or shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
+    if not spy:
+        print("py-spy is missing: pip install 'py-spy>=0.4,<0.5', or name it with --py-spy", file=sys.stderr)
+        return 1
+    exit_on_sigterm()
+    if options.keep:
+        options.keep.mkdir(parents=True)
+        profile(options, spy, options.keep.resolve())
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        profile(options, spy, Path(folder))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

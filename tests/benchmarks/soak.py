@@ -1,0 +1,329 @@
+"""Soak and faults: a long training with simulated devices in which things break, and books that must balance.
+
+The product's trainer, replay buffer, updates, rollout worker, clients, sandbox and records run as in training, in one
+process, over simulated servers (tests/soak_job.py). Engines raise, requests hang, a replica of each policy dies, and
+sandbox processes are killed. Every row that an episode wrote must be trained once or dropped for having nothing to
+teach; what is counted by servers, environment, queue and devices must agree with the metrics; and nothing may be left
+or grow: processes, files, memory, tasks, leases.
+
+python tests/benchmarks/soak.py [--steps 2000] [--minutes 60] [--seed 0]
+
+Status 1 if a line says FAIL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+if __name__ == "__main__":  # before the imports: verl's modules read them
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")  # episodes fail by the hundred, on purpose
+
+from simulated_cluster import Faults, LocalActor, LocalQueue, SimulatedServer, event_loop, local_processes
+from soak_job import (
+    POLICIES,
+    WORKERS,
+    Letters,
+    SoakGame,
+    SoakManager,
+    SoakTrainer,
+    SoakWorker,
+    answer,
+    client_of,
+    job_config,
+)
+from soak_ledger import Ledger
+
+from verl_atgrpo.rollout.client import TeamClient
+from verl_atgrpo.sandbox_pool import POOL
+
+REPLICAS, CANDIDATES = 3, 4
+GROWTH = 1.05
+"""Memory at the end over memory after the warm-up, at most."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """What the process has at one moment."""
+
+    megabytes: float
+    processes: int
+    """Below this one, without the sandbox's interpreter, which stays."""
+    files: int
+    """Open ones."""
+    temporary: int
+    records_kb: int
+    tasks: int
+    """Of the event loop."""
+    requests: int
+    """Under way in the servers, dead ones included."""
+    leases: int
+    """Held by the clients, or counted by the balancers."""
+
+
+NOTHING_LEFT = ("processes", "temporary", "tasks", "requests", "leases")
+
+
+def children_of(process: int) -> list[int]:
+    """Returns the processes below one, those below them included."""
+    found = []
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for task in os.listdir(f"/proc/{process}/task"):
+            found += map(int, Path(f"/proc/{process}/task/{task}/children").read_text().split())
+    return found + [below for child in found for below in children_of(child)]
+
+
+def sandbox_process() -> int | None:
+    """Returns the sandbox's interpreter."""
+    server = POOL._server
+    return None if server is None else server.pid
+
+
+class Job:
+    """One soak run: the parts, the faults and what is measured."""
+
+    def __init__(self, folder: Path, loop: asyncio.AbstractEventLoop, steps: int, seed: int, timeout: float) -> None:
+        self.there = set(children_of(os.getpid()))
+        self.folder, self.loop, self.rng = folder, loop, random.Random(seed)
+        self.ledger = SoakGame.ledger = Ledger()
+        self.queue = LocalQueue(self.ledger.put)
+        self.config = job_config(folder / "checkpoints", steps, seed, timeout)
+        faults = Faults(errors=0.003, hangs=0.01)
+        self.servers = {
+            name: [
+                SimulatedServer(answer, faults, seed=seed * 100 + 10 * policy + number) for number in range(REPLICAS)
+            ]
+            for policy, name in enumerate(POLICIES)
+        }
+        clients = {
+            name: client_of(self.config, name, servers, loop, self.ledger) for name, servers in self.servers.items()
+        }
+        self.clients = [client for client, _ in clients.values()]
+        self.balancers = [balancer for _, balancer in clients.values()]
+        self.trainer = SoakTrainer(self.config, self.queue, self.ledger, self._servers_sleep)
+        tokenizers = {name: Letters(self.ledger) for name in POLICIES}
+        team = TeamClient({name: client for name, (client, _) in clients.items()})
+        self.workers = [SoakWorker(self.config, self.trainer.settings, team, tokenizers) for _ in range(WORKERS)]
+        self.steps, self.longest_block, self.kills = steps, 0.0, 0
+        self.uses: list[tuple[int, Use]] = []
+        self.until = float("inf")
+
+    def _servers_sleep(self) -> None:
+        """What verl does after the rollout of a step: nobody may need the servers any more."""
+        self.settled()
+        self.ledger.wrong["requests under way when servers sleep"] += self.requests()
+
+    def requests(self) -> int:
+        """Returns how many requests are under way in the servers."""
+        return sum(len(server.running) for server in self.all_servers())
+
+    def processes(self) -> int:
+        """Returns how many processes have come up below this one, without the sandbox's interpreter, which stays."""
+        return len(set(children_of(os.getpid())) - self.there - {sandbox_process()})
+
+    def all_servers(self) -> list[SimulatedServer]:
+        """Returns the servers of all policies."""
+        return [server for servers in self.servers.values() for server in servers]
+
+    def leases(self) -> int:
+        """Returns how many servers are held, as clients and balancers have it."""
+        held = sum(len(client._leases) for client in self.clients)
+        return held + sum(balancer.get_total_inflight() for balancer in self.balancers)
+
+    def use(self) -> Use:
+        """Returns what the process has now."""
+        gc.collect()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        records = [path.stat().st_size for path in self.folder.rglob("*.jsonl") if not path.name.startswith("metrics")]
+        tasks = asyncio.run_coroutine_threadsafe(_tasks(), self.loop).result()
+        return Use(
+            megabytes=pages * os.sysconf("SC_PAGE_SIZE") / 1e6,
+            processes=self.processes(),
+            files=len(os.listdir("/proc/self/fd")),
+            temporary=len([name for name in os.listdir(tempfile.gettempdir()) if name.startswith("sandbox-")]),
+            records_kb=sum(records) // 1000,
+            tasks=tasks,
+            requests=self.requests(),
+            leases=self.leases(),
+        )
+
+    def settled(self, seconds: float = 10.0) -> None:
+        """Waits for what nobody waits for: a lease is given back, a request cancelled, a launcher says goodbye."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and (self.requests() or self.leases() or self.processes()):
+            time.sleep(0.005)
+
+    # ------------------------------------------------------------ one of verl's loggers
+
+    def log(self, data: dict[str, Any], step: int) -> None:
+        """Settles a step's books; lets the next ones' faults happen."""
+        self.ledger.settle(data, len(self.queue.tags["train"]))
+        self.ledger.count["steps"] += 1
+        if step % max(1, self.steps // 10) == 0 or step in (self.warm_up, self.trainer.total_training_steps):
+            self.settled()
+            self.uses.append((step, self.use()))
+            print(f"{step:>6}  {show(self.uses[-1][1])}", flush=True)
+        if step == self.steps // 3:
+            for servers in self.servers.values():
+                self.loop.call_soon_threadsafe(servers[0].kill)
+        if time.monotonic() > self.until:
+            self.trainer.total_training_steps = step + 1
+
+    @property
+    def warm_up(self) -> int:
+        """The step from which on memory is compared."""
+        return max(2, self.steps // 10)
+
+    # ------------------------------------------------------------ faults
+
+    async def kill_sandbox(self, every: float) -> None:
+        """Now and then kills a process of the sandbox: its interpreter, a launcher, or a program."""
+        while True:
+            await asyncio.sleep(self.rng.uniform(0.5, 1.5) * every)
+            server = sandbox_process()
+            if server is not None and (below := children_of(server)):
+                victim = server if self.rng.random() < 0.2 else self.rng.choice(below)
+                with suppress(ProcessLookupError):
+                    os.kill(victim, signal.SIGKILL)
+                    self.kills += 1
+
+    async def interrupt(self, every: float) -> None:
+        """Now and then ends all requests early, as a change of weights in the midst of a rollout does."""
+        while True:
+            await asyncio.sleep(self.rng.uniform(0.5, 1.5) * every)
+            for worker in self.workers:
+                worker.hold()
+            for server in self.all_servers():
+                server.abort_all()
+            await asyncio.sleep(0.02)
+            for worker in self.workers:
+                worker.release()
+
+    async def watch_loop(self) -> None:
+        """Notes for how long the event loop did not come round."""
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(0.01)
+            self.longest_block = max(self.longest_block, time.monotonic() - began - 0.01)
+
+    @contextmanager
+    def background(self) -> Iterator[None]:
+        """Runs the three."""
+        coroutines = self.kill_sandbox(every=0.7), self.interrupt(every=1.0), self.watch_loop()
+        running = [asyncio.run_coroutine_threadsafe(coroutine, self.loop) for coroutine in coroutines]
+        try:
+            yield
+        finally:
+            for task in running:
+                task.cancel()
+
+    def train(self) -> None:
+        """Runs the whole training."""
+        self.trainer.init()
+        manager = SoakManager([LocalActor(worker, self.loop) for worker in self.workers])
+        log = self.trainer._compute_metrics
+
+        def compute_metrics(*args: Any, **kwargs: Any) -> None:
+            self.trainer.logger.logger["soak"] = self
+            log(*args, **kwargs)
+
+        self.trainer._compute_metrics = compute_metrics  # type: ignore[method-assign]
+        with self.background():
+            self.trainer.fit(manager)
+
+
+async def _tasks() -> int:
+    return len(asyncio.all_tasks()) - 4  # this one and those in the background
+
+
+def show(use: Use) -> str:
+    """Returns a line of the table."""
+    return (
+        f"{use.megabytes:>8.1f}  {use.processes:>9}  {use.files:>5}  {use.temporary:>9}  {use.records_kb:>10}  "
+        f"{use.tasks:>5}  {use.requests:>8}  {use.leases:>6}"
+    )
+
+
+def verdicts(job: Job, seconds: float) -> list[tuple[str, str, bool]]:
+    """Returns name, figure and whether it is as it must be."""
+    ledger, (_, warm), (_, last) = job.ledger, job.uses[0], job.uses[-1]
+    lines = [(name, str(number), number == 0) for name, number in sorted(ledger.wrong.items())]
+    for name, product, here in ledger.totals(CANDIDATES):
+        lines.append((f"{name}: metrics, counted", f"{product:,} {here:,}", product == here))
+    served = sum((server.counts for server in job.all_servers()), start=Counter[str]())
+    for name, least, product, most in ledger.bounds(served["requests"], CANDIDATES):
+        lines.append((f"{name}: least, metrics, most", f"{least:,} {product:,} {most:,}", least <= product <= most))
+    lines += [(f"{name} at the end", str(getattr(last, name)), getattr(last, name) == 0) for name in NOTHING_LEFT]
+    lines.append(("open files: warm, end", f"{warm.files} {last.files}", last.files <= warm.files + 2))
+    lines.append(("records at most 1 MB", f"{last.records_kb} KB", last.records_kb <= 1000))
+    grown = last.megabytes / warm.megabytes
+    lines.append((f"memory: end / step {job.warm_up}", f"{grown:.3f}", grown <= GROWTH))
+    happened = {
+        "engine errors": served["errors"],
+        "requests that hung": served["hung"],
+        "requests sent again to another replica": ledger.metrics["rollout/requests_retried"],
+        "answers interrupted": ledger.count["requests interrupted"],
+        "requests whose replica died": ledger.count["requests whose server died"],
+        "sandbox processes killed": job.kills,
+        "programs run": ledger.count["programs"],
+        "programs run again": ledger.metrics["rollout/sandbox_reruns"],
+        "restarts of the sandbox": ledger.metrics["rollout/sandbox_restarts"],
+    }
+    lines += [(name, f"{number:,}", number > 0) for name, number in happened.items()]
+    steps = ledger.count["steps"]
+    lines.append(("steps", f"{steps:,} of {job.steps:,} in {seconds:.0f} s", steps == job.steps))
+    lines.append(("event loop blocked at most", f"{job.longest_block * 1e3:.0f} ms", True))
+    return lines
+
+
+def soak(steps: int, minutes: float, seed: int, timeout: float) -> list[tuple[str, str, bool]]:
+    """Runs it in a temporary folder, prints what is used on the way, and returns the verdicts."""
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder, event_loop() as loop:
+        os.chmod(folder, 0o711)  # programs run as other users
+        there, tempfile.tempdir = tempfile.tempdir, folder
+        try:
+            job = Job(Path(folder), loop, steps, seed, timeout)
+            job.until = time.monotonic() + 60 * minutes
+            print("  step  RSS (MB)  processes  files  temporary  records KB  tasks  requests  leases")
+            began = time.monotonic()
+            gc.freeze()  # what is imported stays: to look through it again and again would stop the event loop
+            with local_processes(job.queue):
+                job.train()
+            return verdicts(job, time.monotonic() - began)
+        finally:
+            gc.unfreeze()
+            tempfile.tempdir = there
+
+
+def main() -> int:
+    """Prints the table; status 1 if a line fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--minutes", type=float, default=60.0, help="stops after the step in which they are over")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--timeout", type=float, default=0.25, help="seconds until a request that hangs is given up")
+    options = parser.parse_args()
+    lines = soak(options.steps, options.minutes, options.seed, options.timeout)
+    print()
+    for name, figure, holds in lines:
+        print(f"{'PASS' if holds else 'FAIL'}  {name:<50}  {figure:>30}")
+    return int(not all(holds for *_, holds in lines))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,219 @@
+"""The books of a soak run: what servers, environment, queue and devices saw, against what the product counted.
+
+Rows are settled at the end of every step, so that the books stay as small as a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+Row = tuple[str, Mapping[str, Any]]
+"""Key and tags."""
+
+
+@dataclass
+class _Episode:
+    """What the environment and the servers know of one episode."""
+
+    scored: int = 0
+    answered: int = 0
+    tokens: int = 0
+    """Of those answers."""
+    failed: str | None = None
+    ended: bool = False
+    errors: int = 0
+    """Which are not tried again."""
+    deaths: int = 0
+
+
+@dataclass
+class Ledger:
+    """Counts independently of the product; `wrong` counts what must not be."""
+
+    count: Counter[str] = field(default_factory=Counter)
+    wrong: Counter[str] = field(default_factory=Counter)
+    metrics: Counter[str] = field(default_factory=Counter)
+    """The product's own figures, added up over the steps."""
+    _episodes: dict[int, _Episode] = field(default_factory=dict)
+    _written: dict[str, tuple[int, Mapping[str, Any]]] = field(default_factory=dict)
+    """Key -> the row's episode and tags."""
+    _trained: Counter[str] = field(default_factory=Counter)
+
+    # ------------------------------------------------------------ the environment
+
+    def begin(self) -> int:
+        """Returns the number of a new episode."""
+        self.count["episodes begun"] += 1
+        self._episodes[self.count["episodes begun"]] = _Episode()
+        return self.count["episodes begun"]
+
+    def scored(self, episode: int) -> None:
+        """Books a candidate that got its score."""
+        self._episodes[episode].scored += 1
+
+    def judge(self, right: bool) -> None:
+        """Books a program of the sandbox; all of them are right unless a run was lost."""
+        self.count["programs"] += 1
+        self.wrong["scores lost in the sandbox"] += not right
+
+    def end(self, episode: int) -> None:
+        """Books an episode that came to its end."""
+        self._episodes[episode].ended = True
+
+    def fail(self, episode: int, reason: str) -> None:
+        """Books an episode that failed."""
+        self._episodes[episode].failed = reason
+
+    # ------------------------------------------------------------ the servers
+
+    def delivered(self, episode: int, before: int, got: Any) -> None:
+        """Books what a waiting caller got of a server: an answer, an error, or nothing since it stopped waiting.
+
+        Args:
+            episode: whose request it was.
+            before: tokens of the answer that earlier servers gave.
+            got: the last part of the answer, or the error; None after a time-out.
+        """
+        mine = self._episodes.get(episode)
+        if mine is None:
+            self.wrong["answers after their step"] += 1
+        elif got is None or isinstance(got, asyncio.CancelledError):
+            self.count["requests withdrawn"] += 1  # after a time-out, or because the episode had failed
+        elif isinstance(got, BaseException):
+            died = isinstance(got, ray.exceptions.RayActorError)
+            mine.errors += not died
+            mine.deaths += died
+            self.count[f"requests whose server {'died' if died else 'failed'}"] += 1
+        elif got.stop_reason == "aborted":
+            self.count["requests interrupted" if got.token_ids else "requests interrupted at once"] += 1
+        else:
+            mine.answered += 1
+            mine.tokens += before + len(got.token_ids)
+
+    # ------------------------------------------------------------ the queue and the devices
+
+    def put(self, keys: Sequence[str], fields: Any, tags: Sequence[dict[str, Any]]) -> None:
+        """Books rows that the rollout wrote."""
+        from soak_job import episode_of
+
+        for key, prompt, mine in zip(keys, fields["prompts"].unbind(), tags, strict=True):
+            if mine.get("is_padding"):
+                continue
+            self.wrong["rows written twice"] += key in self._written
+            self._written[key] = episode_of(prompt.tolist())[0], mine
+            self.count["rows written"] += 1
+
+    def train(self, policy: str, rows: Iterable[Row]) -> None:
+        """Books rows that a policy was updated with."""
+        for key, tags in rows:
+            self.wrong["rows trained that nobody wrote"] += key not in self._written
+            self.wrong["rows trained by another's policy"] += tags["policy"] != policy
+            self._trained[key] += 1
+
+    # ------------------------------------------------------------ settling
+
+    def settle(self, metrics: Mapping[str, Any], left: int) -> None:
+        """Closes a step: every row was trained once or dropped, and dropped rows had nothing to teach.
+
+        Args:
+            metrics: what the product logged.
+            left: keys that are still in the queue.
+        """
+        self.wrong["keys left in the queue"] += left
+        self.wrong["rows trained twice"] += sum(times - 1 for times in self._trained.values())
+        self.count["rows trained"] += sum(self._trained.values())
+        dropped = self._written.keys() - self._trained.keys()
+        self.count["rows dropped"] += len(dropped)
+        self._settle_groups(dropped)
+        self._settle_episodes()
+        for name, value in metrics.items():
+            if name.startswith("rollout/") or name in (
+                "team/episodes",
+                "team/tasks",
+                "team/rows_dropped",
+                "training/rollout_failure/evicted_samples",
+            ):
+                self.metrics[name] += round(float(value))
+        for policy in {tags["policy"] for _, tags in self._written.values()}:
+            self.metrics["policy/rows"] += round(float(metrics[f"policy/{policy}/rows"]))
+        self._episodes.clear()
+        self._written.clear()
+        self._trained.clear()
+
+    def _settle_groups(self, dropped: Iterable[str]) -> None:
+        rewards: dict[str, set[float]] = defaultdict(set)
+        for _, tags in self._written.values():
+            rewards[tags["group"]].add(tags["reward"])
+        lost = sum(len(rewards[self._written[key][1]["group"]]) > 1 for key in dropped)
+        self.wrong["rows lost: neither trained nor without a lesson"] += lost
+
+    def _settle_episodes(self) -> None:
+        rows = Counter(episode for episode, _ in self._written.values())
+        tokens: Counter[int] = Counter()
+        for number, tags in self._written.values():
+            tokens[number] += tags["response_len"]
+        for number, episode in self._episodes.items():
+            if episode.ended:
+                self.count["episodes ended"] += 1
+                self.wrong["candidates without a row"] += episode.scored - rows[number]
+                self.wrong["answers without a score"] += episode.answered - episode.scored
+                self.wrong["tokens lost on the way into rows"] += abs(episode.tokens - tokens[number])
+                self.wrong["engine errors that nobody minded"] += episode.errors
+                self.count["tokens of episodes that ended"] += episode.tokens
+                continue
+            self.count["episodes failed"] += 1
+            self.count[f"failed/{episode.failed}"] += 1
+            self.count["tokens of episodes that failed"] += episode.tokens
+            self.wrong["rows of failed episodes"] += rows[number]
+            # A time-out needs none: on a slow machine it may come before the request is sent.
+            faults = {"engine": episode.errors + episode.deaths, "timeout": 1}
+            self.wrong["failures without a fault"] += not faults.get(episode.failed or "", 0)
+        self.wrong["rows of no episode"] += sum(
+            count for number, count in rows.items() if number not in self._episodes
+        )
+
+    def totals(self, candidates: int) -> list[tuple[str, int, int]]:
+        """Returns what the product counted beside what was counted here: (what, product, here)."""
+        here, product = self.count, self.metrics
+        reasons = sorted({name for name in (*here, *product) if name.removeprefix("rollout/").startswith("failed/")})
+        return [
+            ("episodes", product["team/episodes"], here["episodes ended"]),
+            ("episodes failed", product["rollout/episodes_failed"], here["episodes failed"]),
+            *(
+                (f"  {reason}", product[f"rollout/{reason}"], here[reason])
+                for reason in sorted({reason.removeprefix("rollout/") for reason in reasons})
+            ),
+            ("tasks replaced", product["training/rollout_failure/evicted_samples"], here["episodes failed"]),
+            ("tasks", product["team/tasks"], here["episodes begun"] - here["episodes failed"]),
+            ("candidates", product["rollout/candidates"], here["decisions"] * candidates),
+            ("rows trained", product["policy/rows"], here["rows trained"]),
+            ("rows dropped", product["team/rows_dropped"], here["rows dropped"]),
+            ("rows", here["rows written"], here["rows trained"] + here["rows dropped"]),
+        ]
+
+    def bounds(self, requests: int, candidates: int) -> list[tuple[str, int, int, int]]:
+        """Returns (what, least, product, most) where an answer may come, or not, in the moment its episode fails.
+
+        Args:
+            requests: that servers were sent.
+            candidates: of a decision.
+        """
+        here, product = self.count, self.metrics
+        ended = here["tokens of episodes that ended"]
+        again = product["rollout/requests_retried"] + product["rollout/requests_resumed"]
+        sent = product["rollout/candidates"] + again + here["requests interrupted at once"]
+        of_failed = 2 * candidates * here["episodes failed"]
+        resumed, interrupted = product["rollout/requests_resumed"], here["requests interrupted"]
+        # One that is given up during a hold is sent again without being counted: it had waited for new weights.
+        least = requests - here["requests withdrawn"]
+        return [
+            ("tokens", ended, product["rollout/tokens"], ended + here["tokens of episodes that failed"]),
+            ("answers resumed", interrupted - of_failed, resumed, interrupted),
+            ("requests", least, sent, requests + of_failed),
+        ]
