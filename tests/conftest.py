@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,23 +28,70 @@ def compose() -> Compose:
 
 
 @pytest.fixture
+def rollout(monkeypatch: pytest.MonkeyPatch) -> object:
+    """Returns a `made_team.Rollout` that TransferQueue's functions answer for."""
+    pytest.importorskip("verl")
+    import transfer_queue as tq
+    from made_team import Rollout
+
+    made = Rollout()
+    for name in ("kv_list", "kv_clear", "kv_batch_put"):
+        monkeypatch.setattr(tq, name, getattr(made, name))
+    return made
+
+
+@pytest.fixture
+def cancelled_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Returns what `ray.cancel` is called with, which does nothing else."""
+    ray = pytest.importorskip("ray")
+    calls: list[Any] = []
+    monkeypatch.setattr(ray, "cancel", calls.append)
+    return calls
+
+
+@pytest.fixture
 def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Leftovers]:
     """Returns a function that names what programs have left: processes, zombies included, and temporary files."""
+    from processes import children
+
     from verl_atgrpo import sandbox
 
     folder = tempfile.mkdtemp(prefix="leftovers-")  # what others run on this machine is not ours
     os.chmod(folder, 0o711)
     monkeypatch.setattr(tempfile, "tempdir", folder)
 
-    def children(process: int) -> set[str]:
-        return set(Path(f"/proc/{process}/task/{process}/children").read_text().split())
-
-    def found() -> set[str]:
+    def found() -> set[int]:
         server = sandbox.POOL._server
         if server is None:
-            return children(os.getpid())
-        return children(os.getpid()) - {str(server.pid)} | children(server.pid)
+            return set(children(os.getpid()))
+        return {*children(os.getpid()), *children(server.pid)} - {server.pid}
 
     before = found()
-    yield lambda: sorted(found() - before) + os.listdir(folder)
+    yield lambda: [*map(str, sorted(found() - before)), *os.listdir(folder)]
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., object]]:
+    """Returns `training_jobs.start`; what is left of its jobs at the end of the test is killed."""
+    import training_jobs
+
+    jobs = []
+
+    def begin(*arguments: Any, **environment: str) -> object:
+        jobs.append(training_jobs.start(*arguments, **environment))
+        return jobs[-1]
+
+    yield begin
+    for job in jobs:
+        training_jobs.end(job)
+
+
+@pytest.fixture(scope="session")
+def tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A barely trained model for Plan-Path: fast to make, and its answers are diverse."""
+    from verl_atgrpo.models.warm_start import WarmStart, make
+
+    folder = tmp_path_factory.mktemp("models") / "tied"
+    make(folder, WarmStart(clean_steps=60, noisy_steps=0))
+    return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ class Unit:
         if self.broken:
             raise OSError("disk full")
         folder = Path(step_folder) / self.folder
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / "weights").write_text(str(global_steps))
 
     def load(self, step_folder: str, delete: bool) -> None:
@@ -51,7 +52,7 @@ def test_all_policies_resume_from_the_same_step_with_the_same_tasks(tmp_path: Pa
     for step in (1, 2):
         checkpoints.save(trainer(tmp_path), units, step, {"next": step})
     resumed = [Unit("coder"), Unit("planner")]
-    assert checkpoints.load(trainer(tmp_path), resumed) == (2, {"next": 2})
+    assert checkpoints.load(trainer(tmp_path), resumed) == (2, {"next": 2}, [])
     assert [unit.weights for unit in resumed] == [2, 2]
 
 
@@ -64,6 +65,14 @@ def test_a_step_that_was_not_saved_to_its_end_is_not_resumed_from(tmp_path: Path
     resumed = [Unit("coder"), Unit("planner")]
     assert checkpoints.load(trainer(tmp_path), resumed)[0] == 1
     assert [unit.weights for unit in resumed] == [1, 1]
+
+
+def test_tasks_that_were_dealt_and_not_trained_on_are_saved(tmp_path: Path) -> None:
+    checkpoints.save(trainer(tmp_path), [Unit("coder")], 1, {}, [7, 3, 3])
+    assert checkpoints.load(trainer(tmp_path), [Unit("coder")]).unfinished == [7, 3, 3]
+    # A checkpoint of a version that had none to save.
+    (tmp_path / "global_step_1" / "pending.json").unlink()
+    assert checkpoints.load(trainer(tmp_path), [Unit("coder")]).unfinished == []
 
 
 def test_old_steps_go_only_when_the_new_one_is_complete(tmp_path: Path) -> None:
@@ -103,9 +112,9 @@ def test_a_frozen_policy_may_come_and_go(tmp_path: Path) -> None:
 
 
 def test_without_a_checkpoint_training_starts_from_scratch(tmp_path: Path) -> None:
-    assert checkpoints.load(trainer(tmp_path), [Unit("coder")]) == (0, None)
+    assert checkpoints.load(trainer(tmp_path), [Unit("coder")]) == (0, None, ())
     checkpoints.save(trainer(tmp_path), [Unit("coder")], 1, {})
-    assert checkpoints.load(trainer(tmp_path, resume_mode="disable"), [Unit("coder")]) == (0, None)
+    assert checkpoints.load(trainer(tmp_path, resume_mode="disable"), [Unit("coder")]) == (0, None, ())
 
 
 def test_a_named_step_is_resumed_from(tmp_path: Path) -> None:
@@ -113,3 +122,38 @@ def test_a_named_step_is_resumed_from(tmp_path: Path) -> None:
         checkpoints.save(trainer(tmp_path), [Unit("coder")], step, {})
     named = trainer(tmp_path, resume_mode="resume_path", resume_from_path=str(tmp_path / "global_step_1"))
     assert checkpoints.load(named, [Unit("coder")])[0] == 1
+
+
+def test_a_step_that_is_saved_anew_is_not_complete_meanwhile(tmp_path: Path) -> None:
+    checkpoints.save(trainer(tmp_path), [Unit("coder"), Unit("planner")], 1, {})
+    with pytest.raises(OSError, match="disk full"):
+        checkpoints.save(trainer(tmp_path), [Unit("coder"), Unit("planner", broken=True)], 1, {})
+    # One policy's weights are the new run's, the other's the old one's.
+    with pytest.raises(ValueError, match=r"global_step_1 has no policies\.json"):
+        checkpoints.load(trainer(tmp_path), [Unit("coder"), Unit("planner")])
+
+
+def test_an_old_step_that_cannot_be_removed_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def busy(folder: Path) -> None:
+        raise OSError(f"{folder}: device or resource busy")
+
+    monkeypatch.setattr(shutil, "rmtree", busy)
+    for step in (1, 2):
+        checkpoints.save(trainer(tmp_path, max_actor_ckpt_to_keep=1), [Unit("coder")], step, {})
+    assert checkpoints.last_complete(trainer(tmp_path)) == tmp_path / "global_step_2"
+    assert "global_step_1: device or resource busy" in caplog.text
+
+
+def test_a_failed_run_says_from_where_the_next_one_goes_on(tmp_path: Path) -> None:
+    named = {"resume_mode": "resume_path", "resume_from_path": str(tmp_path / "global_step_1")}
+    for changes in ({}, {"resume_mode": "disable"}, named):
+        assert "begins where this one did" in checkpoints.way_on(trainer(tmp_path, **changes))
+    folder = checkpoints.save(trainer(tmp_path), [Unit("coder")], 4, {})
+    assert checkpoints.way_on(trainer(tmp_path)).endswith(f"{folder}: the same command goes on from it")
+    # It would not: it starts from scratch, or from the step that it names.
+    for changes in ({"resume_mode": "disable"}, named):
+        assert checkpoints.way_on(trainer(tmp_path, **changes)).endswith(
+            f"go on with trainer.resume_mode=resume_path trainer.resume_from_path={folder}"
+        )

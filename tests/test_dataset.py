@@ -13,8 +13,8 @@ import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer)
 from verl_atgrpo.config import AtGrpoConfig
 from verl_atgrpo.environment import Split
 from verl_atgrpo.run_check import check_team_run
-from verl_atgrpo.trainer.at_grpo import wire
 from verl_atgrpo.trainer.dataset import TeamTaskDataset
+from verl_atgrpo.trainer.verl_keys import wire
 
 
 @pytest.mark.parametrize(("split", "size"), [("train", 40), ("val", 9)])
@@ -25,4 +25,3 @@ def test_a_row_names_its_task(compose: Any, monkeypatch: pytest.MonkeyPatch, spl
     tasks = TeamTaskDataset(split, None, config.data)
     assert len(tasks) == size
     assert tasks[3] == {"raw_prompt": [], "index": 3, "split": split, "data_source": "plan_path"}
-    assert len(TeamTaskDataset(split, None, config.data, max_samples=5)) == 5

@@ -19,13 +19,13 @@ pytest.importorskip("vllm")
 
 import torch
 from other_tokenizer import renumber
-from training_jobs import end, engine_of, finish, start, wait_for, weights
+from training_jobs import FRESH, Start, end, engine_of, finish, wait_for, weights
 
 from verl_atgrpo.export import export
 from verl_atgrpo.models.warm_start import WarmStart, make
 from verl_atgrpo.report.reader import find, read
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.training]
 
 SMALL = (
     "at_grpo.candidates=4",
@@ -39,22 +39,20 @@ SMALL = (
     "trainer.test_freq=-1",
     "trainer.save_freq=-1",
 )
-FRESH = 1e-5
-"""Largest difference of a token's probability between server and actor with fresh weights, in float32."""
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Barely trained models: fast to make, and their answers are diverse."""
+def models(tied_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Other models of the same kind beside it."""
     root = tmp_path_factory.mktemp("models")
-    kinds = {"tied": {}, "untied": {"tied": False}, "shallow": {"layers": 2, "seed": 1}}
+    kinds = {"untied": {"tied": False}, "shallow": {"layers": 2, "seed": 1}}
     for name, changes in kinds.items():
         make(root / name, WarmStart(**{"clean_steps": 60, "noisy_steps": 0, **changes}))  # type: ignore[arg-type]
-    renumber(root / "tied", root / "renumbered")
-    return {name: root / name for name in (*kinds, "renumbered")}
+    renumber(tied_model, root / "renumbered")
+    return {"tied": tied_model, **{name: root / name for name in (*kinds, "renumbered")}}
 
 
-def test_steps_move_the_weights_and_the_server_follows(models: dict[str, Path], tmp_path: Path) -> None:
+def test_steps_move_the_weights_and_the_server_follows(start: Start, models: dict[str, Path], tmp_path: Path) -> None:
     job = start(
         "plan_path_cpu",
         tmp_path,
@@ -90,7 +88,7 @@ def test_steps_move_the_weights_and_the_server_follows(models: dict[str, Path], 
         assert data["team/rows"] + data["team/rows_dropped"] == data["rollout/candidates"]
         assert data["team/rows_per_episode"] * 8 == data["rollout/candidates"]
     assert sum(metrics[step]["team/groups_dropped"] for step in (1, 2, 3)) > 0
-    assert 0 <= metrics[2]["val-core/plan_path/acc/mean@2"] <= 1
+    assert "val-core/plan_path/acc/mean@2" in metrics[2]
 
     check_records(tmp_path, metrics)
 
@@ -119,12 +117,12 @@ def check_records(folder: Path, metrics: dict[int, dict[str, float]]) -> None:
     assert {key[2:] for key in run.episodes if key[0] == "val"} == {
         (task, time) for task in range(4) for time in (0, 1)
     }
-    for step in (1, 2, 3):
-        # Half of a step's tasks are recorded here, and the step takes two seconds: real ones wait for 1% and less.
-        assert 0 < metrics[step]["timing_s/record"] < 0.1 * metrics[step]["timing_s/step"]
+    # Half of a step's tasks are recorded here, and the step takes two seconds: real ones wait for 1% and less.
+    waited, steps = (sum(metrics[step][f"timing_s/{name}"] for step in (1, 2, 3)) for name in ("record", "step"))
+    assert 0 < waited < 0.1 * steps
 
 
-def test_an_update_of_one_policy_leaves_the_other_alone(models: dict[str, Path], tmp_path: Path) -> None:
+def test_an_update_of_one_policy_leaves_the_other_alone(start: Start, models: dict[str, Path], tmp_path: Path) -> None:
     left, right = models["untied"], models["shallow"]
     job = start(
         "plan_path_cpu",
@@ -179,7 +177,7 @@ def _largest_move(log_probs: dict[tuple[int, int], float]) -> float:
     return max(abs(log_probs[0, token] - log_probs[2, token]) for token in common)
 
 
-def test_cross_wired_servers_stop_the_run(models: dict[str, Path], tmp_path: Path) -> None:
+def test_cross_wired_servers_stop_the_run(start: Start, models: dict[str, Path], tmp_path: Path) -> None:
     job = start(
         "plan_path_cpu_roles",
         tmp_path,
@@ -195,7 +193,7 @@ def test_cross_wired_servers_stop_the_run(models: dict[str, Path], tmp_path: Pat
 
 
 def test_policies_on_devices_of_their_own_with_tokenizers_of_their_own(
-    models: dict[str, Path], tmp_path: Path
+    start: Start, models: dict[str, Path], tmp_path: Path
 ) -> None:
     job = start(
         "plan_path_cpu_roles",
@@ -240,7 +238,9 @@ def test_policies_on_devices_of_their_own_with_tokenizers_of_their_own(
         assert ("model.embed_tokens.weight" in moved) == (policy == "planner")
 
 
-def test_a_dead_server_ends_the_run_and_the_next_one_goes_on(models: dict[str, Path], tmp_path: Path) -> None:
+def test_a_dead_server_ends_the_run_and_the_next_one_goes_on(
+    start: Start, models: dict[str, Path], tmp_path: Path
+) -> None:
     dumps, checkpoints = tmp_path / "rows", tmp_path / "checkpoints"
     overrides = (
         *SMALL,
@@ -248,6 +248,7 @@ def test_a_dead_server_ends_the_run_and_the_next_one_goes_on(models: dict[str, P
         f"at_grpo.policies.planner.model.path={models['shallow']}",
         "trainer.save_freq=2",
         f"trainer.rollout_data_dir={dumps}",
+        "at_grpo.restart_servers=0",
     )
     job = start("plan_path_cpu_roles", tmp_path, models["tied"], *overrides, "trainer.total_training_steps=40")
     wait_for(dumps / "3.jsonl", job, tmp_path)
@@ -284,7 +285,7 @@ def _first_prompts(dump: Path) -> set[str]:
     return {row["input"] for row in rows if row["uid"].endswith("_0_0")}
 
 
-def test_parallel_scheme_of_one_agent(models: dict[str, Path], tmp_path: Path) -> None:
+def test_parallel_scheme_of_one_agent(start: Start, models: dict[str, Path], tmp_path: Path) -> None:
     # Of the estimators of this scheme, the one whose rows say most about themselves.
     overrides = (*SMALL, "at_grpo.estimator=gigpo", "trainer.total_training_steps=1")
     job = start("plan_path_cpu_single", tmp_path, models["tied"], *overrides)
@@ -296,7 +297,7 @@ def test_parallel_scheme_of_one_agent(models: dict[str, Path], tmp_path: Path) -
     assert data["training/rollout_probs_diff_max"] < FRESH
 
 
-def test_plain_job_with_the_stock_trainer_equals_grpo(models: dict[str, Path], tmp_path: Path) -> None:
+def test_plain_job_with_the_stock_trainer_equals_grpo(start: Start, models: dict[str, Path], tmp_path: Path) -> None:
     import pandas
     from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 

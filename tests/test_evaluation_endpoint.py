@@ -46,6 +46,7 @@ class Server(ThreadingHTTPServer):
         self.answers: list[tuple[int, Any]] = [(200, completion())]
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
+        self.over = threading.Event()
 
     @property
     def url(self) -> str:
@@ -61,7 +62,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.keys.append(self.headers["Authorization"])
         status, answer = self.server.answers.pop(0) if len(self.server.answers) > 1 else self.server.answers[0]
         if answer == "never":
-            time.sleep(1.5)
+            self.server.over.wait(30)
         content = answer if isinstance(answer, str) else json.dumps(answer)
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -78,6 +79,7 @@ def server() -> Iterator[Server]:
     with Server() as running:
         threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
         yield running
+        running.over.set()
         running.shutdown()
 
 
@@ -165,7 +167,7 @@ def test_no_answer_in_time_fails_the_episode(server: Server) -> None:
     with pytest.raises(EpisodeFailed, match=r"within 0\.1 s") as caught:
         draw(policy(server, request_timeout=0.1))
     assert caught.value.reason == "timeout"
-    assert time.monotonic() - started < 1.2
+    assert time.monotonic() - started < 10
 
 
 def test_a_server_that_is_not_there_fails_the_episode(server: Server) -> None:

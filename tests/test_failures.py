@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
 ray = pytest.importorskip("ray")
 
-from verl_atgrpo.trainer.failures import PolicyFailed, check_servers, naming, watched
+from verl_atgrpo.trainer import failures
+from verl_atgrpo.trainer.failures import PolicyFailed, naming, watched, why_dead
 
 
 class Server:
-    """Stands for an actor handle; `sign` is what a call to it gives."""
+    """Stands for an actor handle of one node's server: `engine` and `actor` are what calls to either give."""
 
-    def __init__(self, sign: str) -> None:
-        self.collective_rpc = self
-        self.sign = sign
+    def __init__(self, engine: str = "alive", actor: str = "alive") -> None:
+        self.collective_rpc = Method("check_health", engine)
+        self.__ray_ready__ = Method(None, actor)
 
-    def remote(self, method: str) -> str:
-        assert method == "check_health"
+
+class Method:
+    def __init__(self, argument: str | None, sign: str) -> None:
+        self.argument, self.sign = argument, sign
+
+    def remote(self, *arguments: str) -> str:
+        assert arguments == (() if self.argument is None else (self.argument,))
         return self.sign
 
 
@@ -29,19 +36,42 @@ def signs(monkeypatch: pytest.MonkeyPatch) -> None:
         if sign == "dead":
             raise ray.exceptions.RayActorError()
         if sign == "busy":
+            time.sleep(min(timeout, 0.01))
             raise ray.exceptions.GetTimeoutError()
 
     monkeypatch.setattr(ray, "get", get)
 
 
-def test_a_dead_server_is_reported_with_its_policy() -> None:
-    with pytest.raises(PolicyFailed, match=r"policy 'planner': a server failed: .*Actor"):
-        check_servers("planner", [Server("alive"), Server("dead")])
+def test_a_dead_replica_is_told_from_those_that_live() -> None:
+    dead = why_dead("planner", {4: [Server()], 5: [Server(engine="dead")], 6: [Server()]})
+    assert dead.keys() == {5}
+    assert dead[5].startswith("RayActorError: ")
 
 
 def test_a_busy_server_is_not_dead(caplog: pytest.LogCaptureFixture) -> None:
-    check_servers("planner", [Server("busy"), Server("alive")])
-    assert "no sign of life" in caplog.text
+    assert why_dead("planner", {0: [Server(engine="busy")], 1: [Server()]}) == {}
+    assert "policy 'planner': server 0 gave no sign of life" in caplog.text
+
+
+def test_a_replica_over_nodes_is_dead_as_a_whole() -> None:
+    # Only the first node's server has an engine to ask.
+    alive = [Server(), Server(engine="never asked")]
+    assert why_dead("planner", {0: alive, 1: [Server(), Server(actor="dead")]}).keys() == {1}
+
+
+def test_busy_replicas_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "_PING_TIMEOUT", 0.01)
+    waits: list[float] = []
+
+    def get(sign: str, timeout: float) -> None:
+        waits.append(timeout)
+        time.sleep(timeout)
+        raise ray.exceptions.GetTimeoutError()
+
+    monkeypatch.setattr(ray, "get", get)
+    why_dead("planner", {replica: [Server(engine="busy")] for replica in range(8)})
+    assert len(waits) == 8
+    assert sum(waits) < 0.02
 
 
 def test_only_errors_of_remote_processes_are_renamed() -> None:
@@ -75,6 +105,8 @@ def test_watching_passes_on_the_actions_own_error_and_ends_with_it() -> None:
         while len(looks) < 2:
             pass
         raise OSError("broken")
+
+    assert watched(lambda: 7, lambda: None, every=10) == 7
 
     with pytest.raises(OSError, match="broken"):
         watched(action, lambda: looks.append(1), every=0.01)

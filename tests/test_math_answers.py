@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import re
+import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -256,3 +259,36 @@ def test_a_process_that_cannot_work_is_no_wrong_answer(monkeypatch: pytest.Monke
     monkeypatch.setattr(math_answers, "_WORKER", "verl_atgrpo.no_such_module")
     with pytest.raises(RuntimeError, match="math-verify cannot work"):
         math_answers._Worker().equal("1", "1.0")
+
+
+@pytest.mark.parametrize("midst", [True, False])
+def test_a_comparison_whose_process_is_killed_is_asked_again(midst: bool) -> None:
+    worker = math_answers._Worker()
+    assert worker.equal(r"\sqrt{4}", "2")
+    assert worker._process is not None
+    first = worker._process.pid
+    os.kill(first, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as executor:
+        if not midst:
+            os.kill(first, signal.SIGKILL)
+            worker._process.wait()
+        asked = executor.submit(worker.equal, r"\sqrt{9}", "3")
+        if midst:
+            time.sleep(0.1)  # the question is in the pipe
+            os.kill(first, signal.SIGKILL)
+        assert asked.result()
+    assert worker._process.pid != first
+    worker._process.kill()
+    worker._process.communicate()
+
+
+def test_a_comparison_that_takes_too_long_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Slow(math_answers._Worker):
+        def _ask(self, one: str, other: str) -> tuple[str, int | None]:
+            asked.append(one)
+            return "", -signal.SIGPROF
+
+    assert not Slow().equal("1", "x")
+    assert asked == ["1"]

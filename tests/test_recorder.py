@@ -37,6 +37,7 @@ class Letters:
         return text.upper() if self._upper else text
 
 
+VERSION = {"min_global_steps": 3, "max_global_steps": 4}
 TOKENIZERS = {"one": Letters(), "two": Letters(upper=True)}
 
 
@@ -67,7 +68,9 @@ EPISODE = EpisodeRecord(
 def rows_of(task: int, uid: str, session: int = 0, scheme: str = "tree") -> list[SampledRow]:
     make = validation_rows(uid, session, EPISODE) if scheme == "val" else training_rows(uid, session, EPISODE, scheme)
     return [
-        SampledRow(row.key, {**row.tags, "task": task}, row.prompt_ids, row.generation.token_ids, 0.1 * number)
+        SampledRow(
+            row.key, {**row.tags, "task": task, **VERSION}, row.prompt_ids, row.generation.token_ids, 0.1 * number
+        )
         for number, row in enumerate(make)
     ]
 
@@ -81,6 +84,7 @@ def test_decisions_in_their_order_with_their_tokenizer_and_the_committed_one() -
     assert [row["committed"] for row in found] == [1, 0, 0]
     assert found[0]["candidates"][1] == {
         "text": "YY", "tokens": 2, "team": 1, "local": 0.5, "reward": 1.5, "advantage": 0.1, "truncated": True,
+        "version": [3, 4],
     }  # fmt: skip
     for row in found:
         assert (row["step"], row["split"], row["task"], row["episode"]) == (3, "train", 5, 0)

@@ -11,18 +11,20 @@ pytest.importorskip("verl")
 from simulated_engine import SimulatedEngine, run_virtually
 from simulated_worker import SimulatedWorker, without_tensors
 
+from verl_atgrpo.rollout.engine_params import engine_params
+from verl_atgrpo.sandbox_pool import POOL
 from verl_atgrpo.team import EpisodeFailed
-from verl_atgrpo.trainer.metrics import step_metrics
+from verl_atgrpo.trainer.metrics import rollout_metrics, step_metrics
 from verl_atgrpo.trainer.step_rows import StepRows
 
 
 class Flaky(SimulatedEngine):
     """An engine that fails one task's second decision."""
 
-    async def generate(self, request_id: str, **request: Any) -> Any:
+    async def attempt(self, replica: int, request_id: str, *request: Any) -> Any:
         if request_id == "t1.0.planner.0":
             raise EpisodeFailed("engine", "the server failed")
-        return await super().generate(request_id, **request)
+        return await super().attempt(replica, request_id, *request)
 
 
 def played(engine: SimulatedEngine, episodes: int) -> tuple[SimulatedWorker, list[list[str]], StepRows]:
@@ -35,6 +37,7 @@ def played(engine: SimulatedEngine, episodes: int) -> tuple[SimulatedWorker, lis
         rows.tags += tags
 
     worker = SimulatedWorker(engine, put, turns=2, candidates=3)
+    POOL.drain_counts()  # other tests' programs are no business of this worker
     run_virtually(worker.play_all(episodes))
     return worker, episode_keys, rows
 
@@ -52,7 +55,12 @@ def test_every_candidate_is_a_row_of_its_episode() -> None:
     # A token takes a hundredth of a second, and the prompt is the same for a decision's candidates.
     assert sum(tags["response_len"] for tags in rows.tags) == round(100 * sum(s for _, s in engine.served))
     report = worker.drain_report()
-    assert report.counts == {"candidates": 60, "tokens": sum(tags["response_len"] for tags in rows.tags)}
+    assert report.counts == {
+        "candidates": 60,
+        "tokens": sum(tags["response_len"] for tags in rows.tags),
+        "prompt_tokens": sum(tags["prompt_len"] for tags in rows.tags),
+        "cached_prompt_tokens": 0,
+    }
 
 
 def test_a_failed_episode_leaves_no_row_and_the_others_all_of_theirs() -> None:
@@ -62,8 +70,41 @@ def test_a_failed_episode_leaves_no_row_and_the_others_all_of_theirs() -> None:
     assert (counts["episodes_failed"], counts["failed/engine"]) == (1, 1)
 
 
+def test_rows_that_the_queue_refuses_are_a_defect_and_the_task_ends() -> None:
+    """Without a last status the trainer would wait for the task for ever."""
+    statuses: list[Any] = []
+
+    def put(keys: list[str], tags: list[dict[str, Any]]) -> None:
+        if keys[0].startswith("t1"):
+            raise RuntimeError("Storage capacity exceeded")
+
+    async def put_status(*, key: str, tag: dict[str, str], **_: Any) -> None:
+        statuses.append((key, tag["status"]))
+
+    worker = SimulatedWorker(SimulatedEngine(), put, turns=2, candidates=3, put_status=put_status)
+    with pytest.raises(RuntimeError, match=r"task 1 \(train\): RuntimeError: Storage capacity exceeded"):
+        run_virtually(worker.play_all(2))
+    assert sorted(statuses) == [("t0", "finished"), ("t0", "running"), ("t1", "failure"), ("t1", "running")]
+
+
 def test_rows_are_the_same_without_their_tensors() -> None:
     _, _, rows = played(SimulatedEngine(), 2)
     with without_tensors():
         _, _, bare = played(SimulatedEngine(), 2)
     assert (rows.keys, rows.tags) == (bare.keys, bare.tags)
+
+
+def test_what_the_sandbox_went_through_is_reported_once() -> None:
+    worker, _, _ = played(SimulatedEngine(), 1)
+    POOL.counts.update(restarts=1, reruns=3)
+    metrics = rollout_metrics(worker.drain_report().counts)
+    assert (metrics["rollout/sandbox_restarts"], metrics["rollout/sandbox_reruns"]) == (1, 3)
+    metrics = rollout_metrics(worker.drain_report().counts)
+    assert (metrics["rollout/sandbox_restarts"], metrics["rollout/sandbox_reruns"]) == (0, 0)
+
+
+def test_answers_come_as_a_whole_where_none_is_interrupted() -> None:
+    kinds = pytest.importorskip("vllm.sampling_params").RequestOutputKind
+    assert engine_params("vllm", "sync") == {"detokenize": False, "output_kind": kinds.FINAL_ONLY}
+    assert engine_params("vllm", "colocate_async") == {"detokenize": False}
+    assert engine_params("sglang", "sync") == {}

@@ -22,7 +22,6 @@ from verl_atgrpo.trainer.metrics import (
     policy_metrics,
     rollout_metrics,
     step_metrics,
-    zero_variance_share,
 )
 from verl_atgrpo.trainer.mini_batches import spread_padding
 from verl_atgrpo.uid import split_uid
@@ -79,6 +78,7 @@ def test_tree_rows() -> None:
         "team_reward": 0.5,
         "local_reward": 1.5,
         "truncated": True,
+        "resumed": 0,
         "episode": "uid_3",
         "episode_success": False,
         "episode_reward": 0.25,
@@ -282,20 +282,26 @@ def test_inflation_factor_without_spread_is_one() -> None:
 
 def test_parallel_groups_are_tasks_for_the_zero_variance_share() -> None:
     # Every row of an episode has its outcome; the group is the task, whose episodes differ here.
-    assert zero_variance_share(tags_of(SOLVED, FAILED, scheme="parallel")) == 0
-    assert zero_variance_share(tags_of(SOLVED, SOLVED, scheme="parallel")) == 1
+    assert step_metrics(tags_of(SOLVED, FAILED, scheme="parallel"))["team/zero_variance_groups"] == 0
+    assert step_metrics(tags_of(SOLVED, SOLVED, scheme="parallel"))["team/zero_variance_groups"] == 1
     assert step_metrics(tags_of(SOLVED, FAILED, scheme="parallel"))["team/success"] == 0.5
 
 
 def test_rollout_metrics() -> None:
     counts = {"episodes_failed": 3, "failed/timeout": 2, "failed/empty": 1, "candidates": 40, "tokens": 999}
+    counts |= {"requests_retried": 2, "requests_resumed": 5, "prompt_tokens": 80, "cached_prompt_tokens": 60}
     assert rollout_metrics(counts) == {
         "rollout/episodes_failed": 3,
         "rollout/candidates": 40,
         "rollout/candidates_failed": 3,
         "rollout/tokens": 999,
+        "rollout/requests_retried": 2,
+        "rollout/requests_resumed": 5,
+        "rollout/prompt_cached_share": 0.75,
         "rollout/failed/timeout": 2,
         "rollout/failed/empty": 1,
+        "rollout/sandbox_restarts": 0,
+        "rollout/sandbox_reruns": 0,
     }
     assert set(rollout_metrics({}).values()) == {0.0}
 

@@ -120,13 +120,31 @@ def test_recipes_spell_out_every_key_with_its_default(compose: Any) -> None:
         ("at_grpo.softmax_temperature=2.0", "at_grpo.softmax_temperature", "selection: softmax"),
         ("actor_rollout_ref.rollout.name=sglang", "actor_rollout_ref.rollout.name=sglang", "vllm"),
         ("trainer.resume_mode=latest", "trainer.resume_mode=latest", "auto"),
+        ("trainer.resume_mode=resume_path", "trainer.resume_from_path=None", "global_step_<n>"),
+        (
+            "trainer.resume_mode=resume_path trainer.resume_from_path=/",
+            "trainer.resume_from_path=/",
+            "global_step_<n>",
+        ),
+        ("data.train_max_samples=8", "data.train_max_samples=8", "at_grpo.train_tasks"),
+        ("data.val_max_samples=0", "data.val_max_samples=0", "at_grpo.val_tasks"),
+        (
+            "actor_rollout_ref.rollout.enable_rollout_routing_replay=true",
+            "enable_rollout_routing_replay=true",
+            "false",
+        ),
+        ("+actor_rollout_ref.actor.router_replay.mode=R3", "actor.router_replay.mode=R3", "R2"),
         ("critic.enable=true", "critic.enable=True", "false"),
         ("trainer.critic_warmup=5", "trainer.critic_warmup=5", "0"),
         ("actor_rollout_ref.actor.checkpoint.async_save=true", "async_save=true", "false"),
         ("at_grpo.val_tasks=0", "at_grpo.val_tasks=0", "above 0"),
         ("at_grpo.train_tasks=4", "at_grpo.train_tasks=4", "data.train_batch_size"),
         ("trainer.v1.trainer_mode=sync", "trainer.v1.trainer_mode=sync", "at_grpo"),
-        ("trainer.v1.trainer_mode=colocate_async", "trainer.v1.trainer_mode=colocate_async", "at_grpo"),
+        ("trainer.v1.trainer_mode=colocate_async", "trainer.v1.trainer_mode=colocate_async", "at_grpo.mode"),
+        ("trainer.v1.trainer_mode=separate_async", "trainer.v1.trainer_mode=separate_async", "at_grpo.mode"),
+        ("at_grpo.mode=async", "at_grpo.mode='async'", "colocate_async"),
+        ("at_grpo.mode=colocate_async", "trainer.v1.sampler.max_off_policy_strategy=drop", "wait"),
+        ("actor_rollout_ref.actor.use_prefix_grouper=true", "actor.use_prefix_grouper=true", "false"),
         ("trainer.use_v1=false", "trainer.use_v1", "true"),
         ("algorithm.adv_estimator=grpo", "algorithm.adv_estimator=grpo", "at_grpo.estimator"),
         ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.enable", "at_grpo.group_filter"),
@@ -140,9 +158,23 @@ def test_recipes_spell_out_every_key_with_its_default(compose: Any) -> None:
         ("actor_rollout_ref.actor.shuffle=true", "actor_rollout_ref.actor.shuffle", "false"),
         ("actor_rollout_ref.actor.use_dynamic_bsz=false", "use_dynamic_bsz", "true"),
         ("reward.reward_model.enable=true", "reward.reward_model.enable", "false"),
+        ("actor_rollout_ref.rollout.moe_load_balance_metrics_interval=5", "moe_load_balance_metrics_interval=5", "0"),
+        (
+            "transfer_queue.backend.SimpleStorage.total_storage_size=60 at_grpo.candidates=4 data.train_batch_size=16",
+            "SimpleStorage.total_storage_size=60: a step makes at least 64 rows",
+            "null for no limit",
+        ),
+        (
+            "transfer_queue.backend.SimpleStorage.total_storage_size=127 at_grpo.candidates=4 "
+            "at_grpo.group_filter={min_groups:8,max_tasks:32} data.train_batch_size=16",
+            "total_storage_size=127: a step makes at least 128 rows, 32 tasks",
+            "null for no limit",
+        ),
         ("actor_rollout_ref.rollout.calculate_log_probs=false", "calculate_log_probs", "true"),
         ("algorithm.use_kl_in_reward=true", "algorithm.use_kl_in_reward", "use_kl_loss"),
         ("at_grpo.alpha=-1", "at_grpo.alpha=-1", "at least 0"),
+        ("at_grpo.request_retries=-1", "at_grpo.request_retries=-1", "at least 0"),
+        ("at_grpo.request_retries=true", "at_grpo.request_retries=True", "a whole number"),
         ("+algorithm.at_grpo_estimator=rloo", "algorithm.at_grpo_estimator=rloo", "at_grpo.estimator"),
         (
             "algorithm.norm_adv_by_std_in_grpo=false at_grpo.estimator=rloo",
@@ -161,6 +193,12 @@ def test_refused_with_one_line(compose: Any, override: str, key: str, remedy: st
     assert key in message
     assert remedy in message
     assert "\n" not in message
+
+
+def test_a_queue_without_a_limit_or_with_room_is_accepted(compose: Any) -> None:
+    for room in ("null", "64"):
+        size = f"transfer_queue.backend.SimpleStorage.total_storage_size={room}"
+        check_run(compose("plan_path_cpu", *QUICK, size, "at_grpo.candidates=4", "data.train_batch_size=16"))
 
 
 def test_options_without_effect_in_the_parallel_scheme_are_refused(compose: Any) -> None:

@@ -102,7 +102,7 @@ def test_stdin_is_in_no_file() -> None:
 def test_wall_limit(code: str) -> None:
     start = time.monotonic()
     result = run("print('before', flush=True)\n" + code, limits=Limits(cpu_seconds=20, wall_seconds=0.5))
-    assert time.monotonic() - start < 1.5
+    assert time.monotonic() - start < 10
     assert result == ExecutionResult("before\n", "", None, True, False)
 
 
@@ -116,8 +116,8 @@ def test_cpu_limit() -> None:
 def test_endless_output(stream: str) -> None:
     start = time.monotonic()
     code = f"import sys\nwhile True: sys.{stream}.write('x' * 4096)"
-    result = run(code, limits=Limits(output_bytes=10_000))
-    assert time.monotonic() - start < 3.0
+    result = run(code, limits=Limits(cpu_seconds=60, wall_seconds=60.0, output_bytes=10_000))
+    assert time.monotonic() - start < 10
     assert result.output_truncated and not result.ok and result.returncode is None
     assert len(getattr(result, stream)) == 10_000
 
@@ -184,8 +184,8 @@ def test_working_directory_is_writable_and_removed(leftovers: Leftovers) -> None
 def test_cancelled_call_kills_its_program(leftovers: Leftovers) -> None:
     async def scenario() -> None:
         call = asyncio.create_task(run_python("import time; time.sleep(60)", limits=Limits(wall_seconds=60)))
-        await asyncio.sleep(0.4)
-        assert len(leftovers()) == 2  # its launcher and its folder
+        while len(leftovers()) < 2:  # its launcher and its folder
+            await asyncio.sleep(0.01)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
@@ -193,7 +193,7 @@ def test_cancelled_call_kills_its_program(leftovers: Leftovers) -> None:
     assert run("").ok
     start = time.monotonic()
     asyncio.run(scenario())
-    assert time.monotonic() - start < 2.0
+    assert time.monotonic() - start < 10
     assert leftovers() == []
 
 
@@ -240,7 +240,7 @@ def test_the_pool_survives_its_interpreter_being_killed(leftovers: Leftovers) ->
     assert leftovers() == []
 
 
-@pytest.mark.parametrize("deaths", [1, 2])
+@pytest.mark.parametrize("deaths", [1, 2, 3])
 def test_a_request_that_its_interpreter_took_along_is_made_again(deaths: int, monkeypatch: pytest.MonkeyPatch) -> None:
     class Dying(Pool):
         died = 0
@@ -258,7 +258,7 @@ def test_a_request_that_its_interpreter_took_along_is_made_again(deaths: int, mo
     isolation()
     pool = Dying()
     monkeypatch.setattr(sandbox, "POOL", pool)
-    if deaths == 1:
+    if deaths < 3:
         assert run("print(1)").stdout == "1\n"
     else:
         with pytest.raises(RuntimeError, match="killed each time"):
@@ -331,7 +331,7 @@ def test_the_level_is_logged_once(
 ) -> None:
     options._log_level.cache_clear()
     monkeypatch.setattr(sandbox, "isolation", lambda: level)
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", logger="verl_atgrpo"):  # its level is set where verl was imported before
         make("plan_path", tool="moves")
         assert not caplog.records
         make("plan_path")

@@ -88,7 +88,7 @@ def point(tokens: float, success: float) -> Point:
 
 
 def test_success_and_price_are_read_between_validations() -> None:
-    curve = results.Curve((point(0, 0.4), point(10_000, 0.6), point(20_000, 0.95), point(30_000, 0.93)), 1.0)
+    curve = results.Curve((point(0, 0.4), point(10_000, 0.6), point(20_000, 0.95), point(30_000, 0.93)))
     assert curve.at(5_000) == pytest.approx(0.5)
     assert curve.at(25_000) == pytest.approx(0.94)
     assert curve.at(99_000) == 0.93  # it ended before
@@ -106,24 +106,43 @@ def test_intervals_are_students() -> None:
     assert results.interval([1.0]) is None
 
 
-def test_the_table_borrows_starts_and_leaves_out_what_is_not_done(tmp_path: Path) -> None:
-    def leave(name: str, seed: int, curve: dict[int, tuple[float, float]], done: bool = True) -> None:
-        folder = tmp_path / f"{name}_{seed}"
-        folder.mkdir()
-        lines = [
-            {"step": step, "data": {"rollout/tokens": tokens, "val-core/x/acc/mean@1": success}}
-            for step, (tokens, success) in curve.items()
-        ]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        if done:
-            (folder / "done").write_text('{"seconds": 60.0}')
+def leave(folder: Path, name: str, seed: int, curve: dict[int, tuple[float, float]], done: bool = True) -> None:
+    """What a training leaves: step -> tokens and success."""
+    folder = folder / f"{name}_{seed}"
+    folder.mkdir(parents=True)
+    lines = [
+        {"step": step, "data": {"rollout/tokens": tokens, "val-core/x/acc/mean@1": success}}
+        for step, (tokens, success) in curve.items()
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if done:
+        (folder / "done").write_text('{"seconds": 60.0}')
 
+
+def test_the_table_borrows_starts_and_leaves_out_what_is_not_done(tmp_path: Path) -> None:
     game = GAMES["plan_path"]
     budget = game.budget
-    leave("at_grpo", 0, {0: (0, 0.5), 3: (budget, 1.0)})
-    leave("k2", 0, {3: (budget, 0.75)})
-    leave("k4", 0, {3: (budget, 0.75)}, done=False)
+    leave(tmp_path, "at_grpo", 0, {0: (0, 0.5), 3: (budget, 1.0)})
+    leave(tmp_path, "k2", 0, {3: (budget, 0.75)})
+    leave(tmp_path, "k4", 0, {3: (budget, 0.75)}, done=False)
     lines = results.table(tmp_path, game)
     assert len(lines) == 4
-    assert "| 50.0% | 100.0% | 100.0% | 48,000 |" in lines[2]
-    assert "| 50.0% | 75.0% | 75.0% | not reached |" in lines[3]
+    assert "| 50.0% | 100.0% | 100.0% |  | 48,000 |" in lines[2]
+    assert "| 50.0% | 75.0% | 75.0% | -25.0 | not reached |" in lines[3]
+    # Of the seeds that both have: -25 and -35, so s = 7.07 and half of the interval is 12.706 x 7.07 / sqrt(2).
+    leave(tmp_path, "at_grpo", 1, {0: (0, 0.1), 3: (budget, 0.6)})
+    leave(tmp_path, "k2", 1, {3: (budget, 0.25)})
+    leave(tmp_path, "k2", 2, {3: (budget, 0.9)})
+    leave(tmp_path, "at_grpo", 2, {0: (0, 0.1), 3: (budget, 0.6)}, done=False)
+    assert "| -30.0 (-93.5 to +33.5) |" in results.table(tmp_path, game)[3]
+
+
+def test_the_short_table_has_a_column_for_every_game(tmp_path: Path) -> None:
+    budgets = {name: game.budget for name, game in GAMES.items()}
+    for game, budget in budgets.items():
+        leave(tmp_path / game, "at_grpo", 0, {0: (0, 0.25), 3: (budget, 0.75)})
+    leave(tmp_path / "sudoku", "single_grpo", 0, {0: (0, 0.5), 3: (budgets["sudoku"], 0.625)})
+    lines = results.in_short(tmp_path, GAMES)
+    assert lines[2:4] == ["| team, not trained | 25.0% | 25.0% |", "| single agent, not trained |  | 50.0% |"]
+    assert "| AT-GRPO, one policy, K = 8 | 75.0% | 75.0% |" in lines
+    assert "| single agent, GRPO |  | 62.5% |" in lines

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import torch
+from processes import of_session
 
+FRESH = 1e-5
+"""Largest difference of a token's probability between server and actor with fresh weights, in float32."""
 EXTERNAL = Path(__file__).parent / "external"
+Start = Callable[..., subprocess.Popen[bytes]]
+"""`start`, as the fixture of this name gives it."""
 
 
 def start(recipe: str, folder: Path, model: Path, *overrides: str, **environment: str) -> subprocess.Popen[bytes]:
@@ -38,27 +44,31 @@ def start(recipe: str, folder: Path, model: Path, *overrides: str, **environment
 
 def finish(job: subprocess.Popen[bytes], folder: Path) -> dict[int, dict[str, float]]:
     """Waits for a job and returns its metrics by step."""
-    try:
-        status = job.wait(timeout=480)
-    except subprocess.TimeoutExpired:
-        end(job)
-        raise
-    assert status == 0, (folder / "log").read_text(errors="replace")[-6000:]
+    assert job.wait(timeout=480) == 0, (folder / "log").read_text(errors="replace")[-6000:]
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {record["step"]: record["data"] for record in records}
 
 
 def end(job: subprocess.Popen[bytes]) -> None:
     """Kills a job with everything it started: its Ray cluster lives in its session."""
-    session = os.getsid(job.pid)
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = status.read_text().rpartition(")")[2].split()
-            if int(fields[3]) == session:
-                os.kill(int(status.parent.name), signal.SIGKILL)
-        except (FileNotFoundError, ProcessLookupError):
-            continue
+    session = job.pid  # `start` made it so; the job itself may be gone
+    # More than once: some start others meanwhile.
+    while living := _living(session):
+        for process in living:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(living, timeout=1)
     job.wait()
+
+
+def _living(session: int) -> list[psutil.Process]:
+    found = []
+    for pid in of_session(session):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -77,15 +87,20 @@ def wait_for(path: Path, job: subprocess.Popen[bytes], folder: Path) -> None:
         time.sleep(0.01)
 
 
+def processes_of(job: subprocess.Popen[bytes], title: str) -> list[int]:
+    """The processes in a job's session whose command line has `title` in it, the oldest first."""
+    found = []
+    for process in _living(os.getsid(job.pid)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if title in " ".join(process.cmdline()):
+                found.append((process.create_time(), process.pid))
+    return [pid for _, pid in sorted(found)]
+
+
 def engine_of(replica: int, job: subprocess.Popen[bytes]) -> int:
     """The vLLM engine of a replica in a job's session; its server is another process."""
-    session = os.getsid(job.pid)
-    for process in psutil.process_iter(["pid", "cmdline"]):
-        try:
-            if os.getsid(process.pid) != session or "VLLM::EngineCore" not in " ".join(process.info["cmdline"] or ()):
-                continue
-            if process.environ()["VERL_REPLICA_RANK"] == str(replica):
-                return process.pid
-        except (psutil.NoSuchProcess, ProcessLookupError):
-            continue
+    for pid in processes_of(job, "VLLM::EngineCore"):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).environ()["VERL_REPLICA_RANK"] == str(replica):
+                return pid
     raise AssertionError(f"no engine of replica {replica}")

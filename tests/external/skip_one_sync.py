@@ -8,14 +8,14 @@ from typing import Any
 from verl_atgrpo.import_hooks import when_imported
 
 
-def _skip(trainer_sync: ModuleType) -> None:
-    on_step_end = trainer_sync.PPOTrainerSync.on_step_end
+def _skip(schedule: ModuleType) -> None:
+    step_end = schedule.Sync.step_end
 
-    def on_step_end_without_sync(self: Any) -> None:
-        if self.global_steps != 2:
-            on_step_end(self)
+    def step_end_without_sync(self: Any, servers: Any, rollout: Any, global_steps: int) -> None:
+        if global_steps != 2:
+            step_end(self, servers, rollout, global_steps)
 
-    trainer_sync.PPOTrainerSync.on_step_end = on_step_end_without_sync
+    schedule.Sync.step_end = step_end_without_sync
 
 
-when_imported("verl.trainer.ppo.v1.trainer_sync", _skip)
+when_imported("verl_atgrpo.trainer.schedule", _skip)

@@ -1,0 +1,85 @@
+"""An environment some of whose episodes begin during an update, and a record of when servers answered.
+
+Loaded into a job by VERL_USE_EXTERNAL_MODULES; NOTES names the file with the times of answers and updates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from verl_atgrpo.environment import Environment, Outcome, Score, Split
+from verl_atgrpo.import_hooks import when_imported
+from verl_atgrpo.team import Team
+
+UPDATING = Path(os.environ["NOTES"] + ".updating")
+
+
+class LateWriter(Environment):
+    """Writes as many U as it can, five times; every third of the first twelve episodes waits for an update before."""
+
+    agents = ("writer",)
+
+    def __init__(self) -> None:
+        self._played = 0
+
+    def task(self, split: Split, index: int) -> tuple[Split, int]:
+        return split, index
+
+    def fingerprint(self, task: tuple[Split, int]) -> str:
+        return str(task)
+
+    async def run(self, task: tuple[Split, int], team: Team) -> Outcome:
+        if task[0] == "train":
+            self._played += 1
+            if self._played % 3 == 0 and self._played <= 12:
+                await asyncio.wait_for(_an_update(), 60)
+        answers = [await team.writer.act("draft", lambda reply: Score(local=reply.count("U"))) for _ in range(5)]
+        return Outcome(success="U" in answers[-1].text)
+
+
+async def _an_update() -> None:
+    while not UPDATING.exists():
+        await asyncio.sleep(0.01)
+
+
+def _note(what: str, began: float, **more: Any) -> None:
+    line = json.dumps({"what": what, "began": began, "ended": time.time(), **more}) + "\n"
+    with open(os.environ["NOTES"], "a") as notes:  # a line is written at once, whoever else writes
+        notes.write(line)
+
+
+def _requests(servers: ModuleType) -> None:
+    generate = servers.vLLMHttpServer.generate
+
+    @functools.wraps(generate)
+    async def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        began = time.time()
+        output = await generate(self, *args, **kwargs)
+        _note("request", began, tokens=len(output.token_ids), version=self.global_steps)
+        return output
+
+    servers.vLLMHttpServer.generate = noted
+
+
+def _updates(units: ModuleType) -> None:
+    update = units.PolicyUnit._update_actor
+
+    def noted(self: Any, *args: Any) -> None:
+        began = time.time()
+        UPDATING.touch()
+        update(self, *args)
+        UPDATING.unlink()
+        _note("update", began)
+
+    units.PolicyUnit._update_actor = noted
+
+
+when_imported("verl.workers.rollout.vllm_rollout.vllm_async_server", _requests)
+when_imported("verl_atgrpo.trainer.policy_unit", _updates)

@@ -1,0 +1,279 @@
+"""The trainer with verl's replay buffers and data loader, and a rollout, servers and policies that are made up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import transfer_queue as tq
+import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer)
+from omegaconf import OmegaConf
+from torchdata.stateful_dataloader import StatefulDataLoader
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+from verl.utils.dataset.rl_dataset import collate_fn
+
+from verl_atgrpo.config import AtGrpoConfig
+from verl_atgrpo.environment import Outcome, Score
+from verl_atgrpo.rollout.rows import training_rows
+from verl_atgrpo.rollout.worker import WorkerReport
+from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation
+from verl_atgrpo.trainer.at_grpo import AtGrpoTrainer
+from verl_atgrpo.trainer.policy_unit import PolicyUnit
+from verl_atgrpo.trainer.rollout_watch import RolloutWatch
+from verl_atgrpo.trainer.schedule import make_schedule
+
+AT_GRPO = {"at_grpo_estimator": "at_grpo"}
+Tags = dict[str, Any]
+FLAT, STEEP = [0.0, 0.0], [0.0, 1.0]
+
+
+def episode(team_reward: float, *decisions: tuple[str, int, list[float]]) -> EpisodeRecord:
+    """An episode from (agent, turn, candidates' rewards); agent a is played by policy p_a."""
+    answer = Generation([7], [-0.1], "x")
+    return EpisodeRecord(
+        [
+            Decision(
+                agent, turn, f"p_{agent}", [1], tuple(Candidate(answer, Score(), reward) for reward in rewards), 0
+            )
+            for agent, turn, rewards in decisions
+        ],
+        Outcome(team_reward > 0, team_reward),
+    )
+
+
+class Rollout:
+    """TransferQueue, the rollout behind it and its servers, with a look of the trainer as the unit of time.
+
+    A task is played by so many looks of the replay buffer as `looks` says, while it is neither held nor are the
+    servers asleep; then its rows are there, or it has failed.
+    """
+
+    def __init__(self) -> None:
+        self.rewards: list[list[list[float]]] = []
+        """Of the next tasks to end: for every decision, its candidates' rewards. Then they all differ."""
+        self.looks: Callable[[int], int] = lambda task: 0
+        self.fails: Callable[[int], bool] = lambda task: False
+        self.items: dict[str, Tags] = {}
+        self.cleared: Counter[str] = Counter()
+        self.dealt: list[int] = []
+        self.calls: list[str] = []
+        self.weights = 0
+        self._left: dict[str, int] = {}
+        self._began: dict[str, int] = {}
+        self._counts: Counter[str] = Counter()
+        self._held = self._asleep = False
+
+    # The rollout's manager.
+
+    def generate_sequences(self, batch: Any) -> None:
+        assert not self._asleep or self._held, "the servers have no weights any more"
+        for uid, task in zip(list(batch["uid"]), list(batch["index"]), strict=True):
+            assert self.items[uid]["task"] == task
+            self.dealt.append(int(task))
+            self._left[uid] = self.looks(int(task))
+        self._play()
+
+    def hold(self) -> None:
+        self._held = True
+        self.calls.append("hold")
+
+    def release(self) -> None:
+        self._held = False
+        self.calls.append("release")
+
+    def drain_report(self) -> WorkerReport:
+        report = WorkerReport(self._counts)
+        self._counts = Counter()
+        return report
+
+    # Its servers.
+
+    def sleep_replicas(self) -> None:
+        self._asleep = True
+        self.calls.append("sleep")
+
+    def update_weights(self, global_steps: int) -> None:
+        self._asleep, self.weights = False, global_steps
+        self.calls.append("update")
+
+    def abort_replicas(self) -> None:
+        self.calls.append("abort")
+
+    def resume_generation_replicas(self) -> None:
+        self.calls.append("resume")
+
+    # TransferQueue.
+
+    def kv_list(self, partition_id: str | None = None) -> dict[str, dict[str, Tags]]:
+        if partition_id is None:
+            self._play()
+        return {"train": {key: dict(tags) for key, tags in self.items.items()}}
+
+    def kv_batch_put(self, keys: list[str], partition_id: str, tags: list[Tags]) -> None:
+        self.items.update(zip(keys, (dict(one) for one in tags), strict=True))
+
+    def kv_clear(self, keys: list[str], partition_id: str) -> None:
+        assert keys, "TransferQueue refuses an empty list"
+        for key in keys:
+            del self.items[key]
+            self.cleared[key] += 1
+
+    def _play(self) -> None:
+        if self._held or self._asleep:
+            return
+        for uid in list(self._left):
+            began = self._began.setdefault(uid, self.weights)
+            self._left[uid] -= 1
+            if self._left[uid] >= 0:
+                self.items[uid]["status"] = "running"
+                continue
+            del self._left[uid], self._began[uid]
+            task = self.items[uid]["task"]
+            if self.fails(task):
+                self._counts["episodes_failed"] += 1
+                self.items[uid]["status"] = "failure"
+                continue
+            decisions = [
+                ("a", turn, rewards) for turn, rewards in enumerate(self.rewards.pop(0) if self.rewards else [STEEP])
+            ]
+            for item in training_rows(uid, 0, episode(1.0, *decisions), "tree"):
+                self.items[item.key] = {
+                    **item.tags,
+                    "task": task,
+                    "global_steps": self.items[uid]["global_steps"],
+                    "response_len": 1,
+                    "seq_len": 2,
+                    "min_global_steps": began,
+                    "max_global_steps": self.weights,
+                    "resumed": int(began != self.weights),
+                }
+            self.items[uid]["status"] = "finished"
+
+
+class Unit(PolicyUnit):
+    """A policy whose update is noted instead of done."""
+
+    def __init__(self, name: str, optimizer_steps: int, trainable: bool = True) -> None:
+        self.name, self.folder, self.trainable, self._optimizer_steps = name, name, trainable, optimizer_steps
+        self.updates: list[KVBatchMeta] = []
+        self.replicas = SimpleNamespace(metrics=dict)
+        self.deaths = 0
+
+    def revive(self) -> bool:
+        self.deaths -= 1
+        return self.deaths >= 0
+
+    def train(self, batch: KVBatchMeta, global_steps: int, metrics: Any, timing: Any) -> KVBatchMeta:
+        self.updates.append(batch)
+        timing["update_actor"] = 1.0
+        return batch
+
+    def save(self, step_folder: str, remote_folder: str | None, global_steps: int) -> None:
+        pass
+
+    def load(self, step_folder: str, delete: bool) -> None:
+        pass
+
+
+class Team(AtGrpoTrainer):
+    """The trainer without processes: four tasks a step, at most two failed episodes."""
+
+    def __init__(
+        self,
+        rollout: Rollout,
+        *units: Unit,
+        filters: Any = None,
+        mode: str = "sync",
+        warmup: float = 1,
+        threshold: int = 3,
+        tasks: int = 16,
+        steps: int = 100,
+        failures: int = 2,
+        folder: Path | None = None,
+    ) -> None:
+        self.rollout = rollout
+        self.settings = AtGrpoConfig.from_mapping(
+            {
+                "environment": {"name": "plan_path"},
+                "group_filter": filters,
+                "max_failed_episodes": failures,
+                "mode": mode,
+            }
+        )
+        self.config = OmegaConf.create(
+            {
+                "data": {"train_batch_size": 4, "gen_batch_size": 1},
+                "actor_rollout_ref": {"rollout": {"temperature": 0.5}},
+                "algorithm": AT_GRPO,
+                "trainer": {
+                    "total_epochs": 1000,
+                    "default_local_dir": str(folder),
+                    "default_hdfs_dir": None,
+                    "resume_mode": "auto" if folder else "disable",
+                    "del_local_ckpt_after_load": False,
+                    "v1": {mode: {"num_warmup_batches": warmup}},
+                },
+            }
+        )
+        self.schedule = make_schedule(mode, self.config.trainer)
+        self.units = list(units or [Unit("p_a", 2)])
+        self.total_training_steps, self.steps_per_epoch = steps, max(1, tasks // 4)
+        self.timing_raw: dict[str, float] = {}
+        self.curr_step_profile = False
+        self._updated, self._recorder = False, None
+        self.saved: list[dict[str, Any]] = []
+        """What a checkpoint callback of the user's is told."""
+        self.checkpoint_callback = SimpleNamespace(on_save=lambda **event: self.saved.append(event))
+        self.watch = RolloutWatch(self.units, failures, episodes=1)
+        refill = self._add_prompts_to_generate
+        if mode == "sync":
+            self.replay_buffer = ReplayBuffer("sync", None, None, "drop", None, 0.0, refill, None, 4, 1, 1, True)
+        else:
+            self.replay_buffer = ReplayBufferAsync(mode, None, threshold, "wait", None, 0.0, refill)
+        self.agent_loop_manager = self.checkpoint_manager = rollout  # type: ignore[assignment]
+        self.train_dataset = [{"raw_prompt": [], "index": index} for index in range(tasks)]
+        self.train_dataloader = StatefulDataLoader(self.train_dataset, batch_size=1, collate_fn=collate_fn)
+        self._load_checkpoint()
+        rollout.update_weights(self.global_steps)
+        rollout.calls.clear()
+        self.global_steps += 1
+
+    @property
+    def _at_once(self) -> bool:
+        return True
+
+    def play(self) -> tuple[KVBatchMeta, dict[str, Any]]:
+        """A step as verl's `fit` does it, up to the saving."""
+        metrics: dict[str, Any] = {}
+        self.prepare_step()
+        return self._step_once(metrics, {}, 4), metrics
+
+    def finish(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
+        """The rest of a step."""
+        self.on_step_end()
+        self._updated = False  # verl's own metrics are of the rows' data, which are not made up
+        self._compute_metrics(batch, metrics, {}, global_steps=self.global_steps, epoch=0)
+        tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+        self.global_steps += 1
+
+    def run(self, steps: int) -> list[dict[str, Any]]:
+        """Whole steps; returns their metrics."""
+        played = []
+        for _ in range(steps):
+            batch, metrics = self.play()
+            self.finish(batch, metrics)
+            played.append(metrics)
+        return played
+
+
+def tasks_of(unit: Unit) -> list[list[int]]:
+    """The tasks that a policy was updated on, by update; a task counts once for every submission."""
+    by_update = []
+    for update in unit.updates:
+        submitted = {tags["episode"]: tags["task"] for tags in update.tags}
+        by_update.append(list(submitted.values()))
+    return by_update

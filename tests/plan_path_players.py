@@ -1,0 +1,104 @@
+"""Grids and scripted players of Plan-Path, and an independent solver."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from verl_atgrpo.environments.grid import PlanPathTask
+from verl_atgrpo.environments.plan_path import PlanPath
+from verl_atgrpo.team import Decision, EpisodeRecord, ScriptedTeam, play
+
+Script = Callable[[str, int], str]
+DELTAS = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
+STYLES = [{"style": "full", "tool": "moves"}, {"style": "compact", "tool": "moves"}]
+
+
+def task_from(drawing: str) -> PlanPathTask:
+    """The task drawn as lines of `.`, `#`, `P` and `G`."""
+    cells = {(r, c): mark for r, line in enumerate(drawing.split()) for c, mark in enumerate(line)}
+    (start,) = (cell for cell, mark in cells.items() if mark == "P")
+    (goal,) = (cell for cell, mark in cells.items() if mark == "G")
+    walls = frozenset(cell for cell, mark in cells.items() if mark == "#")
+    return PlanPathTask(len(drawing.split()), walls, start, goal)
+
+
+CORRIDOR = task_from("P...G ..... ..... ..... .....")
+"""Four steps to the right, nothing in the way."""
+WALLED = task_from("P#G.. .#... .#.#. ...#. .....")
+"""The goal is two columns away and eight steps."""
+
+
+def grid_in(prompt: str) -> str:
+    """The last grid drawn in a prompt."""
+    return re.findall(r"(?m)(?:^[.#PG]{2,}$\n?)+", prompt)[-1].strip()
+
+
+def solve(drawing: str) -> str:
+    """A shortest path by a search of this file's own, from the start, on the drawing alone."""
+    rows = drawing.split()
+    start = next((r, c) for r, line in enumerate(rows) for c, mark in enumerate(line) if mark == "P")
+    paths = {start: ""}
+    queue = deque([start])
+    while queue:
+        r, c = queue.popleft()
+        for name, (dr, dc) in DELTAS.items():
+            cell = (r + dr, c + dc)
+            inside = 0 <= cell[0] < len(rows) and 0 <= cell[1] < len(rows[0])
+            if inside and cell not in paths and rows[cell[0]][cell[1]] != "#":
+                paths[cell] = paths[r, c] + name
+                if rows[cell[0]][cell[1]] == "G":
+                    return paths[cell]
+                queue.append(cell)
+    raise AssertionError(f"no way to the goal in\n{drawing}")
+
+
+def full(moves: str) -> str:
+    return f"Moves: {', '.join(moves)}"
+
+
+def full_oracle(prompt: str, k: int) -> str:
+    return full(solve(grid_in(prompt)))
+
+
+def compact_oracle(prompt: str, k: int) -> str:
+    return solve(grid_in(prompt))
+
+
+ORACLES: dict[str, Script] = {"full": full_oracle, "compact": compact_oracle}
+
+
+def episode(
+    env: PlanPath, task: PlanPathTask, tool_user: Script, planner: Script, candidates: int = 1
+) -> EpisodeRecord:
+    team = ScriptedTeam({"tool_user": tool_user, "planner": planner}, candidates=candidates)
+    return asyncio.run(play(env, task, team))
+
+
+def prompt_of(decision: Decision) -> str:
+    return "".join(map(chr, decision.prompt_ids))
+
+
+def of(agent: str, record: EpisodeRecord) -> list[Decision]:
+    return [decision for decision in record.decisions if decision.agent == agent]
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Breaks into a loop that does not end."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise AssertionError(f"still running after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

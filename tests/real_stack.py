@@ -1,0 +1,178 @@
+"""The product's rollout on real servers, without training: for benchmarks that ask what the engine did."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import training_jobs
+
+
+@dataclass(frozen=True)
+class Request:
+    """One candidate as the engine saw it."""
+
+    prompt: list[int]
+    tokens: int
+    """Generated."""
+    seed: int
+
+
+def save(path: Path, rollouts: Sequence[Sequence[Request]]) -> None:
+    """Writes recorded rollouts, one a line."""
+    path.write_text("".join(json.dumps([asdict(request) for request in rollout]) + "\n" for rollout in rollouts))
+
+
+def load(path: Path) -> list[list[Request]]:
+    """Reads what `save` wrote."""
+    return [[Request(**request) for request in json.loads(line)] for line in path.read_text().splitlines()]
+
+
+def compose(recipe: str, model: Path, overrides: Sequence[str]) -> Any:
+    """Returns the recipe's configuration for this model, which is neither validated on nor saved."""
+    from omegaconf import OmegaConf
+
+    from verl_atgrpo import recipes
+
+    fixed = [
+        f"actor_rollout_ref.model.path={model.resolve()}",
+        "trainer.total_training_steps=1000",
+        "trainer.resume_mode=disable",
+        "at_grpo.record=null",
+    ]
+    config = recipes.compose(recipe, [*fixed, *overrides])
+    config.transfer_queue.enable = True
+    OmegaConf.resolve(config)
+    return config
+
+
+@contextmanager
+def started(config: Any) -> Iterator[Any]:
+    """Starts everything a job has, as verl's main_ppo does, and yields the trainer, ready for a step's tasks."""
+    import ray
+    import transfer_queue as tq
+    from omegaconf import OmegaConf
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+    from verl.trainer.ppo.v1 import get_trainer_cls
+
+    from verl_atgrpo.rollout.manager import TeamRolloutManager
+
+    environment = get_ppo_ray_runtime_env(config)
+    environment["env_vars"]["TRANSFER_QUEUE_ENABLE"] = "1"
+    options: Any = OmegaConf.to_container(config.ray_kwargs.ray_init)
+    ray.init(**{**options, "address": "local", "runtime_env": environment})
+    try:
+        tq.init(config.transfer_queue)
+        trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
+        trainer.init()
+        trainer.agent_loop_manager = TeamRolloutManager.create(
+            config=config,
+            llm_client=trainer.get_llm_client(),
+            teacher_client=None,
+            reward_loop_worker_handles=trainer.get_reward_handles(),
+        )
+        trainer.global_steps = 1
+        yield trainer
+    finally:
+        tq.close()
+        ray.shutdown()
+
+
+def play(trainer: Any) -> Any:
+    """Plays a step's tasks as a training step does and returns their rows, which stay in the queue."""
+    trainer.prepare_step()
+    return trainer._draw(trainer.config.data.train_batch_size)
+
+
+def end_step(trainer: Any) -> None:
+    """Syncs weights as after an update, which empties the servers' prefix cache.
+
+    Raises RuntimeError if an episode met a defect.
+    """
+    trainer._collect_report()
+    trainer.checkpoint_manager.sleep_replicas()
+    trainer.checkpoint_manager.update_weights(trainer.global_steps)
+    trainer.global_steps += 1
+
+
+def client_of(trainer: Any) -> Any:
+    """Returns what rollout workers draw candidates with, for a job with one policy."""
+    from verl_atgrpo.rollout.attempts import Gate, PatientClient
+
+    (client,) = trainer.get_llm_client().clients.values()
+    return PatientClient(client, Gate(), timeout=600.0, retries=0, count=lambda _: None)
+
+
+def requests_of(rows: Any) -> list[Request]:
+    """Takes a step's rows out of the queue and returns what was asked of the engine, candidates side by side."""
+    import transfer_queue as tq
+
+    from verl_atgrpo.trainer.step_rows import PARTITION
+
+    fields = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION, select_fields=["prompts"])
+    tq.kv_clear(keys=rows.keys, partition_id=PARTITION)
+    return [
+        Request(prompt.tolist(), tags["response_len"], seed)
+        for seed, (prompt, tags) in enumerate(zip(fields["prompts"].unbind(), rows.tags, strict=True))
+    ]
+
+
+def cpu_seconds() -> Counter[str]:
+    """Returns the CPU time so far of this process and its descendants by name; those of a name are added up."""
+    spent: Counter[str] = Counter()
+    this = psutil.Process()
+    for process in [this, *this.children(recursive=True)]:
+        try:
+            name, times = process.cmdline()[:1], process.cpu_times()
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+        spent[name_of(name[0] if name else "", process == this)] += times.user + times.system
+    return spent
+
+
+def name_of(command: str, driver: bool = False) -> str:
+    """Returns what a process of a job is called in tables: Ray's and vLLM's own titles, without the method."""
+    if driver:
+        return "driver"
+    for mark in ("ray::", "VLLM::"):
+        if command.startswith(mark):
+            return command.removeprefix(mark).split(".")[0].split("(")[0].strip()
+    return "Ray itself"
+
+
+def run_part(script: str, *arguments: str) -> Any:
+    """Runs a part of a benchmark in a process of its own and returns the JSON that it prints last.
+
+    Raises SystemExit with the end of its output if it fails.
+    """
+    command = [sys.executable, script, *arguments]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment(), start_new_session=True
+    ) as part:
+        try:
+            output = part.communicate()[0].decode(errors="replace")
+        finally:
+            training_jobs.end(part)  # with its Ray cluster, also where this process is ended meanwhile
+    if part.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{output[-6000:]}")
+    return json.loads(output.strip().splitlines()[-1])
+
+
+def environment() -> dict[str, str]:
+    """Returns the environment of a job that uses modules of the tests."""
+    paths = [str(Path(__file__).parent), str(Path(__file__).parent / "benchmarks"), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+
+
+def load_average() -> str:
+    """Returns what else this machine has been doing, for beside a figure."""
+    return f"load {' '.join(f'{load:.1f}' for load in os.getloadavg())} on {os.cpu_count()} cores"

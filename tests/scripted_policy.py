@@ -1,0 +1,104 @@
+"""Teams over a policy that writes down what it is asked, and lets the test answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from verl_atgrpo.environment import Environment, Message, Outcome, Score
+from verl_atgrpo.team import (
+    EpisodeRecord,
+    Generation,
+    Team,
+    TeamOptions,
+    play,
+)
+
+Answer = Callable[[str, int], Awaitable[str]]
+"""(decision id, number of the candidate at that decision) -> text."""
+Workflow = Callable[[Team], Awaitable[Outcome | None]]
+
+T = TypeVar("T")
+
+
+class Play(Environment):
+    """An environment that is nothing but its workflow."""
+
+    agents = ("left", "right")
+
+    def __init__(self, workflow: Workflow) -> None:
+        self._workflow = workflow
+
+    def task(self, split: str, index: int) -> int:
+        return index
+
+    def fingerprint(self, task: int) -> str:
+        return str(task)
+
+    async def run(self, task: int, team: Team) -> Outcome:
+        return await self._workflow(team) or Outcome(False)
+
+
+class Recorder:
+    """A policy that writes down what it was asked and lets the test answer."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.encoded: list[list[Message]] = []
+        self.asked: list[tuple[str, list[int], int | None]] = []
+        self._numbers: Counter[str] = Counter()
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        self.encoded.append(list(messages))
+        return [ord(char) for message in messages for char in message["content"]]
+
+    async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
+        number = self._numbers[decision_id]
+        self._numbers[decision_id] += 1
+        self.asked.append((decision_id, list(prompt_ids), seed))
+        text = await self.answer(decision_id, number)
+        return Generation([ord(char) for char in text], [-0.5] * len(text), text)
+
+    @property
+    def seeds(self) -> list[int | None]:
+        return [seed for _, _, seed in self.asked]
+
+
+async def number(decision_id: str, index: int) -> str:
+    return str(index)
+
+
+def team_of(
+    answer: Answer = number, agents: Sequence[str] = ("left", "right"), **kwargs: Any
+) -> tuple[Team, Recorder]:
+    """A team whose agents share one recording policy; TeamOptions and Team keywords mixed."""
+    names = ("candidates", "alpha", "local_weight", "selection", "softmax_temperature")
+    options = TeamOptions(**{key: kwargs.pop(key) for key in names if key in kwargs})
+    policy = Recorder(answer)
+    return Team(dict.fromkeys(agents, "shared"), {"shared": policy}, options, **kwargs), policy
+
+
+def run(workflow: Workflow, team: Team) -> EpisodeRecord:
+    return bounded(play(Play(workflow), 0, team))
+
+
+def bounded(main: Coroutine[Any, Any, T]) -> T:
+    """Runs `main`; what would wait for ever fails the test instead, and so does a task left running."""
+
+    async def whole() -> T:
+        before = asyncio.all_tasks()
+        result = await main
+        assert asyncio.all_tasks() == before
+        return result
+
+    async def limited() -> T:
+        return await asyncio.wait_for(whole(), 10)
+
+    return asyncio.run(limited())
+
+
+def rewarded(*rewards: float) -> Callable[[str], Score]:
+    """Scores answer "k" with the k-th reward."""
+    return lambda text: Score(local=rewards[int(text)])

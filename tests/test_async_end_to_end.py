@@ -1,0 +1,87 @@
+"""Asynchronous training with the real stack: interrupted candidates go on, and no task is lost or trained on twice."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl")
+pytest.importorskip("vllm")
+
+import torch
+from training_jobs import FRESH, Start, finish, weights
+
+from verl_atgrpo.report.reader import find, read
+
+pytestmark = [pytest.mark.slow, pytest.mark.training]
+
+OVERRIDES = (
+    # When the first episodes have ended, others are in the middle of an answer.
+    "~at_grpo.environment",
+    "+at_grpo.environment={name: 'uneven_writer:UnevenWriter'}",
+    "actor_rollout_ref.rollout.ignore_eos=true",
+    "data.max_response_length=64",
+    "actor_rollout_ref.rollout.max_model_len=128",
+    # Small steps: all of a long answer's tokens are told the same, and importance weights are to stay near 1.
+    "actor_rollout_ref.actor.optim.lr=2e-4",
+    "at_grpo.candidates=4",
+    "at_grpo.train_tasks=64",
+    "at_grpo.val_tasks=8",
+    "data.train_batch_size=4",
+    "data.val_batch_size=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    "trainer.val_before_train=false",
+    "trainer.test_freq=3",
+    "trainer.save_freq=2",
+)
+
+
+def trained(folder: Path) -> dict[int, list[int]]:
+    """The tasks that were trained on, by step."""
+    run = read(find(folder))
+    episodes = {key for key in run.episodes if key[0] == "train"}
+    return {step: sorted(task for _, of, task, _ in episodes if of == step) for step in {key[1] for key in episodes}}
+
+
+def test_the_slowest_go_on_with_new_weights_and_no_task_is_lost(
+    start: Start, tied_model: Path, tmp_path: Path
+) -> None:
+    job = start("plan_path_cpu_async", tmp_path, tied_model, *OVERRIDES, "trainer.total_training_steps=5")
+    metrics = finish(job, tmp_path)
+    for step in range(1, 6):
+        data = metrics[step]
+        assert math.isfinite(data["actor/pg_loss"])
+        assert data["actor/grad_norm"] > 0
+        assert data["rollout/episodes_failed"] == 0
+        assert data["team/episodes"] == 4
+        assert data["team/staleness_max"] <= 2
+        # Of candidates that were drawn with this step's weights alone: the servers have them.
+        assert data.get("training/rollout_probs_diff_max", 0.0) < FRESH
+        assert 0.5 < data["rollout_corr/rollout_is_mean"] < 2
+    assert metrics[1]["team/staleness_max"] == 0
+    assert sum("training/rollout_probs_diff_max" in metrics[step] for step in range(2, 6)) > 0
+    assert max(metrics[step]["team/staleness_max"] for step in range(2, 6)) > 0
+    assert sum(metrics[step]["rollout/requests_resumed"] for step in range(1, 6)) > 0
+    assert [value for name, value in metrics[3].items() if "/failed/mean@" in name] == [0]
+
+    before, after = weights(tied_model), weights(tmp_path / "checkpoints/global_step_4/actor/huggingface")
+    assert not torch.equal(before["model.embed_tokens.weight"], after["model.embed_tokens.weight"])
+
+    first = trained(tmp_path)
+    assert [len(first[step]) for step in range(1, 6)] == [4] * 5
+    assert len(set(chain.from_iterable(first.values()))) == 20
+    candidates = [one for rows in read(find(tmp_path)).episodes.values() for row in rows for one in row["candidates"]]
+    assert {version for one in candidates for version in one["version"]} > {0, 1, 2}
+
+    # What is under way is in the checkpoints; the tests of the trainer resume from there.
+    unfinished = {
+        step: json.loads((tmp_path / f"checkpoints/global_step_{step}/pending.json").read_text())["tasks"]
+        for step in (2, 4)
+    }
+    assert len(unfinished[2]) == 4
+    assert not {*first[1], *first[2]} & {*unfinished[2]}
+    assert sorted(unfinished[4]) == first[5]

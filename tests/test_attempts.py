@@ -1,0 +1,196 @@
+"""Requests that are held, interrupted, lost or too slow: what becomes of their candidates."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+pytest.importorskip("verl")
+
+from simulated_engine import run_virtually
+from simulated_servers import WHOLE, Server, Servers, interrupt, until
+
+from verl_atgrpo.rollout.attempts import Gate
+from verl_atgrpo.team import EpisodeFailed
+
+pytestmark = pytest.mark.usefixtures("cancelled_calls")
+
+
+# ------------------------------------------------------------------ held and interrupted
+
+
+def test_an_interrupted_answer_goes_on_from_its_tokens() -> None:
+    async def run() -> None:
+        server = Server("a", version=3)
+        server.cached = 1
+        servers = Servers(server)
+        drawing = asyncio.ensure_future(servers.draw())
+        await until(lambda: server.drawn > 2)
+        await interrupt(servers, version=4)
+        assert (len(server.requests), server.in_flight, drawing.done()) == (1, 0, False)
+        server.cached = 0
+        servers.gate.release()
+        output = await drawing
+        assert output.token_ids == WHOLE
+        assert output.log_probs == [-token / 1000 for token in WHOLE]
+        assert output.stop_reason == "completed"
+        assert output.extra_fields == {
+            "min_global_steps": 3, "max_global_steps": 4, "num_cached_tokens": 1, "resumed": 1,
+        }  # fmt: skip
+        first, second = server.requests
+        done = len(second["prompt_ids"]) - 2
+        assert 0 < done < 10
+        assert second["prompt_ids"] == [1, 2, *WHOLE[:done]]
+        assert (first["max_tokens"], second["max_tokens"]) == (10, 10 - done)
+        assert first["seed"] == 7 != second["seed"]
+        assert servers.counted == ["requests_resumed"]
+        assert await servers.settled() == {"a": 0}
+
+    run_virtually(run())
+
+
+def test_every_part_has_a_seed_of_its_own_and_the_same_in_every_run() -> None:
+    async def run() -> list[int]:
+        server = Server("a")
+        servers = Servers(server)
+        drawing = asyncio.ensure_future(servers.draw(max_tokens=60))
+        for version in (2, 3):
+            drawn = server.drawn
+            await until(lambda drawn=drawn: server.drawn > drawn + 2)
+            await interrupt(servers, version)
+            servers.gate.release()
+        output = await drawing
+        assert output.extra_fields["resumed"] == 2
+        assert output.extra_fields["max_global_steps"] == 3
+        return [request["seed"] for request in server.requests]
+
+    seeds, _ = run_virtually(run())
+    assert len(set(seeds)) == 3
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert run_virtually(run())[0] == seeds
+
+
+def test_without_a_seed_none_is_made_up() -> None:
+    async def run() -> None:
+        server = Server("a")
+        servers = Servers(server)
+        drawing = asyncio.ensure_future(
+            servers.training.generate("d", prompt_ids=[1, 2], sampling_params={"max_tokens": 10})
+        )
+        await until(lambda: server.drawn > 2)
+        await interrupt(servers, version=2)
+        servers.gate.release()
+        await drawing
+        assert len(server.requests) == 2
+        assert all("seed" not in request for request in server.requests)
+
+    run_virtually(run())
+
+
+def test_an_answer_that_is_interrupted_before_its_first_token_is_drawn_as_if_it_had_not_been() -> None:
+    async def run() -> None:
+        server = Server("a", version=3, pace=0.01)
+        servers = Servers(server)
+        drawing = asyncio.ensure_future(servers.draw())
+        await until(lambda: server.in_flight)
+        server.pace = 0.0
+        servers.gate.hold()
+        server._output, whole = (
+            lambda tokens, reason: type(output)(token_ids=[], stop_reason="aborted"),
+            server._output,
+        )
+        output = whole([], "aborted")
+        server.abort_all()
+        await until(lambda: not server.in_flight)
+        server._output, server.version = whole, 4
+        servers.gate.release()
+        answer = await drawing
+        assert answer.token_ids == WHOLE
+        assert [request["seed"] for request in server.requests] == [7, 7]
+        assert [request["max_tokens"] for request in server.requests] == [10, 10]
+        # No token came from the old weights.
+        assert (answer.extra_fields["min_global_steps"], answer.extra_fields["resumed"]) == (4, 0)
+        assert servers.counted == []
+
+    run_virtually(run())
+
+
+def test_an_answer_that_is_interrupted_at_its_last_token_is_whole() -> None:
+    async def run() -> None:
+        server = Server("a")
+        servers = Servers(server)
+        whole = server._output
+        server._output = lambda tokens, reason: whole(tokens, "aborted")
+        servers.gate.hold()
+        drawing = asyncio.ensure_future(servers.draw())
+        await asyncio.sleep(0.005)
+        assert not server.requests
+        servers.gate.release()
+        output = await drawing
+        assert (output.token_ids, output.stop_reason) == (WHOLE, "completed")
+        assert (len(server.requests), servers.counted) == (1, [])
+
+    run_virtually(run())
+
+
+def test_held_requests_wait_outside_their_clock_and_validation_passes() -> None:
+    async def run() -> None:
+        server = Server("a")
+        servers = Servers(server, timeout=0.2)
+        servers.gate.hold()
+        drawing = asyncio.ensure_future(servers.draw("training"))
+        await asyncio.sleep(0.25)
+        assert (await servers.draw("validation", validate=True)).token_ids == WHOLE
+        assert len(server.requests) == 1
+        servers.gate.release()
+        assert (await drawing).token_ids == WHOLE
+        assert servers.counted == []
+
+    run_virtually(run())
+
+
+def test_a_request_that_waited_for_its_place_is_not_sent_into_a_hold() -> None:
+    async def run() -> None:
+        server = Server("a")
+        servers = Servers(server, slots=1)
+        drawing = [asyncio.ensure_future(servers.draw(str(number))) for number in range(3)]
+        await until(lambda: server.in_flight)
+        servers.gate.hold()
+        await until(lambda: any(task.done() for task in drawing))
+        await asyncio.sleep(0.01)
+        assert (len(server.requests), sum(task.done() for task in drawing)) == (1, 1)
+        assert await servers.settled() == {"a": 0}
+        servers.gate.release()
+        await asyncio.gather(*drawing)
+
+    run_virtually(run())
+
+
+def test_an_abort_that_nobody_announced_does_not_spin() -> None:
+    """A server that turns away whatever comes would be asked for ever."""
+
+    async def run() -> None:
+        refusing, other = Server("a"), Server("b")
+        refusing._output = lambda tokens, reason: type(whole)(token_ids=[], stop_reason="aborted")
+        whole = other._output([], "completed")
+        refusing.pace = 0
+        servers = Servers(refusing, other)
+        outputs = await asyncio.gather(*(servers.draw(str(number)) for number in range(4)))
+        assert all(output.token_ids == WHOLE for output in outputs)
+        assert len(refusing.requests) == servers.counted.count("requests_retried") > 0
+        with pytest.raises(EpisodeFailed, match="aborted"):
+            await Servers(refusing).draw()
+
+    run_virtually(run())
+
+
+def test_a_gate_counts_its_holds() -> None:
+    gate = Gate()
+    gate.release()
+    gate.hold()
+    gate.hold()
+    assert (gate.held, gate.holds) == (True, 1)
+    gate.release()
+    gate.hold()
+    assert gate.holds == 2

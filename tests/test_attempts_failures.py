@@ -1,0 +1,212 @@
+"""Requests that are too slow, or lost with their server: what becomes of their candidates, and of the others'."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+
+import ray
+from simulated_engine import run_virtually
+from simulated_servers import WHOLE, Server, Servers, interrupt, until
+
+from verl_atgrpo.rollout.client import slots_per_server
+from verl_atgrpo.team import EpisodeFailed
+
+pytestmark = pytest.mark.usefixtures("cancelled_calls")
+
+
+# ------------------------------------------------------------------ slow and dead servers
+
+
+def test_a_request_that_is_late_is_ended_in_its_server_and_sent_to_another(cancelled_calls: list[Any]) -> None:
+    async def run() -> None:
+        slow, fast = Server("a"), Server("b")
+        slow.hangs = True
+        servers = Servers(slow, fast, timeout=0.2)
+        servers.balancer._inflight_requests["b"] = 5  # busy, and still better than one that hangs
+        output = await servers.draw()
+        assert output.token_ids == WHOLE
+        assert (slow.cancelled, cancelled_calls, slow.in_flight) == (1, [], 0)  # by the server itself
+        # The same draw: nothing of the first attempt is known.
+        assert [server.requests[0]["seed"] for server in (slow, fast)] == [7, 7]
+        assert servers.counted == ["requests_retried"]
+        assert await servers.settled() == {"a": 0, "b": 5}
+
+    run_virtually(run())
+
+
+def test_a_request_that_was_caught_by_new_weights_is_not_late() -> None:
+    async def run() -> None:
+        server = Server("a")
+        server.hangs = True  # its gate is closed already
+        servers = Servers(server, timeout=0.2)
+        drawing = asyncio.ensure_future(servers.draw())
+        await until(lambda: server.in_flight)
+        servers.gate.hold()
+        await asyncio.sleep(0.25)
+        assert (server.cancelled, drawing.done()) == (1, False)
+        server.hangs = False
+        servers.gate.release()
+        assert (await drawing).token_ids == WHOLE
+        assert servers.counted == []
+
+    run_virtually(run())
+
+
+@pytest.mark.parametrize("error", [ray.exceptions.RayActorError(), ray.exceptions.ActorUnavailableError("gone", None)])
+def test_a_dead_server_leaves_the_balancer_and_a_decision_moves_as_one(error: Exception) -> None:
+    async def run() -> None:
+        dead, alive = Server("a"), Server("b")
+        dead.fate = error
+        servers = Servers(dead, alive)
+        servers.balancer._inflight_requests["b"] = 1
+        outputs = await asyncio.gather(*(servers.draw("d", seed=seed) for seed in range(4)))
+        assert all(output.token_ids == WHOLE for output in outputs)
+        assert (len(dead.requests), len(alive.requests)) == (4, 4)
+        left = {"b": 1} if type(error) is ray.exceptions.RayActorError else {"a": 0, "b": 1}
+        assert await servers.settled() == left
+        assert servers.counted == ["requests_retried"] * 4
+
+    run_virtually(run())
+
+
+def test_an_engine_that_died_behind_its_server_is_dead() -> None:
+    class EngineDeadError(Exception):
+        """vLLM's, by its name."""
+
+    async def run() -> None:
+        dead, alive = Server("a"), Server("b")
+        dead.fate = EngineDeadError("the engine has died")
+        servers = Servers(dead, alive)
+        for number in range(4):
+            assert (await servers.draw(str(number))).token_ids == WHOLE
+        assert len(dead.requests) <= 1
+        assert await servers.settled() == ({"b": 0} if dead.requests else {"a": 0, "b": 0})
+
+    run_virtually(run())
+
+
+@pytest.mark.parametrize("refusal", [ValueError("no room"), asyncio.TimeoutError("no room")])
+def test_what_a_live_engine_refuses_is_not_sent_to_another(refusal: Exception) -> None:
+    """Also not if it is a time-out of the engine's own, which Ray hands on as a TimeoutError."""
+
+    async def run() -> None:
+        servers = Servers(Server("a"), Server("b"))
+        for server in servers.servers.values():
+            server.fate = refusal
+        with pytest.raises(EpisodeFailed, match="no room") as caught:
+            await servers.draw()
+        assert caught.value.reason == "engine"
+        assert sum(len(server.requests) for server in servers.servers.values()) == 1
+        assert await servers.settled() == {"a": 0, "b": 0}
+
+    run_virtually(run())
+
+
+@pytest.mark.parametrize(("servers", "retries", "asked"), [(1, 2, 1), (2, 2, 2), (4, 2, 3), (4, 0, 1)])
+@pytest.mark.parametrize("reason", ["timeout", "engine"])
+def test_retries_end_with_the_reason(servers: int, retries: int, asked: int, reason: str) -> None:
+    async def run() -> None:
+        all_of_them = [Server(str(number)) for number in range(servers)]
+        for server in all_of_them:
+            server.hangs = reason == "timeout"
+            server.fate = None if server.hangs else ray.exceptions.RayActorError()
+        group = Servers(*all_of_them, timeout=0.02, retries=retries)
+        with pytest.raises(EpisodeFailed) as caught:
+            await group.draw()
+        assert caught.value.reason == reason
+        assert sum(len(server.requests) for server in all_of_them) == asked
+        assert len(group.counted) == asked - 1
+        assert not any((await group.settled()).values())
+
+    run_virtually(run())
+
+
+def test_a_part_that_is_lost_is_drawn_again_and_those_before_it_are_kept() -> None:
+    async def run() -> None:
+        dying, other = Server("a", version=1), Server("b", version=1)
+        servers = Servers(dying, other)
+        servers.balancer._inflight_requests["b"] = 9
+        drawing = asyncio.ensure_future(servers.draw())
+        await until(lambda: dying.drawn > 2)
+        await interrupt(servers, version=2)
+        dying.fate = ray.exceptions.RayActorError()
+        servers.gate.release()
+        output = await drawing
+        assert output.token_ids == WHOLE
+        assert output.extra_fields["max_global_steps"] == 2
+        (_, lost), (again,) = dying.requests, other.requests
+        assert lost == again
+
+    run_virtually(run())
+
+
+# ------------------------------------------------------------------ places at a server
+
+
+def test_cancelled_candidates_leave_nothing_behind() -> None:
+    async def run() -> None:
+        server = Server("a", pace=0.005)
+        servers = Servers(server, slots=2)
+        drawing = [asyncio.ensure_future(servers.draw("d")) for _ in range(4)]
+        await until(lambda: server.in_flight == 2)
+        for task in (drawing[0], drawing[3]):  # one is under way, one waits for its place
+            task.cancel()
+        outputs = await asyncio.gather(*drawing, return_exceptions=True)
+        assert [isinstance(output, asyncio.CancelledError) for output in outputs] == [True, False, False, True]
+        assert server.calls == [2, 1]
+        assert await servers.settled() == {"a": 0}
+        late = asyncio.ensure_future(servers.draw("e"))
+        await asyncio.sleep(0)  # it has asked the balancer and has no answer yet
+        late.cancel()
+        assert await servers.settled() == {"a": 0}
+
+    run_virtually(run())
+
+
+def test_a_server_has_no_more_requests_than_places_and_all_get_their_turn() -> None:
+    async def run() -> None:
+        first, second = Server("a"), Server("b")
+        servers = Servers(first, second, slots=3)
+        outputs = await asyncio.gather(*(servers.draw(str(number // 4)) for number in range(40)))
+        assert all(output.token_ids == WHOLE for output in outputs)
+        assert (first.most_in_flight, second.most_in_flight) == (3, 3)
+        assert len(first.requests) + len(second.requests) == 40
+
+    run_virtually(run())
+
+
+@pytest.mark.parametrize(("max_num_seqs", "workers"), [(32, 1), (256, 8), (1024, 8), (4096, 3), (8, 2000)])
+def test_places_leave_the_servers_actor_room_for_control(max_num_seqs: int, workers: int) -> None:
+    places = slots_per_server(max_num_seqs, workers)
+    calls_at_a_time = max(1000, max_num_seqs + 16)  # verl's RolloutReplica.max_concurrency
+    assert places >= 1
+    if workers <= 900:
+        assert places * workers <= calls_at_a_time - 16
+        assert (places + 1) * workers > min(900, max_num_seqs)
+
+
+def test_candidates_of_a_decision_share_one_server_and_one_question_to_the_balancer() -> None:
+    async def run() -> None:
+        servers = Servers(Server("a"), Server("b"))
+        asked: list[str] = []
+        acquire = servers.balancer.acquire_server
+        servers.balancer.acquire_server = lambda request_id, avoid: (asked.append(request_id), acquire(request_id))[1]
+        drawing = [asyncio.ensure_future(servers.draw(decision)) for decision in "aaaabb"]
+        cancelled = asyncio.ensure_future(servers.draw("a"))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await until(lambda: servers.balancer._inflight_requests == {"a": 1, "b": 1})
+        await asyncio.gather(*drawing)
+        assert sorted(asked) == ["a", "b"]
+        assert sorted(len(server.requests) for server in servers.servers.values()) == [2, 4]
+        assert await servers.settled() == {"a": 0, "b": 0}
+        # The next decision with the same name asks again.
+        await servers.draw("a")
+        assert sorted(asked) == ["a", "a", "b"]
+
+    run_virtually(run())

@@ -1,0 +1,189 @@
+"""Our server over verl's own code: which replicas have it, and a decision's requests between gate and engine."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+pytest.importorskip("vllm")
+
+import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer, and the worker with it)
+from omegaconf import OmegaConf
+from simulated_engine import run_virtually
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
+from vllm.sampling_params import RequestOutputKind
+
+from verl_atgrpo.rollout.decision_server import DecisionServer
+from verl_atgrpo.rollout.engine_params import engine_params
+from verl_atgrpo.trainer.policy_worker import PolicyServers, deciding
+from verl_atgrpo.trainer.server_worker import StandaloneServers
+
+
+class Engine:
+    """Stands for vLLM: a token a second; a prompt's last token says how many come, 0 that none ever does."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[list[int], Any, str]] = []
+        self.aborted: list[str] = []
+        self.output_processor = SimpleNamespace(request_states={})
+        self._stop = asyncio.Event()
+
+    async def generate(self, *, prompt: Any, sampling_params: Any, request_id: str, **_: Any) -> AsyncIterator[Any]:
+        """Yields the answer so far after every token."""
+        ids = prompt["prompt_token_ids"]
+        self.asked.append((ids, sampling_params, request_id))
+        tokens: list[int] = []
+        try:
+            while len(tokens) < ids[-1] or not ids[-1]:
+                await (asyncio.sleep(1) if ids[-1] else asyncio.Event().wait())
+                if self._stop.is_set():
+                    yield self._output(tokens, "abort")
+                    return
+                tokens.append(7)
+                yield self._output(tokens, "length" if len(tokens) == ids[-1] else None)
+        except (asyncio.CancelledError, GeneratorExit):
+            self.aborted.append(request_id)
+            raise
+
+    async def pause_generation(self, **_: Any) -> None:
+        """Ends what is under way."""
+        self._stop.set()
+
+    def _output(self, tokens: list[int], reason: str | None) -> Any:
+        log_probs = [{token: SimpleNamespace(logprob=-0.5)} for token in tokens]
+        completion = SimpleNamespace(token_ids=[*tokens], logprobs=log_probs, finish_reason=reason)
+        return SimpleNamespace(outputs=[completion], num_cached_tokens=1, prompt_logprobs=None)
+
+
+def made() -> DecisionServer:
+    """Returns a server with what verl's `generate` and its gate read."""
+    server = DecisionServer.__new__(DecisionServer)
+    server.config = OmegaConf.create(
+        {"max_model_len": 64, "full_determinism": False, "enable_rollout_routing_replay": False, "mtp": None}
+    )
+    server.model_config = SimpleNamespace(processor=None, lora_rank=0, lora={})
+    server.engine = Engine()
+    server.global_steps, server.replica_rank, server.node_rank = 3, 0, 0
+    server._disaggregation_role, server._pd_decode_peers = "null", []
+    server._submission_paused = server._rejecting = False
+    server._admitting, server._resume_event = 0, asyncio.Event()
+    return server
+
+
+async def group(server: DecisionServer, lengths: list[int], timeout: float = 100.0) -> list[Any]:
+    """Draws answers of so many tokens."""
+    ids = [f"r{number}" for number in range(len(lengths))]
+    params = [{"max_tokens": 20, "logprobs": True, "seed": number} for number in range(len(lengths))]
+    return await gathered(server.generate_group([1, 2], ids, [[length] for length in lengths], params, timeout))
+
+
+async def gathered(stream: AsyncIterator[list[tuple[int, Any]]]) -> list[Any]:
+    """Returns a call's answers in the order of its requests."""
+    return [answer for _, answer in sorted([one async for batch in stream for one in batch], key=lambda one: one[0])]
+
+
+def test_every_replica_has_our_server_also_when_it_is_started_again() -> None:
+    rollout = {
+        "_target_": "verl.workers.config.RolloutConfig", "name": "vllm", "nnodes": 1, "n_gpus_per_node": 1,
+        "tensor_model_parallel_size": 1, "disaggregation": {"enabled": False},
+    }  # fmt: skip
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout, "model": {}}})
+    for servers in PolicyServers(config=config, worker_group=[], start_rank=7), StandaloneServers(config=config):
+        plain = {name: value for name, value in rollout.items() if name != "disaggregation"}
+        replica = servers.rollout_replica_class(7, OmegaConf.create(plain), {}, gpus_per_node=1)
+        # verl starts what this attribute says, as often as it is asked to.
+        assert issubclass(replica.server_class.__ray_metadata__.modified_class, DecisionServer)
+        assert "self.server_class.options(" in inspect.getsource(replica.launch_servers)
+
+
+def test_a_replica_without_that_attribute_is_not_used() -> None:
+    class Changed:
+        """verl's, one day."""
+
+    with pytest.raises(RuntimeError, match="Changed has no server_class"):
+        deciding(Changed)()
+
+
+def test_verls_server_takes_what_we_give_it() -> None:
+    parameters = inspect.signature(vLLMHttpServer.generate).parameters
+    assert {"prompt_ids", "request_id", "sampling_params"} <= parameters.keys()
+    required = [name for name, one in parameters.items() if one.default is one.empty]
+    assert required == ["self", "prompt_ids", "sampling_params", "request_id"]
+    assert "global_steps" in inspect.signature(vLLMHttpServer.set_global_steps).parameters
+    assert DecisionServer.generate is vLLMHttpServer.generate
+
+
+def test_every_request_is_one_of_the_engines_with_its_own_parameters() -> None:
+    async def run() -> None:
+        server = made()
+        params = {"max_tokens": 20, "logprobs": True, "temperature": 0.5, **engine_params("vllm", "sync")}
+        both = [{**params, "seed": 8}, {**params, "seed": 9, "max_tokens": 18}]
+        answers = await gathered(server.generate_group([1, 2], ["x", "y"], [[3], [4, 5]], both, 100.0))
+        assert [answer.token_ids for answer in answers] == [[7] * 3, [7] * 5]
+        assert [answer.log_probs for answer in answers] == [[-0.5] * 3, [-0.5] * 5]
+        assert all(answer.extra_fields == {"global_steps": 3, "num_cached_tokens": 1} for answer in answers)
+        (first, mine, one), (second, yours, other) = server.engine.asked
+        assert (first, second, one, other) == ([1, 2, 3], [1, 2, 4, 5], "x", "y")
+        assert (mine.seed, mine.max_tokens, yours.seed, yours.max_tokens) == (8, 20, 9, 18)
+        assert mine.output_kind is yours.output_kind is RequestOutputKind.FINAL_ONLY
+        assert (mine.detokenize, mine.logprobs, mine.temperature) == (False, 0, 0.5)
+
+    run_virtually(run())
+
+
+def test_the_engine_is_told_of_the_late_one_alone() -> None:
+    async def run() -> None:
+        server = made()
+        answers = await group(server, [2, 0, 9], timeout=20.0)
+        assert [None if answer is None else len(answer.token_ids) for answer in answers] == [2, None, 9]
+        assert (server.engine.aborted, server._admitting) == (["r1"], 0)
+
+    _, seconds = run_virtually(run())
+    assert seconds == 20
+
+
+def test_an_abort_ends_the_call_with_what_there_is() -> None:
+    async def run() -> None:
+        server = made()
+        call = asyncio.ensure_future(group(server, [2, 12, 9]))
+        await asyncio.sleep(4.5)
+        await server.abort_all_requests()
+        answers = await call
+        assert [len(answer.token_ids) for answer in answers] == [2, 4, 4]
+        assert [answer.stop_reason for answer in answers] == ["completed", "aborted", "aborted"]
+        assert server.engine.aborted == []
+
+    _, seconds = run_virtually(run())
+    assert seconds < 6
+
+
+def test_a_call_that_meets_a_closed_gate_waits_and_can_be_late() -> None:
+    async def run() -> None:
+        server = made()
+        server._submission_paused = True
+        late = await group(server, [2, 2], timeout=5.0)
+        assert (late, server.engine.asked, server._admitting) == ([None, None], [], 0)
+        waiting = asyncio.ensure_future(group(server, [2, 2], timeout=50.0))
+        await asyncio.sleep(10)
+        assert (server.engine.asked, waiting.done()) == ([], False)
+        await server.open_submission_gate()
+        assert [len(answer.token_ids) for answer in await waiting] == [2, 2]
+
+    run_virtually(run())
+
+
+def test_what_verls_server_refuses_is_that_requests_own_error() -> None:
+    async def run() -> None:
+        params = [{"max_tokens": 5}, {"max_tokens": 5}]
+        answers = await gathered(made().generate_group([1, 2], ["x", "y"], [[3], [4] * 80], params, 100.0))
+        assert len(answers[0].token_ids) == 3
+        assert isinstance(answers[1].cause, ValueError)
+        assert "leaves no room to generate" in str(answers[1])
+
+    run_virtually(run())

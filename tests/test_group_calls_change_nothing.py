@@ -1,0 +1,106 @@
+"""Calls for groups beside one call a request: the same answers, whatever happens to servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+
+import ray
+from simulated_engine import run_virtually
+from simulated_servers import Call, Server, Servers, renew
+from verl.workers.rollout.replica import TokenOutput
+
+from verl_atgrpo.rollout.client import DecisionClient
+from verl_atgrpo.rollout.group_calls import TooLate
+from verl_atgrpo.team import EpisodeFailed
+
+K = 4
+
+
+pytestmark = pytest.mark.usefixtures("cancelled_calls")
+
+
+class SingleClient(DecisionClient):
+    """Sends every request by itself, as before there were calls for groups."""
+
+    async def attempt(
+        self,
+        server: Any,
+        request_id: str,
+        prompt_ids: list[int],
+        token_ids: list[int],
+        sampling_params: dict[str, Any],
+        timeout: float,
+    ) -> TokenOutput:
+        call = Call(server.generate).remote(prompt_ids=prompt_ids + token_ids, sampling_params=sampling_params)
+        answer = asyncio.ensure_future(call)
+        try:
+            await asyncio.wait((answer,), timeout=timeout)
+            if not answer.done():
+                raise TooLate
+            error = answer.exception()
+            if error is not None and not isinstance(error, ray.exceptions.RayError):
+                raise ray.exceptions.RayTaskError("generate", str(error), error).as_instanceof_cause()
+            return answer.result()
+        finally:
+            answer.cancel()
+
+
+async def _peace(servers: Servers) -> None: ...
+
+
+async def _new_weights(servers: Servers) -> None:
+    for _ in range(2):
+        await asyncio.sleep(0.0245)
+        await renew(servers)
+
+
+async def _hangs(servers: Servers) -> None:
+    for server in servers.servers.values():
+        server.hangs_on = {2 if server.name == "a" else 3}
+
+
+async def _death(servers: Servers) -> None:
+    await asyncio.sleep(0.0245)
+    servers.servers["a"].fate = ray.exceptions.RayActorError()
+
+
+async def _refusals(servers: Servers) -> None:
+    await asyncio.sleep(0.0245)
+    for server in servers.servers.values():
+        server.fate = ValueError("no room")
+
+
+async def _played(client: type[DecisionClient], script: Callable[..., Any]) -> tuple[list[Any], Servers]:
+    servers = Servers(Server("a", version=3), Server("b", version=3), timeout=0.2)
+    servers.client.__class__ = client
+    trouble = asyncio.ensure_future(script(servers))
+    drawing = [
+        asyncio.ensure_future(servers.draw(f"{decision}", seed=seed, max_tokens=5 + 7 * seed + 3 * decision))
+        for decision in range(6)
+        for seed in range(K)
+    ]
+    got = await asyncio.gather(*drawing, return_exceptions=True)
+    await trouble
+    settled = await servers.settled()
+    assert not any(settled.values())
+    outcomes = [one.reason if isinstance(one, EpisodeFailed) else one.model_dump() for one in got]
+    return [*outcomes, settled], servers
+
+
+@pytest.mark.parametrize("script", [_peace, _new_weights, _hangs, _death, _refusals])
+def test_a_call_for_a_group_changes_no_answer(script: Callable[..., Any]) -> None:
+    (grouped, ours), _ = run_virtually(_played(DecisionClient, script))
+    (single, theirs), _ = run_virtually(_played(SingleClient, script))
+    assert grouped == single
+    assert len({str(outcome) for outcome in grouped}) > 1
+    assert sum(sum(server.calls) for server in ours.servers.values()) == sum(
+        len(server.requests) for server in ours.servers.values()
+    )
+    if script is not _death:  # which takes those answers of a call, too, that had come
+        assert sorted(ours.counted) == sorted(theirs.counted)

@@ -1,0 +1,260 @@
+"""Plan-Path as a team plays it: episodes, programs, options."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import re
+import textwrap
+from typing import Any
+
+import pytest
+from plan_path_players import (
+    CORRIDOR,
+    ORACLES,
+    STYLES,
+    WALLED,
+    episode,
+    full,
+    full_oracle,
+    grid_in,
+    of,
+    prompt_of,
+    solve,
+    task_from,
+)
+
+from verl_atgrpo import environment
+from verl_atgrpo.environment import EnvironmentConfigError, make
+from verl_atgrpo.environments import drafting
+from verl_atgrpo.environments.plan_path import PlanPath
+from verl_atgrpo.sandbox import ExecutionResult, Limits, run_python
+from verl_atgrpo.team import ScriptedTeam, play
+
+# ------------------------------------------------------------------ episodes
+
+
+@pytest.mark.parametrize("options", STYLES)
+def test_the_prompt_shows_where_the_walker_is(options: dict[str, Any]) -> None:
+    """Trap 4: the reference prompt shows the start, not the current position."""
+    env = PlanPath(size=5, max_turns=3, **options)
+    answer = "RR" if options["style"] == "compact" else full("RR")
+    record = episode(env, task_from("P.... ....G ..... ..... ....."), lambda prompt, k: "-", lambda prompt, k: answer)
+    asked = [grid_in(prompt_of(decision)).split() for decision in record.decisions]
+    assert [grid[0] for grid in asked] == ["P....", "P....", "..P..", "..P..", "....P", "....P"]
+    assert len({prompt_of(decision) for decision in of("tool_user", record)}) == 3
+    assert record.outcome.team_reward == pytest.approx(4 / 5)
+
+
+@pytest.mark.parametrize("options", STYLES)
+def test_the_planner_sees_the_draft_and_where_it_leads(options: dict[str, Any]) -> None:
+    env = PlanPath(size=5, max_turns=1, **options)
+    compact = options["style"] == "compact"
+
+    def question(moves: str) -> str:
+        tool_user = moves if compact else full(moves)
+        record = episode(env, CORRIDOR, lambda prompt, k: tool_user, lambda prompt, k: "-")
+        (decision,) = of("planner", record)
+        prompt = prompt_of(decision)
+        return prompt[prompt.rindex(grid_in(prompt)) :]
+
+    def listed(moves: str) -> str:
+        return moves if compact else ", ".join(moves)
+
+    assert listed("RRRR") in question("RRRR")
+    assert "goal" in question("RRRR")
+    short, illegal, invalid = question("RRD"), question("RRU"), question("?")
+    assert listed("RRD") in short
+    assert "goal" not in short
+    assert ("12" if compact else "row 1, column 2") in short
+    assert ("02" if compact else "row 0, column 2") in illegal
+    assert illegal != question("RR")  # where it leads is the same, but one of them hits the border
+    assert "none" in invalid if compact else "no valid moves" in invalid
+
+
+def test_the_planner_sees_the_committed_draft() -> None:
+    env = PlanPath(size=5, tool="moves", max_turns=1)
+    drafts = [full("D"), full("RRRR"), full("RR"), "-"]
+    record = episode(env, CORRIDOR, lambda prompt, k: drafts[k], lambda prompt, k: full("R" * (k + 1)), candidates=4)
+    draft, plan = record.decisions
+    assert draft.committed == 1
+    assert [candidate.reward for candidate in draft.candidates] == pytest.approx([0.2, 2, 1.5, 0])
+    assert "R, R, R, R" in prompt_of(plan)
+    assert [candidate.reward for candidate in plan.candidates] == pytest.approx([1.25, 1.5, 1.75, 2])
+    assert record.outcome.success  # the walker moved by the committed plan, once
+
+
+@pytest.mark.parametrize("options", STYLES)
+def test_a_scripted_oracle_solves_every_task(options: dict[str, Any]) -> None:
+    env = PlanPath(size=6, **options)
+    oracle = ORACLES[options["style"]]
+    for index in range(10):
+        record = episode(env, env.task("val", index), lambda prompt, k: "-", oracle)
+        assert record.outcome.success
+        assert record.outcome.team_reward == 1
+        assert record.outcome.metrics["turns"] == 1
+        assert [decision.candidates[0].reward for decision in record.decisions] == pytest.approx([0, 2])
+
+
+def test_running_out_of_turns_is_not_success() -> None:
+    env = PlanPath(size=5, tool="moves", max_turns=3)
+    for answer, share in (("-", 0), (full("R"), 3 / 4), (full("DU"), 0), (full("RRLL"), 0)):
+        record = episode(env, CORRIDOR, lambda prompt, k: "-", lambda prompt, k, answer=answer: answer)
+        assert len(record.decisions) == 6
+        assert not record.outcome.success
+        assert record.outcome.team_reward == pytest.approx(share)
+        assert record.outcome.metrics["turns"] == 3
+
+
+def test_the_goal_on_the_last_turn_is_success() -> None:
+    env = PlanPath(size=5, tool="moves", max_turns=4)
+    record = episode(env, CORRIDOR, lambda prompt, k: "-", lambda prompt, k: full("R"))
+    assert record.outcome.success
+    assert record.outcome.metrics["turns"] == 4
+    assert [decision.candidates[0].score.team for decision in of("planner", record)] == [0.25, 0.25, 0.25, 1]
+
+
+@pytest.mark.parametrize("options", STYLES)
+def test_the_single_agent_is_asked_what_the_team_is_asked(options: dict[str, Any]) -> None:
+    """The comparison is fair only with the same prompts, feedback, calls and turns."""
+    compact = options["style"] == "compact"
+
+    def answer(prompt: str, k: int) -> str:
+        moves = solve(grid_in(prompt))[:1]
+        return moves if compact else full(moves)
+
+    team = PlanPath(size=5, max_turns=3, **options)
+    single = make("plan_path_single", size=5, max_turns=3, **options)
+    record = episode(team, WALLED, answer, answer)
+    alone = asyncio.run(play(single, WALLED, ScriptedTeam({"solo": answer})))
+    assert [decision.prompt_ids for decision in alone.decisions] == [
+        decision.prompt_ids for decision in record.decisions
+    ]
+    assert len(alone.decisions) == 6
+    assert [decision.turn for decision in alone.decisions] == list(range(6))
+    assert alone.outcome == record.outcome
+    assert single.agents == ("solo",)
+    assert single.task("val", 3) == team.task("val", 3)
+
+
+# ------------------------------------------------------------------ python tool
+
+
+def program(code: str) -> str:
+    return f"Let me see.\n```python\n{code}\n```\n"
+
+
+def test_programs_of_the_tool_user_are_run_and_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = functools.partial(run_python, limits=Limits(cpu_seconds=1, wall_seconds=2.0))
+    monkeypatch.setattr(drafting, "run_python", quick)
+    answers = {
+        program("print(list('RRRR'), flush=True)\nwhile True: pass"): (0, 0.1),  # timed out, though it printed the way
+        program("raise SystemExit(1)"): (0, 0.1),
+        program("print(list('RRRR'))\nraise ValueError"): (0, 0.1),
+        program("print('no idea')"): (0, 0.2),
+        "no program": (0, 0),
+        program("print(list('RR'))"): (0.5, 1.0),
+        program("moves = []\nfor _ in range(4): moves.append('R')\nprint('found')\nprint(moves)"): (1, 1.0),
+    }
+    texts = list(answers)
+    env = PlanPath(size=5, max_turns=1)
+    record = episode(env, CORRIDOR, lambda prompt, k: texts[k], full_oracle, candidates=len(texts))
+    draft, plan = record.decisions
+    teams, locals_ = zip(*answers.values(), strict=True)
+    assert [candidate.score.team for candidate in draft.candidates] == pytest.approx(teams)
+    assert [candidate.score.local for candidate in draft.candidates] == pytest.approx(locals_)
+    assert draft.committed == len(texts) - 1
+    told = prompt_of(plan)
+    assert textwrap.indent(texts[-1], "> ") in told
+    assert "['R', 'R', 'R', 'R']" in told
+    assert "R, R, R, R. They lead to the goal" in told
+    assert record.outcome.success
+
+
+def test_the_planner_is_told_what_the_scored_run_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program may print something else each time; the draft shown must be the one that was scored."""
+    outputs = iter(["['R', 'R', 'R', 'R']", "['D']", "['D']"])
+
+    async def unsteady(code: str, **kwargs: Any) -> ExecutionResult:
+        return ExecutionResult(next(outputs), "", 0, timed_out=False, output_truncated=False)
+
+    monkeypatch.setattr(drafting, "run_python", unsteady)
+    env = PlanPath(size=5, max_turns=1)
+    record = episode(
+        env, CORRIDOR, lambda prompt, k: program("import random"), lambda prompt, k: full("R"), candidates=3
+    )
+    draft, plan = record.decisions
+    committed = draft.candidates[draft.committed]
+    assert (committed.score.team == 1) == ("They lead to the goal" in prompt_of(plan))
+
+
+# ------------------------------------------------------------------ options
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"size": 1}, "size=1"),
+        ({"max_turns": 0}, "max_turns=0"),
+        ({"max_moves": 0}, "max_moves=0"),
+        ({"wall_density": 0.7}, "wall_density=0.7"),
+        ({"wall_density": -0.1}, "wall_density=-0.1"),
+        ({"wall_density": math.nan}, "wall_density=nan"),
+        ({"min_distance": 0}, "min_distance=0"),
+        ({"size": 5, "min_distance": 6}, "min_distance=6"),
+        ({"tool": "bash"}, "tool='bash'"),
+        ({"style": "terse"}, "style='terse'"),
+        ({"style": "compact"}, "style=compact"),
+        ({"few_shot": 2}, "few_shot=2"),
+        ({"few_shot": 2, "tool": "moves", "style": "compact"}, "few_shot=2"),
+    ],
+)
+def test_option_errors_name_key_and_value(options: dict[str, Any], named: str) -> None:
+    for name in ("plan_path", "plan_path_single"):
+        with pytest.raises(EnvironmentConfigError, match=re.escape(f"at_grpo.environment.{named}")) as caught:
+            make(name, **options)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"size": "5"},
+        {"size": 5.5},
+        {"max_turns": None},
+        {"max_moves": [4]},
+        {"wall_density": "high"},
+        {"few_shot": -1, "tool": "moves"},
+        {"few_shot": "two", "tool": "moves"},
+    ],
+)
+def test_options_of_a_wrong_kind_are_refused_by_name(options: dict[str, Any]) -> None:
+    key = next(iter(options))
+    with pytest.raises(EnvironmentConfigError, match=key):
+        make("plan_path", **options)
+
+
+def test_make_refuses_what_it_does_not_know() -> None:
+    with pytest.raises(EnvironmentConfigError, match=r"'plan_pth' is unknown.*plan_path, plan_path_single"):
+        make("plan_pth")
+    with pytest.raises(EnvironmentConfigError, match=r"environment\.sise is not an option of 'plan_path'.*size"):
+        make("plan_path", sise=5)
+    with pytest.raises(EnvironmentConfigError, match="no_such_module"):
+        make("no_such_module:PlanPath")
+    with pytest.raises(EnvironmentConfigError, match="no class 'Nothing'"):
+        make("verl_atgrpo.environments.plan_path:Nothing")
+
+
+def test_make_builds_by_name_by_path_and_by_registration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "_REGISTRY", dict(environment._REGISTRY))
+    by_path = make("verl_atgrpo.environments.plan_path:PlanPath", size=5)
+    by_name = make("plan_path", size=5)
+    assert type(by_path) is type(by_name) is PlanPath
+    assert by_path.task("train", 0) == by_name.task("train", 0)
+    environment.register("mine", PlanPath)
+    environment.register("mine", PlanPath)  # again the same: no harm
+    assert isinstance(make("mine", size=4), PlanPath)
+    assert "mine" in environment.registered()
+    with pytest.raises(ValueError, match="'mine' is already registered"):
+        environment.register("mine", "elsewhere:Env")

@@ -1,0 +1,71 @@
+"""The resource tables of docs/cluster.md: what the script prints, whose formulas agree with others' figures."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl")
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "scripts"))
+
+import recipe_resources
+from recipe_resources import SHAPES, Shape
+
+
+@pytest.fixture(scope="module")
+def tables() -> str:
+    return recipe_resources.tables()
+
+
+@pytest.mark.slow  # every recipe is composed: a third of a second each
+def test_the_docs_have_the_tables_that_the_script_prints(tables: str) -> None:
+    assert tables in (ROOT / "docs" / "cluster.md").read_text()
+
+
+@pytest.mark.parametrize("shape", [*SHAPES.values(), Shape(2, 32, 48, 4, 2, 16, 100, tied=False)])
+def test_parameters_are_those_of_the_model_that_transformers_builds(shape: Shape) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Qwen3Config(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        tie_word_embeddings=shape.tied,
+    )
+    with torch.device("meta"):
+        model = transformers.Qwen3ForCausalLM(config)
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_the_cards_figures() -> None:
+    # Total and non-embedding parameters as the model cards round them.
+    small, large = SHAPES["Qwen/Qwen3-1.7B"], SHAPES["Qwen/Qwen3-8B"]
+    assert round(small.parameters / 1e9, 1) == 1.7
+    assert round((small.parameters - small.vocabulary * small.hidden) / 1e9, 1) == 1.4
+    assert round(large.parameters / 1e9, 1) == 8.2
+    assert round((large.parameters - 2 * large.vocabulary * large.hidden) / 1e9, 2) == 6.95
+    assert (small.kv_bytes, large.kv_bytes) == (114_688, 147_456)
+
+
+def test_figures_of_one_recipe_by_hand() -> None:
+    need = recipe_resources.needs("plan_path_qwen3_8b_roles", 80.0)
+    assert (need.policies, need.devices, need.servers, need.colocated) == (2, 4, 4, False)
+    assert need.states == pytest.approx(16 * 8.1907e9 / 4, rel=1e-4)
+    assert need.share == 48e9
+    assert need.kv_tokens == pytest.approx((48e9 - 2 * 8.1907e9) / 147_456, rel=1e-4)
+    # 214,426 tokens hold 17 decisions of 4096 + 4 x 2048 tokens.
+    assert (need.in_flight, need.wanted) == (4 * 17 * 4, 512)
+
+
+@pytest.mark.slow
+def test_every_gpu_recipe_is_in_the_tables(tables: str) -> None:
+    assert all(tables.count(f"`{recipe}`") == 2 for recipe in recipe_resources.gpu_recipes())
+    assert len(recipe_resources.gpu_recipes()) >= 21

@@ -1,0 +1,239 @@
+"""A replica that dies is taken out, left out of the weight sync, and started again before the next one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+
+import ray
+import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer, and the worker with it)
+from simulated_replicas import Method, World, get
+
+from verl_atgrpo.trainer import replicas as module
+from verl_atgrpo.trainer.failures import PolicyFailed
+from verl_atgrpo.trainer.replicas import Replicas
+
+
+@pytest.fixture(autouse=True)
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill(server: Any) -> None:
+        server.actor_lives = False
+
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "kill", kill)
+
+
+def made(world: World, restarts: int = 3) -> Replicas:
+    return Replicas("planner", world, world, world.sync, restarts)  # type: ignore[arg-type]
+
+
+def ranks(replicas: Replicas) -> list[int]:
+    return [replica.replica_rank for replica in replicas.serving]
+
+
+def test_nothing_happens_while_all_live() -> None:
+    world = World()
+    replicas = made(world)
+    replicas.look()
+    replicas.push(3)
+    assert world.log == [("weights", 3, 4, 5)]
+    assert not replicas.revive()
+    assert replicas.metrics() == {"team/replicas_alive": 2.0, "team/replicas_restarted": 0.0}
+
+
+@pytest.mark.parametrize("of", ["actor", "engine"])
+def test_a_death_is_seen_by_balancer_and_manager_and_told_once(of: str, caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    replicas = made(world)
+    setattr(world[5].servers[0], f"{of}_lives", False)
+    world.balancer.remove_servers([world[5].server_address])  # as a client may have done before
+    for _ in range(3):
+        replicas.look()
+    assert ranks(replicas) == [4]
+    assert world.admitted == {"address-4-0"}
+    assert world.managed == {4}
+    assert replicas.metrics()["team/replicas_alive"] == 1.0
+    assert caplog.text.count("policy 'planner': server 5 is dead") == 1
+    assert "; 1 of 2 are left" in caplog.text
+
+
+def test_a_replica_over_two_nodes_is_dead_as_a_whole() -> None:
+    world = World(nodes=2)
+    replicas = made(world)
+    world[4].servers[1].actor_lives = False
+    replicas.look()
+    assert ranks(replicas) == [5]
+    first = world[4].servers[0]
+    replicas.push(1)
+    assert not first.actor_lives, "its other server is ended, too: its name is needed"
+    assert [server.identity for server in world[4].servers] == ["4.0.1", "4.1.1"]
+
+
+def test_without_restarts_the_weights_go_to_the_others() -> None:
+    world = World()
+    replicas = made(world, restarts=0)
+    world[4].servers[0].engine_lives = False
+    replicas.push(7)
+    assert world.log == [("weights", 7, 5)]
+    world[5].servers[0].engine_lives = False
+    with pytest.raises(
+        PolicyFailed,
+        match=r"^policy 'planner': no server is left \(server 4: .*EngineDeadError.*; server 5: .*Engine.*\), "
+        r"and at_grpo\.restart_servers=0 allows no further restart$",
+    ):
+        replicas.push(8)
+
+
+def test_a_restart_ends_what_is_left_before_and_admits_requests_after_the_weights() -> None:
+    world = World()
+    replicas = made(world)
+    old = world[5].servers[0]
+    old.engine_lives = False
+    admitted: list[set[str]] = []
+    world.while_sending = lambda: admitted.append(set(world.admitted)) or {}  # type: ignore[func-returns-value]
+    replicas.push(2)
+    assert not old.actor_lives
+    assert world.log == [
+        ("end", 5, [(1, 0.5)]),  # the engine's processes, by worker of its node
+        ("launch", 5),
+        ("sleep", 5),
+        ("forget", 5),
+        ("weights", 2, 4, 5),
+    ]
+    assert admitted == [{"address-4-0"}], "no request may meet weights that are not the policy's"
+    assert world.admitted == {"address-4-0", "address-5-1"}
+    assert world.managed == {4, 5}
+    assert replicas.metrics() == {"team/replicas_alive": 2.0, "team/replicas_restarted": 1.0}
+
+
+def test_a_worker_that_kept_the_old_server_stops_the_run() -> None:
+    world = World()
+    replicas = made(world)
+    world[5].servers[0].engine_lives = False
+    world.forget_servers = lambda replicas: None  # type: ignore[method-assign]
+    with pytest.raises(
+        RuntimeError, match=r"replica 5 is served by \['5\.0\.1'\], but a worker would push .* to 5\.0\.0"
+    ):
+        replicas.push(2)
+
+
+def test_restarts_are_bounded_whoever_needs_them(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    replicas = made(world, restarts=2)
+    for step, rank in enumerate([4, 5, 4]):
+        world[rank].servers[0].engine_lives = False
+        replicas.push(step)
+    assert ranks(replicas) == [5]
+    assert world.log[-1] == ("weights", 2, 5)
+    assert "server 5 is started again; at_grpo.restart_servers=2 allows 0 more" in caplog.text
+    world[5].servers[0].engine_lives = False
+    with pytest.raises(PolicyFailed, match=r"at_grpo\.restart_servers=2 allows no further restart"):
+        replicas.push(3)
+
+
+def test_a_server_that_does_not_come_up_uses_restarts_up() -> None:
+    world = World(ranks=(0,))
+    replicas = made(world, restarts=2)
+    world[0].servers[0].actor_lives = False
+    world.broken_starts = 5
+    with pytest.raises(
+        PolicyFailed, match=r"server 0: its restart failed: RayError: CUDA out of memory\), and at_grpo"
+    ):
+        replicas.push(1)
+    assert world.starts == 2
+    assert world[0].servers == [], "what came up of it is ended"
+    assert world.admitted == set()
+
+
+def test_a_failed_restart_leaves_the_others_serving() -> None:
+    world = World()
+    replicas = made(world, restarts=2)
+    world[4].servers[0].engine_lives = False
+    world.broken_starts = 1
+    replicas.push(1)
+    assert world.log[-1] == ("weights", 1, 5)
+    replicas.push(2)
+    assert world.log[-1] == ("weights", 2, 4, 5)
+
+
+def test_the_last_one_comes_back_at_once_with_the_weights_it_had() -> None:
+    world = World(ranks=(0,))
+    replicas = made(world)
+    replicas.push(6)
+    world[0].servers[0].engine_lives = False
+    with pytest.raises(PolicyFailed, match=r"no server is left \(server 0: .*\)$"):
+        replicas.check()
+    assert replicas.revive()
+    assert world.log[-1] == ("weights", 6, 0)
+    assert world.admitted == {"address-0-1"}
+    assert not replicas.revive()
+
+
+def test_a_death_during_the_sync_leaves_the_others_with_the_weights() -> None:
+    world = World()
+    replicas = made(world)
+
+    def die() -> dict[int, str]:
+        world[4].servers[0].engine_lives = False
+        return {4: "replica 4 did not take the weights: EngineDeadError"}
+
+    world.while_sending = die
+    replicas.push(1)
+    assert ranks(replicas) == [5]
+    assert world.admitted == {"address-5-0"}
+    assert world.log == [("weights", 1, 4, 5)]
+
+
+def test_a_death_of_the_last_during_the_sync_is_a_reason_to_send_again() -> None:
+    world = World(ranks=(0,))
+    replicas = made(world)
+    deaths = iter([True, False])
+
+    def die() -> dict[int, str]:
+        if next(deaths):
+            world[0].servers[0].engine_lives = False
+        return {}
+
+    world.while_sending = die
+    replicas.push(1)
+    assert [done for done in world.log if done[0] in ("weights", "launch")] == [
+        ("weights", 1, 0),
+        ("launch", 0),
+        ("weights", 1, 0),
+    ]
+
+
+def test_a_live_server_that_does_not_take_the_weights_ends_the_run() -> None:
+    world = World()
+    replicas = made(world)
+    world.while_sending = lambda: {5: "replica 5 did not take the weights within 120.0 s; its log says why"}
+    with pytest.raises(PolicyFailed, match=r"^policy 'planner': replica 5 did not take the weights within 120\.0 s"):
+        replicas.push(1)
+
+
+def test_a_server_that_a_client_gave_up_for_nothing_is_admitted_again() -> None:
+    world = World()
+    replicas = made(world)
+    world.balancer.remove_servers(["address-4-0"])
+    replicas.push(1)
+    assert world.admitted == {"address-4-0", "address-5-0"}
+
+
+def test_a_name_is_free_when_ray_knows_of_the_death() -> None:
+    answers = iter(
+        [None, ray.exceptions.ActorUnavailableError("connection lost", None), ray.exceptions.RayActorError()]
+    )
+
+    def ready() -> None:
+        if (answer := next(answers)) is not None:
+            raise answer
+
+    world = World(ranks=(0,))
+    world[0].servers[0].__ray_ready__ = Method(ready)
+    asyncio.run(module._end(world[0]))  # type: ignore[arg-type]
+    assert next(answers, "none") == "none"
+    assert world[0].servers == []

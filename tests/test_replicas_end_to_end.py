@@ -1,0 +1,113 @@
+"""Two servers of one policy, with the real stack: one dies and comes back, then for good; a worker dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl")
+pytest.importorskip("vllm")
+
+from training_jobs import FRESH, Start, engine_of, processes_of, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.training]
+
+TASKS = 16
+
+
+def test_a_replica_dies_and_comes_back_and_a_worker_dies(start: Start, tied_model: Path, tmp_path: Path) -> None:
+    served, dumps, shared = tmp_path / "served.jsonl", tmp_path / "rows", Path("/dev/shm")
+    buckets = set(shared.glob("verl_weights_*"))
+    metrics_file = tmp_path / "metrics.jsonl"
+    job = start(
+        "plan_path_cpu",
+        tmp_path,
+        tied_model,
+        "at_grpo.train_tasks=256",
+        "at_grpo.val_tasks=8",
+        "at_grpo.environment.max_turns=2",
+        "at_grpo.restart_servers=1",
+        f"data.train_batch_size={TASKS}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={TASKS}",
+        "trainer.n_gpus_per_node=2",
+        "ray_kwargs.ray_init.num_gpus=2",
+        "trainer.val_before_train=false",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=2",
+        "trainer.total_training_steps=60",
+        f"trainer.rollout_data_dir={dumps}",
+        VERL_USE_EXTERNAL_MODULES="served_by",
+        SERVED_FILE=str(served),
+    )
+    wait_for(served, job, tmp_path)
+    kill_during_rollout(engine_of(1, job), 1, served, job)
+    wait_for(dumps / "4.jsonl", job, tmp_path)
+    assert len(processes_of(job, "VLLM::EngineCore")) == 2, "the dead engine is gone, and one is in its place"
+    kill_during_rollout(engine_of(1, job), 4, served, job)
+    wait_for_lines(metrics_file, 7, job)
+    assert len(processes_of(job, "VLLM::EngineCore")) == 1
+    os.kill(processes_of(job, "ray::WorkerDict")[1], signal.SIGKILL)
+    assert job.wait(timeout=120) != 0
+    log = (tmp_path / "log").read_text(errors="replace")
+    checkpoint = (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").read_text()
+    assert f"the last complete checkpoint is {tmp_path}/checkpoints/global_step_{checkpoint}" in log
+    # Whatever it was doing.
+    doing = "its update|handing its weights to its servers|saving its checkpoint|putting its servers to sleep"
+    assert re.search(rf"policy 'shared': ({doing}) failed: ActorDiedError", log)
+    for said in ("server 1 is dead", "server 1 is started again; at_grpo.restart_servers=1 allows 0 more"):
+        assert said in log
+    assert not set(shared.glob("verl_weights_*")) - buckets
+
+    records = [json.loads(line) for line in metrics_file.read_text().splitlines()]
+    metrics = {record["step"]: record["data"] for record in records}
+    alive = [metrics[step]["team/replicas_alive"] for step in range(1, 8)]
+    assert alive == [2, 1, 2, 2, 1, 1, 1]
+    assert [metrics[step]["team/replicas_restarted"] for step in range(1, 8)] == [0, 0, 1, 1, 1, 1, 1]
+    for step in range(1, 8):
+        # Weights reach whoever serves: the survivor, and the server that has come back.
+        assert metrics[step]["training/rollout_probs_diff_max"] < FRESH
+        assert metrics[step]["actor/grad_norm"] > 0
+        assert metrics[step]["rollout/episodes_failed"] == 0
+        assert (metrics[step]["rollout/requests_retried"] > 0) == (step in (2, 5))
+
+    by_step: dict[int, Counter[str]] = defaultdict(Counter)
+    servers: dict[str, set[str]] = defaultdict(set)
+    for line in served.read_text().splitlines():
+        answer = json.loads(line)
+        by_step[answer["weights"] + 1][answer["server"]] += 1
+        if answer["weights"] not in (1, 4):
+            servers[answer["decision"]].add(answer["server"])
+    assert all(len(one) == 1 for one in servers.values()), "the candidates of a decision are on one server"
+    # In steps 2 and 5 the one that died may have answered nothing before.
+    assert [len(by_step[step]) for step in (1, 3, 4, 6, 7)] == [2, 2, 2, 1, 1]
+    for step in (1, 3, 4):
+        assert min(by_step[step].values()) > 0.25 * by_step[step].total(), "both servers take their share"
+    assert by_step[1].keys() != by_step[3].keys() == by_step[4].keys()
+    assert by_step[6].keys() == by_step[7].keys() == by_step[1].keys() & by_step[3].keys()
+
+
+def wait_for_lines(path: Path, lines: int, job: subprocess.Popen[bytes]) -> None:
+    """Waits until a file has so many whole lines."""
+    deadline = time.monotonic() + 240
+    while path.read_text().count("\n") < lines:
+        assert job.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def kill_during_rollout(process: int, weights: int, served: Path, job: subprocess.Popen[bytes]) -> None:
+    """Kills a process once some requests of the step with those weights have been answered."""
+    deadline = time.monotonic() + 240
+    while served.read_text().count(f'"weights": {weights}}}') < 8:
+        assert job.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(process, signal.SIGKILL)

@@ -1,0 +1,123 @@
+"""Rollout workers that died or hang: verl waits for their rows, so the trainer looks after them itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+ray = pytest.importorskip("ray")
+
+from made_team import Rollout, Team
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+from verl_atgrpo.rollout.manager import TeamRolloutManager
+from verl_atgrpo.rollout.ray_errors import RolloutFailed
+from verl_atgrpo.rollout.worker import WorkerReport
+from verl_atgrpo.trainer import polling
+from verl_atgrpo.trainer.failures import PolicyFailed
+from verl_atgrpo.trainer.polling import pace
+
+
+class Worker:
+    """A worker's handle: what it has counted is there at once, late, or never, since it is dead."""
+
+    def __init__(self, tokens: int, error: str | None = None) -> None:
+        self.left = WorkerReport(Counter(tokens=tokens), error)
+        self.late = self.dead = False
+        self.drain_report = self.hold = self.release = SimpleNamespace(remote=lambda: [self, None])
+
+
+@pytest.fixture(autouse=True)
+def answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait(asked: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        assert num_returns == len(asked)
+        late = [call for call in asked if call[0].late]
+        return [call for call in asked if call not in late], late
+
+    def get(call: Any) -> Any:
+        if isinstance(call[0], list):
+            return [get(one) for one in call]
+        worker = call[0]
+        if worker.dead:
+            raise ray.exceptions.ActorDiedError()
+        if call[1] is None:
+            call[1], worker.left = worker.left, WorkerReport()
+        return call[1]
+
+    monkeypatch.setattr(ray, "wait", wait)
+    monkeypatch.setattr(ray, "get", get)
+
+
+def manager(*workers: Worker) -> TeamRolloutManager:
+    made = TeamRolloutManager.__new__(TeamRolloutManager)
+    made.agent_loop_workers, made._late = list(workers), {}
+    return made
+
+
+def test_reports_are_added_up_and_the_first_error_is_told() -> None:
+    report = manager(Worker(3), Worker(4, "task 1: KeyError"), Worker(5, "task 2: KeyError")).drain_report()
+    assert (report.counts, report.error) == (Counter(tokens=12), "task 1: KeyError")
+
+
+def test_what_a_busy_worker_counted_comes_later_and_once(caplog: pytest.LogCaptureFixture) -> None:
+    busy = Worker(4)
+    busy.late = True
+    workers = manager(Worker(3), busy)
+    assert workers.drain_report().counts == Counter(tokens=3)
+    assert "rollout worker 1 has not reported" in caplog.text
+    busy.late = False
+    assert workers.drain_report().counts == Counter(tokens=4)
+    assert workers.drain_report().counts == Counter()
+
+
+@pytest.mark.parametrize("what", ["drain_report", "hold", "release"])
+def test_a_dead_worker_is_told_of_in_one_line(what: str) -> None:
+    dead = Worker(3)
+    dead.dead = True
+    with pytest.raises(RolloutFailed, match=r"^a rollout worker failed: ActorDiedError: ") as raised:
+        getattr(manager(Worker(1), dead), what)()
+    assert "\n" not in str(raised.value)
+
+
+def test_workers_are_looked_after_while_their_rows_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(polling.time, "monotonic", lambda: clock[0])
+    looks, checks = [], []
+    buffer = SimpleNamespace(_sync_metadata_from_transfer_queue=lambda: looks.append(clock[0]))
+    pace(buffer, 0.5, lambda: checks.append(clock[0]))
+    for clock[0] in (1000.0, 1029.0, 1031.0, 1032.0, 1060.0, 1062.0):
+        buffer._sync_metadata_from_transfer_queue()
+    assert len(looks) == 6
+    assert checks == [1031.0, 1062.0]
+    assert buffer.poll_interval == 0.5
+
+
+def test_the_trainer_ends_a_wait_for_a_worker_that_died(rollout: Rollout, monkeypatch: pytest.MonkeyPatch) -> None:
+    team = Team(rollout)
+    rollout.looks = lambda task: 10**9  # its rows never come
+
+    def died() -> WorkerReport:
+        raise RolloutFailed("a rollout worker failed")
+
+    rollout.drain_report = died  # type: ignore[method-assign]
+    monkeypatch.setattr(polling, "CHECK", 0.0)
+    pace(team.replay_buffer, 0.0, team._collect_report)
+    with pytest.raises(RolloutFailed):
+        team.play()
+
+
+@pytest.mark.parametrize("failure", [PolicyFailed("policy 'coder': gone"), RolloutFailed("a rollout worker failed")])
+def test_the_error_says_where_the_run_can_go_on(
+    failure: RuntimeError, rollout: Rollout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fit(*_: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr(PPOTrainer, "fit", fit)
+    with pytest.raises(type(failure), match=rf"^{failure}; there is no complete checkpoint yet"):
+        Team(rollout, folder=tmp_path).fit(None)

@@ -1,0 +1,89 @@
+"""Training with servers of their own, on the real stack: they draw while the policy is updated."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+pytest.importorskip("vllm")
+
+import torch
+from processes import of_session
+from training_jobs import FRESH, Start, finish, weights
+
+pytestmark = [pytest.mark.slow, pytest.mark.training]
+
+SMALL = (
+    "~at_grpo.environment",
+    "+at_grpo.environment={name: 'late_writer:LateWriter'}",
+    "at_grpo.candidates=2",
+    "at_grpo.train_tasks=64",
+    "at_grpo.val_tasks=8",
+    "data.train_batch_size=4",
+    "data.val_batch_size=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    "trainer.val_before_train=false",
+)
+
+
+def test_servers_draw_during_the_update_and_follow_its_weights(start: Start, tied_model: Path, tmp_path: Path) -> None:
+    shared_memory = set(os.listdir("/dev/shm"))
+    job = start(
+        "plan_path_cpu_separate",
+        tmp_path,
+        tied_model,
+        *SMALL,
+        # Half of a step's tasks are drawn with its own weights.
+        "trainer.v1.separate_async.num_warmup_batches=0.5",
+        "trainer.v1.sampler.max_off_policy_threshold=2",
+        "trainer.total_training_steps=4",
+        "trainer.test_freq=4",
+        "trainer.save_freq=4",
+        # Long answers: some are under way during the update, and mostly when the weights come.
+        "actor_rollout_ref.rollout.ignore_eos=true",
+        "data.max_response_length=64",
+        "actor_rollout_ref.rollout.max_model_len=128",
+        VERL_USE_EXTERNAL_MODULES="late_writer",
+        NOTES=str(tmp_path / "notes"),
+    )
+    session = os.getsid(job.pid)
+    metrics = finish(job, tmp_path)
+    for step in (1, 2, 3, 4):
+        data = metrics[step]
+        assert math.isfinite(data["actor/pg_loss"])
+        assert data["actor/grad_norm"] > 0
+        assert data["rollout/episodes_failed"] == 0
+        assert data["team/staleness_max"] <= 1
+        # Rows that are drawn with the step's own weights: the server has what the trainer has.
+        assert data["training/rollout_probs_diff_max"] < FRESH
+        assert "rollout_corr/rollout_is_mean" in data
+    assert max(metrics[step]["team/staleness_max"] for step in (2, 3, 4)) == 1
+    assert "val-core/late_writer:LateWriter/acc/mean@1" in metrics[4]
+
+    notes: list[dict[str, Any]] = [json.loads(line) for line in (tmp_path / "notes").read_text().splitlines()]
+    updates = [note for note in notes if note["what"] == "update"]
+    requests = [note for note in notes if note["what"] == "request"]
+    assert len(updates) == 4
+    during = [[one for one in requests if update["began"] < one["began"] < update["ended"]] for update in updates]
+    assert all(during[:3]), "requests were sent while the policy was trained"
+    assert any(one["ended"] < update["ended"] for update, sent in zip(updates, during, strict=True) for one in sent)
+    # Nothing was drawn beyond what the last step used.
+    assert sum(metrics[step]["team/episodes"] for step in (1, 2, 3, 4)) == 16
+    assert {request["version"] for request in requests} == {0, 1, 2, 3, 4}
+
+    before, after = weights(tied_model), weights(tmp_path / "checkpoints/global_step_4/actor/huggingface")
+    moved = [name for name in before if not torch.equal(before[name], after[name])]
+    assert "model.embed_tokens.weight" in moved
+
+    deadline = time.monotonic() + 30
+    while left := of_session(session):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.5)
+    assert not [name for name in set(os.listdir("/dev/shm")) - shared_memory if name.startswith("verl_weights_")]

@@ -1,0 +1,191 @@
+"""A worker whose server is dead takes its part in gathering the weights: the others would wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+
+import ray
+import torch
+import zmq
+from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
+
+from verl_atgrpo.trainer import server_link
+from verl_atgrpo.trainer.policy_worker import PolicyWorker
+from verl_atgrpo.trainer.server_link import ServerLink, bound_waiting
+
+NAMES = ["embed", "layer", "head"]
+
+
+class Adapter:
+    """Stands for verl's rollout adapter: its server takes `takes` parameters and then fails with `error`."""
+
+    replica_rank = 3
+    sleep_level = 2
+
+    def __init__(self, takes: int = len(NAMES), error: Exception | None = None) -> None:
+        self.takes, self.error = takes, error
+        self.calls: list[Any] = []
+
+    async def resume(self, tags: list[str]) -> None:
+        self.calls.append(tags)
+        if self.error is not None and self.takes == 0:
+            raise self.error
+
+    async def update_weights(self, weights: Any, **options: Any) -> None:
+        self.calls.append(options)
+        for number, (name, _) in enumerate(weights):
+            if number == self.takes and self.error is not None:
+                raise self.error
+            self.calls.append(name)
+
+
+class Gathering:
+    """Parameters that all workers gather together, one after another."""
+
+    def __init__(self) -> None:
+        self.gathered: list[str] = []
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        for name in NAMES:
+            self.gathered.append(name)
+            yield name, 0
+
+
+def sync(link: ServerLink, gathering: Gathering) -> None:
+    """What verl's workers do in a weight sync."""
+
+    async def run() -> None:
+        await link.resume(tags=["weights"])
+        await link.update_weights(iter(gathering), global_steps=7)
+        await link.resume(tags=["kv_cache"])
+
+    asyncio.run(run())
+
+
+def test_a_live_server_gets_all_of_it() -> None:
+    adapter, gathering = Adapter(), Gathering()
+    link = ServerLink(adapter, serves=True)
+    sync(link, gathering)
+    assert adapter.calls == [["weights"], {"global_steps": 7}, *NAMES, ["kv_cache"]]
+    assert gathering.gathered == NAMES
+    assert link.failure is None
+
+
+def test_a_dead_server_is_neither_called_nor_waited_for() -> None:
+    adapter, gathering = Adapter(), Gathering()
+    link = ServerLink(adapter, serves=False)
+    sync(link, gathering)
+    assert adapter.calls == []
+    assert gathering.gathered == NAMES
+    assert link.failure is None, "nobody expected anything of it"
+
+
+@pytest.mark.parametrize("takes", [0, 1])
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (zmq.Again(), "replica 3 did not take the weights within 120.0 s; its log says why"),
+        (ray.exceptions.RayError("EngineDeadError: gone"), "replica 3 did not take the weights: RayError: .*gone"),
+    ],
+)
+def test_the_rest_is_gathered_when_a_server_dies_meanwhile(takes: int, error: Exception, failure: str) -> None:
+    adapter, gathering = Adapter(takes, error), Gathering()
+    link = ServerLink(adapter, serves=True)
+    sync(link, gathering)
+    assert gathering.gathered == NAMES
+    assert ["kv_cache"] not in adapter.calls, "a server that failed is left alone"
+    assert re.fullmatch(failure, str(link.failure))
+
+
+def test_an_error_of_the_worker_itself_is_raised() -> None:
+    link = ServerLink(Adapter(1, AssertionError("too large to fit in the bucket")), serves=True)
+    with pytest.raises(AssertionError, match="too large"):
+        sync(link, Gathering())
+
+
+def test_weights_that_come_asynchronously_are_gathered_too() -> None:
+    gathered: list[str] = []
+
+    async def weights() -> AsyncIterator[tuple[str, int]]:
+        for name in NAMES:
+            gathered.append(name)
+            yield name, 0
+
+    asyncio.run(ServerLink(Adapter(), serves=False).update_weights(weights()))
+    assert gathered == NAMES
+
+
+def test_what_verl_sets_reaches_the_adapter() -> None:
+    adapter = Adapter()
+    link = ServerLink(adapter, serves=True)
+    link.sleep_level = 1
+    assert adapter.sleep_level == link.sleep_level == 1
+
+
+@pytest.mark.parametrize(
+    ("adapter", "dead", "told"),
+    [
+        (Adapter(), [4], {}),
+        (Adapter(), [3, 4], {}),
+        (Adapter(1, zmq.Again()), [], {3: "replica 3 did not take the weights within 120.0 s; its log says why"}),
+    ],
+)
+def test_a_worker_tells_whether_its_replica_took_the_weights(
+    adapter: Adapter, dead: list[int], told: dict[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gathering = Gathering()
+
+    async def verls(self: Any, global_steps: int, mode: str) -> None:
+        await self.rollout.update_weights(iter(gathering), global_steps=global_steps)
+
+    monkeypatch.setattr(ActorRolloutRefWorker, "update_weights", verls)
+    worker = object.__new__(PolicyWorker)
+    worker.rollout = adapter
+    assert asyncio.run(worker.update_weights(global_steps=7, mode="naive", dead=dead)) == told
+    assert worker.rollout is adapter
+    assert gathering.gathered == NAMES
+    assert bool(adapter.calls) == (3 not in dead)
+
+
+@pytest.mark.parametrize(("load_format", "has_base"), [("dummy", False), ("auto", True)])
+def test_a_server_that_was_started_again_is_looked_up_anew(load_format: str, has_base: bool) -> None:
+    worker = object.__new__(PolicyWorker)
+    worker.rollout = SimpleNamespace(replica_rank=3, server_handle="old")
+    worker.config = SimpleNamespace(rollout=SimpleNamespace(load_format=load_format))
+    worker.base_sync_done = True
+    worker.forget_servers([4])
+    assert worker.rollout.server_handle == "old"
+    worker.forget_servers([3])
+    assert worker.rollout.server_handle is None
+    # All workers gather what is below an adapter together, so all send it again, or none.
+    assert worker.base_sync_done == has_base
+
+
+@pytest.mark.parametrize("connects", [False, True])
+def test_verls_sender_gives_a_server_up_that_fails_on_its_side(
+    connects: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sends first: to nobody, where the server's engine died before it connected."""
+    context = zmq.Context()
+    monkeypatch.setattr(zmq.Context, "instance", lambda: context)
+    monkeypatch.setattr(server_link, "ANSWER", 0.3)
+    bound_waiting()
+    handle = f"ipc://{tmp_path}/weights.sock"
+    receiver = zmq.Context()
+    if connects:
+        receiver.socket(zmq.REP).connect(handle)  # and never answers
+    sender = BucketedWeightSender(handle, bucket_size_mb=1, use_shm=True)
+    with pytest.raises(zmq.Again):
+        asyncio.run(sender.async_send_weights(iter([("embed", torch.zeros(2))])))
+    for each in (receiver, context):
+        each.destroy(linger=0)

@@ -1,0 +1,140 @@
+"""A short soak run, and that its books notice what they are kept for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+
+import ray
+import torch
+
+sys.path.append(str(Path(__file__).parent / "benchmarks"))
+
+import soak
+from soak_ledger import Ledger
+from verl.workers.rollout.replica import TokenOutput
+
+# In a short run chance decides which faults come, and memory is not judged.
+FAULTS = (
+    "engine errors",
+    "requests that hung",
+    "requests sent again to another replica",
+    "answers interrupted",
+    "requests whose replica died",
+    "sandbox processes killed",
+    "programs run again",
+    "restarts of the sandbox",
+)
+
+
+@pytest.mark.parametrize(
+    ("steps", "by_chance"),
+    [(6, ("memory", *FAULTS)), pytest.param(30, ("memory", *FAULTS[-3:]), marks=pytest.mark.slow)],
+)
+def test_a_short_run_in_which_everything_fails_now_and_then(steps: int, by_chance: tuple[str, ...]) -> None:
+    lines = soak.soak(steps=steps, minutes=5, seed=1, timeout=0.15)
+    assert [line for line in lines if not line[2] and line[0].partition(":")[0] not in by_chance] == []
+    assert dict((name, figure) for name, figure, _ in lines)["steps"].startswith(f"{steps} of {steps} in")
+
+
+# ------------------------------------------------------------------ the books
+
+
+def tags(reward: float, group: str = "g") -> dict[str, Any]:
+    return {"policy": "p", "group": group, "reward": reward, "response_len": 1}
+
+
+def played(ledger: Ledger, scored: int = 2) -> int:
+    """Books an episode of one decision that came to its end."""
+    episode = ledger.begin()
+    for _ in range(scored):
+        ledger.delivered(episode, 0, TokenOutput(token_ids=[1], stop_reason="completed"))
+        ledger.scored(episode)
+    ledger.end(episode)
+    return episode
+
+
+def put(ledger: Ledger, episode: int, rows: dict[str, dict[str, Any]]) -> None:
+    prompt = torch.tensor([ord(char) for char in f"episode {episode},\n"])
+    ledger.put(list(rows), {"prompts": prompt.repeat(len(rows), 1)}, list(rows.values()))
+
+
+def settled(ledger: Ledger, left: int = 0) -> set[str]:
+    ledger.settle({"policy/p/rows": 0}, left)
+    return {name for name, number in ledger.wrong.items() if number}
+
+
+ROWS = {"u_0_0": tags(0.0), "u_0_1": tags(1.0)}
+
+
+def test_what_is_trained_once_or_teaches_nothing_is_in_order() -> None:
+    ledger = Ledger()
+    put(ledger, played(ledger), ROWS)
+    put(ledger, played(ledger), {"v_0_0": tags(1.0, "h"), "v_0_1": tags(1.0, "h")})
+    ledger.train("p", ROWS.items())
+    assert settled(ledger) == set()
+    assert (ledger.count["rows trained"], ledger.count["rows dropped"], ledger.count["episodes ended"]) == (2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("trained", "wrong"),
+    [
+        (["u_0_0"], {"rows lost: neither trained nor without a lesson"}),
+        (["u_0_0", "u_0_1", "u_0_1"], {"rows trained twice"}),
+        (["u_0_0", "u_0_1", "x_0_0"], {"rows trained that nobody wrote"}),
+    ],
+)
+def test_a_row_that_is_lost_or_trained_twice_is_noticed(trained: list[str], wrong: set[str]) -> None:
+    ledger = Ledger()
+    put(ledger, played(ledger), ROWS)
+    ledger.train("p", [(key, ROWS.get(key, tags(0.0))) for key in trained])
+    assert settled(ledger) == wrong
+
+
+def test_a_candidate_without_a_row_a_key_left_and_a_lost_score_are_noticed() -> None:
+    ledger = Ledger()
+    put(ledger, played(ledger, scored=3), ROWS)
+    ledger.train("p", ROWS.items())
+    ledger.judge(False)
+    assert settled(ledger, left=1) == {
+        "candidates without a row",
+        "tokens lost on the way into rows",
+        "keys left in the queue",
+        "scores lost in the sandbox",
+    }
+
+
+def test_a_failed_episode_leaves_no_row_and_fails_for_a_reason() -> None:
+    ledger = Ledger()
+    episode = ledger.begin()
+    ledger.delivered(episode, 0, ray.exceptions.RayActorError())
+    ledger.fail(episode, "engine")
+    assert settled(ledger) == set()
+    unexplained = ledger.begin()
+    ledger.fail(unexplained, "engine")
+    put(ledger, unexplained, ROWS)
+    ledger.train("p", ROWS.items())
+    assert settled(ledger) == {"failures without a fault", "rows of failed episodes"}
+
+
+def test_the_product_s_counts_are_compared_with_the_books() -> None:
+    ledger = Ledger()
+    put(ledger, played(ledger), ROWS)
+    ledger.train("p", ROWS.items())
+    ledger.settle({"policy/p/rows": 2, "team/episodes": 2, "team/tasks": 1}, 0)
+    differing = {name for name, product, here in ledger.totals(2) if product != here}
+    assert differing == {"episodes"}
+
+
+def test_processes_below_this_one_are_found() -> None:
+    with subprocess.Popen(["sleep", "20"]) as child:
+        assert child.pid in soak.children_of(os.getpid())
+        child.kill()
+    assert child.pid not in soak.children_of(os.getpid())

@@ -1,0 +1,346 @@
+"""Sokoban as a team's game: rewards, replies and prompts, episodes, options."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+import os
+import re
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sokoban_players import (
+    ROOM,
+    ROUND_TRIP,
+    STYLES,
+    TWO,
+    board,
+    board_in,
+    compact_oracle,
+    earned,
+    episode,
+    full,
+    in_turn,
+    nothing,
+    of,
+    oracle,
+    prompt_of,
+)
+
+from verl_atgrpo.environment import EnvironmentConfigError, Score, make
+from verl_atgrpo.environments.drafting import Draft
+from verl_atgrpo.environments.sokoban import SingleSokoban, Sokoban
+from verl_atgrpo.environments.sokoban_board import SokobanTask, State, walk
+from verl_atgrpo.environments.sokoban_solver import solve
+from verl_atgrpo.team import ScriptedTeam, play
+
+# ------------------------------------------------------------------ rewards
+
+
+@pytest.mark.parametrize(
+    ("task", "moves", "team", "local"),
+    [
+        (ROOM, None, 0, 0),
+        (ROOM, "RRR", 1, 1),  # format .1, legal .1, clear of deadlocks .8
+        (ROOM, "RRRR", 1, 1),
+        (ROOM, "R", 0, 1),
+        (ROOM, "U", 0, 0.2),  # the boxes stand where they stood
+        (ROOM, "UDUDUD", 0, 0.2),
+        (ROOM, "RURRDL", 0, 0.2),  # there and back again
+        (ROOM, "L", 0, 0.1),
+        (ROOM, "URD", 0, 0.2),  # to a wall without a target
+        (ROOM, "RDLLL", 0, 0.9),  # into the wall after a fair push
+        (TWO, "RR", 1 / 2, 1),
+        (TWO, "RRDLLDRR", 1, 1),
+        (TWO, "RRR", 0, 0.2),  # past the target into the corner
+        (board("@*__", "_$._"), "R", 0, 1),  # off its target: not paid, and not taken away
+    ],
+)
+def test_scores_by_hand(task: SokobanTask, moves: str | None, team: float, local: float) -> None:
+    score = Sokoban(tool="moves").score_answer(State.initial(task), moves)
+    assert score.team == pytest.approx(team)
+    assert score.local == pytest.approx(local)
+
+
+@pytest.mark.parametrize(
+    ("task", "moves", "team", "local"),
+    [
+        (ROOM, "RRR", 1, 1),
+        (ROOM, "R", 0, 0.2 + 0.8 / 3),
+        (ROOM, "RR", 0, 0.2 + 0.8 * 2 / 3),
+        (ROOM, "U", 0, 0.2),
+        (ROOM, "L", 0, 0.2),
+        (ROOM, "URD", 0, 0.2),
+        (TWO, "RR", 1 / 2, 0.2 + 0.8 * 2 / 4),
+    ],
+)
+def test_scores_of_printed_moves_by_hand(task: SokobanTask, moves: str, team: float, local: float) -> None:
+    score = Sokoban().score_printed(State.initial(task), moves)
+    assert score.team == pytest.approx(team)
+    assert score.local == pytest.approx(local)
+
+
+def test_progress_is_paid_once() -> None:
+    env = Sokoban(tool="moves")
+    state = State.initial(TWO)
+    paid = []
+    for moves in ("RR", "DRRUL", "DLLUR", "DRRUL", "DLLUR"):  # on the target, off it, on it again ...
+        paid.append((env.score_answer(state, moves), env.score_printed(state, moves)))
+        state = walk(state, moves).end
+    assert [(round(score.team, 9), round(score.local, 9)) for score, _ in paid] == [(0.5, 1.0), *[(0.0, 0.2)] * 4]
+    assert [(score.team, round(score.local, 9)) for _, score in paid] == [(0.5, 0.6), *[(0.0, 0.2)] * 4]
+    assert env.score_answer(state, solve(SokobanTask(state.draw()))).mixed(1.0) == pytest.approx(2)
+
+
+@pytest.mark.parametrize("answers", [["U", "D"], ["L"], ["URRDL"], ROUND_TRIP, ["RURRDL", "U", "D"], ["URD", "U"]])
+def test_going_to_and_fro_never_earns_as_much_as_solving(answers: list[str]) -> None:
+    """Trap 4: stepping back and forth paid more than solving."""
+    env = Sokoban(tool="moves")
+    idle = episode(env, ROOM, nothing, in_turn(*map(full, answers)))
+    solved = episode(env, ROOM, nothing, oracle)
+    assert len(idle.decisions) == 8
+    assert sum(earned("planner", idle)) < sum(earned("planner", solved)) == pytest.approx(2)
+    assert max(earned("planner", idle)[1:]) <= 0.2 + 1e-9  # only the first push was ever new
+    assert not idle.outcome.success
+    assert idle.outcome.team_reward == 0 < solved.outcome.team_reward == 1
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.text("UDLR", min_size=1, max_size=8), max_size=20), st.integers(0, 15))
+def test_solving_is_worth_more_than_anything_else_at_every_decision(answers: list[str], index: int) -> None:
+    env = Sokoban(boxes=2, tool="moves", seed=5)
+    task = env.task("train", index)
+    state, team, paid = State.initial(task), 0.0, []
+    for moves in answers:
+        score = env.score_answer(state, moves)
+        after = walk(state, moves).end
+        if after.solved:
+            assert score.mixed(1.0) == pytest.approx(2)
+            break
+        assert score.mixed(1.0) <= 2 - 1 / 2 + 1e-9
+        team += score.team
+        if score.local > 0.5:
+            paid.append(after.boxes)
+        state = after
+    assert team <= 1 / 2
+    assert len(set(paid)) == len(paid)  # no arrangement of the boxes is paid for twice
+    assert task.boxes not in paid
+
+
+# ------------------------------------------------------------------ replies and prompts
+
+
+def states_on_the_way() -> list[State]:
+    start = State.initial(TWO)
+    return [start, *(walk(start, moves).end for moves in ("D", "RR", "RRDRRUL", "RRR"))]
+
+
+@pytest.mark.parametrize("options", [*STYLES, {"style": "full", "tool": "python"}])
+def test_echoing_a_prompt_earns_nothing(options: dict[str, Any]) -> None:
+    env = Sokoban(**options)
+    for state in states_on_the_way():
+        drafts = [Draft("no idea", None), Draft("", None), Draft("Moves: R\rMoves: R\n\nMoves: R", None, "Moves: R")]
+        for moves in ("RRDLLDRR", "DLLDRR", "L", "U" * 3, "RRR"):
+            code = f"Moves: R, R\n```python\nprint({list(moves)})\n```\nMoves: R"
+            drafts.append(Draft(code, moves, f"Moves: D\n{list(moves)}", True))
+        for prompt in [env.draft_prompt(state), *(env.plan_prompt(state, draft) for draft in drafts)]:
+            contents = [message["content"] for message in prompt]
+            for text in ("\n".join(contents), *contents, contents[-1].splitlines()[-1]):
+                assert env.score_reply(state, text) == Score(0, 0)
+
+
+@pytest.mark.parametrize("options", [*STYLES, {"style": "full", "tool": "python"}])
+def test_a_team_of_parrots_earns_nothing(options: dict[str, Any]) -> None:
+    env = Sokoban(max_turns=2, **options)
+    record = episode(env, TWO, lambda prompt, k: prompt, lambda prompt, k: prompt)
+    assert [decision.candidates[0].reward for decision in record.decisions] == [0] * 4
+    assert record.outcome.team_reward == 0
+
+
+GARBAGE = [
+    *("", " \n", "Moves:", "Moves: ...", "Moves: r", "Moves: R then D", "Moves: \uff32", "Mov\u0435s: R", "\x00"),
+    *("Moves: R\u2028D", "\U0001f600\ud800", "[__import__('os').getcwd()]", full("R" * 41), "R" * 41),
+    *("R" * 10**6, "Moves: " + "R, " * 10**5, "Moves: R" + " " * 10**6 + "x", "[" * 10**6, "\u00e9\U0001f600" * 10**5),
+]
+
+
+@pytest.mark.parametrize("options", [*STYLES, {"style": "full", "tool": "python"}])
+def test_garbage_earns_nothing(options: dict[str, Any]) -> None:
+    env = Sokoban(max_turns=1, **options)
+    state = State.initial(ROOM)
+    for reply in GARBAGE:
+        assert env.score_reply(state, reply) == Score(0, 0)
+        env.parse_printed(reply)
+    record = episode(env, ROOM, lambda prompt, k: GARBAGE[k] or " ", nothing, candidates=len(GARBAGE))
+    assert {candidate.reward for candidate in record.decisions[0].candidates} == {0}
+
+
+almost = st.text("UDLR, .", max_size=30)
+replies = st.one_of(st.text(), almost, almost.map("Moves: {}".format), almost.map("so\nMoves: {}\n".format))
+
+
+@settings(deadline=None, max_examples=80)
+@given(replies, st.sampled_from(["full", "compact"]), st.sampled_from(states_on_the_way()))
+def test_any_reply_gets_the_same_score_again_and_leaves_the_state_alone(reply: str, style: Any, state: State) -> None:
+    env = Sokoban(style=style, tool="moves")
+    before = copy.deepcopy(state)
+    score = env.score_reply(state, reply)
+    assert 0 <= score.team <= 1
+    assert 0 <= score.local <= 1 + 1e-9
+    assert (env.parse(reply) is None) == (score == Score())
+    assert state == before
+    assert env.score_reply(state, reply) == score
+    printed = env.parse_printed(reply)
+    if printed is not None:
+        score = env.score_printed(state, printed)
+        assert 0 <= score.team <= 1
+        assert 0.2 <= score.local <= 1 + 1e-9
+
+
+def test_the_planner_is_told_where_the_draft_leads() -> None:
+    def told(moves: str | None, **options: Any) -> str:
+        env = Sokoban(**options)
+        return env.plan_prompt(State.initial(TWO), Draft("-", moves))[-1]["content"]
+
+    prompt = told("RR", tool="moves")
+    assert board_in(prompt) == TWO
+    assert "R, R. They lead to this board:" in prompt
+    assert board("__@*_", "_____", "_$_._").drawing.replace(" ", "-") in prompt
+    assert "deadlock" not in prompt
+    assert "They solve the board." in told("RRDLLDRR", tool="moves")
+    assert "deadlock" in told("RRR", tool="moves")
+    assert "the next move is blocked" in told("RU", tool="moves")
+    assert "no valid moves" in told(None, tool="moves")
+    compact = {"tool": "moves", "style": "compact"}
+    leads = {moves: told(moves, **compact).splitlines()[-1] for moves in ("RR", "RRDLLDRR", "RRR", "RU", None)}
+    assert leads == {
+        "RR": "RR>131432",
+        "RRDLLDRR": "RRDLLDRR>goal",
+        "RRR": "RRR>141532x",
+        "RU": "RU>121332#",
+        None: ">none",
+    }
+    assert told("R", **compact).startswith("plan1112321434\n")
+
+
+# ------------------------------------------------------------------ episodes
+
+
+@pytest.mark.parametrize("options", STYLES)
+def test_each_turn_starts_from_where_the_board_stands(options: dict[str, Any]) -> None:
+    env = Sokoban(max_turns=4, **options)
+    answer = "R" if options["style"] == "compact" else full("R")
+    record = episode(env, ROOM, nothing, in_turn(answer))
+    asked = [board_in(prompt_of(decision)).drawing.split("\n")[2] for decision in record.decisions]
+    assert asked == [row for row in ("#@$  .#", "# @$ .#", "#  @$.#") for _ in range(2)]
+    assert record.outcome.success
+    assert record.outcome.metrics["turns"] == 3
+    assert [decision.candidates[0].score.team for decision in of("planner", record)] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("style", ["full", "compact"])
+def test_a_scripted_oracle_solves_every_board(style: Any) -> None:
+    env = Sokoban(boxes=2, style=style, tool="moves")
+    script = compact_oracle if style == "compact" else oracle
+    for index in range(8):
+        record = episode(env, env.task("val", index), nothing, script)
+        assert record.outcome.success
+        assert record.outcome.team_reward == 1
+        assert [decision.candidates[0].reward for decision in record.decisions] == pytest.approx([0, 2])
+
+
+@pytest.mark.parametrize(("answer", "share"), [("-", 0), (full("D"), 0), (full("RR"), 0.5), (full("RRR"), 0)])
+def test_running_out_of_turns_is_failure(answer: str, share: float) -> None:
+    """Trap 5: in the reference code a time-out of Sokoban was success."""
+    record = episode(Sokoban(tool="moves", max_turns=1), TWO, nothing, in_turn(answer))
+    assert not record.outcome.success
+    assert record.outcome.team_reward == share
+    record = episode(Sokoban(tool="moves", max_turns=3), TWO, nothing, in_turn(answer))
+    assert not record.outcome.success
+    assert record.outcome.metrics["turns"] == 3
+
+
+def test_programs_of_the_tool_user_are_run_and_scored() -> None:
+    def program(code: str) -> str:
+        return f"Let me see.\nMoves: R\n```python\n{code}\n```\n"
+
+    answers = {
+        program("raise ValueError"): (0, 0.1),
+        program("print('no idea')"): (0, 0.2),
+        "no program": (0, 0),
+        program("print(list('U'))"): (0, 0.2),
+        program("print(list('R'))"): (0, 0.2 + 0.8 / 3),
+        program("print(list('RRR'))"): (1, 1.0),
+    }
+    texts = list(answers)
+    record = episode(Sokoban(max_turns=1), ROOM, lambda prompt, k: texts[k], oracle, candidates=len(texts))
+    draft, plan = record.decisions
+    teams, locals_ = zip(*answers.values(), strict=True)
+    assert [candidate.score.team for candidate in draft.candidates] == pytest.approx(teams)
+    assert [candidate.score.local for candidate in draft.candidates] == pytest.approx(locals_)
+    assert draft.committed == len(texts) - 1
+    assert "> print(list('RRR'))" in prompt_of(plan)
+    assert "R, R, R. They solve the board." in prompt_of(plan)
+    assert record.outcome.success
+
+
+@pytest.mark.parametrize("options", STYLES)
+def test_the_single_agent_is_asked_what_the_team_is_asked(options: dict[str, Any]) -> None:
+    answer = "R" if options["style"] == "compact" else full("R")
+    team, single = Sokoban(boxes=2, **options), make("sokoban_single", boxes=2, **options)
+    record = episode(team, ROOM, in_turn(answer), in_turn(answer))
+    alone = asyncio.run(play(single, ROOM, ScriptedTeam({"solo": in_turn(answer)})))
+    assert [decision.prompt_ids for decision in alone.decisions] == [
+        decision.prompt_ids for decision in record.decisions
+    ]
+    assert alone.outcome == record.outcome
+    assert isinstance(single, SingleSokoban)
+    assert single.agents == ("solo",)
+    assert single.task("val", 3) == team.task("val", 3)
+
+
+# ------------------------------------------------------------------ options
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"size": 4}, "size=4"),
+        ({"size": "6"}, "size='6'"),
+        ({"size": True}, "size=True"),
+        ({"boxes": 0}, "boxes=0"),
+        ({"boxes": 1.0}, "boxes=1.0"),
+        ({"wall_density": 0.7}, "wall_density=0.7"),
+        ({"wall_density": math.nan}, "wall_density=nan"),
+        ({"wall_density": "high"}, "wall_density='high'"),
+        ({"min_solution": 0}, "min_solution=0"),
+        ({"max_turns": 0}, "max_turns=0"),
+        ({"max_moves": None}, "max_moves=None"),
+        ({"tool": "bash"}, "tool='bash'"),
+        ({"style": "terse"}, "style='terse'"),
+        ({"style": "compact"}, "style=compact"),
+        ({"seed": "one"}, "seed='one'"),
+        ({"levels": 3}, "levels=3"),
+        ({"levels": "/nowhere/at/all.txt"}, "levels='/nowhere/at/all.txt'"),
+        ({"levels": os.curdir}, "levels='.'"),
+        ({"levels": sys.executable}, "levels='"),
+        *(({"levels": "any", name: 6}, f"{name}=6") for name in ("size", "boxes", "min_solution", "seed")),
+        ({"levels": "any", "wall_density": 0.1}, "wall_density=0.1"),
+    ],
+)
+def test_bad_options_are_refused_by_name_and_in_one_line(options: dict[str, Any], named: str) -> None:
+    for name in ("sokoban", "sokoban_single"):
+        with pytest.raises(EnvironmentConfigError, match=re.escape(f"at_grpo.environment.{named}")) as caught:
+            make(name, **options)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{"size": 5, "boxes": 9}, {"size": 5, "min_solution": 60}])
+def test_boards_that_there_are_none_of_are_refused_in_time(options: dict[str, Any]) -> None:
+    env = make("sokoban", **options)
+    with pytest.raises(EnvironmentConfigError, match=r"at_grpo\.environment\.size=5.*hardly any board"):
+        env.task("train", 0)

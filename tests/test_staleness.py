@@ -1,0 +1,113 @@
+"""How old a step's candidates are, by hand; and the proof that servers have the new weights, by fresh ones alone."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("verl")
+
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+
+from verl_atgrpo.trainer import policy_unit
+from verl_atgrpo.trainer.metrics import PROBS_DIFF
+from verl_atgrpo.trainer.policy_unit import PolicyUnit
+from verl_atgrpo.trainer.staleness import staleness_metrics
+
+
+def row(group: str, first: int, last: int, resumed: int = 0, policy: str = "shared") -> dict[str, Any]:
+    return {
+        "group": group,
+        "policy": policy,
+        "min_global_steps": first,
+        "max_global_steps": last,
+        "resumed": resumed,
+    }
+
+
+def test_figures_of_a_step() -> None:
+    rows = [
+        *(row("fresh", 6, 6) for _ in range(2)),
+        row("mixed", 5, 5),
+        row("mixed", 5, 6, resumed=1),
+        row("old", 4, 4),
+        # Interrupted before its first token with the new weights came: a part of its own, of the same version.
+        row("old", 4, 4, resumed=1),
+        # The same label with another policy is another group.
+        row("fresh", 5, 5, policy="other"),
+        row("fresh", 5, 5, policy="other"),
+    ]
+    assert staleness_metrics(rows, 7) == {
+        "team/staleness_mean": (0 + 0 + 1 + 1 + 2 + 2 + 1 + 1) / 8,
+        "team/staleness_max": 2.0,
+        "team/candidates_resumed_share": 2 / 8,
+        "team/groups_mixed_versions_share": 1 / 4,
+    }
+
+
+def test_without_a_trainable_policys_rows_there_are_no_figures() -> None:
+    assert staleness_metrics([], 7) == {}
+
+
+def test_parts_of_an_estimators_group_are_one_group() -> None:
+    rows = [row("task#0@coder", 1, 1), row("task#1@coder", 2, 2)]
+    assert staleness_metrics(rows, 3)["team/groups_mixed_versions_share"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("mode", "versions", "expected"),
+    [
+        ("colocate_async", [(2, 2), (1, 1), (1, 2), (2, 2)], 0.25),  # the second and third are off by more
+        ("colocate_async", [(1, 1)] * 4, None),
+        # A label that is behind is a defect in sync mode, and must show.
+        ("sync", [(1, 1)] * 4, 0.5),
+    ],
+)
+def test_the_difference_to_the_server_is_of_fresh_rows(
+    monkeypatch: pytest.MonkeyPatch, mode: str, versions: list[tuple[int, int]], expected: float | None
+) -> None:
+    # Response by response, of different lengths: probabilities of the server, and of the actor.
+    served = [[0.5], [0.5, 0.5], [1.0], [0.25, 0.5]]
+    actor = [[0.5], [1.0, 0.5], [0.5], [0.5, 0.5]]
+    columns = {"old_log_probs": actor, "rollout_log_probs": served}
+
+    def get(keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
+        rows = [[[math.log(p) for p in columns[name][int(key)]] for key in keys] for name in select_fields]
+        return {
+            name: torch.nested.as_nested_tensor([torch.tensor(one) for one in column], layout=torch.jagged)
+            for name, column in zip(select_fields, rows, strict=True)
+        }
+
+    monkeypatch.setattr(tq, "kv_batch_get", get)
+    monkeypatch.setattr(policy_unit, "write_advantages", lambda batch, algorithm: {})
+    tags: list[dict[str, Any]] = [
+        {**row("g", *version), "seq_len": 2, "response_len": len(one)}
+        for version, one in zip(versions, served, strict=True)
+    ]
+    batch = KVBatchMeta(keys=["0", "1", "2", "3"], tags=tags, partition_id="train")
+
+    class Unit(PolicyUnit):
+        name, use_reference_policy = "shared", False
+
+        def __init__(self) -> None:
+            self._sync_mode = mode == "sync"
+            self.config = SimpleNamespace(algorithm=None)  # type: ignore[assignment]
+
+        def _balance_batch(self, batch: KVBatchMeta, metrics: Any, seed: int) -> KVBatchMeta:
+            padding = {**tags[1], "is_padding": True, "min_global_steps": 2, "max_global_steps": 2}
+            return KVBatchMeta(keys=[*batch.keys, "padding"], tags=[*batch.tags, padding], partition_id="train")
+
+        def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: Any) -> None:
+            metrics[PROBS_DIFF] = 0.5
+
+        def _update_actor(self, batch: KVBatchMeta, metrics: Any) -> None:
+            pass
+
+    metrics: dict[str, Any] = {}
+    Unit().train(batch, 3, metrics, {})
+    assert metrics.get(PROBS_DIFF) == (expected if expected is None else pytest.approx(expected))

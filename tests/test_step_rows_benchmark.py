@@ -1,0 +1,27 @@
+"""The benchmark of a step's rows at a small size: it calls the product's functions in the trainer's order."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl")
+
+sys.path.append(str(Path(__file__).parent / "benchmarks"))
+
+import bench_step_rows
+
+from verl_atgrpo.trainer import row_parts
+
+
+def test_a_step_goes_through_all_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_parts, "tq", row_parts.tq)  # puts back what the benchmark sets
+    queue = str(tmp_path / "queue")
+    played = bench_step_rows.work(128, 16.0, True, queue)
+    driven = bench_step_rows.drive(queue, answer_tokens=0)
+    assert played["rows"] == driven["rows"] == 128
+    stages = ["sort", "filter", "of, but", "balance", "deal", "log-probs", "advantage", "metrics"]
+    assert [name for name in driven if name not in ("rows", "megabytes")] == stages
+    assert bench_step_rows.total(driven) == pytest.approx(sum(driven[stage] for stage in stages))

@@ -1,0 +1,261 @@
+"""Sudoku as a team plays it: prompts, episodes."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import Any
+
+import pytest
+from sudoku_players import (
+    ALL_OPTIONS,
+    CHANGED,
+    CLASH,
+    PUZZLE,
+    RIGHT,
+    RIGHT_TOO,
+    SOLVED,
+    STANDING,
+    STATES,
+    STYLES,
+    WRONG,
+    WRONG_TOO,
+    episode,
+    full,
+    grid,
+    grids_in,
+    of,
+    oracle,
+    prompt_of,
+    rows,
+    written,
+)
+
+from verl_atgrpo.environment import Score, make
+from verl_atgrpo.environments import drafting
+from verl_atgrpo.environments.drafting import Draft
+from verl_atgrpo.environments.sudoku import Sudoku
+from verl_atgrpo.environments.sudoku_grid import State, SudokuTask, enter
+from verl_atgrpo.sandbox import Limits, extract_python, run_python
+from verl_atgrpo.team import ScriptedTeam, play
+
+# ------------------------------------------------------------------ prompts
+
+
+def prompts(env: Sudoku, state: State, *drafts: str | None) -> list[list[str]]:
+    asked = [env.draft_prompt(state)]
+    for draft in drafts:
+        text = "no idea" if draft is None else f"```python\nprint({rows(draft)!r})\n```"
+        asked.append(env.plan_prompt(state, Draft(text, draft, rows(draft or ""), True)))
+    return [[message["content"] for message in prompt] for prompt in asked]
+
+
+@pytest.mark.parametrize("options", ALL_OPTIONS)
+def test_echoing_a_prompt_earns_nothing(options: dict[str, Any]) -> None:
+    """Trap 5: the example grid in the reference's prompt was a valid answer."""
+    env = Sudoku(**options)
+    for state in STATES:
+        assert extract_python(env.draft_prompt(state)[-1]["content"]) is None
+        for contents in prompts(env, state, None, SOLVED, RIGHT, WRONG, CLASH, CHANGED):
+            for text in ("\n".join(contents), *contents, contents[-1].splitlines()[-1]):
+                assert env.score_reply(state, text) == Score()
+
+
+@pytest.mark.parametrize("options", ALL_OPTIONS)
+def test_echoing_the_grids_of_a_prompt_earns_the_format_at_most(options: dict[str, Any]) -> None:
+    env = Sudoku(**options)
+    for state in STATES:
+        for contents in prompts(env, state, None, STANDING, state.grid):
+            lines = "\n".join(contents).split("\n")
+            seen = 0
+            for start in range(len(lines) - 3):
+                text = "\n".join(lines[start : start + 4])
+                for reply in (text, f"Grid:\n{text}"):
+                    score = env.score_reply(state, reply)
+                    assert score.team == 0
+                    assert score.local in (0, 0.1)
+                    seen += score.local > 0
+                printed = env.parse_printed(text)
+                assert printed is None or env.score_printed(state, printed) == Score(0, 0.2)
+            assert seen  # the grid as it stands was among them
+
+
+@pytest.mark.parametrize("options", ALL_OPTIONS)
+def test_a_team_of_parrots_earns_nothing(options: dict[str, Any]) -> None:
+    env = Sudoku(max_turns=2, **options)
+    record = episode(env, PUZZLE, lambda prompt, k: prompt, lambda prompt, k: prompt)
+    assert [decision.candidates[0].reward for decision in record.decisions] == [0] * 4
+    assert not record.outcome.success
+    assert record.outcome.team_reward == 0
+
+
+@pytest.mark.parametrize("options", ALL_OPTIONS)
+def test_feedback_follows_from_the_rules_alone(options: dict[str, Any]) -> None:
+    """Two drafts that break no rule are told the same, whether right or wrong: the solution stays hidden."""
+    env = Sudoku(**options)
+    for state in STATES:
+        told = set()
+        for draft in (RIGHT, RIGHT_TOO, WRONG, WRONG_TOO):
+            (question,) = [contents[-1].replace("\n> ", "\n") for contents in prompts(env, state, draft)[1:]]
+            for drawn in (rows(draft), rows(draft, " "), repr(rows(draft))):
+                question = question.replace(drawn, "<draft>")
+            told.add(question)
+        # Where the draft is the grid as it stands, that grid is replaced as well.
+        assert (
+            len({text.replace(rows(state.grid), "<draft>").replace(rows(state.grid, " "), "<draft>") for text in told})
+            == 1
+        )
+
+
+def test_nothing_shown_depends_on_the_solution() -> None:
+    """A team that is told of another solution sees the same prompts and grids up to solving."""
+    other = SudokuTask(4, STANDING, SOLVED[::-1])
+    env = Sudoku(tool="grid")
+    mine, theirs = State.initial(PUZZLE), State.initial(other)
+    for answer in (RIGHT, WRONG, CLASH, CHANGED, RIGHT_TOO):
+        assert prompts(env, mine, answer, CLASH) == prompts(env, theirs, answer, CLASH)
+        mine, theirs = enter(mine, answer), enter(theirs, answer)
+        assert mine.grid == theirs.grid
+
+
+@pytest.mark.parametrize("options", STYLES)
+def test_the_planner_sees_the_draft_and_what_the_rules_say(options: dict[str, Any]) -> None:
+    env = Sudoku(max_turns=1, **options)
+    compact = options["style"] == "compact"
+    for draft, verdict, short in (
+        (SOLVED, "is complete and consistent.", ">goal"),
+        (WRONG, "breaks no rule; cells left empty: 7.", ">7"),
+        (CLASH, "is wrong: row 1 repeats 3; column 4 repeats 3; box 2 repeats 3.", ">r13#"),
+        (
+            "2" + SOLVED[1:],
+            "is wrong: given at row 1, column 1 is changed; row 1 repeats 2; column 1 repeats 2; and more.",
+            ">g11#",
+        ),
+    ):
+        record = episode(env, PUZZLE, lambda prompt, k, draft=draft: written(draft, options), lambda prompt, k: "-")
+        asked = prompt_of(of("planner", record)[0])
+        assert grids_in(asked) == [STANDING, draft]
+        assert short in asked if compact else verdict in asked
+    record = episode(env, PUZZLE, lambda prompt, k: "?", lambda prompt, k: "-")
+    assert (">none" if compact else "no valid grid") in prompt_of(of("planner", record)[0])
+
+
+# ------------------------------------------------------------------ episodes
+
+
+@pytest.mark.parametrize("options", STYLES)
+def test_the_prompt_shows_the_current_grid_and_the_givens(options: dict[str, Any]) -> None:
+    """Trap 4: the reference prompt shows the start, not the current state."""
+    answers = {STANDING: WRONG, WRONG: RIGHT, RIGHT: CLASH}
+    env = Sudoku(max_turns=4, **options)
+    record = episode(
+        env,
+        PUZZLE,
+        lambda prompt, k: "-",
+        lambda prompt, k: written(answers.get(grids_in(prompt)[0], SOLVED), options),
+    )
+    after_clash = grid("12.. 3412 2143 4321")
+    shown = [[STANDING], [WRONG, STANDING], [RIGHT, STANDING], [after_clash, STANDING]]
+    for agent in ("tool_user", "planner"):
+        assert [grids_in(prompt_of(decision)) for decision in of(agent, record)] == shown
+    assert record.outcome.success
+    assert [decision.candidates[0].reward for decision in of("planner", record)] == pytest.approx([0.2, 0.3, 0.6, 2])
+
+
+@pytest.mark.parametrize("options", STYLES)
+def test_a_scripted_oracle_solves_every_task(options: dict[str, Any]) -> None:
+    env = Sudoku(**options)
+    for index in range(10):
+        record = episode(env, env.task("val", index), lambda prompt, k: "-", oracle(options))
+        assert record.outcome.success
+        assert record.outcome.team_reward == 1
+        assert record.outcome.metrics == {"turns": 1, "correct": 1}
+        assert [decision.candidates[0].reward for decision in record.decisions] == pytest.approx([0, 2])
+
+
+def test_running_out_of_turns_is_not_success() -> None:
+    env = Sudoku(tool="grid", max_turns=3)
+    almost_solved = SOLVED[:2] + "." + SOLVED[3:]
+    for answer, share in (("-", 0), (full(WRONG), 0), (full(almost_solved), 7 / 8), (full(CHANGED), 0)):
+        record = episode(env, PUZZLE, lambda prompt, k: "-", lambda prompt, k, answer=answer: answer)
+        assert len(record.decisions) == 6
+        assert not record.outcome.success
+        assert record.outcome.team_reward == 0
+        assert record.outcome.metrics == {"turns": 3, "correct": share}
+
+
+def test_solving_on_the_last_turn_is_success() -> None:
+    steps = [RIGHT, RIGHT[:4] + SOLVED[4:8] + RIGHT[8:], SOLVED]
+    env = Sudoku(tool="grid", max_turns=3)
+    following = dict(zip([STANDING, *steps], steps, strict=False))
+    record = episode(env, PUZZLE, lambda prompt, k: "-", lambda prompt, k: full(following[grids_in(prompt)[0]]))
+    assert record.outcome.success
+    assert record.outcome.metrics["turns"] == 3
+    assert [decision.candidates[0].reward for decision in of("planner", record)] == pytest.approx([0.3, 0.4, 2])
+
+
+def test_the_best_candidate_is_written_down() -> None:
+    env = Sudoku(tool="grid", max_turns=1)
+    plans = [full(WRONG), full(SOLVED), full(RIGHT), "-"]
+    record = episode(env, PUZZLE, lambda prompt, k: "-", lambda prompt, k: plans[k], candidates=4)
+    (plan,) = of("planner", record)
+    assert [candidate.reward for candidate in plan.candidates] == pytest.approx([0.2, 2, 0.3, 0])
+    assert plan.committed == 1
+    assert record.outcome.success
+
+
+@pytest.mark.parametrize("options", STYLES)
+def test_the_single_agent_is_asked_what_the_team_is_asked(options: dict[str, Any]) -> None:
+    """The comparison is fair only with the same prompts, feedback, calls and turns."""
+
+    def answer(prompt: str, k: int) -> str:
+        return written(RIGHT_TOO if grids_in(prompt)[0] == RIGHT else RIGHT, options)
+
+    team = Sudoku(max_turns=3, **options)
+    single = make("sudoku_single", max_turns=3, **options)
+    record = episode(team, PUZZLE, answer, answer)
+    alone = asyncio.run(play(single, PUZZLE, ScriptedTeam({"solo": answer})))
+    assert [decision.prompt_ids for decision in alone.decisions] == [
+        decision.prompt_ids for decision in record.decisions
+    ]
+    assert [decision.turn for decision in alone.decisions] == list(range(6))
+    assert alone.outcome == record.outcome
+    assert single.agents == ("solo",)
+    assert single.task("val", 3) == team.task("val", 3)
+
+
+def test_programs_of_the_tool_user_are_run_and_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = functools.partial(run_python, limits=Limits(cpu_seconds=1, wall_seconds=2.0))
+    monkeypatch.setattr(drafting, "run_python", quick)
+
+    def program(code: str) -> str:
+        return f"Let me see.\n```python\n{code}\n```\n"
+
+    def printing(text: str) -> str:
+        return program(f"print({rows(text)!r}, flush=True)")
+
+    answers = {
+        program(f"print({rows(SOLVED)!r}, flush=True)\nwhile True: pass"): (0, 0.1),  # timed out, though it printed
+        program("raise SystemExit(1)"): (0, 0.1),
+        program("print('no idea')"): (0, 0.2),
+        "no program": (0, 0),
+        full(SOLVED): (0, 0),
+        printing(STANDING): (0, 0.2),
+        printing(CLASH): (0, 0.6),
+        printing(RIGHT): (0, 1.0),
+        program(f"print('found')\nfor row in {rows(SOLVED)!r}.split(): print(*row)"): (1, 1.0),
+    }
+    texts = list(answers)
+    record = episode(
+        Sudoku(max_turns=1), PUZZLE, lambda prompt, k: texts[k], lambda prompt, k: full(SOLVED), candidates=len(texts)
+    )
+    draft, plan = record.decisions
+    teams, locals_ = zip(*answers.values(), strict=True)
+    assert [candidate.score.team for candidate in draft.candidates] == pytest.approx(teams)
+    assert [candidate.score.local for candidate in draft.candidates] == pytest.approx(locals_)
+    assert draft.committed == len(texts) - 1
+    told = prompt_of(plan).replace("\n> ", "\n")  # what the tool user says is quoted
+    assert texts[-1] in told
+    assert f"found\n{rows(SOLVED, ' ')}" in told
+    assert "This draft is complete and consistent." in told
+    assert record.outcome.success
