@@ -1,31 +1,35 @@
-"""Makes the study's table and figure from what `study.py` left.
+"""Makes the study's tables and figures from what `study.py` left.
 
     python examples/study/results.py [--out runs/study] [--images docs/images] > table.md
 
 Success between two validations is interpolated. Intervals are 95% t intervals over seeds: starting model, tasks and
-draws all differ from seed to seed.
+draws all differ from seed to seed, and are the same for all variants of a seed. So a variant is compared with AT-GRPO
+by the differences within seeds, in percentage points.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
-from variants import GAMES, VARIANTS, Game, Variant
+from variants import GAMES, VARIANTS, Game
 
 from verl_atgrpo.learning_curve import Point, read
 
+BASE = "at_grpo"
+"""The variant that others are compared with."""
 TARGET = 0.9
 """The success whose price in tokens is told."""
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """97.5% quantiles of Student's t for 1, 2, ... degrees of freedom."""
 _DRAWN = ("at_grpo", "at_grpo_roles", "single_grpo", "team_grpo", "dr_mas", "no_local")
+_SHORT = ("at_grpo", "at_grpo_roles", "single_at_grpo", "single_grpo", "team_grpo", "dr_mas")
+"""The variants of the table that has all games."""
 _PARTS = 60
 """Straight pieces of a curve in the figure."""
 
@@ -35,8 +39,6 @@ class Curve:
     """Validation success of one training, by tokens generated."""
 
     points: tuple[Point, ...]
-    seconds: float
-    """From the start of the processes to their end."""
 
     def at(self, tokens: float) -> float:
         """Returns the success after so many tokens, or at the end if it came earlier."""
@@ -67,7 +69,7 @@ def load(folder: Path, name: str) -> dict[int, Curve]:
         if start is not None:
             first = folder / f"{start}_{seed}" / "metrics.jsonl"
             points.insert(0, read(first)[0])
-        curves[seed] = Curve(tuple(points), json.loads(done.read_text())["seconds"])
+        curves[seed] = Curve(tuple(points))
     return curves
 
 
@@ -79,18 +81,34 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     return mean(values) - half, mean(values) + half
 
 
-def row(variant: Variant, curves: dict[int, Curve], budget: int) -> str:
-    """Returns the variant's line of the table, at its share of the game's budget."""
+def row(name: str, variants: dict[str, dict[int, Curve]], budget: int) -> str:
+    """Returns a variant's line of the table, at its share of the game's budget."""
+    variant, curves = VARIANTS[name], variants[name]
     finals = [curve.at(variant.share * budget) for curve in curves.values()]
     if variant.needs:
         starts, tokens = "", "no training"
     else:
         starts = percent(mean(curve.points[0].success for curve in curves.values()))
         tokens = price([curve.reaches(TARGET) for curve in curves.values()])
+    seeds = ", ".join(percent(final) for final in finals)
+    base = variants[BASE] if name != BASE else {}
+    gaps = [curve.at(variant.share * budget) - base[seed].at(budget) for seed, curve in curves.items() if seed in base]
+    compared = difference(gaps) if gaps else ""
+    return f"| {variant.title} | {starts} | {success(finals)} | {seeds} | {compared} | {tokens} |"
+
+
+def success(finals: Sequence[float]) -> str:
+    """Returns the mean of seeds' success with its interval, which ends at 0 and 100%."""
     bounds = interval(finals)
     shown = "" if bounds is None else f" ({percent(max(0.0, bounds[0]))} to {percent(min(1.0, bounds[1]))})"
-    seeds = ", ".join(percent(final) for final in finals)
-    return f"| {variant.title} | {starts} | {percent(mean(finals))}{shown} | {seeds} | {tokens} |"
+    return f"{percent(mean(finals))}{shown}"
+
+
+def difference(points: Sequence[float]) -> str:
+    """Returns the mean of differences of shares, in percentage points, with its interval."""
+    bounds = interval(points)
+    shown = "" if bounds is None else f" ({100 * bounds[0]:+.1f} to {100 * bounds[1]:+.1f})"
+    return f"{100 * mean(points):+.1f}{shown}"
 
 
 def price(reached: Sequence[float | None]) -> str:
@@ -110,14 +128,31 @@ def percent(share: float) -> str:
 def table(folder: Path, game: Game) -> list[str]:
     """Returns one game's table in Markdown."""
     lines = [
-        f"| trained by | start | success at {game.budget:,} tokens (95% interval) | seeds | tokens to {TARGET:.0%} |",
-        "|---|---|---|---|---|",
+        f"| trained by | start | success at {game.budget:,} tokens (95% interval) | seeds "
+        f"| against AT-GRPO, same seeds | tokens to {TARGET:.0%} |",
+        "|---|---|---|---|---|---|",
     ]
-    for name, variant in VARIANTS.items():
-        curves = load(folder, name)
-        if curves:
-            lines.append(row(variant, curves, game.budget))
-    return lines
+    variants = {name: load(folder, name) for name in VARIANTS}
+    return lines + [row(name, variants, game.budget) for name, curves in variants.items() if curves]
+
+
+def in_short(out: Path, games: Mapping[str, Game]) -> list[str]:
+    """Returns the table of the main variants, with a column for every game; its first lines are of prompts alone."""
+
+    def line(title: str, name: str, share: float) -> str:
+        """Success after this share of each game's budget."""
+        columns = [
+            [curve.at(share * game.budget) for curve in load(out / key, name).values()] for key, game in games.items()
+        ]
+        return f"| {title} | " + " | ".join(success(seeds) if seeds else "" for seeds in columns) + " |"
+
+    return [
+        "| trained by | " + " | ".join(f"{name}, {game.budget:,} tokens" for name, game in games.items()) + " |",
+        "|---" * (len(games) + 1) + "|",
+        line("team, not trained", BASE, 0.0),
+        line("single agent, not trained", "single_grpo", 0.0),
+        *(line(VARIANTS[name].title, name, 1.0) for name in _SHORT),
+    ]
 
 
 def draw(folder: Path, image: Path, game: Game) -> None:
@@ -154,10 +189,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/study"))
     parser.add_argument("--images", type=Path, default=Path("docs/images"))
     options = parser.parse_args()
-    for name, game in GAMES.items():
+    games = {name: game for name, game in GAMES.items() if any((options.out / name).glob("*/done"))}
+    if not games:
+        parser.error(f"--out {options.out}: no training is done there; study.py leaves them")
+    sys.stdout.write("\n".join(["### In short", "", *in_short(options.out, games), ""]) + "\n")
+    for name, game in games.items():
         folder = options.out / name
-        if not any(folder.glob("*/done")):
-            continue
         sys.stdout.write("\n".join([f"### {name}", "", *table(folder, game), ""]) + "\n")
         draw(folder, options.images / f"study_{name}.png", game)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -52,8 +53,17 @@ def main() -> None:
                 run(options.out / game, GAMES[game], name, seed, model)
 
 
-def run(folder: Path, game: Game, name: str, seed: int, model: Path) -> None:
-    """Runs one variant with one seed, unless it is done; leaves `metrics.jsonl`, `train.log` and `done`."""
+def run(folder: Path, game: Game, name: str, seed: int, model: Path, target: float = math.inf) -> None:
+    """Runs one variant with one seed, unless it is done; leaves `metrics.jsonl`, `train.log` and `done`.
+
+    Args:
+        folder: the game's.
+        game: what is played.
+        name: the variant, of `VARIANTS`.
+        seed: of tasks and draws.
+        model: the starting model.
+        target: the validation success that ends it before its budget of tokens does.
+    """
     variant, here = VARIANTS[name], folder / f"{name}_{seed}"
     if (here / "done").exists():
         return
@@ -72,7 +82,8 @@ def run(folder: Path, game: Game, name: str, seed: int, model: Path) -> None:
     with (here / "train.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         try:
-            ended = _watch(process, metrics, None if variant.needs else variant.share * game.budget)
+            budget = math.inf if variant.needs else variant.share * game.budget
+            ended = _watch(process, metrics, budget, target)
         finally:
             _end(process)
     if not ended:
@@ -101,8 +112,9 @@ def overrides_of(
     if variant.needs:
         overrides.append("trainer.val_only=true")
     else:
-        overrides += [f"trainer.test_freq={variant.test_every}", "trainer.total_training_steps=1000"]
-        overrides += [f"trainer.save_freq={variant.test_every if variant.keep else -1}"]
+        test_every = min(variant.test_every, game.test_every)
+        overrides += [f"trainer.test_freq={test_every}", "trainer.total_training_steps=1000"]
+        overrides += [f"trainer.save_freq={test_every if variant.keep else -1}"]
         overrides += [f"trainer.val_before_train={variant.start is None}"]
     names = dict(zip(("first", "second"), trained, strict=False))
     for key, value in {"model": model, "single": game.single, "solo": game.solo, **names}.items():
@@ -110,21 +122,18 @@ def overrides_of(
     return overrides
 
 
-def _watch(process: subprocess.Popen[bytes], metrics: Path, budget: float | None) -> bool:
-    """Waits for the end of the training or of its budget of tokens; returns whether it came to its end."""
+def _watch(process: subprocess.Popen[bytes], metrics: Path, budget: float, target: float) -> bool:
+    """Waits for the end of the training, of its budget of tokens or for a validation success; returns whether it came
+    to its end."""
     while process.poll() is None:
         time.sleep(_LOOK)
-        if budget is not None and _spent(metrics) >= budget:
+        try:
+            last = read(metrics)[-1]
+        except (OSError, ValueError):  # not there yet, no validation yet, or a line half written
+            continue
+        if last.tokens >= budget or last.success >= target:
             return True
     return process.returncode == 0
-
-
-def _spent(metrics: Path) -> float:
-    """Returns the tokens generated up to the last validation; 0 before the first."""
-    try:
-        return read(metrics)[-1].tokens
-    except (OSError, ValueError):  # not there yet, no validation yet, or a line half written
-        return 0.0
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

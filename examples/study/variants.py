@@ -19,12 +19,15 @@ class Game:
     """Prefix of its environments for one role alone (`solo`)."""
     overrides: tuple[str, ...] = ()
     """For all of its variants: the recipe's, where it says nothing."""
+    test_every: int = 3
+    """Training steps between two validations, at most."""
 
 
 GAMES: Mapping[str, Game] = {
     "plan_path": Game("plan_path_cpu", 60_000, "plan_path_single", "PlanPath"),
     # The recipe's learning rate is for a short run: at three times this one the policy soon draws one answer only.
-    "sudoku": Game("sudoku_cpu", 240_000, "sudoku_single", "Sudoku", ("actor_rollout_ref.actor.optim.lr=2.5e-4",)),
+    # It is learnt in a few steps, so every one is validated.
+    "sudoku": Game("sudoku_cpu", 100_000, "sudoku_single", "Sudoku", ("actor_rollout_ref.actor.optim.lr=2.5e-4",), 1),
 }
 
 
@@ -37,7 +40,7 @@ class Variant:
     share: float = 1.0
     """Of the game's budget."""
     test_every: int = 3
-    """Training steps between two validations."""
+    """Training steps between two validations; the game may ask for more of them."""
     needs: tuple[str, ...] = ()
     """What it puts together without training, as `variant:policy`: the tool user's and the planner's."""
     start: str | None = None
@@ -120,5 +123,18 @@ VARIANTS: Mapping[str, Variant] = {
         "each trained alone, then put in the team",
         _roles("{first}", "{second}"),
         needs=("tool_user_alone:shared", "planner_alone:shared"),
+    ),
+    "colocate_async": Variant(
+        "AT-GRPO, updates not waiting for the slowest episodes",
+        # team/async.yaml, spelt out: a game's recipe is one of the synchronous mode.
+        (
+            "at_grpo.mode=colocate_async",
+            "trainer.v1.colocate_async.num_warmup_batches=1",
+            "trainer.v1.sampler.max_off_policy_strategy=wait",
+            "trainer.v1.sampler.max_off_policy_threshold=3",
+            "algorithm.rollout_correction.rollout_is=token",
+            "algorithm.rollout_correction.rollout_is_threshold=2.0",
+        ),
+        start="at_grpo",
     ),
 }
