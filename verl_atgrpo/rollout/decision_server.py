@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
 from verl_atgrpo.rollout.group_answers import GroupAnswers
+from verl_atgrpo.rollout.weight_channel import name_receiver
 
 
 class DecisionServer(GroupAnswers, vLLMHttpServer):  # type: ignore[misc]
     """A server for `DecisionClient`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        name_receiver()  # verl has named it, and starts the engines later

@@ -33,6 +33,7 @@ from verl_atgrpo.trainer.log_probs import bypass_old_log_probs, write_old_log_pr
 from verl_atgrpo.trainer.metrics import PROBS_DIFF
 from verl_atgrpo.trainer.mini_batches import spread_padding
 from verl_atgrpo.trainer.policy_worker import PolicyServers, PolicyWorker
+from verl_atgrpo.trainer.rendezvous import meet
 from verl_atgrpo.trainer.replicas import Replicas
 from verl_atgrpo.trainer.row_parts import for_workers, is_padding
 from verl_atgrpo.trainer.staleness import fresh_probs_diff
@@ -116,6 +117,7 @@ class PolicyUnit:
             self._start()
 
     def _start(self) -> None:
+        meet(self.actor_rollout_wg)
         self.actor_rollout_wg.init_model()
         self.servers = PolicyServers.create(
             config=self.config,

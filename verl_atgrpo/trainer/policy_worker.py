@@ -13,14 +13,15 @@ from typing import Any
 
 import ray
 from verl.single_controller.base.decorator import Dispatch, register
-from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.replica import RolloutMode
 
+from verl_atgrpo.rollout.weight_channel import name_sender
+from verl_atgrpo.trainer.rendezvous import MeetingWorker
 from verl_atgrpo.trainer.server_link import ServerLink, bound_waiting
 
 
-class PolicyWorker(ActorRolloutRefWorker):  # type: ignore[misc]
+class PolicyWorker(MeetingWorker):
     """Trains one policy and pushes its weights to that policy's own servers."""
 
     rollout: Any
@@ -31,9 +32,11 @@ class PolicyWorker(ActorRolloutRefWorker):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def init_model(self) -> None:
-        """Builds the engines, then renumbers the replica that this worker's rollout adapter talks to."""
+        """Builds the engines, then names the replica that this worker's rollout adapter talks to: this job's, by the
+        policy's numbers."""
         super().init_model()
         adapter = self.rollout
+        name_sender(adapter)
         counted, renumbered = adapter.replica_rank, adapter.replica_rank + self._first_replica
         adapter.replica_rank = renumbered
         channel = adapter.zmq_handle.replace(f"-replica-{counted}-", f"-replica-{renumbered}-")

@@ -11,12 +11,17 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.ray import RayClassWithInitArgs
 from verl.workers.rollout.llm_server import LLMServerManager
 
+from verl_atgrpo.rollout.weight_channel import name_sender
 from verl_atgrpo.trainer.policy_worker import WeightTarget, deciding
 from verl_atgrpo.trainer.server_link import bound_waiting, too_late
 
 
 class ServerWorker(CheckpointEngineWorker):  # type: ignore[misc]
     """Sits beside a standalone server, takes the trainer's weights and hands them to it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        name_sender(self.server_adapter)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
     async def update_weights(self, global_steps: int | None = None) -> None:

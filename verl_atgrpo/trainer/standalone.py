@@ -9,13 +9,13 @@ from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, Ra
 from verl.single_controller.ray.base import create_colocated_worker_cls
 from verl.trainer.ppo.utils import Role
 from verl.utils.config import omega_conf_to_dataclass
-from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from verl_atgrpo.rollout.balancer import balancer_class
 from verl_atgrpo.separate_check import devices_of
 from verl_atgrpo.trainer.failures import PolicyFailed, naming, why_dead
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
 from verl_atgrpo.trainer.policy_worker import WeightTarget
+from verl_atgrpo.trainer.rendezvous import MeetingWorker, meet
 from verl_atgrpo.trainer.replicas import Replicas
 from verl_atgrpo.trainer.server_worker import StandaloneServers
 
@@ -69,7 +69,7 @@ class StandaloneUnit(PolicyUnit):
             roles.append(Role.RefPolicy)
         workers = {
             str(role): RayClassWithInitArgs(
-                cls=ray.remote(ActorRolloutRefWorker), config=self.config.actor_rollout_ref, role=str(role)
+                cls=ray.remote(MeetingWorker), config=self.config.actor_rollout_ref, role=str(role)
             )
             for role in roles
         }
@@ -84,6 +84,7 @@ class StandaloneUnit(PolicyUnit):
         self.ref_policy_wg = spawned.get(str(Role.RefPolicy), self.actor_rollout_wg)
 
     def _start(self) -> None:
+        meet(self.actor_rollout_wg)
         self.actor_rollout_wg.init_model()
         if self.ref_policy_wg is not self.actor_rollout_wg:
             self.ref_policy_wg.init_model()
