@@ -15,7 +15,6 @@ pytest.importorskip("verl")
 from verl_atgrpo.config import AtGrpoConfig
 from verl_atgrpo.environments.plan_path import PlanPath
 from verl_atgrpo.environments.sudoku import Sudoku
-from verl_atgrpo.learning_curve import Point
 from verl_atgrpo.run_check import check_run
 from verl_atgrpo.team import EpisodeRecord, ScriptedTeam, play
 
@@ -83,12 +82,8 @@ def test_a_role_alone_is_asked_every_turn_and_gets_the_teams_prompts(env: Any, r
     assert set(of_alone) <= set(asked)
 
 
-def point(tokens: float, success: float) -> Point:
-    return Point(step=0, seconds=0.0, tokens=tokens, success=success, max_probs_diff=0.0)
-
-
 def test_success_and_price_are_read_between_validations() -> None:
-    curve = results.Curve((point(0, 0.4), point(10_000, 0.6), point(20_000, 0.95), point(30_000, 0.93)))
+    curve = results.Curve(((0, 0.4), (10_000, 0.6), (20_000, 0.95), (30_000, 0.93)))
     assert curve.at(5_000) == pytest.approx(0.5)
     assert curve.at(25_000) == pytest.approx(0.94)
     assert curve.at(99_000) == 0.93  # it ended before
@@ -125,7 +120,7 @@ def test_the_table_borrows_starts_and_leaves_out_what_is_not_done(tmp_path: Path
     leave(tmp_path, "at_grpo", 0, {0: (0, 0.5), 3: (budget, 1.0)})
     leave(tmp_path, "k2", 0, {3: (budget, 0.75)})
     leave(tmp_path, "k4", 0, {3: (budget, 0.75)}, done=False)
-    lines = results.table(tmp_path, game)
+    lines = results.table(results.done(tmp_path), game)
     assert len(lines) == 4
     assert "| 50.0% | 100.0% | 100.0% |  | 48,000 |" in lines[2]
     assert "| 50.0% | 75.0% | 75.0% | -25.0 | not reached |" in lines[3]
@@ -134,7 +129,7 @@ def test_the_table_borrows_starts_and_leaves_out_what_is_not_done(tmp_path: Path
     leave(tmp_path, "k2", 1, {3: (budget, 0.25)})
     leave(tmp_path, "k2", 2, {3: (budget, 0.9)})
     leave(tmp_path, "at_grpo", 2, {0: (0, 0.1), 3: (budget, 0.6)}, done=False)
-    assert "| -30.0 (-93.5 to +33.5) |" in results.table(tmp_path, game)[3]
+    assert "| -30.0 (-93.5 to +33.5) |" in results.table(results.done(tmp_path), game)[3]
 
 
 def test_the_short_table_has_a_column_for_every_game(tmp_path: Path) -> None:
@@ -142,7 +137,20 @@ def test_the_short_table_has_a_column_for_every_game(tmp_path: Path) -> None:
     for game, budget in budgets.items():
         leave(tmp_path / game, "at_grpo", 0, {0: (0, 0.25), 3: (budget, 0.75)})
     leave(tmp_path / "sudoku", "single_grpo", 0, {0: (0, 0.5), 3: (budgets["sudoku"], 0.625)})
-    lines = results.in_short(tmp_path, GAMES)
+    lines = results.in_short({game: results.done(tmp_path / game) for game in GAMES})
     assert lines[2:4] == ["| team, not trained | 25.0% | 25.0% |", "| single agent, not trained |  | 50.0% |"]
     assert "| AT-GRPO, one policy, K = 8 | 75.0% | 75.0% |" in lines
     assert "| single agent, GRPO |  | 62.5% |" in lines
+
+
+def test_curves_are_kept_and_replaced_by_newer_ones(tmp_path: Path) -> None:
+    file = tmp_path / "curves" / "plan_path.jsonl"
+    first = {"k2": {0: results.Curve(((0, 0.5), (10, 0.75)))}, "at_grpo": {1: results.Curve(((0, 0.25),))}}
+    assert results.keep(file, first) == first
+    newer = {"k2": {0: results.Curve(((0, 0.5), (10, 0.875)))}, "k4": {2: results.Curve(((0, 0.5),))}}
+    assert results.keep(file, newer) == {**first, **newer}
+    assert results.keep(file, {}) == results.kept(file) == {**first, **newer}
+    assert [json.loads(line)["variant"] for line in file.read_text().splitlines()] == ["at_grpo", "k2", "k4"]
+    none = tmp_path / "none.jsonl"
+    assert results.keep(none, {}) == {}
+    assert not none.exists()

@@ -1,6 +1,9 @@
-"""Makes the study's tables and figures from what `study.py` left.
+"""Makes the study's tables and figures from what `study.py` left, and from the curves that are kept beside this file.
 
-    python examples/study/results.py [--out runs/study] [--images docs/images] > table.md
+    python examples/study/results.py [--out runs/study] [--curves examples/study/curves] [--images docs/images]
+
+The curves of trainings that are done are added to `<curves>/<game>.jsonl`, a line for each, in the place of the same
+variant's and seed's if there is one; tables and figures are of all that is there then.
 
 Success between two validations is interpolated. Intervals are 95% t intervals over seeds: starting model, tasks and
 draws all differ from seed to seed, and are the same for all variants of a seed. So a variant is compared with AT-GRPO
@@ -10,6 +13,7 @@ by the differences within seeds, in percentage points.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,7 +23,7 @@ from statistics import mean, stdev
 
 from variants import GAMES, VARIANTS, Game
 
-from verl_atgrpo.learning_curve import Point, read
+from verl_atgrpo.learning_curve import read
 
 BASE = "at_grpo"
 """The variant that others are compared with."""
@@ -38,39 +42,67 @@ _PARTS = 60
 class Curve:
     """Validation success of one training, by tokens generated."""
 
-    points: tuple[Point, ...]
+    points: tuple[tuple[float, float], ...]
+    """Tokens and success of every validation."""
 
     def at(self, tokens: float) -> float:
         """Returns the success after so many tokens, or at the end if it came earlier."""
-        for before, after in zip(self.points, self.points[1:], strict=False):
-            if after.tokens >= tokens:
-                share = (tokens - before.tokens) / (after.tokens - before.tokens)
-                return before.success + share * (after.success - before.success)
-        return self.points[-1].success
+        for (before, low), (after, high) in zip(self.points, self.points[1:], strict=False):
+            if after >= tokens:
+                return low + (tokens - before) / (after - before) * (high - low)
+        return self.points[-1][1]
 
     def reaches(self, success: float) -> float | None:
         """Returns the tokens after which this success was first reached, or None."""
-        if self.points[0].success >= success:
+        if self.points[0][1] >= success:
             return 0.0
-        for before, after in zip(self.points, self.points[1:], strict=False):
-            if after.success >= success:
-                share = (success - before.success) / (after.success - before.success)
-                return before.tokens + share * (after.tokens - before.tokens)
+        for (before, low), (after, high) in zip(self.points, self.points[1:], strict=False):
+            if high >= success:
+                return before + (success - low) / (high - low) * (after - before)
         return None
 
 
-def load(folder: Path, name: str) -> dict[int, Curve]:
-    """Returns seed -> curve of a variant, for the trainings that are done."""
-    curves = {}
-    for done in sorted(folder.glob(f"{name}_[0-9]*/done")):
-        points = list(read(done.parent / "metrics.jsonl"))
-        seed = int(done.parent.name.rpartition("_")[2])
-        start = VARIANTS[name].start
-        if start is not None:
-            first = folder / f"{start}_{seed}" / "metrics.jsonl"
-            points.insert(0, read(first)[0])
-        curves[seed] = Curve(tuple(points))
+Curves = Mapping[str, Mapping[int, Curve]]
+"""Variant -> seed -> its training; in the order of `VARIANTS`."""
+
+
+def done(folder: Path) -> Curves:
+    """Returns the curves of a game's trainings that are done."""
+    curves: dict[str, dict[int, Curve]] = {}
+    for name, variant in VARIANTS.items():
+        for ended in sorted(folder.glob(f"{name}_[0-9]*/done")):
+            seed = int(ended.parent.name.rpartition("_")[2])
+            points = read(ended.parent / "metrics.jsonl")
+            if variant.start is not None:
+                points.insert(0, read(folder / f"{variant.start}_{seed}" / "metrics.jsonl")[0])
+            curve = Curve(tuple((point.tokens, point.success) for point in points))
+            curves.setdefault(name, {})[seed] = curve
     return curves
+
+
+def kept(file: Path) -> Curves:
+    """Returns the curves that are kept in a file; none if it is not there."""
+    curves: dict[str, dict[int, Curve]] = {name: {} for name in VARIANTS}
+    for line in file.read_text().splitlines() if file.exists() else ():
+        record = json.loads(line)
+        curve = Curve(tuple((tokens, success) for tokens, success in record["points"]))
+        curves[record["variant"]][record["seed"]] = curve
+    return {name: seeds for name, seeds in curves.items() if seeds}
+
+
+def keep(file: Path, new: Curves) -> Curves:
+    """Adds curves to those in a file, in the place of the same variants' and seeds'; returns all of them."""
+    old = kept(file)
+    both = {name: dict(sorted({**old.get(name, {}), **new.get(name, {})}.items())) for name in VARIANTS}
+    lines = [
+        json.dumps({"variant": name, "seed": seed, "points": curve.points})
+        for name, seeds in both.items()
+        for seed, curve in seeds.items()
+    ]
+    if new:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(f"{line}\n" for line in lines))
+    return {name: seeds for name, seeds in both.items() if seeds}
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
@@ -81,17 +113,17 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     return mean(values) - half, mean(values) + half
 
 
-def row(name: str, variants: dict[str, dict[int, Curve]], budget: int) -> str:
+def row(name: str, variants: Curves, budget: int) -> str:
     """Returns a variant's line of the table, at its share of the game's budget."""
     variant, curves = VARIANTS[name], variants[name]
     finals = [curve.at(variant.share * budget) for curve in curves.values()]
     if variant.needs:
         starts, tokens = "", "no training"
     else:
-        starts = percent(mean(curve.points[0].success for curve in curves.values()))
+        starts = percent(mean(curve.at(0.0) for curve in curves.values()))
         tokens = price([curve.reaches(TARGET) for curve in curves.values()])
     seeds = ", ".join(percent(final) for final in finals)
-    base = variants[BASE] if name != BASE else {}
+    base = variants.get(BASE, {}) if name != BASE else {}
     gaps = [curve.at(variant.share * budget) - base[seed].at(budget) for seed, curve in curves.items() if seed in base]
     compared = difference(gaps) if gaps else ""
     return f"| {variant.title} | {starts} | {success(finals)} | {seeds} | {compared} | {tokens} |"
@@ -125,29 +157,29 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}%"
 
 
-def table(folder: Path, game: Game) -> list[str]:
+def table(variants: Curves, game: Game) -> list[str]:
     """Returns one game's table in Markdown."""
     lines = [
         f"| trained by | start | success at {game.budget:,} tokens (95% interval) | seeds "
         f"| against AT-GRPO, same seeds | tokens to {TARGET:.0%} |",
         "|---|---|---|---|---|---|",
     ]
-    variants = {name: load(folder, name) for name in VARIANTS}
-    return lines + [row(name, variants, game.budget) for name, curves in variants.items() if curves]
+    return lines + [row(name, variants, game.budget) for name in variants]
 
 
-def in_short(out: Path, games: Mapping[str, Game]) -> list[str]:
+def in_short(games: Mapping[str, Curves]) -> list[str]:
     """Returns the table of the main variants, with a column for every game; its first lines are of prompts alone."""
 
     def line(title: str, name: str, share: float) -> str:
         """Success after this share of each game's budget."""
         columns = [
-            [curve.at(share * game.budget) for curve in load(out / key, name).values()] for key, game in games.items()
+            [curve.at(share * GAMES[game].budget) for curve in variants.get(name, {}).values()]
+            for game, variants in games.items()
         ]
         return f"| {title} | " + " | ".join(success(seeds) if seeds else "" for seeds in columns) + " |"
 
     return [
-        "| trained by | " + " | ".join(f"{name}, {game.budget:,} tokens" for name, game in games.items()) + " |",
+        "| trained by | " + " | ".join(f"{game}, {GAMES[game].budget:,} tokens" for game in games) + " |",
         "|---" * (len(games) + 1) + "|",
         line("team, not trained", BASE, 0.0),
         line("single agent, not trained", "single_grpo", 0.0),
@@ -155,7 +187,7 @@ def in_short(out: Path, games: Mapping[str, Game]) -> list[str]:
     ]
 
 
-def draw(folder: Path, image: Path, game: Game) -> None:
+def draw(variants: Curves, image: Path, game: Game) -> None:
     """Draws success against tokens: the mean over seeds, and the seeds' range."""
     import matplotlib
 
@@ -164,10 +196,10 @@ def draw(folder: Path, image: Path, game: Game) -> None:
 
     figure, axes = pyplot.subplots(figsize=(7.5, 4.5), dpi=120)
     for name in _DRAWN:
-        curves = load(folder, name)
-        if not curves:
+        curves = variants.get(name)
+        if curves is None:
             continue
-        end = min(min(curve.points[-1].tokens for curve in curves.values()), game.budget)
+        end = min(min(curve.points[-1][0] for curve in curves.values()), game.budget)
         tokens = [end * part / _PARTS for part in range(_PARTS + 1)]
         seeds = [[100 * curve.at(spent) for spent in tokens] for curve in curves.values()]
         shown = [spent / 1000 for spent in tokens]
@@ -187,16 +219,17 @@ def main() -> None:
     """Prints the tables and writes the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/study"))
+    parser.add_argument("--curves", type=Path, default=Path(__file__).parent / "curves")
     parser.add_argument("--images", type=Path, default=Path("docs/images"))
     options = parser.parse_args()
-    games = {name: game for name, game in GAMES.items() if any((options.out / name).glob("*/done"))}
+    games = {name: keep(options.curves / f"{name}.jsonl", done(options.out / name)) for name in GAMES}
+    games = {name: variants for name, variants in games.items() if variants}
     if not games:
         parser.error(f"--out {options.out}: no training is done there; study.py leaves them")
-    sys.stdout.write("\n".join(["### In short", "", *in_short(options.out, games), ""]) + "\n")
-    for name, game in games.items():
-        folder = options.out / name
-        sys.stdout.write("\n".join([f"### {name}", "", *table(folder, game), ""]) + "\n")
-        draw(folder, options.images / f"study_{name}.png", game)
+    sys.stdout.write("\n".join(["### In short", "", *in_short(games), ""]) + "\n")
+    for name, variants in games.items():
+        sys.stdout.write("\n".join([f"### {name}", "", *table(variants, GAMES[name]), ""]) + "\n")
+        draw(variants, options.images / f"study_{name}.png", GAMES[name])
 
 
 if __name__ == "__main__":
