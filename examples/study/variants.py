@@ -27,7 +27,7 @@ GAMES: Mapping[str, Game] = {
     "plan_path": Game("plan_path_cpu", 60_000, "plan_path_single", "PlanPath"),
     # The recipe's learning rate is for a short run: at three times this one the policy soon draws one answer only.
     # It is learnt in a few steps, so every other one is validated.
-    "sudoku": Game("sudoku_cpu", 100_000, "sudoku_single", "Sudoku", ("actor_rollout_ref.actor.optim.lr=2.5e-4",), 2),
+    "sudoku": Game("sudoku_cpu", 60_000, "sudoku_single", "Sudoku", ("actor_rollout_ref.actor.optim.lr=2.5e-4",), 2),
 }
 
 
