@@ -88,9 +88,10 @@ def test_success_and_price_are_read_between_validations() -> None:
     assert curve.at(25_000) == pytest.approx(0.94)
     assert curve.at(99_000) == 0.93  # it ended before
     # .9 lies .3 above .6, of the .35 gained over 10,000 tokens.
-    assert curve.reaches(0.9) == pytest.approx(10_000 + 10_000 * 0.30 / 0.35)
-    assert curve.reaches(0.4) == 0.0
-    assert curve.reaches(0.96) is None
+    assert curve.reaches(0.9, within=20_000) == pytest.approx(10_000 + 10_000 * 0.30 / 0.35)
+    assert curve.reaches(0.9, within=18_500) is None
+    assert curve.reaches(0.4, within=20_000) == 0.0
+    assert curve.reaches(0.96, within=30_000) is None
     assert results.price([None, None]) == "not reached"
     assert results.price([10_000.0, None, 30_000.0]) == "20,000 (2 of 3 seeds)"
 

@@ -52,13 +52,14 @@ class Curve:
                 return low + (tokens - before) / (after - before) * (high - low)
         return self.points[-1][1]
 
-    def reaches(self, success: float) -> float | None:
-        """Returns the tokens after which this success was first reached, or None."""
+    def reaches(self, success: float, within: float) -> float | None:
+        """Returns the tokens after which this success was first reached, or None if these were not enough."""
         if self.points[0][1] >= success:
             return 0.0
         for (before, low), (after, high) in zip(self.points, self.points[1:], strict=False):
             if high >= success:
-                return before + (success - low) / (high - low) * (after - before)
+                tokens = before + (success - low) / (high - low) * (after - before)
+                return tokens if tokens <= within else None
         return None
 
 
@@ -116,15 +117,16 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
 def row(name: str, variants: Curves, budget: int) -> str:
     """Returns a variant's line of the table, at its share of the game's budget."""
     variant, curves = VARIANTS[name], variants[name]
-    finals = [curve.at(variant.share * budget) for curve in curves.values()]
+    end = variant.share * budget
+    finals = [curve.at(end) for curve in curves.values()]
     if variant.needs:
         starts, tokens = "", "no training"
     else:
         starts = percent(mean(curve.at(0.0) for curve in curves.values()))
-        tokens = price([curve.reaches(TARGET) for curve in curves.values()])
+        tokens = price([curve.reaches(TARGET, end) for curve in curves.values()])
     seeds = ", ".join(percent(final) for final in finals)
     base = variants.get(BASE, {}) if name != BASE else {}
-    gaps = [curve.at(variant.share * budget) - base[seed].at(budget) for seed, curve in curves.items() if seed in base]
+    gaps = [curve.at(end) - base[seed].at(budget) for seed, curve in curves.items() if seed in base]
     compared = difference(gaps) if gaps else ""
     return f"| {variant.title} | {starts} | {success(finals)} | {seeds} | {compared} | {tokens} |"
 
