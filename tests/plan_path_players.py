@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from verl_atgrpo.environments.grid import PlanPathTask
-from verl_atgrpo.environments.plan_path import PlanPath
-from verl_atgrpo.team import Decision, EpisodeRecord, ScriptedTeam, play
+from drafting_episodes import Script
 
-Script = Callable[[str, int], str]
+from verl_atgrpo.environments.grid import PlanPathTask
+
 DELTAS = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
 STYLES = [{"style": "full", "tool": "moves"}, {"style": "compact", "tool": "moves"}]
 
@@ -71,21 +69,6 @@ def compact_oracle(prompt: str, k: int) -> str:
 
 
 ORACLES: dict[str, Script] = {"full": full_oracle, "compact": compact_oracle}
-
-
-def episode(
-    env: PlanPath, task: PlanPathTask, tool_user: Script, planner: Script, candidates: int = 1
-) -> EpisodeRecord:
-    team = ScriptedTeam({"tool_user": tool_user, "planner": planner}, candidates=candidates)
-    return asyncio.run(play(env, task, team))
-
-
-def prompt_of(decision: Decision) -> str:
-    return "".join(map(chr, decision.prompt_ids))
-
-
-def of(agent: str, record: EpisodeRecord) -> list[Decision]:
-    return [decision for decision in record.decisions if decision.agent == agent]
 
 
 @contextmanager

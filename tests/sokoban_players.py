@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import math
 import re
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from verl_atgrpo.environments.sokoban import Sokoban
+from drafting_episodes import Script, of
+
 from verl_atgrpo.environments.sokoban_board import SokobanTask
 from verl_atgrpo.environments.sokoban_solver import solve
-from verl_atgrpo.team import Decision, EpisodeRecord, ScriptedTeam, play
+from verl_atgrpo.team import EpisodeRecord
 
-Script = Callable[[str, int], str]
 Position = tuple[int, frozenset[int]]
 """Player and boxes."""
 BOXOBAN = Path("/work/shared/data/boxoban_medium.txt")
@@ -66,21 +64,8 @@ def in_turn(*answers: str) -> Script:
     return lambda prompt, k: next(left)
 
 
-def episode(env: Sokoban, task: SokobanTask, tool_user: Script, planner: Script, candidates: int = 1) -> EpisodeRecord:
-    team = ScriptedTeam({"tool_user": tool_user, "planner": planner}, candidates=candidates)
-    return asyncio.run(play(env, task, team))
-
-
-def of(agent: str, record: EpisodeRecord) -> list[Decision]:
-    return [decision for decision in record.decisions if decision.agent == agent]
-
-
 def earned(agent: str, record: EpisodeRecord) -> list[float]:
     return [decision.candidates[decision.committed].reward for decision in of(agent, record)]
-
-
-def prompt_of(decision: Decision) -> str:
-    return "".join(map(chr, decision.prompt_ids))
 
 
 def moved(task: SokobanTask, position: Position, name: str) -> Position | None:

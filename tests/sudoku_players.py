@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import itertools
 import re
-from collections.abc import Callable
 from typing import Any
 
+from drafting_episodes import Script
 from hypothesis import strategies as st
 
-from verl_atgrpo.environments.sudoku import Sudoku
 from verl_atgrpo.environments.sudoku_grid import State, SudokuTask, enter
-from verl_atgrpo.team import Decision, EpisodeRecord, ScriptedTeam, play
 
-Script = Callable[[str, int], str]
 STYLES = [{"style": "full", "tool": "grid"}, {"style": "compact", "tool": "grid"}]
 ALL_OPTIONS = [*STYLES, {"style": "full", "tool": "python"}]
 
@@ -91,19 +87,6 @@ def grids_in(prompt: str) -> list[str]:
 
 def oracle(options: dict[str, Any]) -> Script:
     return lambda prompt, k: written(fitting(grids_in(prompt)[0])[0], options)
-
-
-def episode(env: Sudoku, task: SudokuTask, tool_user: Script, planner: Script, candidates: int = 1) -> EpisodeRecord:
-    team = ScriptedTeam({"tool_user": tool_user, "planner": planner}, candidates=candidates)
-    return asyncio.run(play(env, task, team))
-
-
-def prompt_of(decision: Decision) -> str:
-    return "".join(map(chr, decision.prompt_ids))
-
-
-def of(agent: str, record: EpisodeRecord) -> list[Decision]:
-    return [decision for decision in record.decisions if decision.agent == agent]
 
 
 entries = st.lists(st.sampled_from(".1234"), min_size=16, max_size=16).map("".join)

@@ -12,20 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drafting_episodes import episode, of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_path_players import (
-    CORRIDOR,
-    WALLED,
-    episode,
-    full,
-    full_oracle,
-    grid_in,
-    of,
-    solve,
-    task_from,
-    time_limit,
-)
+from plan_path_players import CORRIDOR, WALLED, full, full_oracle, grid_in, solve, task_from, time_limit
 
 from verl_atgrpo.environment import EnvironmentConfigError, make
 from verl_atgrpo.environments.grid import PlanPathTask, State, team_reward, walk

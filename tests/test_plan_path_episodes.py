@@ -10,20 +10,8 @@ import textwrap
 from typing import Any
 
 import pytest
-from plan_path_players import (
-    CORRIDOR,
-    ORACLES,
-    STYLES,
-    WALLED,
-    episode,
-    full,
-    full_oracle,
-    grid_in,
-    of,
-    prompt_of,
-    solve,
-    task_from,
-)
+from drafting_episodes import episode, of, prompt_of
+from plan_path_players import CORRIDOR, ORACLES, STYLES, WALLED, full, full_oracle, grid_in, solve, task_from
 
 from verl_atgrpo import environment
 from verl_atgrpo.environment import EnvironmentConfigError, make

@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 import pytest
+from drafting_episodes import episode, of, prompt_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sokoban_players import (
@@ -22,13 +23,10 @@ from sokoban_players import (
     board_in,
     compact_oracle,
     earned,
-    episode,
     full,
     in_turn,
     nothing,
-    of,
     oracle,
-    prompt_of,
 )
 
 from verl_atgrpo.environment import EnvironmentConfigError, Score, make

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drafting_episodes import episode, of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sudoku_players import (
@@ -26,12 +27,10 @@ from sudoku_players import (
     WIKIPEDIA_SOLVED,
     WRONG,
     entries,
-    episode,
     fitting,
     full,
     grid,
     grids_in,
-    of,
     on_givens,
     oracle,
     partial,

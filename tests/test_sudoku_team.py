@@ -7,6 +7,7 @@ import functools
 from typing import Any
 
 import pytest
+from drafting_episodes import episode, of, prompt_of
 from sudoku_players import (
     ALL_OPTIONS,
     CHANGED,
@@ -20,13 +21,10 @@ from sudoku_players import (
     STYLES,
     WRONG,
     WRONG_TOO,
-    episode,
     full,
     grid,
     grids_in,
-    of,
     oracle,
-    prompt_of,
     rows,
     written,
 )
