@@ -93,17 +93,17 @@ def kept(file: Path) -> Curves:
 
 def keep(file: Path, new: Curves) -> Curves:
     """Adds curves to those in a file, in the place of the same variants' and seeds'; returns all of them."""
-    old = kept(file)
-    both = {name: dict(sorted({**old.get(name, {}), **new.get(name, {})}.items())) for name in VARIANTS}
-    lines = [
-        json.dumps({"variant": name, "seed": seed, "points": curve.points})
-        for name, seeds in both.items()
-        for seed, curve in seeds.items()
-    ]
     if new:
+        old = kept(file)
+        both = {name: {**old.get(name, {}), **new.get(name, {})} for name in VARIANTS}
+        lines = [
+            json.dumps({"variant": name, "seed": seed, "points": curve.points})
+            for name, seeds in both.items()
+            for seed, curve in sorted(seeds.items())
+        ]
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("".join(f"{line}\n" for line in lines))
-    return {name: seeds for name, seeds in both.items() if seeds}
+    return kept(file)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
