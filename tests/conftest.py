@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 Compose = Callable[..., object]
-Leftovers = Callable[[], list[str]]
+Leftovers = Callable[..., list[str]]
 
 
 @pytest.fixture
@@ -51,7 +52,10 @@ def cancelled_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Leftovers]:
-    """Returns a function that names what programs have left: processes, zombies included, and temporary files."""
+    """Returns a function that names what programs have left: processes, zombies included, and temporary files.
+
+    It waits `within` seconds for them to go: a launcher ends after it has told that its program has.
+    """
     from processes import children
 
     from verl_atgrpo import sandbox
@@ -66,8 +70,14 @@ def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Leftovers]:
             return set(children(os.getpid()))
         return {*children(os.getpid()), *children(server.pid)} - {server.pid}
 
+    def left(within: float = 1.0) -> list[str]:
+        deadline = time.monotonic() + within
+        while (there := [*map(str, sorted(found() - before)), *os.listdir(folder)]) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return there
+
     before = found()
-    yield lambda: [*map(str, sorted(found() - before)), *os.listdir(folder)]
+    yield left
     shutil.rmtree(folder)
 
 
