@@ -277,7 +277,7 @@ def test_unknown_agents_are_named_with_those_there_are() -> None:
             access()
     assert not hasattr(team, "judge")
     assert isinstance(team.planner, Agent)
-    assert team["tool_user"] is team.tool_user
+    assert team["tool_user"] == team.tool_user
 
 
 def test_an_agent_is_not_hidden_by_an_attribute_of_the_team() -> None:

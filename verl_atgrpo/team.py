@@ -149,12 +149,12 @@ def select(rewards: Sequence[float], selection: Selection, rng: random.Random, t
     return max(range(len(rewards)), key=lambda index: rewards[index])
 
 
+@dataclass(frozen=True)
 class Agent:
     """One member of the team, seen from the environment."""
 
-    def __init__(self, team: Team, name: str) -> None:
-        self._team = team
-        self.name = name
+    _team: Team = field(repr=False)
+    name: str
 
     async def act(self, prompt: Prompt, score: ScoreFunction | None = None) -> Candidate:
         """Draws this agent's candidates for `prompt`, scores them and returns the committed one.
@@ -198,7 +198,6 @@ class Team:
         for name in agents:
             if not name.isidentifier() or hasattr(Team, name) or name in ("decisions", "failure", "generated_tokens"):
                 raise ValueError(f"agent name {name!r}: use an identifier other than the attributes of Team")
-        self._agents = {name: Agent(self, name) for name in agents}
         self._policy_of = dict(agents)
         self._policies = policies
         self._options = options
@@ -214,14 +213,14 @@ class Team:
         """The first candidate that could not be had: the episode has failed, whatever becomes of it."""
 
     def __getattr__(self, name: str) -> Agent:
-        try:
-            return self.__dict__["_agents"][name]  # type: ignore[no-any-return]
-        except KeyError:
-            known = ", ".join(self.__dict__.get("_agents", ()))
-            raise AttributeError(f"the team has no agent {name!r}; its agents are {known}") from None
+        agents = self.__dict__.get("_policy_of", ())
+        if name not in agents:
+            raise AttributeError(f"the team has no agent {name!r}; its agents are {', '.join(agents)}")
+        # Not kept: a team in a reference cycle, and all its tokens with it, would wait for the garbage collector.
+        return Agent(self, name)
 
     def __getitem__(self, name: str) -> Agent:
-        return getattr(self, name)  # type: ignore[no-any-return]
+        return self.__getattr__(name)
 
     async def _decide(self, agent: str, prompt: Prompt, score: ScoreFunction | None) -> Candidate:
         if self._closed:
