@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
+from uuid import uuid4
 
 import ray
 import torch
@@ -71,6 +72,7 @@ class LocalActor:
 
     def __init__(self, target: Any, loop: asyncio.AbstractEventLoop, seen: Seen = lambda *_: None) -> None:
         self._target, self._loop, self._seen = target, loop, seen
+        self._actor_id = uuid4().bytes
 
     def __getattr__(self, name: str) -> _Method:
         if name.startswith("__"):

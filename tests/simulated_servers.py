@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from uuid import uuid4
 
 import ray
 from local_stream import LocalStream
@@ -70,6 +71,7 @@ class Server(GroupAnswers):
 
     def __init__(self, name: str, version: int = 1, pace: float = 0.001) -> None:
         self.name = name
+        self._actor_id = uuid4().bytes
         self.version = version
         self.pace = pace
         self.fate: Exception | None = None

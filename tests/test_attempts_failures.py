@@ -195,7 +195,7 @@ def test_candidates_of_a_decision_share_one_server_and_one_question_to_the_balan
         servers = Servers(Server("a"), Server("b"))
         asked: list[str] = []
         acquire = servers.balancer.acquire_server
-        servers.balancer.acquire_server = lambda request_id, avoid: (asked.append(request_id), acquire(request_id))[1]
+        servers.balancer.acquire_server = lambda request_id, **_: (asked.append(request_id), acquire(request_id))[1]
         drawing = [asyncio.ensure_future(servers.draw(decision)) for decision in "aaaabb"]
         cancelled = asyncio.ensure_future(servers.draw("a"))
         await asyncio.sleep(0)
@@ -208,5 +208,33 @@ def test_candidates_of_a_decision_share_one_server_and_one_question_to_the_balan
         # The next decision with the same name asks again.
         await servers.draw("a")
         assert sorted(asked) == ["a", "a", "b"]
+
+    run_virtually(run())
+
+
+def test_the_balancer_sends_a_handle_once_and_anew_when_the_server_is_another() -> None:
+    async def run() -> None:
+        first = Server("a")
+        servers = Servers(first, Server("b"))
+        acquire = servers.balancer.acquire_server
+        sent: list[str | None] = []
+
+        def watched(request_id: str, **fields: Any) -> tuple[str, Any]:
+            server_id, server = acquire(request_id, **fields)
+            sent.append(server and server.name)
+            return server_id, server
+
+        servers.balancer.acquire_server = watched
+        servers.balancer._inflight_requests["b"] = 9
+        for decision in "defg":
+            assert (await servers.draw(decision)).token_ids == WHOLE
+        # Another server at the same address, as when one is started anew and gets the port of the dead one.
+        second = Server("another a")
+        servers.balancer.remove_servers(["a"])
+        servers.balancer.add_servers({"a": second})
+        for decision in "hi":
+            assert (await servers.draw(decision)).token_ids == WHOLE
+        assert sent == ["a", None, None, None, "another a", None]
+        assert (len(first.requests), len(second.requests)) == (4, 2)
 
     run_virtually(run())

@@ -12,6 +12,7 @@ import ray
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
+from verl_atgrpo.rollout.balancer import actor_id
 from verl_atgrpo.rollout.group_calls import GroupCalls, Request
 
 
@@ -68,6 +69,7 @@ class DecisionClient(LLMServerClient):  # type: ignore[misc]
         self._slots_per_server = slots_per_server(rollout.max_num_seqs, rollout.agent.num_workers)
         self._leases: dict[tuple[str, frozenset[str]], _Lease] = {}
         self._slots: dict[str, asyncio.Semaphore] = {}
+        self._known: dict[str, tuple[str, ray.actor.ActorHandle]] = {}
         self._calls = GroupCalls()
 
     @asynccontextmanager
@@ -97,6 +99,15 @@ class DecisionClient(LLMServerClient):  # type: ignore[misc]
             if lease.users == 0:
                 del self._leases[key]
                 lease.server.add_done_callback(lambda acquired: self._give_back(request_id, acquired))
+
+    async def _acquire_server(self, request_id: str, **extra: Any) -> Server:
+        """Returns id and handle of a server; the balancer sends a handle once."""
+        known = [identity for identity, _ in self._known.values()]
+        server_id, server = await super()._acquire_server(request_id, known=known, **extra)
+        if server is None:
+            return server_id, self._known[server_id][1]
+        self._known[server_id] = actor_id(server), server
+        return server_id, server
 
     async def _acquired(self, lease: _Lease) -> Server:
         try:

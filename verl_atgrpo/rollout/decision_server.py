@@ -8,6 +8,7 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
 from verl_atgrpo.rollout.group_answers import GroupAnswers
 from verl_atgrpo.rollout.weight_channel import name_receiver
+from verl_atgrpo.startup_objects import spare_startup_objects
 
 
 class DecisionServer(GroupAnswers, vLLMHttpServer):  # type: ignore[misc]
@@ -16,3 +17,8 @@ class DecisionServer(GroupAnswers, vLLMHttpServer):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         name_receiver()  # verl has named it, and starts the engines later
+
+    async def launch_server(self, *args: Any, **kwargs: Any) -> None:
+        """Starts the engine."""
+        await super().launch_server(*args, **kwargs)
+        spare_startup_objects()

@@ -25,6 +25,7 @@ from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.rollout.rows import Row, failed_validation_row, training_rows, validation_rows
 from verl_atgrpo.rollout.trace import Episode, TraceBudget, TracedTeam
 from verl_atgrpo.sandbox_pool import POOL
+from verl_atgrpo.startup_objects import spare_startup_objects
 from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, episode_seed, play
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         self._gate = Gate()
         self._training_clients = self._patient(self._gate)
         self._validation_clients = self._patient(Gate())
+        spare_startup_objects()
 
     def _patient(self, gate: Gate) -> dict[str, PatientClient]:
         return {

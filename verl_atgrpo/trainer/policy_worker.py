@@ -16,6 +16,7 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.replica import RolloutMode
 
+from verl_atgrpo.rollout.balancer import actor_id
 from verl_atgrpo.rollout.weight_channel import name_sender
 from verl_atgrpo.trainer.rendezvous import MeetingWorker
 from verl_atgrpo.trainer.server_link import ServerLink, bound_waiting
@@ -91,7 +92,7 @@ class WeightTarget:
     @classmethod
     def of(cls, adapter: Any) -> WeightTarget:
         """Returns the target of verl's rollout adapter, whose server must be up."""
-        server = adapter.server_handle._actor_id.hex() if adapter._ensure_server_handle() else None
+        server = actor_id(adapter.server_handle) if adapter._ensure_server_handle() else None
         return cls(adapter.replica_rank, adapter.zmq_handle, server)
 
 

@@ -15,6 +15,7 @@ from verl.single_controller.ray import RayWorkerGroup
 from verl.workers.rollout.replica import RolloutReplica
 
 from verl_atgrpo.config import SECTION
+from verl_atgrpo.rollout.balancer import actor_id
 from verl_atgrpo.rollout.ray_errors import last_line
 from verl_atgrpo.trainer.failures import PolicyFailed, watched, why_dead
 from verl_atgrpo.trainer.policy_worker import PolicyServers, WeightTarget, check_wiring
@@ -193,7 +194,7 @@ class Replicas:
         check_wiring(
             self._policy,
             targets,
-            {replica.replica_rank: [_id(server) for server in replica.servers] for replica in self.serving},
+            {replica.replica_rank: [actor_id(server) for server in replica.servers] for replica in self.serving},
         )
 
     def _targets(self) -> list[WeightTarget]:
@@ -206,11 +207,6 @@ class Replicas:
             self._processes[replica.replica_rank] = ray.get(
                 [server.__ray_call__.remote(_children) for server in replica.servers]
             )
-
-
-def _id(server: ray.actor.ActorHandle) -> str:
-    identity: str = server._actor_id.hex()
-    return identity
 
 
 async def _start_again(
