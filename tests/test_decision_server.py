@@ -17,6 +17,7 @@ import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer, and the worker wit
 from omegaconf import OmegaConf
 from simulated_engine import run_virtually
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
+from vllm.logprobs import append_logprobs_for_next_position, create_sample_logprobs
 from vllm.sampling_params import RequestOutputKind
 
 from verl_atgrpo.rollout.decision_server import DecisionServer
@@ -43,10 +44,10 @@ class Engine:
             while len(tokens) < ids[-1] or not ids[-1]:
                 await (asyncio.sleep(1) if ids[-1] else asyncio.Event().wait())
                 if self._stop.is_set():
-                    yield self._output(tokens, "abort")
+                    yield self._output(tokens, sampling_params, "abort")
                     return
                 tokens.append(7)
-                yield self._output(tokens, "length" if len(tokens) == ids[-1] else None)
+                yield self._output(tokens, sampling_params, "length" if len(tokens) == ids[-1] else None)
         except (asyncio.CancelledError, GeneratorExit):
             self.aborted.append(request_id)
             raise
@@ -55,8 +56,10 @@ class Engine:
         """Ends what is under way."""
         self._stop.set()
 
-    def _output(self, tokens: list[int], reason: str | None) -> Any:
-        log_probs = [{token: SimpleNamespace(logprob=-0.5)} for token in tokens]
+    def _output(self, tokens: list[int], params: Any, reason: str | None) -> Any:
+        log_probs = create_sample_logprobs(params.flat_logprobs)
+        for number, token in enumerate(tokens):
+            append_logprobs_for_next_position(log_probs, [token], [-0.5 - number], [None], rank=1, num_logprobs=0)
         completion = SimpleNamespace(token_ids=[*tokens], logprobs=log_probs, finish_reason=reason)
         return SimpleNamespace(outputs=[completion], num_cached_tokens=1, prompt_logprobs=None)
 
@@ -126,13 +129,13 @@ def test_every_request_is_one_of_the_engines_with_its_own_parameters() -> None:
         both = [{**params, "seed": 8}, {**params, "seed": 9, "max_tokens": 18}]
         answers = await gathered(server.generate_group([1, 2], ["x", "y"], [[3], [4, 5]], both, 100.0))
         assert [answer.token_ids for answer in answers] == [[7] * 3, [7] * 5]
-        assert [answer.log_probs for answer in answers] == [[-0.5] * 3, [-0.5] * 5]
+        assert [answer.log_probs for answer in answers] == [[-0.5, -1.5, -2.5], [-0.5, -1.5, -2.5, -3.5, -4.5]]
         assert all(answer.extra_fields == {"global_steps": 3, "num_cached_tokens": 1} for answer in answers)
         (first, mine, one), (second, yours, other) = server.engine.asked
         assert (first, second, one, other) == ([1, 2, 3], [1, 2, 4, 5], "x", "y")
         assert (mine.seed, mine.max_tokens, yours.seed, yours.max_tokens) == (8, 20, 9, 18)
         assert mine.output_kind is yours.output_kind is RequestOutputKind.FINAL_ONLY
-        assert (mine.detokenize, mine.logprobs, mine.temperature) == (False, 0, 0.5)
+        assert (mine.detokenize, mine.flat_logprobs, mine.logprobs, mine.temperature) == (False, True, 0, 0.5)
 
     run_virtually(run())
 

@@ -14,7 +14,8 @@ def engine_params(engine: str, mode: str) -> dict[str, Any]:
     """
     if engine != "vllm":
         return {}
-    # The text is decoded by the rollout worker, once and as a whole; vLLM need not do it token by token.
+    # The text is decoded by the rollout worker, once and as a whole; vLLM need not do it token by token. Log-probs in
+    # flat lists are a few objects for an answer, not three for every token.
     params: dict[str, Any] = {"detokenize": False, "flat_logprobs": True}
     if mode == "sync":
         from vllm.sampling_params import RequestOutputKind
