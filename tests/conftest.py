@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import pickle
 import shutil
 import tempfile
 import time
@@ -14,6 +16,29 @@ import pytest
 
 Compose = Callable[..., object]
 Leftovers = Callable[..., list[str]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parsed_once() -> Iterator[None]:
+    """Parses a YAML text once: a recipe is made of thirty, most of them verl's, and hundreds of tests compose one."""
+    try:
+        from omegaconf import OmegaConf
+    except ImportError:
+        yield
+        return
+    load, parsed = OmegaConf.load, {}
+
+    def remembered(source: Any) -> Any:
+        if not hasattr(source, "read"):
+            return load(source)
+        text = source.read()
+        if text not in parsed:
+            parsed[text] = pickle.dumps(load(io.StringIO(text)))
+        return pickle.loads(parsed[text])  # several times as fast as to copy
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OmegaConf, "load", staticmethod(remembered))
+        yield
 
 
 @pytest.fixture
