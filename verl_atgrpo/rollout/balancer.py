@@ -23,8 +23,8 @@ class AvoidingBalancer(GlobalRequestLoadBalancer):  # type: ignore[misc]
         Args:
             request_id: Team's decision id.
             avoid: server ids.
-            known: actors whose handles the client has: it gets None instead, since a handle costs both sides more
-                than all the rest of the call.
+            known: actors whose handles the client has: it gets None instead of another one, which would be hundreds
+                of objects to it.
 
         Raises RuntimeError if there is none.
         """
