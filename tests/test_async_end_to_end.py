@@ -74,8 +74,12 @@ def test_the_slowest_go_on_with_new_weights_and_no_task_is_lost(
     first = trained(tmp_path)
     assert [len(first[step]) for step in range(1, 6)] == [4] * 5
     assert len(set(chain.from_iterable(first.values()))) == 20
-    candidates = [one for rows in read(find(tmp_path)).episodes.values() for row in rows for one in row["candidates"]]
-    assert {version for one in candidates for version in one["version"]} > {0, 1, 2}
+    episodes = read(find(tmp_path)).episodes.items()
+    drawn_by = {version for key, rows in episodes if key[0] == "train" for row in rows for one in row["candidates"]
+                for version in one["version"]}  # fmt: skip
+    # Not every version has drawn: where a step's episodes have ended before it begins, it waits for none.
+    assert min(drawn_by) == 0
+    assert 2 <= max(drawn_by) <= 4
 
     # What is under way is in the checkpoints; the tests of the trainer resume from there.
     unfinished = {
