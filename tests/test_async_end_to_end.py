@@ -75,8 +75,8 @@ def test_the_slowest_go_on_with_new_weights_and_no_task_is_lost(
     assert [len(first[step]) for step in range(1, 6)] == [4] * 5
     assert len(set(chain.from_iterable(first.values()))) == 20
     episodes = read(find(tmp_path)).episodes.items()
-    drawn_by = {version for key, rows in episodes if key[0] == "train" for row in rows for one in row["candidates"]
-                for version in one["version"]}  # fmt: skip
+    rows = chain.from_iterable(rows for key, rows in episodes if key[0] == "train")
+    drawn_by = {version for row in rows for one in row["candidates"] for version in one["version"]}
     # Not every version has drawn: where a step's episodes have ended before it begins, it waits for none.
     assert min(drawn_by) == 0
     assert 2 <= max(drawn_by) <= 4
