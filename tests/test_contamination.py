@@ -68,7 +68,7 @@ def test_equal_tasks_are_found_whatever_their_texts_are_alike_to() -> None:
         Overlap(val=1, train=2),
         Overlap(val=2, train=2),
     ]
-    assert str(Overlap(val=1, train=2)) == "validation task 1 is also training task 2"
+    assert str(Overlap(val=1, train=2)) == "validation task 1 has the key of training task 2"
 
 
 @pytest.mark.parametrize(
@@ -150,11 +150,11 @@ def test_a_report_shows_the_first_and_counts_all() -> None:
     lines = text.split("\n")
     assert any_overlap
     assert len(lines) == 21
-    assert lines[0] == "validation task 1 is also training task 0"
+    assert lines[0] == "validation task 1 has the key of training task 0"
     assert lines[19].startswith("validation task 0 is nearly training task 19 (similarity 0.")
-    assert lines[-1] == "30 training and 2 validation tasks: 15 exact duplicates, 15 near"
+    assert lines[-1] == "30 training and 2 validation tasks: 15 with equal keys, 15 near"
     assert report(Texts([UNRELATED], [TRAIN]), 1, 1) == (
-        "1 training and 1 validation tasks: 0 exact duplicates, 0 near",
+        "1 training and 1 validation tasks: 0 with equal keys, 0 near",
         False,
     )
 
@@ -196,14 +196,14 @@ at_grpo: {val_tasks: 2}
     command = ["data", "check", "--config-name=plan_path_cpu", "at_grpo.train_tasks=100", "at_grpo.val_tasks=10"]
     assert main(command) == 0
     assert capsys.readouterr().out == (
-        "100 training and 10 validation tasks: 0 exact duplicates, tasks have no text, so near duplicates were not "
+        "100 training and 10 validation tasks: 0 with equal keys, tasks have no text, so near duplicates were not "
         "looked for\n"
     )
     command = ["data", "check", f"--config-dir={tmp_path}", "--config-name=mine", "~at_grpo.environment"]
     assert main([*command, f"+at_grpo.environment={{name:'{__name__}:Texts'}}"]) == 1
     first, summary = capsys.readouterr().out.splitlines()
     assert first.startswith("validation task 1 is nearly training task 0 (similarity 0.")
-    assert summary == "2 training and 2 validation tasks: 0 exact duplicates, 1 near"
+    assert summary == "2 training and 2 validation tasks: 0 with equal keys, 1 near"
 
 
 def test_a_recipe_that_is_not_there_ends_the_command_with_its_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -240,7 +240,7 @@ def test_statistics_over_all_agents_need_one_policy(estimator: Any, accepted: bo
 def test_overlap_of_validation_and_training_is_refused_unless_accepted(compose: Any) -> None:
     name = f"{__name__}:Overlapping"
     overrides = ("~at_grpo.environment", f"+at_grpo.environment={{name:'{name}'}}", *QUICK)
-    with pytest.raises(ConfigError, match=r"validation task 0 is also training task 0.*allow_overlap"):
+    with pytest.raises(ConfigError, match=r"validation task 0 has the key of training task 0.*allow_overlap"):
         check_run(compose("plan_path_cpu", *overrides))
     check_run(compose("plan_path_cpu", *overrides, "at_grpo.allow_overlap=true"))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,14 @@ from verl_atgrpo.team import EpisodeRecord, ScriptedTeam, play
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "study"))
 
+import curves
+import planner_alone
 import results
-import solo
 import study
-from variants import GAMES, VARIANTS
+from variants import ALL, GAMES, RATES, VARIANTS, update_variant
 
 
-@pytest.mark.parametrize(("game", "name"), [*(("plan_path", name) for name in VARIANTS), ("sudoku", "at_grpo")])
+@pytest.mark.parametrize(("game", "name"), [*(("plan_path", name) for name in VARIANTS), ("sudoku", "single_at_grpo")])
 def test_every_variant_is_a_job_that_can_start(compose: Any, tmp_path: Path, game: str, name: str) -> None:
     variant = VARIANTS[name]
     trained = [tmp_path / need.replace(":", "-") for need in variant.needs]
@@ -42,6 +42,17 @@ def test_every_variant_is_a_job_that_can_start(compose: Any, tmp_path: Path, gam
     models = {config.actor_rollout_ref.model.path, *(p["model"]["path"] for p in (settings.policies or {}).values())}
     assert models == {str(tmp_path / "start"), *map(str, trained)}
     assert bool(config.trainer.get("val_only")) == bool(variant.needs)
+    assert config.actor_rollout_ref.actor.optim.lr == GAMES[game].learning_rate
+
+
+@pytest.mark.parametrize("steps", [1, 16])
+def test_the_number_of_updates_and_the_learning_rate_are_what_the_names_say(
+    compose: Any, tmp_path: Path, steps: int
+) -> None:
+    variant = ALL[update_variant(steps, RATES[0])]
+    config = compose("plan_path_cpu", *study.overrides_of(GAMES["plan_path"], variant, 1, tmp_path, tmp_path, []))
+    assert config.data.train_batch_size / config.actor_rollout_ref.actor.ppo_mini_batch_size == steps
+    assert config.actor_rollout_ref.actor.optim.lr == pytest.approx(7e-4 / 8)
 
 
 def test_what_is_put_together_is_trained_before_and_kept() -> None:
@@ -51,39 +62,32 @@ def test_what_is_put_together_is_trained_before_and_kept() -> None:
             before = need.partition(":")[0]
             assert order.index(before) < order.index(name)
             assert VARIANTS[before].keep
-        # A start is borrowed only from the same agents with the same model: nothing else may differ.
-        alone = "at_grpo.environment.name={single}" in variant.overrides
-        assert variant.start in (None, "single_grpo" if alone else "at_grpo")
 
 
-@pytest.mark.parametrize("env", [PlanPath(size=4, tool="moves"), Sudoku(size=4, clues=8, tool="grid")])
-@pytest.mark.parametrize("role", ["Planner", "ToolUser"])
-def test_a_role_alone_is_asked_every_turn_and_gets_the_teams_prompts(env: Any, role: str) -> None:
-    name = {"PlanPath": "size=4, tool='moves'", "Sudoku": "size=4, clues=8, tool='grid'"}[type(env).__name__]
-    options = dict(size=4, tool="moves") if "moves" in name else dict(size=4, clues=8, tool="grid")
-    alone = getattr(solo, f"{type(env).__name__}{role}")(**options)
-    agent = alone.agents[0]
-    asked: list[str] = []
+@pytest.mark.parametrize(("name", "options"), [("PlanPath", {"tool": "moves"}), ("Sudoku", {"tool": "grid"})])
+def test_the_planner_alone_is_asked_every_turn_and_gets_the_teams_prompts(name: str, options: dict[str, str]) -> None:
+    env = {"PlanPath": PlanPath, "Sudoku": Sudoku}[name](size=4, **options)
+    alone = getattr(planner_alone, f"{name}Planner")(size=4, **options)
+    asked: dict[str, list[str]] = {}
 
-    def silent(prompt: str, call: int) -> str:
-        asked.append(prompt)
-        return "?"
+    def played(environment: Any) -> EpisodeRecord:
+        def silent(prompt: str, call: int) -> str:
+            asked.setdefault(type(environment).__name__, []).append(prompt)
+            return "?"
 
-    def played(environment: Any, agents: tuple[str, ...]) -> EpisodeRecord:
-        team = ScriptedTeam(dict.fromkeys(agents, silent), candidates=1)
+        team = ScriptedTeam(dict.fromkeys(environment.agents, silent), candidates=1)
         return asyncio.run(play(environment, environment.task("val", 3), team))
 
-    record = played(alone, (agent,))
-    assert [decision.agent for decision in record.decisions] == [agent] * alone.max_turns
+    record = played(alone)
+    assert [decision.agent for decision in record.decisions] == ["planner"] * alone.max_turns
     assert not record.outcome.success
-    of_alone, asked[:] = list(asked), []
-    played(env, env.agents)
+    played(env)
     # "?" is no draft, so the team's planner sees what the planner alone sees.
-    assert set(of_alone) <= set(asked)
+    assert asked[f"{name}Planner"] == asked[name][1::2]
 
 
 def test_success_and_price_are_read_between_validations() -> None:
-    curve = results.Curve(((0, 0.4), (10_000, 0.6), (20_000, 0.95), (30_000, 0.93)))
+    curve = curves.Curve(((0, 0.4), (10_000, 0.6), (20_000, 0.95), (30_000, 0.93)))
     assert curve.at(5_000) == pytest.approx(0.5)
     assert curve.at(25_000) == pytest.approx(0.94)
     assert curve.at(99_000) == 0.93  # it ended before
@@ -102,43 +106,33 @@ def test_intervals_are_students() -> None:
     assert results.interval([1.0]) is None
 
 
-def leave(folder: Path, name: str, seed: int, curve: dict[int, tuple[float, float]], done: bool = True) -> None:
-    """What a training leaves: step -> tokens and success."""
-    folder = folder / f"{name}_{seed}"
-    folder.mkdir(parents=True)
-    lines = [
-        {"step": step, "data": {"rollout/tokens": tokens, "val-core/x/acc/mean@1": success}}
-        for step, (tokens, success) in curve.items()
-    ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    if done:
-        (folder / "done").write_text('{"seconds": 60.0}')
+def leave(file: Path, name: str, seed: int, *points: tuple[float, float]) -> None:
+    curves.append(file, name, seed, curves.Curve(points))
 
 
-def test_the_table_borrows_starts_and_leaves_out_what_is_not_done(tmp_path: Path) -> None:
-    game = GAMES["plan_path"]
+def test_the_table_compares_within_seeds(tmp_path: Path) -> None:
+    game, file = GAMES["plan_path"], tmp_path / "plan_path.jsonl"
     budget = game.budget
-    leave(tmp_path, "at_grpo", 0, {0: (0, 0.5), 3: (budget, 1.0)})
-    leave(tmp_path, "k2", 0, {3: (budget, 0.75)})
-    leave(tmp_path, "k4", 0, {3: (budget, 0.75)}, done=False)
-    lines = results.table(results.done(tmp_path), game)
+    leave(file, "at_grpo", 0, (0, 0.5), (budget, 1.0))
+    leave(file, "k2", 0, (0, 0.5), (budget, 0.75))
+    leave(file, "steps_4_rate_1", 0, (0, 0.5), (budget, 0.75))
+    lines = results.table(curves.kept(file), game)
     assert len(lines) == 4
     assert "| 50.0% | 100.0% | 100.0% |  | 48,000 |" in lines[2]
     assert "| 50.0% | 75.0% | 75.0% | -25.0 | not reached |" in lines[3]
     # Of the seeds that both have: -25 and -35, so s = 7.07 and half of the interval is 12.706 x 7.07 / sqrt(2).
-    leave(tmp_path, "at_grpo", 1, {0: (0, 0.1), 3: (budget, 0.6)})
-    leave(tmp_path, "k2", 1, {3: (budget, 0.25)})
-    leave(tmp_path, "k2", 2, {3: (budget, 0.9)})
-    leave(tmp_path, "at_grpo", 2, {0: (0, 0.1), 3: (budget, 0.6)}, done=False)
-    assert "| -30.0 (-93.5 to +33.5) |" in results.table(results.done(tmp_path), game)[3]
+    leave(file, "at_grpo", 1, (0, 0.1), (budget, 0.6))
+    leave(file, "k2", 1, (0, 0.1), (budget, 0.25))
+    leave(file, "k2", 2, (0, 0.1), (budget, 0.9))
+    assert "| -30.0 (-93.5 to +33.5) |" in results.table(curves.kept(file), game)[3]
 
 
 def test_the_short_table_has_a_column_for_every_game(tmp_path: Path) -> None:
     budgets = {name: game.budget for name, game in GAMES.items()}
     for game, budget in budgets.items():
-        leave(tmp_path / game, "at_grpo", 0, {0: (0, 0.25), 3: (budget, 0.75)})
-    leave(tmp_path / "sudoku", "single_grpo", 0, {0: (0, 0.5), 3: (budgets["sudoku"], 0.625)})
-    lines = results.in_short({game: results.done(tmp_path / game) for game in GAMES})
+        leave(tmp_path / game, "at_grpo", 0, (0, 0.25), (budget, 0.75))
+    leave(tmp_path / "sudoku", "single_grpo", 0, (0, 0.5), (budgets["sudoku"], 0.625))
+    lines = results.in_short({game: curves.kept(tmp_path / game) for game in GAMES})
     assert lines[2:4] == ["| team, not trained | 25.0% | 25.0% |", "| single agent, not trained |  | 50.0% |"]
     assert "| AT-GRPO, one policy, K = 8 | 75.0% | 75.0% |" in lines
     assert "| single agent, GRPO |  | 62.5% |" in lines
@@ -146,12 +140,12 @@ def test_the_short_table_has_a_column_for_every_game(tmp_path: Path) -> None:
 
 def test_curves_are_kept_and_replaced_by_newer_ones(tmp_path: Path) -> None:
     file = tmp_path / "curves" / "plan_path.jsonl"
-    first = {"k2": {0: results.Curve(((0, 0.5), (10, 0.75)))}, "at_grpo": {1: results.Curve(((0, 0.25),))}}
-    assert results.keep(file, first) == first
-    newer = {"k2": {0: results.Curve(((0, 0.5), (10, 0.875)))}, "k4": {2: results.Curve(((0, 0.5),))}}
-    assert results.keep(file, newer) == {**first, **newer}
-    assert results.keep(file, {}) == results.kept(file) == {**first, **newer}
-    assert [json.loads(line)["variant"] for line in file.read_text().splitlines()] == ["at_grpo", "k2", "k4"]
-    none = tmp_path / "none.jsonl"
-    assert results.keep(none, {}) == {}
-    assert not none.exists()
+    assert curves.kept(file) == {}
+    leave(file, "k2", 1, (0, 0.5), (10, 0.75))
+    leave(file, "k2", 0, (0, 0.5))
+    leave(file, "at_grpo", 1, (0, 0.25))
+    leave(file, "k2", 1, (0, 0.5), (10, 0.875))
+    found = curves.kept(file)
+    assert list(found) == ["at_grpo", "k2"]
+    assert list(found["k2"]) == [0, 1]
+    assert found["k2"][1].points == ((0, 0.5), (10, 0.875))

@@ -26,11 +26,11 @@ class Overlap:
     val: int
     train: int
     similarity: float | None = None
-    """Jaccard similarity of the texts; None for tasks of equal fingerprints."""
+    """Jaccard similarity of the texts; None for tasks of equal keys."""
 
     def __str__(self) -> str:
         if self.similarity is None:
-            return f"validation task {self.val} is also training task {self.train}"
+            return f"validation task {self.val} has the key of training task {self.train}"
         return f"validation task {self.val} is nearly training task {self.train} (similarity {self.similarity:.2f})"
 
 
@@ -102,13 +102,13 @@ def overlaps(env: Environment, train: int, val: int) -> Iterator[Overlap]:
     texts: dict[int, str] = {}
     for index in range(val):
         task = env.task("val", index)
-        same[env.fingerprint(task)].append(index)
+        same[env.task_key(task)].append(index)
         if (text := env.text(task)) is not None:
             texts[index] = text
     near = NearIndex(texts)
     for index in range(train):
         task = env.task("train", index)
-        equal = same.get(env.fingerprint(task), [])
+        equal = same.get(env.task_key(task), [])
         yield from (Overlap(other, index) for other in equal)
         if (text := env.text(task)) is not None:
             found = near.near(text).items()
@@ -123,5 +123,5 @@ def report(env: Environment, train: int, val: int, shown: int = 20) -> tuple[str
     kinds.update(overlap.similarity is None for overlap in found)
     has_text = env.text(env.task("val", 0)) is not None
     near = f"{kinds[False]} near" if has_text else "tasks have no text, so near duplicates were not looked for"
-    summary = f"{train:,} training and {val:,} validation tasks: {kinds[True]} exact duplicates, {near}"
+    summary = f"{train:,} training and {val:,} validation tasks: {kinds[True]} with equal keys, {near}"
     return "\n".join([*map(str, first), summary]), kinds.total() > 0

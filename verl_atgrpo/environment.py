@@ -66,6 +66,13 @@ class Environment(ABC):
     def fingerprint(self, task: Any) -> str:
         """Returns a text that is equal for two tasks exactly if they are the same problem."""
 
+    def task_key(self, task: Any) -> str:
+        """Returns what no move of an episode changes, say the walls of a grid and not the walker; splits share none.
+
+        By default the fingerprint, which is right only where an episode never comes to the start of another task.
+        """
+        return self.fingerprint(task)
+
     @abstractmethod
     async def run(self, task: Any, team: Team) -> Outcome:
         """Plays one episode of `task` with `team` and returns how it ended."""
@@ -152,12 +159,15 @@ def _load(name: str) -> Callable[..., Environment]:
 def make(name: str, **options: Any) -> Environment:
     """Builds the environment `name` (registered, or "module:Class") with its options.
 
+    An option that it does not take may be null: so a recipe takes back what the one it builds upon has set.
+
     Raises EnvironmentConfigError for an unknown name, an unknown option or an option value that the
     environment refuses.
     """
     factory = _load(name)
     accepted = inspect.signature(factory).parameters
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values()):
+        options = {option: value for option, value in options.items() if option in accepted or value is not None}
         for option in options:
             if option not in accepted:
                 raise EnvironmentConfigError(

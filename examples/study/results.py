@@ -1,9 +1,6 @@
-"""Makes the study's tables and figures from what `study.py` left, and from the curves that are kept beside this file.
+"""Makes the study's tables and figures from the curves that `study.py` keeps.
 
-    python examples/study/results.py [--out runs/study] [--curves examples/study/curves] [--images docs/images]
-
-The curves of trainings that are done are added to `<curves>/<game>.jsonl`, a line for each, in the place of the same
-variant's and seed's if there is one; tables and figures are of all that is there then.
+    python examples/study/results.py [--curves examples/study/curves] [--images docs/images]
 
 Success between two validations is interpolated. Intervals are 95% t intervals over seeds: starting model, tasks and
 draws all differ from seed to seed, and are the same for all variants of a seed. So a variant is compared with AT-GRPO
@@ -13,17 +10,14 @@ by the differences within seeds, in percentage points.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
+from curves import CURVES, Curves, kept
 from variants import GAMES, VARIANTS, Game
-
-from verl_atgrpo.learning_curve import read
 
 BASE = "at_grpo"
 """The variant that others are compared with."""
@@ -36,74 +30,6 @@ _SHORT = ("at_grpo", "at_grpo_roles", "single_at_grpo", "single_grpo", "team_grp
 """The variants of the table that has all games."""
 _PARTS = 60
 """Straight pieces of a curve in the figure."""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Validation success of one training, by tokens generated."""
-
-    points: tuple[tuple[float, float], ...]
-    """Tokens and success of every validation."""
-
-    def at(self, tokens: float) -> float:
-        """Returns the success after so many tokens, or at the end if it came earlier."""
-        for (before, low), (after, high) in zip(self.points, self.points[1:], strict=False):
-            if after >= tokens:
-                return low + (tokens - before) / (after - before) * (high - low)
-        return self.points[-1][1]
-
-    def reaches(self, success: float, within: float) -> float | None:
-        """Returns the tokens after which this success was first reached, or None if these were not enough."""
-        if self.points[0][1] >= success:
-            return 0.0
-        for (before, low), (after, high) in zip(self.points, self.points[1:], strict=False):
-            if high >= success:
-                tokens = before + (success - low) / (high - low) * (after - before)
-                return tokens if tokens <= within else None
-        return None
-
-
-Curves = Mapping[str, Mapping[int, Curve]]
-"""Variant -> seed -> its training; in the order of `VARIANTS`."""
-
-
-def done(folder: Path) -> Curves:
-    """Returns the curves of a game's trainings that are done."""
-    curves: dict[str, dict[int, Curve]] = {}
-    for name, variant in VARIANTS.items():
-        for ended in sorted(folder.glob(f"{name}_[0-9]*/done")):
-            seed = int(ended.parent.name.rpartition("_")[2])
-            points = read(ended.parent / "metrics.jsonl")
-            if variant.start is not None:
-                points.insert(0, read(folder / f"{variant.start}_{seed}" / "metrics.jsonl")[0])
-            curve = Curve(tuple((point.tokens, point.success) for point in points))
-            curves.setdefault(name, {})[seed] = curve
-    return curves
-
-
-def kept(file: Path) -> Curves:
-    """Returns the curves that are kept in a file; none if it is not there."""
-    curves: dict[str, dict[int, Curve]] = {name: {} for name in VARIANTS}
-    for line in file.read_text().splitlines() if file.exists() else ():
-        record = json.loads(line)
-        curve = Curve(tuple((tokens, success) for tokens, success in record["points"]))
-        curves[record["variant"]][record["seed"]] = curve
-    return {name: seeds for name, seeds in curves.items() if seeds}
-
-
-def keep(file: Path, new: Curves) -> Curves:
-    """Adds curves to those in a file, in the place of the same variants' and seeds'; returns all of them."""
-    if new:
-        old = kept(file)
-        both = {name: {**old.get(name, {}), **new.get(name, {})} for name in VARIANTS}
-        lines = [
-            json.dumps({"variant": name, "seed": seed, "points": curve.points})
-            for name, seeds in both.items()
-            for seed, curve in sorted(seeds.items())
-        ]
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("".join(f"{line}\n" for line in lines))
-    return kept(file)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
@@ -166,7 +92,7 @@ def table(variants: Curves, game: Game) -> list[str]:
         f"| against AT-GRPO, same seeds | tokens to {TARGET:.0%} |",
         "|---|---|---|---|---|---|",
     ]
-    return lines + [row(name, variants, game.budget) for name in variants]
+    return lines + [row(name, variants, game.budget) for name in variants if name in VARIANTS]
 
 
 def in_short(games: Mapping[str, Curves]) -> list[str]:
@@ -220,14 +146,13 @@ def draw(variants: Curves, image: Path, game: Game) -> None:
 def main() -> None:
     """Prints the tables and writes the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/study"))
-    parser.add_argument("--curves", type=Path, default=Path(__file__).parent / "curves")
+    parser.add_argument("--curves", type=Path, default=CURVES)
     parser.add_argument("--images", type=Path, default=Path("docs/images"))
     options = parser.parse_args()
-    games = {name: keep(options.curves / f"{name}.jsonl", done(options.out / name)) for name in GAMES}
+    games = {name: kept(options.curves / f"{name}.jsonl") for name in GAMES}
     games = {name: variants for name, variants in games.items() if variants}
     if not games:
-        parser.error(f"--out {options.out}: no training is done there; study.py leaves them")
+        parser.error(f"--curves {options.curves}: there are none; study.py leaves them")
     sys.stdout.write("\n".join(["### In short", "", *in_short(games), ""]) + "\n")
     for name, variants in games.items():
         sys.stdout.write("\n".join([f"### {name}", "", *table(variants, GAMES[name]), ""]) + "\n")

@@ -2,8 +2,11 @@
 
     python examples/study/study.py [--games plan_path sudoku] [--seeds 0 1 2] [--variants ...] [--out runs/study]
 
-What is done is kept: started again, it goes on with the first training that has not ended. `results.py` makes the
-table and the figure. A training is ended at the first validation after its token budget.
+What is done is kept: the curve of a training that has ended goes to `curves/<game>.jsonl` beside this file, and a
+training whose curve is there is left out, unless others need its models. `results.py` makes tables and figures. A
+training is ended at the first validation after its token budget.
+
+    python examples/study/study.py --updates 8 --seeds 3   # instead of the variants: every learning rate, 8 updates
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from variants import GAMES, VARIANTS, Game, Variant
+from curves import CURVES, Curve, append, kept
+from variants import ALL, GAMES, OPTIMIZER_STEPS, RATES, VARIANTS, Game, Variant, update_variant
 
 from verl_atgrpo.learning_curve import read
 from verl_atgrpo.models.warm_start import WarmStart, make
@@ -37,7 +41,9 @@ def main() -> None:
     """Runs what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--games", nargs="+", choices=GAMES, default=list(GAMES))
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--variants", nargs="+", choices=ALL, default=list(VARIANTS), metavar="VARIANT")
+    parser.add_argument("--updates", nargs="+", type=int, choices=OPTIMIZER_STEPS)
+    parser.add_argument("--rates", nargs="+", type=float, choices=RATES, default=RATES, help="with --updates")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/study"))
     options = parser.parse_args()
@@ -45,12 +51,22 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     # Seed by seed: an interrupted study is then one of fewer seeds.
+    names = options.variants
+    if options.updates:
+        names = [update_variant(steps, rate) for steps in options.updates for rate in options.rates]
+    needed = {need.partition(":")[0] for name in names for need in ALL[name].needs}
     for seed in options.seeds:
         for game in options.games:
-            model = options.out / game / f"model_{seed}"
-            make(model, WarmStart.of(game, seed=seed))
-            for name in options.variants:
+            file = CURVES / f"{game}.jsonl"
+            for name in names:
+                if name not in needed and seed in kept(file).get(name, {}):
+                    continue
+                model = options.out / game / f"model_{seed}"
+                make(model, WarmStart.of(game, seed=seed))
                 run(options.out / game, GAMES[game], name, seed, model)
+                if seed not in kept(file).get(name, {}):
+                    points = read(options.out / game / f"{name}_{seed}" / "metrics.jsonl")
+                    append(file, name, seed, Curve(tuple((point.tokens, point.success) for point in points)))
 
 
 def run(folder: Path, game: Game, name: str, seed: int, model: Path, target: float = math.inf) -> None:
@@ -59,12 +75,12 @@ def run(folder: Path, game: Game, name: str, seed: int, model: Path, target: flo
     Args:
         folder: the game's.
         game: what is played.
-        name: the variant, of `VARIANTS`.
+        name: the variant, of `ALL`.
         seed: of tasks and draws.
         model: the starting model.
         target: the validation success that ends it before its budget of tokens does.
     """
-    variant, here = VARIANTS[name], folder / f"{name}_{seed}"
+    variant, here = ALL[name], folder / f"{name}_{seed}"
     if (here / "done").exists():
         return
     here.mkdir(parents=True, exist_ok=True)
@@ -76,7 +92,7 @@ def run(folder: Path, game: Game, name: str, seed: int, model: Path, target: flo
     logger.info("%s: %s, seed %d", folder.name, name, seed)
     began = time.monotonic()
     (here / "command").write_text(" ".join(command) + "\n")
-    # Rollout workers look `solo` up as well.
+    # Rollout workers import `planner_alone` as well.
     paths = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(metrics), "PYTHONPATH": paths}
     with (here / "train.log").open("w") as log:
@@ -106,7 +122,8 @@ def overrides_of(
         model: the starting model.
         trained: the models that `variant.needs` names.
     """
-    overrides = [*game.overrides, *variant.overrides, f"actor_rollout_ref.model.path={model}"]
+    overrides = [*variant.overrides, f"actor_rollout_ref.model.path={model}"]
+    overrides += [f"actor_rollout_ref.actor.optim.lr={game.learning_rate * variant.rate:g}"]
     overrides += [f"at_grpo.seed={seed}", f"data.seed={seed}", "trainer.resume_mode=disable"]
     overrides += [f"trainer.default_local_dir={here / 'checkpoints'}", "trainer.max_actor_ckpt_to_keep=1"]
     if variant.needs:
@@ -115,9 +132,8 @@ def overrides_of(
         test_every = min(variant.test_every, game.test_every)
         overrides += [f"trainer.test_freq={test_every}", "trainer.total_training_steps=1000"]
         overrides += [f"trainer.save_freq={test_every if variant.keep else -1}"]
-        overrides += [f"trainer.val_before_train={variant.start is None}"]
     names = dict(zip(("first", "second"), trained, strict=False))
-    for key, value in {"model": model, "single": game.single, "solo": game.solo, **names}.items():
+    for key, value in {"model": model, "single": game.single, "planner": game.planner, **names}.items():
         overrides = [override.replace(f"{{{key}}}", str(value)) for override in overrides]
     return overrides
 

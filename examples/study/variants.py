@@ -14,20 +14,20 @@ class Game:
     budget: int
     """Tokens that a variant may generate in training, all candidates counted."""
     single: str
-    """Its environment for one agent in both roles."""
-    solo: str
-    """Prefix of its environments for one role alone (`solo`)."""
-    overrides: tuple[str, ...] = ()
-    """For all of its variants: the recipe's, where it says nothing."""
+    """Its environment for a single agent."""
+    planner: str
+    """Its environment for the planner alone (`planner_alone`)."""
+    learning_rate: float
+    """Of two optimizer steps a training step."""
     test_every: int = 3
     """Training steps between two validations, at most."""
 
 
 GAMES: Mapping[str, Game] = {
-    "plan_path": Game("plan_path_cpu", 60_000, "plan_path_single", "PlanPath"),
+    "plan_path": Game("plan_path_cpu", 60_000, "plan_path_single", "PlanPathPlanner", 7e-4),
     # The recipe's learning rate is for a short run: at three times this one the policy soon draws one answer only.
     # It is learnt in a few steps, so every other one is validated.
-    "sudoku": Game("sudoku_cpu", 60_000, "sudoku_single", "Sudoku", ("actor_rollout_ref.actor.optim.lr=2.5e-4",), 2),
+    "sudoku": Game("sudoku_cpu", 60_000, "sudoku_single", "SudokuPlanner", 2.5e-4, 2),
 }
 
 
@@ -43,8 +43,8 @@ class Variant:
     """Training steps between two validations; the game may ask for more of them."""
     needs: tuple[str, ...] = ()
     """What it puts together without training, as `variant:policy`: the tool user's and the planner's."""
-    start: str | None = None
-    """The variant whose first validation is also this one's: same model, prompts and draws."""
+    rate: float = 1.0
+    """Of the game's learning rate."""
     keep: bool = False
     """Its models are needed by others."""
 
@@ -56,6 +56,9 @@ _EPISODES = (
     "data.train_batch_size=16",
     "actor_rollout_ref.actor.ppo_mini_batch_size=8",
 )
+
+
+_SINGLE = ("at_grpo.environment.name={single}", "at_grpo.environment.tool=null")
 
 
 def _wide(candidates: int) -> tuple[str, ...]:
@@ -80,42 +83,40 @@ VARIANTS: Mapping[str, Variant] = {
     "at_grpo": Variant("AT-GRPO, one policy, K = 8"),
     "single_grpo": Variant(
         "single agent, GRPO",
-        ("at_grpo.environment.name={single}", *_EPISODES, "at_grpo.estimator=mas_grpo"),
+        (*_SINGLE, *_EPISODES, "at_grpo.estimator=mas_grpo"),
         test_every=2,
     ),
-    "single_at_grpo": Variant("single agent, AT-GRPO", ("at_grpo.environment.name={single}",), start="single_grpo"),
+    "single_at_grpo": Variant("single agent, AT-GRPO", _SINGLE),
     "team_grpo": Variant(
         "team, GRPO (whole episodes)",
         (*_EPISODES, "at_grpo.estimator=mas_grpo"),
         test_every=2,
-        start="at_grpo",
     ),
     "dr_mas": Variant(
         "team, Dr. MAS (whole episodes)",
         (*_EPISODES, "at_grpo.estimator=dr_mas"),
         test_every=2,
-        start="at_grpo",
     ),
-    "at_grpo_roles": Variant("AT-GRPO, a policy per role", _roles("{model}", "{model}"), start="at_grpo", keep=True),
+    "at_grpo_roles": Variant("AT-GRPO, a policy per role", _roles("{model}", "{model}"), keep=True),
     "swapped": Variant(
         "the same, roles swapped afterwards",
         _roles("{first}", "{second}"),
         needs=("at_grpo_roles:planner", "at_grpo_roles:tool_user"),
     ),
-    "no_local": Variant("AT-GRPO without local reward", ("at_grpo.local_weight=0",), start="at_grpo"),
-    "k2": Variant("AT-GRPO, K = 2", _wide(2), start="at_grpo"),
-    "k4": Variant("AT-GRPO, K = 4", _wide(4), start="at_grpo"),
-    "first": Variant("AT-GRPO, commits the first candidate", ("at_grpo.selection=first",), start="at_grpo"),
-    "random": Variant("AT-GRPO, commits a random candidate", ("at_grpo.selection=random",), start="at_grpo"),
+    "no_local": Variant("AT-GRPO without local reward", ("at_grpo.local_weight=0",)),
+    "k2": Variant("AT-GRPO, K = 2", _wide(2)),
+    "k4": Variant("AT-GRPO, K = 4", _wide(4)),
+    "first": Variant("AT-GRPO, commits the first candidate", ("at_grpo.selection=first",)),
+    "random": Variant("AT-GRPO, commits a random candidate", ("at_grpo.selection=random",)),
     "tool_user_alone": Variant(
-        "tool user alone, AT-GRPO",
-        ("at_grpo.environment.name=solo:{solo}ToolUser",),
+        "tool user alone (the single agent's prompts), AT-GRPO",
+        _SINGLE,
         share=0.5,
         keep=True,
     ),
     "planner_alone": Variant(
         "planner alone, AT-GRPO",
-        ("at_grpo.environment.name=solo:{solo}Planner",),
+        ("at_grpo.environment.name=planner_alone:{planner}",),
         share=0.5,
         keep=True,
     ),
@@ -135,6 +136,28 @@ VARIANTS: Mapping[str, Variant] = {
             "algorithm.rollout_correction.rollout_is=token",
             "algorithm.rollout_correction.rollout_is_threshold=2.0",
         ),
-        start="at_grpo",
     ),
 }
+
+OPTIMIZER_STEPS = (1, 2, 4, 8, 16)
+"""Optimizer steps a training step; a step has 32 tasks."""
+RATES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
+"""Factors of a game's learning rate, of which one seed shows which suits a number of optimizer steps."""
+
+
+def update_variant(steps: int, rate: float) -> str:
+    """Returns the name of AT-GRPO with so many optimizer steps a training step, and a factor of the learning rate."""
+    return f"steps_{steps}_rate_{rate:g}"
+
+
+UPDATES: Mapping[str, Variant] = {
+    update_variant(steps, rate): Variant(
+        f"AT-GRPO, {steps} optimizer steps, {rate:g} times the learning rate",
+        (f"actor_rollout_ref.actor.ppo_mini_batch_size={32 // steps}",),
+        rate=rate,
+    )
+    for steps in OPTIMIZER_STEPS
+    for rate in RATES
+}
+"""How many updates: AT-GRPO with one policy, by optimizer steps and learning rate."""
+ALL: Mapping[str, Variant] = {**VARIANTS, **UPDATES}

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import functools
 import re
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeAlias
 
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score, Split
 from verl_atgrpo.environments.coding_formats import read_problems
 from verl_atgrpo.environments.options import check_choice, check_isolation, check_whole_numbers
 from verl_atgrpo.environments.programs import Call, Exchange, Problem, Test, Verdict, judge
-from verl_atgrpo.environments.workflow import STYLES, Alone, Style, once
+from verl_atgrpo.environments.workflow import STYLES, Style, once
 from verl_atgrpo.sandbox import Limits, extract_python
-from verl_atgrpo.team import Agent, Team
+from verl_atgrpo.team import Team
 
 _LONGEST_LITERAL = 2000  # characters; keeps Python's parser far from its own limits
+Judged: TypeAlias = Callable[[str], "asyncio.Task[Verdict]"]
+"""Runs a program on the golden tests of one problem."""
 _COMPACT = 8
 """Characters of an input or an output, from its start, that compact prompts show."""
 _BLOCK = r"\s*^```\w*[ \t]*\r?\n(.*?)^```[ \t]*\r?$"
@@ -142,33 +146,34 @@ class Code(Environment):
 
     async def run(self, task: Problem, team: Team) -> Outcome:
         """Plays one episode; success means that the last program passes all golden tests."""
-        return await self.play(task, team.coder, team.tester)
-
-    async def play(self, problem: Problem, coder: Agent, tester: Agent) -> Outcome:
-        """Plays one episode with any two agents, or with one in both parts."""
-        judged = once(lambda program: judge(problem, program, problem.tests, self._limits))
-
-        async def score_program(reply: str) -> Score:
-            # Builds .1, runs .1, golden tests .8 (paper, coder).
-            program = extract_python(reply)
-            if program is None:
-                return Score()
-            verdict = await judged(program)
-            return Score(verdict.fraction, 0.1 * verdict.built + 0.1 * verdict.ran + 0.8 * verdict.fraction)
-
-        state = State(problem)
+        judged = self.judged(task)
+        state = State(task)
         turns = 0
         while turns < self._max_turns and not state.agreed:
             program, test = await asyncio.gather(
-                coder.act(self.coder_prompt(state), score_program),
-                tester.act(self.tester_prompt(state), lambda reply: self.score_test(problem, reply)),
+                team.coder.act(self.coder_prompt(state), functools.partial(self.score_program, judged)),
+                team.tester.act(self.tester_prompt(state), functools.partial(self.score_test, task)),
             )
             state = await self._next(state, program.text, test.text)
             turns += 1
-        fraction = 0.0 if state.program is None else (await judged(state.program)).fraction
-        return Outcome(
-            fraction == 1, fraction, {"turns": float(turns), "passed": fraction, "agreed": float(state.agreed)}
-        )
+        return await self.outcome(judged, state.program, turns, agreed=float(state.agreed))
+
+    def judged(self, problem: Problem) -> Judged:
+        """Returns what runs a program on the golden tests, once for equal programs."""
+        return once(lambda program: judge(problem, program, problem.tests, self._limits))
+
+    async def outcome(self, judged: Judged, program: str | None, turns: int, **metrics: float) -> Outcome:
+        """Returns how an episode ended whose last program is `program`: the fraction of golden tests it passes."""
+        fraction = 0.0 if program is None else (await judged(program)).fraction
+        return Outcome(fraction == 1, fraction, {"turns": float(turns), "passed": fraction, **metrics})
+
+    async def score_program(self, judged: Judged, reply: str) -> Score:
+        """Scores a program: builds .1, runs .1, golden tests .8 (paper, coder); the team's part is their fraction."""
+        program = extract_python(reply)
+        if program is None:
+            return Score()
+        verdict = await judged(program)
+        return Score(verdict.fraction, 0.1 * verdict.built + 0.1 * verdict.ran + 0.8 * verdict.fraction)
 
     async def score_test(self, problem: Problem, reply: str) -> Score:
         """Scores a test: agreed format .2, the data's solution passes it .8 (paper, tester).
@@ -195,17 +200,7 @@ class Code(Environment):
         """Returns the coder's question."""
         if self._style == "compact":
             return _compact("code", state)
-        name = state.problem.entry_point
-        task = (
-            "reads its input from standard input and prints its answer to standard output"
-            if name is None
-            else f"defines `{name}`, which is then called"
-        )
-        return _dialogue(
-            state,
-            "You write Python programs. They must pass tests that you do not see.",
-            f"Write a whole program, imports included, in one ```python block. It {task}.",
-        )
+        return _dialogue(state.problem, _told(state), _CODER, _ask_program(state.problem))
 
     def tester_prompt(self, state: State) -> list[Message]:
         """Returns the tester's question."""
@@ -219,21 +214,78 @@ class Code(Environment):
         )
         literals = "" if name is None else " Write Python literals, arguments separated by commas."
         return _dialogue(
-            state,
+            state.problem,
+            _told(state),
             "You write tests for Python programs. Every correct program must pass them.",
             f"Write one test whose result you are sure of, and no program. Give a line 'Input:', below it a ``` block "
             f"with {given}, then a line 'Output:', below it a ``` block with {expected}.{literals}",
         )
 
 
-class SingleCode(Alone, Code):
-    """One agent writes programs and tests, with the team's prompts, feedback, calls and turns."""
+class SingleCode(Code):
+    """One agent writes programs, sees its last one, and stops when it repeats it (the paper's single agent).
+
+    There is one kind of prompt, without a test, a program's output or a verdict; the turns are as many as the team's.
+    """
+
+    agents: ClassVar[tuple[str, ...]] = ("solo",)
+
+    def __init__(
+        self,
+        train: object = None,
+        val: object = None,
+        max_turns: int = 4,
+        max_tests: int = 20,
+        cpu_seconds: int = 2,
+        memory_mb: int = 256,
+        require_isolation: bool = False,
+        style: Style = "full",
+    ) -> None:
+        """Takes the team's options, but for the tester's."""
+        super().__init__(train, val, max_turns, max_tests, "format", cpu_seconds, memory_mb, require_isolation, style)
+
+    async def run(self, task: Problem, team: Team) -> Outcome:
+        """Plays one episode; success means that the last program passes all golden tests."""
+        judged = self.judged(task)
+        program: str | None = None
+        turns, repeated = 0, False
+        while turns < self._max_turns and not repeated:
+            reply = await team.solo.act(self.prompt(task, program), functools.partial(self.score_program, judged))
+            written = extract_python(reply.text)
+            # What is in no agreed format leaves the last one standing.
+            repeated, program = written is not None and written == program, written or program
+            turns += 1
+        return await self.outcome(judged, program, turns)
+
+    def prompt(self, problem: Problem, program: str | None) -> list[Message]:
+        """Returns the question after a program, or before the first."""
+        if self._style == "compact":
+            return _compact("code", State(problem))
+        said = (
+            ""
+            if program is None
+            else f"Your program so far:\n{_quoted(program)}\n"
+            "Check it: write it again if it is right, and another one if not.\n\n"
+        )
+        return _dialogue(problem, said, _CODER, _ask_program(problem))
 
 
-def _dialogue(state: State, role: str, ask: str) -> list[Message]:
-    problem = state.problem
+_CODER = "You write Python programs. They must pass tests that you do not see."
+
+
+def _ask_program(problem: Problem) -> str:
+    name = problem.entry_point
+    task = (
+        "reads its input from standard input and prints its answer to standard output"
+        if name is None
+        else f"defines `{name}`, which is then called"
+    )
+    return f"Write a whole program, imports included, in one ```python block. It {task}."
+
+
+def _dialogue(problem: Problem, said: str, role: str, ask: str) -> list[Message]:
     starter = f"Start from:\n```python\n{problem.starter.rstrip()}\n```\n" if problem.starter.strip() else ""
-    question = f"{problem.statement.strip()}\n\n{starter}{_told(state)}{ask}"
+    question = f"{problem.statement.strip()}\n\n{starter}{said}{ask}"
     return [{"role": "system", "content": role}, {"role": "user", "content": question}]
 
 

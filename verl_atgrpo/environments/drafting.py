@@ -2,7 +2,7 @@
 
 AT-GRPO (arXiv 2510.11062, App. A): the tool user writes a program that prints a solution, or drafts it itself;
 the planner sees the draft and where it leads and gives the answer; the game moves; the next turn starts from where
-it stands.
+it stands. `SingleAgent` plays the same games without all of that: the paper's baseline.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message
 from verl_atgrpo.environments.options import check_choice, check_isolation, check_whole_numbers
 from verl_atgrpo.environments.workflow import STYLES, Style, once
 from verl_atgrpo.sandbox import extract_python, run_python
-from verl_atgrpo.team import Agent, Team
+from verl_atgrpo.team import Agent, Candidate, Team
 
 State = TypeVar("State")
 Answer = TypeVar("Answer")
@@ -120,8 +120,12 @@ class DraftingGame(Environment, Generic[State, Answer]):
     # ------------------------------------------------------------------ prompts
 
     @abstractmethod
+    def answer_prompt(self, state: State) -> list[Message]:
+        """Returns the question to an agent that sees the state and nothing else."""
+
+    @abstractmethod
     def draft_prompt(self, state: State) -> list[Message]:
-        """Returns the tool user's question."""
+        """Returns the tool user's question: `answer_prompt`, unless it writes a program."""
 
     @abstractmethod
     def plan_prompt(self, state: State, draft: Draft[Answer]) -> list[Message]:
@@ -131,20 +135,20 @@ class DraftingGame(Environment, Generic[State, Answer]):
 
     async def run(self, task: object, team: Team) -> Outcome:
         """Plays one episode; success means that the task is solved within the turns."""
-        return await self.play(task, team.tool_user, team.planner)
-
-    async def play(self, task: object, tool_user: Agent, planner: Agent) -> Outcome:
-        """Plays one episode with any two agents, or with one in both parts."""
         state = self.initial(task)
         turns = 0
         while turns < self.max_turns and not self.solved(state):
-            draft = await self._draft(state, tool_user)
-            plan = await planner.act(self.plan_prompt(state, draft), functools.partial(self.score_reply, state))
-            answer = self.parse(plan.text)
+            reply = await self.decide(state, team)
+            answer = self.parse(reply.text)
             if answer is not None:
                 state = self.apply(state, answer)
             turns += 1
         return self.outcome(state, turns)
+
+    async def decide(self, state: State, team: Team) -> Candidate:
+        """Returns the reply that is played in a turn: the planner's, who sees the tool user's draft."""
+        prompt = self.plan_prompt(state, await self._draft(state, team.tool_user))
+        return await team.planner.act(prompt, functools.partial(self.score_reply, state))
 
     async def _draft(self, state: State, tool_user: Agent) -> Draft[Answer]:
         prompt = self.draft_prompt(state)
@@ -170,6 +174,20 @@ class DraftingGame(Environment, Generic[State, Answer]):
         result = await run_python(code)
         answer = self.parse_printed(result.stdout) if result.ok else None
         return Draft(text, answer, result.stdout.strip()[:500], result.ok)
+
+
+class SingleAgent(DraftingGame[State, Answer]):
+    """One agent in the place of the team: it sees the state and answers, turn by turn (the paper's single agent).
+
+    There is one kind of prompt, without a draft, a tool's output or a verdict; turns, answers and scores are the
+    team's. Mixed into a game, before it: `class SinglePlanPath(SingleAgent, PlanPath)`.
+    """
+
+    agents: ClassVar[tuple[str, ...]] = ("solo",)
+
+    async def decide(self, state: State, team: Team) -> Candidate:
+        """Returns the reply that is played in a turn."""
+        return await team.solo.act(self.answer_prompt(state), functools.partial(self.score_reply, state))
 
 
 def told_of(draft: Draft[Answer]) -> str:

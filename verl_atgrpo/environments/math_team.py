@@ -24,7 +24,7 @@ from verl_atgrpo.environments.math_answers import (
 )
 from verl_atgrpo.environments.options import check_choice, check_installed, check_isolation, check_whole_numbers
 from verl_atgrpo.environments.records import read_records
-from verl_atgrpo.environments.workflow import STYLES, Alone, Style, once
+from verl_atgrpo.environments.workflow import STYLES, Style, once
 from verl_atgrpo.sandbox import extract_python, run_python
 from verl_atgrpo.team import Agent, EpisodeFailed, Team
 
@@ -189,18 +189,14 @@ class Math(MathEnvironment):
 
     async def run(self, task: MathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the reasoner's last answer is correct."""
-        return await self.play(task, team.tool_user, team.reasoner)
-
-    async def play(self, task: MathTask, tool_user: Agent, reasoner: Agent) -> Outcome:
-        """Plays one episode with any two agents, or with one in both parts."""
         await self.check(task)
         turns: list[Turn] = []
         agreed = False
         answer: str | None = None
         while len(turns) < self.max_turns and not agreed:
             computed, reasoned = await asyncio.gather(
-                self.compute(tool_user, task, self.tool_prompt(task, turns)),
-                self.reason(reasoner, task, self.reasoner_prompt(task, turns)),
+                self.compute(team.tool_user, task, self.tool_prompt(task, turns)),
+                self.reason(team.reasoner, task, self.reasoner_prompt(task, turns)),
             )
             answer = reasoned.answer
             agreed = await equal(computed.answer, answer)
@@ -220,13 +216,48 @@ class Math(MathEnvironment):
         return dialogue("reasoner", task, _history(turns), ASK_REASONING)
 
 
-class SingleMath(Alone, Math):
-    """One agent in both parts, with the team's prompts, feedback, calls and turns, for fair comparisons."""
+class SingleMath(MathEnvironment):
+    """One agent reasons, sees its earlier answers, and stops when it repeats one (the paper's single agent).
+
+    There is one kind of prompt, without a program, its output or a verdict; the turns are as many as the team's.
+    """
+
+    agents: ClassVar[tuple[str, ...]] = ("solo",)
+
+    def __init__(self, train: object = None, val: object = None, max_turns: int = 4, style: Style = "full") -> None:
+        """Takes the team's options, but for those of programs."""
+        check_whole_numbers(max_turns=(max_turns, 1))
+        check_choice("style", style, STYLES)
+        super().__init__(train, val)
+        self.max_turns = max_turns
+        self.style = style
+
+    async def run(self, task: MathTask, team: Team) -> Outcome:
+        """Plays one episode; success means that the last answer is correct."""
+        await self.check(task)
+        attempts: list[Attempt] = []
+        repeated = False
+        while len(attempts) < self.max_turns and not repeated:
+            attempt = await self.reason(team.solo, task, self.prompt(task, attempts))
+            repeated = bool(attempts) and await equal(attempts[-1].answer, attempt.answer)
+            attempts.append(attempt)
+        return await self.outcome(task, attempts[-1].answer, len(attempts))
+
+    def prompt(self, task: MathTask, attempts: Sequence[Attempt]) -> list[Message]:
+        """Returns the question after some answers."""
+        if self.style == "compact":
+            return _compact("reason", task, [attempts[-1:]] if attempts else [])
+        said = [attempt.told(f"Turn {number}, your answer") for number, attempt in enumerate(attempts, 1)]
+        again = ["Check your answer: give it again if it is right, and another one if not."] if attempts else []
+        return _dialogue("You solve a mathematical problem.", task, [*said, *again], ASK_REASONING)
 
 
 def dialogue(role: str, task: MathTask, said: Iterable[str], ask: str) -> list[Message]:
     """Returns an agent's question: its role, the problem, what was said before, and what to answer with."""
-    system = f"You are the {role} of a team that solves a mathematical problem."
+    return _dialogue(f"You are the {role} of a team that solves a mathematical problem.", task, said, ask)
+
+
+def _dialogue(system: str, task: MathTask, said: Iterable[str], ask: str) -> list[Message]:
     return [
         {"role": "system", "content": system},
         {"role": "user", "content": "\n\n".join([task.question, *said, ask])},
@@ -244,8 +275,8 @@ def _history(turns: Sequence[Turn]) -> list[str]:
     return said
 
 
-def _compact(role: str, task: MathTask, turns: Sequence[Turn]) -> list[Message]:
-    """The problem, and the two answers of the last turn as far as they are short."""
+def _compact(role: str, task: MathTask, turns: Sequence[Sequence[Attempt]]) -> list[Message]:
+    """The problem, and the answers of the last turn as far as they are short."""
     last = ["|".join((attempt.answer or "none")[:_COMPACT] for attempt in turn) for turn in turns[-1:]]
     return [{"role": "user", "content": "\n".join([role, task.question, *last])}]
 

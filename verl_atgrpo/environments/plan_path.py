@@ -10,12 +10,12 @@ from __future__ import annotations
 import random
 
 from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
-from verl_atgrpo.environments.drafting import Draft, told_of
+from verl_atgrpo.environments.drafting import Draft, SingleAgent, told_of
 from verl_atgrpo.environments.grid import PlanPathTask, State, Walk, team_reward, walk
 from verl_atgrpo.environments.moves import MoveGame, Tool, ask_program
 from verl_atgrpo.environments.options import check_wall_density, check_whole_numbers
 from verl_atgrpo.environments.splits import MOST_DRAWS, draw_for
-from verl_atgrpo.environments.workflow import Alone, Style
+from verl_atgrpo.environments.workflow import Style
 
 
 class PlanPath(MoveGame[State]):
@@ -66,9 +66,9 @@ class PlanPath(MoveGame[State]):
         self._shots = tuple(self._shot(number) for number in range(few_shot))
 
     def task(self, split: Split, index: int) -> PlanPathTask:
-        """Returns grid `index` of `split`; splits are disjoint because the grid decides its own split."""
+        """Returns grid `index` of `split`; splits are disjoint because walls and goal decide."""
         rng = random.Random(stable_hash("plan_path", self.seed, split, index))
-        task = draw_for(split, lambda: self._draw_task(rng), self.fingerprint)
+        task = draw_for(split, lambda: self._draw_task(rng), self.task_key)
         if task is None:
             raise self._too_few_grids(f"the split {split!r}")
         return task
@@ -95,6 +95,10 @@ class PlanPath(MoveGame[State]):
     def fingerprint(self, task: PlanPathTask) -> str:
         """Returns the drawn grid."""
         return task.draw(task.start)
+
+    def task_key(self, task: PlanPathTask) -> str:
+        """Returns the walls and the goal: the walker comes to be anywhere."""
+        return task.draw(task.goal)
 
     def initial(self, task: object) -> State:
         """Returns the state before the first move."""
@@ -130,12 +134,18 @@ class PlanPath(MoveGame[State]):
 
     # ------------------------------------------------------------------ prompts
 
-    def draft_prompt(self, state: State) -> list[Message]:
-        """Returns the tool user's question: the grid from the current position."""
+    def answer_prompt(self, state: State) -> list[Message]:
+        """Returns the question for moves: the grid from the current position."""
         grid = state.task.draw(state.position)
         if self.style == "compact":
             return [{"role": "user", "content": f"draft{_corners(state)}\n{grid}"}]
-        return self._dialogue(f"{grid}\n{_ASK_PYTHON if self.uses_python else self.ask_moves()}")
+        return self._dialogue(f"{grid}\n{self.ask_moves()}")
+
+    def draft_prompt(self, state: State) -> list[Message]:
+        """Returns the tool user's question: the grid from the current position."""
+        if not self.uses_python:
+            return self.answer_prompt(state)
+        return self._dialogue(f"{state.task.draw(state.position)}\n{_ASK_PYTHON}")
 
     def plan_prompt(self, state: State, draft: Draft[str]) -> list[Message]:
         """Returns the planner's question: the grid, the draft and where it leads."""
@@ -164,8 +174,22 @@ class PlanPath(MoveGame[State]):
         return task.draw(task.start), moves[: self.max_moves]
 
 
-class SinglePlanPath(Alone, PlanPath):
-    """One agent drafts and decides, with the team's prompts, feedback, calls and turns."""
+class SinglePlanPath(SingleAgent[State, str], PlanPath):
+    """One agent sees the grid and moves; up to `max_turns` turns."""
+
+    def __init__(
+        self,
+        size: int = 10,
+        wall_density: float = 0.2,
+        min_distance: int = 1,
+        max_turns: int = 4,
+        max_moves: int = 40,
+        style: Style = "full",
+        few_shot: int = 0,
+        seed: int = 0,
+    ) -> None:
+        """Takes the team's options, but for the tool's."""
+        super().__init__(size, wall_density, min_distance, max_turns, max_moves, "moves", style, few_shot, seed)
 
 
 def _corners(state: State) -> str:

@@ -22,8 +22,8 @@ from verl_atgrpo.environment import (
 from verl_atgrpo.environments.foreign import FAULTS, line, own_dice
 from verl_atgrpo.environments.options import check_choice, check_installed, check_mapping, check_whole_numbers
 from verl_atgrpo.environments.splits import draw_for
-from verl_atgrpo.environments.workflow import STYLES, Alone, Style
-from verl_atgrpo.team import Agent, Team
+from verl_atgrpo.environments.workflow import STYLES, Style
+from verl_atgrpo.team import Team
 
 LONGEST = 10_000
 """Characters of an answer; a longer one is none."""
@@ -136,7 +136,7 @@ class ReasoningGym(Environment):
     def task(self, split: Split, index: int) -> ReasoningTask:
         """Returns task `index` of `split`; splits are disjoint because the question decides its own split."""
         rng = random.Random(stable_hash("reasoning_gym", self.dataset, self.seed, split, index))
-        task = draw_for(split, lambda: self._draw(rng.getrandbits(31)), self.fingerprint)
+        task: ReasoningTask | None = draw_for(split, lambda: self._draw(rng.getrandbits(31)), self.task_key)
         if task is None:
             raise EnvironmentConfigError(
                 f"{self.where}, options={self.options}: hardly any question is for the split {split!r}; "
@@ -195,16 +195,12 @@ class ReasoningGym(Environment):
 
     async def run(self, task: ReasoningTask, team: Team) -> Outcome:
         """Plays one episode; success means that the data set gives the checker's last answer all it can."""
-        return await self.play(task, team.solver, team.checker)
-
-    async def play(self, task: ReasoningTask, solver: Agent, checker: Agent) -> Outcome:
-        """Plays one episode with any two agents, or with one in both parts."""
         score = functools.partial(self._score, task)
         wrong: list[str] = []
         graded, turns = 0.0, 0
         while turns < self.max_turns and graded < 1:
-            draft = await solver.act(self._prompt(task, wrong), score)
-            final = await checker.act(self._prompt(task, wrong, draft.text), score)
+            draft = await team.solver.act(self._prompt(task, wrong), score)
+            final = await team.checker.act(self._prompt(task, wrong, draft.text), score)
             turns += 1
             answer = self.parse(final.text)
             graded = self.grade(task, answer)
@@ -228,8 +224,37 @@ class ReasoningGym(Environment):
         ]
 
 
-class SingleReasoningGym(Alone, ReasoningGym):
-    """One agent in both parts, with the team's prompts, feedback, calls and turns, for fair comparisons."""
+class SingleReasoningGym(ReasoningGym):
+    """One agent answers, sees its earlier answers, and stops when it repeats one (the paper's single agent).
+
+    There is one kind of prompt, without a draft or a verdict; the turns are as many as the team's.
+    """
+
+    agents: ClassVar[tuple[str, ...]] = ("solo",)
+
+    async def run(self, task: ReasoningTask, team: Team) -> Outcome:
+        """Plays one episode; success means that the data set gives the last answer all it can."""
+        answers: list[str] = []
+        repeated = False
+        while len(answers) < self.max_turns and not repeated:
+            reply = await team.solo.act(self._single_prompt(task, answers), functools.partial(self._score, task))
+            answer = self.parse(reply.text) or ""
+            repeated = bool(answer) and answer in answers[-1:]
+            answers.append(answer)
+        graded = self.grade(task, answers[-1] or None)
+        return Outcome(graded == 1, graded, {"turns": float(len(answers))})
+
+    def _single_prompt(self, task: ReasoningTask, answers: Sequence[str]) -> list[Message]:
+        if self.style == "compact":
+            return [{"role": "user", "content": "\n".join([task.question, *(answer[:20] for answer in answers)])}]
+        told = [task.question]
+        if answers:
+            told.append("You have answered:\n" + "\n".join(_quoted(answer or "(none)") for answer in answers))
+            told.append("Check your last answer: give it again if it is right, and another one if not.")
+        return [
+            {"role": "system", "content": "You answer a question."},
+            {"role": "user", "content": "\n\n".join([*told, _ASK])},
+        ]
 
 
 def _flat(text: str) -> str:

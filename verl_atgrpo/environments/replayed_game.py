@@ -132,7 +132,7 @@ class ReplayedGame(Environment):
         rng = random.Random(stable_hash(self.where, self.seed, split, index))
         if self.shared_openings:
             return rng.getrandbits(31)
-        seed = draw_for(split, functools.partial(rng.getrandbits, 31), self.fingerprint)
+        seed: int | None = draw_for(split, functools.partial(rng.getrandbits, 31), self.task_key)
         if seed is None:
             raise EnvironmentConfigError(
                 f"{self.where}: its seeds make no opening for the split {split!r}; a game with few openings needs "

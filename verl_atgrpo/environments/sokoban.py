@@ -13,12 +13,12 @@ import random
 from typing import Any
 
 from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
-from verl_atgrpo.environments.drafting import Draft, told_of
+from verl_atgrpo.environments.drafting import Draft, SingleAgent, told_of
 from verl_atgrpo.environments.moves import MoveGame, Tool, ask_program
 from verl_atgrpo.environments.sokoban_board import SokobanTask, State, Walk, approach, clear, team_reward, walk
 from verl_atgrpo.environments.sokoban_levels import Generator, read_levels
 from verl_atgrpo.environments.splits import draw_for, split_of
-from verl_atgrpo.environments.workflow import Alone, Style
+from verl_atgrpo.environments.workflow import Style
 
 
 class Sokoban(MoveGame[State]):
@@ -71,10 +71,10 @@ class Sokoban(MoveGame[State]):
                 )
             self._levels = {"train": [], "val": []}
             for level in read_levels(levels):
-                self._levels[split_of(self.fingerprint(level))].append(level)
+                self._levels[split_of(self.task_key(level))].append(level)
 
     def task(self, split: Split, index: int) -> SokobanTask:
-        """Returns board `index` of `split`; splits are disjoint because the board decides its own split.
+        """Returns board `index` of `split`; splits are disjoint because walls and targets decide.
 
         Raises IndexError beyond the end of the levels of a file.
         """
@@ -82,7 +82,7 @@ class Sokoban(MoveGame[State]):
             return self._levels[split][index]
         generator = self._generator
         rng = random.Random(stable_hash("sokoban", generator.seed, split, index))
-        task = draw_for(split, lambda: generator.draw(rng), self.fingerprint)
+        task = draw_for(split, lambda: generator.draw(rng), self.task_key)
         if task is None:
             raise generator.too_few(f"the split {split!r}")
         return task
@@ -94,6 +94,10 @@ class Sokoban(MoveGame[State]):
     def fingerprint(self, task: SokobanTask) -> str:
         """Returns the drawn board."""
         return task.drawing
+
+    def task_key(self, task: SokobanTask) -> str:
+        """Returns the walls and the targets: the player and the boxes move."""
+        return task.ground
 
     def initial(self, task: object) -> State:
         """Returns the state before the first move."""
@@ -131,11 +135,15 @@ class Sokoban(MoveGame[State]):
 
     # ------------------------------------------------------------------ prompts
 
-    def draft_prompt(self, state: State) -> list[Message]:
-        """Returns the tool user's question: the board as it stands."""
+    def answer_prompt(self, state: State) -> list[Message]:
+        """Returns the question for moves: the board as it stands."""
         if self.style == "compact":
             return [{"role": "user", "content": f"draft{_corners(state)}\n{_board(state)}"}]
-        return _dialogue(f"{_board(state)}\n{_ASK_PROGRAM if self.uses_python else self.ask_moves()}")
+        return _dialogue(f"{_board(state)}\n{self.ask_moves()}")
+
+    def draft_prompt(self, state: State) -> list[Message]:
+        """Returns the tool user's question: the board as it stands."""
+        return _dialogue(f"{_board(state)}\n{_ASK_PROGRAM}") if self.uses_python else self.answer_prompt(state)
 
     def plan_prompt(self, state: State, draft: Draft[str]) -> list[Message]:
         """Returns the planner's question: the board, the draft and where it leads."""
@@ -151,8 +159,23 @@ class Sokoban(MoveGame[State]):
         return _dialogue(f"{_board(state)}\n{told}\n{self.ask_moves()}")
 
 
-class SingleSokoban(Alone, Sokoban):
-    """One agent drafts and decides, with the team's prompts, feedback, calls and turns."""
+class SingleSokoban(SingleAgent[State, str], Sokoban):
+    """One agent sees the board and moves; up to `max_turns` turns."""
+
+    def __init__(
+        self,
+        size: int | None = None,
+        boxes: int | None = None,
+        wall_density: float | None = None,
+        min_solution: int | None = None,
+        seed: int | None = None,
+        levels: str | None = None,
+        max_turns: int = 4,
+        max_moves: int = 40,
+        style: Style = "full",
+    ) -> None:
+        """Takes the team's options, but for the tool's."""
+        super().__init__(size, boxes, wall_density, min_solution, seed, levels, max_turns, max_moves, "moves", style)
 
 
 def _board(state: State) -> str:

@@ -23,6 +23,11 @@ class SokobanTask:
 
     drawing: str
 
+    @cached_property
+    def ground(self) -> str:
+        """The drawing without the player and the boxes."""
+        return self.drawing.translate(_CLEARED)
+
     def _where(self, marks: str) -> frozenset[int]:
         return frozenset(cell for cell, mark in enumerate(self.drawing) if mark in marks)
 
@@ -104,8 +109,7 @@ class SokobanTask:
 
     def draw(self, player: int, boxes: Boxes) -> str:
         """Returns the board with the player and the boxes elsewhere, in the notation of `drawing`."""
-        ground = self.drawing.translate(_CLEARED)
-        marks = list(ground)
+        marks = list(self.ground)
         for box in boxes:
             marks[box] = "*" if box in self.targets else "$"
         marks[player] = "+" if player in self.targets else "@"

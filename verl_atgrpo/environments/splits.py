@@ -1,4 +1,4 @@
-"""Train and validation tasks of a generator, disjoint because every task decides its own split."""
+"""Train and validation tasks of a generator, disjoint because every task's key decides its split."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ MOST_DRAWS = 2000
 """Draws without a fitting task after which a generator's options are at fault."""
 
 
-def split_of(fingerprint: str) -> Split:
+def split_of(task_key: str) -> Split:
     """Returns the split that a task belongs to, whatever index or seed it was drawn with."""
-    return "val" if stable_hash(fingerprint) % VALIDATION_SHARE == 0 else "train"
+    return "val" if stable_hash(task_key) % VALIDATION_SHARE == 0 else "train"
 
 
-def draw_for(split: Split, draw: Callable[[], Task], fingerprint: Callable[[Task], str]) -> Task | None:
+def draw_for(split: Split, draw: Callable[[], Task], task_key: Callable[[Task], str]) -> Task | None:
     """Returns the first task that belongs to `split`, or None if `MOST_DRAWS` draws have none."""
     for _ in range(MOST_DRAWS):
         task = draw()
-        if split_of(fingerprint(task)) == split:
+        if split_of(task_key(task)) == split:
             return task
     return None

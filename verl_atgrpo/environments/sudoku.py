@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
-from verl_atgrpo.environments.drafting import Draft, DraftingGame, told_of
+from verl_atgrpo.environments.drafting import Draft, DraftingGame, SingleAgent, told_of
 from verl_atgrpo.environments.options import check_whole_numbers
 from verl_atgrpo.environments.splits import draw_for
 from verl_atgrpo.environments.sudoku_grid import (
@@ -27,7 +27,7 @@ from verl_atgrpo.environments.sudoku_grid import (
     layout,
     progress,
 )
-from verl_atgrpo.environments.workflow import Alone, Style
+from verl_atgrpo.environments.workflow import Style
 
 # Rows may be spaced, or lists as Python prints them; 0 is another sign for an empty cell.
 _ROW = str.maketrans("0", EMPTY, " \t\r,'\"[]")
@@ -106,9 +106,9 @@ class Sudoku(DraftingGame[State, str]):
         self.seed = seed
 
     def task(self, split: Split, index: int) -> SudokuTask:
-        """Returns puzzle `index` of `split`; splits are disjoint because the puzzle decides its own split."""
+        """Returns puzzle `index` of `split`; splits are disjoint because the solved grid decides."""
         rng = random.Random(stable_hash("sudoku", self.seed, split, index))
-        task = draw_for(split, lambda: self._draw_task(rng), self.fingerprint)
+        task = draw_for(split, lambda: self._draw_task(rng), self.task_key)
         if task is None:
             raise EnvironmentConfigError(
                 f"at_grpo.environment.clues={self.clues}: hardly any puzzle of size={self.size_} is left for the "
@@ -125,6 +125,10 @@ class Sudoku(DraftingGame[State, str]):
     def fingerprint(self, task: SudokuTask) -> str:
         """Returns the givens, the same for puzzles that differ by names of digits, turns and mirrors alone."""
         return canonical(task.size, task.givens)
+
+    def task_key(self, task: SudokuTask) -> str:
+        """Returns the solved grid, in the same sense: puzzles with one solution are dug from one grid."""
+        return canonical(task.size, task.solution)
 
     def initial(self, task: object) -> State:
         """Returns the state before the first turn."""
@@ -177,11 +181,17 @@ class Sudoku(DraftingGame[State, str]):
 
     # ------------------------------------------------------------------ prompts
 
-    def draft_prompt(self, state: State) -> list[Message]:
-        """Returns the tool user's question: the current grid."""
+    def answer_prompt(self, state: State) -> list[Message]:
+        """Returns the question for a grid: the current one."""
         if self.style == "compact":
             return [{"role": "user", "content": f"draft\n{self._shown(state)}"}]
-        return self._dialogue(f"{self._shown(state)}\n{self._ask_python() if self.uses_python else self._ask()}")
+        return self._dialogue(f"{self._shown(state)}\n{self._ask()}")
+
+    def draft_prompt(self, state: State) -> list[Message]:
+        """Returns the tool user's question: the current grid."""
+        if not self.uses_python:
+            return self.answer_prompt(state)
+        return self._dialogue(f"{self._shown(state)}\n{self._ask_python()}")
 
     def plan_prompt(self, state: State, draft: Draft[str]) -> list[Message]:
         """Returns the planner's question: the grid, the draft and what the rules say of it."""
@@ -231,8 +241,14 @@ class Sudoku(DraftingGame[State, str]):
         return [{"role": "system", "content": rules}, {"role": "user", "content": question}]
 
 
-class SingleSudoku(Alone, Sudoku):
-    """One agent drafts and decides, with the team's prompts, feedback, calls and turns."""
+class SingleSudoku(SingleAgent[State, str], Sudoku):
+    """One agent sees the grid and writes it down; up to `max_turns` turns."""
+
+    def __init__(
+        self, size: int = 4, clues: int | None = None, max_turns: int = 4, style: Style = "full", seed: int = 0
+    ) -> None:
+        """Takes the team's options, but for the tool's."""
+        super().__init__(size, clues, max_turns, "grid", style, seed)
 
 
 def _writes(state: State, grid: str) -> bool:

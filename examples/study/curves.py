@@ -1,0 +1,58 @@
+"""Validation success by generated tokens: the curves of the study's trainings, kept in `curves/<game>.jsonl`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from variants import ALL
+
+CURVES = Path(__file__).parent / "curves"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Validation success of one training, by tokens generated."""
+
+    points: tuple[tuple[float, float], ...]
+    """Tokens and success of every validation."""
+
+    def at(self, tokens: float) -> float:
+        """Returns the success after so many tokens, or at the end if it came earlier."""
+        for (before, low), (after, high) in zip(self.points, self.points[1:], strict=False):
+            if after >= tokens:
+                return low + (tokens - before) / (after - before) * (high - low)
+        return self.points[-1][1]
+
+    def reaches(self, success: float, within: float) -> float | None:
+        """Returns the tokens after which this success was first reached, or None if these were not enough."""
+        if self.points[0][1] >= success:
+            return 0.0
+        for (before, low), (after, high) in zip(self.points, self.points[1:], strict=False):
+            if high >= success:
+                tokens = before + (success - low) / (high - low) * (after - before)
+                return tokens if tokens <= within else None
+        return None
+
+
+Curves = Mapping[str, Mapping[int, Curve]]
+"""Variant -> seed -> its training; in the order of `ALL`."""
+
+
+def append(file: Path, variant: str, seed: int, curve: Curve) -> None:
+    """Adds a training's curve to a file, in one write: several studies may run side by side."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as lines:
+        lines.write(json.dumps({"variant": variant, "seed": seed, "points": curve.points}) + "\n")
+
+
+def kept(file: Path) -> Curves:
+    """Returns the curves in a file, the last of a variant and seed; none if it is not there."""
+    curves: dict[str, dict[int, Curve]] = {name: {} for name in ALL}
+    for line in file.read_text().splitlines() if file.exists() else ():
+        record = json.loads(line)
+        curve = Curve(tuple((tokens, success) for tokens, success in record["points"]))
+        curves[record["variant"]][record["seed"]] = curve
+    return {name: dict(sorted(seeds.items())) for name, seeds in curves.items() if seeds}

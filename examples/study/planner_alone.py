@@ -1,0 +1,36 @@
+"""The planner on its own: how the planner of "trained alone, then put in the team" is trained.
+
+It gets the prompts that it gets in the team where nobody drafts. A tool user alone is the game's single agent.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from verl_atgrpo.environment import Message
+from verl_atgrpo.environments.drafting import Draft, SingleAgent
+from verl_atgrpo.environments.plan_path import PlanPath
+from verl_atgrpo.environments.sudoku import Sudoku
+from verl_atgrpo.team import Candidate, Team
+
+
+class PlannerAlone(SingleAgent[Any, Any]):
+    """A planner to whom nobody drafts."""
+
+    agents: ClassVar[tuple[str, ...]] = ("planner",)
+
+    def answer_prompt(self, state: Any) -> list[Message]:
+        """Returns the planner's question, without a draft."""
+        return self.plan_prompt(state, Draft("", None))
+
+    async def decide(self, state: Any, team: Team) -> Candidate:
+        """Returns the reply that is played in a turn."""
+        return await team.planner.act(self.answer_prompt(state), lambda reply: self.score_reply(state, reply))
+
+
+class PlanPathPlanner(PlannerAlone, PlanPath):
+    """Plan-Path for the planner alone."""
+
+
+class SudokuPlanner(PlannerAlone, Sudoku):
+    """Sudoku for the planner alone."""
