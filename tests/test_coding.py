@@ -202,20 +202,6 @@ def test_the_last_program_counts_and_agreement_is_not_success(tmp_path: Path) ->
     assert nothing.outcome.team_reward == 0 and len(nothing.decisions) == 4
 
 
-def test_the_single_agent_is_asked_what_the_team_is_asked(tmp_path: Path) -> None:
-    def answer(prompt: str, k: int) -> str:
-        return test_block("1, 2", 4) if "Write one test" in prompt else block("def add(a, b): return 3")
-
-    options = {"max_turns": 3, "tester_reward": "format"}
-    single = make("code_single", **sections(tmp_path), **options)
-    record = episode(environment(tmp_path, **options), ADD, answer, answer)
-    alone = asyncio.run(play(single, ADD, ScriptedTeam({"solo": answer})))
-    assert single.agents == ("solo",)
-    assert sorted(d.prompt_ids for d in alone.decisions) == sorted(d.prompt_ids for d in record.decisions)
-    assert [d.turn for d in of("solo", alone)] == list(range(6))
-    assert alone.outcome == record.outcome
-
-
 def test_no_golden_test_or_solution_is_in_a_prompt(tmp_path: Path) -> None:
     env = environment(tmp_path)
     for problem in (DOUBLE, ADD, ASSERTED):
@@ -263,17 +249,16 @@ def test_no_golden_test_of_humaneval_is_in_a_prompt() -> None:
     ],
 )
 def test_option_errors_name_key_and_value(options: dict[str, Any], named: str, tmp_path: Path) -> None:
-    for name in ("code", "code_single"):
-        with pytest.raises(EnvironmentConfigError, match=re.escape(f"at_grpo.environment.{named}")) as caught:
-            make(name, **{**sections(tmp_path), **options})
-        assert "\n" not in str(caught.value)
+    with pytest.raises(EnvironmentConfigError, match=re.escape(f"at_grpo.environment.{named}")) as caught:
+        make("code", **{**sections(tmp_path), **options})
+    assert "\n" not in str(caught.value)
 
 
 def test_golden_tester_reward_needs_solutions(tmp_path: Path) -> None:
-    for name in ("code", "code_single"):
-        with pytest.raises(EnvironmentConfigError, match=r"environment\.tester_reward='golden': .* use format"):
-            make(name, **sections(tmp_path, "livecodebench"))
-        assert make(name, **sections(tmp_path, "livecodebench"), tester_reward="format").size("train") == 2
+    with pytest.raises(EnvironmentConfigError, match=r"environment\.tester_reward='golden': .* use format"):
+        make("code", **sections(tmp_path, "livecodebench"))
+    assert make("code", **sections(tmp_path, "livecodebench"), tester_reward="format").size("train") == 2
+    assert make("code_single", **sections(tmp_path, "livecodebench")).size("train") == 2  # no tester, no solutions
     row = {key: ROWS["apps"][0][0][key] for key in ("question", "input_output")}  # no column at all
     section = {"path": write(tmp_path, [row]), "format": "apps"}
     with pytest.raises(EnvironmentConfigError, match="tester_reward='golden'"):

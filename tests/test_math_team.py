@@ -17,7 +17,7 @@ from math_problems import DATA, GOLD, NAMES, QUESTION, Script, box, by_turn, epi
 from verl_atgrpo.environment import EnvironmentConfigError, make
 from verl_atgrpo.environments import math_team
 from verl_atgrpo.environments.math_answers import parse_answer
-from verl_atgrpo.environments.math_team import ASK_PROGRAM, ASK_REASONING, Math, MathTask, SingleMath
+from verl_atgrpo.environments.math_team import ASK_PROGRAM, ASK_REASONING, Math, MathTask
 from verl_atgrpo.sandbox import extract_python, run_python
 from verl_atgrpo.team import EpisodeFailed
 
@@ -95,22 +95,6 @@ def test_the_reasoner_s_answer_counts(tmp_path: Path) -> None:
     # Two without an answer do not agree.
     record = episode(env, {"tool_user": by_turn("?", "?"), "reasoner": by_turn("?", "?")})
     assert record.outcome.metrics["turns"] == 2
-
-
-def test_one_agent_in_both_parts_sees_the_same_prompts(tmp_path: Path) -> None:
-    tool_user, reasoner = by_turn(program(1), program(2), program(3)), by_turn(box("4"), box("5"), box("6"))
-
-    def solo(prompt: str, k: int) -> str:
-        return (tool_user if "You are the tool user" in prompt else reasoner)(prompt, k)
-
-    team = episode(Math(*sources(tmp_path), max_turns=3), {"tool_user": tool_user, "reasoner": reasoner})
-    alone = episode(SingleMath(*sources(tmp_path), max_turns=3), {"solo": solo})
-    both = [of("tool_user", team), of("reasoner", team)]
-    assert [d.prompt_ids for d in of("solo", alone)] == [
-        d.prompt_ids for pair in zip(*both, strict=True) for d in pair
-    ]
-    assert [d.turn for d in of("solo", alone)] == list(range(6))
-    assert alone.outcome == team.outcome
 
 
 def test_equal_programs_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import math
 import re
@@ -11,14 +10,13 @@ from typing import Any
 
 import pytest
 from drafting_episodes import episode, of, prompt_of
-from plan_path_players import CORRIDOR, ORACLES, STYLES, WALLED, full, full_oracle, grid_in, solve, task_from
+from plan_path_players import CORRIDOR, ORACLES, STYLES, full, full_oracle, grid_in, task_from
 
 from verl_atgrpo import environment
 from verl_atgrpo.environment import EnvironmentConfigError, make
 from verl_atgrpo.environments import drafting
 from verl_atgrpo.environments.plan_path import PlanPath
 from verl_atgrpo.sandbox import ExecutionResult, Limits, run_python
-from verl_atgrpo.team import ScriptedTeam, play
 
 # ------------------------------------------------------------------ episodes
 
@@ -103,29 +101,6 @@ def test_the_goal_on_the_last_turn_is_success() -> None:
     assert [decision.candidates[0].score.team for decision in of("planner", record)] == [0.25, 0.25, 0.25, 1]
 
 
-@pytest.mark.parametrize("options", STYLES)
-def test_the_single_agent_is_asked_what_the_team_is_asked(options: dict[str, Any]) -> None:
-    """The comparison is fair only with the same prompts, feedback, calls and turns."""
-    compact = options["style"] == "compact"
-
-    def answer(prompt: str, k: int) -> str:
-        moves = solve(grid_in(prompt))[:1]
-        return moves if compact else full(moves)
-
-    team = PlanPath(size=5, max_turns=3, **options)
-    single = make("plan_path_single", size=5, max_turns=3, **options)
-    record = episode(team, WALLED, answer, answer)
-    alone = asyncio.run(play(single, WALLED, ScriptedTeam({"solo": answer})))
-    assert [decision.prompt_ids for decision in alone.decisions] == [
-        decision.prompt_ids for decision in record.decisions
-    ]
-    assert len(alone.decisions) == 6
-    assert [decision.turn for decision in alone.decisions] == list(range(6))
-    assert alone.outcome == record.outcome
-    assert single.agents == ("solo",)
-    assert single.task("val", 3) == team.task("val", 3)
-
-
 # ------------------------------------------------------------------ python tool
 
 
@@ -199,10 +174,9 @@ def test_the_planner_is_told_what_the_scored_run_printed(monkeypatch: pytest.Mon
     ],
 )
 def test_option_errors_name_key_and_value(options: dict[str, Any], named: str) -> None:
-    for name in ("plan_path", "plan_path_single"):
-        with pytest.raises(EnvironmentConfigError, match=re.escape(f"at_grpo.environment.{named}")) as caught:
-            make(name, **options)
-        assert "\n" not in str(caught.value)
+    with pytest.raises(EnvironmentConfigError, match=re.escape(f"at_grpo.environment.{named}")) as caught:
+        make("plan_path", **options)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

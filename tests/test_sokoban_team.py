@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import math
 import os
@@ -31,10 +30,9 @@ from sokoban_players import (
 
 from verl_atgrpo.environment import EnvironmentConfigError, Score, make
 from verl_atgrpo.environments.drafting import Draft
-from verl_atgrpo.environments.sokoban import SingleSokoban, Sokoban
+from verl_atgrpo.environments.sokoban import Sokoban
 from verl_atgrpo.environments.sokoban_board import SokobanTask, State, walk
 from verl_atgrpo.environments.sokoban_solver import solve
-from verl_atgrpo.team import ScriptedTeam, play
 
 # ------------------------------------------------------------------ rewards
 
@@ -286,21 +284,6 @@ def test_programs_of_the_tool_user_are_run_and_scored() -> None:
     assert record.outcome.success
 
 
-@pytest.mark.parametrize("options", STYLES)
-def test_the_single_agent_is_asked_what_the_team_is_asked(options: dict[str, Any]) -> None:
-    answer = "R" if options["style"] == "compact" else full("R")
-    team, single = Sokoban(boxes=2, **options), make("sokoban_single", boxes=2, **options)
-    record = episode(team, ROOM, in_turn(answer), in_turn(answer))
-    alone = asyncio.run(play(single, ROOM, ScriptedTeam({"solo": in_turn(answer)})))
-    assert [decision.prompt_ids for decision in alone.decisions] == [
-        decision.prompt_ids for decision in record.decisions
-    ]
-    assert alone.outcome == record.outcome
-    assert isinstance(single, SingleSokoban)
-    assert single.agents == ("solo",)
-    assert single.task("val", 3) == team.task("val", 3)
-
-
 # ------------------------------------------------------------------ options
 
 
@@ -331,10 +314,9 @@ def test_the_single_agent_is_asked_what_the_team_is_asked(options: dict[str, Any
     ],
 )
 def test_bad_options_are_refused_by_name_and_in_one_line(options: dict[str, Any], named: str) -> None:
-    for name in ("sokoban", "sokoban_single"):
-        with pytest.raises(EnvironmentConfigError, match=re.escape(f"at_grpo.environment.{named}")) as caught:
-            make(name, **options)
-        assert "\n" not in str(caught.value)
+    with pytest.raises(EnvironmentConfigError, match=re.escape(f"at_grpo.environment.{named}")) as caught:
+        make("sokoban", **options)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("options", [{"size": 5, "boxes": 9}, {"size": 5, "min_solution": 60}])

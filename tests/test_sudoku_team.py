@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from typing import Any
 
@@ -29,13 +28,12 @@ from sudoku_players import (
     written,
 )
 
-from verl_atgrpo.environment import Score, make
+from verl_atgrpo.environment import Score
 from verl_atgrpo.environments import drafting
 from verl_atgrpo.environments.drafting import Draft
 from verl_atgrpo.environments.sudoku import Sudoku
 from verl_atgrpo.environments.sudoku_grid import State, SudokuTask, enter
 from verl_atgrpo.sandbox import Limits, extract_python, run_python
-from verl_atgrpo.team import ScriptedTeam, play
 
 # ------------------------------------------------------------------ prompts
 
@@ -200,26 +198,6 @@ def test_the_best_candidate_is_written_down() -> None:
     assert [candidate.reward for candidate in plan.candidates] == pytest.approx([0.2, 2, 0.3, 0])
     assert plan.committed == 1
     assert record.outcome.success
-
-
-@pytest.mark.parametrize("options", STYLES)
-def test_the_single_agent_is_asked_what_the_team_is_asked(options: dict[str, Any]) -> None:
-    """The comparison is fair only with the same prompts, feedback, calls and turns."""
-
-    def answer(prompt: str, k: int) -> str:
-        return written(RIGHT_TOO if grids_in(prompt)[0] == RIGHT else RIGHT, options)
-
-    team = Sudoku(max_turns=3, **options)
-    single = make("sudoku_single", max_turns=3, **options)
-    record = episode(team, PUZZLE, answer, answer)
-    alone = asyncio.run(play(single, PUZZLE, ScriptedTeam({"solo": answer})))
-    assert [decision.prompt_ids for decision in alone.decisions] == [
-        decision.prompt_ids for decision in record.decisions
-    ]
-    assert [decision.turn for decision in alone.decisions] == list(range(6))
-    assert alone.outcome == record.outcome
-    assert single.agents == ("solo",)
-    assert single.task("val", 3) == team.task("val", 3)
 
 
 def test_programs_of_the_tool_user_are_run_and_scored(monkeypatch: pytest.MonkeyPatch) -> None:

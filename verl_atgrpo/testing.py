@@ -13,13 +13,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from verl_atgrpo import environment
 from verl_atgrpo.environment import Environment, Outcome, Score, Split
-from verl_atgrpo.team import EpisodeRecord, play
+from verl_atgrpo.team import EpisodeRecord, ScriptedTeam, play
 from verl_atgrpo.watched_team import ROUNDING, EnvironmentContractError, Script, Trial, WatchedTeam, is_finite
 
 __all__ = ["HOSTILE", "EnvironmentContractError", "Script", "Scripts", "check_environment"]
@@ -28,6 +28,8 @@ Scripts = Callable[[Any], Mapping[str, Script]]
 """Task -> the script of every agent."""
 Decided = tuple[list[int], str, Score]
 """A prompt, the committed reply and its score."""
+Marks = tuple[str, str]
+"""A task's fingerprint and key."""
 _CONTROL = "\x00\x07\x1b[31m\r\u202e\u2028\ufeff\ufffd ٣½ \U0001f9e9 Ⅷ {}%s \\n ```python\n"
 _SPLITS: tuple[Split, ...] = ("train", "val")
 
@@ -49,6 +51,8 @@ def check_environment(
     *,
     gold: Scripts | None = None,
     bouncing: Sequence[Scripts] = (),
+    legal: Scripts | None = None,
+    plays: int = 1000,
     tasks: int = 20,
     episodes: int = 2,
     bounds: tuple[float, float] = (-1.0, 1.0),
@@ -66,6 +70,9 @@ def check_environment(
             succeed; at their decisions no reply of the other scripts may be worth more; and no other episode may
             have a larger sum of team parts, or a larger mean of mixed scores.
         bouncing: further scripts (task -> scripts) for that comparison, each of which tries to earn without solving.
+        legal: task -> scripts that play at random, by the rules. What they lead to on training tasks must not be the
+            first prompt of a validation task: then `task_key` holds something that a move changes.
+        plays: so many training tasks are played by `legal`, and compared with as many validation tasks.
         tasks: so many of each split are made, and made again.
         episodes: so many of those are played, with every kind of team.
         bounds: of the team part and of the local part.
@@ -92,6 +99,8 @@ def check_environment(
         # verl averages metrics over the episodes of a split, and wants the same ones in each.
         if len(kinds := {tuple(sorted(outcome.metrics)) for outcome in outcomes}) > 1:
             raise EnvironmentContractError(f"metrics: the episodes of split {split!r} have {sorted(kinds)}")
+    if legal is not None:
+        _check_first_prompts(env, legal, plays)
 
 
 # ---------------------------------------------------------------------- tasks
@@ -104,41 +113,67 @@ def _check_agents(env: Environment) -> None:
         raise EnvironmentContractError(f"agents: {agents!r} is not a tuple of identifiers, each one once")
 
 
-def _check_tasks(env: Environment, again: Environment, split: Split, tasks: int) -> list[str]:
-    """Returns the fingerprints of the first tasks, which both instances must make alike."""
+def _check_tasks(env: Environment, again: Environment, split: Split, tasks: int) -> list[Marks]:
+    """Returns the fingerprints and keys of the first tasks, which both instances must make alike."""
     size = env.size(split)
     if size is not None and (not isinstance(size, int) or size < 1):
         raise EnvironmentContractError(f"size: split {split!r} has {size!r} tasks; None, or 1 and more")
     count = min(tasks, size or tasks)
-    fingerprints: list[str] = []
+    known: list[Marks] = []
     for index in sorted({*range(count), (size or count) - 1}):
         where = f"task: task ({split}, {index})"
         try:
             made = [
-                (maker.fingerprint(task), maker.text(task))
+                (maker.fingerprint(task), maker.task_key(task), maker.text(task))
                 for maker in (env, env, again)
                 for task in [maker.task(split, index)]
             ]
         except Exception as error:
             raise EnvironmentContractError(f"{where} cannot be made: {_line(error)}") from error
-        fingerprint, text = made[0]
-        if not isinstance(fingerprint, str) or not isinstance(text, str | None):
-            raise EnvironmentContractError(f"{where}: fingerprint {fingerprint!r:.80}, text {text!r:.80}: no texts")
+        fingerprint, key, text = made[0]
+        if not isinstance(fingerprint, str) or not isinstance(key, str) or not isinstance(text, str | None):
+            raise EnvironmentContractError(
+                f"{where}: fingerprint {fingerprint!r:.80}, task_key {key!r:.80}, text {text!r:.80}: no texts"
+            )
         if made != made[:1] * 3:
             raise EnvironmentContractError(f"{where} is another one when it is made again")
-        fingerprints.append(fingerprint)
-    return fingerprints[:count]
+        known.append((fingerprint, key))
+    return known[:count]
 
 
-def _check_disjoint(known: Mapping[Split, Sequence[str]]) -> None:
-    for index, fingerprint in enumerate(known["val"]):
-        if fingerprint in known["train"]:
-            same = known["train"].index(fingerprint)
-            raise EnvironmentContractError(f"splits: task (val, {index}) is also task (train, {same})")
+def _check_disjoint(known: Mapping[Split, Sequence[Marks]]) -> None:
+    trained_on = [key for _, key in known["train"]]
+    for index, (_, key) in enumerate(known["val"]):
+        if key in trained_on:
+            same = trained_on.index(key)
+            raise EnvironmentContractError(f"splits: task (val, {index}) has the key of task (train, {same})")
+
+
+def _check_first_prompts(env: Environment, legal: Scripts, plays: int) -> None:
+    """Checks that random play of training tasks never comes to where a validation task starts."""
+
+    def prompts(split: Split, scripts: Scripts, first: bool) -> Iterator[tuple[int, str, tuple[int, ...]]]:
+        for index in range(min(plays, env.size(split) or plays)):
+            task = env.task(split, index)
+            record = asyncio.run(play(env, task, ScriptedTeam(scripts(task), candidates=1)))
+            for decision in record.decisions:
+                if decision.turn == 0 or not first:
+                    yield index, decision.agent, tuple(decision.prompt_ids)
+
+    starts = {
+        (agent, ids): index
+        for index, agent, ids in prompts("val", lambda task: dict.fromkeys(env.agents, lambda prompt, k: "?"), True)
+    }
+    for index, agent, ids in prompts("train", legal, False):
+        if (agent, ids) in starts:
+            raise EnvironmentContractError(
+                f"splits: random play of task (train, {index}) asks {agent!r} the first prompt of task "
+                f"(val, {starts[agent, ids]}): leave out of task_key what moves change"
+            )
 
 
 def _check_other_process(
-    make: str | Callable[..., Environment], options: Mapping[str, Any], known: Mapping[Split, Sequence[str]]
+    make: str | Callable[..., Environment], options: Mapping[str, Any], known: Mapping[Split, Sequence[Marks]]
 ) -> None:
     """Checks that a fresh process, in which strings hash otherwise, makes the same tasks."""
     factory = environment._load(make) if isinstance(make, str) else make
@@ -148,7 +183,7 @@ def _check_other_process(
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     done = subprocess.run(
         [sys.executable, "-c", "from verl_atgrpo import testing; testing._tell_tasks()"],
-        input=json.dumps([f"{module}:{name}", options, {split: len(prints) for split, prints in known.items()}]),
+        input=json.dumps([f"{module}:{name}", options, {split: len(marks) for split, marks in known.items()}]),
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -157,17 +192,18 @@ def _check_other_process(
         said = done.stderr.strip().rpartition("\n")[2]
         raise EnvironmentContractError(f"task: {module}:{name} cannot make its tasks in another process: {said}")
     told = json.loads(done.stdout.splitlines()[-1])
-    for split, fingerprints in known.items():
-        for index, fingerprint in enumerate(fingerprints):
-            if fingerprint != told[split][index]:
+    for split, marks in known.items():
+        for index, mark in enumerate(marks):
+            if mark != tuple(told[split][index]):
                 raise EnvironmentContractError(f"task: task ({split}, {index}) is another one in another process")
 
 
 def _tell_tasks() -> None:
-    """What the other process does: answers with the fingerprints, on a line of their own."""
+    """What the other process does: answers with fingerprints and keys, on a line of their own."""
     name, options, counts = json.load(sys.stdin)
     env = environment.make(name, **options)
-    told = {split: [env.fingerprint(env.task(split, index)) for index in range(n)] for split, n in counts.items()}
+    tasks = {split: [env.task(split, index) for index in range(n)] for split, n in counts.items()}
+    told = {split: [(env.fingerprint(task), env.task_key(task)) for task in those] for split, those in tasks.items()}
     sys.stdout.write("\n" + json.dumps(told))
 
 

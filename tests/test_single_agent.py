@@ -1,0 +1,144 @@
+"""The single agent that teams are compared with: one agent, one kind of prompt, nobody's draft, output or verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from coding_problems import ROWS, write
+from math_problems import GOLD, box, sources
+from sudoku_players import PUZZLE, SOLVED, WRONG
+
+from verl_atgrpo.environment import Environment, EnvironmentConfigError, make
+from verl_atgrpo.environments.grid import State as PathState
+from verl_atgrpo.environments.sokoban_board import State as BoardState
+from verl_atgrpo.environments.sudoku_grid import State as SudokuState
+from verl_atgrpo.team import EpisodeRecord, ScriptedTeam, play
+
+
+def sections(folder: Path) -> dict[str, Any]:
+    section = {"path": write(folder, [row for row, _ in ROWS["apps"]]), "format": "apps"}
+    return {"train": section, "val": section}
+
+
+GAMES: Mapping[str, dict[str, Any]] = {
+    "plan_path": {"size": 4, "max_turns": 3},
+    "sokoban": {"max_turns": 3},
+    "sudoku": {"max_turns": 3},
+}
+DRAFTS = {"plan_path": "moves", "sokoban": "moves", "sudoku": "grid"}
+HINTS = re.compile(r"draft(?!\d|$)|tool user|planner|team|printed|program|```python|verdict|wrong", re.MULTILINE)
+"""What a team's prompts speak of; compact ones begin with the word `draft`."""
+
+
+def episode(env: Environment, task: object, reply: Any) -> tuple[EpisodeRecord, list[str]]:
+    """Plays an episode with one script and returns it with the prompts."""
+    asked: list[str] = []
+
+    def script(prompt: str, k: int) -> str:
+        asked.append(prompt)
+        return str(reply(prompt, len(asked)))
+
+    team = ScriptedTeam(dict.fromkeys(env.agents, script), candidates=1)
+    return asyncio.run(play(env, task, team)), asked
+
+
+@pytest.mark.parametrize("style", ["full", "compact"])
+@pytest.mark.parametrize("name", GAMES)
+def test_in_games_it_sees_the_state_alone_for_as_many_turns(name: str, style: str) -> None:
+    single = make(f"{name}_single", **GAMES[name], style=style)
+    team = make(name, **GAMES[name], style=style, tool=DRAFTS[name])
+    assert single.agents == ("solo",)
+    assert single.task("val", 3) == team.task("val", 3)
+    record, asked = episode(single, single.task("val", 3), lambda prompt, turn: "?")
+    assert [(decision.agent, decision.turn) for decision in record.decisions] == [("solo", n) for n in range(3)]
+    assert len(set(asked)) == 1  # nothing was played, and nothing is said of that
+    assert not HINTS.search(asked[0])
+    # The board is the team's, to the letter: what the planner sees is it and the draft.
+    _, teams = episode(team, team.task("val", 3), lambda prompt, turn: "?")
+    assert asked[0] == teams[0]
+
+
+def test_the_next_prompt_shows_where_its_answer_led() -> None:
+    env: Any = make("plan_path_single", size=4, style="compact")
+    task = env.task("val", 1)
+    there = task.shortest(task.start, __import__("random").Random(0))
+    record, asked = episode(env, task, lambda prompt, turn: there[turn - 1])
+    assert record.outcome.success is (len(there) <= 4)
+    assert len(set(asked)) == len(asked) == min(4, len(there))
+
+
+def test_what_it_earns_is_what_the_planner_earns() -> None:
+    from sudoku_players import written
+
+    single: Any = make("sudoku_single", style="compact")
+    for grid, reward in ((SOLVED, 2.0), (WRONG, 0.2)):
+        record, _ = episode(single, PUZZLE, lambda prompt, turn, grid=grid: written(grid, {"style": "compact"}))
+        assert record.decisions[0].candidates[0].reward == pytest.approx(reward)
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_a_team_s_options_are_refused_unless_they_are_taken_back(name: str) -> None:
+    for option, value in (("tool", DRAFTS[name]), ("tool", "python"), ("require_isolation", True)):
+        with pytest.raises(EnvironmentConfigError, match=f"{option} is not an option of '{name}_single'"):
+            make(f"{name}_single", **{option: value})
+        assert make(f"{name}_single", **{option: None}).agents == ("solo",)
+    with pytest.raises(EnvironmentConfigError, match="style='terse'"):
+        make(f"{name}_single", style="terse")
+
+
+def test_the_states_of_these_games_know_no_draft() -> None:
+    for state in (PathState, BoardState, SudokuState):
+        assert not any("draft" in field for field in state.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("style", ["full", "compact"])
+def test_in_mathematics_it_sees_its_answers_until_it_repeats_one(style: str, tmp_path: Path) -> None:
+    pytest.importorskip("math_verify")
+    env = make("math_single", **dict(zip(("train", "val"), sources(tmp_path), strict=True)), max_turns=4, style=style)
+    assert env.agents == ("solo",)
+    said = [box("1"), box(GOLD), box(f"{GOLD}.0"), box("never asked")]
+    record, asked = episode(env, env.task("train", 0), lambda prompt, turn: said[turn - 1])
+    assert record.outcome.success and record.outcome.metrics == {"turns": 3}
+    assert [decision.turn for decision in record.decisions] == [0, 1, 2]
+    assert not any(HINTS.search(prompt) for prompt in asked)
+    assert GOLD not in asked[1] and "1" in asked[1].splitlines()[-1] if style == "compact" else "boxed{1}" in asked[1]
+    # No answer twice is no repetition; and the last answer counts, right ones before it do not.
+    record, _ = episode(env, env.task("train", 0), lambda prompt, turn: "?")
+    assert record.outcome.metrics == {"turns": 4}
+    record, _ = episode(env, env.task("train", 0), lambda prompt, turn: box(GOLD) if turn == 1 else box(str(turn)))
+    assert not record.outcome.success
+
+
+@pytest.mark.parametrize("style", ["full", "compact"])
+def test_in_coding_it_sees_its_program_until_it_repeats_it(style: str, tmp_path: Path) -> None:
+    env = make("code_single", **sections(tmp_path), max_turns=4, style=style)
+    assert env.agents == ("solo",)
+    task = env.task("train", 0)
+    said = ["```python\nprint(1)\n```", "no program", f"```python\n{task.solution}\n```"]
+    record, asked = episode(env, task, lambda prompt, turn: said[min(turn, 3) - 1])
+    assert [decision.agent for decision in record.decisions] == ["solo"] * 4
+    assert record.outcome.success and record.outcome.metrics == {"turns": 4, "passed": 1}
+    assert not any(re.search("tester|On this input|Write one test|They do not agree", prompt) for prompt in asked)
+    if style == "full":
+        assert "> print(1)" in asked[1] and "> print(1)" in asked[2]  # no program: the last one stands
+        assert "so far" not in asked[0]
+    record, _ = episode(env, task, lambda prompt, turn: said[0])
+    assert record.outcome.metrics["turns"] == 2  # it repeats itself, and nobody says that it is wrong
+
+
+def test_in_reasoning_gym_it_is_not_told_whether_it_is_right() -> None:
+    pytest.importorskip("reasoning_gym")
+    options = {"dataset": "chain_sum", "max_turns": 3, "style": "compact"}
+    env: Any = make("reasoning_gym_single", **options)
+    task = env.task("train", 0)
+    gold = str(task.entry["answer"])
+    record, asked = episode(env, task, lambda prompt, turn: gold if turn == 1 else "7" * turn)
+    assert asked[0] == task.question and asked[1].endswith(f"\n{gold}") and "Not" not in asked[2]
+    assert not record.outcome.success  # the last answer counts
+    record, _ = episode(env, task, lambda prompt, turn: gold)
+    assert record.outcome.success and record.outcome.metrics == {"turns": 2}

@@ -1,0 +1,133 @@
+"""Validation tasks stay unseen: no board of theirs is trained on, and no play comes to one of their first prompts."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from verl_atgrpo.environment import Environment, Message, make
+from verl_atgrpo.environments import plan_path, sokoban
+from verl_atgrpo.environments.grid import MOVES
+from verl_atgrpo.environments.sudoku_grid import EMPTY, SudokuTask
+from verl_atgrpo.testing import EnvironmentContractError, check_environment
+
+TRAIN, VAL, TURNS = 4096, 200, 4
+GAMES = {
+    # Those of the CPU recipes: small boards, so that a validation task is soon met by chance.
+    "plan_path": {"size": 4, "wall_density": 0.2, "tool": "moves", "style": "compact"},
+    "sokoban": {"size": 6, "boxes": 1, "wall_density": 0.1, "tool": "moves", "style": "compact"},
+    "sudoku": {"size": 4, "clues": 8, "tool": "grid", "style": "compact"},
+}
+
+
+def random_answer(task: Any, rng: random.Random) -> str:
+    """Moves, or a grid whose holes have their digit, another, or none."""
+    if not isinstance(task, SudokuTask):
+        return "".join(rng.choices(list(MOVES), k=rng.randint(1, 8)))
+    cells = zip(task.givens, task.solution, strict=True)
+    return "".join(given if given != EMPTY else rng.choice((EMPTY, digit)) for given, digit in cells)
+
+
+def prompts_of_random_play(env: Any, task: Any, rng: random.Random) -> set[str]:
+    """The prompts of the states that random answers lead to, the first one included."""
+    state, shown = env.initial(task), set()
+    for _ in range(TURNS):
+        if env.solved(state):
+            break
+        shown.add(text_of(env.answer_prompt(state)))
+        state = env.apply(state, random_answer(task, rng))
+    return shown
+
+
+def text_of(prompt: list[Message]) -> str:
+    return json.dumps(prompt)
+
+
+def seen_in_training(env: Any) -> tuple[int, int]:
+    """How many validation tasks share a key with a training task, and how many first prompts random play comes to."""
+    val = [env.task("val", index) for index in range(VAL)]
+    keys, prompts = set(), set()
+    for index in range(TRAIN):
+        task = env.task("train", index)
+        keys.add(env.task_key(task))
+        prompts |= prompts_of_random_play(env, task, random.Random(index))
+    return (
+        sum(env.task_key(task) in keys for task in val),
+        sum(text_of(env.answer_prompt(env.initial(task))) in prompts for task in val),
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["plan_path", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sokoban", "sudoku"))]
+)
+def test_no_board_of_validation_is_trained_on_nor_met_in_play(name: str) -> None:
+    assert seen_in_training(make(name, **GAMES[name])) == (0, 0)
+
+
+def test_a_key_is_what_no_move_changes() -> None:
+    rng = random.Random(1)
+    for name in ("plan_path", "sokoban"):
+        env: Any = make(name, **GAMES[name])
+        for index in range(50):
+            task = env.task("val", index)
+            state = env.initial(task)
+            for _ in range(TURNS):
+                if env.solved(state):
+                    break
+                state = env.apply(state, random_answer(task, rng))
+            assert env.task_key(standing(state)) == env.task_key(task)
+            moved = drawn(state) != drawn(env.initial(task))
+            assert (env.fingerprint(standing(state)) != env.fingerprint(task)) is moved
+
+
+def standing(state: Any) -> Any:
+    """The task that starts where a state stands."""
+    if isinstance(state, plan_path.State):
+        task = state.task
+        return type(task)(task.size, task.walls, state.position, task.goal)
+    assert isinstance(state, sokoban.State)
+    return type(state.task)(state.draw())
+
+
+def drawn(state: Any) -> str:
+    return str(state.task.draw(state.position) if isinstance(state, plan_path.State) else state.draw())
+
+
+def legal(task: Any) -> dict[str, Callable[[str, int], str]]:
+    """Random answers that follow from the prompt."""
+
+    def script(prompt: str, k: int) -> str:
+        return random_answer(task, random.Random(f"{prompt} {k}"))
+
+    return dict.fromkeys(("tool_user", "planner"), script)
+
+
+class ByDrawing(plan_path.PlanPath):
+    """Plan-Path as it was: the walker's place is part of what decides the split."""
+
+    def task_key(self, task: Any) -> str:
+        return self.fingerprint(task)
+
+
+class ByDrawnBoard(sokoban.Sokoban):
+    """Sokoban as it was."""
+
+    def task_key(self, task: Any) -> str:
+        return self.fingerprint(task)
+
+
+@pytest.mark.parametrize(("name", "broken"), [("plan_path", ByDrawing), ("sokoban", ByDrawnBoard)])
+def test_the_check_of_environments_finds_validation_prompts_in_training_play(
+    name: str, broken: type[Environment]
+) -> None:
+    with pytest.raises(EnvironmentContractError, match=r"splits: .* first prompt of task \(val, \d+\)"):
+        check_environment(lambda **options: broken(**options), GAMES[name], legal=legal, tasks=5, episodes=0)
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_the_check_of_environments_passes_these_games(name: str) -> None:
+    check_environment(name, GAMES[name], legal=legal, plays=50, tasks=5, episodes=1)
