@@ -55,6 +55,8 @@ class Rollout:
     def __init__(self) -> None:
         self.rewards: list[list[list[float]]] = []
         """Of the next tasks to end: for every decision, its candidates' rewards. Then they all differ."""
+        self.agents = ["a"]
+        """Who decides, in turns."""
         self.looks: Callable[[int], int] = lambda task: 0
         self.fails: Callable[[int], bool] = lambda task: False
         self.items: dict[str, Tags] = {}
@@ -137,8 +139,10 @@ class Rollout:
                 self._counts["episodes_failed"] += 1
                 self.items[uid]["status"] = "failure"
                 continue
+            rewards = self.rewards.pop(0) if self.rewards else [STEEP] * len(self.agents)
             decisions = [
-                ("a", turn, rewards) for turn, rewards in enumerate(self.rewards.pop(0) if self.rewards else [STEEP])
+                (self.agents[number % len(self.agents)], number // len(self.agents), each)
+                for number, each in enumerate(rewards)
             ]
             for item in training_rows(uid, 0, episode(1.0, *decisions), "tree"):
                 self.items[item.key] = {

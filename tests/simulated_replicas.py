@@ -140,6 +140,9 @@ class World:
         self.found: dict[int, str] = getattr(self, "found", {})
         return self.found.setdefault(replica.replica_rank, replica.servers[0].identity if replica.servers else "?")
 
+    def empty_cache(self) -> None:
+        self.log.append(("empty",))
+
     def forget_servers(self, replicas: Sequence[int]) -> None:
         self.log.append(("forget", *replicas))
         for replica in replicas:

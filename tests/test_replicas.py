@@ -98,6 +98,7 @@ def test_a_restart_ends_what_is_left_before_and_admits_requests_after_the_weight
     replicas.push(2)
     assert not old.actor_lives
     assert world.log == [
+        ("empty",),  # the trainer's cache
         ("end", 5, [(1, 0.5)]),  # the engine's processes, by worker of its node
         ("launch", 5),
         ("sleep", 5),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("verl")
+verl = pytest.importorskip("verl")
 
 from test_mode_check import check, refusal
 
-from verl_atgrpo import platform_choice, recipes, run_check
+from verl_atgrpo import platform_choice, recipes, run_check, separate_check
 from verl_atgrpo.config import AtGrpoConfig
 
 RECIPE = "plan_path_cpu_separate"
@@ -22,7 +24,22 @@ LORA = "actor_rollout_ref.model.lora"
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """What can be imported of what verl's engines need."""
+    found = {"cupy", "nixl", "checkpoint_engine", "mooncake"}
+    there = importlib.util.find_spec
+
+    def find(name: str, *arguments: Any) -> Any:
+        if name in {"cupy", "nixl", "checkpoint_engine", "mooncake", "torch_npu"}:
+            return object() if name in found else None
+        return there(name, *arguments)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+    return found
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, installed: set[str]) -> None:
     monkeypatch.setattr(platform_choice, "wants_cpu", lambda: False)
 
 
@@ -97,6 +114,47 @@ def test_weights_get_to_gpus_by_verls_own_engines(backend: str, accepted: bool, 
     message = refusal(RECIPE, f"{ENGINE}.backend={backend}")
     assert message.startswith(f"{ENGINE}.backend={backend} ")
     assert "set it to nccl" in message
+
+
+@pytest.mark.parametrize(
+    ("backend", "missing", "package"),
+    [
+        ("nccl", "cupy", "cupy-cuda12x or cupy-cuda13x"),
+        ("nixl", "cupy", "cupy-cuda12x or cupy-cuda13x"),
+        ("nixl", "nixl", "nixl"),
+        ("kimi_ckpt_engine", "checkpoint_engine", "checkpoint-engine"),
+        ("mooncake", "mooncake", "mooncake-transfer-engine"),
+    ],
+)
+def test_an_engine_that_verl_could_not_import_is_refused(
+    backend: str, missing: str, package: str, gpu: None, installed: set[str]
+) -> None:
+    override = f"{ENGINE}.backend={backend}"
+    own = f"{ENGINE}.custom_backend_module"
+    check(RECIPE, override, f"{own}=null")
+    installed.remove(missing)
+    message = refusal(RECIPE, f"{override} {own}=null")
+    assert message.startswith(
+        f"{override}: verl's engine imports {missing}, which is not installed: pip install {package}"
+    )
+    # A module of one's own may have an engine of that name, and on Ascend HCCL has NCCL's.
+    check(RECIPE, override, f"{own}=mine")
+    installed.add("torch_npu")
+    if backend == "nccl":
+        check(RECIPE, override, f"{own}=null")
+    else:
+        refusal(RECIPE, f"{override} {own}=null")
+
+
+def test_verl_knows_the_engines_by_these_names_and_imports_what_is_said() -> None:
+    """Read from its files: the engines themselves cannot be imported here."""
+    folder = Path(verl.__file__).parent / "checkpoint_engine"
+    known = {"nccl": "nccl", "nixl": "nixl", "kimi": "kimi_ckpt_engine", "mooncake": "mooncake"}
+    for file, backend in known.items():
+        text = (folder / f"{file}_checkpoint_engine.py").read_text()
+        assert f'register("{backend}")' in text
+        for module in separate_check._NEEDED[backend]:
+            assert re.search(rf"(?m)^ *(import|from) {module}\b", text), (file, module)
 
 
 @pytest.mark.parametrize("recipe", ["plan_path_qwen3_1p7b", "plan_path_qwen3_1p7b_roles"])

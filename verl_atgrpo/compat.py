@@ -107,6 +107,7 @@ SYMBOLS = (
     ),
     Symbol("verl.workers.engine_workers", "ActorRolloutRefWorker.init_model"),
     Symbol("verl.workers.engine_workers", "ActorRolloutRefWorker.update_weights", ("global_steps", "mode")),
+    Symbol("verl.utils.memory_utils", "aggressive_empty_cache", ("force_sync",)),
     Symbol("verl.workers.rollout.replica", "RolloutReplica.init_hybrid", ("worker_group",)),
     Symbol("verl.workers.rollout.replica", "RolloutMode.HYBRID"),
     # What a server is started with, also again; `servers`, `workers` and `server_handle` are attributes. So is

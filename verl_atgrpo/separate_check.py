@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,15 @@ _OTHERS = {
     _CPU_BACKEND: "is for machines without a GPU",
 }
 """Why a backend is no way to standalone servers on GPUs; verl's others are taken at its word."""
+_CUPY = "cupy-cuda12x or cupy-cuda13x, as torch's CUDA is"
+_NEEDED = {
+    "nccl": {"cupy": _CUPY},
+    "nixl": {"cupy": _CUPY, "nixl": "nixl"},
+    "kimi_ckpt_engine": {"checkpoint_engine": "checkpoint-engine"},
+    "mooncake": {"mooncake": "mooncake-transfer-engine"},
+}
+"""Backend -> what verl's engine imports and verl does not install, with what pip calls it. verl passes over an engine
+that it cannot import, and misses it when the models are loaded."""
 
 
 def check_shared(mode: str, policies: Mapping[str, DictConfig]) -> None:
@@ -121,6 +131,20 @@ def _check_backend(key: str, engine: DictConfig) -> None:
                 )
     elif engine.backend in _OTHERS:
         raise ConfigError(f"{key}.backend={engine.backend} {_OTHERS[engine.backend]}: set it to nccl")
+    elif engine.get("custom_backend_module") is None:  # such a module may have an engine of the same name
+        _check_modules(key, engine.backend)
+
+
+def _check_modules(key: str, backend: str) -> None:
+    """Raises ConfigError if verl could not import its engine; nothing is imported here, which takes seconds."""
+    if backend == "nccl" and importlib.util.find_spec("torch_npu") is not None:
+        return  # then HCCL has this name
+    for module, package in _NEEDED.get(backend, {}).items():
+        if importlib.util.find_spec(module) is None:
+            raise ConfigError(
+                f"{key}.backend={backend}: verl's engine imports {module}, which is not installed: pip install "
+                f"{package}, or set another backend"
+            )
 
 
 def devices_of(policy: DictConfig) -> int:

@@ -171,6 +171,8 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         def train(unit: PolicyUnit) -> None:
             name = unit.name
             parts[name] = unit.train(parts[name], self.global_steps, by_policy[name], timings[name])
+            if not self._at_once:
+                unit.empty_cache()  # the next policy is updated on the same devices
 
         with marked_timer("policies", timing_raw, color="red"):
             for_all(learning, train, self._at_once)

@@ -151,6 +151,11 @@ class PolicyUnit:
             self.replicas.look()
             self.sync.sleep_replicas()
 
+    def empty_cache(self) -> None:
+        """Has the trainer give device memory back that it keeps for later, for the processes of other policies."""
+        with naming(self.name, "emptying its trainer's cache"):
+            self.actor_rollout_wg.empty_cache()
+
     def interrupt_servers(self) -> None:
         """Ends the requests under way, each with its tokens so far, and takes no others."""
         with naming(self.name, "interrupting its servers"):
@@ -331,7 +336,13 @@ class TeamSync:
         for_all(self._units, PolicyUnit.sleep_servers, self._at_once)
 
     def update_weights(self, global_steps: int) -> None:
-        """Wakes every policy's servers; a frozen policy's, too, lost their weights to the sleep."""
+        """Wakes every policy's servers; a frozen policy's, too, lost their weights to the sleep.
+
+        On shared devices all trainers empty their caches before: the first server that wakes, or is started again,
+        needs what the last trainer keeps of its update or of a checkpoint.
+        """
+        if not self._at_once:
+            for_all(self._units, PolicyUnit.empty_cache, at_once=False)
         for_all(self._units, lambda unit: unit.push_weights(global_steps), self._at_once)
 
     def abort_replicas(self) -> None:

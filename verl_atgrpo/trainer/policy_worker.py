@@ -1,5 +1,9 @@
 """verl's actor worker, server replica and server manager for one policy among several.
 
+verl empties torch's cache of free blocks before a worker wakes its own server. With several policies on the same
+devices every other policy's trainer would keep its own, the peak of its last update, out of everybody's reach; so here
+workers empty their caches when they are told to.
+
 verl names servers and their weight channels by replica number, counted from 0 in every worker group: with
 two groups, the second one's weights would silently go to the first one's servers. Here every policy has
 numbers of its own, from `first_replica` on.
@@ -13,6 +17,7 @@ from typing import Any
 
 import ray
 from verl.single_controller.base.decorator import Dispatch, register
+from verl.utils.memory_utils import aggressive_empty_cache
 from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.replica import RolloutMode
 
@@ -22,7 +27,16 @@ from verl_atgrpo.trainer.rendezvous import MeetingWorker
 from verl_atgrpo.trainer.server_link import ServerLink, bound_waiting
 
 
-class PolicyWorker(MeetingWorker):
+class TrainerWorker(MeetingWorker):
+    """Trains one policy."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def empty_cache(self) -> None:
+        """Gives the device memory back that torch keeps for later: to other processes it is taken."""
+        aggressive_empty_cache(force_sync=True)
+
+
+class PolicyWorker(TrainerWorker):
     """Trains one policy and pushes its weights to that policy's own servers."""
 
     rollout: Any

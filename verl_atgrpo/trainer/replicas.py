@@ -163,6 +163,9 @@ class Replicas:
         if not trying:
             return
         self._restarts_left -= len(trying)
+        # vLLM does not start unless its whole share of the device is free. The caches of other policies are empty:
+        # `TeamSync` sees to that, and no trainer allocates anything until the servers sleep again.
+        self._workers.empty_cache()
         errors = asyncio.run(_start_again(trying, self._processes))
         back = [replica for replica, error in zip(trying, errors, strict=True) if self._is_up(replica, error)]
         if back:

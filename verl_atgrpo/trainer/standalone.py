@@ -14,8 +14,8 @@ from verl_atgrpo.rollout.balancer import balancer_class
 from verl_atgrpo.separate_check import devices_of
 from verl_atgrpo.trainer.failures import PolicyFailed, naming, why_dead
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
-from verl_atgrpo.trainer.policy_worker import WeightTarget
-from verl_atgrpo.trainer.rendezvous import MeetingWorker, meet
+from verl_atgrpo.trainer.policy_worker import TrainerWorker, WeightTarget
+from verl_atgrpo.trainer.rendezvous import meet
 from verl_atgrpo.trainer.replicas import Replicas
 from verl_atgrpo.trainer.server_worker import StandaloneServers
 
@@ -69,7 +69,7 @@ class StandaloneUnit(PolicyUnit):
             roles.append(Role.RefPolicy)
         workers = {
             str(role): RayClassWithInitArgs(
-                cls=ray.remote(MeetingWorker), config=self.config.actor_rollout_ref, role=str(role)
+                cls=ray.remote(TrainerWorker), config=self.config.actor_rollout_ref, role=str(role)
             )
             for role in roles
         }

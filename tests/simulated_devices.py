@@ -1,0 +1,313 @@
+"""GPUs that the trainers and servers of several policies share: who takes and gives memory, in order, without a GPU.
+
+The workers are the product's, with verl's own weight sync, and so is everything above them. What is made up:
+`torch.cuda` as verl reaches it, verl's engine, its rollout adapter and its servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import ray
+import torch
+import zmq
+from omegaconf import OmegaConf
+from simulated_replicas import Ref, Replica, Server, World, get
+from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
+from verl.utils import memory_utils
+
+from verl_atgrpo.trainer import policy_unit
+from verl_atgrpo.trainer.policy_unit import PolicyUnit
+from verl_atgrpo.trainer.policy_worker import PolicyServers, PolicyWorker
+
+_RUNNING: contextvars.ContextVar[Worker] = contextvars.ContextVar("worker")
+"""In which worker's process the code at hand runs."""
+
+
+class Device:
+    """A GPU. Every entry of `log` is what was done and by which policy; emptying a cache that is empty is none."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.cached: set[Worker] = set()
+        """Trainers with blocks that they do not use, and nobody else can."""
+        self.awake: set[str] = set()
+        self.refused: list[str] = []
+        """What was done while others held memory for nothing."""
+
+    def note(self, what: str, policy: str) -> None:
+        self.log.append(f"{what} {policy}")
+
+    def allocate(self, what: str, policy: str, besides: Worker | None = None) -> None:
+        """Notes what needs memory that no trainer, `besides` one, may keep for later."""
+        self.note(what, policy)
+        if holders := self.cached - {besides}:
+            self.refused.append(f"{what} {policy}: {', '.join(sorted(each.policy for each in holders))}")
+
+
+# ------------------------------------------------------------------ torch.cuda
+
+
+class _Cuda:
+    """`torch.cuda` of the process at hand; figures are in bytes."""
+
+    def is_available(self) -> bool:
+        return True
+
+    def memory_allocated(self) -> int:
+        return 1 << 30
+
+    def memory_reserved(self) -> int:
+        return (1 << 30) + self._is_cached() * (20 << 30)
+
+    def mem_get_info(self) -> tuple[int, int]:
+        return 0, 80 << 30
+
+    def synchronize(self) -> None: ...
+
+    def empty_cache(self) -> None:
+        if self._is_cached():
+            worker = _RUNNING.get()
+            worker.device.cached.remove(worker)
+            worker.device.note("empty", worker.policy)
+
+    @staticmethod
+    def _is_cached() -> bool:
+        worker = _RUNNING.get()
+        return worker in worker.device.cached
+
+
+_PLATFORM = SimpleNamespace(
+    device_name="cuda", device_module=_Cuda(), set_allocator_settings=lambda settings: None
+)  # fmt: skip
+
+# ------------------------------------------------------------------ trainers
+
+
+class _Trainer:
+    """verl's training engine of a process, and the worker around it: everything that it does leaves blocks behind."""
+
+    is_param_offload_enabled = False
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.engine = self
+
+    def use(self, what: str) -> None:
+        """Does what needs the device's whole memory."""
+        worker = self._worker
+        assert not worker.device.awake, f"{what} {worker.policy} beside {worker.device.awake}"
+        worker.device.allocate(what, worker.policy, besides=worker)
+        worker.device.cached.add(worker)
+
+    def save_checkpoint(self, *_: Any) -> None:
+        self._keep("save")
+
+    def load_checkpoint(self, *_: Any) -> None:
+        self._keep("load")
+
+    def _keep(self, what: str) -> None:
+        """Does what needs little memory, and leaves some behind."""
+        self._worker.device.note(what, self._worker.policy)
+        self._worker.device.cached.add(self._worker)
+
+    def get_per_tensor_param(self, **_: Any) -> tuple[Iterator[tuple[str, torch.Tensor]], None]:
+        return iter([("weight", torch.zeros(1))]), None
+
+
+class _Adapter:
+    """verl's rollout adapter: the first worker of a replica talks to its server."""
+
+    sleep_level = 2
+
+    def __init__(self, worker: Worker, replica: DeviceReplica, leads: bool) -> None:
+        self._worker, self._replica, self._leads = worker, replica, leads
+        self.replica_rank = replica.replica_rank
+        self.zmq_handle = f"ipc:///tmp/x-replica-{self.replica_rank}-rank-0.sock"
+        self.server_handle: Server | None = None
+
+    def _ensure_server_handle(self) -> bool:
+        if self._leads and self.server_handle is None:
+            self.server_handle = self._replica.servers[0]
+        return self._leads
+
+    async def resume(self, tags: list[str]) -> None:
+        if self._leads and tags == ["weights"]:
+            self._replica.wake()
+
+    async def update_weights(self, weights: Any, **_: Any) -> None:
+        assert list(weights)
+
+
+class Worker(PolicyWorker):
+    """A trainer's process of a policy."""
+
+    barrier: threading.Barrier
+
+    def __init__(self, policy: str, device: Device) -> None:
+        self.policy, self.device = policy, device
+        self.role, self.layered_summon, self.peft_merge, self.base_sync_done = "actor_rollout", False, False, False
+        self.config = OmegaConf.create({"rollout": {"name": "vllm", "free_cache_engine": True, "load_format": "auto"}})
+        self.actor = _Trainer(self)
+
+    __hash__ = object.__hash__
+
+
+class Workers:
+    """A policy's worker group; calls in its workers what is registered there, and nothing else, as Ray's does."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self._workers = workers
+        barrier = threading.Barrier(len(workers))
+        for worker in workers:
+            worker.barrier = barrier
+        self._dispatch_info = {"actor": list(range(len(workers)))}
+        self.called: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        registered = getattr(getattr(Worker, name), MAGIC_ATTR)
+        assert registered["dispatch_mode"] == Dispatch.ONE_TO_ALL, name
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.called.append(name)
+            done = asyncio.run(self._call(name, args, kwargs))
+            return done if registered["blocking"] else [Ref(lambda one=one: one) for one in done]
+
+        return call
+
+    async def _call(self, name: str, args: Any, kwargs: Any) -> list[Any]:
+        async def one(worker: Worker) -> Any:
+            _RUNNING.set(worker)
+            done = getattr(worker, name)(*args, **kwargs)
+            return await done if asyncio.iscoroutine(done) else done
+
+        return list(await asyncio.gather(*map(one, self._workers)))
+
+    # What the trainer calls with rows.
+
+    def compute_log_prob(self, batch: Any) -> Any:
+        for worker in self._workers:
+            worker.actor.use("log-probs")
+        return batch
+
+    def update_actor(self, batch: Any) -> Any:
+        for worker in self._workers:
+            worker.actor.use("update")
+        return {"metrics": {"loss": [0.0], "mfu": [0.0]}}
+
+    # What it calls at the start.
+
+    def listen(self) -> int:
+        return 1
+
+    def go_to(self, port: int) -> None: ...
+
+    def init_model(self) -> None:
+        """verl's ends with an emptied cache."""
+        for worker in self._workers:
+            worker.device.allocate("init", worker.policy)
+
+
+# ------------------------------------------------------------------ servers
+
+
+class DeviceReplica(Replica):
+    """A server over all devices of its policy's workers."""
+
+    policy: str
+    devices: Sequence[Device]
+
+    def place(self, policy: str, devices: Sequence[Device]) -> None:
+        self.policy, self.devices = policy, devices
+        self.start()
+
+    def start(self) -> None:
+        """A start takes the server's share of the device, like a waking, and measures what is free."""
+        for device in self.devices:
+            device.allocate("start", self.policy)
+            device.awake.add(self.policy)
+
+    def wake(self) -> None:
+        for device in self.devices:
+            device.allocate("wake", self.policy)
+            device.awake.add(self.policy)
+
+    async def launch_servers(self) -> None:
+        await super().launch_servers()
+        self.start()
+
+    async def sleep(self) -> None:
+        for device in self.devices:
+            device.note("sleep", self.policy)
+            device.awake.remove(self.policy)
+
+    async def abort_all_requests(self, reject_request: bool = False) -> None: ...
+
+    async def resume_generation(self) -> None: ...
+
+
+class Unit(PolicyUnit):
+    """A policy on simulated devices, one worker on each and one server over all."""
+
+    def __init__(self, name: str, job: Any, number: int, trainable: bool, devices: Sequence[Device]) -> None:
+        tokens = SimpleNamespace(tokenizer=SimpleNamespace(chat_template="{{ messages }}", eos_token_id=0))
+        with mock.patch.object(policy_unit, "omega_conf_to_dataclass", lambda model: tokens):
+            super().__init__(name, job, f"policies/{name}", trainable, number, restarts=9)
+        self._devices = devices
+
+    def place(self, pool: Any) -> None:
+        workers = [Worker(self.name, device) for device in self._devices]
+        self.actor_rollout_wg = self.ref_policy_wg = Workers(workers)
+        self._pool = pool
+
+    def _start(self) -> None:
+        engine = SimpleNamespace(backend="nccl", custom_backend_module=None)
+        with (
+            mock.patch.object(PolicyServers, "create", self._serve),
+            mock.patch.object(policy_unit, "balancer_class", lambda rollout: None),
+            mock.patch.object(policy_unit, "omega_conf_to_dataclass", lambda config: engine),
+        ):
+            super()._start()
+
+    def _serve(self, **_: Any) -> World:
+        self.world = World(ranks=())
+        self.world.replicas = [DeviceReplica(self.world, self.first_replica, nodes=1)]
+        (replica,) = self.world.replicas
+        replica.place(self.name, self._devices)
+        for number, worker in enumerate(self.actor_rollout_wg._workers):
+            worker.rollout = _Adapter(worker, replica, leads=number == 0)
+        return self.world
+
+    def die(self) -> None:
+        """Ends the policy's engine, which frees its memory."""
+        (replica,) = self.world.replicas
+        replica.servers[0].engine_lives = False
+        for device in self._devices:
+            device.awake.remove(self.name)
+
+
+@contextmanager
+def simulated() -> Iterator[None]:
+    """Has verl find these devices, and `ray` their servers."""
+
+    def kill(server: Server) -> None:
+        server.actor_lives = False
+
+    with (
+        mock.patch("verl.utils.device.get_platform", lambda: _PLATFORM),
+        mock.patch.object(
+            memory_utils, "gc", SimpleNamespace(collect=lambda: 0)
+        ),  # of the test's process, half a second
+        mock.patch.object(torch.distributed, "barrier", lambda: _RUNNING.get().barrier.wait()),
+        mock.patch.object(ray, "get", get),
+        mock.patch.object(ray, "kill", kill),
+        mock.patch.object(zmq.Context, "setsockopt", lambda *_: None),  # of the whole process
+    ):
+        yield
