@@ -11,9 +11,10 @@ pytest.importorskip("verl")
 
 import ray
 from simulated_engine import run_virtually
-from simulated_servers import WHOLE, Server, Servers, interrupt, until
+from simulated_servers import WHOLE, Actor, Server, Servers, config, interrupt, until
+from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-from verl_atgrpo.rollout.client import slots_per_server
+from verl_atgrpo.rollout.client import DecisionClient, slots_per_server
 from verl_atgrpo.team import EpisodeFailed
 
 pytestmark = pytest.mark.usefixtures("cancelled_calls")
@@ -126,6 +127,35 @@ def test_retries_end_with_the_reason(servers: int, retries: int, asked: int, rea
     run_virtually(run())
 
 
+@pytest.mark.parametrize("reason", ["timeout", "engine"])
+def test_a_router_that_knows_nothing_of_avoiding_is_asked_no_more_than_once_again(reason: str) -> None:
+    """As a router of the user's, or verl's own where requests are routed by their id."""
+
+    async def run() -> None:
+        failing = Server("a")
+        failing.hangs = reason == "timeout"
+        failing.fate = None if failing.hangs else ray.exceptions.ActorUnavailableError("busy", None)
+        servers = Servers(failing, Server("b"), timeout=0.02, retries=9)
+        asked: list[str] = []
+
+        class Router(GlobalRequestLoadBalancer):  # type: ignore[misc]
+            def acquire_server(self, request_id: str) -> tuple[str, Any]:
+                asked.append(request_id)
+                assert len(asked) < 5, "it goes on for ever"
+                self._inflight_requests["a"] += 1
+                return "a", failing
+
+        router = Router(servers.servers)
+        servers.client._load_balancer = Actor(router)
+        with pytest.raises(EpisodeFailed) as caught:
+            await servers.draw()
+        assert (caught.value.reason, len(failing.requests), asked) == (reason, 1, ["d", "d"])
+        await servers.settled()
+        assert router._inflight_requests == {"a": 0, "b": 0}
+
+    run_virtually(run())
+
+
 def test_a_part_that_is_lost_is_drawn_again_and_those_before_it_are_kept() -> None:
     async def run() -> None:
         dying, other = Server("a", version=1), Server("b", version=1)
@@ -176,6 +206,25 @@ def test_a_server_has_no_more_requests_than_places_and_all_get_their_turn() -> N
         assert all(output.token_ids == WHOLE for output in outputs)
         assert (first.most_in_flight, second.most_in_flight) == (3, 3)
         assert len(first.requests) + len(second.requests) == 40
+
+    run_virtually(run())
+
+
+def test_every_server_has_as_many_places_as_its_configuration_gives() -> None:
+    async def run() -> None:
+        first, second = Server("a"), Server("b")
+        servers = Servers(first, second)
+        # Of 900 calls, 300 workers have three each.
+        servers.client = DecisionClient(config(workers=300), load_balancer_handle=Actor(servers.balancer))
+        servers.training.client = servers.client
+        drawing = [asyncio.ensure_future(servers.draw(str(number))) for number in range(20)]
+        first.hangs = second.hangs = True
+        await asyncio.sleep(1)
+        assert (first.in_flight, second.in_flight) == (3, 3)
+        for task in drawing:
+            task.cancel()
+        await asyncio.wait(drawing)
+        assert await servers.settled() == {"a": 0, "b": 0}
 
     run_virtually(run())
 

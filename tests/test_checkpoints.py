@@ -21,8 +21,11 @@ class Unit:
     def __init__(self, name: str, trainable: bool = True, broken: bool = False) -> None:
         self.name, self.folder, self.trainable, self.broken = name, f"policies/{name}", trainable, broken
         self.weights = 0
+        self.remote: str | None = None
+        self.deletes: bool | None = None
 
     def save(self, step_folder: str, remote_folder: str | None, global_steps: int) -> None:
+        self.remote = remote_folder
         if self.broken:
             raise OSError("disk full")
         folder = Path(step_folder) / self.folder
@@ -30,6 +33,7 @@ class Unit:
         (folder / "weights").write_text(str(global_steps))
 
     def load(self, step_folder: str, delete: bool) -> None:
+        self.deletes = delete
         self.weights = int((Path(step_folder) / self.folder / "weights").read_text())
 
 
@@ -81,6 +85,34 @@ def test_old_steps_go_only_when_the_new_one_is_complete(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.glob("global_step_*")) == ["global_step_2", "global_step_3"]
 
 
+def test_a_run_that_went_back_keeps_what_it_has_just_saved(tmp_path: Path) -> None:
+    for step in (1, 2, 3, 10):
+        checkpoints.save(trainer(tmp_path), [Unit("coder")], step, {})
+    (tmp_path / "global_step_of_mine").mkdir()
+    # Resumed from step 1: the steps behind the new one are another run's, and do not count.
+    folder = checkpoints.save(trainer(tmp_path, max_actor_ckpt_to_keep=1), [Unit("coder")], 2, {})
+    assert folder == tmp_path / "global_step_2"
+    left = {path.name.removeprefix("global_step_") for path in tmp_path.glob("global_step_*")}
+    assert left == {"2", "3", "10", "of_mine"}
+    assert checkpoints.load(trainer(tmp_path), [Unit("coder")]).global_steps == 2
+
+
+def test_a_remote_copy_is_of_the_same_step_and_there_is_none_unasked(tmp_path: Path) -> None:
+    unit = Unit("coder")
+    checkpoints.save(trainer(tmp_path, default_hdfs_dir="hdfs://far/away"), [unit], 3, {})
+    assert unit.remote == "hdfs://far/away/global_step_3"
+    checkpoints.save(trainer(tmp_path), [unit], 4, {})
+    assert unit.remote is None
+
+
+@pytest.mark.parametrize("delete", [True, False])
+def test_policies_are_told_whether_to_delete_what_they_load(tmp_path: Path, delete: bool) -> None:
+    unit = Unit("coder")
+    checkpoints.save(trainer(tmp_path), [unit], 1, {})
+    checkpoints.load(trainer(tmp_path, del_local_ckpt_after_load=delete), [unit])
+    assert unit.deletes is delete
+
+
 @pytest.mark.parametrize(
     "others", [[Unit("coder")], [Unit("coder"), Unit("planner"), Unit("judge")], [Unit("coder"), Unit("reviewer")]]
 )
@@ -88,6 +120,14 @@ def test_a_checkpoint_of_other_policies_is_refused(others: list[Unit], tmp_path:
     checkpoints.save(trainer(tmp_path), [Unit("coder"), Unit("planner")], 1, {})
     with pytest.raises(ValueError, match="holds the policies coder, planner, this job trains coder"):
         checkpoints.load(trainer(tmp_path), others)
+
+
+def test_a_checkpoint_whose_policies_have_other_folders_is_refused(tmp_path: Path) -> None:
+    checkpoints.save(trainer(tmp_path), [Unit("coder")], 1, {})
+    moved = Unit("coder")
+    moved.folder = "actor"
+    with pytest.raises(ValueError, match="holds the policies coder, this job trains coder"):
+        checkpoints.load(trainer(tmp_path), [moved])
 
 
 def test_a_folder_that_is_no_teams_checkpoint_is_refused(tmp_path: Path) -> None:

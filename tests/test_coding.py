@@ -25,8 +25,10 @@ from coding_problems import (
 )
 
 from verl_atgrpo.environment import EnvironmentConfigError, make
+from verl_atgrpo.environments import programs as judging
 from verl_atgrpo.environments.coding import Code, State, parse_test
 from verl_atgrpo.environments.programs import Call, Exchange, Problem, Test
+from verl_atgrpo.sandbox import ExecutionResult, Limits
 from verl_atgrpo.team import Decision, EpisodeRecord, ScriptedTeam, play
 
 # ------------------------------------------------------------------ the environment
@@ -200,6 +202,20 @@ def test_the_last_program_counts_and_agreement_is_not_success(tmp_path: Path) ->
     assert standing.outcome.success  # nothing new: the program stands
     nothing = episode(env, DOUBLE, lambda p, k: "-", lambda p, k: "-")
     assert nothing.outcome.team_reward == 0 and len(nothing.decisions) == 4
+
+
+def test_programs_get_the_configured_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+
+    async def run(code: str, *, stdin: str = "", limits: Limits) -> ExecutionResult:
+        given.append(limits)
+        return ExecutionResult("", "", 1, False, False)
+
+    monkeypatch.setattr(judging, "run_python", run)
+    env = environment(tmp_path, cpu_seconds=3, memory_mb=333)
+    episode(env, DOUBLE, lambda prompt, k: block("print(1)"), lambda prompt, k: "nothing")
+    # By the clock, a busy machine takes longer than by the processor; and what is right may be long.
+    assert given and set(given) == {Limits(3, 14.0, 333, output_bytes=1 << 20)}
 
 
 def test_no_golden_test_or_solution_is_in_a_prompt(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from verl_atgrpo.estimator import PRESETS, EstimatorSpec, resolve_spec
+from verl_atgrpo.estimator import PRESETS, EstimatorSpec, heeds_verls_switch, resolve_spec
 
 
 @pytest.mark.parametrize(
@@ -179,3 +179,29 @@ def test_what_means_nothing_is_refused_with_one_line(value: Any, message: str) -
     with pytest.raises(ValueError, match=rf"^at_grpo\.estimator{message}") as caught:
         resolve_spec(value)
     assert "\n" not in str(caught.value)
+
+
+def test_verls_switch_takes_the_scale_off_grpos_own_formula_only() -> None:
+    for choice, heeds in (
+        ("at_grpo", True),
+        ("grpo", True),
+        ("dr_grpo", False),
+        ("rloo", False),
+        ("mas_grpo", False),
+        ({"preset": "grpo", "ddof": 0}, True),
+        ({"preset": "grpo", "scale": "std"}, False),
+        ({"preset": "at_grpo", "scale_scope": "agent"}, False),
+        ({"name": "mine", "scale_scope": "group"}, False),
+        ({"name": "mine"}, False),
+    ):
+        assert heeds_verls_switch(choice) is heeds, choice
+    with pytest.raises(ValueError, match="gpro"):
+        heeds_verls_switch("gpro")
+
+
+@pytest.mark.parametrize("scope", ["center_scope", "scale_scope"])
+def test_episodes_cannot_be_counted_among_an_agents_rows(scope: str) -> None:
+    with pytest.raises(ValueError, match=r"\.unit: 'trajectory' counts episodes, but the scope agent counts"):
+        resolve_spec({"preset": "mas_grpo", scope: "agent"})
+    assert resolve_spec({"preset": "mas_grpo", "unit": "row", scope: "agent"}).unit == "row"
+    assert resolve_spec({"preset": "grpo", "unit": "trajectory"}).unit == "trajectory"

@@ -12,7 +12,7 @@ import pytest
 
 from verl_atgrpo.evaluation import figures as figures_module
 from verl_atgrpo.evaluation import text
-from verl_atgrpo.evaluation.figures import Figures, bootstrap, compare, figures, pass_at_k
+from verl_atgrpo.evaluation.figures import Figures, bootstrap, by_task, compare, figures, pass_at_k
 from verl_atgrpo.evaluation.results import AgentUsage, EpisodeRow, Failure
 
 
@@ -85,6 +85,30 @@ def test_the_bootstrap_has_the_quantiles_of_every_possible_draw(monkeypatch: pyt
     low, high = bootstrap(values[:, None], lambda means: means)
     # 256 draws, all as likely: the 2.5% and 97.5% ends.
     assert (low[0], high[0]) == (everything[int(0.025 * 255)], everything[math.ceil(0.975 * 255)])
+
+
+def test_the_ends_of_an_interval_are_values_that_occurred(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figures_module, "RESAMPLES", 150)  # 2.5% of it is between two draws
+    drawn: list[float] = []
+
+    def statistic(means: np.ndarray) -> np.ndarray:
+        drawn.extend(means[:, 0])
+        return means
+
+    low, high = bootstrap(np.arange(50.0)[:, None] ** 2, statistic)
+    drawn.sort()
+    assert (low[0], high[0]) == (drawn[3], drawn[-4])
+    # Between a number and infinity there is none.
+    low, high = bootstrap(np.array([[0.0], [1.0]]), lambda means: np.where(means > 0, 1.0, math.inf))
+    assert (low[0], high[0]) == (1.0, math.inf)
+
+
+def test_a_tasks_episodes_are_in_order() -> None:
+    rows = [row(task, sample, True, seed=seed) for task in (2, 0) for seed in (7, 5) for sample in (1, 0)]
+    found = by_task(rows)
+    assert list(found) == [0, 2]
+    assert [(each.seed, each.sample) for each in found[2]] == sorted((each.seed, each.sample) for each in rows[:4])
+    assert [each.key for task in found.values() for each in task] == sorted(each.key for each in rows)
 
 
 def test_draws_are_of_tasks_not_of_episodes() -> None:

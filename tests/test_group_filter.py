@@ -84,6 +84,17 @@ def test_an_estimator_that_does_not_centre_keeps_equal_rewards_that_push() -> No
     assert of(center="none", scale="none", singleton="raw") == ["half", "single"]
 
 
+def test_any_row_decides_whether_its_group_teaches_wherever_it_stands() -> None:
+    # One of the three is at the mean, and has an advantage of 0.
+    for rewards in itertools.permutations([1.0, 0.0, 0.5]):
+        assert teaching_groups([row("g", reward) for reward in rewards], AT_GRPO) == {("shared", "g"): True}
+
+
+def test_a_group_teaches_what_not_to_do() -> None:
+    uncentred = {"at_grpo_estimator": {"preset": "at_grpo", "center": "none", "scale": "none"}}
+    assert teaching_groups([row("g", -1.0), row("g", -1.0)], uncentred) == {("shared", "g"): True}
+
+
 @settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.sampled_from("ab"), st.sampled_from([0.0, 0.1, 1.0]))),
@@ -270,3 +281,17 @@ def test_a_frozen_policys_groups_are_neither_dropped_nor_counted() -> None:
     assert drawn.of({"left"}).keys == ["5", "6"]
     assert drawn.of({"judge"}).keys == ["3", "4", "7", "8"]
     assert drawn.but({"left"}).keys == ["0", "1", "2", "3", "4", "7", "8"]
+
+
+def test_what_verl_counts_while_it_waits_is_added_up() -> None:
+    steps = iter([[("flat", 0.0), ("flat", 0.0)], [("steep", 0.0), ("steep", 1.0)], [("last", 0.0), ("last", 1.0)]])
+
+    def sample(tasks: int) -> tuple[KVBatchMeta, dict[str, float]]:
+        rows = [row(group, reward) for group, reward in next(steps)]
+        keys = [f"{tags['group']} {number}" for number, tags in enumerate(rows)]
+        return KVBatchMeta(keys=keys, tags=rows, partition_id="train"), {"waited": tasks}
+
+    added: list[int] = []
+    drawn = draw(sample, added.append, 2, GroupFilter(min_groups=1, max_tasks=9), {"shared"}, AT_GRPO)
+    assert drawn.metrics["waited"] == drawn.metrics["team/tasks"] == 2 + sum(added) > 2
+    assert draw(sample, added.append, 2, None, {"shared"}, AT_GRPO).metrics == {"waited": 2}

@@ -186,6 +186,13 @@ def test_what_counts_as_an_answer() -> None:
     for none in ("18", r"\boxed{}", r"\boxed{...}", r"\boxed{18", r"\boxed{3} then \boxed{", r"\boxed", r"\boxed 18"):
         assert parse_answer(none) is None
     assert tidy("7" * 256) and not tidy("7" * 257)
+    assert parse_answer(box("7" * 256)) and not parse_answer(box("7" * 257))
+    # Thousands are set apart by spaces or by commas; a mixture is a list, or nothing.
+    assert tidy("1 234 567.5") == "1234567.5"
+    assert tidy("1,234 567") is tidy("12 34") is tidy("1. 2") is None
+    assert tidy("1, 234") == "1, 234" and tidy("x y") == "x y"
+    for none in ("()", "+", "", "  ", "...", "9^{99999}", "99999!"):
+        assert tidy(none) is None
     assert parse_printed("working\n 18 \n\n") == "18"
     assert parse_printed("") is parse_printed(" \n") is None
     assert parse_printed("5*2**(2/3)") == "5*2^(2/3)"
@@ -199,6 +206,39 @@ def test_gold_answers_in_every_form() -> None:
     assert same(parse_gold(["100,200"]), "100, 200") and not same(parse_gold(["100,200"]), "100200")
     for none in (None, "", [], "See the figure, please.", "#### ?"):
         assert parse_gold(none) is None
+
+
+def test_a_rounded_decimal_equals_its_fraction() -> None:
+    for decimal in ("0.333333", "0.33333333"):
+        assert same("1/3", decimal) and same(decimal, "1/3")
+    for decimal in ("0.3", "0.333", "0.333334"):
+        assert not same("1/3", decimal)
+    assert same(".5", "0.50") and same("2.", "2")
+
+
+def test_plain_numbers_ask_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(math_answers, "_equal_expressions", None)
+    assert same("2/4", "1/2") and same("-3", "-3") and same("0.5", "1/2") and same("+7", "7")
+    assert not same("3", "4") and not same("1/2", "1/3") and not same("-3", "3")
+
+
+def test_a_fork_of_our_process_asks_a_process_of_its_own() -> None:
+    worker = math_answers._Worker()
+    assert worker.equal("x+x", "2x")
+    assert worker._process is not None
+    ours = worker._process.pid
+    child = os.fork()
+    if child == 0:
+        done = False
+        try:
+            done = worker.equal("y+y", "2y") and worker._process.pid != ours
+            worker._process.kill()
+        finally:
+            os._exit(0 if done else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert worker.equal("z+z", "2z") and worker._process.pid == ours
+    worker._process.kill()
+    worker._process.communicate()
 
 
 def test_the_majority_is_of_equal_answers() -> None:

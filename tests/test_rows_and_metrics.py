@@ -155,6 +155,17 @@ def test_validation_rows_end_with_the_last_decision() -> None:
     assert {row.group for row in rows} == {"uid"}
 
 
+def test_rows_say_of_their_answer_what_became_of_it() -> None:
+    # Interrupted twice and cut off; the second one is neither.
+    answers = (Generation([7], [-0.1], "x", truncated=True, resumed=2), Generation([7], [-0.1], "y"))
+    candidates = tuple(Candidate(answer, Score(), 0.0) for answer in answers)
+    for committed, truncated in ((0, True), (1, False)):
+        played = record(True, 1.0, Decision("tool", 0, "p", [1], candidates, committed))
+        told = [(row.tags["truncated"], row.tags["resumed"]) for row in training_rows("uid", 0, played, "tree")]
+        assert told == [(True, 2), (False, 0)]
+        assert [row.tags["truncated"] for row in validation_rows("uid", 0, played)] == [truncated]
+
+
 def test_a_failed_validation_episode_is_one_row_without_reward() -> None:
     row = failed_validation_row("uid", 2, "coder", token_id=9)
     assert (row.key, row.group, row.reward) == ("uid_2_0", "uid", 0.0)

@@ -87,6 +87,10 @@ def test_unicode_and_stdin() -> None:
     assert run("import sys; print(repr(sys.stdin.read()))").stdout == "''\n"
 
 
+def test_what_is_no_text_is_replaced_in_stdin() -> None:
+    assert run("print(ascii(input()))", stdin="a\ud800b").stdout == "'a?b'\n"
+
+
 def test_stdin_is_in_no_file() -> None:
     code = "import os, sys; print(*map(os.path.exists, (sys.argv[0], os.path.dirname(sys.argv[0]) + '/stdin')))"
     assert run(code, stdin="secret").stdout == "True False\n"
@@ -361,3 +365,59 @@ def test_a_machine_that_can_run_nothing_is_refused(monkeypatch: pytest.MonkeyPat
 )
 def test_extract_python(reply: str, code: str | None) -> None:
     assert extract_python(reply) == code
+
+
+# ------------------------------------------------------------------ how many at a time, and how often
+
+
+@pytest.mark.parametrize(("cores", "at_once"), [(2, 2), (3, 3), (None, 1)])
+def test_as_many_programs_run_at_once_as_there_are_cores(
+    monkeypatch: pytest.MonkeyPatch, cores: int | None, at_once: int
+) -> None:
+    under_way, most = 0, 0
+
+    async def one(*_: object) -> ExecutionResult:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        under_way -= 1
+        return ExecutionResult("", "", 0, False, False)
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(run_python("") for _ in range(8)))
+
+    monkeypatch.setattr(sandbox, "_run_anew", one)
+    monkeypatch.setattr(sandbox.os, "cpu_count", lambda: cores)
+    asyncio.run(all_of_them())
+    assert most == at_once
+
+
+@pytest.mark.parametrize(
+    ("returncode", "timed_out", "truncated", "runs"),
+    [
+        (0, False, False, 1),
+        (1, False, False, 1),
+        (137, False, False, 3),  # out of memory, perhaps another's
+        (None, False, False, 3),
+        (None, True, False, 1),  # by us
+        (137, False, True, 1),
+        (137, True, True, 1),
+    ],
+)
+def test_a_program_that_was_killed_is_run_again_unless_we_killed_it(
+    monkeypatch: pytest.MonkeyPatch, returncode: int | None, timed_out: bool, truncated: bool, runs: int
+) -> None:
+    outcome = ExecutionResult("", "", returncode, timed_out, truncated)
+    asked = []
+
+    async def one(*_: object) -> ExecutionResult:
+        asked.append(1)
+        return outcome
+
+    monkeypatch.setattr(sandbox, "_run_anew", one)
+    before = sandbox.POOL.counts["reruns"]
+    assert run("") == outcome
+    assert len(asked) == runs
+    assert sandbox.POOL.counts["reruns"] - before == runs - 1

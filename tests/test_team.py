@@ -137,6 +137,19 @@ def test_random_selection_follows_the_seed_and_not_the_reward() -> None:
     assert set(picks(7, selection="random")) == {0, 1, 2, 3}
 
 
+def test_random_selections_of_agents_and_turns_are_independent() -> None:
+    async def workflow(team: Team) -> None:
+        for _ in range(200):
+            await team.left.act("x")
+            await team.right.act("x")
+
+    decisions = run(workflow, team_of(candidates=4, selection="random", seed=5)[0]).decisions
+    left, right = ([each.committed for each in decisions if each.agent == agent] for agent in ("left", "right"))
+    for one, other in ((left, right), (left, left[1:]), (right, left[1:])):
+        alike = sum(a == b for a, b in zip(one, other, strict=False)) / len(other)
+        assert 0.1 < alike < 0.4  # a quarter by chance
+
+
 def test_softmax_of_a_team_uses_its_temperature() -> None:
     assert set(picks(0, selection="softmax", softmax_temperature=1e-3)) == {3}
     hot = picks(0, selection="softmax", softmax_temperature=1e6)

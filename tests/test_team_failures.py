@@ -178,6 +178,22 @@ def test_a_branch_between_two_decisions_draws_no_more_once_the_episode_failed() 
     bounded(main())
 
 
+def test_an_episode_fails_for_its_first_failure() -> None:
+    async def answer(decision_id: str, index: int) -> str:
+        if ".right." in decision_id:
+            raise EpisodeFailed("timeout", "the second one")
+        raise EpisodeFailed("engine", "the first one")
+
+    async def workflow(team: Team) -> None:
+        for agent in (team.left, team.right):
+            with contextlib.suppress(EpisodeFailed):
+                await agent.act("x")
+
+    with pytest.raises(EpisodeFailed, match="the first one") as caught:
+        bounded(play(Play(workflow), 0, team_of(answer, candidates=1)[0]))
+    assert caught.value.reason == "engine"
+
+
 async def _in_a_task_group(team: Team) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(team.left.act("x"))

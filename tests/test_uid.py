@@ -55,6 +55,14 @@ def test_anchors_are_the_prompts_and_the_same_everywhere() -> None:
     assert anchor_of((1, 23)) == anchor_of([1, 23])
 
 
+def test_an_anchor_is_of_the_whole_prompt() -> None:
+    prompt = list(range(100, 400))
+    others = [[*prompt[:place], 7, *prompt[place + 1 :]] for place in range(len(prompt))]
+    anchors = {anchor_of(other) for other in [prompt, prompt[:-1], [*prompt, 7], prompt[::-1], *others]}
+    assert len(anchors) == len(others) + 4
+    assert all(len(anchor) == 32 for anchor in anchors)
+
+
 # --- from a played episode
 
 

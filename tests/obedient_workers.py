@@ -1,0 +1,245 @@
+"""A policy's workers in this process, which heed whatever they are sent: verl's own worker and engine around a model
+that is a table.
+
+What is verl's: the split into mini-batches, epochs and shuffling (`TrainingWorker`), temperature, entropy, the scale
+of the loss and the optimizer steps (`FSDPEngineWithLMHead`, `ppo_loss`), and the adapter that is left out for
+reference log-probs. Only the model, the files of a checkpoint and the transport are made up.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+from torch import Tensor
+from transfer_queue import KVBatchMeta
+from transformers import AutoConfig
+from verl.utils import tensordict_utils as tu
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.flops_counter import FlopsCounter
+from verl.utils.profiler import DistProfiler
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.engine_workers import TrainingWorker
+from verl.workers.utils.losses import ppo_loss
+
+from verl_atgrpo.models.tiny import build_model, build_tokenizer
+from verl_atgrpo.trainer.policy_worker import PolicyWorker
+
+Row = dict[str, Any]
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """A process group of this process alone, which verl's engine asks for its size and sums."""
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def save_model_folder(folder: Path, chat_template: str | None = "default") -> None:
+    """Writes a tokenizer and a model's configuration: all that a policy reads of its model on the driver."""
+    tokenizer = build_tokenizer(())
+    if chat_template != "default":
+        tokenizer.chat_template = chat_template
+    tokenizer.save_pretrained(folder)
+    config = build_model(tokenizer, seed=0, hidden=8, layers=1).config
+    config.architectures = ["Qwen3ForCausalLM"]
+    config.save_pretrained(folder)
+
+
+@cache
+def _model_config(path: str) -> Any:
+    return AutoConfig.from_pretrained(path)
+
+
+class Queue:
+    """TransferQueue's rows and their fields."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Row] = {}
+
+    def get(self, keys: list[str], partition_id: str, select_fields: list[str] | None = None) -> TensorDict:
+        names = [name for name in self.rows[keys[0]] if all(name in self.rows[key] for key in keys)]
+        fields: dict[str, Any] = {}
+        for name in names if select_fields is None else select_fields:
+            values = [self.rows[key][name] for key in keys]
+            fields[name] = (
+                torch.nested.as_nested_tensor(values, layout=torch.jagged)
+                if isinstance(values[0], Tensor)
+                else NonTensorStack(*map(NonTensorData, values))
+            )
+        return TensorDict(fields, batch_size=[len(keys)])
+
+    def put(self, keys: list[str], partition_id: str, fields: TensorDict, tags: list[Any] | None = None) -> None:
+        for name, values in fields.items():
+            parts = values.unbind() if isinstance(values, Tensor) else list(values)
+            for key, value in zip(keys, parts, strict=True):
+                self.rows.setdefault(key, {})[name] = value
+
+
+class Table(torch.nn.Module):
+    """A language model whose next token depends on the last one alone; with an adapter, only that is trained."""
+
+    def __init__(self, base: Tensor, adapter: bool) -> None:
+        super().__init__()
+        self.base = torch.nn.Parameter(base.clone(), requires_grad=not adapter)
+        self.adapter = torch.nn.Parameter(torch.zeros_like(base)) if adapter else None
+        self._adapted = adapter
+
+    @property
+    def logits(self) -> Tensor:
+        """Logits of the next token by the last one (V, V)."""
+        return self.base + self.adapter if self.adapter is not None and self._adapted else self.base
+
+    def forward(self, input_ids: Tensor, **_: Any) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.logits[input_ids])
+
+    @contextmanager
+    def disable_adapter(self) -> Iterator[None]:
+        assert self.adapter is not None, "the model has no adapter to leave out"
+        self._adapted = False
+        yield
+        self._adapted = True
+
+
+class TableEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
+    """verl's engine without sharding, with plain gradient descent; notes the rows of every optimizer step."""
+
+    def __init__(self, module: Table, section: Any) -> None:
+        self.module = module
+        self.engine_config, self.optimizer_config = section.engine, section.optim
+        self._autocast_dtype, self.scaler = torch.float32, None
+        self._is_offload_param = self._is_offload_optimizer = self._qat_enabled = False
+        self.ulysses_device_mesh = self.ulysses_parallel_group = None
+        self.ulysses_sequence_parallel_size, self.use_ulysses_sp = 1, False
+        self.pad_to_length = False
+        trained = [each for each in module.parameters() if each.requires_grad]
+        self.optimizer = torch.optim.SGD(trained, lr=section.optim.lr)
+        self.steps: list[list[str]] = []
+        """Keys of the rows that each optimizer step was made on, as they came."""
+        self.schedule_steps = 0
+        self._seen: list[str] = []
+
+    def forward_step(self, micro_batch: TensorDict, loss_function: Any, forward_only: bool) -> Any:
+        if not forward_only:
+            self._seen += micro_batch["key"]
+        return super().forward_step(micro_batch, loss_function, forward_only)
+
+    def optimizer_step(self) -> float:
+        norm: float = super().optimizer_step()
+        self.steps.append(self._seen)
+        self._seen = []
+        return norm
+
+    def lr_scheduler_step(self) -> float:
+        self.schedule_steps += 1
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def save_checkpoint(
+        self, local_path: str, hdfs_path: str | None = None, global_step: int = 0, max_ckpt_to_keep: Any = None
+    ) -> None:
+        for folder in [local_path, *([hdfs_path] if hdfs_path else [])]:
+            Path(folder).mkdir(parents=True)
+            torch.save({"weights": self.module.state_dict(), "step": global_step}, Path(folder) / "weights.pt")
+
+    def load_checkpoint(
+        self, local_path: str, hdfs_path: str | None = None, del_local_after_load: bool = True
+    ) -> None:
+        self.module.load_state_dict(torch.load(Path(local_path) / "weights.pt")["weights"])
+        if del_local_after_load:
+            shutil.rmtree(local_path)
+
+
+class _Trainer(TrainingWorker):  # type: ignore[misc]
+    """verl's, of one process, around a table."""
+
+    def __init__(self, module: Table, config: Any, section: Any) -> None:
+        self.model_config = {"use_remove_padding": config.model.use_remove_padding}
+        self.engine = TableEngine(module, section)
+        self.engine_config = section.engine
+        # What verl's worker sets in `init_model`.
+        self.engine_config.use_dynamic_bsz = True
+        self.engine_config.max_token_len_per_gpu = config.actor.ppo_max_token_len_per_gpu
+        self.engine_config.infer_max_token_len_per_gpu = config.rollout.log_prob_max_token_len_per_gpu
+        self.profiler = DistProfiler(rank=0)
+        self.device_name = "cpu"
+        self.flops_counter = FlopsCounter(_model_config(config.model.path))
+        self.loss_fn = partial(ppo_loss, config=section)
+
+
+class _Worker(PolicyWorker):
+    """The worker of a policy, with the models that its role asks for."""
+
+    def __init__(self, config: Any, role: str, base: Tensor) -> None:
+        self.config, self.role, self.enable_routing_replay = config, role, False
+        self.profiler = DistProfiler(rank=0)
+        section = omega_conf_to_dataclass(config.actor)
+        adapter = config.model.lora_rank > 0 or config.model.lora.rank > 0
+        self.actor = _Trainer(Table(base, adapter), config, section)
+        if "ref" in role:
+            self.ref = _Trainer(Table(base, adapter=False), config, omega_conf_to_dataclass(config.actor))
+
+
+class ObedientWorkers:
+    """Stands for a `RayWorkerGroup` of one process; its rows are in `queue`."""
+
+    def __init__(self, config: Any, role: str, queue: Queue, base: Tensor, ranks: int = 1) -> None:
+        self.config, self.role, self.queue = config, role, queue
+        self._dispatch_info: dict[str, list[int]] = {}
+        self._ranks = ranks
+        self._worker = _Worker(config, role, base)
+
+    @property
+    def table(self) -> Table:
+        """The policy's model."""
+        module: Table = self._worker.actor.engine.module
+        return module
+
+    @property
+    def engine(self) -> TableEngine:
+        """What the policy is trained with."""
+        engine: TableEngine = self._worker.actor.engine
+        return engine
+
+    def _query_dispatch_info(self, mesh: str) -> list[int]:
+        # Two processes a rank: as many ranks as there are, and not as many as processes.
+        return {"actor": [rank for rank in range(self._ranks) for _ in range(2)]}[mesh]
+
+    def compute_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
+        return self._compute(self._worker.compute_log_prob, batch)
+
+    def compute_ref_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
+        assert "ref" in self.role, "these workers hold no reference model"
+        return self._compute(self._worker.compute_ref_log_prob, batch)
+
+    def update_actor(self, batch: KVBatchMeta) -> TensorDict:
+        output: TensorDict = self._worker.update_actor(self._fetch(batch))
+        return output
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self._worker.save_checkpoint(*args, **kwargs)
+
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self._worker.load_checkpoint(*args, **kwargs)
+
+    def _compute(self, compute: Callable[[TensorDict], TensorDict], batch: KVBatchMeta) -> KVBatchMeta:
+        output = compute(self._fetch(batch))
+        self.queue.put(batch.keys, batch.partition_id, output.exclude("metrics"))
+        return batch
+
+    def _fetch(self, batch: KVBatchMeta) -> TensorDict:
+        """Returns rows as a worker of verl's gets them: their fields, and `extra_info` as it is sent."""
+        data = self.queue.get(batch.keys, batch.partition_id)
+        data["key"] = NonTensorStack(*map(NonTensorData, batch.keys))
+        for name, value in copy.deepcopy(batch.extra_info).items():
+            tu.assign_non_tensor_data(data, name, value)
+        return data

@@ -1,0 +1,659 @@
+"""What a policy's update, reference, checkpoints and start come to, with workers that heed what they are sent.
+
+The update is compared with gradient descent that is written down here, on a model that is a table.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+
+import ray
+import torch
+import transfer_queue as tq
+import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer, and the unit with it)
+from obedient_workers import ObedientWorkers, Queue, process_group, save_model_folder
+from omegaconf import OmegaConf
+from torch import Tensor
+from transfer_queue import KVBatchMeta
+
+from verl_atgrpo import recipes
+from verl_atgrpo.config import ConfigError
+from verl_atgrpo.rollout.balancer import balancer_class
+from verl_atgrpo.rollout.client import DecisionClient
+from verl_atgrpo.rollout.fields import episode_fields
+from verl_atgrpo.rollout.rows import Row
+from verl_atgrpo.team import Generation
+from verl_atgrpo.trainer import policy_unit
+from verl_atgrpo.trainer.failures import PolicyFailed
+from verl_atgrpo.trainer.metrics import PROBS_DIFF
+from verl_atgrpo.trainer.policy_unit import PolicyUnit, TeamSync
+from verl_atgrpo.trainer.policy_worker import PolicyWorker
+
+VOCABULARY = 102
+RATE = 0.5
+ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+KL = {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_coef": 0.7}
+LORA = {f"{MODEL}.lora_rank": 4}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the tables are small
+    with process_group():
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("model")
+    save_model_folder(folder)
+    config = recipes.compose("plan_path_cpu", [f"{MODEL}.path={folder}"])
+    OmegaConf.resolve(config)
+    sections = ("actor_rollout_ref", "algorithm", "at_grpo", "data", "global_profiler", "trainer")
+    return OmegaConf.create({name: config[name] for name in sections})
+
+
+def job(recipe: Any, **changes: Any) -> Any:
+    """The recipe with three optimizer steps an epoch, whose gradients nothing clips."""
+    config = pickle.loads(pickle.dumps(recipe))  # several times as fast as to copy
+    defaults = {
+        "data.train_batch_size": 6,
+        f"{ACTOR}.ppo_mini_batch_size": 2,
+        f"{ACTOR}.optim.lr": RATE,
+        f"{ACTOR}.optim.clip_grad": 1e9,
+        f"{ACTOR}.clip_ratio_low": 0.9,
+        f"{ACTOR}.clip_ratio_high": 9.0,
+        f"{ACTOR}.clip_ratio_c": 99.0,
+        "algorithm.rollout_correction.bypass_mode": False,
+    }
+    for key, value in {**defaults, **changes}.items():
+        OmegaConf.update(config, key, value, force_add=True)
+    return config
+
+
+class Policy:
+    """A unit over obedient workers, and its queue."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, config: Any, trainable: bool = True, ranks: int = 1) -> None:
+        self.queue = Queue()
+        monkeypatch.setattr(tq, "kv_batch_get", self.queue.get)
+        monkeypatch.setattr(tq, "kv_batch_put", self.queue.put)
+        self.temperature = float(config.actor_rollout_ref.rollout.temperature)
+        self.start = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(0))
+        self.placed: list[Any] = []
+        self.group: Any = None
+
+        class Group:
+            """Stands for `RayWorkerGroup`: its workers are those that the class it is given would start."""
+
+            def __init__(group, resource_pool: Any, ray_cls_with_init: Any, device_name: str, **options: Any) -> None:
+                group.workers = ray_cls_with_init
+                self.group = group
+                self.placed.append((resource_pool, device_name, options))
+
+            def spawn(group, prefix_set: set[str]) -> dict[str, ObedientWorkers]:
+                assert prefix_set == set(group.workers)
+                return {
+                    role: ObedientWorkers(
+                        worker.kwargs["config"], worker.kwargs["role"], self.queue, self.start, ranks
+                    )
+                    for role, worker in group.workers.items()
+                }
+
+        monkeypatch.setattr(policy_unit, "RayWorkerGroup", Group)
+        monkeypatch.setattr(policy_unit, "create_colocated_worker_cls", lambda class_dict: class_dict)
+        self.unit = PolicyUnit("coder", config, "coder_folder", trainable, first_replica=3, restarts=1)
+        self.unit.place("pool")  # type: ignore[arg-type]
+        self.workers: Any = self.unit.actor_rollout_wg
+
+    @property
+    def weights(self) -> Tensor:
+        """The trained policy's logits, next token by last token."""
+        logits: Tensor = self.workers.table.logits.detach().clone()
+        return logits
+
+    def log_probs(self, table: Tensor, key: str) -> Tensor:
+        """Log-probs of a row's answer, at the job's temperature (T,)."""
+        row = self.queue.rows[key]
+        tokens = row["input_ids"].tolist()
+        prompt = len(row["prompts"])
+        return torch.stack(
+            [
+                torch.log_softmax(table[tokens[place - 1]] / self.temperature, dim=0)[tokens[place]]
+                for place in range(prompt, len(tokens))
+            ]
+        )
+
+    def entropies(self, table: Tensor, key: str) -> Tensor:
+        """Entropy of the distribution that each token of an answer was drawn from (T,)."""
+        row = self.queue.rows[key]
+        last = row["input_ids"].tolist()[len(row["prompts"]) - 1 : -1]
+        chances = torch.softmax(table[last] / self.temperature, dim=-1)
+        return -(chances * chances.log()).sum(dim=-1)
+
+    def play(self, rows: int, step: int = 1) -> KVBatchMeta:
+        """Puts a step's rows into the queue: groups of two, one of them better, answers of one to four tokens."""
+        draw = torch.Generator().manual_seed(0)  # the same answers in every step: the last update has changed them
+        made = []
+        for number in range(rows):
+            prompt = [5 + number % 7, 20 + number % 3]
+            answer = torch.randint(2, VOCABULARY, (1 + number % 4,), generator=draw).tolist()
+            tags = {
+                "group": f"t{number // 2}.0.a.0",
+                "policy": "coder",
+                "reward": float(number % 2),
+                "prompt_len": len(prompt),
+                "response_len": len(answer),
+                "seq_len": len(prompt) + len(answer),
+                "num_turns": 1,
+                "min_global_steps": step - 1,
+                "max_global_steps": step - 1,
+            }
+            generation = Generation(answer, [-1.0] * len(answer), "", weights_version=(step - 1, step - 1))
+            made.append(Row(f"t{step}-{number}_0_0", tags["group"], prompt, generation, tags["reward"], tags))
+        keys = [row.key for row in made]
+        self.queue.put(keys, "train", episode_fields(made, 1, {}, "test"))
+        for key in keys:
+            # What a server says that has the policy's weights.
+            self.queue.rows[key]["rollout_log_probs"] = self.log_probs(self.weights, key)
+        return KVBatchMeta(keys=keys, tags=[row.tags for row in made], partition_id="train")
+
+    def train(self, rows: int, step: int = 1) -> tuple[KVBatchMeta, dict[str, Any]]:
+        metrics: dict[str, Any] = {}
+        return self.unit.train(self.play(rows, step), step, metrics, {}), metrics
+
+
+def descended(policy: Policy, start: Tensor, batch: KVBatchMeta, steps: Sequence[Sequence[str]], rows: int) -> Tensor:
+    """Gradient descent on the loss of the configuration, one step for each of `steps` (keys of rows)."""
+    actor = policy.unit.config.actor_rollout_ref.actor
+    advantages = {key: tags["advantage"] for key, tags in zip(batch.keys, batch.tags, strict=True)}
+    real = {key for key, tags in zip(batch.keys, batch.tags, strict=True) if not tags.get("is_padding")}
+    before = {key: policy.log_probs(start, key) for key in real}
+    reference = {key: policy.log_probs(policy.start, key) for key in real}
+    table = start.clone().requires_grad_()
+    for keys in steps:
+        loss, tokens = torch.zeros(()), 0
+        for key in real & set(keys):
+            now = policy.log_probs(table, key)
+            of_tokens = -advantages[key] * (now - before[key]).exp()
+            of_tokens = of_tokens - actor.entropy_coeff * policy.entropies(table, key)
+            if actor.use_kl_loss:
+                apart = reference[key] - now
+                of_tokens = of_tokens + actor.kl_loss_coef * (apart.exp() - apart - 1)
+            loss = loss + of_tokens.sum()
+            tokens += len(now)
+        # The rows of a step are on average those of all optimizer steps: no step weighs more for having more rows.
+        loss = loss / (tokens if actor.loss_agg_mode == "token-mean" else rows / 3)
+        (gradient,) = torch.autograd.grad(loss, table)
+        table = (table - RATE * gradient).detach().requires_grad_()
+    return table.detach()
+
+
+@pytest.mark.parametrize(
+    ("mode", "changes", "rows"),
+    [
+        ("token-mean", {}, 10),
+        ("seq-mean-token-sum", {}, 10),  # two rows of padding
+        ("seq-mean-token-sum", {}, 12),
+        ("token-mean", {f"{ROLLOUT}.temperature": 0.4}, 6),
+        ("seq-mean-token-sum", {f"{ACTOR}.ppo_epochs": 2}, 6),
+        ("token-mean", {f"{ACTOR}.entropy_coeff": 0.3}, 6),
+        ("seq-mean-token-sum", {**KL, **LORA}, 6),
+        ("token-mean", {**KL, f"{ROLLOUT}.temperature": 2.5}, 7),
+    ],
+    ids=str,
+)
+def test_an_update_is_gradient_descent_on_the_configured_loss(
+    monkeypatch: pytest.MonkeyPatch, recipe: Any, mode: str, changes: dict[str, Any], rows: int
+) -> None:
+    policy = Policy(monkeypatch, job(recipe, **{f"{ACTOR}.loss_agg_mode": mode, **changes}))
+    actor, engine = policy.unit.config.actor_rollout_ref.actor, policy.workers.engine
+    for step in (1, 2) if actor.use_kl_loss else (1,):  # in the second, the policy is no longer its reference
+        start = policy.weights
+        engine.steps.clear()
+        batch, metrics = policy.train(rows, step)
+        assert len(engine.steps) == 3 * actor.ppo_epochs == metrics["team/optimizer_steps"]
+        for epoch in range(actor.ppo_epochs):
+            taken = engine.steps[3 * epoch : 3 * epoch + 3]
+            # In the order in which the driver spread rows and padding.
+            assert [key for keys in taken for key in keys] == batch.keys
+            assert len({len(keys) for keys in taken}) == 1
+        expected = descended(policy, start, batch, engine.steps, rows)
+        torch.testing.assert_close(policy.weights, expected, rtol=1e-4, atol=1e-6)
+        assert not torch.equal(expected, start)
+        assert engine.schedule_steps == step
+        if LORA.items() <= changes.items():
+            assert torch.equal(policy.workers.table.base, policy.start)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.4])
+def test_log_probs_are_of_the_distribution_that_was_drawn_from(
+    monkeypatch: pytest.MonkeyPatch, recipe: Any, temperature: float
+) -> None:
+    policy = Policy(monkeypatch, job(recipe, **{f"{ROLLOUT}.temperature": temperature, **KL}))
+    policy.train(6)
+    changed = policy.weights
+    batch, metrics = policy.train(6, step=2)
+    entropies = []
+    for key in batch.keys:
+        torch.testing.assert_close(policy.queue.rows[key]["old_log_probs"], policy.log_probs(changed, key))
+        torch.testing.assert_close(policy.queue.rows[key]["ref_log_prob"], policy.log_probs(policy.start, key))
+        entropies.append(policy.entropies(changed, key))
+    assert metrics[PROBS_DIFF] < 1e-6
+    assert metrics["actor/entropy"] == pytest.approx(float(torch.cat(entropies).mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("where", ["lora_rank", "lora.rank"])
+def test_an_adapters_reference_is_the_model_below_it(monkeypatch: pytest.MonkeyPatch, recipe: Any, where: str) -> None:
+    policy = Policy(monkeypatch, job(recipe, **KL, **{f"{MODEL}.{where}": 4}))
+    assert "ref" not in policy.workers.role
+    policy.train(6)
+    assert not torch.equal(policy.weights, policy.start)
+    batch, metrics = policy.train(6, step=2)
+    for key in batch.keys:
+        torch.testing.assert_close(policy.queue.rows[key]["ref_log_prob"], policy.log_probs(policy.start, key))
+    assert metrics["actor/kl_loss"] > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("changes", "trainable", "role"),
+    [
+        ({}, True, "actor_rollout"),
+        (KL, True, "actor_rollout_ref"),
+        (KL, False, "actor_rollout"),
+        ({**KL, **LORA}, True, "actor_rollout"),
+        ({**KL, f"{MODEL}.lora_adapter_path": "somewhere"}, True, "actor_rollout"),
+    ],
+)
+def test_workers_hold_a_reference_model_only_where_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch, recipe: Any, changes: dict[str, Any], trainable: bool, role: str
+) -> None:
+    policy = Policy(monkeypatch, job(recipe, **changes), trainable)
+    assert policy.workers.role == role
+    assert policy.unit.ref_policy_wg is policy.workers
+    # Those of the policy's servers: weights of one policy never get to another's.
+    worker = policy.group.workers[role]
+    assert worker.kwargs["first_replica"] == 3
+    assert issubclass(worker.cls.__ray_metadata__.modified_class, PolicyWorker)
+    assert policy.placed == [("pool", "cpu", {})]
+
+
+def test_without_a_need_there_is_no_reference(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
+    policy = Policy(monkeypatch, job(recipe))
+    timing: dict[str, float] = {}
+    batch = policy.unit.train(policy.play(6), 1, {}, timing)
+    assert not any("ref_log_prob" in policy.queue.rows[key] for key in batch.keys)
+    assert timing.keys() == {"old_log_prob", "adv", "update_actor"}
+
+
+def test_an_update_is_timed_and_counted(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
+    clock = iter([100.0, 103.5])
+    monkeypatch.setattr(policy_unit, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    policy = Policy(monkeypatch, job(recipe, **KL))
+    metrics: dict[str, Any] = {}
+    timing: dict[str, float] = {}
+    batch = policy.play(7)
+    tokens = sum(tags["seq_len"] for tags in batch.tags)
+    trained = policy.unit.train(batch, 1, metrics, timing)
+    assert timing.keys() == {"old_log_prob", "ref", "adv", "update_actor"}
+    assert metrics["team/tokens"] == tokens
+    assert metrics["team/padding_rows"] == 2 == sum(tags.get("is_padding", False) for tags in trained.tags)
+    assert metrics["team/update_seconds"] == 3.5
+    assert {"perf/mfu/actor", "actor/pg_loss", "actor/grad_norm", "global_seqlen/mean"} <= metrics.keys()
+    assert "actor/mfu" not in metrics
+
+
+@pytest.mark.parametrize("bypass", [True, False])
+def test_in_bypass_mode_the_servers_log_probs_are_the_actors(
+    monkeypatch: pytest.MonkeyPatch, recipe: Any, bypass: bool
+) -> None:
+    policy = Policy(monkeypatch, job(recipe, **{"algorithm.rollout_correction.bypass_mode": bypass}))
+    batch = policy.play(6)
+    for row in policy.queue.rows.values():
+        row["rollout_log_probs"] = row["rollout_log_probs"] - 0.25
+    for key in policy.unit.train(batch, 1, {}, {}).keys:
+        row = policy.queue.rows[key]
+        actual = row["old_log_probs"] - row["rollout_log_probs"]
+        torch.testing.assert_close(actual, torch.full_like(actual, 0.0 if bypass else 0.25))
+
+
+def test_without_a_section_for_correction_the_actor_computes(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
+    policy = Policy(monkeypatch, job(recipe, **{"algorithm.rollout_correction": None}))
+    batch, _ = policy.train(6)
+    key = batch.keys[0]
+    torch.testing.assert_close(policy.queue.rows[key]["old_log_probs"], policy.log_probs(policy.start, key))
+
+
+def test_mini_batches_have_equal_work_and_padding_and_change_from_step_to_step(
+    monkeypatch: pytest.MonkeyPatch, recipe: Any
+) -> None:
+    policy = Policy(monkeypatch, job(recipe), ranks=2)
+    orders = []
+    for step in (1, 2, 2):
+        metrics: dict[str, Any] = {}
+        batch = policy.unit._balance_batch(policy.play(19), metrics, seed=step)
+        assert len(batch) == 24  # 2 ranks x 3 optimizer steps
+        ranks = [batch.tags[:12], batch.tags[12:]]
+        for rank in ranks:
+            padding = [sum(tags.get("is_padding", False) for tags in rank[row : row + 4]) for row in (0, 4, 8)]
+            assert max(padding) - min(padding) <= 1
+        # The rows of padding are the longest, and work counts.
+        assert metrics["team/padding_rows"] == 5
+        work = [sum(tags["seq_len"] for tags in rank) for rank in ranks]
+        assert max(work) == metrics["global_seqlen/balanced_max"]
+        orders.append([key for key in batch.keys if not key.startswith("pad")])
+    assert [key.split("-")[1] for key in orders[0]] != [key.split("-")[1] for key in orders[1]]
+    assert orders[1] == orders[2]
+
+
+def test_the_rank_of_every_process_is_asked_for_once(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
+    policy = Policy(monkeypatch, job(recipe), ranks=2)
+    for _ in range(2):
+        assert len(policy.unit._balance_batch(policy.play(5), {}, seed=1)) == 6
+        monkeypatch.setattr(policy.workers, "_query_dispatch_info", None)
+
+
+def test_a_worker_that_computes_fewer_rows_is_noticed(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
+    policy = Policy(monkeypatch, job(recipe))
+    compute = policy.workers.compute_log_prob
+    monkeypatch.setattr(policy.workers, "compute_log_prob", lambda batch: compute(batch).keys[1:])
+    with pytest.raises(AssertionError):
+        policy.train(6)
+
+
+def test_an_update_needs_a_row_for_every_optimizer_step(
+    monkeypatch: pytest.MonkeyPatch, recipe: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    unit = Policy(monkeypatch, job(recipe)).unit
+    assert [unit.can_learn_from(rows) for rows in (0, 3, 4)] == [False, True, True]
+    assert not caplog.records
+    assert not unit.can_learn_from(2)
+    assert [record.getMessage() for record in caplog.records] == [
+        "policy 'coder' is not updated: it has 2 rows for 3 optimizer steps (data.train_batch_size over "
+        "actor.ppo_mini_batch_size)"
+    ]
+    caplog.clear()
+    unit.trainable = False
+    assert not any(unit.can_learn_from(rows) for rows in (0, 2, 4))
+    assert not caplog.records
+
+
+# ---------------------------------------------------------------- checkpoints
+
+
+@pytest.mark.parametrize("changes", [{}, LORA], ids=["model", "adapter"])
+def test_loaded_weights_are_those_that_were_saved(
+    monkeypatch: pytest.MonkeyPatch, recipe: Any, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    policy = Policy(monkeypatch, job(recipe, **changes))
+    policy.train(6)
+    saved = policy.weights
+    policy.unit.save(str(tmp_path / "global_step_1"), None, 1)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["weights.pt"]
+    policy.train(6, step=2)
+    assert not torch.equal(policy.weights, saved)
+    resumed = Policy(monkeypatch, job(recipe, **changes))
+    resumed.unit.load(str(tmp_path / "global_step_1"), delete=False)
+    assert torch.equal(resumed.weights, saved)
+    assert not torch.equal(saved, policy.start)
+    # From here on it goes as it would have gone.
+    resumed.train(6, step=2)
+    assert torch.equal(resumed.weights, policy.weights)
+
+
+def test_a_checkpoint_is_in_the_policys_folder_here_and_remotely(
+    monkeypatch: pytest.MonkeyPatch, recipe: Any, tmp_path: Path
+) -> None:
+    policy = Policy(monkeypatch, job(recipe))
+    local, remote = tmp_path / "local" / "global_step_7", tmp_path / "remote" / "global_step_7"
+    policy.unit.save(str(local), str(remote), 7)
+    for folder in (local, remote):
+        assert torch.load(folder / "coder_folder" / "weights.pt")["step"] == 7
+    for delete in (False, True):
+        policy.unit.load(str(local), delete)
+        assert (local / "coder_folder").exists() is not delete
+
+
+def test_a_frozen_policy_is_neither_saved_nor_loaded(
+    monkeypatch: pytest.MonkeyPatch, recipe: Any, tmp_path: Path
+) -> None:
+    trained = Policy(monkeypatch, job(recipe))
+    trained.train(6)
+    frozen = Policy(monkeypatch, job(recipe), trainable=False)
+    frozen.unit.save(str(tmp_path), str(tmp_path), 1)
+    assert not list(tmp_path.iterdir())
+    trained.unit.save(str(tmp_path), None, 1)
+    frozen.unit.load(str(tmp_path), delete=True)
+    assert torch.equal(frozen.weights, frozen.start)
+    assert (tmp_path / "coder_folder").exists()
+
+
+def test_a_lost_worker_is_named_with_what_it_was_doing(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
+    policy = Policy(monkeypatch, job(recipe))
+
+    def die(*_: Any, **__: Any) -> None:
+        raise ray.exceptions.RayActorError()
+
+    for name in ("compute_log_prob", "save_checkpoint", "load_checkpoint", "listen", "go_to"):
+        monkeypatch.setattr(policy.workers, name, die, raising=False)
+    acts = {
+        "its update": lambda: policy.train(6),
+        "saving its checkpoint": lambda: policy.unit.save("somewhere", None, 1),
+        "loading its checkpoint": lambda: policy.unit.load("somewhere", False),
+        "its start": policy.unit.start,
+    }
+    for doing, act in acts.items():
+        with pytest.raises(PolicyFailed, match=f"policy 'coder': {doing} failed"):
+            act()
+
+
+# ---------------------------------------------------------------- placement and servers
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused(
+    monkeypatch: pytest.MonkeyPatch, recipe: Any, tmp_path: Path
+) -> None:
+    save_model_folder(tmp_path, chat_template=None)
+    with pytest.raises(ConfigError, match=rf"policy 'coder': the tokenizer of {tmp_path} has no chat template"):
+        Policy(monkeypatch, job(recipe, **{f"{MODEL}.path": str(tmp_path)}))
+
+
+def test_only_in_sync_mode_must_every_row_be_fresh(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
+    for mode, old in (("sync", True), ("colocate_async", False)):
+        policy = Policy(monkeypatch, job(recipe, **{"at_grpo.mode": mode}))
+        batch = policy.play(6)  # at step 1, drawn with version 0
+        metrics: dict[str, Any] = {}
+        policy.unit.train(batch, 2, metrics, {})
+        assert (PROBS_DIFF in metrics) is old
+    # A recipe that does not say is in sync mode.
+    metrics = {}
+    policy = Policy(monkeypatch, job(OmegaConf.masked_copy(recipe, [key for key in recipe if key != "at_grpo"])))
+    policy.unit.train(policy.play(6), 2, metrics, {})
+    assert PROBS_DIFF in metrics
+
+
+@pytest.mark.parametrize(
+    ("tool", "options"),
+    [
+        (None, {"profile_steps": [2]}),
+        ("torch", {"profile_steps": [2]}),
+        ("nsys", {"profile_steps": [2], "worker_nsight_options": {"trace": "cuda"}}),
+    ],
+)
+def test_workers_are_told_the_steps_to_profile(
+    monkeypatch: pytest.MonkeyPatch, recipe: Any, tool: str | None, options: dict[str, Any]
+) -> None:
+    tools = {"nsys": {"worker_nsight_options": {"trace": "cuda"}}}
+    config = job(recipe)
+    config.global_profiler = {"steps": [2], "tool": tool, "global_tool_config": tools}
+    policy = Policy(monkeypatch, config)
+    assert policy.placed == [("pool", "cpu", options)]
+    assert type(policy.placed[0][2].get("worker_nsight_options", {})) is dict
+
+
+class Servers:
+    """A policy's servers, replicas and weight sync in one; `state` is what became of them."""
+
+    def __init__(self) -> None:
+        self.state = "down"
+        self.given: dict[str, Any] = {}
+        self.version = -1
+        self.looks = 0
+        self.dead = False
+
+    # PolicyServers
+
+    def create(self, **given: Any) -> Servers:
+        assert self.state == "loaded", "the models take the memory that the servers leave"
+        self.given, self.state = given, "up"
+        return self
+
+    def get_replicas(self) -> list[str]:
+        assert self.state == "up"
+        return ["replica"]
+
+    def get_client(self, client_cls: type) -> Any:
+        return client_cls.__name__
+
+    # CheckpointEngineManager
+
+    def sleep_replicas(self) -> None:
+        assert self.looks, "a dead one must be left out"
+        self.state = "asleep"
+
+    def abort_replicas(self) -> None:
+        assert self.looks, "a dead one must be left out"
+        self.state = "interrupted"
+
+    def resume_generation_replicas(self) -> None:
+        self.state = "up"
+
+    # Replicas
+
+    def look(self) -> None:
+        if self.dead:
+            raise PolicyFailed("policy 'coder': no server is left")
+        self.looks += 1
+
+    def push(self, global_steps: int) -> None:
+        self.version, self.state = global_steps, "up"
+
+    def revive(self) -> bool:
+        was, self.dead = self.dead, False
+        return was
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> tuple[Policy, Servers]:
+    policy, servers = Policy(monkeypatch, job(recipe, **{f"{ROLLOUT}.checkpoint_engine.backend": "nccl"})), Servers()
+    monkeypatch.setattr(policy.workers, "listen", lambda: 12345, raising=False)
+    monkeypatch.setattr(policy.workers, "go_to", lambda port: setattr(servers, "port", port), raising=False)
+
+    def init_model() -> None:
+        assert servers.port == 12345  # type: ignore[attr-defined]
+        servers.state = "loaded"
+
+    def manager(config: Any, actor_wg: Any, replicas: list[str]) -> Servers:
+        assert (config.backend, actor_wg, replicas) == ("naive", policy.workers, ["replica"])
+        return servers
+
+    def watch(name: str, workers: Any, served: Servers, sync: Servers, restarts: int) -> Servers:
+        assert (name, workers, served, sync, restarts) == ("coder", policy.workers, servers, servers, 1)
+        return servers
+
+    monkeypatch.setattr(policy.workers, "init_model", init_model, raising=False)
+    monkeypatch.setattr(policy_unit, "PolicyServers", servers)
+    monkeypatch.setattr(policy_unit, "CheckpointEngineManager", manager)
+    monkeypatch.setattr(policy_unit, "Replicas", watch)
+    policy.unit.start()
+    return policy, servers
+
+
+def test_servers_sleep_after_the_start_over_the_policys_workers(started: tuple[Policy, Servers]) -> None:
+    policy, servers = started
+    assert servers.state == "asleep"
+    assert servers.given == {
+        "config": policy.unit.config,
+        "worker_group": policy.workers,
+        "rollout_resource_pool": "pool",
+        "start_rank": 3,
+        "load_balancer_cls": balancer_class(policy.unit.config.actor_rollout_ref.rollout),
+    }
+
+
+def test_servers_do_as_they_are_told(started: tuple[Policy, Servers]) -> None:
+    policy, servers = started
+    unit = policy.unit
+    unit.push_weights(4)
+    assert (servers.version, servers.state) == (4, "up")
+    for act, state in (
+        (unit.interrupt_servers, "interrupted"),
+        (unit.resume_servers, "up"),
+        (unit.sleep_servers, "asleep"),
+    ):
+        servers.looks = 0
+        act()
+        assert servers.state == state
+    assert unit.client() == DecisionClient.__name__
+    assert not unit.revive()
+    servers.dead = True
+    for act in (unit.interrupt_servers, unit.sleep_servers):
+        with pytest.raises(PolicyFailed, match="no server is left"):
+            act()
+    assert servers.state == "asleep"
+    assert unit.revive()
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_the_teams_sync_is_that_of_all_policies(
+    monkeypatch: pytest.MonkeyPatch, started: tuple[Policy, Servers], at_once: bool
+) -> None:
+    policy, servers = started
+    other = copy.copy(policy.unit)
+    other.sync = other.replicas = others = Servers()  # type: ignore[assignment]
+    sync = TeamSync([policy.unit, other], at_once)
+    for act, state in (
+        (lambda: sync.update_weights(6), "up"),
+        (sync.abort_replicas, "interrupted"),
+        (sync.resume_generation_replicas, "up"),
+        (sync.sleep_replicas, "asleep"),
+    ):
+        act()
+        assert (servers.state, others.state) == (state, state)
+    assert (servers.version, others.version) == (6, 6)
+    servers.dead = True
+    with pytest.raises(PolicyFailed, match="no server is left"):
+        sync.abort_replicas()
+    # Those that go on at once have all gone on when the first error is told; in turns, the next one's has not come.
+    assert others.state == ("interrupted" if at_once else "asleep")
+
+
+def test_what_goes_wrong_with_a_server_is_told_with_what_was_asked(started: tuple[Policy, Servers]) -> None:
+    policy, servers = started
+    unit = policy.unit
+
+    def die(*_: Any) -> None:
+        raise ray.exceptions.RayActorError()
+
+    for name in ("sleep_replicas", "abort_replicas", "resume_generation_replicas", "push", "revive"):
+        setattr(servers, name, die)
+    for doing, act in {
+        "putting its servers to sleep": unit.sleep_servers,
+        "interrupting its servers": unit.interrupt_servers,
+        "letting its servers go on": unit.resume_servers,
+        "handing its weights to its servers": lambda: unit.push_weights(1),
+        "starting its servers again": unit.revive,
+    }.items():
+        with pytest.raises(PolicyFailed, match=f"policy 'coder': {doing} failed"):
+            act()
