@@ -154,7 +154,7 @@ def test_a_report_shows_the_first_and_counts_all() -> None:
     assert lines[19].startswith("validation task 0 is nearly training task 19 (similarity 0.")
     assert lines[-1] == "30 training and 2 validation tasks: 15 exact duplicates, 15 near"
     assert report(Texts([UNRELATED], [TRAIN]), 1, 1) == (
-        "1 training and 1 validation tasks: 0 exact duplicates, 0 near",
+        "1 training and 1 validation task: 0 exact duplicates, 0 near",
         False,
     )
 
