@@ -11,7 +11,8 @@ pytest.importorskip("verl")
 
 import ray
 from simulated_engine import run_virtually
-from simulated_servers import WHOLE, Server, Servers, interrupt, until
+from simulated_servers import WHOLE, Server, Servers, interrupt
+from waiting import until
 
 from verl_atgrpo.rollout.client import slots_per_server
 from verl_atgrpo.team import EpisodeFailed
