@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import HANG
 
 from verl_atgrpo.environments.programs import Asserts, Call, Exchange, Problem, Test, Verdict, judge
 from verl_atgrpo.sandbox import Limits, isolation
@@ -16,7 +17,7 @@ from verl_atgrpo.sandbox import Limits, isolation
 HUMANEVAL = Path("/work/shared/data/HumanEval.jsonl.gz")
 needs_humaneval = pytest.mark.skipif(not HUMANEVAL.exists(), reason=f"{HUMANEVAL} is not here")
 needs_namespaces = pytest.mark.skipif(isolation() != "namespaces", reason="this machine gives no namespaces")
-LIMITS = Limits(cpu_seconds=1, wall_seconds=60.0)  # on the clock, a busy machine takes its time
+LIMITS = Limits(cpu_seconds=1, wall_seconds=HANG)
 Script = Callable[[str, int], str]
 
 DOUBLE = Problem(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import HANG
 
 Compose = Callable[..., object]
 Leftovers = Callable[..., list[str]]
@@ -79,7 +80,7 @@ def cancelled_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Leftovers]:
     """Returns a function that names what programs have left: processes, zombies included, and temporary files.
 
-    It waits `within` seconds for them to go: a launcher ends after it has told that its program has.
+    It waits for them to go, `within` seconds at most: a launcher ends after it has told that its program has.
     """
     from processes import children
 
@@ -95,7 +96,7 @@ def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Leftovers]:
             return set(children(os.getpid()))
         return {*children(os.getpid()), *children(server.pid)} - {server.pid}
 
-    def left(within: float = 1.0) -> list[str]:
+    def left(within: float = HANG) -> list[str]:
         deadline = time.monotonic() + within
         while (there := [*map(str, sorted(found() - before)), *os.listdir(folder)]) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -104,6 +105,17 @@ def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Leftovers]:
     before = found()
     yield left
     shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_sandbox() -> Iterator[None]:
+    """Gives programs whose caller names no limits far more time than they take: a test of a limit names its own."""
+    from verl_atgrpo.sandbox import Limits, run_python
+
+    patient = Limits(cpu_seconds=20, wall_seconds=HANG)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(run_python.__kwdefaults__, "limits", patient)
+        yield
 
 
 @pytest.fixture

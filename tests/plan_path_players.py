@@ -72,16 +72,16 @@ ORACLES: dict[str, Script] = {"full": full_oracle, "compact": compact_oracle}
 
 
 @contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Breaks into a loop that does not end."""
+def cpu_limit(seconds: float) -> Iterator[None]:
+    """Breaks into a loop that does not end: it has so many seconds of CPU time."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise AssertionError(f"still running after {seconds} s")
+        raise AssertionError(f"still running after {seconds} s of CPU time")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)

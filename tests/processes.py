@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -15,6 +16,32 @@ def children(process: int) -> list[int]:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
     return []
+
+
+WAKING = 40
+"""A signal that nobody but these tests sends."""
+WAITING = f"""
+import signal, time
+def end(*_):
+    print("done")
+    raise SystemExit
+signal.signal({WAKING}, end)
+while True:
+    time.sleep(0.01)  # not pause: the signal may come just before
+"""
+"""A program that ends when it is told to, by a signal."""
+
+
+def waiting_below(process: int) -> list[int]:
+    """Returns those of the processes below one that have come as far as to run `WAITING`."""
+    found = []
+    for child in children(process):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            caught = re.search(r"(?m)^SigCgt:\s*(\w+)", Path(f"/proc/{child}/status").read_text())
+            if caught and int(caught[1], 16) >> (WAKING - 1) & 1:
+                found.append(child)
+        found += waiting_below(child)
+    return found
 
 
 def of_session(session: int) -> list[int]:

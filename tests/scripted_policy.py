@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from waiting import HANG
+
 from verl_atgrpo.environment import Environment, Message, Outcome, Score
 from verl_atgrpo.team import (
     EpisodeRecord,
@@ -94,7 +96,7 @@ def bounded(main: Coroutine[Any, Any, T]) -> T:
         return result
 
     async def limited() -> T:
-        return await asyncio.wait_for(whole(), 10)
+        return await asyncio.wait_for(whole(), HANG)
 
     return asyncio.run(limited())
 

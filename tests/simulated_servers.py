@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 from uuid import uuid4
@@ -171,14 +170,6 @@ class Servers:
         await asyncio.sleep(0.01)
         assert not self.client._leases
         return dict(self.balancer._inflight_requests)
-
-
-async def until(condition: Any) -> None:
-    """Waits for something that others do."""
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.0005)
 
 
 async def interrupt(servers: Servers, version: int) -> None:

@@ -21,6 +21,7 @@ from simulated_worker import SimulatedWorker
 from soak_ledger import Ledger
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
+from waiting import HANG
 
 from verl_atgrpo import recipes
 from verl_atgrpo.environment import Environment, Outcome, Score
@@ -116,7 +117,7 @@ class SoakGame(Environment):
     async def _score(self, episode: int, agent: str, reply: str) -> Score:
         number = int(reply.split()[0])
         if agent == "coder" and number % 8 == 0:
-            result = await run_python(f"print({number} * 7)", limits=Limits(wall_seconds=30.0))
+            result = await run_python(f"print({number} * 7)", limits=Limits(cpu_seconds=20, wall_seconds=HANG))
             self.ledger.judge(result.ok and result.stdout == f"{number * 7}\n")
         self.ledger.scored(episode)
         return Score(team=float(number % 2), local=number % 3 / 2)

@@ -9,7 +9,8 @@ import pytest
 pytest.importorskip("verl")
 
 from simulated_engine import run_virtually
-from simulated_servers import WHOLE, Server, Servers, interrupt, until
+from simulated_servers import WHOLE, Server, Servers, interrupt
+from waiting import until
 
 from verl_atgrpo.rollout.attempts import Gate
 from verl_atgrpo.team import EpisodeFailed

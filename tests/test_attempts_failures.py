@@ -11,8 +11,9 @@ pytest.importorskip("verl")
 
 import ray
 from simulated_engine import run_virtually
-from simulated_servers import WHOLE, Actor, Server, Servers, config, interrupt, until
+from simulated_servers import WHOLE, Actor, Server, Servers, config, interrupt
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
+from waiting import until
 
 from verl_atgrpo.rollout.client import DecisionClient, slots_per_server
 from verl_atgrpo.team import EpisodeFailed

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from verl_atgrpo import contamination
 from verl_atgrpo.cli import main
 from verl_atgrpo.config import AtGrpoConfig, ConfigError, check_disjoint
 from verl_atgrpo.contamination import NEAR, NearIndex, Overlap, overlaps, report, shingles
@@ -126,8 +126,27 @@ def test_the_index_finds_what_comparing_every_pair_finds() -> None:
     assert pairs > 1.5 * len(texts)  # not only each itself
 
 
-def test_twenty_thousand_texts_against_five_hundred_take_seconds() -> None:
-    """With boilerplate in every text, which a plain inverted index would pay for pair by pair."""
+class Counted(dict[int, set[str]]):
+    """Counts what is read of it."""
+
+    reads = 0
+
+    def __getitem__(self, key: int) -> set[str]:
+        self.reads += 1
+        return super().__getitem__(key)
+
+
+def test_boilerplate_is_not_paid_for_pair_by_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a plain inverted index: 5,000 texts against 500 would be 2,500,000 comparisons."""
+    counted = Counted()
+
+    class Watched(NearIndex):
+        def __init__(self, texts: dict[int, str]) -> None:
+            super().__init__(texts)
+            counted.update(self._shingles)
+            self._shingles = counted
+
+    monkeypatch.setattr(contamination, "NearIndex", Watched)
     rng = random.Random(0)
     vocabulary = [f"w{number}" for number in range(3000)]
     preamble = "You are given a problem from a contest answer with one whole number and nothing else please "
@@ -135,13 +154,12 @@ def test_twenty_thousand_texts_against_five_hundred_take_seconds() -> None:
     def text() -> str:
         return preamble + " ".join(rng.choices(vocabulary, k=45))
 
-    train, val = [text() for _ in range(20_000)], [text() for _ in range(500)]
+    train, val = [text() for _ in range(5_000)], [text() for _ in range(500)]
     for number in range(0, 500, 50):
-        val[number] = train[37 * number].rpartition(" ")[0] + " other"
-    started = time.process_time()
+        val[number] = train[9 * number].rpartition(" ")[0] + " other"
     overlapping = found(train, val)
-    assert time.process_time() - started < 15  # it takes 1.5
-    assert [(overlap.val, overlap.train) for overlap in overlapping] == [(n, 37 * n) for n in range(0, 500, 50)]
+    assert 0 < counted.reads < 5_000, "fewer than texts, and 2,500,000 pairs"
+    assert [(overlap.val, overlap.train) for overlap in overlapping] == [(n, 9 * n) for n in range(0, 500, 50)]
 
 
 def test_a_report_shows_the_first_and_counts_all() -> None:
@@ -154,7 +172,7 @@ def test_a_report_shows_the_first_and_counts_all() -> None:
     assert lines[19].startswith("validation task 0 is nearly training task 19 (similarity 0.")
     assert lines[-1] == "30 training and 2 validation tasks: 15 with equal keys, 15 near"
     assert report(Texts([UNRELATED], [TRAIN]), 1, 1) == (
-        "1 training and 1 validation tasks: 0 with equal keys, 0 near",
+        "1 training and 1 validation task: 0 with equal keys, 0 near",
         False,
     )
 

@@ -17,7 +17,7 @@ from verl_atgrpo.environments.sokoban_board import SokobanTask
 from verl_atgrpo.environments.sokoban_solver import solve
 from verl_atgrpo.environments.sudoku_grid import EMPTY, SudokuTask
 from verl_atgrpo.team import Team
-from verl_atgrpo.testing import EnvironmentContractError, Script, check_environment
+from verl_atgrpo.testing import EnvironmentContractError, Script, ScriptError, check_environment
 
 BASE = {"plan_path": {"size": 4, "min_distance": 2, "max_moves": 16}, "sokoban": {"max_moves": 60}, "sudoku": {}}
 DRAFTS = {"plan_path": "moves", "sokoban": "moves", "sudoku": "grid"}
@@ -257,6 +257,14 @@ class RaisesUnseen(RaisesOnGarbage):
             return Outcome(False, metrics={"length": 0})
 
 
+class CatchesAll(Sums):
+    async def run(self, task: tuple[int, int], team: Team) -> Outcome:
+        try:
+            return await super().run(task, team)
+        except Exception:  # noqa: BLE001  (what an environment of a user may do)
+            return self.outcome("", False)
+
+
 class NotANumber(Sums):
     def score(self, task: tuple[int, int], reply: str) -> Score:
         return Score(local=float("nan") if not reply else 0)
@@ -371,6 +379,34 @@ def test_a_broken_environment_is_refused_with_the_check_named(broken: type[Sums]
 def test_a_sound_environment_passes_in_every_form_it_can_be_named() -> None:
     check_environment(Sums, gold=sums_gold, bouncing=[to_and_fro])
     check_environment(f"{__name__}:Sums")
+
+
+def raises(prompt: str, k: int) -> str:
+    return {"known": "answer"}[prompt]
+
+
+@pytest.mark.parametrize(
+    ("team", "scripts", "message"),
+    [
+        ("gold", lambda task: {"guesser": raises, "checker": raises}, "the script of 'guesser' raises KeyError: "),
+        ("gold", lambda task: {"guesser": raises}, "no script for 'checker'"),
+        ("gold", lambda task: {"x": 1}[task], r"the function that makes its scripts raises KeyError: \(2, 1001\)"),
+        (
+            "gold",
+            lambda task: dict.fromkeys(Sums.agents, lambda prompt, k: 7),
+            "the script of 'guesser' replies 7, no",
+        ),
+        ("bouncing 0", lambda task: dict.fromkeys(Sums.agents, raises), "the script of 'guesser' raises KeyError: "),
+    ],
+)
+@pytest.mark.parametrize("environment", [Sums, CatchesAll])
+def test_a_script_at_fault_is_named_and_not_the_environment(
+    environment: type[Sums], team: str, scripts: Any, message: str
+) -> None:
+    gold, bouncing = (scripts, to_and_fro) if team == "gold" else (sums_gold, scripts)
+    with pytest.raises(ScriptError, match=rf"^script: task \(train, 0\), {team} team: {message}") as caught:
+        check_environment(lambda: environment(), gold=gold, bouncing=[bouncing])
+    assert "\n" not in str(caught.value)
 
 
 def test_what_bouncing_scripts_earn_needs_something_to_compare_it_with() -> None:

@@ -7,8 +7,6 @@ import json
 import math
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +27,7 @@ import real_stack
 import training_jobs
 from processes import children, of_session
 from real_stack import Request
+from waiting import HANG, wait_until
 
 from verl_atgrpo.learning_curve import Point
 from verl_atgrpo.rollout.rows import training_rows
@@ -77,7 +76,7 @@ PART = """
 import signal, subprocess, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print(file=open(sys.argv[0] + ".began", "w"))
-subprocess.run(["sleep", "60"])
+subprocess.run(["sleep", "infinity"])
 """
 
 
@@ -93,23 +92,17 @@ def test_a_benchmark_that_is_terminated_ends_its_part_and_what_that_has_started(
                     there.append(pid)
         return there
 
-    def until(holds: Callable[[], object]) -> None:
-        end = time.monotonic() + 60
-        while not holds():
-            assert time.monotonic() < end
-            time.sleep(0.02)
-
     command = [sys.executable, "-c", BENCHMARK, str(part)]
     with subprocess.Popen(command, env=real_stack.environment()) as benchmark:
         try:
-            until((tmp_path / "part.py.began").exists)
+            wait_until((tmp_path / "part.py.began").exists, lambda: benchmark.poll() is None)
             (session,) = children(benchmark.pid)
-            until(lambda: len(living(session)) == 2)
+            wait_until(lambda: len(living(session)) == 2)
             benchmark.terminate()
-            assert benchmark.wait(timeout=60) == 143
+            assert benchmark.wait(timeout=HANG) == 143
         finally:
             benchmark.kill()
-    until(lambda: not living(session))
+    wait_until(lambda: not living(session))
 
 
 def test_a_job_s_processes_are_those_of_its_session_that_have_a_title() -> None:
@@ -121,10 +114,7 @@ def test_a_job_s_processes_are_those_of_its_session_that_have_a_title() -> None:
     job = begun(f"for title in {titles}; do (exec -a $title bash -c 'read <&3') & done;")
     elsewhere = begun("")
     try:
-        end = time.monotonic() + 20
-        while sorted(profile_step.processes_of(job).values()) != ["TaskRunnerV1", "WorkerDict"]:
-            assert time.monotonic() < end, profile_step.processes_of(job)
-            time.sleep(0.02)
+        wait_until(lambda: sorted(profile_step.processes_of(job).values()) == ["TaskRunnerV1", "WorkerDict"])
     finally:
         for each in (job, elsewhere):
             training_jobs.end(each)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -13,6 +12,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("openai")
+
+from waiting import HANG
 
 from verl_atgrpo import Environment, Outcome
 from verl_atgrpo.evaluation.endpoint import EndpointPolicy
@@ -62,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.keys.append(self.headers["Authorization"])
         status, answer = self.server.answers.pop(0) if len(self.server.answers) > 1 else self.server.answers[0]
         if answer == "never":
-            self.server.over.wait(30)
+            self.server.over.wait()
         content = answer if isinstance(answer, str) else json.dumps(answer)
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -88,7 +89,7 @@ def policy(server: Server, **changes: Any) -> EndpointPolicy:
         "sampling": {"temperature": 0.5, "top_p": 0.9, "top_k": -1},
         "max_response_length": 16,
         "chat_template_kwargs": {},
-        "request_timeout": 20.0,
+        "request_timeout": HANG,
     }
     return EndpointPolicy(Endpoint("big/model", server.url), **{**settings, **changes})
 
@@ -163,11 +164,9 @@ def test_what_the_server_will_not_answer_fails_the_episode(
 
 def test_no_answer_in_time_fails_the_episode(server: Server) -> None:
     server.answers = [(200, "never")]
-    started = time.monotonic()
     with pytest.raises(EpisodeFailed, match=r"within 0\.1 s") as caught:
         draw(policy(server, request_timeout=0.1))
     assert caught.value.reason == "timeout"
-    assert time.monotonic() - started < 10
 
 
 def test_a_server_that_is_not_there_fails_the_episode(server: Server) -> None:
@@ -199,7 +198,7 @@ def test_a_key_that_a_server_repeats_is_not_kept(server: Server, monkeypatch: py
 def test_a_key_of_another_name(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = Endpoint("m", server.url, "MY_KEY")
     settings: dict[str, Any] = {"sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": -1}, "max_response_length": 4}
-    settings |= {"chat_template_kwargs": {}, "request_timeout": 5.0}
+    settings |= {"chat_template_kwargs": {}, "request_timeout": HANG}
     monkeypatch.delenv("MY_KEY", raising=False)
     with pytest.raises(ValueError, match="MY_KEY is not set"):
         EndpointPolicy(endpoint, **settings)

@@ -8,12 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from verl_atgrpo import Environment, Outcome, Score
 from verl_atgrpo.environment import Message, stable_hash
@@ -60,6 +60,19 @@ class Dice:
         self.now -= 1
         text = f"{stable_hash(seed, prompt_ids) % 1000:b}"
         return Generation([ord(char) for char in text], [], text, truncated=len(text) > 9)
+
+
+class Stalling(Dice):
+    """Never answers again after so many answers."""
+
+    def __init__(self, answers: int) -> None:
+        super().__init__(wait=0.001)
+        self.answers = answers
+
+    async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
+        if self.calls == self.answers:
+            await asyncio.Event().wait()
+        return await super().generate(decision_id, prompt_ids, seed)
 
 
 class Unlucky(Dice):
@@ -234,25 +247,20 @@ def test_a_broken_line_within_is_named(tmp_path: Path) -> None:
 SCRIPT = """
 import sys
 from pathlib import Path
-from test_evaluation_episodes import Dice, play, wanted
-play(Path(sys.argv[1]), Dice(wait=float(sys.argv[2])), wanted(40, [0, 1], 2))
+from test_evaluation_episodes import Stalling, play, wanted
+play(Path(sys.argv[1]), Stalling(int(sys.argv[2])), wanted(40, [0, 1], 2))
 """
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it did not happen")
 
 
 def test_a_killed_run_continues_and_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "killed.jsonl"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     for lines in (20, 60):
-        process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(path), "0.005"], env=environment)
-        wait_for(lambda lines=lines: path.exists() and path.read_bytes().count(b"\n") > lines)  # type: ignore[misc]
+        # Of 52 episodes, four decisions each, the four that are in flight at the end may be unfinished.
+        process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(path), str(48 * 4 + 16)], env=environment)
+        wait_until(
+            lambda n=lines: path.exists() and path.read_bytes().count(b"\n") > n, lambda p=process: not p.poll()
+        )
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
     written = read(path).rows

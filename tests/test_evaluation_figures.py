@@ -179,6 +179,16 @@ def test_nothing_solved_is_said_in_words() -> None:
         figures([])
 
 
+def test_one_turn_and_one_episode_are_singular() -> None:
+    told = text.of_figures(figures([row(0, 0, True, turns=1), row(1, 0, True, turns=2)]))
+    assert "2, 1 episode each;" in told
+    assert [line.partition("  ")[0] for line in told.splitlines() if "solved within" in line] == [
+        "solved within 1 turn",
+        "solved within 2 turns",
+    ]
+    assert "3, 2 episodes each;" in text.of_figures(figures(by_hand()))
+
+
 def test_a_paired_difference_by_hand() -> None:
     first, second = rows_of([1, 0], [0, 0], [1, 1], [0, 1]), rows_of([1], [1], [0], [1])
     found = compare(first, second)

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("verl")
 
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer, and the unit with it)
+from waiting import HANG
 
 from verl_atgrpo.config import ConfigError
 from verl_atgrpo.run_check import check_run
@@ -26,7 +27,7 @@ def _meet(together: threading.Barrier) -> None:
 
 
 def test_with_devices_of_their_own_policies_work_at_once() -> None:
-    together = threading.Barrier(2, timeout=10)
+    together = threading.Barrier(2, timeout=HANG)
     for_all([Unit("coder"), Unit("planner")], lambda _: _meet(together), at_once=True)  # type: ignore[list-item]
 
 

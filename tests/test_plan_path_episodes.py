@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from drafting_episodes import episode, of, prompt_of
 from plan_path_players import CORRIDOR, ORACLES, STYLES, full, full_oracle, grid_in, task_from
+from waiting import HANG
 
 from verl_atgrpo import environment
 from verl_atgrpo.environment import EnvironmentConfigError, make
@@ -109,7 +110,7 @@ def program(code: str) -> str:
 
 
 def test_programs_of_the_tool_user_are_run_and_scored(monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = functools.partial(run_python, limits=Limits(cpu_seconds=1, wall_seconds=2.0))
+    quick = functools.partial(run_python, limits=Limits(cpu_seconds=1, wall_seconds=HANG))
     monkeypatch.setattr(drafting, "run_python", quick)
     answers = {
         program("print(list('RRRR'), flush=True)\nwhile True: pass"): (0, 0.1),  # timed out, though it printed the way

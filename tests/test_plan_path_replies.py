@@ -125,7 +125,7 @@ def test_a_megabyte_is_read_quickly(text: str) -> None:
     parse_moves(text, "full", 40)
     parse_moves(text, "compact", 40)
     parse_printed(text, 40)
-    assert time.process_time() - before < 1.5
+    assert time.process_time() - before < 30  # it takes .2; what is quadratic, hours
 
 
 def test_all_that_a_program_may_print_is_read_quickly() -> None:
@@ -133,7 +133,7 @@ def test_all_that_a_program_may_print_is_read_quickly() -> None:
     text = f"[{','.join(['1'] * (Limits().output_bytes // 2 - 2))}]"
     before = time.process_time()
     assert parse_printed(text, 40) is None
-    assert time.process_time() - before < 0.5
+    assert time.process_time() - before < 5
 
 
 def test_model_output_is_never_evaluated(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
         env={**inherited, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
     )
 
 

@@ -8,6 +8,7 @@ import json
 
 import pytest
 from coding_problems import ADD, ASSERTED, DOUBLE, HUMANEVAL, needs_humaneval, needs_namespaces, verdict
+from waiting import HANG
 
 from verl_atgrpo.environments.coding_formats import read_problems
 from verl_atgrpo.environments.programs import Asserts, Call, Exchange, Problem, Verdict, judge
@@ -189,7 +190,9 @@ def humaneval() -> tuple[Problem, ...]:
 
 async def judge_all(programs: list[tuple[Problem, str]]) -> list[Verdict]:
     return list(
-        await asyncio.gather(*(judge(p, program, p.tests, Limits(wall_seconds=60.0)) for p, program in programs))
+        await asyncio.gather(
+            *(judge(p, program, p.tests, Limits(cpu_seconds=20, wall_seconds=HANG)) for p, program in programs)
+        )
     )
 
 

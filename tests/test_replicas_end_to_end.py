@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -17,6 +16,7 @@ pytest.importorskip("verl")
 pytest.importorskip("vllm")
 
 from training_jobs import FRESH, Start, engine_of, processes_of, wait_for
+from waiting import TRAINING, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.training]
 
@@ -46,6 +46,7 @@ def test_a_replica_dies_and_comes_back_and_a_worker_dies(start: Start, tied_mode
         f"trainer.rollout_data_dir={dumps}",
         VERL_USE_EXTERNAL_MODULES="served_by",
         SERVED_FILE=str(served),
+        KILLED_AT="1 4",
     )
     wait_for(served, job, tmp_path)
     kill_during_rollout(engine_of(1, job), 1, served, job)
@@ -55,7 +56,7 @@ def test_a_replica_dies_and_comes_back_and_a_worker_dies(start: Start, tied_mode
     wait_for_lines(metrics_file, 7, job)
     assert len(processes_of(job, "VLLM::EngineCore")) == 1
     os.kill(processes_of(job, "ray::WorkerDict")[1], signal.SIGKILL)
-    assert job.wait(timeout=120) != 0
+    assert job.wait(timeout=TRAINING) != 0
     log = (tmp_path / "log").read_text(errors="replace")
     checkpoint = (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").read_text()
     assert f"the last complete checkpoint is {tmp_path}/checkpoints/global_step_{checkpoint}" in log
@@ -96,18 +97,12 @@ def test_a_replica_dies_and_comes_back_and_a_worker_dies(start: Start, tied_mode
 
 def wait_for_lines(path: Path, lines: int, job: subprocess.Popen[bytes]) -> None:
     """Waits until a file has so many whole lines."""
-    deadline = time.monotonic() + 240
-    while path.read_text().count("\n") < lines:
-        assert job.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: path.read_text().count("\n") >= lines, lambda: job.poll() is None, TRAINING)
 
 
 def kill_during_rollout(process: int, weights: int, served: Path, job: subprocess.Popen[bytes]) -> None:
-    """Kills a process once some requests of the step with those weights have been answered."""
-    deadline = time.monotonic() + 240
-    while served.read_text().count(f'"weights": {weights}}}') < 8:
-        assert job.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    """Kills a process once some requests of the step with those weights have been answered; the step waits for it."""
+    answered = f'"weights": {weights}}}'
+    wait_until(lambda: served.read_text().count(answered) >= 8, lambda: job.poll() is None, TRAINING)
     os.kill(process, signal.SIGKILL)
+    served.with_name(f"{served.name}.killed.{weights}").touch()

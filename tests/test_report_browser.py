@@ -19,6 +19,7 @@ from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
+from waiting import HANG
 
 from verl_atgrpo.report.page import write
 
@@ -53,7 +54,7 @@ class Browser:
         for log in ("browser", "performance"):
             chromium.get_log(log)
         chromium.get(address)
-        WebDriverWait(chromium, 30).until(lambda _: self.all(".panel polyline"))
+        WebDriverWait(chromium, HANG).until(lambda _: self.all(".panel polyline"))
 
     def size(self, width: int) -> None:
         metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
@@ -153,7 +154,7 @@ def test_an_address_opens_its_episode(chromium: Chrome, page: str) -> None:
     browser = Browser(chromium, f"{page}#split=train&step=2&task=42&episode=0")
     assert browser.texts("#shown strong") == ["Step 2, task 42"]
     browser.chromium.execute_script("location.hash = '#split=val&step=0&task=1&episode=0'")
-    WebDriverWait(chromium, 10).until(lambda _: browser.texts("#shown strong") == ["Step 0, task 1"])
+    WebDriverWait(chromium, HANG).until(lambda _: browser.texts("#shown strong") == ["Step 0, task 1"])
     assert Browser(chromium, f"{page}#split=val&step=99").texts("#shown strong") == ["Step 3, task 0"]
 
 
@@ -165,7 +166,7 @@ def test_what_a_model_wrote_is_shown_and_not_run(browser: Browser) -> None:
     browser.chromium.execute_script(
         "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=window.hit=1>')"
     )
-    violated = WebDriverWait(browser.chromium, 10).until(
+    violated = WebDriverWait(browser.chromium, HANG).until(
         lambda _: [
             entry for entry in browser.chromium.get_log("browser") if "Content Security Policy" in entry["message"]
         ]

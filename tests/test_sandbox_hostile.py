@@ -1,4 +1,4 @@
-"""Hostile programs: each is ended soon after its limit, earns nothing and leaves the machine as it was."""
+"""Hostile programs: each is ended by a limit, earns nothing and leaves the machine as it was."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from conftest import Leftovers
+from waiting import HANG
 
 from verl_atgrpo import sandbox
 from verl_atgrpo.environments.programs import Exchange, Problem, judge
@@ -25,8 +26,8 @@ from verl_atgrpo.sandbox_launcher import LEVELS
 from verl_atgrpo.sandbox_pool import Pool
 
 LIMITS = Limits(cpu_seconds=1, wall_seconds=0.5)
-PATIENT = Limits(wall_seconds=4.0)
-"""For programs that end by themselves: on a busy machine they must get to their deed."""
+PATIENT = Limits(cpu_seconds=20, wall_seconds=HANG)
+"""For programs that end by themselves, or by what they do: on a busy machine they must get to their deed."""
 WALLED = LEVELS[:2]
 FILTERED = LEVELS[:3]
 OTHER_USER = LEVELS if os.getuid() == 0 else FILTERED
@@ -46,13 +47,13 @@ HOSTILE = {
     "fork bomb": Hostile("import os\nwhile True:\n  try: os.fork()\n  except OSError: pass"),
     "fleeing by forks": Hostile("import os\nwhile True:\n  if os.fork(): os._exit(0)"),
     "memory bomb": Hostile("x = []\nwhile True: x.append(bytearray(1 << 24))", limits=PATIENT),
-    "endless output": Hostile("while True: print('x' * 4096)", limits=Limits(wall_seconds=4.0, output_bytes=10_000)),
+    "endless output": Hostile("while True: print('x' * 4096)", limits=replace(PATIENT, output_bytes=10_000)),
     "endless loop": Hostile("while True: pass"),
     "sleeping with all signals ignored": Hostile(
         "import signal, time\nfor s in range(1, 32):\n  s in (9, 19) or signal.signal(s, 1)\nwhile True: time.sleep(9)"
     ),
     "background processes": Hostile(
-        "import os, time\nfor _ in range(8):\n  if os.fork() == 0: os.setsid(); os.fork(); time.sleep(60)",
+        "import os, time\nfor _ in range(8):\n  if os.fork() == 0: os.setsid(); os.fork(); time.sleep(3600)",
         limits=PATIENT,
     ),
     "environment of others": Hostile(
@@ -138,7 +139,7 @@ def victim() -> Iterator[Victim]:
     folder.chmod(0o777)
     (folder / "secret").write_text("hunter2")
     (folder / "secret").chmod(0o666)
-    with subprocess.Popen(["sleep", "60"], env={"SECRET": "hunter2"}) as process:
+    with subprocess.Popen(["sleep", "infinity"], env={"SECRET": "hunter2"}) as process:
         with socket.create_server(("127.0.0.1", 0)) as server:
             yield Victim(process, folder, server)
         process.kill()
@@ -153,9 +154,7 @@ def test_contained(level: str, name: str, victim: Victim, leftovers: Leftovers) 
     code = case.code.replace("VICTIM", str(victim.process.pid)).replace("FOLDER", str(victim.folder))
     code = code.replace("PORT", str(victim.server.getsockname()[1]))
     test = Exchange("", f"{case.prize}\n")
-    start = time.monotonic()
     verdict = asyncio.run(judge(Problem("", (test,)), code, [test], case.limits))
-    assert time.monotonic() - start < case.limits.wall_seconds + 8
     assert verdict.built and verdict.fraction == 0
     assert victim.unharmed()
     assert leftovers() == []

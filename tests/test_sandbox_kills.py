@@ -6,19 +6,19 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 from conftest import Leftovers
-from processes import children
+from processes import WAITING, WAKING, children, waiting_below
+from waiting import HANG, until
 
 from verl_atgrpo import sandbox
 from verl_atgrpo.sandbox import ExecutionResult, Limits, run_python
 from verl_atgrpo.sandbox_pool import POOL
 
-PATIENT = Limits(wall_seconds=20.0)
+PATIENT = Limits(cpu_seconds=20, wall_seconds=HANG)
 
 
 def launchers() -> list[int]:
@@ -31,48 +31,63 @@ def programs() -> list[int]:
 
 
 def busy_launchers() -> list[int]:
-    """Those that have come as far as their program, which takes its time on a busy machine."""
-    return [launcher for launcher in launchers() if children(launcher)]
+    """Those whose program has come to its midst."""
+    return [launcher for launcher in launchers() if waiting_below(launcher)]
 
 
-async def kill(victims: Callable[[], list[int]], after: float, times: int) -> None:
-    """Kills what there is, so long after it came, so many times."""
-    for _ in range(times):
-        while not victims():
-            await asyncio.sleep(0.001)
-        await asyncio.sleep(after)
-        for victim in (targets := victims()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(victim, signal.SIGKILL)
-        while set(victims()) & set(targets):
-            await asyncio.sleep(0.001)
+async def kill(victims: Callable[[], list[int]], ready: Callable[[], object], after: float = 0.0) -> None:
+    """Kills what there is, so long after `ready` holds: the programs here do not end by themselves."""
+    await until(lambda: victims() and ready(), every=0.002)
+    await asyncio.sleep(after)
+    for victim in (targets := victims()):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+    await until(lambda: not set(victims()) & set(targets), every=0.002)
 
 
-def beside(call: Coroutine[Any, Any, ExecutionResult], disturb: Coroutine[Any, Any, None]) -> ExecutionResult:
-    """Returns what the call returns while the other one goes on."""
+async def wake() -> None:
+    """Lets the program end, and goes on: what is woken may be one that is dying."""
+    while True:
+        for launcher in launchers():
+            for program in waiting_below(launcher):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(program, WAKING)
+        await asyncio.sleep(0.002)
+
+
+def beside(disturb: Coroutine[Any, Any, None]) -> ExecutionResult:
+    """Returns the result of a program that waits to be woken; both go on in one event loop."""
 
     async def scenario() -> ExecutionResult:
-        disturbing = asyncio.create_task(disturb)
+        running = asyncio.create_task(run_python(WAITING, limits=PATIENT)), asyncio.create_task(disturb)
         try:
-            return await call
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            if running[1].done():
+                running[1].result()
+            return await running[0]
         finally:
-            disturbing.cancel()
+            for task in running:
+                task.cancel()
 
     sandbox.isolation()
     POOL.drain_counts()
     return asyncio.run(scenario())
 
 
-SLOW = "import time; time.sleep(1.5); print('done')"
-"""Far longer than any `after`: also on a busy machine it is there when it shall be killed."""
-
-
 @pytest.mark.parametrize("victims", [launchers, programs])
-@pytest.mark.parametrize("after", [0.0, 0.01, 0.2])  # before the program is walled off, at its start, in its midst
+@pytest.mark.parametrize(
+    ("ready", "after"),
+    [(lambda: True, 0.0), (lambda: True, 0.01), (busy_launchers, 0.0)],
+    ids=["before the program is walled off", "at its start", "in its midst"],
+)
 def test_a_program_that_was_killed_is_run_again(
-    victims: Callable[[], list[int]], after: float, leftovers: Leftovers
+    victims: Callable[[], list[int]], ready: Callable[[], object], after: float, leftovers: Leftovers
 ) -> None:
-    assert beside(run_python(SLOW, limits=PATIENT), kill(victims, after, times=1)).stdout == "done\n"
+    async def disturb() -> None:
+        await kill(victims, ready, after)
+        await wake()
+
+    assert beside(disturb()).stdout == "done\n"
     assert POOL.drain_counts() == {"sandbox_reruns": 1}
     assert leftovers() == []
 
@@ -99,23 +114,22 @@ def test_a_program_that_kills_itself_is_a_result() -> None:
 
 def test_a_program_whose_launcher_is_killed_each_time_is_a_result(leftovers: Leftovers) -> None:
     # With little isolation a program could do that itself: it must not end the training.
-    result = beside(run_python(SLOW, limits=PATIENT), kill(busy_launchers, 0.5, times=3))
+    async def disturb() -> None:
+        while True:
+            await kill(busy_launchers, lambda: True)
+
+    result = beside(disturb())
     assert (result.returncode, result.ok, result.timed_out) == (None, False, False)
     assert leftovers() == []
 
 
 def test_the_event_loop_goes_on_while_programs_are_killed() -> None:
-    longest = 0.0
+    async def disturb() -> None:
+        for _ in range(2):
+            await kill(launchers, lambda: True)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        await wake()
 
-    async def watched_kills() -> None:
-        nonlocal longest
-        killing = asyncio.create_task(kill(launchers, 0.05, times=2))
-        while True:
-            began = time.monotonic()
-            await asyncio.sleep(0.005)
-            longest = max(longest, time.monotonic() - began)
-            if killing.done():
-                killing.result()
-
-    assert beside(run_python(SLOW, limits=PATIENT), watched_kills()).ok
-    assert longest < 1.0  # a call that waited for the sandbox would take as long as a program
+    # A loop that waited for the sandbox would not come to wake the program, which ends by nothing else.
+    assert beside(disturb()).ok

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ pytest.importorskip("vllm")
 import torch
 from processes import of_session
 from training_jobs import FRESH, Start, finish, weights
+from waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.training]
 
@@ -82,8 +82,5 @@ def test_servers_draw_during_the_update_and_follow_its_weights(start: Start, tie
     moved = [name for name in before if not torch.equal(before[name], after[name])]
     assert "model.embed_tokens.weight" in moved
 
-    deadline = time.monotonic() + 30
-    while left := of_session(session):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.5)
+    wait_until(lambda: not of_session(session))
     assert not [name for name in set(os.listdir("/dev/shm")) - shared_memory if name.startswith("verl_weights_")]

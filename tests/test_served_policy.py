@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("verl")
 
+from waiting import HANG
+
 from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.team import EpisodeFailed
 
@@ -57,7 +59,7 @@ def policy(answer: Any, **changes: Any) -> ServedPolicy:
         "sampling_params": {"temperature": 1.0, "top_p": 1.0, "top_k": -1},
         "max_prompt_length": 8,
         "max_response_length": 4,
-        "request_timeout": 5.0,
+        "request_timeout": HANG,
     }
     return ServedPolicy(**{**settings, **changes})
 
@@ -112,7 +114,7 @@ def test_seed_and_length_reach_the_server_and_no_seed_is_no_key() -> None:
     ("answer", "reason", "timeout"),
     [
         ("never", "timeout", 0.05),
-        (output([], stop_reason="aborted"), "engine", 5.0),
+        (output([], stop_reason="aborted"), "engine", HANG),
     ],
 )
 def test_failures_of_the_engine_fail_the_episode(answer: Any, reason: str, timeout: float) -> None:

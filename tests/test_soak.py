@@ -20,6 +20,7 @@ sys.path.append(str(Path(__file__).parent / "benchmarks"))
 import soak
 from soak_ledger import Ledger
 from verl.workers.rollout.replica import TokenOutput
+from waiting import HANG
 
 # In a short run chance decides which faults come, and memory is not judged.
 FAULTS = (
@@ -39,7 +40,7 @@ FAULTS = (
     [(6, ("memory", *FAULTS)), pytest.param(30, ("memory", *FAULTS[-3:]), marks=pytest.mark.slow)],
 )
 def test_a_short_run_in_which_everything_fails_now_and_then(steps: int, by_chance: tuple[str, ...]) -> None:
-    lines = soak.soak(steps=steps, minutes=5, seed=1, timeout=0.15)
+    lines = soak.soak(steps=steps, minutes=HANG / 60, seed=1, timeout=0.5)
     assert [line for line in lines if not line[2] and line[0].partition(":")[0] not in by_chance] == []
     assert dict((name, figure) for name, figure, _ in lines)["steps"].startswith(f"{steps} of {steps} in")
 
@@ -134,7 +135,7 @@ def test_the_product_s_counts_are_compared_with_the_books() -> None:
 
 
 def test_processes_below_this_one_are_found() -> None:
-    with subprocess.Popen(["sleep", "20"]) as child:
+    with subprocess.Popen(["sleep", "infinity"]) as child:
         assert child.pid in soak.children_of(os.getpid())
         child.kill()
     assert child.pid not in soak.children_of(os.getpid())

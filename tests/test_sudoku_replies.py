@@ -124,7 +124,7 @@ def test_a_megabyte_is_read_quickly_and_earns_next_to_nothing(text: str) -> None
     for options in STYLES:
         assert Sudoku(**options).score_reply(State.initial(PUZZLE), text).mixed(1.0) <= 0.1
     parse_printed(text, 4)
-    assert time.process_time() - before < 1.5
+    assert time.process_time() - before < 30  # it takes .2; what is quadratic, hours
 
 
 almost = st.text(".01234 \n", max_size=40)

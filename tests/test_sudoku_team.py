@@ -27,6 +27,7 @@ from sudoku_players import (
     rows,
     written,
 )
+from waiting import HANG
 
 from verl_atgrpo.environment import Score
 from verl_atgrpo.environments import drafting
@@ -201,7 +202,7 @@ def test_the_best_candidate_is_written_down() -> None:
 
 
 def test_programs_of_the_tool_user_are_run_and_scored(monkeypatch: pytest.MonkeyPatch) -> None:
-    quick = functools.partial(run_python, limits=Limits(cpu_seconds=1, wall_seconds=2.0))
+    quick = functools.partial(run_python, limits=Limits(cpu_seconds=1, wall_seconds=HANG))
     monkeypatch.setattr(drafting, "run_python", quick)
 
     def program(code: str) -> str:

@@ -172,7 +172,8 @@ def test_a_branch_between_two_decisions_draws_no_more_once_the_episode_failed() 
         with pytest.raises(EpisodeFailed):
             await play(Play(workflow), 0, team_of(answer, candidates=1)[0])
         failed.set()
-        await asyncio.sleep(0.01)
+        for _ in range(20):  # whatever is ready runs
+            await asyncio.sleep(0)
         assert "episode.left.1" not in asked
 
     bounded(main())
@@ -354,7 +355,7 @@ team = ScriptedTeam({"tool_user": lambda prompt, k: "R", "planner": lambda promp
 record = asyncio.run(play(environment, environment.task("train", 0), team))
 sys.stdout.write(f"{len(record.decisions)} {len(record.decisions[0].candidates)}")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     decisions, candidates = map(int, done.stdout.split())
     assert decisions in (2, 4)

@@ -7,13 +7,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import torch
 from processes import of_session
+from waiting import TRAINING, wait_until
 
 FRESH = 1e-5
 """Largest difference of a token's probability between server and actor with fresh weights, in float32."""
@@ -44,7 +44,7 @@ def start(recipe: str, folder: Path, model: Path, *overrides: str, **environment
 
 def finish(job: subprocess.Popen[bytes], folder: Path) -> dict[int, dict[str, float]]:
     """Waits for a job and returns its metrics by step."""
-    assert job.wait(timeout=480) == 0, (folder / "log").read_text(errors="replace")[-6000:]
+    assert job.wait(timeout=TRAINING) == 0, (folder / "log").read_text(errors="replace")[-6000:]
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {record["step"]: record["data"] for record in records}
 
@@ -79,12 +79,23 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def wait_for(path: Path, job: subprocess.Popen[bytes], folder: Path) -> None:
-    """Waits until a job has written a file."""
-    deadline = time.monotonic() + 480
-    while not path.exists():
+    """Waits until a job has written a file, the whole of it: nobody in its session has it open any more."""
+
+    def written() -> bool:
+        return path.is_dir() or not any(_has_open(process, path) for process in _living(job.pid))
+
+    def alive() -> bool:
         assert job.poll() is None, (folder / "log").read_text(errors="replace")[-6000:]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+        return True
+
+    wait_until(path.exists, alive, TRAINING)
+    wait_until(written, alive, TRAINING)
+
+
+def _has_open(process: psutil.Process, path: Path) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return any(file.path == str(path) for file in process.open_files())
+    return False
 
 
 def processes_of(job: subprocess.Popen[bytes], title: str) -> list[int]:

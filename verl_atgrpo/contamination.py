@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from verl_atgrpo.environment import Environment
+from verl_atgrpo.evaluation.text import counted
 
 NEAR = 0.5
 """Least Jaccard similarity (shared shingles as a share of all) of two texts that count as nearly the same."""
@@ -123,5 +124,6 @@ def report(env: Environment, train: int, val: int, shown: int = 20) -> tuple[str
     kinds.update(overlap.similarity is None for overlap in found)
     has_text = env.text(env.task("val", 0)) is not None
     near = f"{kinds[False]} near" if has_text else "tasks have no text, so near duplicates were not looked for"
-    summary = f"{train:,} training and {val:,} validation tasks: {kinds[True]} with equal keys, {near}"
+    tasks = f"{train:,} training and {counted(val, 'validation task')}"
+    summary = f"{tasks}: {kinds[True]} with equal keys, {near}"
     return "\n".join([*map(str, first), summary]), kinds.total() > 0

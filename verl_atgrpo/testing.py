@@ -20,9 +20,18 @@ from typing import Any
 from verl_atgrpo import environment
 from verl_atgrpo.environment import Environment, Outcome, Score, Split
 from verl_atgrpo.team import EpisodeRecord, ScriptedTeam, play
-from verl_atgrpo.watched_team import ROUNDING, EnvironmentContractError, Script, Trial, WatchedTeam, is_finite
+from verl_atgrpo.watched_team import (
+    ROUNDING,
+    EnvironmentContractError,
+    Script,
+    ScriptError,
+    Trial,
+    WatchedTeam,
+    in_a_line,
+    is_finite,
+)
 
-__all__ = ["HOSTILE", "EnvironmentContractError", "Script", "Scripts", "check_environment"]
+__all__ = ["HOSTILE", "EnvironmentContractError", "Script", "ScriptError", "Scripts", "check_environment"]
 
 Scripts = Callable[[Any], Mapping[str, Script]]
 """Task -> the script of every agent."""
@@ -60,7 +69,8 @@ def check_environment(
     floor: float = 0.2,
     max_decisions: int = 100,
 ) -> None:
-    """Raises EnvironmentContractError if an environment breaks what training takes for granted.
+    """Raises EnvironmentContractError if an environment breaks what training takes for granted, and ScriptError if one
+    of the caller's scripts raises.
 
     Args:
         make: as in a recipe, a registered name or "module:Class"; or a class or function that makes the environment.
@@ -129,7 +139,7 @@ def _check_tasks(env: Environment, again: Environment, split: Split, tasks: int)
                 for task in [maker.task(split, index)]
             ]
         except Exception as error:
-            raise EnvironmentContractError(f"{where} cannot be made: {_line(error)}") from error
+            raise EnvironmentContractError(f"{where} cannot be made: {in_a_line(error)}") from error
         fingerprint, key, text = made[0]
         if not isinstance(fingerprint, str) or not isinstance(key, str) or not isinstance(text, str | None):
             raise EnvironmentContractError(
@@ -237,8 +247,9 @@ def _check_episodes(trial: Trial, gold: Scripts | None, bouncing: Sequence[Scrip
         name: dict.fromkeys(trial.env.agents, script) for name, script in {**HOSTILE, "medley": _medley}.items()
     }
     if gold is not None:
-        teams["gold"] = gold(task)
-    teams |= {f"bouncing {number}": scripts(task) for number, scripts in enumerate(bouncing)}
+        teams["gold"] = trial.scripts("gold", gold)
+    for number, scripts in enumerate(bouncing):
+        teams[f"bouncing {number}"] = trial.scripts(f"bouncing {number}", scripts)
     played: dict[str, _Played] = {}
     for name in teams:
         played[name] = _play_twice(trial, task, name, teams)
@@ -285,7 +296,7 @@ async def _play(trial: Trial, task: object, team: WatchedTeam) -> EpisodeRecord 
         return await play(trial.env, task, team)
     except Exception as error:  # noqa: BLE001  (whatever a user's environment raises is what we report)
         if team.fault is None:
-            team.fault = trial.fault("run", team.name, f"raises {_line(error)}")
+            team.fault = trial.fault("run", team.name, f"raises {in_a_line(error)}")
             team.fault.__cause__ = error
         return None
 
@@ -318,7 +329,3 @@ def _check_gold(trial: Trial, played: Mapping[str, _Played]) -> None:
         ):
             if theirs > most + ROUNDING:
                 raise trial.fault("gold", name, f"its {what} {theirs:g}, those of gold only {most:g}")
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

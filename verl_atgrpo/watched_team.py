@@ -8,6 +8,7 @@ import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from verl_atgrpo.environment import Environment, Score, Split
 from verl_atgrpo.team import Candidate, Generation, Prompt, ScoreFunction, ScriptedPolicy, ScriptedTeam, as_messages
@@ -20,6 +21,11 @@ ROUNDING = 1e-9
 
 class EnvironmentContractError(AssertionError):
     """An environment breaks the contract; the message is one line: the check, the task and what happened."""
+
+
+class ScriptError(ValueError):
+    """A script that was given to the check raises, is missing, or replies with no text: the environment is not at
+    fault."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,33 @@ class Trial:
         """Returns the error that names the check, the task, the team that played, and what happened."""
         return EnvironmentContractError(f"{check}: task ({self.split}, {self.index}), {team} team: {what}")
 
+    def scripts(self, team: str, make: Callable[[Any], Mapping[str, Script]]) -> dict[str, Script]:
+        """Returns a team's scripts for the task; what they raise is raised as a ScriptError that names them.
+
+        Args:
+            team: the name of the team in messages.
+            make: task -> the script of every agent.
+        """
+        where = f"script: task ({self.split}, {self.index}), {team} team"
+        task = self.env.task(self.split, self.index)
+        try:
+            made = dict(make(task))
+        except Exception as error:
+            raise ScriptError(f"{where}: the function that makes its scripts raises {in_a_line(error)}") from error
+        if missing := [agent for agent in self.env.agents if agent not in made]:
+            raise ScriptError(f"{where}: no script for {', '.join(map(repr, missing))}")
+
+        def asked(agent: str, prompt: str, k: int) -> str:
+            try:
+                reply = made[agent](prompt, k)
+            except Exception as error:
+                raise ScriptError(f"{where}: the script of {agent!r} raises {in_a_line(error)}") from error
+            if not isinstance(reply, str):
+                raise ScriptError(f"{where}: the script of {agent!r} replies {reply!r:.80}, no text")
+            return reply
+
+        return {agent: functools.partial(asked, agent) for agent in self.env.agents}
+
 
 class WatchedTeam(ScriptedTeam):
     """A scripted team that looks at prompts and scores, and has the replies of `probes` scored as well."""
@@ -52,7 +85,7 @@ class WatchedTeam(ScriptedTeam):
         self.trial, self.name, self.probes = trial, name, probes
         self.asked = 0
         self._order = asyncio.Lock()
-        self.fault: EnvironmentContractError | None = None
+        self.fault: EnvironmentContractError | ScriptError | None = None
         """The first one, kept here because an environment may catch what a decision raises."""
 
     async def _decide(self, agent: str, prompt: Prompt, score: ScoreFunction | None) -> Candidate:
@@ -69,7 +102,7 @@ class WatchedTeam(ScriptedTeam):
             async with self._order:
                 await self._probe(agent, prompt, scored)
                 return await super()._decide(agent, prompt, scored)
-        except EnvironmentContractError as fault:
+        except (EnvironmentContractError, ScriptError) as fault:
             self.fault = self.fault or fault
             raise
 
@@ -107,6 +140,11 @@ class _EndingPolicy(ScriptedPolicy):
     async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
         generation = await super().generate(decision_id, prompt_ids, seed)
         return replace(generation, token_ids=[0], log_probs=[0.0])
+
+
+def in_a_line(error: BaseException) -> str:
+    """Returns an error's class and message as the part of a line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def is_finite(value: object) -> bool:

@@ -150,7 +150,7 @@ def profile(options: argparse.Namespace, spy: str, folder: Path) -> None:
         for process in spies.values():
             process.send_signal(signal.SIGINT)
         for process in spies.values():
-            process.wait(timeout=60)
+            process.wait(timeout=600)
     finally:
         for process in spies.values():
             if process.poll() is None:

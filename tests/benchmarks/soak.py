@@ -48,6 +48,7 @@ from soak_job import (
     job_config,
 )
 from soak_ledger import Ledger
+from waiting import HANG
 
 from verl_atgrpo.rollout.client import TeamClient
 from verl_atgrpo.sandbox_pool import POOL
@@ -119,7 +120,7 @@ class Job:
         tokenizers = {name: Letters(self.ledger) for name in POLICIES}
         team = TeamClient({name: client for name, (client, _) in clients.items()})
         self.workers = [SoakWorker(self.config, self.trainer.settings, team, tokenizers) for _ in range(WORKERS)]
-        self.steps, self.longest_block, self.kills = steps, 0.0, 0
+        self.steps, self.longest_block, self.kills, self.stuck = steps, 0.0, 0, False
         self.uses: list[tuple[int, Use]] = []
         self.until = float("inf")
 
@@ -162,10 +163,14 @@ class Job:
             leases=self.leases(),
         )
 
-    def settled(self, seconds: float = 10.0) -> None:
-        """Waits for what nobody waits for: a lease is given back, a request cancelled, a launcher says goodbye."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and (self.requests() or self.leases() or self.processes()):
+    def settled(self) -> None:
+        """Waits for what nobody waits for: a lease is given back, a request cancelled, a launcher says goodbye.
+
+        What does not go for a long time stays, and is not waited for again: the verdicts tell of it.
+        """
+        until = time.monotonic() + HANG
+        while not self.stuck and (self.requests() or self.leases() or self.processes()):
+            self.stuck = time.monotonic() > until
             time.sleep(0.005)
 
     # ------------------------------------------------------------ one of verl's loggers

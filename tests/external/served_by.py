@@ -1,9 +1,15 @@
-"""Loaded into a job by VERL_USE_EXTERNAL_MODULES: keeps which server answered what, in the file SERVED_FILE."""
+"""Loaded into a job by VERL_USE_EXTERNAL_MODULES: keeps which server answered what, in the file SERVED_FILE.
+
+KILLED_AT names versions of the weights: with those, answers wait after the first ones until the test has killed a
+server and made the file `<SERVED_FILE>.killed.<version>`, so the death comes in the middle of the rollout.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+from collections import Counter
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +18,10 @@ from verl_atgrpo.import_hooks import when_imported
 
 def _record(client: ModuleType) -> None:
     attempt = client.DecisionClient.attempt
+    answered: Counter[int] = Counter()
+
+    def killed(version: int) -> bool:
+        return os.path.exists(f"{os.environ['SERVED_FILE']}.killed.{version}")
 
     async def recording(self: Any, server: Any, request_id: str, *arguments: Any) -> Any:
         output = await attempt(self, server, request_id, *arguments)
@@ -22,6 +32,10 @@ def _record(client: ModuleType) -> None:
         }
         with open(os.environ["SERVED_FILE"], "a") as file:
             file.write(json.dumps(served) + "\n")
+        if str(served["weights"]) in os.environ["KILLED_AT"].split():
+            answered[served["weights"]] += 1
+            while answered[served["weights"]] >= 8 and not killed(served["weights"]):
+                await asyncio.sleep(0.01)
         return output
 
     client.DecisionClient.attempt = recording

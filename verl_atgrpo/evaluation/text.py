@@ -8,15 +8,21 @@ from collections.abc import Iterable
 from verl_atgrpo.evaluation.figures import LEVEL, Comparison, Estimate, Figures
 
 
+def counted(number: int, noun: str) -> str:
+    """Returns "1 turn", "2 turns", "1,000 turns" for the noun "turn"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def of_figures(figures: Figures) -> str:
     """Returns the figures, a line each."""
     fewest, most = figures.episodes
     n = str(most) if fewest == most else f"{fewest}..{most}"
+    each = counted(most, "episode") if fewest == most else f"{n} episodes"
     lines = [
-        ("tasks", f"{figures.tasks}, {n} episodes each; intervals: {LEVEL:.0%}, bootstrap over tasks"),
+        ("tasks", f"{figures.tasks}, {each} each; intervals: {LEVEL:.0%}, bootstrap over tasks"),
         (f"avg@{n}", _share(figures.success)),
         *((f"pass@{k}", _share(estimate)) for k, estimate in figures.pass_at.items()),
-        *((f"solved within {turn} turns", _share(estimate)) for turn, estimate in figures.by_turn.items()),
+        *((f"solved within {counted(turn, 'turn')}", _share(estimate)) for turn, estimate in figures.by_turn.items()),
         ("generated tokens per solved episode", _tokens(figures.tokens_per_solved)),
         ("with the prompts' tokens", _tokens(figures.all_tokens_per_solved)),
         ("answers cut off at the limit", f"{figures.truncated:.1%}"),

@@ -115,7 +115,7 @@ function browseEpisodes(place, episodes, agents, policies) {
     return make("article", {class: "card"},
       make("header", {}, make("span", {class: `dot fill${colour}`}), make("h3", {}, `${one.agent}, turn ${one.turn + 1}`),
         make("span", {class: "note"}, policies > 1 ? `policy ${one.policy}` : ""),
-        make("span", {class: "note"}, `prompt of ${one.prompt_tokens} tokens`)),
+        make("span", {class: "note"}, `prompt of ${one.prompt_tokens} ${one.prompt_tokens === 1 ? "token" : "tokens"}`)),
       make("div", {class: "columns"},
         make("div", {}, make("div", {class: "label"}, "prompt"), make("pre", {class: "prompt"}, one.prompt)),
         make("div", {}, make("div", {class: "label"}, one.candidates.length > 1
@@ -136,7 +136,7 @@ function browseEpisodes(place, episodes, agents, policies) {
       make("div", {class: "bar", id: "shown"}, make("strong", {}, `Step ${shown.step}, task ${shown.task}`
         + (shown.episode ? `, episode ${shown.episode}` : "")),
         make("span", {class: `badge ${shown.success ? "solved" : "unsolved"}`}, end),
-        make("span", {class: "note"}, `reward of the episode ${short(shown.reward)}, ${shown.decisions.length} decisions`)),
+        make("span", {class: "note"}, `reward of the episode ${short(shown.reward)}, ${shown.decisions.length} ${shown.decisions.length === 1 ? "decision" : "decisions"}`)),
       ...shown.decisions.map(decision));
     const again = focused && document.getElementById(focused);
     if (again) again.focus({preventScroll: true});

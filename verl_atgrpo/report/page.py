@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from verl_atgrpo.evaluation.text import counted
 from verl_atgrpo.report import reader
 from verl_atgrpo.report.panels import MOST_POINTS, figures, panels
 from verl_atgrpo.report.reader import Run
@@ -30,7 +31,9 @@ def write(run: Path, out: Path, max_megabytes: float) -> str:
     page = render(records, max_megabytes)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(page, encoding="utf-8")
-    return f"wrote {out}: {len(records.metrics)} steps, {len(records.episodes)} recorded episodes"
+    return (
+        f"wrote {out}: {counted(len(records.metrics), 'step')}, {counted(len(records.episodes), 'recorded episode')}"
+    )
 
 
 def render(run: Run, max_megabytes: float) -> str:
@@ -110,12 +113,12 @@ def _within(run: Run, budget: int) -> tuple[list[dict[str, Any]], list[str]]:
     kept: dict[str, list[int]] = {}
     notes = []
     # Validation first, where the same tasks come again; training gets what it leaves.
-    for split, share, name in (("val", 2, "validations"), ("train", 1, "training steps")):
+    for split, share, name in (("val", 2, "validation"), ("train", 1, "training step")):
         kept[split] = thinned(sizes[split], budget // share)
         budget -= sum(sizes[split][step] for step in kept[split])
         if len(kept[split]) < len(sizes[split]):
             notes.append(
-                f"Of {len(sizes[split])} {name} with recorded episodes, {len(kept[split])} are on this page; "
+                f"Of {counted(len(sizes[split]), name)} with recorded episodes, {len(kept[split])} on this page; "
                 "more with --max-megabytes."
             )
     return [entry for entry in episodes if entry["step"] in kept[entry["split"]]], notes
@@ -134,9 +137,9 @@ def _about(about: Mapping[str, Any]) -> list[str]:
         options = ", ".join(f"{key} {value}" for key, value in environment.items())
         said.append(f"{name} ({options})" if options else str(name))
     if section.get("scheme") == "parallel":
-        said.append(f"{section.get('candidates')} episodes a task")
+        said.append(f"{counted(section.get('candidates', 0), 'episode')} a task")
     elif "candidates" in section:
-        said.append(f"{section['candidates']} candidates a decision")
+        said.append(f"{counted(section['candidates'], 'candidate')} a decision")
     if "estimator" in section:
         said.append(f"estimator {section['estimator']}")
     frozen = about.get("frozen", [])

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from verl_atgrpo.evaluation.text import counted
+
 Metrics = Mapping[int, Mapping[str, float | str]]
 Panel = dict[str, Any]
 """`title`, `unit`, `help`, `kind` (lines or stack), `zero` (the axis begins there), `series`: each with `name`,
@@ -163,9 +165,9 @@ def figures(metrics: Metrics) -> list[dict[str, str]]:
     trained = curve(metrics, "timing_s/step")
     if trained:
         minutes = total("timing_s/step") / 60
-        found.append({"label": "training", "value": f"{len(trained)} steps", "note": f"{minutes:.1f} minutes"})
+        found.append({"label": "training", "value": counted(len(trained), "step"), "note": f"{minutes:.1f} minutes"})
     if tokens := total("rollout/tokens"):
-        note = f"{total('rollout/candidates'):,.0f} candidates"
+        note = counted(round(total("rollout/candidates")), "candidate")
         found.append({"label": "tokens generated", "value": f"{tokens:,.0f}", "note": note})
     differences = [value for _, value in curve(metrics, _PROBS) if value is not None]
     if differences:
