@@ -160,7 +160,7 @@ def test_a_team_of_parrots_earns_nothing(options: dict[str, Any]) -> None:
 
 
 GARBAGE = [
-    *("", " \n", "Moves:", "Moves: ...", "Moves: r", "Moves: R then D", "Moves: \uff32", "Mov\u0435s: R", "\x00"),
+    *("", " \n", "Moves:", "Moves: ...", "Moves: r or d", "Moves: R then D", "Moves: \uff32", "Mov\u0435s: R", "\x00"),
     *("Moves: R\u2028D", "\U0001f600\ud800", "[__import__('os').getcwd()]", full("R" * 41), "R" * 41),
     *("R" * 10**6, "Moves: " + "R, " * 10**5, "Moves: R" + " " * 10**6 + "x", "[" * 10**6, "\u00e9\U0001f600" * 10**5),
 ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
 from typing import Literal
 
 from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
@@ -24,42 +23,10 @@ from verl_atgrpo.environments.sudoku_grid import (
     canonical,
     enter,
     generate,
-    layout,
     progress,
 )
+from verl_atgrpo.environments.sudoku_replies import parse_grid, parse_printed
 from verl_atgrpo.environments.workflow import Alone, Style
-
-# Rows may be spaced, or lists as Python prints them; 0 is another sign for an empty cell.
-_ROW = str.maketrans("0", EMPTY, " \t\r,'\"[]")
-
-
-def read_rows(lines: Sequence[str], size: int) -> str | None:
-    """Returns the grid in `lines`, or None unless they are `size` rows of `size` digits, `.` or 0."""
-    if len(lines) != size or any(len(line) > 8 * size for line in lines):
-        return None
-    rows = [line.translate(_ROW) for line in lines]
-    grid = "".join(rows)
-    if any(len(row) != size for row in rows) or grid.strip(layout(size).digits + EMPTY):
-        return None
-    return grid
-
-
-def parse_grid(reply: str, style: Style, size: int) -> str | None:
-    """Returns the grid that `reply` gives in the agreed format, or None.
-
-    `compact`: nothing but the rows. `full`: the rows right below the last line `Grid:`. No prompt has such a
-    line, so echoing one earns nothing.
-    """
-    if style == "compact":
-        return read_rows(reply.strip().split("\n", size), size)
-    _, mark, answer = f"\n{reply}".rpartition("\nGrid:")
-    rest, *lines = answer.split("\n", size + 1)
-    return read_rows(lines[:size], size) if mark and not rest.strip() else None
-
-
-def parse_printed(output: str, size: int) -> str | None:
-    """Returns the grid in the last `size` non-empty lines a program printed, or None."""
-    return read_rows([line for line in output.split("\n") if line.strip()][-size:], size)
 
 
 class Sudoku(DraftingGame[State, str]):
