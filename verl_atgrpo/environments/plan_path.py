@@ -18,6 +18,10 @@ from verl_atgrpo.environments.splits import MOST_DRAWS, draw_for
 from verl_atgrpo.environments.workflow import Alone, Style
 
 
+_SHOT_DRAWS = 50
+"""Grids beyond those wanted that are looked at for examples with different answers."""
+
+
 class PlanPath(MoveGame[State]):
     """A tool user drafts, the planner decides, the walker moves; up to `max_turns` turns."""
 
@@ -63,7 +67,7 @@ class PlanPath(MoveGame[State]):
         self.wall_density = wall_density
         self.min_distance = min_distance
         self.seed = seed
-        self._shots = tuple(self._shot(number) for number in range(few_shot))
+        self._shots = self._draw_shots(few_shot)
 
     def task(self, split: Split, index: int) -> PlanPathTask:
         """Returns grid `index` of `split`; splits are disjoint because the grid decides its own split."""
@@ -157,11 +161,22 @@ class PlanPath(MoveGame[State]):
             messages.append({"role": "assistant", "content": f"Moves: {', '.join(answer)}"})
         return [*messages, {"role": "user", "content": question}]
 
-    def _shot(self, number: int) -> tuple[str, str]:
-        # Negative indices are never dealt out as tasks, so examples stay out of both splits' counts.
-        task = self.task("train", -1 - number)
-        moves = task.shortest(task.start, random.Random(stable_hash("shot", number)))
-        return task.draw(task.start), moves[: self.max_moves]
+    def _draw_shots(self, count: int) -> tuple[tuple[str, str], ...]:
+        """Returns solved grids whose answers differ, as far as that many answers occur.
+
+        Examples that all give the same answer teach a model that answer.
+        """
+        shots: list[tuple[str, str]] = []
+        spare: list[tuple[str, str]] = []
+        for number in range(count and _SHOT_DRAWS + count):
+            # Negative indices are never dealt out as tasks, so examples stay out of both splits' counts.
+            task = self.task("train", -1 - number)
+            moves = task.shortest(task.start, random.Random(stable_hash("shot", number)))[: self.max_moves]
+            new = moves not in (answer for _, answer in shots)
+            (shots if new else spare).append((task.draw(task.start), moves))
+            if len(shots) == count:
+                break
+        return tuple((shots + spare)[:count])
 
 
 class SinglePlanPath(Alone, PlanPath):
