@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from verl_atgrpo.environments.drafting import DraftingGame, State
@@ -183,16 +183,26 @@ class MoveGame(DraftingGame[State, str]):
         """Returns the moves in the last line a program printed, or None."""
         return parse_printed(output, self.max_moves)
 
-    def ask_moves(self) -> str:
-        """Returns the words that ask for an answer; they are none themselves."""
+    def ask_moves(self, think: str = "") -> str:
+        """Returns the words that ask for an answer; they are none themselves.
+
+        `think` says how to come to one; without it the answer is asked for at once.
+        """
+        how = f"Think step by step: {think} Then end" if think else "Answer"
         return (
-            f"Answer with one line 'Moves: ...' giving at most {self.max_moves} moves, for example 'Moves: <letters>'."
+            f"{how} with one line 'Moves: ...' giving at most {self.max_moves} moves, for example 'Moves: <letters>'."
         )
 
 
-def ask_program(moves: str) -> str:
-    """Returns the words that ask for a program; `moves` says which moves it shall print."""
+def ask_program(moves: str, method: str) -> str:
+    """Returns the words that ask for a program: which moves it shall print, and by which method it finds them."""
     return (
-        "Write one ```python block. The program knows nothing but what you write into it; it must print the "
-        f"list of moves {moves} as its last line, for example print(moves) with moves a list of letters."
+        "Write one ```python block. The program knows nothing but what you write into it; it must find the moves by "
+        f"{method}, not have them written down, and must print the list of moves {moves} as its last line, for "
+        "example print(moves) with moves a list of letters."
     )
+
+
+def listed_cells(cells: Iterable[tuple[int, int]]) -> str:
+    """Returns cells as prompts list them: (row, column), ..."""
+    return ", ".join(map(str, sorted(cells))) or "none"
