@@ -184,7 +184,7 @@ def test_different_answers(one: str, other: str) -> None:
 
 
 def test_what_counts_as_an_answer() -> None:
-    assert parse_answer(r"first \boxed{3}, no: \boxed{\frac{1}{2}}.") == r"\frac{1}{2}"
+    assert parse_answer("first \\boxed{3}, no:\n\\boxed{\\frac{1}{2}}.") == r"\frac{1}{2}"
     assert parse_answer(r"\boxed{\boxed{18}}") == "18"
     assert parse_answer(r"\boxed{\{1\}} }") == r"\{1\}"
     for none in ("18", r"\boxed{}", r"\boxed{...}", r"\boxed{18", r"\boxed{3} then \boxed{", r"\boxed", r"\boxed 18"):

@@ -206,3 +206,14 @@ def test_wandering_never_earns_as_much_as_solving(answers: list[str], index: int
         assert after.closest <= state.closest
         state = after
     assert earned <= (task.distance[task.start] - 1) / task.distance[task.start] + 1e-9 < 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_few_shot_examples_differ_in_their_answers(seed: int) -> None:
+    """Those of plan_path_smollm2 all answered the same letter, and so did the model."""
+    options = {"size": 3, "wall_density": 0.1, "max_moves": 1, "tool": "moves", "seed": seed}
+    for count, distinct in ((2, 2), (4, 4), (6, 4)):
+        env = PlanPath(few_shot=count, **options)  # type: ignore[arg-type]
+        prompt = env.draft_prompt(State.initial(env.task("val", 0)))
+        answers = [message["content"] for message in prompt if message["role"] == "assistant"]
+        assert (len(answers), len(set(answers))) == (count, distinct)

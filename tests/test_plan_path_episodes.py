@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 import textwrap
@@ -10,12 +11,14 @@ from typing import Any
 
 import pytest
 from drafting_episodes import episode, of, prompt_of
-from plan_path_players import CORRIDOR, ORACLES, STYLES, full, full_oracle, grid_in, task_from
+from plan_path_players import CORRIDOR, ORACLES, STYLES, WALLED, full, full_oracle, grid_in, solve, task_from
 from waiting import HANG
 
 from verl_atgrpo import environment
-from verl_atgrpo.environment import EnvironmentConfigError, make
+from verl_atgrpo.environment import EnvironmentConfigError, Score, make
 from verl_atgrpo.environments import drafting
+from verl_atgrpo.environments.drafting import Draft
+from verl_atgrpo.environments.grid import State, walk
 from verl_atgrpo.environments.plan_path import PlanPath
 from verl_atgrpo.sandbox import ExecutionResult, Limits, run_python
 
@@ -118,7 +121,8 @@ def test_programs_of_the_tool_user_are_run_and_scored(monkeypatch: pytest.Monkey
         program("print(list('RRRR'))\nraise ValueError"): (0, 0.1),
         program("print('no idea')"): (0, 0.2),
         "no program": (0, 0),
-        program("print(list('RR'))"): (0.5, 1.0),
+        program("print(list('RR'))"): (0.5, 0.7),
+        program("print(list('U'))"): (0, 0.4),
         program("moves = []\nfor _ in range(4): moves.append('R')\nprint('found')\nprint(moves)"): (1, 1.0),
     }
     texts = list(answers)
@@ -221,3 +225,39 @@ def test_make_builds_by_name_by_path_and_by_registration(monkeypatch: pytest.Mon
     assert "mine" in environment.registered()
     with pytest.raises(ValueError, match="'mine' is already registered"):
         environment.register("mine", "elsewhere:Env")
+
+
+# ------------------------------------------------------------------ prompts of instruct models
+
+
+def test_full_prompts_say_where_everything_is_and_name_a_method() -> None:
+    env = PlanPath(size=5)
+    state = walk(State.initial(WALLED), "DD").end
+    program, plan = env.draft_prompt(state)[-1]["content"], env.plan_prompt(state, Draft("-", "D"))[-1]["content"]
+    for prompt in (program, plan):
+        assert f"P is at {state.position}, G is at {WALLED.goal}, walls are at (0, 1), (1, 1), " in prompt
+    assert "breadth-first search" in program and "must print" in program
+    assert "Think step by step" in plan and plan.index("Think") < plan.index("'Moves: ...'")
+
+
+def test_prompts_with_examples_and_compact_ones_ask_for_the_answer_at_once() -> None:
+    for options in ({"tool": "moves", "few_shot": 2}, {"tool": "moves", "style": "compact"}):
+        env = PlanPath(size=5, **options)  # type: ignore[arg-type]
+        for prompt in (
+            env.draft_prompt(State.initial(WALLED)),
+            env.plan_prompt(State.initial(WALLED), Draft("", "D")),
+        ):
+            assert not any(word in message["content"] for message in prompt for word in ("step by step", "(0, 1)"))
+
+
+@pytest.mark.parametrize("state", [State.initial(WALLED), walk(State.initial(WALLED), "DDD").end])
+def test_a_printed_list_that_solves_is_worth_most_and_one_that_leads_nowhere_less_than_half(state: State) -> None:
+    env = PlanPath(size=5)
+    best = env.score_printed(state, solve(WALLED.draw(state.position)))
+    assert best == Score(1, 1)
+    lists = ["".join(moves) for length in range(1, 5) for moves in itertools.product("UDLR", repeat=length)]
+    for moves in lists:
+        score = env.score_printed(state, moves)
+        assert score.local < best.local
+        if walk(state, moves).end.closest == state.closest:
+            assert score == Score(0, 0.4)

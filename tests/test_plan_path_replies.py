@@ -48,16 +48,15 @@ def test_parse_moves(reply: str, style: Any, moves: str) -> None:
         "Moves:",
         "Moves: ...",
         "Moves: <letters>",
-        "Moves: r, d",
         "Moves: R, D then U",
-        "Moves: RIGHT",
+        "Moves: R or D",
+        "Moves: U (up), D (down), L (left), R (right)",
         "Moves: \uff32",
         "Mov\u0435s: R",
         "Moves: R\u2028D",
         "The Moves: R",
         "Moves: R\x00D",
         "\U0001f600\ud800",
-        "Moves: ['R']",
         full("R" * 10),
         "Moves: " + "R" * 10,
         "[__import__('os').getcwd()]",
@@ -68,7 +67,13 @@ def test_replies_without_moves(reply: str) -> None:
     assert parse_moves(reply, "compact", 9) is None
 
 
-@pytest.mark.parametrize("reply", ["rrd", "R R", "R,R", "RR.", "R" * 10, "R\nD", "\u0280R", "RX"])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        *("rrd", "R R", "R,R", "RR.", "R" * 10, "R\nD", "\u0280R", "RX"),
+        *("Moves: R", "Moves: r, d", "**R**", "right", "['R']", "\\boxed{R}"),
+    ],
+)
 def test_compact_replies_are_nothing_but_letters(reply: str) -> None:
     assert parse_moves(reply, "compact", 9) is None
 
@@ -91,10 +96,18 @@ def test_parse_printed(output: str, moves: str) -> None:
 @pytest.mark.parametrize(
     "output",
     [
-        *("", "\n \n", "no way", "RRD\ndone", "R;D", "rrd", "[]", "()", "('R')", "['R'", "['X']", "['RR']", "[1, 2]"),
-        *("[['R']]", "{'R': 1}", "['R', None]", "[R, D]", "[\x00]", "['\ud800']", "[" * 5000, "[" + "-" * 9999 + "1]"),
+        *("", "\n \n", "no way", "RRD\ndone", "R;D", "[]", "()", "['R'", "['X']", "[1, 2]"),
+        *(
+            "[['R']]",
+            "{'R': 1}",
+            "['R', None]",
+            "(R, D), (D, R)",
+            "[\x00]",
+            "['\ud800']",
+            "[" * 5000,
+            "[" + "-" * 9999 + "1]",
+        ),
         *("[" + "1+" * 9999 + "1]", "R" * 10, "['R'" + ", 'R'" * 9 + "]", "['\uff32']"),
-        # ast.literal_eval raises more than ValueError: TypeError on the first two, OverflowError on the last.
         *("[{[]: 1}]", "[{{}}]", "[" + "9" * 400 + "+1j]"),
     ],
 )

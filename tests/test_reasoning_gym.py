@@ -101,7 +101,7 @@ def test_an_answer_counts_in_the_agreed_format_alone() -> None:
         "5</answer>",
         "<answer>5</answer> I think",
         "<answer></answer>",
-        "<ANSWER>5</ANSWER>",
+        "<ANSWER>5",
     ):
         assert env.parse(reply) is None
     assert env.parse(f"<answer>{'9' * 10_001}</answer>") is None

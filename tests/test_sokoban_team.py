@@ -158,7 +158,7 @@ def test_a_team_of_parrots_earns_nothing(options: dict[str, Any]) -> None:
 
 
 GARBAGE = [
-    *("", " \n", "Moves:", "Moves: ...", "Moves: r", "Moves: R then D", "Moves: \uff32", "Mov\u0435s: R", "\x00"),
+    *("", " \n", "Moves:", "Moves: ...", "Moves: r or d", "Moves: R then D", "Moves: \uff32", "Mov\u0435s: R", "\x00"),
     *("Moves: R\u2028D", "\U0001f600\ud800", "[__import__('os').getcwd()]", full("R" * 41), "R" * 41),
     *("R" * 10**6, "Moves: " + "R, " * 10**5, "Moves: R" + " " * 10**6 + "x", "[" * 10**6, "\u00e9\U0001f600" * 10**5),
 ]
@@ -324,3 +324,15 @@ def test_boards_that_there_are_none_of_are_refused_in_time(options: dict[str, An
     env = make("sokoban", **options)
     with pytest.raises(EnvironmentConfigError, match=r"at_grpo\.environment\.size=5.*hardly any board"):
         env.task("train", 0)
+
+
+def test_full_prompts_say_where_everything_is_and_name_a_method() -> None:
+    env, task = Sokoban(), board("@$__.", "__#__")
+    program = env.draft_prompt(State.initial(task))[-1]["content"]
+    plan = env.plan_prompt(State.initial(task), Draft("-", None))[-1]["content"]
+    for prompt in (program, plan):
+        where = "player is at (1, 1), boxes are at (1, 2), targets at (1, 5), walls inside the border at (2, 3)."
+        assert where in prompt
+    assert "breadth-first search" in program and "Think step by step" in plan
+    compact = Sokoban(style="compact", tool="moves").draft_prompt(State.initial(task))[-1]["content"]
+    assert "(" not in compact

@@ -252,10 +252,10 @@ def test_scores_by_hand(answer: str | None, team: float, local: float) -> None:
 @pytest.mark.parametrize(
     ("answer", "team", "local"),
     [
-        (SOLVED, 1, 1),  # block .1 + ran .1 + givens .4 + rules .4
-        (RIGHT, 0, 1),
-        (WRONG, 0, 1),
-        (CLASH, 0, 0.6),
+        (SOLVED, 1, 1),  # block .1 + ran .1 + givens .1 + rules .1 + progress .6
+        (RIGHT, 0, 0.4 + 0.6 / 8),
+        (WRONG, 0, 0.4),
+        (CLASH, 0, 0.3 + 0.6 * 6 / 8),
         (STANDING, 0, 0.2),
         (CHANGED, 0, 0.2),
         ("." * 16, 0, 0.2),

@@ -218,8 +218,8 @@ def test_programs_of_the_tool_user_are_run_and_scored(monkeypatch: pytest.Monkey
         "no program": (0, 0),
         full(SOLVED): (0, 0),
         printing(STANDING): (0, 0.2),
-        printing(CLASH): (0, 0.6),
-        printing(RIGHT): (0, 1.0),
+        printing(CLASH): (0, 0.75),
+        printing(RIGHT): (0, 0.475),
         program(f"print('found')\nfor row in {rows(SOLVED)!r}.split(): print(*row)"): (1, 1.0),
     }
     texts = list(answers)
@@ -236,3 +236,14 @@ def test_programs_of_the_tool_user_are_run_and_scored(monkeypatch: pytest.Monkey
     assert f"found\n{rows(SOLVED, ' ')}" in told
     assert "This draft is complete and consistent." in told
     assert record.outcome.success
+
+
+def test_full_prompts_name_the_empty_cells_and_a_method() -> None:
+    env = Sudoku()
+    (_, program), (_, plan) = prompts(env, State.initial(PUZZLE), None)
+    for prompt in (program, plan):
+        assert (
+            "counted from 1 at the top left: (1, 3), (1, 4), (2, 1), (2, 2), (3, 2), (3, 3), (4, 1), (4, 3)." in prompt
+        )
+    assert "backtracking" in program and "Think step by step" in plan
+    assert "(" not in "".join(prompts(Sudoku(style="compact", tool="grid"), State.initial(PUZZLE), None)[0])

@@ -6,10 +6,8 @@ models write is run in the sandbox alone.
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import functools
-import re
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,41 +15,17 @@ from typing import ClassVar, Literal, TypeAlias
 
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score, Split
 from verl_atgrpo.environments.coding_formats import read_problems
+from verl_atgrpo.environments.coding_replies import parse_test
 from verl_atgrpo.environments.options import check_choice, check_isolation, check_whole_numbers
 from verl_atgrpo.environments.programs import Call, Exchange, Problem, Test, Verdict, judge
 from verl_atgrpo.environments.workflow import STYLES, Style, once
 from verl_atgrpo.sandbox import Limits, extract_python
 from verl_atgrpo.team import Team
 
-_LONGEST_LITERAL = 2000  # characters; keeps Python's parser far from its own limits
 Judged: TypeAlias = Callable[[str], "asyncio.Task[Verdict]"]
 """Runs a program on the golden tests of one problem."""
 _COMPACT = 8
 """Characters of an input or an output, from its start, that compact prompts show."""
-_BLOCK = r"\s*^```\w*[ \t]*\r?\n(.*?)^```[ \t]*\r?$"
-_TEST = re.compile(rf"(?ms){_BLOCK}\s*^Output:{_BLOCK}")
-
-
-def parse_test(reply: str, problem: Problem) -> Test | None:
-    """Returns the test that `reply` gives in the agreed format, or None.
-
-    After the last line `Input:` a fenced block, then a line `Output:` and another block. For a function they hold
-    its arguments and its result as Python literals, each of at most 2000 characters.
-    """
-    _, mark, rest = f"\n{reply}".rpartition("\nInput:")
-    match = _TEST.match(rest) if mark else None
-    if match is None:
-        return None
-    given, expected = match.groups()
-    if problem.entry_point is None:
-        return Exchange(given, expected)
-    if max(len(given), len(expected)) > _LONGEST_LITERAL:
-        return None
-    try:
-        arguments = ast.literal_eval(f"[{given}]")
-        return Call(tuple(arguments), ast.literal_eval(expected.strip()))
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return None
 
 
 @dataclass(frozen=True)
@@ -169,7 +143,7 @@ class Code(Environment):
 
     async def score_program(self, judged: Judged, reply: str) -> Score:
         """Scores a program: builds .1, runs .1, golden tests .8 (paper, coder); the team's part is their fraction."""
-        program = extract_python(reply)
+        program = self._program(reply)
         if program is None:
             return Score()
         verdict = await judged(program)
@@ -180,15 +154,18 @@ class Code(Environment):
 
         It has no team part: by itself a test does not change what the program is worth.
         """
-        test = parse_test(reply, problem)
+        test = parse_test(reply, problem, self._style)
         if test is None or not self._asks_solution or problem.solution is None:
             return Score(local=0.2 * (test is not None))
         verdict = await judge(problem, problem.solution, [test], self._limits)
         return Score(local=0.2 + 0.8 * verdict.fraction)
 
+    def _program(self, reply: str) -> str | None:
+        return extract_python(reply, strict=self._style == "compact")
+
     async def _next(self, state: State, coder_said: str, tester_said: str) -> State:
         # Who gives nothing in the agreed format leaves the last one standing.
-        program, test = extract_python(coder_said), parse_test(tester_said, state.problem)
+        program, test = self._program(coder_said), parse_test(tester_said, state.problem, self._style)
         program, test = state.program if program is None else program, test or state.test
         if program is None or test is None:
             return State(state.problem, program, test)
@@ -251,7 +228,7 @@ class SingleCode(Code):
         turns, repeated = 0, False
         while turns < self._max_turns and not repeated:
             reply = await team.solo.act(self.prompt(task, program), functools.partial(self.score_program, judged))
-            written = extract_python(reply.text)
+            written = self._program(reply.text)
             # What is in no agreed format leaves the last one standing.
             repeated, program = written is not None and written == program, written or program
             turns += 1

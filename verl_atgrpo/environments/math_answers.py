@@ -18,6 +18,9 @@ import threading
 from collections.abc import Sequence
 from fractions import Fraction
 
+from verl_atgrpo.environments.replies import after_thoughts, labelled, labels, last_box
+from verl_atgrpo.environments.workflow import Style
+
 LONGEST = 256
 """Characters of an answer; a longer one is none."""
 _WORKER = "verl_atgrpo.environments.math_worker"
@@ -34,6 +37,15 @@ _RUNAWAY = re.compile(
 _PROSE = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{3,} +[a-zA-Z]{2}")
 """Words: math-verify would take them for a product of their letters, in any order."""
 _GROUPED = re.compile(r"[-+]?[0-9]{1,3}(?:[, ][0-9]{3})+(?:\.[0-9]+)?")
+
+_LABELS = labels("(?!)", r"(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:(?:final|correct) )*answer")
+_CHOICE = re.compile(r"[.!?;] |\bor\b", re.IGNORECASE)
+"""A second sentence, or a second answer."""
+_PRINTED_LABEL = re.compile(r"[a-z ]{0,30}(?:answer|result|solutions?)[a-z ]{0,20}[:=]", re.IGNORECASE)
+_AS_LATEX = {"pi": r"\pi", "oo": r"\infty", "I": "i", "log": r"\log", "exp": r"\exp"}
+_AS_LATEX |= {name: rf"\{name}" for name in ("sin", "cos", "tan")}
+_SYMPY = re.compile(rf"(?<![a-zA-Z\\])(?:{'|'.join(_AS_LATEX)})(?![a-zA-Z])")
+"""Names that sympy prints, which are products of letters in LaTeX."""
 
 
 def tidy(text: str) -> str | None:
@@ -55,8 +67,27 @@ def tidy(text: str) -> str | None:
     return text
 
 
-def parse_answer(reply: str) -> str | None:
-    r"""Returns what is in the last `\boxed{...}` of a reply, tidied, or None if that is empty, open or too long."""
+def parse_answer(reply: str, style: Style = "full") -> str | None:
+    r"""Returns the answer that a reply gives in the agreed format, tidied, or None.
+
+    It is what the last `\boxed{...}` holds; none if that is empty, open or too long. With `full` also none if another
+    box of the same line holds something else; and where there is no box, it is what follows the last label `Final
+    answer:` or `Answer:`.
+    """
+    if style == "compact":
+        return _last_boxed(reply)
+    text = after_thoughts(reply)
+    box = last_box(text, LONGEST)
+    if box is not None:
+        return tidy(re.sub(r"^[*`]+|[*`]+$", "", box[1].strip()))
+    for label in labelled(text, _LABELS, 4 * LONGEST, boxes=False):
+        line = next((line for line in label.lines[:3] if line.strip(" *_")), "")
+        answer = tidy(re.sub(r"\\[()\[\]]", "", line).strip(" \t*_`"))
+        return None if answer is None or _PROSE.search(answer) or _CHOICE.search(answer) else answer
+    return None
+
+
+def _last_boxed(reply: str) -> str | None:
     start = reply.rfind(r"\boxed{") + len(r"\boxed{")
     body = reply[start : start + LONGEST + 1]
     depth = 1
@@ -67,9 +98,20 @@ def parse_answer(reply: str) -> str | None:
     return None
 
 
-def parse_printed(output: str) -> str | None:
-    """Returns the answer in the last non-empty line a program printed, or None; powers may be Python's."""
-    return tidy(output.strip().rpartition("\n")[2].replace("**", "^"))
+def parse_printed(output: str, style: Style = "full") -> str | None:
+    r"""Returns the answer in the last non-empty line a program printed, or None; powers may be Python's.
+
+    With `full` the line may be labelled (`Answer: 3`), boxed, a list, or as sympy prints (`2*pi`, `log(2)`).
+    """
+    line = output.strip().rpartition("\n")[2].replace("**", "^")
+    if style == "compact" or len(line) > 2 * LONGEST:
+        return tidy(line)
+    line = _PRINTED_LABEL.sub("", line.strip(), count=1)
+    if (box := last_box(line, LONGEST)) is not None:
+        line = box[1]
+    if (listed := re.fullmatch(r"\[([^\[\]]*)\]", line.strip())) is not None:
+        line = listed[1]
+    return tidy(_SYMPY.sub(lambda name: _AS_LATEX[name[0]], line))
 
 
 def parse_gold(gold: object) -> str | None:
@@ -90,7 +132,7 @@ def parse_gold(gold: object) -> str | None:
     elif isinstance(gold, str) and "####" in gold:
         answer = tidy(gold.rpartition("####")[2].replace(",", ""))
     else:
-        answer = parse_answer(str(gold)) or tidy(str(gold))
+        answer = _last_boxed(str(gold)) or tidy(str(gold))
     return None if answer is None or _PROSE.search(answer) else answer
 
 

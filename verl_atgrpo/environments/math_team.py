@@ -77,6 +77,9 @@ Turn = tuple[Attempt, Attempt]
 class MathEnvironment(Environment):
     """Problems from data sets, and the two ways to answer one; subclasses say who answers when."""
 
+    style: Style = "full"
+    """How prompts are put, and how strictly answers are read."""
+
     def __init__(self, train: object = None, val: object = None) -> None:
         """Reads the problems.
 
@@ -129,25 +132,36 @@ class MathEnvironment(Environment):
         """Has an agent answer in words: format .2, correct .8; the team's part is 1 if correct."""
 
         async def score(reply: str) -> Score:
-            answer = parse_answer(reply)
+            answer = parse_answer(reply, self.style)
             correct = await equal(task.answer, answer)
             return Score(team=float(correct), local=0.2 * (answer is not None) + 0.8 * correct)
 
         reply = await agent.act(prompt, score)
-        return Attempt(reply.text, parse_answer(reply.text))
+        return Attempt(reply.text, parse_answer(reply.text, self.style))
 
     async def compute(self, agent: Agent, task: MathTask, prompt: list[Message]) -> Attempt:
         """Has an agent answer by a program: a block .1, that ran .1, correct .8; the team's part is 1 if correct."""
-        run = once(_run_program)
+        run = once(self._run_program)
 
         async def score(reply: str) -> Score:
             attempt = await run(reply)
             correct = await equal(task.answer, attempt.answer)
-            block = extract_python(reply) is not None
+            block = self._program(reply) is not None
             return Score(team=float(correct), local=0.1 * block + 0.1 * attempt.ran + 0.8 * correct)
 
         reply = await agent.act(prompt, score)
         return await run(reply.text)
+
+    def _program(self, reply: str) -> str | None:
+        return extract_python(reply, strict=self.style == "compact")
+
+    async def _run_program(self, reply: str) -> Attempt:
+        code = self._program(reply)
+        if code is None:
+            return Attempt(reply, None, "")
+        result = await run_python(code)
+        answer = parse_printed(result.stdout, self.style) if result.ok else None
+        return Attempt(reply, answer, result.stdout.strip()[-500:], result.ok)
 
     async def outcome(self, task: MathTask, answer: str | None, turns: int = 1, **metrics: float) -> Outcome:
         """Returns how an episode ended that gave `answer`: 1 if it is correct, else 0 (paper, math)."""
@@ -296,12 +310,3 @@ def _read_tasks(source: object, option: str) -> tuple[MathTask, ...]:
     if len(tasks) < read:
         logger.warning("%s: %d of %d problems are left out: they have no answer", option, read - len(tasks), read)
     return tuple(tasks)
-
-
-async def _run_program(reply: str) -> Attempt:
-    code = extract_python(reply)
-    if code is None:
-        return Attempt(reply, None, "")
-    result = await run_python(code)
-    answer = parse_printed(result.stdout) if result.ok else None
-    return Attempt(reply, answer, result.stdout.strip()[-500:], result.ok)

@@ -12,10 +12,13 @@ import random
 from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
 from verl_atgrpo.environments.drafting import Draft, SingleAgent, told_of
 from verl_atgrpo.environments.grid import PlanPathTask, State, Walk, team_reward, walk
-from verl_atgrpo.environments.moves import MoveGame, Tool, ask_program
+from verl_atgrpo.environments.moves import MoveGame, Tool, ask_program, listed_cells
 from verl_atgrpo.environments.options import check_wall_density, check_whole_numbers
 from verl_atgrpo.environments.splits import MOST_DRAWS, draw_for
 from verl_atgrpo.environments.workflow import Style
+
+_SHOT_DRAWS = 50
+"""Grids beyond those wanted that are looked at for examples with different answers."""
 
 
 class PlanPath(MoveGame[State]):
@@ -63,7 +66,7 @@ class PlanPath(MoveGame[State]):
         self.wall_density = wall_density
         self.min_distance = min_distance
         self.seed = seed
-        self._shots = tuple(self._shot(number) for number in range(few_shot))
+        self._shots = self._draw_shots(few_shot)
 
     def task(self, split: Split, index: int) -> PlanPathTask:
         """Returns grid `index` of `split`; splits are disjoint because walls and goal decide."""
@@ -129,8 +132,12 @@ class PlanPath(MoveGame[State]):
         return Score(team=team_reward(state, walked.end), local=local)
 
     def score_printed(self, state: State, answer: str) -> Score:
-        """Scores a printed move list: .8 for being one, after .1 for the program and .1 for its run."""
-        return Score(team=team_reward(state, walk(state, answer).end), local=1.0)
+        """Scores a printed move list: program .1, its run .1, a list .2, the share of the way .6.
+
+        The paper gives .8 for the list, and so as much for a list thought up as for one that was searched for.
+        """
+        team = team_reward(state, walk(state, answer).end)
+        return Score(team=team, local=0.4 + 0.6 * team)
 
     # ------------------------------------------------------------------ prompts
 
@@ -139,13 +146,13 @@ class PlanPath(MoveGame[State]):
         grid = state.task.draw(state.position)
         if self.style == "compact":
             return [{"role": "user", "content": f"draft{_corners(state)}\n{grid}"}]
-        return self._dialogue(f"{grid}\n{self.ask_moves()}")
+        return self._dialogue(f"{self._shown(state)}\n{self._ask(_SEARCH)}")
 
     def draft_prompt(self, state: State) -> list[Message]:
         """Returns the tool user's question: the grid from the current position."""
         if not self.uses_python:
             return self.answer_prompt(state)
-        return self._dialogue(f"{state.task.draw(state.position)}\n{_ASK_PYTHON}")
+        return self._dialogue(f"{self._shown(state)}\n{_ASK_PYTHON}")
 
     def plan_prompt(self, state: State, draft: Draft[str]) -> list[Message]:
         """Returns the planner's question: the grid, the draft and where it leads."""
@@ -158,7 +165,25 @@ class PlanPath(MoveGame[State]):
             told += "A tool user drafted no valid moves."
         else:
             told += f"A tool user drafted: {', '.join(draft.answer)}. They lead {_lead(walk(state, draft.answer))}."
-        return self._dialogue(f"{grid}\n{told}\n{self.ask_moves()}")
+        return self._dialogue(
+            f"{self._shown(state)}\n{told}\n{self._ask(_SEARCH if draft.answer is None else _CHECK)}"
+        )
+
+    def _shown(self, state: State) -> str:
+        """The grid, and where everything is; examples show the grid alone."""
+        task = state.task
+        grid = task.draw(state.position)
+        if self._shots:
+            return grid
+        return (
+            f"{grid}\nCells are (row, column), counted from (0, 0) at the top left to {(task.size - 1,) * 2}. P is at "
+            f"{state.position}, G is at {task.goal}, walls are at {listed_cells(task.walls)}. "
+            "U takes 1 off the row, D adds 1 to it, L takes 1 off the column, R adds 1 to it."
+        )
+
+    def _ask(self, think: str) -> str:
+        # The examples answer at once.
+        return self.ask_moves("" if self._shots else think)
 
     def _dialogue(self, question: str) -> list[Message]:
         messages: list[Message] = [{"role": "system", "content": _RULES}]
@@ -167,11 +192,22 @@ class PlanPath(MoveGame[State]):
             messages.append({"role": "assistant", "content": f"Moves: {', '.join(answer)}"})
         return [*messages, {"role": "user", "content": question}]
 
-    def _shot(self, number: int) -> tuple[str, str]:
-        # Negative indices are never dealt out as tasks, so examples stay out of both splits' counts.
-        task = self.task("train", -1 - number)
-        moves = task.shortest(task.start, random.Random(stable_hash("shot", number)))
-        return task.draw(task.start), moves[: self.max_moves]
+    def _draw_shots(self, count: int) -> tuple[tuple[str, str], ...]:
+        """Returns solved grids whose answers differ, as far as that many answers occur.
+
+        Examples that all give the same answer teach a model that answer.
+        """
+        shots: list[tuple[str, str]] = []
+        spare: list[tuple[str, str]] = []
+        for number in range(count and _SHOT_DRAWS + count):
+            # Negative indices are never dealt out as tasks, so examples stay out of both splits' counts.
+            task = self.task("train", -1 - number)
+            moves = task.shortest(task.start, random.Random(stable_hash("shot", number)))[: self.max_moves]
+            new = moves not in (answer for _, answer in shots)
+            (shots if new else spare).append((task.draw(task.start), moves))
+            if len(shots) == count:
+                break
+        return tuple((shots + spare)[:count])
 
 
 class SinglePlanPath(SingleAgent[State, str], PlanPath):
@@ -210,4 +246,6 @@ _RULES = (
     "You guide a walker over a grid. '.' is free, '#' is a wall, 'P' is the walker, 'G' is the goal. "
     "Moves are U (up), D (down), L (left), R (right). The walker stops at a wall and at the border."
 )
-_ASK_PYTHON = ask_program("from P to G")
+_ASK_PYTHON = ask_program("from P to G", "breadth-first search (BFS) over the cells, from P")
+_SEARCH = "name the cell that each move leads to, and go around walls."
+_CHECK = "follow the draft cell by cell, and where it fails find another way."

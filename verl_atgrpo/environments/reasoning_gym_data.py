@@ -21,6 +21,7 @@ from verl_atgrpo.environment import (
 )
 from verl_atgrpo.environments.foreign import FAULTS, line, own_dice
 from verl_atgrpo.environments.options import check_choice, check_installed, check_mapping, check_whole_numbers
+from verl_atgrpo.environments.replies import after_thoughts, labelled, labels
 from verl_atgrpo.environments.splits import draw_for
 from verl_atgrpo.environments.workflow import STYLES, Style
 from verl_atgrpo.team import Team
@@ -45,6 +46,10 @@ _EVALUATING = (
 reasoning-gym 0.1.25."""
 _RUNAWAY = re.compile(r"[eE][+-]?[\d_,]{4}")
 """Numbers that a scorer would write down in full."""
+_TAG, _END_TAG = re.compile("<answer>", re.IGNORECASE), re.compile("</answer>", re.IGNORECASE)
+_LABELS = labels("(?!)", "(?:the )?final answer")
+_MARKUP = " \t\r\n*_`.$"
+_WRAPPED = re.compile(r"(?s)\*\*([^*]+)\*\*|`([^`]+)`|```\w*\n([^`]*?)\n?```|\$?\\boxed\{([^{}]*)\}\$?")
 _ASK = "Write the final answer, and nothing but it, into one <answer> element at the very end."
 
 
@@ -166,12 +171,7 @@ class ReasoningGym(Environment):
 
     def parse(self, reply: str) -> str | None:
         """Returns the answer in a reply, or None if it is not in the agreed format."""
-        text = reply.strip()
-        if self.style == "full":
-            if not text.endswith("</answer>") or "<answer>" not in text:
-                return None
-            text = text.removesuffix("</answer>").rpartition("<answer>")[2].strip()
-        return text if 0 < len(text) <= LONGEST else None
+        return parse_answer(reply, self.style)
 
     def grade(self, task: ReasoningTask, answer: str | None) -> float:
         """Returns what the data set gives for an answer, between 0 and 1; 1 is solved.
@@ -222,6 +222,36 @@ class ReasoningGym(Environment):
             {"role": "system", "content": f"You are the {role} of a team that answers a question."},
             {"role": "user", "content": "\n\n".join([*told, _ASK])},
         ]
+
+
+def parse_answer(reply: str, style: Style) -> str | None:
+    r"""Returns the answer in a reply, or None if it is not in the agreed format.
+
+    `compact`: the whole reply. `full`: the last <answer> element, in any case, with nothing but markup after it; where
+    there is none, what follows `Final answer:` or stands in the last `\boxed{...}`, at the reply's end. Bold, code
+    quotes, a fence or a box around all of the answer are no part of it.
+    """
+    text = reply.strip() if style == "compact" else _answer(after_thoughts(reply).strip())
+    return text if text is not None and 0 < len(text) <= LONGEST else None
+
+
+def _answer(text: str) -> str | None:
+    tags = [match.span() for match in _TAG.finditer(text)]
+    if tags:
+        start = tags[-1][1]
+        end = _END_TAG.search(text, start)
+        return None if end is None or text[end.end() :].strip(_MARKUP) else _bare(text[start : end.start()].strip())
+    for label in labelled(text, _LABELS, 2 * LONGEST):
+        lines = [line for line in label.lines if line.strip(_MARKUP)]
+        return _bare(lines[0].strip("* \t_")) if len(lines) == 1 else None
+    return None
+
+
+def _bare(answer: str) -> str:
+    """The answer without markup around all of it."""
+    while (match := _WRAPPED.fullmatch(answer)) is not None:
+        answer = (match[match.lastindex or 0] or "").strip()
+    return answer
 
 
 class SingleReasoningGym(ReasoningGym):

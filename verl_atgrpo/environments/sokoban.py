@@ -10,11 +10,12 @@ more than the .2 of any legal answer.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from typing import Any
 
 from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
 from verl_atgrpo.environments.drafting import Draft, SingleAgent, told_of
-from verl_atgrpo.environments.moves import MoveGame, Tool, ask_program
+from verl_atgrpo.environments.moves import MoveGame, Tool, ask_program, listed_cells
 from verl_atgrpo.environments.sokoban_board import SokobanTask, State, Walk, approach, clear, team_reward, walk
 from verl_atgrpo.environments.sokoban_levels import Generator, read_levels
 from verl_atgrpo.environments.splits import draw_for, split_of
@@ -139,11 +140,11 @@ class Sokoban(MoveGame[State]):
         """Returns the question for moves: the board as it stands."""
         if self.style == "compact":
             return [{"role": "user", "content": f"draft{_corners(state)}\n{_board(state)}"}]
-        return _dialogue(f"{_board(state)}\n{self.ask_moves()}")
+        return _dialogue(f"{_shown(state)}\n{self.ask_moves(_SEARCH)}")
 
     def draft_prompt(self, state: State) -> list[Message]:
         """Returns the tool user's question: the board as it stands."""
-        return _dialogue(f"{_board(state)}\n{_ASK_PROGRAM}") if self.uses_python else self.answer_prompt(state)
+        return _dialogue(f"{_shown(state)}\n{_ASK_PROGRAM}") if self.uses_python else self.answer_prompt(state)
 
     def plan_prompt(self, state: State, draft: Draft[str]) -> list[Message]:
         """Returns the planner's question: the board, the draft and where it leads."""
@@ -156,7 +157,7 @@ class Sokoban(MoveGame[State]):
             told += "A tool user drafted no valid moves."
         else:
             told += f"A tool user drafted: {', '.join(draft.answer)}. {_lead(walked)}"
-        return _dialogue(f"{_board(state)}\n{told}\n{self.ask_moves()}")
+        return _dialogue(f"{_shown(state)}\n{told}\n{self.ask_moves(_SEARCH if walked is None else _CHECK)}")
 
 
 class SingleSokoban(SingleAgent[State, str], Sokoban):
@@ -181,6 +182,22 @@ class SingleSokoban(SingleAgent[State, str], Sokoban):
 def _board(state: State) -> str:
     # Floor that can be seen: tokenizers merge spaces, and models miscount them.
     return state.draw().replace(" ", "-")
+
+
+def _shown(state: State) -> str:
+    """The board, and where everything on it is."""
+    task, stride = state.task, state.task.stride
+    rows, columns = task.drawing.count("\n") + 1, stride - 1
+
+    def listed(cells: Iterable[int]) -> str:
+        return listed_cells(divmod(cell, stride) for cell in cells)
+
+    inner = [cell for cell in task.walls if 0 < cell // stride < rows - 1 and 0 < cell % stride < columns - 1]
+    return (
+        f"{_board(state)}\nSquares are (row, column), counted from (0, 0) at the top left to "
+        f"{(rows - 1, columns - 1)}. The player is at {listed([state.player])}, boxes are at {listed(state.boxes)}, "
+        f"targets at {listed(task.targets)}, walls inside the border at {listed(inner)}."
+    )
 
 
 def _corners(state: State) -> str:
@@ -219,4 +236,9 @@ _RULES = (
     "(left), R (right). Moving into a box pushes it one square on, unless a wall or another box is there. Boxes "
     "cannot be pulled. A blocked move ends the list of moves."
 )
-_ASK_PROGRAM = ask_program("that pushes every box onto a target")
+_ASK_PROGRAM = ask_program(
+    "that pushes every box onto a target",
+    "breadth-first search (BFS) over the positions of the player and all boxes, each of them visited once",
+)
+_SEARCH = "for each push name the square behind the box where the player must stand, and its way there."
+_CHECK = "follow the draft move by move; where it does not solve the board, find the pushes that do."

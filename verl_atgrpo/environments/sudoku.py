@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
 from typing import Literal
 
 from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
@@ -24,42 +23,10 @@ from verl_atgrpo.environments.sudoku_grid import (
     canonical,
     enter,
     generate,
-    layout,
     progress,
 )
+from verl_atgrpo.environments.sudoku_replies import parse_grid, parse_printed
 from verl_atgrpo.environments.workflow import Style
-
-# Rows may be spaced, or lists as Python prints them; 0 is another sign for an empty cell.
-_ROW = str.maketrans("0", EMPTY, " \t\r,'\"[]")
-
-
-def read_rows(lines: Sequence[str], size: int) -> str | None:
-    """Returns the grid in `lines`, or None unless they are `size` rows of `size` digits, `.` or 0."""
-    if len(lines) != size or any(len(line) > 8 * size for line in lines):
-        return None
-    rows = [line.translate(_ROW) for line in lines]
-    grid = "".join(rows)
-    if any(len(row) != size for row in rows) or grid.strip(layout(size).digits + EMPTY):
-        return None
-    return grid
-
-
-def parse_grid(reply: str, style: Style, size: int) -> str | None:
-    """Returns the grid that `reply` gives in the agreed format, or None.
-
-    `compact`: nothing but the rows. `full`: the rows right below the last line `Grid:`. No prompt has such a
-    line, so echoing one earns nothing.
-    """
-    if style == "compact":
-        return read_rows(reply.strip().split("\n", size), size)
-    _, mark, answer = f"\n{reply}".rpartition("\nGrid:")
-    rest, *lines = answer.split("\n", size + 1)
-    return read_rows(lines[:size], size) if mark and not rest.strip() else None
-
-
-def parse_printed(output: str, size: int) -> str | None:
-    """Returns the grid in the last `size` non-empty lines a program printed, or None."""
-    return read_rows([line for line in output.split("\n") if line.strip()][-size:], size)
 
 
 class Sudoku(DraftingGame[State, str]):
@@ -162,14 +129,16 @@ class Sudoku(DraftingGame[State, str]):
         return Score(team=float(after.solved), local=0.1 + 0.1 * legal + 0.8 * progress(state, after))
 
     def score_printed(self, state: State, answer: str) -> Score:
-        """Scores a printed grid: after .1 for the program and .1 for its run, .4 for the givens, .4 for the rules.
+        """Scores a printed grid: program .1, its run .1, the givens .1, the rules .1, progress .6.
 
-        Neither a fixed grid nor the puzzle as it stands earns either: the rules count only on the givens, and
-        both only with a digit that the current grid has not.
+        Neither a fixed grid nor the puzzle as it stands earns more than the run: the rules count only on the givens,
+        and both only with a digit that the current grid has not. The paper gives .8 for the givens and the rules, and
+        so as much for one legal digit as for a solution.
         """
         after = enter(state, answer)
         writes = _writes(state, answer) and state.task.keeps_givens(answer)
-        return Score(team=float(after.solved), local=0.2 + writes * (0.8 if after.grid == answer else 0.4))
+        shape = writes * (0.2 if after.grid == answer else 0.1)
+        return Score(team=float(after.solved), local=0.2 + shape + 0.6 * progress(state, after))
 
     def parse(self, reply: str) -> str | None:
         """Returns the grid of an answer in this environment's style, or None."""
@@ -218,18 +187,26 @@ class Sudoku(DraftingGame[State, str]):
         if state.grid != state.task.givens:
             note = "given" if compact else "of which these digits are given, all others may be wrong:"
             shown += f"\n{note}\n{self._drawn(state.task.givens)}"
-        return shown
+        return shown if compact else f"{shown}\n{self._empty(state.grid)}"
+
+    def _empty(self, grid: str) -> str:
+        cells = [cell for cell, char in enumerate(grid) if char == EMPTY]
+        listed = ", ".join(f"({cell // self.size_ + 1}, {cell % self.size_ + 1})" for cell in cells)
+        return f"Empty cells, as (row, column) counted from 1 at the top left: {listed or 'none'}."
 
     def _ask(self) -> str:
         return (
-            f"Answer with the whole grid: a line 'Grid:', right below it {self.size_} rows of {self.size_} digits, "
+            "Think step by step: for each empty cell find the digits that its row, its column and its box leave. Then "
+            f"end with the whole grid: a line 'Grid:', right below it {self.size_} rows of {self.size_} digits, "
             "with '.' for a cell that you leave empty."
         )
 
     def _ask_python(self) -> str:
         return (
-            "Write one ```python block. The program knows nothing but what you write into it; it must print the "
-            f"solved grid as its last {self.size_} lines, one row a line, for example by print(*row) for each row."
+            "Write one ```python block. The program knows nothing but what you write into it; it must fill the empty "
+            "cells by backtracking (try each digit that the rules allow in the first empty cell, then go on with the "
+            "next one, and take it back where none fits), not have them written down, and must print the solved grid "
+            f"as its last {self.size_} lines, one row a line, for example by print(*row) for each row."
         )
 
     def _dialogue(self, question: str) -> list[Message]:
