@@ -270,7 +270,7 @@ def wiring_table() -> str:
 def refusals() -> str:
     """Returns the messages by which a job is refused, values left out."""
     found: list[str] = []
-    for name in ("run_check", "mode_check", "separate_check"):
+    for name in ("run_check", "policy_check", "mode_check", "separate_check"):
         module = importlib.import_module(f"verl_atgrpo.{name}")
         source = Path(typing.cast(str, module.__file__)).read_text()
         found += [template.readable for template in templates_of(source, module.__dict__, raised="ConfigError")]

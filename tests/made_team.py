@@ -18,9 +18,11 @@ from verl.utils.dataset.rl_dataset import collate_fn
 
 from verl_atgrpo.config import AtGrpoConfig
 from verl_atgrpo.environment import Outcome, Score
+from verl_atgrpo.rollout.fields import DEAL
 from verl_atgrpo.rollout.rows import training_rows
 from verl_atgrpo.rollout.worker import WorkerReport
 from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation
+from verl_atgrpo.trainer import pending
 from verl_atgrpo.trainer.at_grpo import AtGrpoTrainer
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
 from verl_atgrpo.trainer.rollout_watch import RolloutWatch
@@ -62,6 +64,8 @@ class Rollout:
         self.items: dict[str, Tags] = {}
         self.cleared: Counter[str] = Counter()
         self.dealt: list[int] = []
+        self.seeded: list[tuple[int, int, int]] = []
+        """Of every submission, what its episodes' seeds follow from: step, task, number in the step."""
         self.calls: list[str] = []
         self.weights = 0
         self._left: dict[str, int] = {}
@@ -77,6 +81,8 @@ class Rollout:
             assert self.items[uid]["task"] == task
             self.dealt.append(int(task))
             self._left[uid] = self.looks(int(task))
+        step = int(batch["global_steps"])
+        self.seeded += [(step, int(task), int(deal)) for task, deal in zip(batch["index"], batch[DEAL], strict=True)]
         self._play()
 
     def hold(self) -> None:
@@ -228,7 +234,7 @@ class Team(AtGrpoTrainer):
         self.total_training_steps, self.steps_per_epoch = steps, max(1, tasks // 4)
         self.timing_raw: dict[str, float] = {}
         self.curr_step_profile = False
-        self._updated, self._recorder = False, None
+        self._updated, self._recorder, self._deals = False, None, pending.Deals()
         self.saved: list[dict[str, Any]] = []
         """What a checkpoint callback of the user's is told."""
         self.checkpoint_callback = SimpleNamespace(on_save=lambda **event: self.saved.append(event))

@@ -16,6 +16,7 @@ from simulated_engine import Lengths, SimulatedEngine, Turns
 from verl_atgrpo.config import AtGrpoConfig
 from verl_atgrpo.rollout import worker
 from verl_atgrpo.rollout.attempts import Gate
+from verl_atgrpo.rollout.fields import DEAL
 from verl_atgrpo.rollout.trace import TraceBudget
 
 Put = Callable[[list[str], list[dict[str, Any]]], None]
@@ -72,8 +73,11 @@ class SimulatedWorker(worker.TeamRolloutWorker):  # type: ignore[misc]
         await super()._write(*args, **kwargs)
         self.writing += time.process_time() - started - (self.queueing - queued)
 
-    async def play_all(self, episodes: int) -> None:
-        """Plays so many tasks at once and hands over their rows; raises RuntimeError on a defect."""
+    async def play_all(self, episodes: int, tasks: int | None = None) -> None:
+        """Plays so many tasks at once, from the first on again after `tasks`, and hands over their rows.
+
+        Raises RuntimeError on a defect.
+        """
 
         async def ignore(**_: Any) -> None: ...
 
@@ -82,9 +86,10 @@ class SimulatedWorker(worker.TeamRolloutWorker):  # type: ignore[misc]
             self._put(keys, tags)
             self.queueing += time.process_time() - started
 
-        def play(index: int) -> Awaitable[None]:
-            prompt = {"uid": f"t{index}", "split": "train", "index": index, "global_steps": 1, "data_source": "turns"}
-            return self._run_prompt(prompt, dict(_SAMPLING), {"validate": False})
+        def play(number: int) -> Awaitable[None]:
+            deal, index = divmod(number, tasks or episodes)
+            prompt = {"uid": f"t{number}", "split": "train", "index": index, "global_steps": 1, DEAL: deal}
+            return self._run_prompt({**prompt, "data_source": "turns"}, dict(_SAMPLING), {"validate": False})
 
         queue = SimpleNamespace(async_kv_put=self._put_status or ignore, async_kv_batch_put=put_rows)
         with mock.patch.object(worker, "tq", queue):

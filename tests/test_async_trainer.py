@@ -99,6 +99,21 @@ def test_the_turn_of_an_epoch_is_no_end(rollout: Rollout) -> None:
     assert rollout.items == {}
 
 
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_no_two_submissions_of_a_step_draw_alike_and_time_decides_nothing(rollout: Rollout, mode: str) -> None:
+    seeded = []
+    for looks in (0, 3):
+        rollout.seeded, rollout.looks = [], lambda task, looks=looks: looks * (task % 2)
+        team = Team(rollout, Unit("p_a", 2), mode=mode, warmup=2, threshold=4, tasks=5, steps=100)
+        team.steps_per_epoch = 100
+        team.run(3)
+        die(rollout)
+        assert len(set(rollout.seeded)) == len(rollout.seeded) >= 12
+        assert any(deal for _, _, deal in rollout.seeded) == (mode != "sync")
+        seeded.append(rollout.seeded[:16])
+    assert seeded[0] == seeded[1]
+
+
 # ------------------------------------------------------------------ staleness
 
 

@@ -116,6 +116,7 @@ def test_draws_are_those_of_validation_in_training() -> None:
     # As the rollout worker has always derived them: a change would move every published figure.
     assert episode_seed(3, "val", "val", 5, 2) == stable_hash(3, "val", "val", 5, 2)
     assert episode_seed(3, "train", 11, 5, 2) == stable_hash(3, "train", 11, 5, 2)
+    assert len({episode_seed(3, "train", 11, 5, 2, deal) for deal in range(5)}) == 5
 
 
 def test_seeds_and_samples_draw_anew_and_repeat_themselves(tmp_path: Path) -> None:

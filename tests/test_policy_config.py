@@ -23,11 +23,11 @@ def expanded(compose: Any, *overrides: str) -> Any:
 def test_a_block_is_laid_over_the_jobs_section_and_leaves_the_others_alone(compose: Any) -> None:
     config = expanded(
         compose,
-        "at_grpo.policies={coder: {model: {path: a}, optim: {lr: 3e-6}}, planner: {actor: {clip_ratio: 0.1}}}",
+        "at_grpo.policies={coder: {model: {path: a}, optim: {lr: 3e-6}}, planner: {actor: {clip_ratio_low: 0.1}}}",
     )
     coder, planner = (job_of(config, name).actor_rollout_ref for name in ("coder", "planner"))
-    assert (coder.model.path, coder.actor.optim.lr, coder.actor.clip_ratio) == ("a", 3e-6, 0.2)
-    assert (planner.model.path, planner.actor.optim.lr, planner.actor.clip_ratio) == ("Qwen/Qwen3-1.7B", 1e-6, 0.1)
+    assert (coder.model.path, coder.actor.optim.lr, coder.actor.clip_ratio_low) == ("a", 3e-6, 0.2)
+    assert (planner.model.path, planner.actor.optim.lr, planner.actor.clip_ratio_low) == ("Qwen/Qwen3-1.7B", 1e-6, 0.1)
     assert config.actor_rollout_ref.model.path == "Qwen/Qwen3-1.7B"
 
 
@@ -68,6 +68,20 @@ def test_an_adapters_checkpoint_holds_no_whole_model(compose: Any, caplog: pytes
         ("actor: {use_dynamic_bsz: false}", "actor.use_dynamic_bsz=false"),
         ("actor: {checkpoint: {async_save: true}}", "actor.checkpoint.async_save=true"),
         ("rollout: {calculate_log_probs: false}", "rollout.calculate_log_probs=false"),
+        ("actor: {clip_ratio: 0.1}", "actor.clip_ratio=0.1 has no effect beside clip_ratio_low=0.2"),
+        ("actor: {grad_clip: 0.5}", "actor.grad_clip=0.5 has no effect"),
+        ("actor: {loss_agg_mode: seq-mean-token-sum-norm}", "actor.loss_agg_mode=seq-mean-token-sum-norm"),
+        ("actor: {loss_scale_factor: 64}", "actor.loss_scale_factor=64 has no effect"),
+        ("actor: {policy_loss: {loss_mode: geo_mean}}", "actor.policy_loss.loss_mode=geo_mean"),
+        ("actor: {policy_loss: {loss_mode: sapo}}", "actor.loss_agg_mode=token-mean has no effect"),
+        ("actor: {policy_loss: {loss_mode: dro}}", "actor.policy_loss.dro_beta=null"),
+        ("actor: {policy_loss: {loss_mode: gpso}}", "actor.policy_loss.loss_mode=gpso is no policy loss"),
+        ("rollout: {max_model_len: 6143}", "rollout.max_model_len=6143: .* rows of up to 6144 tokens"),
+        ("actor: {ppo_max_token_len_per_gpu: 6143}", "actor.ppo_max_token_len_per_gpu=6143: .* at least 6144"),
+        ("rollout: {log_prob_max_token_len_per_gpu: 6143}", "rollout.log_prob_max_token_len_per_gpu=6143"),
+        ("rollout: {tensor_model_parallel_size: 3}", "rollout.tensor_model_parallel_size=3: .* has 8 devices"),
+        ("rollout: {expert_parallel_size: 2}", "rollout.expert_parallel_size=2: set it to 1, or to 1"),
+        ("model: {lora_adapter_path: adapter}", "model.lora_adapter_path=adapter: .* lora_rank"),
     ],
 )
 def test_what_holds_for_the_job_holds_for_every_policy(compose: Any, block: str, message: str) -> None:
@@ -79,6 +93,32 @@ def test_what_holds_for_the_job_holds_for_every_policy(compose: Any, block: str,
     )
     with pytest.raises(ConfigError, match=f"at_grpo.policies.planner.{message}"):
         check_run(config)
+
+
+def test_an_adapter_of_the_only_policy_leaves_the_whole_model_out_as_well(compose: Any) -> None:
+    config = compose("plan_path_qwen3_1p7b", "actor_rollout_ref.model.lora_rank=16")
+    expand_policies(config)
+    saved = config.actor_rollout_ref.actor.checkpoint
+    assert list(saved.save_contents) == list(saved.load_contents) == ["model", "optimizer", "extra"]
+    whole = compose("plan_path_qwen3_1p7b")
+    expand_policies(whole)
+    assert "hf_model" in whole.actor_rollout_ref.actor.checkpoint.save_contents
+
+
+def test_keys_that_count_together_are_accepted_where_they_agree(compose: Any) -> None:
+    for changes in (
+        "clip_ratio=0.1 clip_ratio_low=0.1 clip_ratio_high=0.1",
+        "clip_ratio_high=0.28",
+        "clip_ratio=0.1 clip_ratio_low=null",
+        "grad_clip=0.5 optim.clip_grad=0.5",
+        "optim.clip_grad=0.5",
+        "loss_agg_mode=seq-mean-token-sum-norm loss_scale_factor=2048",
+        "policy_loss.loss_mode=sapo loss_agg_mode=seq-mean-token-mean",
+        "ppo_max_token_len_per_gpu=3072 ulysses_sequence_parallel_size=2",
+    ):
+        overrides = [f"actor_rollout_ref.actor.{change}" for change in changes.split()]
+        quick = ("at_grpo.train_tasks=128", "at_grpo.val_tasks=8")
+        check_run(compose("plan_path_qwen3_1p7b", *quick, *overrides))
 
 
 def test_servers_that_share_a_gpu_must_fit_in_its_memory(compose: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,14 @@ class Flaky(SimulatedEngine):
         return await super().attempt(replica, request_id, *request)
 
 
+class Seeds(SimulatedEngine):
+    """An engine that notes with which seeds it was asked."""
+
+    async def attempt(self, replica: int, request_id: str, *request: Any) -> Any:
+        self.seeds: list[int] = [*getattr(self, "seeds", []), request[2]["seed"]]
+        return await super().attempt(replica, request_id, *request)
+
+
 def played(engine: SimulatedEngine, episodes: int) -> tuple[SimulatedWorker, list[list[str]], StepRows]:
     rows = StepRows()
     episode_keys: list[list[str]] = []
@@ -61,6 +69,14 @@ def test_every_candidate_is_a_row_of_its_episode() -> None:
         "prompt_tokens": sum(tags["prompt_len"] for tags in rows.tags),
         "cached_prompt_tokens": 0,
     }
+
+
+def test_a_task_that_is_dealt_twice_in_a_step_is_played_with_other_draws() -> None:
+    once, twice = Seeds(), Seeds()
+    run_virtually(SimulatedWorker(once, lambda keys, tags: None, turns=2, candidates=3).play_all(2))
+    run_virtually(SimulatedWorker(twice, lambda keys, tags: None, turns=2, candidates=3).play_all(4, tasks=2))
+    assert len(set(twice.seeds)) == len(twice.seeds) == 4 * 2 * 2 * 3
+    assert set(once.seeds) < set(twice.seeds), "a task's first episode has the seeds it always had"
 
 
 def test_a_failed_episode_leaves_no_row_and_the_others_all_of_theirs() -> None:

@@ -20,6 +20,7 @@ from verl_atgrpo import compat, platform_choice
 from verl_atgrpo.config import AtGrpoConfig, ConfigError
 from verl_atgrpo.environment import Environment, Outcome, Split
 from verl_atgrpo.models.demonstrations import DEMONSTRATORS
+from verl_atgrpo.policy_check import check_context
 from verl_atgrpo.run_check import check_cpu_job, check_run, check_run_or_exit
 
 NEEDED = {"reasoning_gym": "reasoning_gym", "textarena": "textarena"}
@@ -171,6 +172,15 @@ def test_recipes_spell_out_every_key_with_its_default(compose: Any) -> None:
             "null for no limit",
         ),
         ("actor_rollout_ref.rollout.calculate_log_probs=false", "calculate_log_probs", "true"),
+        ("actor_rollout_ref.rollout.do_sample=false", "actor_rollout_ref.rollout.do_sample=false", "true"),
+        ("actor_rollout_ref.rollout.temperature=0", "actor_rollout_ref.rollout.temperature=0", "above 0"),
+        ("actor_rollout_ref.rollout.val_kwargs.temperature=-1", "val_kwargs.temperature=-1", "at least 0"),
+        ("actor_rollout_ref.rollout.val_kwargs.do_sample=false", "val_kwargs.do_sample=false", "temperature to 0"),
+        (
+            "actor_rollout_ref.rollout.logprobs_mode=raw_logprobs actor_rollout_ref.rollout.temperature=0.7",
+            "logprobs_mode=raw_logprobs",
+            "processed_logprobs",
+        ),
         ("algorithm.use_kl_in_reward=true", "algorithm.use_kl_in_reward", "use_kl_loss"),
         ("at_grpo.alpha=-1", "at_grpo.alpha=-1", "at least 0"),
         ("at_grpo.request_retries=-1", "at_grpo.request_retries=-1", "at least 0"),
@@ -193,6 +203,24 @@ def test_refused_with_one_line(compose: Any, override: str, key: str, remedy: st
     assert key in message
     assert remedy in message
     assert "\n" not in message
+
+
+def test_greedy_validation_is_accepted(compose: Any) -> None:
+    greedy = "actor_rollout_ref.rollout.val_kwargs.temperature=0"
+    check_run(compose("plan_path_cpu", *QUICK, greedy))
+    check_run(compose("plan_path_cpu", *QUICK, greedy, "actor_rollout_ref.rollout.val_kwargs.do_sample=false"))
+
+
+def test_the_models_positions_are_known_before_the_workers_are(compose: Any) -> None:
+    config = compose("plan_path_cpu")
+    rollout, data = config.actor_rollout_ref.rollout, config.data
+    row = data.max_prompt_length + data.max_response_length
+    check_context("actor_rollout_ref", rollout, data, longest=max(row, rollout.max_model_len))
+    with pytest.raises(ConfigError, match=f"model.path: the model has {row - 1} positions.* up to {row} tokens"):
+        check_context("actor_rollout_ref", rollout, data, longest=row - 1)
+    rollout.max_model_len = row + 1
+    with pytest.raises(ConfigError, match=rf"rollout\.max_model_len={row + 1}: the model has {row} positions"):
+        check_context("actor_rollout_ref", rollout, data, longest=row)
 
 
 def test_a_queue_without_a_limit_or_with_room_is_accepted(compose: Any) -> None:

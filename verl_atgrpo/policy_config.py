@@ -127,14 +127,17 @@ def _actor_rollout_ref(config: DictConfig, name: str, settings: PolicySettings) 
         ("rollout", settings.rollout),
     ):
         _lay_over(OmegaConf.select(job.actor_rollout_ref, section), block, f"at_grpo.policies.{name}.{section}")
-    if job.actor_rollout_ref.model.lora_rank > 0:
-        _leave_out_full_model(name, job.actor_rollout_ref.actor.checkpoint)
+    leave_out_full_model(name, job.actor_rollout_ref)
     return OmegaConf.to_container(job.actor_rollout_ref, resolve=True)
 
 
-def _leave_out_full_model(name: str, checkpoint: DictConfig) -> None:
-    # verl would write the base model under the adapter's names, which nothing can load.
-    if _FULL_MODEL in checkpoint.save_contents:
+def leave_out_full_model(name: str, policy: DictConfig) -> None:
+    """Takes the Hugging Face model out of what is saved of a policy with an adapter.
+
+    verl would write the base model under the adapter's names, which nothing can load.
+    """
+    checkpoint = policy.actor.checkpoint
+    if policy.model.lora_rank > 0 and _FULL_MODEL in checkpoint.save_contents:
         checkpoint.save_contents = [item for item in checkpoint.save_contents if item != _FULL_MODEL]
         logger.warning(
             "policy %r has an adapter: its checkpoints hold no Hugging Face model (%s); verl-atgrpo export makes one",

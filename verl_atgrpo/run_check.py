@@ -16,7 +16,8 @@ from verl_atgrpo.config import MODES, SECTION, AtGrpoConfig, ConfigError, check_
 from verl_atgrpo.environment import Environment
 from verl_atgrpo.estimator import heeds_verls_switch, resolve_spec
 from verl_atgrpo.mode_check import check_mode
-from verl_atgrpo.policy_config import EXPANDED, SHARED, PolicyConfigError, expanded, job_of
+from verl_atgrpo.policy_check import check_context, check_policy
+from verl_atgrpo.policy_config import EXPANDED, SHARED, PolicyConfigError, expanded, job_of, leave_out_full_model
 
 MODE = "at_grpo"
 ESTIMATOR = "at_grpo"
@@ -76,9 +77,11 @@ def _check_stack(config: DictConfig) -> None:
 def expand_policies(config: DictConfig) -> None:
     """Writes every policy's own `actor_rollout_ref` into a job that names several."""
     settings = AtGrpoConfig.from_config(config)
-    if settings.policies:
-        with open_dict(config):
-            config[EXPANDED] = expanded(config, settings.policy_settings())
+    if not settings.policies:
+        leave_out_full_model(SHARED, config.actor_rollout_ref)
+        return
+    with open_dict(config):
+        config[EXPANDED] = expanded(config, settings.policy_settings())
 
 
 def check_cpu_job(config: DictConfig) -> None:
@@ -97,7 +100,8 @@ def check_cpu_job(config: DictConfig) -> None:
         key = f"{SECTION}.policies.{name}" if policies else "actor_rollout_ref"
         settings = job_of(config, name).actor_rollout_ref
         check_cpu_prefill(key, settings.rollout)
-        _check_model(f"{key}.model.path", str(settings.model.path))
+        longest = _check_model(f"{key}.model.path", str(settings.model.path))
+        check_context(key, settings.rollout, config.data, longest)
 
 
 def check_cpu_prefill(key: str, rollout: DictConfig) -> None:
@@ -109,14 +113,16 @@ def check_cpu_prefill(key: str, rollout: DictConfig) -> None:
         )
 
 
-def _check_model(key: str, path: str) -> None:
+def _check_model(key: str, path: str) -> int:
+    """Returns how many positions the model has."""
     if not os.path.isfile(os.path.join(path, "config.json")):
         raise ConfigError(
             f"{key}={path}: there is no model; make one with verl-atgrpo make-model {path} --environment <name>"
         )
     from transformers import AutoConfig, AutoTokenizer
 
-    logits = AutoConfig.from_pretrained(path).get_text_config().vocab_size
+    model = AutoConfig.from_pretrained(path).get_text_config()
+    logits = model.vocab_size
     tokenizer = AutoTokenizer.from_pretrained(path)
     if logits != len(tokenizer):
         raise ConfigError(
@@ -125,6 +131,7 @@ def _check_model(key: str, path: str) -> None:
         )
     if not tokenizer.chat_template:
         raise ConfigError(f"{key}={path}: the tokenizer has no chat template; a team's prompts are chats")
+    return int(model.max_position_embeddings)
 
 
 def _check_plain_job(config: DictConfig) -> None:
@@ -192,6 +199,7 @@ def _check_team_job(config: DictConfig) -> Environment:
                 f"actor_rollout_ref.rollout.{key}={rollout[key]} changes the sampling distribution but not the "
                 f"log-probs that are trained on: set it to {neutral}"
             )
+    _check_sampling(rollout)
     if config.algorithm.use_kl_in_reward:
         raise ConfigError(
             "algorithm.use_kl_in_reward=true would give equal answers of a group different rewards: set it to false "
@@ -225,6 +233,27 @@ def _check_team_job(config: DictConfig) -> Environment:
     if not settings.allow_overlap:
         check_disjoint(settings, environment)
     return environment
+
+
+def _check_sampling(rollout: DictConfig) -> None:
+    """Raises ConfigError for a way to draw that verl's V1 rollout does not read, or that log-probs do not follow."""
+    key, validation = "actor_rollout_ref.rollout", rollout.val_kwargs
+    if not rollout.do_sample:
+        raise ConfigError(f"{key}.do_sample=false: candidates of a decision must differ, set it to true")
+    if not rollout.temperature > 0:
+        raise ConfigError(f"{key}.temperature={rollout.temperature}: candidates of a decision must differ, above 0")
+    if validation.temperature < 0:
+        raise ConfigError(f"{key}.val_kwargs.temperature={validation.temperature}: at least 0, which is greedy")
+    if not validation.do_sample and validation.temperature:
+        raise ConfigError(
+            f"{key}.val_kwargs.do_sample=false has no effect beside temperature={validation.temperature}: set "
+            f"{key}.val_kwargs.temperature to 0 for greedy answers, or do_sample to true"
+        )
+    if rollout.temperature != 1 and rollout.logprobs_mode != "processed_logprobs":
+        raise ConfigError(
+            f"{key}.logprobs_mode={rollout.logprobs_mode}: with temperature={rollout.temperature} the server's "
+            "log-probs would not be those that were drawn from, set it to processed_logprobs"
+        )
 
 
 def _check_resume(trainer: DictConfig) -> None:
@@ -273,8 +302,10 @@ def _check_trace(trace: DictConfig) -> None:
 
 def _check_policies(config: DictConfig, settings: AtGrpoConfig) -> None:
     """Checks what every policy may have a value of its own for."""
+    separate = settings.mode == "separate_async"
     if not settings.policies:
-        _check_policy("actor_rollout_ref", config.actor_rollout_ref, config.data.train_batch_size)
+        devices = None if separate else config.trainer.n_gpus_per_node * config.trainer.nnodes
+        _check_policy("actor_rollout_ref", config.actor_rollout_ref, config.data, devices)
         check_mode(config, settings.mode, {"actor_rollout_ref": config.actor_rollout_ref})
         return
     names = settings.policy_settings()
@@ -282,11 +313,12 @@ def _check_policies(config: DictConfig, settings: AtGrpoConfig) -> None:
         policies = expanded(config, names)
     except PolicyConfigError as error:
         raise ConfigError(str(error)) from error
-    for name in names:
-        _check_policy(f"{SECTION}.policies.{name}", policies[name], config.data.train_batch_size)
+    for name, policy in names.items():
+        devices = None if separate else (policy.gpus or config.trainer.n_gpus_per_node) * config.trainer.nnodes
+        _check_policy(f"{SECTION}.policies.{name}", policies[name], config.data, devices)
     check_mode(config, settings.mode, {f"{SECTION}.policies.{name}": policies[name] for name in names})
     memory = {name: float(policies[name].rollout.gpu_memory_utilization) for name in names}
-    if settings.placement == "colocated" and settings.mode != "separate_async":
+    if settings.placement == "colocated" and not separate:
         check_memory(f"{SECTION}.placement=colocated", memory, "lower them, or use placement: split")
 
 
@@ -305,7 +337,7 @@ def check_memory(where: str, shares: Mapping[str, float], remedy: str) -> None:
         )
 
 
-def _check_policy(key: str, policy: DictConfig, train_batch_size: int) -> None:
+def _check_policy(key: str, policy: DictConfig, data: DictConfig, devices: int | None) -> None:
     actor = policy.actor
     if not policy.rollout.calculate_log_probs:
         raise ConfigError(
@@ -333,12 +365,8 @@ def _check_policy(key: str, policy: DictConfig, train_batch_size: int) -> None:
         raise ConfigError(
             f"{key}.actor.router_replay.mode=R3: a team's rows hold no routed experts, set it to R2 or disabled"
         )
-    if train_batch_size % actor.ppo_mini_batch_size:
-        raise ConfigError(
-            f"{key}.actor.ppo_mini_batch_size={actor.ppo_mini_batch_size} does not divide "
-            f"data.train_batch_size={train_batch_size}: their ratio is the number of optimizer steps"
-        )
     if not actor.use_dynamic_bsz:
         raise ConfigError(
             f"{key}.actor.use_dynamic_bsz=false: the number of rows varies between steps, set it to true"
         )
+    check_policy(key, policy, data, devices)

@@ -301,7 +301,7 @@ async def _gather(awaitables: Sequence[Awaitable[Candidate]]) -> list[Candidate]
         raise
 
 
-def episode_seed(seed: int, split: Split, step: int | Literal["val"], index: int, session: int) -> int:
+def episode_seed(seed: int, split: Split, step: int | Literal["val"], index: int, session: int, deal: int = 0) -> int:
     """Returns the seed of an episode's draws.
 
     Training draws differ from step to step; validation (`step="val"`) repeats the same draws, so that its curve shows
@@ -313,8 +313,9 @@ def episode_seed(seed: int, split: Split, step: int | Literal["val"], index: int
         step: the training step.
         index: of the task in its split.
         session: which of the task's episodes.
+        deal: how often the task was dealt before in the same step, which happens where a data set begins anew.
     """
-    return stable_hash(seed, split, step, index, session)
+    return stable_hash(seed, split, step, index, session, *([deal] if deal else []))
 
 
 async def play(environment: Environment, task: object, team: Team) -> EpisodeRecord:

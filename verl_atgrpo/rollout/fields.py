@@ -13,6 +13,8 @@ from torch import Tensor
 
 from verl_atgrpo.rollout.rows import Row
 
+DEAL = "deal"
+"""Field of a submitted task: how often it was submitted before in the same step."""
 PositionIds = Callable[[Tensor], Tensor]
 """Token ids of one row (T,) -> its positions, the last dimension T."""
 

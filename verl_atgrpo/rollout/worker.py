@@ -20,7 +20,7 @@ from verl_atgrpo.config import AtGrpoConfig
 from verl_atgrpo.policy_config import job_of
 from verl_atgrpo.rollout.attempts import Gate, PatientClient
 from verl_atgrpo.rollout.engine_params import engine_params
-from verl_atgrpo.rollout.fields import episode_fields
+from verl_atgrpo.rollout.fields import DEAL, episode_fields
 from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.rollout.rows import Row, failed_validation_row, training_rows, validation_rows
 from verl_atgrpo.rollout.trace import Episode, TraceBudget, TracedTeam
@@ -161,7 +161,12 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             scheme="evaluate" if validate else "tree" if self._settings.scheme == "tree" else "parallel",
             episode_id=f"{prompt['uid']}.{session}",
             seed=episode_seed(
-                self._settings.seed, split, "val" if validate else int(prompt["global_steps"]), index, session
+                self._settings.seed,
+                split,
+                "val" if validate else int(prompt["global_steps"]),
+                index,
+                session,
+                deal=0 if validate else int(prompt[DEAL]),
             ),
             episode=Episode(int(prompt["global_steps"]), index, session, validate, trace),
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
@@ -25,6 +26,7 @@ from verl_atgrpo.policy_config import EXPANDED, PolicySettings, job_of
 from verl_atgrpo.report.reader import FOLDER
 from verl_atgrpo.report.records import RecordFiles
 from verl_atgrpo.rollout.client import TeamClient
+from verl_atgrpo.rollout.fields import DEAL
 from verl_atgrpo.rollout.ray_errors import RolloutFailed
 from verl_atgrpo.run_check import MODE, check_team_run
 from verl_atgrpo.trainer import checkpoints, pending
@@ -58,6 +60,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         self.settings = AtGrpoConfig.from_config(config)
         self.schedule = make_schedule(self.settings.mode, config.trainer)
         self._unfinished: deque[int] = deque()
+        self._deals = pending.Deals()
         self._tags: list[dict[str, Any]] = []
         self._updated = False
         self._recorder: Recorder | None = None
@@ -249,7 +252,9 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
         """Submits tasks; of each TransferQueue is told all that a restart needs to know."""
-        tags = pending.tags_of(list(batch["index"]), self.global_steps)
+        tasks = list(batch["index"])
+        batch[DEAL] = torch.tensor(self._deals.number(tasks, self.global_steps))
+        tags = pending.tags_of(tasks, self.global_steps)
         tq.kv_batch_put(keys=list(batch["uid"]), partition_id=PARTITION, tags=tags)
         self.agent_loop_manager.generate_sequences(batch)
         return len(batch)

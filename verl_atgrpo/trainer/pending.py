@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,29 @@ def tags_of(tasks: Sequence[Any], global_steps: int) -> list[dict[str, Any]]:
     return [
         {"is_prompt": True, "status": "pending", "global_steps": global_steps, "task": int(task)} for task in tasks
     ]
+
+
+class Deals:
+    """Counts a step's submissions of each task, so that two episodes of one task do not have the same seed.
+
+    A task comes twice where the data set begins anew within a step. The count follows the order of submission, which
+    is the data loader's, so it is the same however long episodes take; a step that is begun again after a restart
+    counts from 0 as it did the first time.
+    """
+
+    def __init__(self) -> None:
+        self._step: int | None = None
+        self._dealt: Counter[int] = Counter()
+
+    def number(self, tasks: Sequence[Any], global_steps: int) -> list[int]:
+        """Returns for each of newly submitted tasks how often it was submitted before in this step."""
+        if global_steps != self._step:
+            self._step, self._dealt = global_steps, Counter()
+        numbers = []
+        for task in map(int, tasks):
+            numbers.append(self._dealt[task])
+            self._dealt[task] += 1
+        return numbers
 
 
 def under_way() -> list[int]:

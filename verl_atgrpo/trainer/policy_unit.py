@@ -22,8 +22,11 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.debug import marked_timer
 from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
+from verl.workers.rollout.utils import get_max_position_embeddings
 
-from verl_atgrpo.config import ConfigError
+from verl_atgrpo.config import SECTION, ConfigError
+from verl_atgrpo.policy_check import check_context
+from verl_atgrpo.policy_config import EXPANDED
 from verl_atgrpo.rollout.balancer import balancer_class
 from verl_atgrpo.rollout.client import DecisionClient
 from verl_atgrpo.trainer.advantages import write_advantages
@@ -57,7 +60,7 @@ class PolicyUnit:
             first_replica: number of its first server; unique over all policies.
             restarts: how often servers of this policy may be started again.
 
-        Raises ConfigError if its tokenizer has no chat template.
+        Raises ConfigError if its tokenizer has no chat template, or its model too few positions.
         """
         self.name = name
         self.config = job
@@ -65,12 +68,16 @@ class PolicyUnit:
         self.trainable = trainable
         self.first_replica = first_replica
         self._restarts = restarts
-        self.tokenizer = omega_conf_to_dataclass(job.actor_rollout_ref.model).tokenizer
+        loaded = omega_conf_to_dataclass(job.actor_rollout_ref.model)
+        self.tokenizer = loaded.tokenizer
         if not self.tokenizer.chat_template:
             raise ConfigError(
                 f"policy {name!r}: the tokenizer of {job.actor_rollout_ref.model.path} has no chat template; "
                 "a team's prompts are chats, set its model.custom_chat_template"
             )
+        key = f"{SECTION}.policies.{name}" if EXPANDED in job else "actor_rollout_ref"
+        longest = get_max_position_embeddings(loaded.hf_config)
+        check_context(key, job.actor_rollout_ref.rollout, job.data, longest)
         self.use_reference_policy = trainable and need_reference_policy(job)
         model = job.actor_rollout_ref.model
         rank = OmegaConf.select(model, "lora.rank") or model.get("lora_rank", 0)
