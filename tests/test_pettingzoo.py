@@ -25,9 +25,9 @@ from gymnasium.spaces import Box, Text
 
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Score, make
 from verl_atgrpo.team import EpisodeRecord, ScriptedTeam, play
-from verl_atgrpo.testing import Script, check_environment
+from verl_atgrpo.testing import EnvironmentContractError, Script, check_environment
 
-WALKERS = {"env": "meeting:env", "actions": ["up", "down"]}
+WALKERS = {"env": "meeting:env", "actions": ["up", "down"], "task_key": "meeting:street"}
 THIS = __name__
 
 
@@ -41,7 +41,7 @@ def walkers(script: Script) -> Mapping[str, Script]:
 
 
 def towards(prompt: str) -> str:
-    mine, theirs = map(int, re.findall(r"\d+", prompt)[:2])
+    mine, theirs = map(int, re.findall(r"\d+", prompt)[1:3])
     return "up" if theirs > mine else "down"
 
 
@@ -185,6 +185,17 @@ def test_openings_decide_the_split_and_a_single_one_is_refused() -> None:
     assert env.fingerprint(env.task("train", 0)) == env.fingerprint(env.task("val", 0))
 
 
+def test_streets_of_validation_are_not_walked_in_training() -> None:
+    def wander(task: Any) -> Mapping[str, Script]:
+        return walkers(lambda prompt, k: random.Random(f"{prompt} {k}").choice(("up", "down")))
+
+    few = {"options": {"houses": 8}, "style": "compact"}  # so few that every place is met
+    check_environment(here("pettingzoo"), {**WALKERS, **few}, legal=wander, plays=150, tasks=5, episodes=0)
+    by_opening = {"env": f"{THIS}:nameless", "actions": ["up", "down"], **few}
+    with pytest.raises(EnvironmentContractError, match="leave out of task_key what moves change"):
+        check_environment(here("pettingzoo"), by_opening, legal=wander, plays=150, tasks=5, episodes=0)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -290,6 +301,9 @@ masked = variant(observe=_masked)
 texts = variant(action_space=lambda self, agent: Text(2, charset="ud"), step=_spelt)
 boxes = variant(action_space=lambda self, agent: Box(0, 1))
 numbers = variant(observe=lambda self, agent: [self.places[agent], self.moves])
+nameless = variant(
+    observe=lambda self, agent: meeting.Meeting.observe(self, agent).partition(". ")[2],
+)
 alike = variant(reset=lambda self, seed=None, options=None: meeting.Meeting.reset(self, 0, options))
 counted, unsteady = Counted, Unsteady
 

@@ -116,7 +116,8 @@ def test_in_mathematics_it_sees_its_answers_until_it_repeats_one(style: str, tmp
 
 @pytest.mark.parametrize("style", ["full", "compact"])
 def test_in_coding_it_sees_its_program_until_it_repeats_it(style: str, tmp_path: Path) -> None:
-    env = make("code_single", **sections(tmp_path), max_turns=4, style=style)
+    # A busy machine must not make a program late.
+    env = make("code_single", **sections(tmp_path), max_turns=4, style=style, cpu_seconds=60)
     assert env.agents == ("solo",)
     task = env.task("train", 0)
     said = ["```python\nprint(1)\n```", "no program", f"```python\n{task.solution}\n```"]

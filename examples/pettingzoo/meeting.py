@@ -33,6 +33,7 @@ class Meeting(AECEnv[str, str, int]):
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         rng = np.random.default_rng(seed)  # every draw derives from the seed
         self.agents = list(self.possible_agents)
+        self.street = int(rng.integers(1, 100))
         first = int(rng.integers(1, self.houses - 5))
         places = [first, first + int(rng.integers(2, 6))]
         rng.shuffle(places)
@@ -51,7 +52,8 @@ class Meeting(AECEnv[str, str, int]):
 
     def observe(self, agent: str) -> str:
         other = "south" if agent == "north" else "north"
-        return f"You are at house {self.places[agent]}, your friend is at {self.places[other]}. Go up or down."
+        where = f"You are at house {self.places[agent]}, your friend is at {self.places[other]}."
+        return f"Street {self.street}. {where} Go up or down."
 
     def step(self, action: int | None) -> None:
         agent = self.agent_selection
@@ -73,6 +75,11 @@ class Meeting(AECEnv[str, str, int]):
 
     def close(self) -> None:
         """Nothing to close."""
+
+
+def street(game: Meeting) -> str:
+    """What no move changes: streets of validation are never walked in training."""
+    return str(game.street)
 
 
 def env(**options: Any) -> Meeting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from verl_atgrpo.environment import EnvironmentConfigError, stable_hash
@@ -28,6 +29,7 @@ class PettingZooGame(ReplayedGame):
         options: Mapping[str, Any] | None = None,
         actions: Sequence[str] | None = None,
         observe: str | None = None,
+        task_key: str | None = None,
         style: Style = "full",
         team: Sequence[str] | None = None,
         max_steps: int = 50,
@@ -44,6 +46,9 @@ class PettingZooGame(ReplayedGame):
             options: what that function is called with.
             actions: names of the actions of a Discrete space, in order; without them they are numbers.
             observe: "module:function", which makes the text that an agent sees of (agent, observation).
+            task_key: "module:function", which makes of the environment, once it is reset, the text that no action
+                changes; splits are made by it. Without it they are made by all that the environment holds then, which
+                is right only where actions never lead to where another game starts.
             style: `full` prompts say what an answer looks like and take the action from its last line; with `compact`
                 the prompt is the observation, and the reply is the action.
             team, max_steps, success_return, illegal_reward, on_illegal, shared_openings, seed: as in `ReplayedGame`.
@@ -57,6 +62,7 @@ class PettingZooGame(ReplayedGame):
         check_choice("style", style, STYLES)
         self._make = load("env", env, "env")
         self._observe = load("observe", observe) if observe is not None else None
+        self._key = load("task_key", task_key) if task_key is not None else None
         self._options = dict(options or {})
         self._actions = None if actions is None else tuple(map(str, actions))
         self._full = style == "full"
@@ -71,6 +77,13 @@ class PettingZooGame(ReplayedGame):
         env = self._make(**self._options)
         env.reset(seed=seed)
         return _Running(env, self._actions, self._observe, self._full, self.where)
+
+    def task_key(self, task: int) -> str:
+        """Returns what the option `task_key` makes of a game at its opening, or its fingerprint."""
+        if self._key is None:
+            return self.fingerprint(task)
+        with own_dice(task), closing(self.begin(task)) as game:
+            return str(self._key(game.env))
 
     def _check_env(self) -> Sequence[object]:
         """Returns the agents of an environment that can be played in words."""
@@ -141,6 +154,7 @@ class _Running:
         where: str,
     ) -> None:
         self._env, self._actions, self._observe, self._full, self._where = env, actions, observe, full, where
+        self.env = env.unwrapped
         self._legal: dict[str, int] | None = None
         """Name -> action, of a Discrete space; None for a Text space."""
 
