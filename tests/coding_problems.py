@@ -17,7 +17,6 @@ from verl_atgrpo.sandbox import Limits, isolation
 HUMANEVAL = Path("/work/shared/data/HumanEval.jsonl.gz")
 needs_humaneval = pytest.mark.skipif(not HUMANEVAL.exists(), reason=f"{HUMANEVAL} is not here")
 needs_namespaces = pytest.mark.skipif(isolation() != "namespaces", reason="this machine gives no namespaces")
-LIMITS = Limits(cpu_seconds=1, wall_seconds=HANG)
 Script = Callable[[str, int], str]
 
 DOUBLE = Problem(
@@ -41,7 +40,9 @@ ASSERTED = Problem(
 
 
 def verdict(problem: Problem, program: str, *tests: Test) -> Verdict:
-    return asyncio.run(judge(problem, program, tests or problem.tests, LIMITS))
+    # CPU time ends those that loop; it is many times what starts a program.
+    limits = Limits(cpu_seconds=2 if "while" in program else 20, wall_seconds=HANG)
+    return asyncio.run(judge(problem, program, tests or problem.tests, limits))
 
 
 def block(code: str) -> str:

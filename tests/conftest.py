@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
-from waiting import HANG
+from waiting import HANG, wait_until
+
+# Both go by the clock: an example, or drawing one, takes its time on a busy machine.
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("patient")
 
 Compose = Callable[..., object]
 Leftovers = Callable[..., list[str]]
@@ -96,11 +101,13 @@ def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Leftovers]:
             return set(children(os.getpid()))
         return {*children(os.getpid()), *children(server.pid)} - {server.pid}
 
+    def there() -> list[str]:
+        return [*map(str, sorted(found() - before)), *os.listdir(folder)]
+
     def left(within: float = HANG) -> list[str]:
-        deadline = time.monotonic() + within
-        while (there := [*map(str, sorted(found() - before)), *os.listdir(folder)]) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return there
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: not there(), limit=within)
+        return there()
 
     before = found()
     yield left

@@ -97,7 +97,7 @@ def executor() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-@pytest.mark.parametrize("bucket", [64, 4096, 1 << 20])
+@pytest.mark.parametrize("bucket", [256, 4096, 1 << 20])
 def test_every_tensor_arrives_bit_by_bit_sync_after_sync(bucket: int, executor: ThreadPoolExecutor) -> None:
     group = engines(receivers=2, bucket=bucket)
     for seed in (1, 2):

@@ -321,7 +321,9 @@ def test_a_comparison_whose_process_is_killed_is_asked_again(midst: bool) -> Non
             stdin = worker._process.stdin
             assert stdin is not None
             pending = array.array("i", [0])
-            wait_until(lambda: fcntl.ioctl(stdin, termios.FIONREAD, pending) == 0 and pending[0], asked.running)
+            wait_until(
+                lambda: fcntl.ioctl(stdin, termios.FIONREAD, pending) == 0 and pending[0], lambda: not asked.done()
+            )
             os.kill(first, signal.SIGKILL)
         assert asked.result()
     assert worker._process.pid != first

@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import pytest
 import torch
+from waiting import HANG
 
 pytest.importorskip("verl")
 
@@ -34,14 +35,14 @@ def test_a_group_meets_although_its_given_port_was_taken(monkeypatch: pytest.Mon
         assert store.port != taken
         go_to(store.port)
         second = subprocess.Popen([sys.executable, "-c", _SECOND_RANK], env={**os.environ, "RANK": "1"})
-        torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=300))
+        torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=HANG))
         try:
             total = torch.tensor([1])
             torch.distributed.all_reduce(total)
         finally:
             torch.distributed.destroy_process_group()
         assert int(total) == 3
-        assert second.wait(300) == 0
+        assert second.wait(HANG) == 0
 
 
 def test_a_chosen_port_is_held(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from conftest import Leftovers
@@ -141,7 +141,7 @@ def test_output_of_exactly_the_limit_is_kept() -> None:
 
 @pytest.mark.parametrize("setsid", ["", "os.setsid()"])
 def test_children_are_bounded_and_gone(setsid: str) -> None:
-    marker = f"sandbox-test-{os.getpid()}-{time.monotonic_ns()}"
+    marker = f"sandbox-test-{uuid4().hex}"
     result = run(SPAWN.format(marker=marker, setsid=setsid))
     assert result.ok
     assert int(result.stdout) < 16
@@ -151,7 +151,7 @@ def test_children_are_bounded_and_gone(setsid: str) -> None:
 
 
 def test_children_are_gone_after_a_time_out() -> None:
-    marker = f"sandbox-test-{os.getpid()}-{time.monotonic_ns()}"
+    marker = f"sandbox-test-{uuid4().hex}"
     code = SPAWN.format(marker=marker, setsid="os.setsid()") + "import time; time.sleep(3600)"
     result = run_short(code)
     assert result.timed_out and int(result.stdout) > 1
@@ -295,7 +295,7 @@ def test_a_fork_of_our_process_starts_its_own() -> None:
 
 def test_everything_ends_with_its_owner(leftovers: Leftovers) -> None:
     elsewhere = {**os.environ, "TMPDIR": tempfile.gettempdir()}  # who is killed cannot remove his folders
-    marker = f"sandbox-test-{os.getpid()}-{time.monotonic_ns()}"
+    marker = f"sandbox-test-{uuid4().hex}"
     program = SPAWN.format(marker=marker, setsid="os.setsid()") + "import time; time.sleep(3600)"
     code = (
         "import asyncio\nfrom verl_atgrpo.sandbox import Limits, run_python\n"

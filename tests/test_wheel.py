@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # to build it takes five seconds and more
+
 ROOT = Path(__file__).parent.parent
 
 

@@ -1,0 +1,59 @@
+"""Tests wait for what happens: none asks a clock of the wall, which a busy machine lets run on."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+
+from simulated_engine import run_virtually
+from waiting import HANG, until, wait_until
+
+CLOCKS = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns"}
+
+
+@pytest.mark.parametrize("path", sorted(Path(__file__).parent.glob("*.py")), ids=lambda path: path.name)
+def test_no_outcome_depends_on_seconds(path: Path) -> None:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Attribute(attr=name) if name in CLOCKS:
+                found.append((node.lineno, name))
+            case ast.Call(
+                func=ast.Attribute(attr="wait" | "join" | "poll"), args=[ast.Constant(value=int() | float())]
+            ):
+                found.append((node.lineno, "wait for seconds"))
+            case ast.Call(
+                func=ast.Attribute(attr="wait" | "run" | "result" | "communicate" | "get"),
+                keywords=[*_, ast.keyword(arg="timeout", value=ast.Constant(value=int() | float()))],
+            ):
+                found.append((node.lineno, "timeout"))
+    assert found == [] or path.name == "waiting.py"
+
+
+def test_a_condition_that_holds_ends_the_wait_and_one_that_cannot_does_too() -> None:
+    looks = iter([False, False, True])
+    wait_until(lambda: next(looks))
+    with pytest.raises(AssertionError, match="is gone"):
+        wait_until(lambda: False, alive=lambda: False)
+    with pytest.raises(AssertionError, match="in 0 s"):
+        wait_until(lambda: False, limit=0.0)
+
+
+def test_an_event_loop_s_own_clock_counts() -> None:
+    begun = asyncio.Event()
+
+    async def begin() -> None:
+        await asyncio.sleep(HANG / 2)
+        begun.set()
+
+    async def main() -> None:
+        await asyncio.gather(begin(), until(begun.is_set, every=1.0))
+        with pytest.raises(AssertionError, match="did not happen"):
+            await until(lambda: False, every=1.0)
+
+    assert run_virtually(main())[1] >= 1.5 * HANG
