@@ -127,6 +127,19 @@ def test_the_table_compares_within_seeds(tmp_path: Path) -> None:
     assert "| -30.0 (-93.5 to +33.5) |" in results.table(curves.kept(file), game)[3]
 
 
+def test_the_learning_rate_is_chosen_by_a_seed_of_its_own(tmp_path: Path) -> None:
+    game, file = GAMES["sudoku"], tmp_path / "sudoku.jsonl"
+    budget = game.budget
+    # Mean success over the budget: .7 and .9 in its halves, and .75 and .5 of one that collapses at the end.
+    leave(file, "steps_4_rate_0.5", 3, (0, 0.5), (budget / 2, 0.9), (budget, 0.9))
+    leave(file, "steps_4_rate_1", 3, (0, 0.5), (budget / 2, 1.0), (budget, 0.0))
+    leave(file, "steps_4_rate_0.5", 0, (0, 0.5), (budget, 0.75))
+    leave(file, "steps_4_rate_1", 0, (0, 0.5), (budget, 1.0))
+    lines = results.updates(curves.kept(file), game)
+    assert len(lines) == 3
+    assert lines[2] == "| 4 | 0.00012: 80.0%, 0.00025: 62.5% | 0.00012 | 75.0% | 75.0% | not reached |"
+
+
 def test_the_short_table_has_a_column_for_every_game(tmp_path: Path) -> None:
     budgets = {name: game.budget for name, game in GAMES.items()}
     for game, budget in budgets.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from variants import ALL
@@ -25,6 +26,12 @@ class Curve:
             if after >= tokens:
                 return low + (tokens - before) / (after - before) * (high - low)
         return self.points[-1][1]
+
+    def mean(self, budget: float) -> float:
+        """Returns the mean success over the first `budget` tokens, straight lines between validations."""
+        ends = [(tokens, success) for tokens, success in self.points if tokens < budget] + [(budget, self.at(budget))]
+        pieces = pairwise(ends)
+        return sum((after - before) * (low + high) / 2 for (before, low), (after, high) in pieces) / budget
 
     def reaches(self, success: float, within: float) -> float | None:
         """Returns the tokens after which this success was first reached, or None if these were not enough."""

@@ -17,7 +17,16 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from curves import CURVES, Curves, kept
-from variants import GAMES, VARIANTS, Game
+from variants import (
+    GAMES,
+    OPTIMIZER_STEPS,
+    RATES,
+    SELECTION_SEED,
+    UPDATES,
+    VARIANTS,
+    Game,
+    update_variant,
+)
 
 BASE = "at_grpo"
 """The variant that others are compared with."""
@@ -115,6 +124,33 @@ def in_short(games: Mapping[str, Curves]) -> list[str]:
     ]
 
 
+def updates(variants: Curves, game: Game) -> list[str]:
+    """Returns the table of optimizer steps a training step, each with the learning rate that suits it.
+
+    That is the one with the largest mean success over the budget with the seed that is for this alone.
+    """
+    lines = [
+        f"| optimizer steps a training step | mean success over {game.budget:,} tokens by learning rate, seed "
+        f"{SELECTION_SEED} | chosen | success at {game.budget:,} tokens, other seeds (95% interval) | seeds | tokens to "
+        f"{TARGET:.0%} |",
+        "|---|---|---|---|---|---|",
+    ]
+    for steps in OPTIMIZER_STEPS:
+        tried = {rate: variants.get(update_variant(steps, rate), {}).get(SELECTION_SEED) for rate in RATES}
+        means = {rate: curve.mean(game.budget) for rate, curve in tried.items() if curve is not None}
+        if not means:
+            continue
+        best = max(means, key=lambda rate: means[rate])
+        shown = ", ".join(f"{game.learning_rate * rate:.2g}: {percent(mean)}" for rate, mean in means.items())
+        curves = [curve for seed, curve in variants[update_variant(steps, best)].items() if seed != SELECTION_SEED]
+        finals = [curve.at(game.budget) for curve in curves]
+        tokens = price([curve.reaches(TARGET, game.budget) for curve in curves]) if curves else ""
+        seeds = ", ".join(map(percent, finals))
+        reached = success(finals) if finals else ""
+        lines.append(f"| {steps} | {shown} | {game.learning_rate * best:.2g} | {reached} | {seeds} | {tokens} |")
+    return lines
+
+
 def draw(variants: Curves, image: Path, game: Game) -> None:
     """Draws success against tokens: the mean over seeds, and the seeds' range."""
     import matplotlib
@@ -156,6 +192,8 @@ def main() -> None:
     sys.stdout.write("\n".join(["### In short", "", *in_short(games), ""]) + "\n")
     for name, variants in games.items():
         sys.stdout.write("\n".join([f"### {name}", "", *table(variants, GAMES[name]), ""]) + "\n")
+        if UPDATES.keys() & variants.keys():
+            sys.stdout.write("\n".join([f"### {name}, updates", "", *updates(variants, GAMES[name]), ""]) + "\n")
         draw(variants, options.images / f"study_{name}.png", GAMES[name])
 
 

@@ -150,6 +150,8 @@ def update_variant(steps: int, rate: float) -> str:
     return f"steps_{steps}_rate_{rate:g}"
 
 
+SELECTION_SEED = 3
+"""The seed whose trainings choose the learning rates; it is in no comparison."""
 UPDATES: Mapping[str, Variant] = {
     update_variant(steps, rate): Variant(
         f"AT-GRPO, {steps} optimizer steps, {rate:g} times the learning rate",
