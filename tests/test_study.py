@@ -137,7 +137,7 @@ def test_the_learning_rate_is_chosen_by_a_seed_of_its_own(tmp_path: Path) -> Non
     leave(file, "steps_4_rate_1", 0, (0, 0.5), (budget, 1.0))
     lines = results.updates(curves.kept(file), game)
     assert len(lines) == 3
-    assert lines[2] == "| 4 | 0.00012: 80.0%, 0.00025: 62.5% | 0.00012 | 75.0% | 75.0% | not reached |"
+    assert lines[2] == "| 4 | 0.000125: 80.0%, 0.00025: 62.5% | 0.000125 | 75.0% | 75.0% | not reached |"
 
 
 def test_the_short_table_has_a_column_for_every_game(tmp_path: Path) -> None:

@@ -130,9 +130,8 @@ def updates(variants: Curves, game: Game) -> list[str]:
     That is the one with the largest mean success over the budget with the seed that is for this alone.
     """
     lines = [
-        f"| optimizer steps a training step | mean success over {game.budget:,} tokens by learning rate, seed "
-        f"{SELECTION_SEED} | chosen | success at {game.budget:,} tokens, other seeds (95% interval) | seeds | tokens to "
-        f"{TARGET:.0%} |",
+        f"| optimizer steps | mean success over {game.budget:,} tokens by learning rate, seed {SELECTION_SEED} "
+        f"| chosen | success at {game.budget:,} tokens, other seeds (95% interval) | seeds | tokens to {TARGET:.0%} |",
         "|---|---|---|---|---|---|",
     ]
     for steps in OPTIMIZER_STEPS:
@@ -141,13 +140,13 @@ def updates(variants: Curves, game: Game) -> list[str]:
         if not means:
             continue
         best = max(means, key=lambda rate: means[rate])
-        shown = ", ".join(f"{game.learning_rate * rate:.2g}: {percent(mean)}" for rate, mean in means.items())
+        shown = ", ".join(f"{game.learning_rate * rate:.3g}: {percent(mean)}" for rate, mean in means.items())
         curves = [curve for seed, curve in variants[update_variant(steps, best)].items() if seed != SELECTION_SEED]
         finals = [curve.at(game.budget) for curve in curves]
         tokens = price([curve.reaches(TARGET, game.budget) for curve in curves]) if curves else ""
         seeds = ", ".join(map(percent, finals))
         reached = success(finals) if finals else ""
-        lines.append(f"| {steps} | {shown} | {game.learning_rate * best:.2g} | {reached} | {seeds} | {tokens} |")
+        lines.append(f"| {steps} | {shown} | {game.learning_rate * best:.3g} | {reached} | {seeds} | {tokens} |")
     return lines
 
 
