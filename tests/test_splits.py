@@ -62,10 +62,17 @@ def seen_in_training(env: Any) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    "name", ["plan_path", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sokoban", "sudoku"))]
+    ("name", "options"),
+    [
+        ("plan_path", GAMES["plan_path"]),
+        *(pytest.param(name, GAMES[name], marks=pytest.mark.slow) for name in ("sokoban", "sudoku")),
+        # Those of the GPU recipes.
+        pytest.param("plan_path", {"size": 10, "wall_density": 0.2, "max_moves": 60}, marks=pytest.mark.slow),
+        pytest.param("sokoban", {"size": 6, "boxes": 1, "max_moves": 60}, marks=pytest.mark.slow),
+    ],
 )
-def test_no_board_of_validation_is_trained_on_nor_met_in_play(name: str) -> None:
-    assert seen_in_training(make(name, **GAMES[name])) == (0, 0)
+def test_no_board_of_validation_is_trained_on_nor_met_in_play(name: str, options: dict[str, Any]) -> None:
+    assert seen_in_training(make(name, **options)) == (0, 0)
 
 
 def test_a_key_is_what_no_move_changes() -> None:

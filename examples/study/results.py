@@ -193,7 +193,8 @@ def main() -> None:
         sys.stdout.write("\n".join([f"### {name}", "", *table(variants, GAMES[name]), ""]) + "\n")
         if UPDATES.keys() & variants.keys():
             sys.stdout.write("\n".join([f"### {name}, updates", "", *updates(variants, GAMES[name]), ""]) + "\n")
-        draw(variants, options.images / f"study_{name}.png", GAMES[name])
+        if BASE in variants:
+            draw(variants, options.images / f"study_{name}.png", GAMES[name])
 
 
 if __name__ == "__main__":
