@@ -233,6 +233,7 @@ def job_config(folder: Path, steps: int, seed: int, timeout: float) -> DictConfi
             f"actor_rollout_ref.rollout.agent.num_workers={WORKERS}",
             "data.max_prompt_length=64",
             "data.max_response_length=40",
+            "actor_rollout_ref.rollout.max_model_len=104",
             "trainer.logger=[]",
             "trainer.val_before_train=false",
             "trainer.save_freq=-1",
