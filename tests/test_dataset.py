@@ -33,7 +33,7 @@ def test_a_row_names_its_data_set(compose: Any, tmp_path: Path) -> None:
     """Validation reports by `data_source`, so each data set gets its own success."""
     pytest.importorskip("math_verify")
     files = {}
-    for name, tasks in (("train", 5), ("one", 2), ("two", 3)):
+    for name, tasks in (("train", 20), ("one", 2), ("two", 3)):
         files[name] = tmp_path / f"{name}.jsonl"
         lines = [json.dumps({"question": f"What is {name} {n} doubled?", "answer": str(2 * n)}) for n in range(tasks)]
         files[name].write_text("\n".join(lines))
