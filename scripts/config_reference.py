@@ -261,7 +261,8 @@ def wiring_table() -> str:
     targets = [target for node in ast.walk(wire) if isinstance(node, ast.Assign) for target in node.targets]
     names = [name for target in targets for name in (target.elts if isinstance(target, ast.Tuple) else [target])]
     keys = {ast.unparse(name).removeprefix("config.") for name in names if ast.unparse(name).startswith("config.")}
-    written = {key.replace("[SECTION]", ".at_grpo").replace("[SIZES]", ".at_grpo_tasks") for key in keys}
+    names = {"[SECTION]": ".at_grpo", "[SIZES]": ".at_grpo_tasks", "[DATA_SETS]": ".at_grpo_data_sets"}
+    written = {re.sub(r"\[.*\]", lambda name: names.get(name[0], name[0]), key) for key in keys}
     if written != set(WIRED):
         raise ValueError(f"WIRED does not fit trainer/verl_keys.py: {sorted(written ^ set(WIRED))}")
     return table(("key", "is set to"), [[f"`{key}`", meaning] for key, meaning in WIRED.items()])

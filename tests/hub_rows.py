@@ -57,6 +57,8 @@ HUB: dict[str, Callable[[int], dict[str, Any]]] = {
         "answer": f"{1 - n}",
         "year": "2024",
     },
+    "yentinglin/aime_2025": lambda n: {"id": n, "problem": f"Take {n} from 2.", "answer": f"{2 - n}", "year": "2025"},
+    "Hothan/OlympiadBench": lambda n: {"id": n, "question": f"Take {n} from 3.", "final_answer": [f"{3 - n}"]},
     "hf://datasets/codeparrot/apps/train.jsonl": _apps,
     "deepmind/code_contests": _code_contests,
     "hf://datasets/livecodebench/code_generation_lite/test6.jsonl": _livecodebench,
@@ -67,10 +69,14 @@ def overrides(config: DictConfig, folder: Path) -> list[str]:
     """Returns what puts stand-ins in the place of a composed recipe's data sets; everything else stays."""
     changes = []
     for split in ("train", "val"):
-        section = config.at_grpo.environment.get(split)
-        if section is not None and section.path in HUB:
-            row, path = HUB[section.path], folder / f"{split}.jsonl"
-            path.write_text("".join(json.dumps(row(number)) + "\n" for number in range(LENGTH)))
-            changes.append(f"at_grpo.environment.{split}.path={path}")
-            changes += [f"~at_grpo.environment.{split}.split"] if "split" in section else []
+        given = config.at_grpo.environment.get(split)
+        if given is None:
+            continue
+        named = {split: given} if "path" in given else {f"{split}.{name}": section for name, section in given.items()}
+        for option, section in named.items():
+            if section.path in HUB:
+                row, path = HUB[section.path], folder / f"{option}.jsonl"
+                path.write_text("".join(json.dumps(row(number)) + "\n" for number in range(LENGTH)))
+                changes.append(f"at_grpo.environment.{option}.path={path}")
+                changes += [f"~at_grpo.environment.{option}.{key}" for key in ("split", "subset") if key in section]
     return changes

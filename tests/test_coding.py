@@ -63,7 +63,11 @@ def of(agent: str, record: EpisodeRecord) -> list[Decision]:
 def test_tasks(tmp_path: Path) -> None:
     env = environment(tmp_path, max_tests=1)
     assert env.size("train") == env.size("val") == 3
-    assert env.task("val", 1).tests == (Call((1, 2), 3),)
+    assert env.task("train", 1).tests == (Call((1, 2), 3),)
+    assert len(env.task("val", 1).tests) > 1  # validation counts them all
+    assert environment(tmp_path, val_max_tests=1).task("val", 1).tests == (Call((1, 2), 3),)
+    section = sections(tmp_path)["val"]
+    assert environment(tmp_path, val={"a": section, "b": section}).data_sets("val") == {"a": 3, "b": 3}
     one, other = Problem(" Double\n it. ", EXCHANGES), Problem("double it.", EXCHANGES[:1])
     assert env.fingerprint(one) == env.fingerprint(other) != env.fingerprint(DOUBLE)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,3 +27,26 @@ def test_a_row_names_its_task(compose: Any, monkeypatch: pytest.MonkeyPatch, spl
     tasks = TeamTaskDataset(split, None, config.data)
     assert len(tasks) == size
     assert tasks[3] == {"raw_prompt": [], "index": 3, "split": split, "data_source": "plan_path"}
+
+
+def test_a_row_names_its_data_set(compose: Any, tmp_path: Path) -> None:
+    """Validation reports by `data_source`, so each data set gets its own success."""
+    pytest.importorskip("math_verify")
+    files = {}
+    for name, tasks in (("train", 20), ("one", 2), ("two", 3)):
+        files[name] = tmp_path / f"{name}.jsonl"
+        lines = [json.dumps({"question": f"What is {name} {n} doubled?", "answer": str(2 * n)}) for n in range(tasks)]
+        files[name].write_text("\n".join(lines))
+    config = compose(
+        "math_cpu",
+        f"at_grpo.environment.train.path={files['train']}",
+        f"+at_grpo.environment.val.one={{path: {files['one']}}}",
+        f"+at_grpo.environment.val.two={{path: {files['two']}}}",
+        "at_grpo.allow_overlap=true",
+        "at_grpo.val_tasks=4",
+        "at_grpo.environment.val.path=null",  # a recipe's own is taken away
+    )
+    wire(config, check_team_run(config))
+    sources = [TeamTaskDataset("val", None, config.data)[index]["data_source"] for index in range(4)]
+    assert sources == ["one", "one", "two", "two"]
+    assert TeamTaskDataset("train", None, config.data)[0]["data_source"] == "math"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from math_problems import DATA, GOLD, NAMES, QUESTION, Script, box, by_turn, epi
 from verl_atgrpo.environment import EnvironmentConfigError, make
 from verl_atgrpo.environments import math_team
 from verl_atgrpo.environments.math_answers import parse_answer
-from verl_atgrpo.environments.math_team import ASK_PROGRAM, ASK_REASONING, Math, MathTask
+from verl_atgrpo.environments.math_ensemble import MathDebate
+from verl_atgrpo.environments.math_team import ASK_REASONING, Math, MathTask, ask_program
 from verl_atgrpo.sandbox import extract_python, run_python
 from verl_atgrpo.team import EpisodeFailed
 
@@ -65,7 +67,7 @@ def test_the_two_answer_at_once_and_see_each_other_from_turn_2(tmp_path: Path) -
             "reasoner": by_turn(box("444"), box("555"), box(GOLD)),
         },
     )
-    for agent, ask in (("tool_user", ASK_PROGRAM), ("reasoner", ASK_REASONING)):
+    for agent, ask in (("tool_user", ask_program(env.libraries)), ("reasoner", ASK_REASONING)):
         prompts = [prompt_of(decision) for decision in of(agent, record)]
         assert len(prompts) == 3
         seen = [[number for number in ("111", "444", "222", "555", "333") if number in p] for p in prompts]
@@ -100,15 +102,35 @@ def test_the_reasoner_s_answer_counts(tmp_path: Path) -> None:
 def test_equal_programs_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
 
-    async def run(code: str) -> Any:
+    async def run(code: str, **options: Any) -> Any:
         ran.append(code)
-        return await run_python(code)
+        return await run_python(code, **options)
 
     monkeypatch.setattr(math_team, "run_python", run)
     env = Math(*sources(tmp_path), max_turns=1)
     replies = [program(1), program(2), program(1), program(1)]
     episode(env, {"tool_user": lambda prompt, k: replies[k], "reasoner": by_turn(box("3"))}, candidates=4)
     assert len(ran) == 2
+
+
+def test_programs_import_what_the_prompt_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(math_team, "LIMITS", replace(math_team.LIMITS, wall_seconds=600.0))  # on a busy machine
+    replies = [
+        "```python\nfrom sympy import *\nx = symbols('x')\nprint(solve(x - 738291)[0])\n```",
+        "```python\nimport numpy\nprint(int(numpy.arange(738292).max()))\n```",
+        "```python\nimport pytest\nprint(738291)\n```",
+    ]
+    for options, said, scores in (
+        ({}, "the standard library, sympy and numpy alone", [1, 1, 0.1]),
+        ({"libraries": ["numpy"]}, "the standard library and numpy alone", [0.1, 1, 0.1]),
+        ({"libraries": []}, "the standard library alone", [0.1, 0.1, 0.1]),
+    ):
+        env = Math(*sources(tmp_path), max_turns=1, **options)  # type: ignore[arg-type]
+        record = episode(env, {"tool_user": lambda p, k: replies[k], "reasoner": lambda p, k: "-"}, candidates=3)
+        (decision,) = of("tool_user", record)
+        assert said in prompt_of(decision)
+        assert [candidate.score.local for candidate in decision.candidates] == pytest.approx(scores)
+    assert Math(*sources(tmp_path), style="compact").libraries == ()
 
 
 def test_nothing_in_a_prompt_counts_as_an_answer_and_long_replies_are_cut(tmp_path: Path) -> None:
@@ -194,13 +216,38 @@ def test_an_answer_that_cannot_be_verified_fails_its_episode_before_anyone_is_as
     assert failure.value.reason == "gold"
 
 
+def test_several_data_sets_are_read_in_their_order(tmp_path: Path) -> None:
+    train, val = sources(tmp_path)
+    env = MathDebate(train, {"one": val, "gone": None, "two": train})
+    assert [env.task("val", index).question for index in range(2)] == [QUESTION + "val", QUESTION + "train"]
+    assert env.data_sets("val") == {"one": 1, "two": 1} and env.size("val") == 2
+    assert MathDebate(train, {"gone": None, **val}).data_sets("val") == env.data_sets("train") == {}
+
+
+@pytest.mark.skipif(not DATA.exists(), reason=f"the data sets are not at {DATA}")
+def test_the_validation_sets_of_the_recipes_are_read() -> None:
+    sets = {
+        "aime24": {"path": str(DATA / "aime24.jsonl"), "columns": {"question": "problem"}},
+        "olympiadbench": {"path": str(DATA / "olympiadbench_math.jsonl"), "columns": {"answer": "final_answer"}},
+    }
+    env = MathDebate({"path": str(DATA / "gsm8k_test.jsonl")}, sets)
+    assert env.data_sets("val")["aime24"] == 30 and env.data_sets("val")["olympiadbench"] >= 670
+
+
 @pytest.mark.parametrize(
     ("names", "options", "named"),
     [
         (NAMES, {"train": None}, "train=None"),
         (NAMES, {"val": {"path": "/nowhere.jsonl"}}, "val.path='/nowhere.jsonl'"),
+        (NAMES, {"val": {"a": {"path": "/nowhere.jsonl"}}}, "val.a.path='/nowhere.jsonl'"),
+        (NAMES, {"val": {"a": {"path": "x"}, "path": "y"}}, "val.path='y' stands beside the data sets a"),
+        (NAMES, {"val": {"a/b": {"path": "x"}}}, "val.a/b: a data set's name"),
         (NAMES[:2], {"style": "short"}, "style='short'"),
         (NAMES[2:], {"style": "full"}, "style is not an option"),
+        (NAMES[:3], {"libraries": "sympy"}, "libraries='sympy'"),
+        (NAMES[:3], {"libraries": ["a b"]}, "libraries=['a b']"),
+        (NAMES[:3], {"libraries": ["nonesuch"]}, "libraries=['nonesuch']"),
+        (NAMES[3:], {"libraries": []}, "libraries is not an option"),
         (NAMES[:2], {"max_turns": 0}, "max_turns=0"),
         (NAMES[:2], {"max_turns": "4"}, "max_turns='4'"),
         (NAMES[2:3], {"reasoners": 0}, "reasoners=0"),

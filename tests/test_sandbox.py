@@ -354,6 +354,34 @@ def test_a_machine_that_can_run_nothing_is_refused(monkeypatch: pytest.MonkeyPat
         make("plan_path")
 
 
+def test_a_program_reads_the_libraries_it_was_given_and_no_others(tmp_path: Path) -> None:
+    """The site-packages lie in a folder that programs do not see otherwise."""
+    for name in ("given", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"name = {name!r}\n")
+    sys.path.append(str(tmp_path))
+    try:
+        code = f"""
+import os, sys, given
+print(given.name, os.path.exists({str(tmp_path / "other")!r}), "site" in sys.modules)
+try:
+    open(given.__file__, "a")
+except OSError:
+    print("read only")
+import other
+"""
+        result = asyncio.run(run_python(code, libraries=("given",)))
+        assert not asyncio.run(run_python("import given")).ok
+        assert sandbox.importable("given", Limits()) == "" != sandbox.importable("no_such_library", Limits())
+    finally:
+        sys.path.remove(str(tmp_path))
+        sandbox.library_folders.cache_clear()
+        sandbox.importable.cache_clear()
+    assert "ModuleNotFoundError: No module named 'other'" in result.stderr
+    if isolation() == "namespaces":
+        assert result.stdout == "given False False\nread only\n"
+
+
 @pytest.mark.parametrize(
     ("reply", "code"),
     [

@@ -89,6 +89,13 @@ class Environment(ABC):
         """Returns how many tasks `split` has, or None if they are generated without end."""
         return None
 
+    def data_sets(self, split: Split) -> Mapping[str, int]:
+        """Returns the data sets that the tasks of `split` are from: name -> number of tasks, in the order of tasks.
+
+        Validation reports each by its name, and tasks that none of them covers by the environment's.
+        """
+        return {}
+
 
 def stable_hash(*parts: object) -> int:
     """Returns a 63-bit integer of `parts` that is the same in every process and Python version.

@@ -51,9 +51,9 @@ def read(metrics: Path) -> list[Point]:
         seconds += data.get("timing_s/step", 0.0)
         tokens += data.get("rollout/tokens", 0.0)
         difference = max(difference, data.get("training/rollout_probs_diff_max", 0.0))
-        for name, value in data.items():
-            if name.startswith("val-core/") and "/acc/mean@" in name:
-                points.append(Point(step, seconds, tokens, value, difference))
+        successes = [value for name, value in data.items() if name.startswith("val-core/") and "/acc/mean@" in name]
+        if successes:  # of several data sets the mean, each of them counting the same
+            points.append(Point(step, seconds, tokens, sum(successes) / len(successes), difference))
     if not points:
         raise ValueError(f"{metrics} holds no validation; set trainer.val_before_train=true and trainer.test_freq")
     return points

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import importlib.util
 import os
 import re
 import shutil
@@ -22,6 +23,8 @@ _SWEEP_SECONDS = 1.0
 """How long a run that was stopped is waited for: ending a fork bomb takes a while on a busy machine."""
 _RUNS = 3
 """How often a program is run that somebody else kills: the system when memory runs out, as a rule."""
+_NEEDS = {"sympy": ("mpmath",)}
+"""Package -> others that it cannot be imported without."""
 _slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
 
@@ -76,14 +79,17 @@ def isolation() -> str:
     raise RuntimeError(f"the sandbox cannot be set up: {error}")
 
 
-def _trial(level: str) -> str | None:
-    """Returns what keeps programs from running at `level`: an empty text if nothing does, None if it was killed."""
+def _trial(
+    level: str, code: str = "", limits: Limits = Limits(wall_seconds=20), libraries: tuple[str, ...] = ()
+) -> str | None:
+    """Returns what keeps a program from running at `level`: an empty text if nothing does, None if it was killed."""
     ours, theirs = socket.socketpair()
-    root = _make_root("")
+    root = _make_root(code, libraries)
     try:
         with ours, tempfile.TemporaryFile() as streams:
             with theirs:
-                POOL.start(_request(level, root, Limits(wall_seconds=20)), (*[streams.fileno()] * 3, theirs.fileno()))
+                request = _request(level, root, limits, libraries)
+                POOL.start(request, (*[streams.fileno()] * 3, theirs.fileno()))
             told = ours.recv(16)
             streams.seek(0)
             errors = streams.read().decode("utf-8", "replace").strip()
@@ -95,8 +101,35 @@ def _trial(level: str) -> str | None:
         _remove(root)
 
 
-async def run_python(code: str, *, stdin: str = "", limits: Limits = Limits()) -> ExecutionResult:
+@functools.cache
+def importable(library: str, limits: Limits) -> str:
+    """Returns why programs cannot import a package under `limits`, found by a trial run; "" if they can."""
+    if not library_folders((library,)):
+        return "it is not installed"
+    found = None
+    for _ in range(_RUNS):
+        if (found := _trial(isolation(), f"import {library}", limits, (library,))) is not None:
+            break
+    return "the trial is killed each time" if found is None else found.strip("\0\n").rpartition("\n")[2]
+
+
+@functools.cache
+def library_folders(libraries: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the folders of those packages that are installed, of what they need, and of their shared objects."""
+    folders: dict[str, None] = {}
+    for name in dict.fromkeys(need for library in libraries for need in (library, *_NEEDS.get(library, ()))):
+        spec = importlib.util.find_spec(name) if name.isidentifier() else None
+        for folder in (spec and spec.submodule_search_locations) or ():
+            folders |= dict.fromkeys(path for path in (folder, f"{folder}.libs") if os.path.isdir(path))
+    return tuple(os.path.abspath(folder) for folder in folders)
+
+
+async def run_python(
+    code: str, *, stdin: str = "", limits: Limits = Limits(), libraries: tuple[str, ...] = ()
+) -> ExecutionResult:
     """Runs `code` as a program of its own with `stdin` as its input, and leaves no process or file behind.
+
+    The program has the standard library, and of those `libraries`, by names of packages, what `importable` says.
 
     At most `os.cpu_count()` runs go on at once per event loop; `wall_seconds` starts when a run starts. A program that
     is killed, by itself or because the machine was out of memory, is run again, twice at most.
@@ -104,21 +137,23 @@ async def run_python(code: str, *, stdin: str = "", limits: Limits = Limits()) -
     """
     level = await asyncio.to_thread(isolation)
     async with _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(os.cpu_count() or 1)):
-        result = await _run_anew(level, code, stdin, limits)
+        result = await _run_anew(level, code, stdin, limits, libraries)
         for _ in range(_RUNS - 1):
             if result is not None and not _killed(result):
                 break
             POOL.counts["reruns"] += 1
-            result = await _run_anew(level, code, stdin, limits)
+            result = await _run_anew(level, code, stdin, limits, libraries)
     if result is None:
         raise RuntimeError("the sandbox could not be set up: what starts the programs is killed each time")
     return result
 
 
-async def _run_anew(level: str, code: str, stdin: str, limits: Limits) -> ExecutionResult | None:
-    root = _make_root(code)
+async def _run_anew(
+    level: str, code: str, stdin: str, limits: Limits, libraries: tuple[str, ...]
+) -> ExecutionResult | None:
+    root = _make_root(code, libraries)
     try:
-        return await _run(_request(level, root, limits), stdin, limits)
+        return await _run(_request(level, root, limits, libraries), stdin, limits)
     finally:
         await asyncio.to_thread(_remove, root)
 
@@ -129,15 +164,20 @@ def _killed(result: ExecutionResult) -> bool:
     return not stopped and result.returncode in (None, 128 + signal.SIGKILL)
 
 
-def _request(level: str, root: str, limits: Limits) -> Request:
+def _request(level: str, root: str, limits: Limits, libraries: tuple[str, ...]) -> Request:
     seconds = limits.wall_seconds + _SWEEP_SECONDS
-    return Request(level, root, seconds, limits.cpu_seconds, limits.memory_mb, limits.processes, limits.file_mb)
+    bounds = limits.cpu_seconds, limits.memory_mb, limits.processes, limits.file_mb
+    return Request(level, root, seconds, *bounds, library_folders(libraries))
 
 
-def _make_root(code: str) -> str:
+def _make_root(code: str, libraries: tuple[str, ...]) -> str:
     root = tempfile.mkdtemp(prefix="sandbox-")
     os.mkdir(os.path.join(root, "work"))
     os.mkdir(os.path.join(root, "inside"))
+    if libraries:
+        os.mkdir(os.path.join(root, "libraries"))
+    for folder in library_folders(libraries):
+        os.symlink(folder, os.path.join(root, "libraries", os.path.basename(folder)))
     with open(os.path.join(root, "main.py"), "w", encoding="utf-8", errors="replace", newline="") as file:
         os.fchmod(file.fileno(), 0o644)
         file.write(code)

@@ -17,7 +17,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, NoReturn
 
 LEVELS = ("namespaces", "landlock+seccomp", "seccomp", "rlimits")
@@ -35,7 +35,9 @@ _SET_DEATH_SIGNAL, _SET_SUBREAPER, _SET_NO_NEW_PRIVS = 1, 36, 38
 
 
 class Request(NamedTuple):
-    """One program to start: `root` holds its `main.py` and two empty folders, `work` and `inside`."""
+    """One program to start: `root` holds its `main.py`, two empty folders, `work` and `inside`, and where there are
+    libraries a folder `libraries` with a link to each.
+    """
 
     level: str
     root: str
@@ -45,6 +47,8 @@ class Request(NamedTuple):
     memory_mb: int
     processes: int
     file_mb: int
+    libraries: Sequence[str] = ()
+    """Folders of packages that the program may read, besides the system and the interpreter."""
 
 
 class _User(NamedTuple):
@@ -214,7 +218,7 @@ def _become_program(request: Request, user: _User) -> NoReturn:
     os.chdir(work)
     os.stat(python)  # a spare user may not reach it: fail before the mark, not as the program
     if "landlock" in request.level:
-        _restrict_files(request.root, work)
+        _restrict_files(request, work)
     if "seccomp" in request.level:
         _filter_system_calls()
     names, memory, file_size = "CPU AS NPROC FSIZE NOFILE CORE", request.memory_mb << 20, request.file_mb << 20
@@ -223,13 +227,20 @@ def _become_program(request: Request, user: _User) -> NoReturn:
         hard = resource.getrlimit(limit)[1] % (1 << 63)  # unlimited is -1; only root may raise this
         resource.setrlimit(limit, (min(value, hard), min(value + (name == "CPU"), hard)))
     environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": work, "TMPDIR": work}
+    isolated = ["-I"]
+    if request.libraries:
+        # -I, but for PYTHONPATH. BLAS takes memory and a process for each thread, of which a program has few.
+        isolated = ["-s", "-P"] if sys.version_info >= (3, 11) else ["-s"]
+        environment |= {"PYTHONPATH": f"{request.root}/libraries"}
+        environment |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     os.write(2, MARK)
-    os.execve(python, [python, "-I", "-S", "-B", "-X", "utf8", f"{request.root}/main.py"], environment)
+    os.execve(python, [python, *isolated, "-S", "-B", "-X", "utf8", f"{request.root}/main.py"], environment)
 
 
-def _readable() -> list[str]:
-    """Returns the folders that programs may read at the levels that restrict it: system and interpreter."""
-    return [path for path in dict.fromkeys((*_SYSTEM.split(), sys.base_prefix)) if os.path.isdir(path)]
+def _readable(request: Request) -> list[str]:
+    """Returns the folders that a program may read at the levels that restrict it: system, interpreter, libraries."""
+    folders = (*_SYSTEM.split(), sys.base_prefix, *request.libraries)
+    return [path for path in dict.fromkeys(folders) if os.path.isdir(path)]
 
 
 # ---------------------------------------------------------------------- namespaces
@@ -253,7 +264,7 @@ def _wall_off(request: Request, user: _User) -> None:
     _mount("none", "/", _PRIVATE_REC)
     _mount("tmpfs", inside, _NOSUID_NODEV, "size=1m,mode=755")
     os.mkdir(f"{inside}/proc")
-    for path in (*_readable(), *_DEVICES, root):
+    for path in (*_readable(request), *_DEVICES, root):
         if os.path.isdir(path):
             os.makedirs(inside + path, exist_ok=True)
         else:
@@ -278,7 +289,7 @@ def _mount(source: str, target: str, flags: int, options: str = "") -> None:
 # ---------------------------------------------------------------------- Landlock
 
 
-def _restrict_files(root: str, work: str) -> None:
+def _restrict_files(request: Request, work: str) -> None:
     """Denies this process every file but those of `_wall_off`, and all sight into processes other than its own.
 
     Raises OSError where the kernel is older than 6.2: its Landlock would let files be truncated.
@@ -289,7 +300,7 @@ def _restrict_files(root: str, work: str) -> None:
     if _check(_libc.syscall(create, None, 0, 1)) < 3:
         raise OSError("Landlock is older than Linux 6.2")
     rules = _check(_libc.syscall(create, ctypes.byref(ctypes.c_uint64(everything)), 8, 0))
-    allowed = dict.fromkeys((*_readable(), root), execute | read_file | read_folder)
+    allowed = dict.fromkeys((*_readable(request), request.root), execute | read_file | read_folder)
     allowed |= dict.fromkeys(_DEVICES, read_file | write_file | truncate) | {work: everything}
     for path, rights in allowed.items():
         beneath = os.open(path, os.O_PATH)

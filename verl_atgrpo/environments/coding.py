@@ -11,6 +11,7 @@ import functools
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar, Literal, TypeAlias
 
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score, Split
@@ -18,6 +19,7 @@ from verl_atgrpo.environments.coding_formats import read_problems
 from verl_atgrpo.environments.coding_replies import parse_test
 from verl_atgrpo.environments.options import check_choice, check_isolation, check_whole_numbers
 from verl_atgrpo.environments.programs import Call, Exchange, Problem, Test, Verdict, judge
+from verl_atgrpo.environments.records import data_sets
 from verl_atgrpo.environments.workflow import STYLES, Style, once
 from verl_atgrpo.sandbox import Limits, extract_python
 from verl_atgrpo.team import Team
@@ -60,14 +62,17 @@ class Code(Environment):
         memory_mb: int = 256,
         require_isolation: bool = False,
         style: Style = "full",
+        val_max_tests: int | None = None,
     ) -> None:
         """Reads the data sets.
 
         Args:
             train: training tasks: a section as `coding_formats.read_problems` takes.
-            val: validation tasks, in the same form.
+            val: validation tasks, in the same form. Either may be several sections by names of one's own; validation
+                reports the success on each by its name.
             max_turns: turns of an episode (T).
-            max_tests: golden tests of a task that count, the first ones; it bounds what judging a program costs.
+            max_tests: golden tests of a training task that count, the first ones; it bounds what judging a program
+                costs.
             tester_reward: `golden` gives .2 for a test in the agreed format and .8 if the data's solution passes it,
                 as the paper does; `format` gives the .2 alone, for data without solutions.
             cpu_seconds: time that a program has for one test (a function: for all of them); four times that, and two
@@ -75,6 +80,7 @@ class Code(Environment):
             memory_mb: address space of a program, in MiB.
             require_isolation: refuses machines where programs do not run in namespaces of their own.
             style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
+            val_max_tests: the same bound for validation tasks; null counts all tests.
 
         Raises:
             EnvironmentConfigError: a value that does not make sense, data that cannot be read, or a machine where
@@ -83,13 +89,22 @@ class Code(Environment):
         check_whole_numbers(
             max_turns=(max_turns, 1), max_tests=(max_tests, 1), cpu_seconds=(cpu_seconds, 1), memory_mb=(memory_mb, 64)
         )
+        if val_max_tests is not None:
+            check_whole_numbers(val_max_tests=(val_max_tests, 1))
         check_choice("style", style, STYLES)
         check_choice("tester_reward", tester_reward, ("golden", "format"))
         check_isolation(require_isolation)
-        self._problems: dict[Split, tuple[Problem, ...]] = {
-            "train": read_problems(train, "train", max_tests),
-            "val": read_problems(val, "val", max_tests),
-        }
+        self._problems: dict[Split, tuple[Problem, ...]] = {}
+        self._data_sets: dict[Split, dict[str, int]] = {}
+        sources: tuple[tuple[Split, object, int | None], ...] = (
+            ("train", train, max_tests),
+            ("val", val, val_max_tests),
+        )
+        for split, source, most in sources:
+            parts = data_sets(source, split).items()
+            read = {name: read_problems(section, where, most) for name, (where, section) in parts}
+            self._problems[split] = tuple(chain.from_iterable(read.values()))
+            self._data_sets[split] = {name: len(problems) for name, problems in read.items() if name}
         if tester_reward == "golden" and not any(problem.solution for problem in self._problems["train"]):
             raise EnvironmentConfigError(
                 "at_grpo.environment.tester_reward='golden': the data of train have no solutions; use format"
@@ -107,6 +122,10 @@ class Code(Environment):
     def size(self, split: Split) -> int:
         """Returns how many problems of `split` have tests."""
         return len(self._problems[split])
+
+    def data_sets(self, split: Split) -> dict[str, int]:
+        """Returns the named data sets of `split`, and how many problems each has."""
+        return self._data_sets[split]
 
     def fingerprint(self, task: Problem) -> str:
         """Returns the statement without its spacing and case."""
@@ -217,9 +236,11 @@ class SingleCode(Code):
         memory_mb: int = 256,
         require_isolation: bool = False,
         style: Style = "full",
+        val_max_tests: int | None = None,
     ) -> None:
         """Takes the team's options, but for the tester's."""
-        super().__init__(train, val, max_turns, max_tests, "format", cpu_seconds, memory_mb, require_isolation, style)
+        limits = cpu_seconds, memory_mb
+        super().__init__(train, val, max_turns, max_tests, "format", *limits, require_isolation, style, val_max_tests)
 
     async def run(self, task: Problem, team: Team) -> Outcome:
         """Plays one episode; success means that the last program passes all golden tests."""

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import ClassVar
 
 from verl_atgrpo.environment import Outcome
 from verl_atgrpo.environments.math_answers import majority
-from verl_atgrpo.environments.math_team import ASK_PROGRAM, ASK_REASONING, MathEnvironment, MathTask, dialogue
-from verl_atgrpo.environments.options import check_isolation, check_whole_numbers
+from verl_atgrpo.environments.math_team import (
+    ASK_REASONING,
+    LIMITS,
+    MathEnvironment,
+    MathTask,
+    ask_program,
+    dialogue,
+)
+from verl_atgrpo.environments.options import check_isolation, check_libraries, check_whole_numbers
 from verl_atgrpo.team import Team
 
 
@@ -27,6 +35,7 @@ class MathEnsemble(MathEnvironment):
         reasoners: int = 2,
         tool_users: int = 1,
         require_isolation: bool = False,
+        libraries: Sequence[str] | None = None,
     ) -> None:
         """Reads the problems.
 
@@ -36,27 +45,31 @@ class MathEnsemble(MathEnvironment):
             reasoners: how many answer by reasoning.
             tool_users: how many answer by a program.
             require_isolation: refuses machines where programs do not run in namespaces of their own.
+            libraries: packages that programs may import beside the standard library; they must be able to. Without it
+                sympy and numpy, as far as they are installed.
 
         Raises EnvironmentConfigError as `MathEnvironment` does, for a number below 1, or if programs cannot be run so.
         """
         check_whole_numbers(reasoners=(reasoners, 1), tool_users=(tool_users, 1))
         check_isolation(require_isolation)
         super().__init__(train, val)
+        self.libraries = check_libraries(libraries, LIMITS)
         self.reasoners = reasoners
         self.tool_users = tool_users
 
     async def run(self, task: MathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the judge's answer is correct."""
         await self.check(task)
+        ask = ask_program(self.libraries)
         names = [f"reasoner {number + 1}" for number in range(self.reasoners)]
         tools = [f"tool user {number + 1}" for number in range(self.tool_users)]
         attempts = await asyncio.gather(
             *(self.reason(team.reasoner, task, dialogue(name, task, [], ASK_REASONING)) for name in names),
-            *(self.compute(team.tool_user, task, dialogue(name, task, [], ASK_PROGRAM)) for name in tools),
+            *(self.compute(team.tool_user, task, dialogue(name, task, [], ask)) for name in tools),
         )
         said = [attempt.told(f"The {name}") for name, attempt in zip(names + tools, attempts, strict=True)]
-        ask = f"Some of them may be wrong: decide. {ASK_REASONING}"
-        verdict = await self.reason(team.judge, task, dialogue("judge", task, said, ask))
+        decide = f"Some of them may be wrong: decide. {ASK_REASONING}"
+        verdict = await self.reason(team.judge, task, dialogue("judge", task, said, decide))
         return await self.outcome(task, verdict.answer)
 
 

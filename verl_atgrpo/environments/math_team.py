@@ -12,6 +12,7 @@ import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar
 
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score, Split
@@ -22,10 +23,16 @@ from verl_atgrpo.environments.math_answers import (
     parse_printed,
     verifiable,
 )
-from verl_atgrpo.environments.options import check_choice, check_installed, check_isolation, check_whole_numbers
-from verl_atgrpo.environments.records import read_records
+from verl_atgrpo.environments.options import (
+    check_choice,
+    check_installed,
+    check_isolation,
+    check_libraries,
+    check_whole_numbers,
+)
+from verl_atgrpo.environments.records import data_sets, read_records
 from verl_atgrpo.environments.workflow import STYLES, Style, once
-from verl_atgrpo.sandbox import extract_python, run_python
+from verl_atgrpo.sandbox import Limits, extract_python, run_python
 from verl_atgrpo.team import Agent, EpisodeFailed, Team
 
 logger = logging.getLogger(__name__)
@@ -37,10 +44,18 @@ SHOWN = 1500
 _COMPACT = 8
 """Characters of an earlier answer, from its start, that compact prompts show."""
 ASK_REASONING = r"Reason step by step. End with the final answer in \boxed{}, and nothing but the answer in it."
-ASK_PROGRAM = (
-    "Write one ```python block. The program has the standard library alone and must print the final answer as its "
-    "last line, with nothing else in that line. Several answers are separated by commas."
-)
+LIMITS = Limits(cpu_seconds=5, wall_seconds=30.0, memory_mb=1024)
+"""Bounds on a program that may import sympy and numpy: the import alone takes .6 s of CPU time (docs/sandbox.md)."""
+
+
+def ask_program(libraries: Sequence[str]) -> str:
+    """Returns the words that ask for a program, which may import `libraries`."""
+    packages = ["the standard library", *libraries]
+    listed = f"{', '.join(packages[:-1])} and {packages[-1]}" if libraries else packages[0]
+    return (
+        f"Write one ```python block. The program has {listed} alone and must print the final answer as its "
+        "last line, with nothing else in that line. Several answers are separated by commas."
+    )
 
 
 @dataclass(frozen=True)
@@ -79,6 +94,8 @@ class MathEnvironment(Environment):
 
     style: Style = "full"
     """How prompts are put, and how strictly answers are read."""
+    libraries: tuple[str, ...] = ()
+    """What programs may import beside the standard library."""
 
     def __init__(self, train: object = None, val: object = None) -> None:
         """Reads the problems.
@@ -86,16 +103,20 @@ class MathEnvironment(Environment):
         Args:
             train: section of the training problems: `path`, and where needed `columns` (question, answer), `split`
                 and `subset`, as `records.read_records` takes it.
-            val: the same for validation.
+            val: the same for validation. Either may be several sections by names of one's own; validation reports the
+                success on each by its name.
 
         Raises EnvironmentConfigError if math-verify is missing, or a section cannot be read or has no problem with
         an answer that can be verified.
         """
         check_installed("math_verify", "math-verify, which checks answers,", "math")
-        self._tasks: dict[Split, tuple[MathTask, ...]] = {
-            "train": _read_tasks(train, "train"),
-            "val": _read_tasks(val, "val"),
-        }
+        self._tasks: dict[Split, tuple[MathTask, ...]] = {}
+        self._data_sets: dict[Split, dict[str, int]] = {}
+        sources: tuple[tuple[Split, object], ...] = ("train", train), ("val", val)
+        for split, source in sources:
+            read = {name: _read_tasks(section, where) for name, (where, section) in data_sets(source, split).items()}
+            self._tasks[split] = tuple(chain.from_iterable(read.values()))
+            self._data_sets[split] = {name: len(tasks) for name, tasks in read.items() if name}
 
     def task(self, split: Split, index: int) -> MathTask:
         """Returns problem `index` of `split`, in the order of the data set."""
@@ -104,6 +125,10 @@ class MathEnvironment(Environment):
     def size(self, split: Split) -> int:
         """Returns how many problems `split` has."""
         return len(self._tasks[split])
+
+    def data_sets(self, split: Split) -> dict[str, int]:
+        """Returns the named data sets of `split`, and how many problems each has."""
+        return self._data_sets[split]
 
     def fingerprint(self, task: MathTask) -> str:
         """Returns the problem's text without case, blanks, punctuation and LaTeX that is layout alone."""
@@ -159,7 +184,8 @@ class MathEnvironment(Environment):
         code = self._program(reply)
         if code is None:
             return Attempt(reply, None, "")
-        result = await run_python(code)
+        limits = LIMITS if self.libraries else Limits()
+        result = await run_python(code, limits=limits, libraries=self.libraries)
         answer = parse_printed(result.stdout, self.style) if result.ok else None
         return Attempt(reply, answer, result.stdout.strip()[-500:], result.ok)
 
@@ -181,6 +207,7 @@ class Math(MathEnvironment):
         max_turns: int = 4,
         require_isolation: bool = False,
         style: Style = "full",
+        libraries: Sequence[str] | None = None,
     ) -> None:
         """Reads the problems.
 
@@ -190,6 +217,8 @@ class Math(MathEnvironment):
             max_turns: bounds the turns until the two agree (T).
             require_isolation: refuses machines where programs do not run in namespaces of their own.
             style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
+            libraries: packages that programs may import beside the standard library; they must be able to. Without it
+                sympy and numpy, as far as they are installed; none with `style: compact`.
 
         Raises EnvironmentConfigError as `MathEnvironment` does, for a value that does not make sense, or if programs
         cannot be run so.
@@ -200,6 +229,7 @@ class Math(MathEnvironment):
         super().__init__(train, val)
         self.max_turns = max_turns
         self.style = style
+        self.libraries = check_libraries([] if libraries is None and style == "compact" else libraries, LIMITS)
 
     async def run(self, task: MathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the reasoner's last answer is correct."""
@@ -221,7 +251,7 @@ class Math(MathEnvironment):
         """Returns the tool user's question after some turns without agreement."""
         if self.style == "compact":
             return _compact("tool", task, turns)
-        return dialogue("tool user", task, _history(turns), ASK_PROGRAM)
+        return dialogue("tool user", task, _history(turns), ask_program(self.libraries))
 
     def reasoner_prompt(self, task: MathTask, turns: Sequence[Turn]) -> list[Message]:
         """Returns the reasoner's question after some turns without agreement."""

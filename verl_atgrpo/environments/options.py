@@ -6,13 +6,17 @@ import functools
 import importlib.util
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from verl_atgrpo import sandbox
 from verl_atgrpo.environment import EnvironmentConfigError
 from verl_atgrpo.sandbox_launcher import LEVELS
 
 logger = logging.getLogger(__name__)
+
+MATHEMATICS = ("sympy", "numpy")
+"""Packages that programs for mathematics may import where they can."""
 
 
 def check_installed(module: str, package: str, extra: str) -> None:
@@ -66,6 +70,28 @@ def check_isolation(require_isolation: object) -> None:
             f"at_grpo.environment.require_isolation=true: programs run at level {level} here, not {walled}; "
             "let the job create user namespaces (docs/sandbox.md), or set it to false"
         )
+
+
+def check_libraries(libraries: object, limits: sandbox.Limits) -> tuple[str, ...]:
+    """Returns the packages that programs may import beside the standard library.
+
+    Args:
+        libraries: their names; raises EnvironmentConfigError for one that programs cannot import here. None for those
+            of `MATHEMATICS` that they can.
+        limits: of the programs. A trial run for each package finds out.
+    """
+    limits = replace(limits, wall_seconds=600.0)  # a busy machine must not change the prompts
+    if libraries is None:
+        return tuple(name for name in MATHEMATICS if not sandbox.importable(name, limits))
+    where = f"at_grpo.environment.libraries={libraries!r}"
+    if isinstance(libraries, str) or not isinstance(libraries, Sequence):
+        raise EnvironmentConfigError(f"{where}: a list of packages, as [sympy, numpy], or []")
+    for name in libraries:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise EnvironmentConfigError(f"{where}: {name!r} is not the name of a package")
+        if why := sandbox.importable(name, limits):
+            raise EnvironmentConfigError(f"{where}: programs cannot import {name}: {why}; install it or leave it out")
+    return tuple(libraries)
 
 
 @functools.cache

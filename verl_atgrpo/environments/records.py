@@ -66,6 +66,31 @@ def read_records(
             yield {ours: row.get(theirs) for ours, theirs in names.items()}
 
 
+def data_sets(source: object, option: str) -> dict[str, tuple[str, object]]:
+    """Returns the data sets of an option: name -> the option's path for messages, and the section to read.
+
+    The option is one section, then the name is "", or a mapping from names to sections; names whose section is null
+    are left out, so that a recipe laid over another can take them away. Raises EnvironmentConfigError for a mapping
+    of anything else, and for a name that a metric's name cannot hold.
+    """
+    if not isinstance(source, Mapping):
+        return {"": (option, source)}
+    given = {str(name): section for name, section in source.items() if section is not None}
+    if not any(isinstance(section, Mapping) for name, section in given.items() if name != "columns"):
+        return {"": (option, given)}
+    where = f"at_grpo.environment.{option}"
+    for name, section in given.items():
+        if not isinstance(section, Mapping):
+            others = ", ".join(other for other, value in given.items() if isinstance(value, Mapping))
+            raise EnvironmentConfigError(
+                f"{where}.{name}={section!r} stands beside the data sets {others}: give it a name as well, or set "
+                "those to null"
+            )
+        if not re.fullmatch(r"[\w.-]+", name):
+            raise EnvironmentConfigError(f"{where}.{name}: a data set's name has letters, digits, '.', '_' and '-'")
+    return {name: (f"{option}.{name}", section) for name, section in given.items()}
+
+
 @contextmanager
 def _reporting(where: str, path: str) -> Iterator[None]:
     """Turns what readers raise into one line: RuntimeError is datasets' for data that only a script can load."""

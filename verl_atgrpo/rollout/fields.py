@@ -38,7 +38,7 @@ def episode_fields(
             keeps a field only if every row has it.
         turns: decisions of the episode.
         info: `reward_extra_info` of every row.
-        data_source: the environment's name.
+        data_source: the name that validation reports the task under.
         position_ids: for models whose positions are not simply 0, 1, 2, ...
 
     Raises:

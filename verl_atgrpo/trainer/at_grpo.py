@@ -271,7 +271,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         self.watch.collect(self.agent_loop_manager, self.global_steps)
 
     def _validate(self) -> dict[str, float]:
-        """Returns the team's success on the validation tasks (`val-core/<environment>/acc/mean@n`)."""
+        """Returns the team's success on the validation tasks (`val-core/<environment or data set>/acc/mean@n`)."""
         sample = self.replay_buffer.sample
 
         def announced(*args: Any, **kwargs: Any) -> Any:

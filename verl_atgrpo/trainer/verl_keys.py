@@ -7,7 +7,7 @@ from omegaconf import DictConfig, open_dict
 from verl_atgrpo.config import SECTION, AtGrpoConfig
 from verl_atgrpo.environment import Environment, Split
 from verl_atgrpo.policy_config import EXPANDED
-from verl_atgrpo.trainer.dataset import SIZES
+from verl_atgrpo.trainer.dataset import DATA_SETS, SIZES
 
 
 def wire(config: DictConfig, environment: Environment) -> None:
@@ -26,6 +26,9 @@ def wire(config: DictConfig, environment: Environment) -> None:
         # The dataset is handed `data` alone.
         config.data[SECTION] = config[SECTION]
         config.data[SIZES] = {split: settings.split_size(environment, split) for split in splits}
+        config.data[DATA_SETS] = {
+            split: [[*pair] for pair in environment.data_sets(split).items()] for split in splits
+        }
         config.algorithm.at_grpo_estimator = config[SECTION].get("estimator", "at_grpo")
         # verl's own way to replace an episode that failed; it fetches tasks one by one.
         config.trainer.v1.sampler.sync_refill_failed_groups = True
