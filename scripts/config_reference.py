@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from config_reference_text import HEAD, OF_BASE, OF_ENVIRONMENTS, OF_PRESETS, OF_REFUSALS, OF_WIRING, WIRED
+from config_reference_text import HEAD, OF_BASE, OF_ENVIRONMENTS, OF_KEYS, OF_PRESETS, OF_REFUSALS, OF_WIRING, WIRED
 from message_templates import templates_of
 
 from verl_atgrpo import environment
@@ -28,6 +28,7 @@ from verl_atgrpo.config import AtGrpoConfig
 from verl_atgrpo.environments.replayed_game import ReplayedGame
 from verl_atgrpo.estimator import PRESETS, EstimatorSpec
 from verl_atgrpo.group_filter import GroupFilter
+from verl_atgrpo.key_table import TABLE, Default, Given, Like, Positive, Row
 from verl_atgrpo.policy_config import PolicySettings
 from verl_atgrpo.report.settings import RecordSettings
 
@@ -60,7 +61,7 @@ def page() -> str:
         parts += dataclass_sections(prefix, cls)
     parts += [OF_PRESETS, preset_table()]
     parts += [OF_ENVIRONMENTS, *environment_sections()]
-    parts += [OF_BASE, base_table(), OF_WIRING, wiring_table(), OF_REFUSALS, refusals()]
+    parts += [OF_BASE, base_table(), OF_WIRING, wiring_table(), OF_KEYS, *key_sections(), OF_REFUSALS, refusals()]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
@@ -266,6 +267,42 @@ def wiring_table() -> str:
     if written != set(WIRED):
         raise ValueError(f"WIRED does not fit trainer/verl_keys.py: {sorted(written ^ set(WIRED))}")
     return table(("key", "is set to"), [[f"`{key}`", meaning] for key, meaning in WIRED.items()])
+
+
+def key_sections() -> Iterator[str]:
+    """Yields the table of verl's keys, section by section."""
+    for section in TABLE:
+        title = f"`{section.prefix}`" if section.prefix else "Whole sections"
+        rows = [[", ".join(f"`{name}`" for name in row.patterns), row.status, key_words(row)] for row in section.rows]
+        yield f"### {title}\n\n" + table(("key", "here", ""), rows)
+
+
+def key_words(row: Row) -> str:
+    """Returns what is to be said of a row beside its status."""
+    said = []
+    if row.status == "works":
+        if row.values:
+            said.append(f"one of {', '.join(map(value_words, row.values))}")
+        if row.beside is not None:
+            key, values = row.beside
+            said.append(f"with `{key}`: {' or '.join(map(value_words, values))}; refused without")
+        said += [row.text] if row.text else []
+        said.append(f"read by `{row.reader.rpartition(':')[2].rpartition('.')[2]}`")
+        return "; ".join(said)
+    if row.status == "refused":
+        said.append(f"but for {' or '.join(map(value_words, row.values))}")
+    return "; ".join([*said, row.text, *([row.remedy] if row.remedy else [])])
+
+
+def value_words(value: object) -> str:
+    """Returns a value of a row, or what stands for several, in words."""
+    if isinstance(value, Default):
+        return "verl's default"
+    if isinstance(value, Given):
+        return "a value"
+    if isinstance(value, Positive):
+        return "a number above 0"
+    return f"what `{value.key}` is" if isinstance(value, Like) else yaml_words(value)
 
 
 def refusals() -> str:

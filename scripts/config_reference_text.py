@@ -5,8 +5,8 @@ HEAD = """
 
 <!-- Written by scripts/config_reference.py out of the code: change the docstrings there, then run it. -->
 
-A job of verl-atgrpo is a job of verl: every key of verl means what it means there, but for those at the end of this
-page. Ours are in the section `at_grpo:`, which `trainer.v1.trainer_mode=at_grpo` needs. Recipes list all of them, so
+A job of verl-atgrpo is a job of verl, and [each key of verl's](#verls-keys) works, is refused, or has no meaning here.
+Ours are in the section `at_grpo:`, which `trainer.v1.trainer_mode=at_grpo` needs. Recipes list all of them, so
 on the command line it is `at_grpo.candidates=8`, without `+`. A key, an option or a value that nobody knows is refused
 before Ray starts, in one line that names it.
 
@@ -46,7 +46,7 @@ verl, which a recipe may change where nothing below refuses it.
 OF_WIRING = """
 ## What the trainer sets of verl
 
-These follow from `at_grpo:`. What a recipe says there is overwritten.
+These follow from `at_grpo:`. A recipe that says something else of the tasks or of who plays them is refused.
 """
 
 WIRED = {
@@ -66,10 +66,26 @@ WIRED = {
 }
 """What `trainer.verl_keys.wire` sets; the generator compares the keys with its source."""
 
+OF_KEYS = """
+## verl's keys
+
+Every key of `ppo_trainer` in verl 0.9.1, and what it does in a job with a team. Keys are below the section's; `*` is
+one part of a key, `**` any number of parts, and where two rows fit a key, the one with the most letters holds.
+
+- **works**: the value reaches the code that is named; tests look for the key in it.
+- **refused**: any other value than the one named ends the command before Ray starts, in one line that names the key,
+  the value and what would do.
+- **no meaning**: any value is accepted, and nothing here depends on it.
+
+The same holds of the keys in a policy's block (`at_grpo.policies.<name>`), whose `model`, `actor`, `optim` and
+`rollout` are laid over `actor_rollout_ref`. A key that verl does not have is refused; sections of the first level
+that are neither verl's nor ours are a recipe's own, for its interpolations.
+"""
+
 OF_REFUSALS = """
 ## What is refused
 
-Beyond values that make no sense, these settings of verl are refused, because they would have no effect or another one
-than they seem to have. `…` stands for values, and at the beginning of a line for `actor_rollout_ref` or a policy's
-block.
+Beyond values that make no sense and what the table above refuses, these settings are refused, because they would have
+no effect beside others, or another one than they seem to have. `…` stands for values, and at the beginning of a line
+for `actor_rollout_ref` or a policy's block.
 """

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
+from verl_atgrpo.key_table import TABLE
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 
@@ -105,6 +107,10 @@ def templates() -> list[Any]:
                 known = dict(re.findall(r'(?m)^([A-Z_]+) = "(.*)"$', there.read_text()))
                 names |= {name: known[name] for name in re.findall(r"\w+", line) if name in known}
         found += [t for t in script("message_templates").templates_of(source, names) if t.letters >= 12]
+    for row in (row for section in TABLE for row in section.rows if row.status == "refused"):
+        pause = " " if row.text.startswith("has no effect") else ": "
+        source = f'raise E(f"{{key}}={{value}}{pause}{row.text}, {row.remedy or "set it to {value}"}")'
+        found += script("message_templates").templates_of(source, {})
     return found
 
 

@@ -116,13 +116,6 @@ def test_asynchronous_keys_are_refused_in_sync_mode(overrides: str, beginning: s
             "bypass_mode to false",
         ),
         (f"{BYPASS} {CORRECTION}.rollout_rs=token_k1", f"{CORRECTION}.rollout_rs=token_k1 is ignored", "null"),
-        (f"{CORRECTION}.loss_type=reinforce", f"{CORRECTION}.loss_type=reinforce is ignored", "ppo_clip"),
-        (
-            "trainer.v1.sampler.custom_sampler.path=mine.py",
-            "trainer.v1.sampler.custom_sampler.path=mine.py",
-            "set it to null",
-        ),
-        ("skip.rollout_tq.enable=true", "skip.rollout_tq.enable=true", "set it to false"),
     ],
 )
 def test_what_no_mode_heeds_is_refused_in_every_mode(recipe: str, overrides: str, beginning: str, remedy: str) -> None:

@@ -80,8 +80,11 @@ def test_an_adapters_checkpoint_holds_no_whole_model(compose: Any, caplog: pytes
         ("actor: {ppo_max_token_len_per_gpu: 6143}", "actor.ppo_max_token_len_per_gpu=6143: .* at least 6144"),
         ("rollout: {log_prob_max_token_len_per_gpu: 6143}", "rollout.log_prob_max_token_len_per_gpu=6143"),
         ("rollout: {tensor_model_parallel_size: 3}", "rollout.tensor_model_parallel_size=3: .* has 8 devices"),
+        ("rollout: {n_gpus_per_node: 4}", "rollout.n_gpus_per_node=4: .* 8 devices of a node"),
+        ("rollout: {response_length: 64}", "rollout.response_length=64 has no effect"),
+        ("model: {lora_alpha: 8}", "model.lora_alpha=8 has no effect beside .*lora_rank=0"),
         ("rollout: {expert_parallel_size: 2}", "rollout.expert_parallel_size=2: set it to 1, or to 1"),
-        ("model: {lora_adapter_path: adapter}", "model.lora_adapter_path=adapter: .* lora_rank"),
+        ("model: {lora_adapter_path: adapter}", "model.lora_adapter_path=adapter has no effect beside .*lora_rank=0"),
     ],
 )
 def test_what_holds_for_the_job_holds_for_every_policy(compose: Any, block: str, message: str) -> None:

@@ -135,7 +135,7 @@ def test_recipes_spell_out_every_key_with_its_default(compose: Any) -> None:
             "false",
         ),
         ("+actor_rollout_ref.actor.router_replay.mode=R3", "actor.router_replay.mode=R3", "R2"),
-        ("critic.enable=true", "critic.enable=True", "false"),
+        ("critic.enable=true", "critic.enable=true", "false"),
         ("trainer.critic_warmup=5", "trainer.critic_warmup=5", "0"),
         ("actor_rollout_ref.actor.checkpoint.async_save=true", "async_save=true", "false"),
         ("at_grpo.val_tasks=0", "at_grpo.val_tasks=0", "above 0"),

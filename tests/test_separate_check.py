@@ -66,7 +66,6 @@ def test_what_works_with_servers_of_their_own_is_accepted(overrides: str, cpu: N
     [
         ("at_grpo.placement=split", "at_grpo.placement=split", "set it to colocated"),
         (f"{SECTION}.parameter_sync_step=4", f"{SECTION}.parameter_sync_step=4", "set it to 1"),
-        (f"{SECTION}.hybrid_rollout.enable_switch=true", f"{SECTION}.hybrid_rollout.enable_switch=true", "false"),
         (f"{SECTION}.num_warmup_batches=0", f"{SECTION}.num_warmup_batches=0", "above 0"),
         (
             f"{SECTION}.num_warmup_batches=2.5",

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_atgrpo.config import MODES, SECTION, ConfigError
+from verl_atgrpo.key_check import leaves, verls_defaults
 from verl_atgrpo.separate_check import check_separate, check_shared
 
 _CORRECTION = "algorithm.rollout_correction"
@@ -26,17 +25,6 @@ def check_mode(config: DictConfig, mode: str, policies: Mapping[str, DictConfig]
         mode: `at_grpo.mode`, one of `config.MODES`.
         policies: key of a policy's section -> the section, with what `actor_rollout_ref` has.
     """
-    for name in ("path", "name"):
-        if (value := OmegaConf.select(config, f"{_SAMPLER}.custom_sampler.{name}")) is not None:
-            raise ConfigError(
-                f"{_SAMPLER}.custom_sampler.{name}={value}: the trainer relies on verl's own sampler to replace "
-                "failed episodes, set it to null"
-            )
-    if OmegaConf.select(config, "skip.rollout_tq.enable"):
-        raise ConfigError(
-            "skip.rollout_tq.enable=true: the trainer submits tasks itself, so no rollout would be skipped; set it to "
-            "false"
-        )
     _check_bypass(config)
     ignored = [other for other in MODES if other != mode] + (["sampler.max_off"] if mode == "sync" else [])
     for name, value in itertools.chain(*(_changed(config, beginning) for beginning in ignored)):
@@ -64,27 +52,12 @@ def check_mode(config: DictConfig, mode: str, policies: Mapping[str, DictConfig]
             )
 
 
-@functools.cache
-def _verls_defaults() -> dict[str, Any]:
-    """verl's own trainer.v1, which a job's starts from."""
-    import verl
-
-    loaded = OmegaConf.load(Path(verl.__file__).parent / "trainer" / "config" / "ppo_trainer.yaml")
-    return dict(_leaves(OmegaConf.select(loaded, "trainer.v1")))
-
-
-def _leaves(section: DictConfig, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in section.items():
-        if isinstance(value, DictConfig):
-            yield from _leaves(value, f"{prefix}{key!s}.")
-        else:
-            yield f"{prefix}{key!s}", value
-
-
 def _changed(config: DictConfig, beginning: str) -> Iterator[tuple[str, Any]]:
     """Yields keys below trainer.v1 that are not verl's defaults, to which they may have been set unseen."""
-    for key, value in _leaves(config.trainer.v1):
-        if key.startswith(beginning) and (key not in _verls_defaults() or value != _verls_defaults()[key]):
+    section: Any = OmegaConf.to_container(config.trainer.v1, resolve=True)
+    for key, value in leaves(section):
+        default = f"trainer.v1.{key}"
+        if key.startswith(beginning) and (default not in verls_defaults() or value != verls_defaults()[default]):
             yield key, value
 
 
@@ -96,9 +69,6 @@ def _check_bypass(config: DictConfig) -> None:
                 f"{_CORRECTION}.{name}={value} is ignored by verl's V1 trainer with bypass_mode=true: set it to null, "
                 "or bypass_mode to false"
             )
-    # Read in bypass mode alone, where the V1 trainer does not hand it over.
-    if (loss := correction.get("loss_type", "ppo_clip")) != "ppo_clip":
-        raise ConfigError(f"{_CORRECTION}.loss_type={loss} is ignored by verl's V1 trainer: set it to ppo_clip")
 
 
 def _check_correction(config: DictConfig, mode: str, key: str, policy: DictConfig) -> None:

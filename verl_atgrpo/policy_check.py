@@ -10,8 +10,8 @@ from omegaconf import DictConfig
 
 from verl_atgrpo.config import ConfigError
 
-_CLIP = {"clip_ratio": 0.2, "grad_clip": 1.0}
-"""verl's defaults of keys that count for nothing beside others."""
+_CLIP_RATIO = 0.2
+"""verl's default of `clip_ratio`, which counts for nothing beside the two others."""
 _PER_MICRO_BATCH = ("geo_mean",)
 """Policy losses of verl's that are a mean over each micro-batch, which is as large as rows happen to fit in."""
 _SERVER = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
@@ -30,7 +30,6 @@ def check_policy(key: str, policy: DictConfig, data: DictConfig, devices: int | 
     _check_clipping(key, policy.actor)
     _check_loss(key, policy)
     _check_lengths(key, policy, data)
-    _check_adapter(key, policy.model)
     if devices is not None:
         _check_server_size(key, policy.rollout, devices)
 
@@ -45,19 +44,12 @@ def _check_steps(key: str, policy: DictConfig, data: DictConfig) -> None:
 
 
 def _check_clipping(key: str, actor: DictConfig) -> None:
-    """Raises ConfigError for the older names of what is clipped, where they say something else than what counts."""
     low, high = actor.clip_ratio_low, actor.clip_ratio_high
     # Where one of them is null, verl takes clip_ratio for it.
-    if None not in (low, high) and actor.clip_ratio not in (_CLIP["clip_ratio"], low, high):
+    if None not in (low, high) and actor.clip_ratio not in (_CLIP_RATIO, low, high):
         raise ConfigError(
             f"{key}.actor.clip_ratio={actor.clip_ratio} has no effect beside clip_ratio_low={low} and "
             f"clip_ratio_high={high}: set those to {actor.clip_ratio}"
-        )
-    clip = actor.optim.clip_grad
-    if actor.grad_clip not in (_CLIP["grad_clip"], clip):
-        raise ConfigError(
-            f"{key}.actor.grad_clip={actor.grad_clip} has no effect, gradients are clipped to "
-            f"actor.optim.clip_grad={clip}: set that to {actor.grad_clip}"
         )
 
 
@@ -69,11 +61,6 @@ def _check_loss(key: str, policy: DictConfig) -> None:
             f"{key}.actor.loss_agg_mode={mode}: without actor.loss_scale_factor verl divides by the longest answer of "
             "each micro-batch, so an answer's weight depends on those it is packed with; set loss_scale_factor to a "
             "constant, such as data.max_response_length"
-        )
-    if mode != "seq-mean-token-sum-norm" and factor is not None:
-        raise ConfigError(
-            f"{key}.actor.loss_scale_factor={factor} has no effect with loss_agg_mode={mode}: set it to null, or "
-            "loss_agg_mode to seq-mean-token-sum-norm"
         )
     if loss in _PER_MICRO_BATCH:
         raise ConfigError(
@@ -122,14 +109,6 @@ def _check_lengths(key: str, policy: DictConfig, data: DictConfig) -> None:
                 f"{key}.{name}={shown}: {needed}, and a micro-batch holds whole rows; set it to at least "
                 f"{-(-row // ranks)}"
             )
-
-
-def _check_adapter(key: str, model: DictConfig) -> None:
-    if model.lora_adapter_path is not None and not model.lora_rank > 0:
-        raise ConfigError(
-            f"{key}.model.lora_adapter_path={model.lora_adapter_path}: with lora_rank={model.lora_rank} verl does not "
-            "load it; set lora_rank to the adapter's rank"
-        )
 
 
 def _check_server_size(key: str, rollout: DictConfig, devices: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
 import re
@@ -15,6 +16,7 @@ from verl_atgrpo import compat, platform_choice
 from verl_atgrpo.config import MODES, SECTION, AtGrpoConfig, ConfigError, check_disjoint
 from verl_atgrpo.environment import Environment
 from verl_atgrpo.estimator import heeds_verls_switch, resolve_spec
+from verl_atgrpo.key_check import POLICY, check_keys
 from verl_atgrpo.mode_check import check_mode
 from verl_atgrpo.policy_check import check_context, check_policy
 from verl_atgrpo.policy_config import EXPANDED, SHARED, PolicyConfigError, expanded, job_of, leave_out_full_model
@@ -174,54 +176,10 @@ def _check_verls_switch(config: DictConfig, key: str, choice: str | Mapping[str,
 def _check_team_job(config: DictConfig) -> Environment:
     settings = AtGrpoConfig.from_config(config)
     rollout, data = config.actor_rollout_ref.rollout, config.data
-    estimator = config.algorithm.adv_estimator
-    if estimator != ESTIMATOR:
-        raise ConfigError(
-            f"algorithm.adv_estimator={estimator} does not know the groups of a team: set it to {ESTIMATOR} "
-            f"and choose the formula with {SECTION}.estimator"
-        )
-    if rollout.name != "vllm":
-        raise ConfigError(f"actor_rollout_ref.rollout.name={rollout.name}: a team is served by vllm, set it to that")
-    if rollout.n != 1:
-        raise ConfigError(
-            f"actor_rollout_ref.rollout.n={rollout.n} has no effect here: leave it at 1, K is {SECTION}.candidates"
-        )
+    check_keys(config)
     _check_trace(rollout.trace)
     _check_estimator_keys(config, settings)
-    if OmegaConf.select(config, "algorithm.filter_groups.enable"):
-        raise ConfigError(
-            "algorithm.filter_groups.enable=true filters whole tasks, not the groups of a team: set it to false "
-            f"and use {SECTION}.group_filter"
-        )
-    for key, neutral in (("top_p", 1.0), ("top_k", -1), ("repetition_penalty", 1.0)):
-        if rollout.get(key, neutral) != neutral:
-            raise ConfigError(
-                f"actor_rollout_ref.rollout.{key}={rollout[key]} changes the sampling distribution but not the "
-                f"log-probs that are trained on: set it to {neutral}"
-            )
     _check_sampling(rollout)
-    if config.algorithm.use_kl_in_reward:
-        raise ConfigError(
-            "algorithm.use_kl_in_reward=true would give equal answers of a group different rewards: set it to false "
-            "and use actor_rollout_ref.actor.use_kl_loss"
-        )
-    if OmegaConf.select(config, "distillation.enabled"):
-        raise ConfigError("distillation.enabled=true is not supported with trainer_mode=at_grpo: set it to false")
-    if config.reward.reward_model.enable:
-        raise ConfigError("reward.reward_model.enable=true has no effect: the environment scores, set it to false")
-    for key, neutral, why in (
-        (
-            "actor_rollout_ref.rollout.moe_load_balance_metrics_interval",
-            0,
-            "no effect, a team's rows hold no routed experts",
-        ),
-        ("data.train_max_samples", -1, "no effect, at_grpo.train_tasks is the number of tasks"),
-        ("data.val_max_samples", -1, "no effect, at_grpo.val_tasks is the number of tasks"),
-        ("critic.enable", False, "a group estimator has no critic"),
-        ("trainer.critic_warmup", 0, "a group estimator has no critic"),
-    ):
-        if OmegaConf.select(config, key, default=neutral) not in (None, neutral):
-            raise ConfigError(f"{key}={OmegaConf.select(config, key)}: {why}, set it to {str(neutral).lower()}")
     _check_resume(config.trainer)
     environment = settings.make_environment()
     settings.validation_policies_of(environment)
@@ -238,8 +196,6 @@ def _check_team_job(config: DictConfig) -> Environment:
 def _check_sampling(rollout: DictConfig) -> None:
     """Raises ConfigError for a way to draw that verl's V1 rollout does not read, or that log-probs do not follow."""
     key, validation = "actor_rollout_ref.rollout", rollout.val_kwargs
-    if not rollout.do_sample:
-        raise ConfigError(f"{key}.do_sample=false: candidates of a decision must differ, set it to true")
     if not rollout.temperature > 0:
         raise ConfigError(f"{key}.temperature={rollout.temperature}: candidates of a decision must differ, above 0")
     if validation.temperature < 0:
@@ -257,8 +213,10 @@ def _check_sampling(rollout: DictConfig) -> None:
 
 
 def _check_resume(trainer: DictConfig) -> None:
-    if trainer.resume_mode not in ("disable", "auto", "resume_path"):
-        raise ConfigError(f"trainer.resume_mode={trainer.resume_mode}: use disable, auto or resume_path")
+    if trainer.val_only and not trainer.val_before_train:
+        raise ConfigError(
+            "trainer.val_only=true has no effect beside trainer.val_before_train=false: set that to true"
+        )
     if trainer.resume_mode == "resume_path":
         folder = Path(str(trainer.resume_from_path))
         if not re.fullmatch(r"global_step_\d+", folder.name) or not folder.is_dir():
@@ -305,7 +263,9 @@ def _check_policies(config: DictConfig, settings: AtGrpoConfig) -> None:
     separate = settings.mode == "separate_async"
     if not settings.policies:
         devices = None if separate else config.trainer.n_gpus_per_node * config.trainer.nnodes
-        _check_policy("actor_rollout_ref", config.actor_rollout_ref, config.data, devices)
+        check_keys(config, POLICY)
+        _check_devices_of_a_node(POLICY, config, separate)
+        check_policy(POLICY, config.actor_rollout_ref, config.data, devices)
         check_mode(config, settings.mode, {"actor_rollout_ref": config.actor_rollout_ref})
         return
     names = settings.policy_settings()
@@ -314,12 +274,26 @@ def _check_policies(config: DictConfig, settings: AtGrpoConfig) -> None:
     except PolicyConfigError as error:
         raise ConfigError(str(error)) from error
     for name, policy in names.items():
-        devices = None if separate else (policy.gpus or config.trainer.n_gpus_per_node) * config.trainer.nnodes
-        _check_policy(f"{SECTION}.policies.{name}", policies[name], config.data, devices)
+        key, job = f"{SECTION}.policies.{name}", copy.deepcopy(config)
+        job.actor_rollout_ref = policies[name]
+        job.trainer.n_gpus_per_node = policy.gpus or config.trainer.n_gpus_per_node
+        check_keys(job, key)
+        _check_devices_of_a_node(key, job, separate)
+        devices = None if separate else job.trainer.n_gpus_per_node * job.trainer.nnodes
+        check_policy(key, job.actor_rollout_ref, config.data, devices)
     check_mode(config, settings.mode, {f"{SECTION}.policies.{name}": policies[name] for name in names})
     memory = {name: float(policies[name].rollout.gpu_memory_utilization) for name in names}
     if settings.placement == "colocated" and not separate:
         check_memory(f"{SECTION}.placement=colocated", memory, "lower them, or use placement: split")
+
+
+def _check_devices_of_a_node(key: str, job: DictConfig, separate: bool) -> None:
+    servers, trainer = job.actor_rollout_ref.rollout.n_gpus_per_node, job.trainer.n_gpus_per_node
+    if not separate and servers != trainer:
+        raise ConfigError(
+            f"{key}.rollout.n_gpus_per_node={servers}: the servers are on the policy's {trainer} devices of a node, "
+            f"set it to {trainer}, or use {SECTION}.mode=separate_async"
+        )
 
 
 def check_memory(where: str, shares: Mapping[str, float], remedy: str) -> None:
@@ -335,38 +309,3 @@ def check_memory(where: str, shares: Mapping[str, float], remedy: str) -> None:
             f"{where}: the servers of all policies share every GPU, but their rollout.gpu_memory_utilization add up "
             f"to {sum(shares.values()):.2f} ({dict(shares)}), more than {_MEMORY}; {remedy}"
         )
-
-
-def _check_policy(key: str, policy: DictConfig, data: DictConfig, devices: int | None) -> None:
-    actor = policy.actor
-    if not policy.rollout.calculate_log_probs:
-        raise ConfigError(
-            f"{key}.rollout.calculate_log_probs=false: without the server's log-probs nothing shows that "
-            "its weights are fresh, set it to true"
-        )
-    if OmegaConf.select(actor, "checkpoint.async_save"):
-        raise ConfigError(
-            f"{key}.actor.checkpoint.async_save=true: a step is complete only once all of it is saved, set it to false"
-        )
-    if actor.shuffle:
-        raise ConfigError(
-            f"{key}.actor.shuffle=true has no effect: the trainer shuffles rows over mini-batches itself, "
-            "set it to false"
-        )
-    if OmegaConf.select(actor, "use_prefix_grouper"):
-        raise ConfigError(
-            f"{key}.actor.use_prefix_grouper=true has no effect: verl's V1 trainer never calls it, set it to false"
-        )
-    if policy.rollout.get("enable_rollout_routing_replay"):
-        raise ConfigError(
-            f"{key}.rollout.enable_rollout_routing_replay=true: a team's rows hold no routed experts, set it to false"
-        )
-    if OmegaConf.select(actor, "router_replay.mode") == "R3":
-        raise ConfigError(
-            f"{key}.actor.router_replay.mode=R3: a team's rows hold no routed experts, set it to R2 or disabled"
-        )
-    if not actor.use_dynamic_bsz:
-        raise ConfigError(
-            f"{key}.actor.use_dynamic_bsz=false: the number of rows varies between steps, set it to true"
-        )
-    check_policy(key, policy, data, devices)

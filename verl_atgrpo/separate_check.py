@@ -72,11 +72,6 @@ def check_separate(config: DictConfig, policies: Mapping[str, DictConfig]) -> No
         raise ConfigError(
             f"{_KEYS}.parameter_sync_step={_shown(steps)}: weights are handed over after every step, set it to 1"
         )
-    if OmegaConf.select(config, f"{_KEYS}.hybrid_rollout.enable_switch"):
-        raise ConfigError(
-            f"{_KEYS}.hybrid_rollout.enable_switch=true: the trainer's devices are not lent to the rollout, set it "
-            "to false"
-        )
     restarts = OmegaConf.select(config, f"{SECTION}.restart_servers")
     if restarts != 0:
         raise ConfigError(

@@ -1,0 +1,295 @@
+"""The table of verl's keys against the installed verl: complete, not stale, and true as far as code can say."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+
+import verl
+from omegaconf import OmegaConf, open_dict
+from verl.utils.config import omega_conf_to_dataclass
+
+import verl_atgrpo
+from verl_atgrpo import recipes
+from verl_atgrpo.config import AtGrpoConfig, ConfigError
+from verl_atgrpo.key_check import (
+    POLICY,
+    _check_key,
+    _View,
+    check_keys,
+    leaves,
+    pattern_of,
+    row_of,
+    rows,
+    shown_as,
+    verls_defaults,
+)
+from verl_atgrpo.key_table import GIVEN, Default, Given, Like, Positive, Row
+from verl_atgrpo.policy_config import job_of
+from verl_atgrpo.run_check import expand_policies
+from verl_atgrpo.trainer.verl_keys import wire
+
+VALID = {
+    "actor_rollout_ref.actor.loss_agg_mode": "token-sum",
+    "actor_rollout_ref.rollout.expert_parallel_size": 6,  # 3 x 2, the others' changed values
+    "actor_rollout_ref.rollout.tensor_model_parallel_size": 3,
+    "actor_rollout_ref.rollout.data_parallel_size": 2,
+    "actor_rollout_ref.rollout.trace.max_samples_per_step_per_worker": 3,
+}
+"""Values that verl's dataclasses accept where most are refused."""
+BY_ITSELF = ("model.lora_rank", "optim.warmup_style", ".disaggregation.", ".profiler.", ".qat.")
+"""Parts of keys that change others, or of which verl's dataclasses accept few values."""
+
+
+@functools.cache
+def recipe() -> Any:
+    return recipes.compose("plan_path_qwen3_1p7b", ["at_grpo.train_tasks=128", "at_grpo.val_tasks=8"])
+
+
+@functools.cache
+def keys() -> tuple[str, ...]:
+    return tuple(key for key, _ in leaves(OmegaConf.to_container(recipes.compose("ppo_trainer"), resolve=False)))
+
+
+def keys_of(row: Row, pattern: str) -> list[str]:
+    """The keys of verl's that this pattern decides on; for one that verl does not list, a key that fits it."""
+    if row.added:
+        return [pattern.replace(".**", ".x")]
+    return [key for key in keys() if pattern_of(key) == pattern]
+
+
+def other(value: Any) -> Any:
+    """Another value of the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, list):
+        return [*value, "other"]
+    if isinstance(value, dict):
+        return {"other": 1}
+    return f"{value}_other" if isinstance(value, str) else "other"
+
+
+# ------------------------------------------------------------------ complete and not stale
+
+
+def test_the_table_is_of_the_configuration_that_verl_composes() -> None:
+    raw = dict(leaves(OmegaConf.to_container(recipes.compose("ppo_trainer"), resolve=False)))
+    assert raw.pop("model_engine") == "dp"
+    assert raw == verls_defaults()
+
+
+def test_every_key_has_one_row_and_every_row_a_key() -> None:
+    deciding = {key: pattern_of(key) for key in keys()}
+    assert [key for key, pattern in deciding.items() if pattern is None] == []
+    for pattern, row in rows().items():
+        assert row.added == (pattern not in deciding.values()), pattern
+        assert row.status != "works" or row.reader, pattern
+
+
+def source_of(reader: str) -> str:
+    """The text of `module:name`, found without an import: of classes, those they derive from in the module, too."""
+    module, _, name = reader.partition(":")
+    root = {"verl": verl, "verl_atgrpo": verl_atgrpo}.get(module.partition(".")[0])
+    folders = [Path(str(root.__file__)).parents[1]] if root else [Path(entry) for entry in sys.path]
+    found = (folder / f"{module.replace('.', '/')}.py" for folder in folders)
+    packages = (folder / module.replace(".", "/") / "__init__.py" for folder in folders)
+    text = next(path for path in (*found, *packages) if path.is_file()).read_text()
+    if not name:
+        return text
+    node = next(node for node in ast.parse(text).body if getattr(node, "name", None) == name)
+    lines = text.splitlines()[node.lineno - 1 : node.end_lineno]
+    return "\n".join(lines)
+
+
+@functools.cache
+def cached_source(reader: str) -> str:
+    return source_of(reader)
+
+
+@pytest.mark.parametrize("pattern", [pattern for pattern, row in rows().items() if row.status == "works"])
+def test_what_works_is_named_where_it_is_said_to_be_read(pattern: str) -> None:
+    name = pattern.removesuffix(".**").rpartition(".")[2]
+    assert name in cached_source(rows()[pattern].reader), rows()[pattern].reader
+
+
+# ------------------------------------------------------------------ refusals
+
+
+@functools.cache
+def written() -> Any:
+    return OmegaConf.to_container(recipe(), resolve=False)
+
+
+def refusal(view: _View, config: Any, key: str, value: Any) -> str | None:
+    """What the start says to a value, which is in `config` for so long; None where it is accepted."""
+    absent = OmegaConf.select(config, key) is None and key not in verls_defaults()
+    with open_dict(config):
+        kept = None if absent else _node(written(), key)
+        OmegaConf.update(config, key, value, merge=False, force_add=True)
+        try:
+            _check_key(view, key, value, POLICY)
+        except ConfigError as error:
+            return str(error)
+        finally:
+            if absent:
+                parent, _, name = key.rpartition(".")
+                del OmegaConf.select(config, parent)[name]
+            else:
+                OmegaConf.update(config, key, kept, merge=False)
+    return None
+
+
+def _node(section: Any, key: str) -> Any:
+    for part in key.split("."):
+        section = section[part]
+    return section
+
+
+def refused() -> Iterator[tuple[str, Row, str]]:
+    for pattern, row in rows().items():
+        if row.status == "refused":
+            yield from ((pattern, row, key) for key in keys_of(row, pattern))
+
+
+def test_every_other_value_of_a_refused_key_stops_with_one_line_that_helps() -> None:
+    config = copy.deepcopy(recipe())
+    view = _View(config)
+    for pattern, row, key in refused():
+        accepted = [view.default(key) if isinstance(value, Default) else value for value in row.values]
+        if any(isinstance(value, Like) for value in accepted):
+            accepted = [value for value in accepted if not isinstance(value, Like)]
+        value = other(accepted[0] if accepted else view.value(key, None))
+        if value in accepted or (row.pattern == "val_kwargs.do_sample" and isinstance(value, bool)):
+            value = "other"
+        message = refusal(view, config, key, value)
+        assert message is not None, (pattern, key, value)
+        assert message.startswith(f"{key}={shown_as(value)}"), message
+        assert "\n" not in message
+        assert row.remedy in message
+        assert row.remedy or any(shown_as(one) in message for one in accepted), message
+
+
+def test_what_is_accepted_is_accepted() -> None:
+    config = copy.deepcopy(recipe())
+    view = _View(config)
+    for _, row, key in refused():
+        for value in row.values:
+            if isinstance(value, Like | Default):
+                continue
+            assert refusal(view, config, key, value) is None, (key, value)
+
+
+def test_what_works_is_accepted_beside_what_it_counts_with_and_refused_beside_anything_else() -> None:
+    config = copy.deepcopy(recipe())
+    view = _View(config)
+    for pattern, row in rows().items():
+        for key in keys_of(row, pattern) if row.status == "works" else ():
+            value = row.values[-1] if row.values else other(view.value(key, None))
+            if row.beside is None:
+                assert refusal(view, config, key, value) is None, key
+                continue
+            companion, counts = row.beside
+            before = OmegaConf.select(config, companion)
+            fitting = {Given: "x", Positive: 8}.get(type(counts[-1]), counts[-1])
+            without = None if GIVEN in counts else "something else"
+            for now, fits in [(fitting, True), (without, False)]:
+                OmegaConf.update(config, companion, now)
+                message = refusal(view, config, key, value)
+                assert (message is None) == fits, (key, now, message)
+                assert fits or f"has no effect beside {companion}={shown_as(without)}" in str(message)
+            OmegaConf.update(config, companion, before)
+
+
+def test_keys_that_verl_does_not_have_are_refused_and_a_users_own_sections_are_not() -> None:
+    config = copy.deepcopy(recipe())
+    with open_dict(config):
+        config.mine = {"learning_rate": 1e-6}
+        check_keys(config)
+        config.trainer.tst_freq = 10
+    with pytest.raises(
+        ConfigError, match=r"^trainer\.tst_freq=10: .* no such key.* did you mean trainer\.test_freq\?$"
+    ):
+        check_keys(config)
+    policy = copy.deepcopy(recipe())
+    with open_dict(policy):
+        policy.actor_rollout_ref.rollout.server = {"timeout": 3.0}
+    check_keys(policy)
+    with pytest.raises(ConfigError, match=r"^at_grpo\.policies\.coder\.rollout\.server\.timeout=3\.0: "):
+        check_keys(policy, "at_grpo.policies.coder")
+
+
+@pytest.mark.parametrize("name", ["plan_path_qwen3_1p7b", "plan_path_cpu_roles"])
+def test_a_configuration_passes_as_well_once_verl_has_resolved_it(name: str) -> None:
+    config = recipes.compose(name)
+    expand_policies(config)
+    with open_dict(config):
+        config.transfer_queue.enable = True  # verl's main does
+    OmegaConf.resolve(config)
+    check_keys(config)
+    for policy in config.at_grpo.policies or {"shared": None}:
+        check_keys(job_of(config, policy), "a policy")
+
+
+# ------------------------------------------------------------------ what works reaches its place
+
+
+def changed_everywhere() -> dict[str, Any]:
+    """Every key that works -> another value than the recipe's."""
+    view = _View(recipe())
+    found = {}
+    for key in keys():
+        row = row_of(key)
+        if row is None or row.status != "works" or any(part in key for part in (*BY_ITSELF, "._target_")):
+            continue
+        value = view.value(key, None)
+        found[key] = VALID.get(key, next((one for one in row.values if one != value), None) or other(value))
+    return found
+
+
+def test_what_works_reaches_the_policys_workers_and_the_trainer() -> None:
+    """Through expansion and wiring to what a policy's unit is made of, and on to verl's dataclasses."""
+    changed = changed_everywhere()
+    config = copy.deepcopy(recipe())
+    with open_dict(config):
+        for key, value in changed.items():
+            OmegaConf.update(config, key, value, merge=False)
+        config.at_grpo.policies = {"coder": {}, "planner": {}}
+        config.at_grpo.agents = {"tool_user": "coder", "planner": "planner"}
+    settings = AtGrpoConfig.from_config(config)
+    expand_policies(config)
+    wire(config, settings.make_environment())
+    job = job_of(config, "planner")
+    for key, value in changed.items():
+        assert OmegaConf.select(job, key) == value, key
+    sections = job.actor_rollout_ref
+    placed = {
+        "actor_rollout_ref.actor.": omega_conf_to_dataclass(sections.actor),
+        "actor_rollout_ref.rollout.": omega_conf_to_dataclass(sections.rollout),
+    }
+    for beginning, section in placed.items():
+        for key in (key for key in changed if key.startswith(beginning)):
+            assert reached(section, key.removeprefix(beginning)) == plain(changed[key]), key
+
+
+def reached(section: Any, key: str) -> Any:
+    for part in key.split("."):
+        section = (
+            section[part] if isinstance(section, dict) or OmegaConf.is_config(section) else getattr(section, part)
+        )
+    return plain(section)
+
+
+def plain(value: Any) -> Any:
+    value = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+    return list(value) if isinstance(value, tuple) else value
