@@ -138,6 +138,7 @@ def test_a_router_that_knows_nothing_of_avoiding_is_asked_no_more_than_once_agai
         failing.fate = None if failing.hangs else ray.exceptions.ActorUnavailableError("busy", None)
         servers = Servers(failing, Server("b"), timeout=0.02, retries=9)
         asked: list[str] = []
+        released: list[str | None] = []
 
         class Router(GlobalRequestLoadBalancer):  # type: ignore[misc]
             def acquire_server(self, request_id: str) -> tuple[str, Any]:
@@ -146,6 +147,13 @@ def test_a_router_that_knows_nothing_of_avoiding_is_asked_no_more_than_once_agai
                 self._inflight_requests["a"] += 1
                 return "a", failing
 
+            def require_release_fields(self) -> list[str]:
+                return ["request_id"]
+
+            def release_server(self, server_id: str, request_id: str | None = None) -> None:
+                super().release_server(server_id)
+                released.append(request_id)
+
         router = Router(servers.servers)
         servers.client._load_balancer = Actor(router)
         with pytest.raises(EpisodeFailed) as caught:
@@ -153,6 +161,7 @@ def test_a_router_that_knows_nothing_of_avoiding_is_asked_no_more_than_once_agai
         assert (caught.value.reason, len(failing.requests), asked) == (reason, 1, ["d", "d"])
         await servers.settled()
         assert router._inflight_requests == {"a": 0, "b": 0}
+        assert released == asked
 
     run_virtually(run())
 
@@ -228,6 +237,26 @@ def test_every_server_has_as_many_places_as_its_configuration_gives() -> None:
         assert await servers.settled() == {"a": 0, "b": 0}
 
     run_virtually(run())
+
+
+def test_without_a_server_the_episode_fails_and_nothing_else_does() -> None:
+    async def run() -> None:
+        problems: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+        servers = Servers()
+        for outcome in await asyncio.gather(*(servers.draw("d") for _ in range(3)), return_exceptions=True):
+            assert isinstance(outcome, EpisodeFailed) and outcome.reason == "engine"
+            assert "the load balancer gave no server" in str(outcome)
+        assert await servers.settled() == {}
+        assert not problems
+
+    run_virtually(run())
+
+
+def test_places_by_hand() -> None:
+    places = [slots_per_server(*given) for given in ((32, 1), (256, 8), (1024, 8), (4096, 3), (8, 2000))]
+    assert places == [900, 112, 128, 1365, 1]
+    assert all(isinstance(number, int) for number in places)
 
 
 @pytest.mark.parametrize(("max_num_seqs", "workers"), [(32, 1), (256, 8), (1024, 8), (4096, 3), (8, 2000)])

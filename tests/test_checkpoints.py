@@ -71,6 +71,23 @@ def test_a_step_that_was_not_saved_to_its_end_is_not_resumed_from(tmp_path: Path
     assert [unit.weights for unit in resumed] == [1, 1]
 
 
+def test_the_state_of_the_data_loader_may_hold_any_object(tmp_path: Path) -> None:
+    state = {"drawn": frozenset({3, 5}), "folder": tmp_path}
+    checkpoints.save(trainer(tmp_path), [Unit("coder")], 1, state)
+    assert checkpoints.load(trainer(tmp_path), [Unit("coder")]).tasks == state
+
+
+def test_a_team_that_trains_nothing_saves_its_place_in_the_tasks(tmp_path: Path) -> None:
+    class Frozen(Unit):
+        def save(self, step_folder: str, remote_folder: str | None, global_steps: int) -> None: ...
+
+        def load(self, step_folder: str, delete: bool) -> None: ...
+
+    frozen = Frozen("judge", trainable=False)
+    checkpoints.save(trainer(tmp_path / "not" / "there"), [frozen], 2, {"next": 4})
+    assert checkpoints.load(trainer(tmp_path / "not" / "there"), [frozen]) == (2, {"next": 4}, [])
+
+
 def test_tasks_that_were_dealt_and_not_trained_on_are_saved(tmp_path: Path) -> None:
     checkpoints.save(trainer(tmp_path), [Unit("coder")], 1, {}, [7, 3, 3])
     assert checkpoints.load(trainer(tmp_path), [Unit("coder")]).unfinished == [7, 3, 3]

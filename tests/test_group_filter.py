@@ -295,3 +295,18 @@ def test_what_verl_counts_while_it_waits_is_added_up() -> None:
     drawn = draw(sample, added.append, 2, GroupFilter(min_groups=1, max_tasks=9), {"shared"}, AT_GRPO)
     assert drawn.metrics["waited"] == drawn.metrics["team/tasks"] == 2 + sum(added) > 2
     assert draw(sample, added.append, 2, None, {"shared"}, AT_GRPO).metrics == {"waited": 2}
+
+
+def test_where_there_is_nothing_to_train_no_group_is_dropped_and_more_than_enough_is_none_missing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rows = [row("flat", 0.0, "judge"), row("steep", 0.0, "left"), row("steep", 1.0, "left")]
+    batch = KVBatchMeta(keys=["0", "1", "2"], tags=rows, partition_id="train")
+    for trainable, kept in (({"nobody"}, 0), ({"left"}, 1)):
+        drawn = draw(lambda tasks: (batch, {}), lambda tasks: None, 1, GroupFilter(None, 1), trainable, AT_GRPO)
+        assert (drawn.metrics["team/groups_kept"], drawn.metrics["team/groups_dropped_share"]) == (kept, 0.0)
+    more = [row(f"steep {number}", reward, "left") for number in range(3) for reward in (0.0, 1.0)]
+    batch = KVBatchMeta(keys=[str(number) for number in range(6)], tags=more, partition_id="train")
+    drawn = draw(lambda tasks: (batch, {}), lambda tasks: 1 / 0, 1, GroupFilter(2, 9), {"left"}, AT_GRPO)
+    assert (drawn.metrics["team/groups_kept"], drawn.metrics["team/groups_missing"]) == (3, 0)
+    assert not caplog.records

@@ -357,6 +357,13 @@ def test_mini_batches_have_equal_work_and_padding_and_change_from_step_to_step(
     assert orders[1] == orders[2]
 
 
+def test_an_update_deals_its_rows_anew_in_every_step(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
+    policy = Policy(monkeypatch, job(recipe))
+    first, second = ([key.split("-")[1] for key in policy.train(12, step)[0].keys] for step in (1, 2))
+    assert first != second
+    assert sorted(first) == sorted(second)
+
+
 def test_the_rank_of_every_process_is_asked_for_once(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
     policy = Policy(monkeypatch, job(recipe), ranks=2)
     for _ in range(2):

@@ -63,7 +63,9 @@ def test_parts_of_an_estimators_group_are_one_group() -> None:
     ("mode", "versions", "expected"),
     [
         ("colocate_async", [(2, 2), (1, 1), (1, 2), (2, 2)], 0.25),  # the second and third are off by more
-        ("colocate_async", [(1, 1), (2, 2), (2, 2), (1, 1)], 0.5),
+        ("colocate_async", [(1, 1), (1, 1), (2, 2), (1, 1)], 0.5),  # the actor thinks less of it
+        ("colocate_async", [(2, 2), (2, 2), (1, 1), (1, 1)], 0.5),
+        ("colocate_async", [(2, 2), (1, 1), (1, 1), (1, 1)], 0.0),
         ("colocate_async", [(1, 1)] * 4, None),
         # A label that is behind is a defect in sync mode, and must show.
         ("sync", [(1, 1)] * 4, 0.5),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import struct
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from advantage_rows import estimate
@@ -14,7 +16,7 @@ from verl_atgrpo import Environment, Outcome, Score
 from verl_atgrpo.estimator import PRESETS, resolve_spec
 from verl_atgrpo.rollout.rows import Row, training_rows
 from verl_atgrpo.team import ScriptedTeam, Team, play
-from verl_atgrpo.uid import UidParts, anchor_of, encode_groups, join_uid, split_uid
+from verl_atgrpo.uid import UidParts, anchor_of, encode_groups, encode_uids, join_uid, split_uid
 
 
 def test_uids() -> None:
@@ -45,6 +47,34 @@ def test_uids_that_cannot_be_split() -> None:
     for left in ("x", "-1", "1.5", "²"):
         with pytest.raises(ValueError, match=rf"'{left}' is not a number of decisions"):
             split_uid(f"a#0@tool~{left}")
+
+
+def test_rows_are_numbered_by_what_the_estimator_reads_of_their_uids_and_by_nothing_else() -> None:
+    uids = np.array(["u#0@a~1~ff", "v#0@b~0~ee", "u#1@a~0~ff", "u#0@b~0~ff"], dtype=object)
+
+    def of(choice: Any, some: np.ndarray = uids) -> dict[str, Any]:
+        ids = encode_uids(some, resolve_spec(choice), torch.device("cpu"))
+        return {
+            name: value.tolist() if isinstance(value, torch.Tensor) else value
+            for name in ("groups", "units", "agents", "left", "anchors")
+            if (value := getattr(ids, name)) is not None
+        }
+
+    groups = {"groups": [0, 1, 0, 0]}
+    assert of("grpo") == groups
+    # Episodes of different groups are different, whatever their number.
+    assert of("mas_grpo") == {**groups, "units": [0, 1, 2, 0]}
+    assert of("dr_mas") == {**groups, "agents": [0, 1, 0, 1]}
+    assert of("gigpo") == {**groups, "units": [0, 1, 2, 0], "left": [1, 0, 0, 0], "anchors": [0, 1, 0, 0]}
+    # Without a separator they are somebody else's, and groups as they are.
+    assert of("grpo", np.array(["x@a", "y", "x@a"], dtype=object)) == {"groups": [0, 1, 0]}
+    assert of("grpo", np.array(["x", "x#1"], dtype=object)) == {"groups": [0, 0]}
+    ids = encode_uids(uids, resolve_spec("dr_mas"), torch.device("cpu"))
+    assert ids.of_agent("b").tolist() == [False, True, False, True]
+    assert ids.of_agent("c").tolist() == [False] * 4
+    for need, lacking in (("trajectory", "x"), ("left", "x#0@a"), ("anchor", "x#0@a~1")):
+        with pytest.raises(ValueError, match=rf"^index: uid '{lacking}' names no {need}; estimator 'gigpo' needs"):
+            encode_uids(np.array(["u#0@a~1~ff", lacking], dtype=object), resolve_spec("gigpo"), torch.device("cpu"))
 
 
 def test_anchors_are_the_prompts_and_the_same_everywhere() -> None:
