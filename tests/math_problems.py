@@ -12,7 +12,7 @@ from verl_atgrpo.team import Decision, EpisodeRecord, ScriptedTeam, play
 
 Script = Callable[[str, int], str]
 DATA = Path("/work/shared/data")
-NAMES = ["math", "math_single", "math_ensemble", "math_debate"]
+NAMES = ["math_single", "math", "math_ensemble", "math_debate"]
 QUESTION, GOLD = "Which number is it?", "738291"
 
 

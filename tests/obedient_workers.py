@@ -198,6 +198,9 @@ class ObedientWorkers:
         self._ranks = ranks
         self._worker = _Worker(config, role, base)
 
+    def empty_cache(self) -> None:
+        """There is no device whose memory could be kept."""
+
     @property
     def table(self) -> Table:
         """The policy's model."""

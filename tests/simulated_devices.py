@@ -257,8 +257,11 @@ class Unit(PolicyUnit):
     """A policy on simulated devices, one worker on each and one server over all."""
 
     def __init__(self, name: str, job: Any, number: int, trainable: bool, devices: Sequence[Device]) -> None:
-        tokens = SimpleNamespace(tokenizer=SimpleNamespace(chat_template="{{ messages }}", eos_token_id=0))
-        with mock.patch.object(policy_unit, "omega_conf_to_dataclass", lambda model: tokens):
+        loaded = SimpleNamespace(
+            tokenizer=SimpleNamespace(chat_template="{{ messages }}", eos_token_id=0),
+            hf_config=SimpleNamespace(max_position_embeddings=1 << 20),
+        )
+        with mock.patch.object(policy_unit, "omega_conf_to_dataclass", lambda model: loaded):
             super().__init__(name, job, f"policies/{name}", trainable, number, restarts=9)
         self._devices = devices
 

@@ -312,6 +312,7 @@ def test_a_comparison_whose_process_is_killed_is_asked_again(midst: bool) -> Non
     assert worker._process is not None
     first = worker._process.pid
     os.kill(first, signal.SIGSTOP)
+    os.waitid(os.P_PID, first, os.WSTOPPED | os.WNOWAIT)  # before that it may still read what is asked
     with ThreadPoolExecutor(1) as executor:
         if not midst:
             os.kill(first, signal.SIGKILL)
