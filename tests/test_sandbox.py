@@ -221,7 +221,7 @@ def test_fifty_runs_leave_nothing(leftovers: Leftovers) -> None:
 def test_a_sandbox_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     isolation()
     with tempfile.TemporaryDirectory() as empty:
-        monkeypatch.setattr(sandbox, "_make_root", lambda _: empty)
+        monkeypatch.setattr(sandbox, "_make_root", lambda *_: empty)
         monkeypatch.setattr(sandbox, "_remove", lambda _: None)
         with pytest.raises(RuntimeError, match=r"could not be set up: (?s:.)*No such file"):
             run("print(1)")
