@@ -46,6 +46,7 @@ def activate() -> None:
     platform_manager._current_platform = PlatformCPU()
     when_imported("verl.utils.distributed", _use_gloo)
     when_imported("verl.utils.torch_functional", _vectorise_log_probs)
+    when_imported("verl.utils.fsdp_utils", _leave_memory_unpinned)
 
 
 def _use_gloo(distributed: ModuleType) -> None:
@@ -62,3 +63,9 @@ def _vectorise_log_probs(torch_functional: ModuleType) -> None:
     """verl takes the log-sum-exp token by token to save GPU memory: thousands of calls a step, and as many
     nodes to walk backwards, which took a third of an update here."""
     setattr(torch_functional, "logprobs_from_logits_v2", torch_functional.logprobs_from_logits_naive)  # noqa: B010
+
+
+def _leave_memory_unpinned(fsdp_utils: ModuleType) -> None:
+    """verl keeps a reference model in pinned memory, which torch has for an accelerator only."""
+    policy = fsdp_utils.CPUOffloadPolicy
+    setattr(fsdp_utils, "CPUOffloadPolicy", lambda pin_memory: policy(pin_memory=False))  # noqa: B010

@@ -1,0 +1,37 @@
+"""Loaded into a job by VERL_USE_EXTERNAL_MODULES: keeps the first step's rows and their log-probs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from verl_atgrpo.import_hooks import when_imported
+
+FIELDS = ("prompts", "responses", "old_log_probs", "ref_log_prob")
+
+
+def _keep(policy_unit: ModuleType) -> None:
+    from verl_atgrpo.trainer.row_parts import each, is_padding
+
+    original = policy_unit.write_advantages
+
+    def keeping(batch: Any, algorithm: Any) -> Any:
+        file = Path(os.environ["KEPT_FOLDER"]) / f"{batch.tags[0]['policy']}.pt"
+        if not file.exists():
+            rows = [
+                {name: data[name][number].clone() for name in FIELDS}
+                for part, data in each(batch, FIELDS)
+                for number, row in enumerate(part)
+                if not is_padding(batch.tags[row])
+            ]
+            torch.save(rows, file)
+        return original(batch, algorithm)
+
+    policy_unit.write_advantages = keeping
+
+
+when_imported("verl_atgrpo.trainer.policy_unit", _keep)

@@ -1,0 +1,90 @@
+"""Training with the real stack at a temperature, with a reference: log-probs against a model's, and the KL loss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl")
+pytest.importorskip("vllm")
+
+import torch
+from torch import Tensor
+from training_jobs import FRESH, Start, finish, weights
+
+pytestmark = [pytest.mark.slow, pytest.mark.training]
+
+TEMPERATURE = 0.7
+
+
+def test_log_probs_are_of_the_temperature_and_the_reference_stays(
+    start: Start, tied_model: Path, tmp_path: Path
+) -> None:
+    job = start(
+        "plan_path_cpu_roles",
+        tmp_path,
+        tied_model,
+        # One reference is a model of its own, the other is the policy without its adapter.
+        f"at_grpo.policies.tool_user.model.path={tied_model}",
+        f"at_grpo.policies.planner.model.path={tied_model}",
+        "+at_grpo.policies.tool_user.lora={rank: 4}",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        f"actor_rollout_ref.rollout.temperature={TEMPERATURE}",
+        "at_grpo.candidates=4",
+        "at_grpo.train_tasks=64",
+        "at_grpo.val_tasks=8",
+        "at_grpo.environment.max_turns=2",
+        "data.train_batch_size=4",
+        "data.val_batch_size=8",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",  # one optimizer step: all of it with the rollout's weights
+        "trainer.val_before_train=false",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=2",
+        "trainer.total_training_steps=2",
+        VERL_USE_EXTERNAL_MODULES="kept_log_probs",
+        KEPT_FOLDER=str(tmp_path),
+    )
+    metrics = finish(job, tmp_path)
+    for step in (1, 2):
+        assert metrics[step]["training/rollout_probs_diff_max"] < FRESH
+        for policy in ("tool_user", "planner"):
+            assert metrics[step][f"policy/{policy}/grad_norm"] > 0
+            # What the update computes is what was computed before it.
+            assert abs(metrics[step][f"policy/{policy}/ppo_kl"]) < FRESH
+            assert metrics[step][f"policy/{policy}/pg_clipfrac"] == 0
+    for policy in ("tool_user", "planner"):
+        first, second = (metrics[step][f"policy/{policy}/kl_loss"] for step in (1, 2))
+        assert abs(first) < 1e-9
+        assert second > 1e-6
+
+    before = weights(tied_model)
+    after = weights(tmp_path / "checkpoints/global_step_2/policies/planner/huggingface")
+    assert not torch.equal(before["model.layers.0.mlp.down_proj.weight"], after["model.layers.0.mlp.down_proj.weight"])
+
+    for policy in ("tool_user", "planner"):
+        check_rows(tmp_path / f"{policy}.pt", tied_model)
+
+
+@torch.no_grad()
+def check_rows(file: Path, folder: Path) -> None:
+    """Compares the first step's log-probs with those of the model that the policy began with."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    rows = torch.load(file, weights_only=False)
+    assert rows
+    away = []
+    for row in rows:
+        prompt, answer = row["prompts"], row["responses"]
+        logits = model(torch.cat([prompt, answer])[None]).logits[0, len(prompt) - 1 : -1]
+        expected = log_probs(logits / TEMPERATURE, answer)
+        for name in ("old_log_probs", "ref_log_prob"):
+            torch.testing.assert_close(row[name], expected, atol=1e-4, rtol=0)
+        away.append((log_probs(logits, answer) - expected).abs().max().item())
+    assert max(away) > 0.1, "at temperature 1 they would be others"
+
+
+def log_probs(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Returns the tokens' log-probs: logits (T, V), tokens (T,)."""
+    return logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
