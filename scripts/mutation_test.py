@@ -40,7 +40,7 @@ TESTS = {
     "estimator.py": "estimator_spec advantage agent_estimators gigpo m_grpo scopes uid estimator_config",
     "evaluation/figures.py": "evaluation_figures",
     "rollout/client.py": "attempts attempts_failures group_calls_change_nothing trace",
-    "rollout/rows.py": "rows_and_metrics row_fields group_filter team_failures",
+    "rollout/rows.py": "rows_and_metrics uid row_fields group_filter team_failures",
     "sandbox.py": "sandbox programs sandbox_kills isolation",
     "team.py": "team team_failures group_calls scopes",
     "trainer/checkpoints.py": "checkpoints",

@@ -26,8 +26,9 @@ def row(
     seed: int = 0,
     fingerprint: str | None = None,
     failed: Failure | None = None,
+    truncated: int = 0,
 ) -> EpisodeRow:
-    usage = AgentUsage(policy="p", decisions=turns, prompt_tokens=100, generated_tokens=tokens, truncated=0)
+    usage = AgentUsage(policy="p", decisions=turns, prompt_tokens=100, generated_tokens=tokens, truncated=truncated)
     return EpisodeRow(
         task=task,
         fingerprint=fingerprint or f"problem {task}",
@@ -46,6 +47,13 @@ def row(
 
 def rows_of(*tasks: Iterable[bool]) -> list[EpisodeRow]:
     return [row(task, sample, bool(won)) for task, mine in enumerate(tasks) for sample, won in enumerate(mine)]
+
+
+def test_the_share_of_answers_that_were_cut_off_is_of_all_answers() -> None:
+    cut = [row(0, 0, True, turns=3, truncated=1), row(1, 0, False, turns=1)]
+    assert figures(cut).truncated == 1 / 4
+    # An episode may fail before its first answer.
+    assert figures([row(0, 0, False, turns=0, failed=Failure("engine", "died"))]).truncated == 0
 
 
 @pytest.mark.parametrize("episodes", range(1, 8))

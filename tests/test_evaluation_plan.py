@@ -230,7 +230,10 @@ def test_more_tasks_than_there_are_are_refused(tmp_path: Path) -> None:
     for split in ("train", "val"):
         (tmp_path / f"{split}.jsonl").write_text('{"problem": "1+1", "answer": "2"}\n' * 3)
     files = [f"at_grpo.environment.train={{path: {tmp_path}/train.jsonl, split: null}}"]
-    files += ["~at_grpo.environment.val", f"+at_grpo.environment.val={{path: {tmp_path}/val.jsonl, columns: {{question: problem}}}}"]
+    files += [
+        "~at_grpo.environment.val",
+        f"+at_grpo.environment.val={{path: {tmp_path}/val.jsonl, columns: {{question: problem}}}}",
+    ]
     with pytest.raises(ValueError, match="--tasks 4: the environment has 3"):
         plan("math_qwen3_1p7b", *files, tasks=4, policies=["shared=big@http://h/v1"])
 

@@ -172,7 +172,7 @@ def test_a_failed_validation_episode_is_one_row_without_reward() -> None:
     assert row.generation.token_ids == [9]
     assert len(row.generation.log_probs) == 1
     assert row.generation.text == ""
-    assert row.tags["failed"] is True
+    assert row.tags == {"failed": True, "policy": "coder", "episode_success": False, "episode_reward": 0.0}
 
 
 # ------------------------------------------------------------------ mini-batches
