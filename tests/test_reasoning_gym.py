@@ -69,6 +69,7 @@ def test_data_sets_that_pay_for_parts_or_raise_on_words_keep_it_too(dataset: str
     )
 
 
+@pytest.mark.slow
 def test_a_composite_keeps_it_and_scores_each_task_by_its_own_data_set() -> None:
     check_environment(here("reasoning_gym"), MIXED, gold=gold("full"), tasks=6, episodes=1, bounds=(0, 1))
     env = make("reasoning_gym", **MIXED)

@@ -34,6 +34,7 @@ def test_equal_settings_give_equal_weights_and_another_seed_does_not(tmp_path: P
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_there_is_kept_and_other_settings_make_it_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
