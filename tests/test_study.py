@@ -140,6 +140,19 @@ def test_the_learning_rate_is_chosen_by_a_seed_of_its_own(tmp_path: Path) -> Non
     assert lines[2] == "| 4 | 0.000125: 80.0%, 0.00025: 62.5% | 0.000125 | 75.0% | 75.0% | not reached |"
 
 
+def test_what_has_a_curve_is_trained_again_only_for_its_models(tmp_path: Path) -> None:
+    file, names = tmp_path / "plan_path.jsonl", list(VARIANTS)
+    assert study.missing(names, curves.kept(file), 0) == names
+    for name in names:
+        if name not in ("k2", "alone_in_team"):
+            leave(file, name, 0, (0, 0.5))
+    needed = ["tool_user_alone", "planner_alone", "alone_in_team"]
+    assert study.missing(names, curves.kept(file), 0) == ["k2", *needed]
+    leave(file, "alone_in_team", 0, (0, 0.5))
+    assert study.missing(names, curves.kept(file), 0) == ["k2"]
+    assert study.missing(names, curves.kept(file), 1) == names
+
+
 def test_the_short_table_has_a_column_for_every_game(tmp_path: Path) -> None:
     budgets = {name: game.budget for name, game in GAMES.items()}
     for game, budget in budgets.items():

@@ -23,7 +23,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from curves import CURVES, Curve, append, kept
+from curves import CURVES, Curve, Curves, append, kept
 from variants import ALL, GAMES, OPTIMIZER_STEPS, RATES, VARIANTS, Game, Variant, update_variant
 
 from verl_atgrpo.learning_curve import read
@@ -41,32 +41,39 @@ def main() -> None:
     """Runs what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--games", nargs="+", choices=GAMES, default=list(GAMES))
-    parser.add_argument("--variants", nargs="+", choices=ALL, default=list(VARIANTS), metavar="VARIANT")
-    parser.add_argument("--updates", nargs="+", type=int, choices=OPTIMIZER_STEPS)
-    parser.add_argument("--rates", nargs="+", type=float, choices=RATES, default=RATES, help="with --updates")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--variants", nargs="+", choices=ALL, default=list(VARIANTS), metavar="VARIANT")
+    which.add_argument("--updates", nargs="+", type=int, choices=OPTIMIZER_STEPS)
+    parser.add_argument("--rates", nargs="+", type=float, choices=RATES, help="with --updates; without, all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/study"))
     options = parser.parse_args()
+    if options.rates and not options.updates:
+        parser.error("--rates has no effect without --updates: give the numbers of optimizer steps as well")
     # So that the training under way is ended too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     # Seed by seed: an interrupted study is then one of fewer seeds.
     names = options.variants
     if options.updates:
-        names = [update_variant(steps, rate) for steps in options.updates for rate in options.rates]
-    needed = {need.partition(":")[0] for name in names for need in ALL[name].needs}
+        names = [update_variant(steps, rate) for steps in options.updates for rate in options.rates or RATES]
     for seed in options.seeds:
         for game in options.games:
             file = CURVES / f"{game}.jsonl"
-            for name in names:
-                if name not in needed and seed in kept(file).get(name, {}):
-                    continue
+            for name in missing(names, kept(file), seed):
                 model = options.out / game / f"model_{seed}"
                 make(model, WarmStart.of(game, seed=seed))
                 run(options.out / game, GAMES[game], name, seed, model)
                 if seed not in kept(file).get(name, {}):
                     points = read(options.out / game / f"{name}_{seed}" / "metrics.jsonl")
                     append(file, name, seed, Curve(tuple((point.tokens, point.success) for point in points)))
+
+
+def missing(names: Sequence[str], curves: Curves, seed: int) -> list[str]:
+    """Returns the variants whose curve of this seed is not there, and those whose models one of them needs."""
+    without = [name for name in names if seed not in curves.get(name, {})]
+    needed = {need.partition(":")[0] for name in without for need in ALL[name].needs}
+    return [name for name in names if name in without or name in needed]
 
 
 def run(folder: Path, game: Game, name: str, seed: int, model: Path, target: float = math.inf) -> None:
