@@ -135,6 +135,9 @@ def test_the_learning_rate_is_chosen_by_a_seed_of_its_own(tmp_path: Path) -> Non
     leave(file, "steps_4_rate_1", 3, (0, 0.5), (budget / 2, 1.0), (budget, 0.0))
     leave(file, "steps_4_rate_0.5", 0, (0, 0.5), (budget, 0.75))
     leave(file, "steps_4_rate_1", 0, (0, 0.5), (budget, 1.0))
+    assert study.chosen(curves.kept(file), "sudoku", 4) == 0.5
+    with pytest.raises(ValueError, match="8 optimizer steps: no learning rate was tried"):
+        study.chosen(curves.kept(file), "sudoku", 8)
     lines = results.updates(curves.kept(file), game)
     assert len(lines) == 3
     assert lines[2] == "| 4 | 0.000125: 80.0%, 0.00025: 62.5% | 0.000125 | 75.0% | 75.0% | not reached |"

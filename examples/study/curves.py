@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from variants import ALL
+from variants import ALL, RATES, SELECTION_SEED, Game, update_variant
 
 CURVES = Path(__file__).parent / "curves"
 
@@ -63,3 +63,9 @@ def kept(file: Path) -> Curves:
         curve = Curve(tuple((tokens, success) for tokens, success in record["points"]))
         curves[record["variant"]][record["seed"]] = curve
     return {name: dict(sorted(seeds.items())) for name, seeds in curves.items() if seeds}
+
+
+def tried(curves: Curves, game: Game, steps: int) -> dict[float, float]:
+    """Returns the learning rates, as factors, tried with so many optimizer steps: mean success over the budget."""
+    seeds = {rate: curves.get(update_variant(steps, rate), {}).get(SELECTION_SEED) for rate in RATES}
+    return {rate: curve.mean(game.budget) for rate, curve in seeds.items() if curve is not None}

@@ -16,11 +16,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
-from curves import CURVES, Curves, kept
+from curves import CURVES, Curves, kept, tried
 from variants import (
     GAMES,
     OPTIMIZER_STEPS,
-    RATES,
     SELECTION_SEED,
     UPDATES,
     VARIANTS,
@@ -135,8 +134,7 @@ def updates(variants: Curves, game: Game) -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     for steps in OPTIMIZER_STEPS:
-        tried = {rate: variants.get(update_variant(steps, rate), {}).get(SELECTION_SEED) for rate in RATES}
-        means = {rate: curve.mean(game.budget) for rate, curve in tried.items() if curve is not None}
+        means = tried(variants, game, steps)
         if not means:
             continue
         best = max(means, key=lambda rate: means[rate])

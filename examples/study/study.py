@@ -23,7 +23,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from curves import CURVES, Curve, Curves, append, kept
+from curves import CURVES, Curve, Curves, append, kept, tried
 from variants import ALL, GAMES, OPTIMIZER_STEPS, RATES, VARIANTS, Game, Variant, update_variant
 
 from verl_atgrpo.learning_curve import read
@@ -44,22 +44,27 @@ def main() -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--variants", nargs="+", choices=ALL, default=list(VARIANTS), metavar="VARIANT")
     which.add_argument("--updates", nargs="+", type=int, choices=OPTIMIZER_STEPS)
-    parser.add_argument("--rates", nargs="+", type=float, choices=RATES, help="with --updates; without, all")
+    factors = parser.add_mutually_exclusive_group()
+    factors.add_argument("--rates", nargs="+", type=float, choices=RATES, help="with --updates; without, all")
+    factors.add_argument("--chosen", action="store_true", help="with --updates: the best rate of those tried so far")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/study"))
     options = parser.parse_args()
-    if options.rates and not options.updates:
-        parser.error("--rates has no effect without --updates: give the numbers of optimizer steps as well")
+    if (options.rates or options.chosen) and not options.updates:
+        parser.error("--rates and --chosen have no effect without --updates: give the numbers of optimizer steps too")
     # So that the training under way is ended too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     # Seed by seed: an interrupted study is then one of fewer seeds.
-    names = options.variants
-    if options.updates:
-        names = [update_variant(steps, rate) for steps in options.updates for rate in options.rates or RATES]
     for seed in options.seeds:
         for game in options.games:
             file = CURVES / f"{game}.jsonl"
+            names = options.variants
+            if options.updates:
+                rates = {steps: options.rates or RATES for steps in options.updates}
+                if options.chosen:
+                    rates = {steps: [chosen(kept(file), game, steps)] for steps in options.updates}
+                names = [update_variant(steps, rate) for steps in options.updates for rate in rates[steps]]
             for name in missing(names, kept(file), seed):
                 model = options.out / game / f"model_{seed}"
                 make(model, WarmStart.of(game, seed=seed))
@@ -67,6 +72,14 @@ def main() -> None:
                 if seed not in kept(file).get(name, {}):
                     points = read(options.out / game / f"{name}_{seed}" / "metrics.jsonl")
                     append(file, name, seed, Curve(tuple((point.tokens, point.success) for point in points)))
+
+
+def chosen(curves: Curves, game: str, steps: int) -> float:
+    """Returns the learning rate, as a factor, with the largest mean success over the budget."""
+    means = tried(curves, GAMES[game], steps)
+    if not means:
+        raise ValueError(f"{game}, {steps} optimizer steps: no learning rate was tried; run --updates {steps} --seeds 3")
+    return max(means, key=lambda rate: means[rate])
 
 
 def missing(names: Sequence[str], curves: Curves, seed: int) -> list[str]:

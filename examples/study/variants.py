@@ -141,7 +141,7 @@ VARIANTS: Mapping[str, Variant] = {
 
 OPTIMIZER_STEPS = (1, 2, 4, 8, 16)
 """Optimizer steps a training step; a step has 32 tasks."""
-RATES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
+RATES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Factors of a game's learning rate, of which one seed shows which suits a number of optimizer steps."""
 
 
