@@ -78,7 +78,9 @@ def chosen(curves: Curves, game: str, steps: int) -> float:
     """Returns the learning rate, as a factor, with the largest mean success over the budget."""
     means = tried(curves, GAMES[game], steps)
     if not means:
-        raise ValueError(f"{game}, {steps} optimizer steps: no learning rate was tried; run --updates {steps} --seeds 3")
+        raise ValueError(
+            f"{game}, {steps} optimizer steps: no learning rate was tried; run --updates {steps} --seeds 3"
+        )
     return max(means, key=lambda rate: means[rate])
 
 
