@@ -178,6 +178,21 @@ def test_by_seed() -> None:
     assert "by seed" in text.of_figures(figures(rows))
 
 
+def test_each_data_set_has_its_own_figure() -> None:
+    rows = rows_of([1, 0], [1, 1], [0, 0], [0, 1])
+    found = figures(rows, data_sets={"first": 2, "second": 1, "not played": 0, "rest": 5})
+    assert {name: estimate.value for name, estimate in found.by_data_set.items()} == {
+        "first": 3 / 4,
+        "second": 0,
+        "rest": 1 / 2,
+    }
+    # Two tasks, of which one is solved always and one half of the time: every draw lies between.
+    assert (found.by_data_set["first"].low, found.by_data_set["first"].high) == (0.5, 1.0)
+    told = [line.split("  ")[:2] for line in text.of_figures(found).splitlines()]
+    assert ["", "second"] in told
+    assert figures(rows).by_data_set == {}
+
+
 def test_nothing_solved_is_said_in_words() -> None:
     found: Figures = figures(rows_of([0, 0], [0, 0]))
     assert found.tokens_per_solved.value == math.inf

@@ -203,6 +203,13 @@ def test_endpoints_need_no_engine_and_keep_the_keys_name_to_themselves() -> None
         (("actor_rollout_ref.rollout.quantization=fp8",), {"policies": ["shared=a/b"]}, "rollout.quantization=fp8"),
         (("+actor_rollout_ref.model.lora_adapter_path=x",), {}, "lora_adapter_path=x"),
         (("at_grpo.environment.colour=red",), {}, "environment.colour"),
+        (
+            ("+actor_rollout_ref.rollout.val_kwarg.n=4",),
+            {},
+            r"rollout.val_kwarg.n=4: .*did you mean .*val_kwargs\.n\?",
+        ),
+        (("+data.max_respons_length=4",), {}, r"data.max_respons_length=4: .*did you mean data.max_response_length"),
+        (("actor_rollout_ref.rollout.val_kwargs.do_sample=false",), {}, "val_kwargs.do_sample=false"),
     ],
 )
 def test_what_is_refused(overrides: Sequence[str], options: dict[str, Any], message: str) -> None:

@@ -282,6 +282,36 @@ def test_what_works_reaches_the_policys_workers_and_the_trainer() -> None:
             assert reached(section, key.removeprefix(beginning)) == plain(changed[key]), key
 
 
+def test_what_works_of_the_model_reaches_verls_model(tmp_path: Path) -> None:
+    """verl's dataclass of a model reads its files, so what names a file or a module names one that is there."""
+    from verl_atgrpo.models.tiny import build_model, build_tokenizer
+
+    tokenizer = build_tokenizer([])
+    for name in ("model", "other"):
+        build_model(tokenizer, 0, hidden=32, layers=1).save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    there = {
+        "path": str(tmp_path / "model"),
+        "tokenizer_path": str(tmp_path / "other"),
+        "hf_config_path": str(tmp_path / "other"),
+        "external_lib": "colorsys",
+        "use_shm": False,  # would copy the model to /dev/shm
+        "override_config": {"attn_implementation": "eager", "max_position_embeddings": 512},
+    }
+    changed = {key.partition(".model.")[2]: value for key, value in changed_everywhere().items() if ".model." in key}
+    changed |= there
+    config = copy.deepcopy(recipe())
+    for key, value in changed.items():
+        OmegaConf.update(config, f"{POLICY}.model.{key}", value, merge=False, force_add=True)
+    expand_policies(config)
+    model = omega_conf_to_dataclass(job_of(config, "shared").actor_rollout_ref.model)
+    for key, value in changed.items():
+        assert reached(model, key) == plain(value), key
+    assert model.tokenizer.chat_template == changed["custom_chat_template"]
+    assert model.hf_config.max_position_embeddings == 512
+    assert "colorsys" in sys.modules
+
+
 def reached(section: Any, key: str) -> Any:
     for part in key.split("."):
         section = (

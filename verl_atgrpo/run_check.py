@@ -179,7 +179,7 @@ def _check_team_job(config: DictConfig) -> Environment:
     check_keys(config)
     _check_trace(rollout.trace)
     _check_estimator_keys(config, settings)
-    _check_sampling(rollout)
+    check_sampling(rollout)
     _check_resume(config.trainer)
     environment = settings.make_environment()
     settings.validation_policies_of(environment)
@@ -193,7 +193,7 @@ def _check_team_job(config: DictConfig) -> Environment:
     return environment
 
 
-def _check_sampling(rollout: DictConfig) -> None:
+def check_sampling(rollout: DictConfig) -> None:
     """Raises ConfigError for a way to draw that verl's V1 rollout does not read, or that log-probs do not follow."""
     key, validation = "actor_rollout_ref.rollout", rollout.val_kwargs
     if not rollout.temperature > 0:

@@ -49,7 +49,8 @@ def evaluate(options: Options, out: Path, *, ks: Sequence[int] | None = None, in
         logger.info("%s: %d episodes, %d of them there already", out, len(keys), len(keys) - len(todo))
         if todo:
             asyncio.run(_play(plan, todo, results, in_flight))
-        return text.of_figures(figures.figures([results.rows[key] for key in keys], ks))
+        rows = [results.rows[key] for key in keys]
+        return text.of_figures(figures.figures(rows, ks, data_sets=plan.environment.data_sets("val")))
 
 
 async def _play(plan: Plan, keys: Sequence[EpisodeKey], results: ResultFile, in_flight: int) -> None:

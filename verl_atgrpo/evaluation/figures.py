@@ -44,6 +44,8 @@ class Figures:
     """k -> the chance that at least one of k episodes of a task is solved."""
     by_turn: dict[int, Estimate]
     """t -> share of episodes solved in which no agent took more than t decisions."""
+    by_data_set: dict[str, Estimate]
+    """Data set -> mean success of an episode of its tasks that were played; empty where there is one only."""
     by_seed: dict[int, float]
     """Seed -> mean success."""
     tokens_per_solved: Estimate
@@ -108,7 +110,12 @@ def by_task(rows: Iterable[EpisodeRow]) -> dict[int, list[EpisodeRow]]:
     return dict(tasks)
 
 
-def figures(rows: Sequence[EpisodeRow], ks: Sequence[int] | None = None, seed: int = 0) -> Figures:
+def figures(
+    rows: Sequence[EpisodeRow],
+    ks: Sequence[int] | None = None,
+    seed: int = 0,
+    data_sets: Mapping[str, int] | None = None,
+) -> Figures:
     """Returns the figures of an evaluation.
 
     Args:
@@ -116,6 +123,7 @@ def figures(rows: Sequence[EpisodeRow], ks: Sequence[int] | None = None, seed: i
         ks: the k of pass@k; None for the powers of two up to the episodes that every task has, but for 1: pass@1 is
             avg@n.
         seed: of the bootstrap.
+        data_sets: which tasks are from where, as `Environment.data_sets` has it.
 
     Raises ValueError if there is no episode, or fewer of a task than a k.
     """
@@ -145,6 +153,7 @@ def figures(rows: Sequence[EpisodeRow], ks: Sequence[int] | None = None, seed: i
         success=estimates[2],
         pass_at=dict(zip(ks, estimates[3:], strict=False)),
         by_turn=dict(zip(turns, estimates[3 + len(ks) :], strict=True)),
+        by_data_set=_by_data_set(rows, data_sets or {}, seed),
         by_seed=_by_seed(rows),
         tokens_per_solved=estimates[0],
         all_tokens_per_solved=estimates[1],
@@ -167,6 +176,19 @@ def _numbers(mine: Sequence[EpisodeRow], ks: Sequence[int], turns: Sequence[int]
 
 def _powers_of_two(limit: int) -> list[int]:
     return [1 << power for power in range(1, limit.bit_length())]
+
+
+def _by_data_set(rows: Sequence[EpisodeRow], data_sets: Mapping[str, int], seed: int) -> dict[str, Estimate]:
+    found: dict[str, Estimate] = {}
+    first = 0
+    for name, size in data_sets.items():
+        mine = [row for row in rows if first <= row.task < first + size]
+        first += size
+        if mine:
+            shares = success_by_task(mine)[:, None]
+            low, high = bootstrap(shares, lambda means: means, seed)
+            found[name] = Estimate(float(shares.mean()), float(low[0]), float(high[0]))
+    return found
 
 
 def _by_seed(rows: Iterable[EpisodeRow]) -> dict[int, float]:

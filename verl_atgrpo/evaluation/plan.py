@@ -15,9 +15,10 @@ from verl_atgrpo.config import SECTION, AtGrpoConfig
 from verl_atgrpo.environment import Environment
 from verl_atgrpo.evaluation.engine import engine_args
 from verl_atgrpo.evaluation.sources import Endpoint, Model, Source, assignments, of_checkpoint, parse, weights_digest
+from verl_atgrpo.key_check import check_keys
 from verl_atgrpo.policy_config import job_of
 from verl_atgrpo.recipes import compose
-from verl_atgrpo.run_check import check_cpu_prefill, check_memory, expand_policies
+from verl_atgrpo.run_check import check_cpu_prefill, check_memory, check_sampling, expand_policies
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ def make(options: Options) -> Plan:
     """Reads the recipe and the options; raises ValueError for what cannot be played."""
     config = compose(options.recipe, options.overrides, options.folder)
     settings = AtGrpoConfig.from_config(config)
+    check_keys(config)
+    check_sampling(config.actor_rollout_ref.rollout)
     expand_policies(config)
     environment = settings.make_environment()
     rollout, data = config.actor_rollout_ref.rollout, config.data
@@ -167,7 +170,9 @@ def _players(
 
 def _player(config: DictConfig, settings: AtGrpoConfig, section: str, source: Source | None) -> Player:
     key = f"{SECTION}.policies.{section}" if settings.policies else "actor_rollout_ref"
-    policy = job_of(config, section).actor_rollout_ref
+    job = job_of(config, section)
+    check_keys(job, key)
+    policy = job.actor_rollout_ref
     if source is None:
         if policy.model.get("lora_adapter_path"):
             raise ValueError(

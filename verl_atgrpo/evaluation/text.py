@@ -21,6 +21,7 @@ def of_figures(figures: Figures) -> str:
     lines = [
         ("tasks", f"{figures.tasks}, {each} each; intervals: {LEVEL:.0%}, bootstrap over tasks"),
         (f"avg@{n}", _share(figures.success)),
+        *((f"  {name}", _share(estimate)) for name, estimate in figures.by_data_set.items()),
         *((f"pass@{k}", _share(estimate)) for k, estimate in figures.pass_at.items()),
         *((f"solved within {counted(turn, 'turn')}", _share(estimate)) for turn, estimate in figures.by_turn.items()),
         ("generated tokens per solved episode", _tokens(figures.tokens_per_solved)),
