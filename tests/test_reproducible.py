@@ -18,8 +18,8 @@ PINNED: list[tuple[str, dict[str, Any], str]] = [
     ("plan_path", {"size": 4, "wall_density": 0.4, "seed": 7}, "2e4c7609ba804bd8"),
     ("sokoban", {"size": 6, "boxes": 1}, "fb862ac7d03d1ef2"),
     ("sokoban", {"size": 7, "boxes": 2, "seed": 7}, "784c9668aea92b96"),
-    ("sudoku", {"size": 4}, "55549cc7b040e7e7"),
-    ("sudoku", {"size": 9, "clues": 40, "seed": 7}, "1245663d3cb7fc70"),
+    ("sudoku", {"size": 4}, "3ff0425b1db4e8a1"),
+    ("sudoku", {"size": 9, "clues": 40, "seed": 7}, "1b6227873bf401c9"),
 ]
 
 

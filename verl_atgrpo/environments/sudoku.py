@@ -24,6 +24,7 @@ from verl_atgrpo.environments.sudoku_grid import (
     enter,
     generate,
     progress,
+    renamed,
 )
 from verl_atgrpo.environments.sudoku_replies import parse_grid, parse_printed
 from verl_atgrpo.environments.workflow import Style
@@ -94,8 +95,12 @@ class Sudoku(DraftingGame[State, str]):
         return canonical(task.size, task.givens)
 
     def task_key(self, task: SudokuTask) -> str:
-        """Returns the solved grid, in the same sense: puzzles with one solution are dug from one grid."""
-        return canonical(task.size, task.solution)
+        """Returns the solved grid, the same for those that differ by names of digits alone.
+
+        Turned and mirrored grids count as others: 4 x 4 would have five grids in all, of which two cannot teach the
+        rest; so it has twelve.
+        """
+        return renamed(task.solution)
 
     def initial(self, task: object) -> State:
         """Returns the state before the first turn."""

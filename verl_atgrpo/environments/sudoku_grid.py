@@ -171,18 +171,18 @@ def canonical(size: int, givens: str) -> str:
     Digits are renamed in order of appearance; of the eight views of the square the least counts. Swapped
     rows or columns are another puzzle: one cannot see that it is the same, and 9x9 has millions of those.
     """
-    digits = layout(size).digits
-
-    def renamed(text: str) -> str:
-        order = "".join(dict.fromkeys(text.replace(EMPTY, "")))
-        return text.translate(str.maketrans(order, digits[: len(order)]))
-
     rows = [givens[start : start + size] for start in range(0, len(givens), size)]
     views = []
     for _ in range(4):
         rows = ["".join(column) for column in zip(*rows[::-1], strict=True)]
         views += ["".join(rows), "".join(rows[::-1])]
     return min(map(renamed, views))
+
+
+def renamed(grid: str) -> str:
+    """Returns a grid that is the same for all that differ by the names of digits alone: named as they appear."""
+    order = "".join(dict.fromkeys(grid.replace(EMPTY, "")))
+    return grid.translate(str.maketrans(order, "123456789"[: len(order)]))
 
 
 @dataclass(frozen=True)
