@@ -24,12 +24,12 @@ from config_reference_text import HEAD, OF_BASE, OF_ENVIRONMENTS, OF_KEYS, OF_PR
 from message_templates import templates_of
 
 from verl_atgrpo import environment
-from verl_atgrpo.config import AtGrpoConfig
-from verl_atgrpo.environments.replayed_game import ReplayedGame
-from verl_atgrpo.estimator import PRESETS, EstimatorSpec
-from verl_atgrpo.group_filter import GroupFilter
-from verl_atgrpo.key_table import TABLE, Default, Given, Like, Positive, Row
-from verl_atgrpo.policy_config import PolicySettings
+from verl_atgrpo.config.group_filter import GroupFilter
+from verl_atgrpo.config.key_table import TABLE, Default, Given, Like, Positive, Row
+from verl_atgrpo.config.policies import PolicySettings
+from verl_atgrpo.config.schema import AtGrpoConfig
+from verl_atgrpo.environments.adapters.replayed_game import ReplayedGame
+from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec
 from verl_atgrpo.report.settings import RecordSettings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -241,7 +241,7 @@ def sentence(text: str) -> str:
 
 def base_table() -> str:
     """Returns what team/base.yaml sets of verl."""
-    recipe = yaml.safe_load((ROOT / "verl_atgrpo" / "recipes" / "team" / "base.yaml").read_text())
+    recipe = yaml.safe_load((ROOT / "recipes" / "team" / "base.yaml").read_text())
     rows = [[f"`{key}`", yaml_words(value)] for key, value in flat(recipe) if not key.startswith("at_grpo.")]
     return table(("key", "value"), rows)
 
@@ -309,7 +309,7 @@ def refusals() -> str:
     """Returns the messages by which a job is refused, values left out."""
     found: list[str] = []
     for name in ("run_check", "policy_check", "mode_check", "separate_check"):
-        module = importlib.import_module(f"verl_atgrpo.{name}")
+        module = importlib.import_module(f"verl_atgrpo.config.{name}")
         source = Path(typing.cast(str, module.__file__)).read_text()
         found += [template.readable for template in templates_of(source, module.__dict__, raised="ConfigError")]
     return "\n".join(f"- {literal(text)}" for text in found if not text.startswith("…=…"))

@@ -1,6 +1,6 @@
 """Makes links from the documentation to the repository's other files work on the site (a hook of mkdocs).
 
-In the repository `[a recipe](../verl_atgrpo/recipes/x.yaml)` is a link. The site does not hold that file: with
+In the repository `[a recipe](../recipes/x.yaml)` is a link. The site does not hold that file: with
 `repo_url` in mkdocs.yml it becomes a link to the code host, without one the file's path in the text. A file that does
 not exist is a warning, which ends a strict build.
 """

@@ -35,19 +35,19 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = "verl_atgrpo"
 TESTS = {
-    "environments/coding.py": "coding coding_formats",
-    "environments/math_answers.py": "math_answers math_team",
-    "estimator.py": "estimator_spec advantage agent_estimators gigpo m_grpo scopes uid estimator_config",
+    "environments/code/environment.py": "coding coding_formats",
+    "environments/math/answers.py": "math_answers math_team",
+    "estimators/spec.py": "estimator_spec advantage agent_estimators gigpo m_grpo scopes uid estimator_config",
     "evaluation/figures.py": "evaluation_figures",
-    "rollout/client.py": "attempts attempts_failures group_calls_change_nothing trace",
+    "serving/client.py": "attempts attempts_failures group_calls_change_nothing trace",
     "rollout/rows.py": "rows_and_metrics uid row_fields group_filter team_failures",
-    "sandbox.py": "sandbox programs sandbox_kills isolation",
+    "sandbox/runner.py": "sandbox programs sandbox_kills isolation",
     "team.py": "team team_failures group_calls scopes",
     "trainer/checkpoints.py": "checkpoints",
     "trainer/policy_unit.py": "policy_unit staleness placement schedule",
     "trainer/staleness.py": "staleness",
     "trainer/step_rows.py": "group_filter row_parts",
-    "uid.py": "uid rows_and_metrics gigpo",
+    "estimators/uid.py": "uid rows_and_metrics gigpo",
 }
 """Module -> the names of the test files that a mutant of it may be noticed by, in the order in which they are run."""
 HEAVY = ("torch", "ray", "transformers", "tensordict", "hydra", "hypothesis", "pytest")
@@ -235,9 +235,9 @@ def _copied_tree(folder: Path) -> None:
         cwd=ROOT, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     for name in filter(None, files.split("\0")):
-        if (ROOT / name).is_file():
+        if (ROOT / name).is_symlink() or (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
+            shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
     # By the source's hash, not by its time: a module may change several times in a second.
     hashed = py_compile.PycInvalidationMode.CHECKED_HASH
     compileall.compile_dir(folder / PACKAGE, quiet=1, invalidation_mode=hashed)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from verl_atgrpo import recipes
-from verl_atgrpo.config import AtGrpoConfig
+from verl_atgrpo.config.schema import AtGrpoConfig
 
 TRAINING_BYTES = 16
 """A parameter in training: weight, gradient and Adam's two moments, each float32."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_atgrpo.advantage import at_grpo_advantage
+from verl_atgrpo.estimators.kernel import at_grpo_advantage
 
 ROW_PRESETS = ["at_grpo", "grpo", "dr_grpo", "rloo"]
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from waiting import HANG
 
-from verl_atgrpo.environments.programs import Asserts, Call, Exchange, Problem, Test, Verdict, judge
-from verl_atgrpo.sandbox import Limits, isolation
+from verl_atgrpo.environments.code.programs import Asserts, Call, Exchange, Problem, Test, Verdict, judge
+from verl_atgrpo.sandbox.runner import Limits, isolation
 
 HUMANEVAL = Path("/work/shared/data/HumanEval.jsonl.gz")
 needs_humaneval = pytest.mark.skipif(not HUMANEVAL.exists(), reason=f"{HUMANEVAL} is not here")

@@ -89,14 +89,14 @@ def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Leftovers]:
     """
     from processes import children
 
-    from verl_atgrpo import sandbox
+    from verl_atgrpo.sandbox import runner
 
     folder = tempfile.mkdtemp(prefix="leftovers-")  # what others run on this machine is not ours
     os.chmod(folder, 0o711)
     monkeypatch.setattr(tempfile, "tempdir", folder)
 
     def found() -> set[int]:
-        server = sandbox.POOL._server
+        server = runner.POOL._server
         if server is None:
             return set(children(os.getpid()))
         return {*children(os.getpid()), *children(server.pid)} - {server.pid}
@@ -117,7 +117,7 @@ def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Leftovers]:
 @pytest.fixture(scope="session", autouse=True)
 def patient_sandbox() -> Iterator[None]:
     """Gives programs whose caller names no limits far more time than they take: a test of a limit names its own."""
-    from verl_atgrpo.sandbox import Limits, run_python
+    from verl_atgrpo.sandbox.runner import Limits, run_python
 
     patient = Limits(cpu_seconds=20, wall_seconds=HANG)
     with pytest.MonkeyPatch.context() as patch:
@@ -144,7 +144,7 @@ def start() -> Iterator[Callable[..., object]]:
 @pytest.fixture(scope="session")
 def tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A barely trained model for Plan-Path: fast to make, and its answers are diverse."""
-    from verl_atgrpo.models.warm_start import WarmStart, make
+    from verl_atgrpo.tiny_models.warm_start import WarmStart, make
 
     folder = tmp_path_factory.mktemp("models") / "tied"
     make(folder, WarmStart(clean_steps=60, noisy_steps=0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from verl_atgrpo.environments.drafting import DraftingGame
+from verl_atgrpo.environments.common.drafting import DraftingGame
 from verl_atgrpo.team import Decision, EpisodeRecord, ScriptedTeam, play
 
 Script = Callable[[str, int], str]

@@ -16,17 +16,17 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from verl_atgrpo.config import AtGrpoConfig
+from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.environment import Outcome, Score
 from verl_atgrpo.rollout.fields import DEAL
 from verl_atgrpo.rollout.rows import training_rows
 from verl_atgrpo.rollout.worker import WorkerReport
 from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation
 from verl_atgrpo.trainer import pending
-from verl_atgrpo.trainer.at_grpo import AtGrpoTrainer
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
 from verl_atgrpo.trainer.rollout_watch import RolloutWatch
 from verl_atgrpo.trainer.schedule import make_schedule
+from verl_atgrpo.trainer.trainer import AtGrpoTrainer
 
 AT_GRPO = {"at_grpo_estimator": "at_grpo"}
 Tags = dict[str, Any]

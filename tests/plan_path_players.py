@@ -11,7 +11,7 @@ from types import FrameType
 
 from drafting_episodes import Script
 
-from verl_atgrpo.environments.grid import PlanPathTask
+from verl_atgrpo.environments.plan_path.grid import PlanPathTask
 
 DELTAS = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
 STYLES = [{"style": "full", "tool": "moves"}, {"style": "compact", "tool": "moves"}]

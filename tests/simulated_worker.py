@@ -13,11 +13,11 @@ from unittest import mock
 from omegaconf import OmegaConf
 from simulated_engine import Lengths, SimulatedEngine, Turns
 
-from verl_atgrpo.config import AtGrpoConfig
+from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.rollout import worker
-from verl_atgrpo.rollout.attempts import Gate
 from verl_atgrpo.rollout.fields import DEAL
 from verl_atgrpo.rollout.trace import TraceBudget
+from verl_atgrpo.serving.attempts import Gate
 
 Put = Callable[[list[str], list[dict[str, Any]]], None]
 _CONFIG = {

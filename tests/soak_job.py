@@ -24,19 +24,19 @@ from transfer_queue import KVBatchMeta
 from waiting import HANG
 
 from verl_atgrpo import recipes
+from verl_atgrpo.config.policies import job_of
+from verl_atgrpo.config.run_check import expand_policies
 from verl_atgrpo.environment import Environment, Outcome, Score
-from verl_atgrpo.policy_config import job_of
-from verl_atgrpo.rollout.attempts import Gate
-from verl_atgrpo.rollout.balancer import AvoidingBalancer
-from verl_atgrpo.rollout.client import DecisionClient, TeamClient
 from verl_atgrpo.rollout.manager import TeamRolloutManager
-from verl_atgrpo.run_check import expand_policies
-from verl_atgrpo.sandbox import Limits, run_python
+from verl_atgrpo.sandbox.runner import Limits, run_python
+from verl_atgrpo.serving.attempts import Gate
+from verl_atgrpo.serving.balancer import AvoidingBalancer
+from verl_atgrpo.serving.client import DecisionClient, TeamClient
 from verl_atgrpo.team import EpisodeFailed, Team
-from verl_atgrpo.trainer.at_grpo import AtGrpoTrainer
 from verl_atgrpo.trainer.decoding import TeamTokenizer
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
 from verl_atgrpo.trainer.rollout_watch import RolloutWatch
+from verl_atgrpo.trainer.trainer import AtGrpoTrainer
 
 POLICIES = ("coder", "tester")
 WORKERS = 2

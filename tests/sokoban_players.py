@@ -11,8 +11,8 @@ from typing import Any
 
 from drafting_episodes import Script, of
 
-from verl_atgrpo.environments.sokoban_board import SokobanTask
-from verl_atgrpo.environments.sokoban_solver import solve
+from verl_atgrpo.environments.sokoban.board import SokobanTask
+from verl_atgrpo.environments.sokoban.solver import solve
 from verl_atgrpo.team import EpisodeRecord
 
 Position = tuple[int, frozenset[int]]

@@ -10,7 +10,7 @@ from typing import Any
 from drafting_episodes import Script
 from hypothesis import strategies as st
 
-from verl_atgrpo.environments.sudoku_grid import State, SudokuTask, enter
+from verl_atgrpo.environments.sudoku.grid import State, SudokuTask, enter
 
 STYLES = [{"style": "full", "tool": "grid"}, {"style": "compact", "tool": "grid"}]
 ALL_OPTIONS = [*STYLES, {"style": "full", "tool": "python"}]

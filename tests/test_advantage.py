@@ -9,8 +9,8 @@ import pytest
 import torch
 from advantage_rows import ROW_PRESETS, estimate, ids, tensor
 
-from verl_atgrpo.advantage import at_grpo_advantage, group_advantages, inflation_factors
-from verl_atgrpo.estimator import PRESETS, resolve_spec
+from verl_atgrpo.estimators.kernel import at_grpo_advantage, group_advantages, inflation_factors
+from verl_atgrpo.estimators.spec import PRESETS, resolve_spec
 
 # --- worked by hand
 

@@ -9,8 +9,8 @@ from advantage_rows import ids, tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_atgrpo.advantage import group_advantages
-from verl_atgrpo.estimator import PRESETS, resolve_spec
+from verl_atgrpo.estimators.kernel import group_advantages
+from verl_atgrpo.estimators.spec import PRESETS, resolve_spec
 
 
 @st.composite

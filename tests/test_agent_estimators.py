@@ -9,8 +9,8 @@ import pytest
 import torch
 from advantage_rows import estimate, ids, tensor
 
-from verl_atgrpo.advantage import at_grpo_advantage, group_advantages
-from verl_atgrpo.estimator import resolve_spec
+from verl_atgrpo.estimators.kernel import at_grpo_advantage, group_advantages
+from verl_atgrpo.estimators.spec import resolve_spec
 
 TREE = ["t.0.tool.0#0@tool"] * 3 + ["t.0.planner.0#0@planner"] * 2
 UIDS = ["q#0@tool~1~A", "q#0@planner~0~B", "q#1@tool~2~A", "q#1@tool~1~A", "q#1@planner~0~B"]

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from made_team import STEEP, Rollout, Team, Unit, tasks_of
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from verl_atgrpo.config import AtGrpoConfig
+from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.trainer import pending
-from verl_atgrpo.trainer.at_grpo import AtGrpoTrainer
 from verl_atgrpo.trainer.schedule import make_schedule
+from verl_atgrpo.trainer.trainer import AtGrpoTrainer
 
 
 def asynchronous(rollout: Rollout, **changes: Any) -> Team:

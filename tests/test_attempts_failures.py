@@ -15,7 +15,7 @@ from simulated_servers import WHOLE, Actor, Server, Servers, config, interrupt
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 from waiting import until
 
-from verl_atgrpo.rollout.client import DecisionClient, slots_per_server
+from verl_atgrpo.serving.client import DecisionClient, slots_per_server
 from verl_atgrpo.team import EpisodeFailed
 
 pytestmark = pytest.mark.usefixtures("cancelled_calls")

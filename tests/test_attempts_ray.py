@@ -17,11 +17,11 @@ from simulated_servers import config
 from verl.workers.rollout.replica import TokenOutput
 from waiting import HANG
 
-from verl_atgrpo.rollout import group_calls
-from verl_atgrpo.rollout.attempts import Gate, PatientClient
-from verl_atgrpo.rollout.balancer import AvoidingBalancer
-from verl_atgrpo.rollout.client import DecisionClient
-from verl_atgrpo.rollout.group_answers import Answer, GroupAnswers
+from verl_atgrpo.serving import group_calls
+from verl_atgrpo.serving.attempts import Gate, PatientClient
+from verl_atgrpo.serving.balancer import AvoidingBalancer
+from verl_atgrpo.serving.client import DecisionClient
+from verl_atgrpo.serving.group_answers import Answer, GroupAnswers
 from verl_atgrpo.team import EpisodeFailed
 
 pytestmark = pytest.mark.slow

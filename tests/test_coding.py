@@ -25,10 +25,10 @@ from coding_problems import (
 )
 
 from verl_atgrpo.environment import EnvironmentConfigError, make
-from verl_atgrpo.environments import programs as judging
-from verl_atgrpo.environments.coding import Code, State, parse_test
-from verl_atgrpo.environments.programs import Call, Exchange, Problem, Test
-from verl_atgrpo.sandbox import ExecutionResult, Limits
+from verl_atgrpo.environments.code import programs as judging
+from verl_atgrpo.environments.code.environment import Code, State, parse_test
+from verl_atgrpo.environments.code.programs import Call, Exchange, Problem, Test
+from verl_atgrpo.sandbox.runner import ExecutionResult, Limits
 from verl_atgrpo.team import Decision, EpisodeRecord, ScriptedTeam, play
 
 # ------------------------------------------------------------------ the environment

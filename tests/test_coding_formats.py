@@ -14,9 +14,9 @@ import pytest
 from coding_problems import ROWS, verdict, write
 
 from verl_atgrpo.environment import EnvironmentConfigError
-from verl_atgrpo.environments import coding_formats
-from verl_atgrpo.environments.coding_formats import FORMATS, read_problems
-from verl_atgrpo.environments.programs import Asserts
+from verl_atgrpo.environments.code import formats as coding_formats
+from verl_atgrpo.environments.code.formats import FORMATS, read_problems
+from verl_atgrpo.environments.code.programs import Asserts
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -10,7 +10,7 @@ import pytest
 
 from verl_atgrpo import contamination
 from verl_atgrpo.cli import main
-from verl_atgrpo.config import AtGrpoConfig, ConfigError, check_disjoint
+from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError, check_disjoint
 from verl_atgrpo.contamination import NEAR, NearIndex, Overlap, overlaps, report, shingles
 from verl_atgrpo.environment import Environment, Outcome, Split
 
@@ -191,7 +191,7 @@ def test_near_duplicates_are_refused_with_one_line() -> None:
 
 
 def test_a_run_starts_with_them_only_where_the_recipe_accepts_it(compose: Any) -> None:
-    from verl_atgrpo.run_check import check_run
+    from verl_atgrpo.config.run_check import check_run
 
     overrides = (
         "~at_grpo.environment",

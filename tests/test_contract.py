@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from verl_atgrpo.environment import Environment, Outcome, Score, Split, registered
-from verl_atgrpo.environments.grid import MOVES, PlanPathTask
-from verl_atgrpo.environments.sokoban_board import SokobanTask
-from verl_atgrpo.environments.sokoban_solver import solve
-from verl_atgrpo.environments.sudoku_grid import EMPTY, SudokuTask
+from verl_atgrpo.environments.common.moves import MOVES
+from verl_atgrpo.environments.plan_path.grid import PlanPathTask
+from verl_atgrpo.environments.sokoban.board import SokobanTask
+from verl_atgrpo.environments.sokoban.solver import solve
+from verl_atgrpo.environments.sudoku.grid import EMPTY, SudokuTask
 from verl_atgrpo.team import Team
 from verl_atgrpo.testing import EnvironmentContractError, Script, ScriptError, check_environment
 

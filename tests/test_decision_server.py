@@ -20,10 +20,10 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 from vllm.logprobs import append_logprobs_for_next_position, create_sample_logprobs
 from vllm.sampling_params import RequestOutputKind
 
-from verl_atgrpo.rollout.decision_server import DecisionServer
-from verl_atgrpo.rollout.engine_params import engine_params
-from verl_atgrpo.trainer.policy_worker import PolicyServers, deciding
-from verl_atgrpo.trainer.server_worker import StandaloneServers
+from verl_atgrpo.serving.decision_server import DecisionServer
+from verl_atgrpo.serving.engine_params import engine_params
+from verl_atgrpo.serving.policy_worker import PolicyServers, deciding
+from verl_atgrpo.serving.server_worker import StandaloneServers
 
 
 class Engine:

@@ -13,21 +13,21 @@ import pytest
 pytest.importorskip("math_verify")
 
 from verl_atgrpo.environment import Score, Split
-from verl_atgrpo.environments import coding
-from verl_atgrpo.environments.grid import PlanPathTask, State, walk
-from verl_atgrpo.environments.math_answers import parse_answer
-from verl_atgrpo.environments.math_team import Attempt, MathTask
-from verl_atgrpo.environments.programs import Call, Problem, Verdict
-from verl_atgrpo.environments.sokoban_board import SokobanTask
-from verl_atgrpo.environments.sokoban_solver import solve
-from verl_atgrpo.environments.sudoku_grid import EMPTY, SudokuTask
-from verl_atgrpo.models.demonstrations import DEMONSTRATORS, arithmetic, small_programs, sokoban
-from verl_atgrpo.models.demonstrations.demonstrator import END, SPLITS, Demonstration
-from verl_atgrpo.models.demonstrations.plan_path import path
-from verl_atgrpo.models.demonstrations.sudoku import fill
-from verl_atgrpo.models.demonstrations.text import write
-from verl_atgrpo.sandbox import extract_python
+from verl_atgrpo.environments.code import environment as coding
+from verl_atgrpo.environments.code.programs import Call, Problem, Verdict
+from verl_atgrpo.environments.math.answers import parse_answer
+from verl_atgrpo.environments.math.team import Attempt, MathTask
+from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, walk
+from verl_atgrpo.environments.sokoban.board import SokobanTask
+from verl_atgrpo.environments.sokoban.solver import solve
+from verl_atgrpo.environments.sudoku.grid import EMPTY, SudokuTask
+from verl_atgrpo.sandbox.runner import extract_python
 from verl_atgrpo.testing import Script, check_environment
+from verl_atgrpo.tiny_models.demonstrations import DEMONSTRATORS, arithmetic, small_programs, sokoban
+from verl_atgrpo.tiny_models.demonstrations.demonstrator import END, SPLITS, Demonstration
+from verl_atgrpo.tiny_models.demonstrations.plan_path import path
+from verl_atgrpo.tiny_models.demonstrations.sudoku import fill
+from verl_atgrpo.tiny_models.demonstrations.text import write
 
 NAMES = sorted(DEMONSTRATORS)
 GAMES = ("plan_path", "sokoban", "sudoku")
@@ -56,7 +56,7 @@ def test_the_environment_shown_is_the_recipes(name: str, compose: Any) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_everything_shown_fits_the_recipe_and_the_tokenizer(name: str, compose: Any, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    from verl_atgrpo.models.tiny import build_tokenizer
+    from verl_atgrpo.tiny_models.tiny import build_tokenizer
 
     demonstrator, tokenizer = DEMONSTRATORS[name], build_tokenizer(DEMONSTRATORS[name].words)
     data = compose(f"{name}_cpu").data

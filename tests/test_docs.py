@@ -40,8 +40,8 @@ def test_the_documented_environment_is_short_and_keeps_the_contract(documented: 
 
 def test_the_documented_recipe_would_start(documented: Path) -> None:
     pytest.importorskip("verl")
+    from verl_atgrpo.config.run_check import check_run
     from verl_atgrpo.recipes import compose
-    from verl_atgrpo.run_check import check_run
 
     config = compose("sums", folder=documented)
     check_run(config)
@@ -52,8 +52,8 @@ def test_the_documented_data_sets_are_read(tmp_path: Path, monkeypatch: pytest.M
     pytest.importorskip("verl")
     pytest.importorskip("math_verify")
     pandas = pytest.importorskip("pandas")
+    from verl_atgrpo.config.run_check import check_team_run
     from verl_atgrpo.recipes import compose
-    from verl_atgrpo.run_check import check_team_run
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
@@ -82,8 +82,9 @@ def test_a_documented_recipe_is_accepted(
     page: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("verl")
-    from verl_atgrpo import environment, platform_choice, run_check
-    from verl_atgrpo.config import AtGrpoConfig
+    from verl_atgrpo import environment, platform_choice
+    from verl_atgrpo.config import run_check
+    from verl_atgrpo.config.schema import AtGrpoConfig
     from verl_atgrpo.recipes import compose
 
     monkeypatch.setattr(platform_choice, "wants_cpu", lambda: False)  # the memory of GPUs is shared out

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from verl_atgrpo.key_table import TABLE
+from verl_atgrpo.config.key_table import TABLE
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -96,7 +96,7 @@ def quoted() -> Iterator[tuple[str, str]]:
 
 def templates() -> list[Any]:
     found = []
-    for path in sorted((ROOT / "verl_atgrpo").rglob("*.py")):
+    for path in sorted(path for folder in ("verl_atgrpo", "environments") for path in (ROOT / folder).rglob("*.py")):
         source = path.read_text()
         # Module constants that are texts: enough to fill SECTION, EXPANDED and the like in.
         names = dict(re.findall(r'(?m)^([A-Z_]+) = "(.*)"$', source))

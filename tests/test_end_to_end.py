@@ -22,8 +22,8 @@ from training_jobs import FRESH, Start, end, engine_of, finish, wait_for, weight
 from waiting import TRAINING
 
 from verl_atgrpo.export import export
-from verl_atgrpo.models.warm_start import WarmStart, make
 from verl_atgrpo.report.reader import find, read
+from verl_atgrpo.tiny_models.warm_start import WarmStart, make
 
 pytestmark = [pytest.mark.slow, pytest.mark.training]
 

@@ -29,7 +29,7 @@ from processes import children, of_session
 from real_stack import Request
 from waiting import HANG, wait_until
 
-from verl_atgrpo.learning_curve import Point
+from verl_atgrpo.report.learning_curve import Point
 from verl_atgrpo.rollout.rows import training_rows
 from verl_atgrpo.team import ScriptedTeam, play
 

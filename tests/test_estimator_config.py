@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("omegaconf")
 
-from verl_atgrpo.config import AtGrpoConfig, ConfigError
+from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 
 M_GRPO = {"preset": "m_grpo", "main_agent": "planner", "sub_calls": 2}
 

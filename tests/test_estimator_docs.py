@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_atgrpo.estimator import PRESETS, EstimatorSpec
+from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec
 
 TEXT = (Path(__file__).parents[1] / "docs" / "estimators.md").read_text()
 
@@ -26,7 +26,7 @@ def test_every_preset_and_every_field_is_documented() -> None:
 @pytest.mark.parametrize("example", re.findall(r"(?ms)^```yaml\n(.*?)^```$", TEXT))
 def test_the_documented_examples_are_accepted(example: str) -> None:
     omegaconf = pytest.importorskip("omegaconf")
-    from verl_atgrpo.config import AtGrpoConfig
+    from verl_atgrpo.config.schema import AtGrpoConfig
 
     section = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.create(example))["at_grpo"]
     settings = AtGrpoConfig.from_mapping({"environment": {"name": "plan_path"}, **section})

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from verl_atgrpo.estimator import PRESETS, EstimatorSpec, heeds_verls_switch, resolve_spec
+from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec, heeds_verls_switch, resolve_spec
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 ray = pytest.importorskip("ray")
 
-from verl_atgrpo.trainer import failures
-from verl_atgrpo.trainer.failures import PolicyFailed, naming, watched, why_dead
+from verl_atgrpo.serving import failures
+from verl_atgrpo.serving.failures import PolicyFailed, naming, watched, why_dead
 
 
 class Server:

@@ -15,8 +15,8 @@ from simulated_engine import run_virtually
 from simulated_servers import WHOLE, Server, Servers, StreamingCall, renew
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_atgrpo.rollout import group_calls
-from verl_atgrpo.rollout.group_answers import TOGETHER, GroupAnswers
+from verl_atgrpo.serving import group_calls
+from verl_atgrpo.serving.group_answers import TOGETHER, GroupAnswers
 from verl_atgrpo.team import EpisodeFailed
 
 K = 4

@@ -18,8 +18,8 @@ import transfer_queue as tq
 from made_team import AT_GRPO, FLAT, STEEP, Rollout, Tags, Team, Unit, episode
 from transfer_queue import KVBatchMeta
 
-from verl_atgrpo.advantage import at_grpo_advantage
-from verl_atgrpo.group_filter import GroupFilter
+from verl_atgrpo.config.group_filter import GroupFilter
+from verl_atgrpo.estimators.kernel import at_grpo_advantage
 from verl_atgrpo.rollout.rows import training_rows
 from verl_atgrpo.team import EpisodeRecord
 from verl_atgrpo.trainer.step_rows import StepRows, draw, teaching_groups

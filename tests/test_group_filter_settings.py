@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from verl_atgrpo.config import AtGrpoConfig, ConfigError
-from verl_atgrpo.group_filter import GroupFilter
+from verl_atgrpo.config.group_filter import GroupFilter
+from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 
 
 @pytest.mark.parametrize(

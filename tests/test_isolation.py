@@ -8,17 +8,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from verl_atgrpo import sandbox
-from verl_atgrpo.sandbox_launcher import LEVELS, Request
+from verl_atgrpo.sandbox import runner
+from verl_atgrpo.sandbox.launcher import LEVELS, Request
 
 
 @pytest.fixture(autouse=True)
 def anew() -> Iterator[None]:
-    found = sandbox.isolation.__wrapped__()
-    sandbox.isolation.cache_clear()
+    found = runner.isolation.__wrapped__()
+    runner.isolation.cache_clear()
     yield
-    sandbox.isolation.cache_clear()
-    assert sandbox.isolation() == found
+    runner.isolation.cache_clear()
+    assert runner.isolation() == found
 
 
 class Killer:
@@ -27,7 +27,7 @@ class Killer:
     def __init__(self, times: int, told: bytes) -> None:
         self.times, self.told = times, told
         self.levels: list[str] = []
-        self._start = sandbox.POOL.start
+        self._start = runner.POOL.start
 
     def start(self, request: Request, files: tuple[int, ...]) -> None:
         self.levels.append(request.level)
@@ -41,17 +41,17 @@ class Killer:
 
 @pytest.mark.parametrize("told", [b"", str(128 + signal.SIGKILL).encode()])
 def test_a_trial_that_is_killed_is_made_again(told: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    level = sandbox.isolation()
-    sandbox.isolation.cache_clear()
+    level = runner.isolation()
+    runner.isolation.cache_clear()
     killer = Killer(2, told)
-    monkeypatch.setattr(sandbox.POOL, "start", killer.start)
-    assert sandbox.isolation() == level
+    monkeypatch.setattr(runner.POOL, "start", killer.start)
+    assert runner.isolation() == level
     assert killer.levels[:3] == [LEVELS[0]] * 3
 
 
 def test_no_lesser_level_is_taken_where_trials_are_killed_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     killer = Killer(100, b"")
-    monkeypatch.setattr(sandbox.POOL, "start", killer.start)
+    monkeypatch.setattr(runner.POOL, "start", killer.start)
     with pytest.raises(RuntimeError, match="what tries it is killed each time"):
-        sandbox.isolation()
+        runner.isolation()
     assert set(killer.levels) == {LEVELS[0]}

@@ -20,8 +20,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 import verl_atgrpo
 from verl_atgrpo import recipes
-from verl_atgrpo.config import AtGrpoConfig, ConfigError
-from verl_atgrpo.key_check import (
+from verl_atgrpo.config.key_check import (
     POLICY,
     _check_key,
     _View,
@@ -33,9 +32,10 @@ from verl_atgrpo.key_check import (
     shown_as,
     verls_defaults,
 )
-from verl_atgrpo.key_table import GIVEN, Default, Given, Like, Positive, Row
-from verl_atgrpo.policy_config import job_of
-from verl_atgrpo.run_check import expand_policies
+from verl_atgrpo.config.key_table import GIVEN, Default, Given, Like, Positive, Row
+from verl_atgrpo.config.policies import job_of
+from verl_atgrpo.config.run_check import expand_policies
+from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.trainer.verl_keys import wire
 
 VALID = {
@@ -284,7 +284,7 @@ def test_what_works_reaches_the_policys_workers_and_the_trainer() -> None:
 
 def test_what_works_of_the_model_reaches_verls_model(tmp_path: Path) -> None:
     """verl's dataclass of a model reads its files, so what names a file or a module names one that is there."""
-    from verl_atgrpo.models.tiny import build_model, build_tokenizer
+    from verl_atgrpo.tiny_models.tiny import build_model, build_tokenizer
 
     tokenizer = build_tokenizer([])
     for name in ("model", "other"):

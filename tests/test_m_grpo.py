@@ -11,8 +11,8 @@ from advantage_rows import estimate, ids, tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_atgrpo.advantage import group_advantages
-from verl_atgrpo.estimator import PRESETS, EstimatorSpec, resolve_spec
+from verl_atgrpo.estimators.kernel import group_advantages
+from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec, resolve_spec
 
 
 def m_grpo(calls: int, **options: Any) -> dict[str, Any]:

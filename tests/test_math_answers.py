@@ -22,8 +22,8 @@ pytest.importorskip("math_verify", reason="needs the extra `math`")
 from math_problems import DATA, box
 from waiting import wait_until
 
-from verl_atgrpo.environments import math_answers
-from verl_atgrpo.environments.math_answers import (
+from verl_atgrpo.environments.math import answers as math_answers
+from verl_atgrpo.environments.math.answers import (
     equal,
     majority,
     parse_answer,

@@ -12,7 +12,7 @@ pytest.importorskip("math_verify", reason="needs the extra `math`")
 
 from math_problems import GOLD, Script, box, episode, of, program, prompt_of, sources
 
-from verl_atgrpo.environments.math_ensemble import MathDebate, MathEnsemble
+from verl_atgrpo.environments.math import MathDebate, MathEnsemble
 
 
 def test_ensemble(tmp_path: Path) -> None:

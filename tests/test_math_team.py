@@ -16,11 +16,11 @@ pytest.importorskip("math_verify", reason="needs the extra `math`")
 from math_problems import DATA, GOLD, NAMES, QUESTION, Script, box, by_turn, episode, of, program, prompt_of, sources
 
 from verl_atgrpo.environment import EnvironmentConfigError, make
-from verl_atgrpo.environments import math_team
-from verl_atgrpo.environments.math_answers import parse_answer
-from verl_atgrpo.environments.math_ensemble import MathDebate
-from verl_atgrpo.environments.math_team import ASK_REASONING, Math, MathTask, ask_program
-from verl_atgrpo.sandbox import extract_python, run_python
+from verl_atgrpo.environments.math import MathDebate
+from verl_atgrpo.environments.math import team as math_team
+from verl_atgrpo.environments.math.answers import parse_answer
+from verl_atgrpo.environments.math.team import ASK_REASONING, Math, MathTask, ask_program
+from verl_atgrpo.sandbox.runner import extract_python, run_python
 from verl_atgrpo.team import EpisodeFailed
 
 # ------------------------------------------------------------------ episodes

@@ -13,8 +13,8 @@ pytest.importorskip("verl")
 from omegaconf import OmegaConf, open_dict
 
 from verl_atgrpo import recipes
-from verl_atgrpo.config import AtGrpoConfig, ConfigError
-from verl_atgrpo.mode_check import check_mode
+from verl_atgrpo.config.mode_check import check_mode
+from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 
 CORRECTION = "algorithm.rollout_correction"
 WARMUP = "trainer.v1.colocate_async.num_warmup_batches"

@@ -12,8 +12,8 @@ pytest.importorskip("verl")
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer, and the unit with it)
 from waiting import HANG
 
-from verl_atgrpo.config import ConfigError
-from verl_atgrpo.run_check import check_run
+from verl_atgrpo.config.run_check import check_run
+from verl_atgrpo.config.schema import ConfigError
 from verl_atgrpo.trainer.policy_unit import for_all
 
 

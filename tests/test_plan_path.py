@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from plan_path_players import CORRIDOR, WALLED, cpu_limit, full, full_oracle, grid_in, solve, task_from
 
 from verl_atgrpo.environment import EnvironmentConfigError, make
-from verl_atgrpo.environments.grid import PlanPathTask, State, team_reward, walk
+from verl_atgrpo.environments.common.splits import split_of
 from verl_atgrpo.environments.plan_path import PlanPath
-from verl_atgrpo.environments.splits import split_of
+from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, team_reward, walk
 
 # ------------------------------------------------------------------ tasks
 

@@ -16,11 +16,11 @@ from waiting import HANG
 
 from verl_atgrpo import environment
 from verl_atgrpo.environment import EnvironmentConfigError, Score, make
-from verl_atgrpo.environments import drafting
-from verl_atgrpo.environments.drafting import Draft
-from verl_atgrpo.environments.grid import State, walk
+from verl_atgrpo.environments.common import drafting
+from verl_atgrpo.environments.common.drafting import Draft
 from verl_atgrpo.environments.plan_path import PlanPath
-from verl_atgrpo.sandbox import ExecutionResult, Limits, run_python
+from verl_atgrpo.environments.plan_path.grid import State, walk
+from verl_atgrpo.sandbox.runner import ExecutionResult, Limits, run_python
 
 # ------------------------------------------------------------------ episodes
 

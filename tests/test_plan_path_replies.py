@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from plan_path_players import CORRIDOR, STYLES, WALLED, full, solve
 
 from verl_atgrpo.environment import Score
-from verl_atgrpo.environments.drafting import Draft
-from verl_atgrpo.environments.grid import State, walk
-from verl_atgrpo.environments.moves import parse_moves, parse_printed
+from verl_atgrpo.environments.common.drafting import Draft
+from verl_atgrpo.environments.common.moves import parse_moves, parse_printed
 from verl_atgrpo.environments.plan_path import PlanPath
-from verl_atgrpo.sandbox import Limits
+from verl_atgrpo.environments.plan_path.grid import State, walk
+from verl_atgrpo.sandbox.runner import Limits
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("verl")
 
 from verl_atgrpo import platform_choice
-from verl_atgrpo.config import AtGrpoConfig, ConfigError
-from verl_atgrpo.policy_config import EXPANDED, PolicyConfigError, PolicySettings, job_of
-from verl_atgrpo.run_check import check_run, expand_policies
+from verl_atgrpo.config.policies import EXPANDED, PolicyConfigError, PolicySettings, job_of
+from verl_atgrpo.config.run_check import check_run, expand_policies
+from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 
 
 def expanded(compose: Any, *overrides: str) -> Any:

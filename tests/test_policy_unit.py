@@ -26,17 +26,17 @@ from torch import Tensor
 from transfer_queue import KVBatchMeta
 
 from verl_atgrpo import recipes
-from verl_atgrpo.config import ConfigError
-from verl_atgrpo.rollout.balancer import balancer_class
-from verl_atgrpo.rollout.client import DecisionClient
+from verl_atgrpo.config.schema import ConfigError
 from verl_atgrpo.rollout.fields import episode_fields
 from verl_atgrpo.rollout.rows import Row
+from verl_atgrpo.serving.balancer import balancer_class
+from verl_atgrpo.serving.client import DecisionClient
+from verl_atgrpo.serving.failures import PolicyFailed
+from verl_atgrpo.serving.policy_worker import PolicyWorker
 from verl_atgrpo.team import Generation
 from verl_atgrpo.trainer import policy_unit
-from verl_atgrpo.trainer.failures import PolicyFailed
 from verl_atgrpo.trainer.metrics import PROBS_DIFF
 from verl_atgrpo.trainer.policy_unit import PolicyUnit, TeamSync
-from verl_atgrpo.trainer.policy_worker import PolicyWorker
 
 VOCABULARY = 102
 RATE = 0.5

@@ -10,9 +10,9 @@ import pytest
 from coding_problems import ADD, ASSERTED, DOUBLE, HUMANEVAL, needs_humaneval, needs_namespaces, verdict
 from waiting import HANG
 
-from verl_atgrpo.environments.coding_formats import read_problems
-from verl_atgrpo.environments.programs import Asserts, Call, Exchange, Problem, Verdict, judge
-from verl_atgrpo.sandbox import Limits
+from verl_atgrpo.environments.code.formats import read_problems
+from verl_atgrpo.environments.code.programs import Asserts, Call, Exchange, Problem, Verdict, judge
+from verl_atgrpo.sandbox.runner import Limits
 
 # ------------------------------------------------------------------ judging
 

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("reasoning_gym")
 
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, make
-from verl_atgrpo.environments.reasoning_gym_data import _EVALUATING
+from verl_atgrpo.environments.adapters.reasoning_gym import _EVALUATING
 from verl_atgrpo.team import ScriptedTeam, play
 from verl_atgrpo.testing import Script, check_environment
 

@@ -22,8 +22,8 @@ from verl_atgrpo.report.settings import RecordSettings
 from verl_atgrpo.rollout.rows import failed_validation_row, training_rows, validation_rows
 from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation
 from verl_atgrpo.trainer import recorder
-from verl_atgrpo.trainer.at_grpo import AtGrpoTrainer
 from verl_atgrpo.trainer.recorder import Recorder, SampledRow, chosen, decisions
+from verl_atgrpo.trainer.trainer import AtGrpoTrainer
 
 
 class Letters:

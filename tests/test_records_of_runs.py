@@ -188,7 +188,7 @@ def test_settings_that_cannot_work(section: dict[str, Any], problem: str) -> Non
 
 def test_settings_of_a_recipe() -> None:
     pytest.importorskip("omegaconf")
-    from verl_atgrpo.config import AtGrpoConfig, ConfigError
+    from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 
     section: dict[str, Any] = {"environment": {"name": "plan_path"}}
     assert AtGrpoConfig.from_mapping(section).record_settings() == RecordSettings()

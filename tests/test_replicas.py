@@ -13,9 +13,9 @@ import ray
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer, and the worker with it)
 from simulated_replicas import Method, World, get
 
-from verl_atgrpo.trainer import replicas as module
-from verl_atgrpo.trainer.failures import PolicyFailed
-from verl_atgrpo.trainer.replicas import Replicas
+from verl_atgrpo.serving import replicas as module
+from verl_atgrpo.serving.failures import PolicyFailed
+from verl_atgrpo.serving.replicas import Replicas
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,13 @@ from coding_problems import ADD, DOUBLE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_atgrpo.environments import coding_replies, math_answers, moves, reasoning_gym_data, sudoku_replies
-from verl_atgrpo.environments.programs import Call, Exchange, Problem
-from verl_atgrpo.sandbox import extract_python
+from verl_atgrpo.environments.adapters import reasoning_gym as reasoning_gym_data
+from verl_atgrpo.environments.code import replies as coding_replies
+from verl_atgrpo.environments.code.programs import Call, Exchange, Problem
+from verl_atgrpo.environments.common import moves
+from verl_atgrpo.environments.math import answers as math_answers
+from verl_atgrpo.environments.sudoku import replies as sudoku_replies
+from verl_atgrpo.sandbox.runner import extract_python
 
 MOVES: dict[str, str | None] = {
     "**Moves:** R, D": "RD",

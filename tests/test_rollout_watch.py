@@ -16,10 +16,10 @@ from made_team import Rollout, Team
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_atgrpo.rollout.manager import TeamRolloutManager
-from verl_atgrpo.rollout.ray_errors import RolloutFailed
 from verl_atgrpo.rollout.worker import WorkerReport
+from verl_atgrpo.serving.failures import PolicyFailed
+from verl_atgrpo.serving.ray_errors import RolloutFailed
 from verl_atgrpo.trainer import polling
-from verl_atgrpo.trainer.failures import PolicyFailed
 from verl_atgrpo.trainer.polling import pace
 
 

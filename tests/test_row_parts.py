@@ -18,12 +18,12 @@ from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from verl_atgrpo.estimators.uid import split_uid
 from verl_atgrpo.trainer import metrics, polling, row_parts, step_rows
 from verl_atgrpo.trainer.advantages import write_advantages
 from verl_atgrpo.trainer.balance import balanced
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
 from verl_atgrpo.trainer.training_metrics import training_metrics
-from verl_atgrpo.uid import split_uid
 
 TIMING = {"gen": 3.0, "adv": 1.0, "update_actor": 5.0, "step": 10.0}
 ANSWERS = (3, 1, 7, 2, 5, 5, 4, 6, 2, 3, 1, 8)

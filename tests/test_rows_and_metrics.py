@@ -13,8 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_atgrpo.advantage import at_grpo_advantage
 from verl_atgrpo.environment import Outcome, Score
+from verl_atgrpo.estimators.kernel import at_grpo_advantage
+from verl_atgrpo.estimators.uid import split_uid
 from verl_atgrpo.rollout.rows import failed_validation_row, training_rows, validation_rows
 from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation, ScriptedTeam
 from verl_atgrpo.trainer.metrics import (
@@ -24,7 +25,6 @@ from verl_atgrpo.trainer.metrics import (
     step_metrics,
 )
 from verl_atgrpo.trainer.mini_batches import spread_padding
-from verl_atgrpo.uid import split_uid
 
 
 def decision(agent: str, turn: int, rewards: Sequence[float], committed: int = 0) -> Decision:

@@ -17,11 +17,11 @@ import hub_rows
 
 import verl_atgrpo.recipes
 from verl_atgrpo import compat, platform_choice
-from verl_atgrpo.config import AtGrpoConfig, ConfigError
+from verl_atgrpo.config.policy_check import check_context
+from verl_atgrpo.config.run_check import check_cpu_job, check_run, check_run_or_exit
+from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.environment import Environment, Outcome, Split
-from verl_atgrpo.models.demonstrations import DEMONSTRATORS
-from verl_atgrpo.policy_check import check_context
-from verl_atgrpo.run_check import check_cpu_job, check_run, check_run_or_exit
+from verl_atgrpo.tiny_models.demonstrations import DEMONSTRATORS
 
 NEEDED = {"reasoning_gym": "reasoning_gym", "textarena": "textarena"}
 """Environment -> the package behind it, which is not everywhere."""

@@ -20,12 +20,12 @@ from conftest import Leftovers
 from processes import WAITING, WAKING, waiting_below
 from waiting import HANG, until, wait_until
 
-from verl_atgrpo import sandbox
 from verl_atgrpo.environment import EnvironmentConfigError, make
-from verl_atgrpo.environments import options
-from verl_atgrpo.sandbox import ExecutionResult, Limits, extract_python, isolation, run_python
-from verl_atgrpo.sandbox_launcher import Request
-from verl_atgrpo.sandbox_pool import Pool
+from verl_atgrpo.environments.common import options
+from verl_atgrpo.sandbox import runner
+from verl_atgrpo.sandbox.launcher import Request
+from verl_atgrpo.sandbox.pool import Pool
+from verl_atgrpo.sandbox.runner import ExecutionResult, Limits, extract_python, isolation, run_python
 
 PATIENT = Limits(cpu_seconds=20, wall_seconds=HANG)
 needs_namespaces = pytest.mark.skipif(isolation() != "namespaces", reason="this machine gives no namespaces")
@@ -221,8 +221,8 @@ def test_fifty_runs_leave_nothing(leftovers: Leftovers) -> None:
 def test_a_sandbox_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     isolation()
     with tempfile.TemporaryDirectory() as empty:
-        monkeypatch.setattr(sandbox, "_make_root", lambda *_: empty)
-        monkeypatch.setattr(sandbox, "_remove", lambda _: None)
+        monkeypatch.setattr(runner, "_make_root", lambda *_: empty)
+        monkeypatch.setattr(runner, "_remove", lambda _: None)
         with pytest.raises(RuntimeError, match=r"could not be set up: (?s:.)*No such file"):
             run("print(1)")
 
@@ -238,18 +238,18 @@ def server_of(pool: Pool) -> int:
 def test_the_pool_survives_its_interpreter_being_killed(leftovers: Leftovers) -> None:
     async def scenario() -> ExecutionResult:
         call = asyncio.create_task(run_python(WAITING, limits=PATIENT))
-        await until(lambda: waiting_below(server_of(sandbox.POOL)), every=0.002)
-        (program,) = waiting_below(server_of(sandbox.POOL))
-        os.kill(server_of(sandbox.POOL), signal.SIGKILL)
+        await until(lambda: waiting_below(server_of(runner.POOL)), every=0.002)
+        (program,) = waiting_below(server_of(runner.POOL))
+        os.kill(server_of(runner.POOL), signal.SIGKILL)
         await asyncio.sleep(0)
         os.kill(program, WAKING)
         return await call
 
     assert run("print(1)").ok
-    before = server_of(sandbox.POOL)
+    before = server_of(runner.POOL)
     assert asyncio.run(scenario()).stdout == "done\n"  # a program under way does not notice
     assert run("print(2)").stdout == "2\n"
-    assert server_of(sandbox.POOL) != before
+    assert server_of(runner.POOL) != before
     assert leftovers() == []
 
 
@@ -270,7 +270,7 @@ def test_a_request_that_its_interpreter_took_along_is_made_again(deaths: int, mo
 
     isolation()
     pool = Dying()
-    monkeypatch.setattr(sandbox, "POOL", pool)
+    monkeypatch.setattr(runner, "POOL", pool)
     if deaths < 3:
         assert run("print(1)").stdout == "1\n"
     else:
@@ -281,17 +281,17 @@ def test_a_request_that_its_interpreter_took_along_is_made_again(deaths: int, mo
 
 def test_a_fork_of_our_process_starts_its_own() -> None:
     assert run("print(1)").ok
-    ours = server_of(sandbox.POOL)
+    ours = server_of(runner.POOL)
     child = os.fork()
     if child == 0:
         done = False
         try:
-            done = run("print(1)").ok and server_of(sandbox.POOL) != ours
-            sandbox.POOL.close()
+            done = run("print(1)").ok and server_of(runner.POOL) != ours
+            runner.POOL.close()
         finally:
             os._exit(0 if done else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert run("print(1)").ok and server_of(sandbox.POOL) == ours
+    assert run("print(1)").ok and server_of(runner.POOL) == ours
 
 
 def test_everything_ends_with_its_owner(leftovers: Leftovers) -> None:
@@ -299,7 +299,7 @@ def test_everything_ends_with_its_owner(leftovers: Leftovers) -> None:
     marker = f"sandbox-test-{uuid4().hex}"
     program = SPAWN.format(marker=marker, setsid="os.setsid()") + "import time; time.sleep(3600)"
     code = (
-        "import asyncio\nfrom verl_atgrpo.sandbox import Limits, run_python\n"
+        "import asyncio\nfrom verl_atgrpo.sandbox.runner import Limits, run_python\n"
         f"asyncio.run(run_python({program!r}, limits=Limits(wall_seconds={HANG})))"
     )
     with subprocess.Popen([sys.executable, "-"], stdin=subprocess.PIPE, env=elsewhere) as owner:
@@ -316,7 +316,7 @@ def test_everything_ends_with_its_owner(leftovers: Leftovers) -> None:
 
 @pytest.mark.parametrize("name", ["code", "code_single", "math", "math_ensemble", "plan_path", "sokoban", "sudoku"])
 def test_less_than_the_required_isolation_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "isolation", lambda: "seccomp")
+    monkeypatch.setattr(runner, "isolation", lambda: "seccomp")
     message = "at_grpo.environment.require_isolation=true: .*level seccomp here, not namespaces; .*set it to false"
     with pytest.raises(EnvironmentConfigError, match=message):
         make(name, require_isolation=True)
@@ -334,7 +334,7 @@ def test_the_level_is_logged_once(
     level: str, severity: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     options._log_level.cache_clear()
-    monkeypatch.setattr(sandbox, "isolation", lambda: level)
+    monkeypatch.setattr(runner, "isolation", lambda: level)
     with caplog.at_level("INFO", logger="verl_atgrpo"):  # its level is set where verl was imported before
         make("plan_path", tool="moves")
         assert not caplog.records
@@ -346,7 +346,7 @@ def test_the_level_is_logged_once(
 
 
 def test_a_machine_that_can_run_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "_trial", lambda level, *_: f"no {level}")
+    monkeypatch.setattr(runner, "_trial", lambda level, *_: f"no {level}")
     isolation.cache_clear()
     with pytest.raises(EnvironmentConfigError, match=r"programs cannot be run on this machine: .*no rlimits"):
         make("plan_path")
@@ -370,11 +370,11 @@ import other
 """
         result = asyncio.run(run_python(code, libraries=("given",)))
         assert not asyncio.run(run_python("import given")).ok
-        assert sandbox.importable("given", Limits()) == "" != sandbox.importable("no_such_library", Limits())
+        assert runner.importable("given", Limits()) == "" != runner.importable("no_such_library", Limits())
     finally:
         sys.path.remove(str(tmp_path))
-        sandbox.library_folders.cache_clear()
-        sandbox.importable.cache_clear()
+        runner.library_folders.cache_clear()
+        runner.importable.cache_clear()
     assert "ModuleNotFoundError: No module named 'other'" in result.stderr
     if isolation() == "namespaces":
         assert result.stdout == "given False False\nread only\n"
@@ -424,8 +424,8 @@ def test_as_many_programs_run_at_once_as_there_are_cores(
     async def all_of_them() -> None:
         await asyncio.gather(*(run_python("") for _ in range(8)))
 
-    monkeypatch.setattr(sandbox, "_run_anew", one)
-    monkeypatch.setattr(sandbox.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(runner, "_run_anew", one)
+    monkeypatch.setattr(runner.os, "cpu_count", lambda: cores)
     asyncio.run(all_of_them())
     assert most == at_once
 
@@ -452,8 +452,8 @@ def test_a_program_that_was_killed_is_run_again_unless_we_killed_it(
         asked.append(1)
         return outcome
 
-    monkeypatch.setattr(sandbox, "_run_anew", one)
-    before = sandbox.POOL.counts["reruns"]
+    monkeypatch.setattr(runner, "_run_anew", one)
+    before = runner.POOL.counts["reruns"]
     assert run("") == outcome
     assert len(asked) == runs
-    assert sandbox.POOL.counts["reruns"] - before == runs - 1
+    assert runner.POOL.counts["reruns"] - before == runs - 1

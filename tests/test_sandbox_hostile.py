@@ -19,11 +19,11 @@ import pytest
 from conftest import Leftovers
 from waiting import HANG
 
-from verl_atgrpo import sandbox
-from verl_atgrpo.environments.programs import Exchange, Problem, judge
-from verl_atgrpo.sandbox import Limits
-from verl_atgrpo.sandbox_launcher import LEVELS
-from verl_atgrpo.sandbox_pool import Pool
+from verl_atgrpo.environments.code.programs import Exchange, Problem, judge
+from verl_atgrpo.sandbox import runner
+from verl_atgrpo.sandbox.launcher import LEVELS
+from verl_atgrpo.sandbox.pool import Pool
+from verl_atgrpo.sandbox.runner import Limits
 
 LIMITS = Limits(cpu_seconds=1, wall_seconds=0.5)
 PATIENT = Limits(cpu_seconds=20, wall_seconds=HANG)
@@ -98,7 +98,7 @@ def low_pool() -> Iterator[Pool]:
 
 @functools.cache
 def trial(level: str) -> str:
-    return sandbox._trial(level)
+    return runner._trial(level)
 
 
 @pytest.fixture
@@ -108,10 +108,10 @@ def level(request: pytest.FixtureRequest, low_pool: Pool, monkeypatch: pytest.Mo
     if forced != "namespaces":
         system = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")
         monkeypatch.setattr(sys, "executable", system or sys.executable)
-        monkeypatch.setattr(sandbox, "POOL", low_pool)
+        monkeypatch.setattr(runner, "POOL", low_pool)
     if error := trial(forced):
         pytest.skip(f"this machine does not give {forced}: {error[-200:]}")
-    monkeypatch.setattr(sandbox, "isolation", lambda: forced)
+    monkeypatch.setattr(runner, "isolation", lambda: forced)
     return forced
 
 
@@ -173,6 +173,6 @@ print(subprocess.run([sys.executable, "-c", "print('child')"], capture_output=Tr
 sys.stdout.flush()
 os.abort()
 """
-    result = asyncio.run(sandbox.run_python(code, stdin="given"))
+    result = asyncio.run(runner.run_python(code, stdin="given"))
     assert result.stdout == "b'pair'\nthread\nchild\n given\n"
     assert result.returncode == 128 + 6

@@ -14,9 +14,9 @@ from conftest import Leftovers
 from processes import WAITING, WAKING, children, waiting_below
 from waiting import HANG, until
 
-from verl_atgrpo import sandbox
-from verl_atgrpo.sandbox import ExecutionResult, Limits, run_python
-from verl_atgrpo.sandbox_pool import POOL
+from verl_atgrpo.sandbox import runner
+from verl_atgrpo.sandbox.pool import POOL
+from verl_atgrpo.sandbox.runner import ExecutionResult, Limits, run_python
 
 PATIENT = Limits(cpu_seconds=20, wall_seconds=HANG)
 
@@ -69,7 +69,7 @@ def beside(disturb: Coroutine[Any, Any, None]) -> ExecutionResult:
             for task in running:
                 task.cancel()
 
-    sandbox.isolation()
+    runner.isolation()
     POOL.drain_counts()
     return asyncio.run(scenario())
 

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_atgrpo.advantage import at_grpo_advantage, group_advantages
 from verl_atgrpo.environment import Outcome, Score
-from verl_atgrpo.estimator import PRESETS, EstimatorSpec, resolve_spec
+from verl_atgrpo.estimators.kernel import at_grpo_advantage, group_advantages
+from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec, resolve_spec
 from verl_atgrpo.rollout.rows import training_rows
 from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation
 

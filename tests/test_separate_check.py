@@ -13,8 +13,9 @@ verl = pytest.importorskip("verl")
 
 from test_mode_check import check, refusal
 
-from verl_atgrpo import platform_choice, recipes, run_check, separate_check
-from verl_atgrpo.config import AtGrpoConfig
+from verl_atgrpo import platform_choice, recipes
+from verl_atgrpo.config import run_check, separate_check
+from verl_atgrpo.config.schema import AtGrpoConfig
 
 RECIPE = "plan_path_cpu_separate"
 SECTION = "trainer.v1.separate_async"

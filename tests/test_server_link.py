@@ -19,9 +19,9 @@ import zmq
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
-from verl_atgrpo.trainer import server_link
-from verl_atgrpo.trainer.policy_worker import PolicyWorker
-from verl_atgrpo.trainer.server_link import ServerLink, bound_waiting
+from verl_atgrpo.serving import server_link
+from verl_atgrpo.serving.policy_worker import PolicyWorker
+from verl_atgrpo.serving.server_link import ServerLink, bound_waiting
 
 NAMES = ["embed", "layer", "head"]
 

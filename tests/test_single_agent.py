@@ -14,9 +14,9 @@ from math_problems import GOLD, box, sources
 from sudoku_players import PUZZLE, SOLVED, WRONG
 
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, make
-from verl_atgrpo.environments.grid import State as PathState
-from verl_atgrpo.environments.sokoban_board import State as BoardState
-from verl_atgrpo.environments.sudoku_grid import State as SudokuState
+from verl_atgrpo.environments.plan_path.grid import State as PathState
+from verl_atgrpo.environments.sokoban.board import State as BoardState
+from verl_atgrpo.environments.sudoku.grid import State as SudokuState
 from verl_atgrpo.team import EpisodeRecord, ScriptedTeam, play
 
 

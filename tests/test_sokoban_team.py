@@ -29,10 +29,10 @@ from sokoban_players import (
 )
 
 from verl_atgrpo.environment import EnvironmentConfigError, Score, make
-from verl_atgrpo.environments.drafting import Draft
+from verl_atgrpo.environments.common.drafting import Draft
 from verl_atgrpo.environments.sokoban import Sokoban
-from verl_atgrpo.environments.sokoban_board import SokobanTask, State, walk
-from verl_atgrpo.environments.sokoban_solver import solve
+from verl_atgrpo.environments.sokoban.board import SokobanTask, State, walk
+from verl_atgrpo.environments.sokoban.solver import solve
 
 # ------------------------------------------------------------------ rewards
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from verl_atgrpo.environment import Environment, Message, make
-from verl_atgrpo.environments import plan_path, sokoban
-from verl_atgrpo.environments.grid import MOVES
-from verl_atgrpo.environments.sudoku_grid import EMPTY, SudokuTask
+from verl_atgrpo.environments.common.moves import MOVES
+from verl_atgrpo.environments.plan_path import environment as plan_path
+from verl_atgrpo.environments.sokoban import environment as sokoban
+from verl_atgrpo.environments.sudoku.grid import EMPTY, SudokuTask
 from verl_atgrpo.testing import EnvironmentContractError, check_environment
 
 TRAIN, VAL, TURNS = 4096, 200, 4

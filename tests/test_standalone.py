@@ -17,11 +17,11 @@ import zmq
 from omegaconf import OmegaConf
 from verl.checkpoint_engine.base import CheckpointEngineWorker
 
-from verl_atgrpo.trainer import replicas
-from verl_atgrpo.trainer.failures import PolicyFailed
+from verl_atgrpo.serving import replicas
+from verl_atgrpo.serving.failures import PolicyFailed
+from verl_atgrpo.serving.policy_worker import WeightTarget
+from verl_atgrpo.serving.server_worker import ServerWorker, StandaloneServers
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
-from verl_atgrpo.trainer.policy_worker import WeightTarget
-from verl_atgrpo.trainer.server_worker import ServerWorker, StandaloneServers
 from verl_atgrpo.trainer.standalone import StandaloneReplicas, StandaloneUnit
 
 

@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("verl")
 
-from verl_atgrpo.config import AtGrpoConfig
+from verl_atgrpo.config.run_check import check_run
+from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.environments.plan_path import PlanPath
 from verl_atgrpo.environments.sudoku import Sudoku
-from verl_atgrpo.run_check import check_run
 from verl_atgrpo.team import EpisodeRecord, ScriptedTeam, play
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "study"))

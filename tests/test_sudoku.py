@@ -37,9 +37,9 @@ from sudoku_players import (
 )
 
 from verl_atgrpo.environment import EnvironmentConfigError, Score, make
-from verl_atgrpo.environments.splits import split_of
+from verl_atgrpo.environments.common.splits import split_of
 from verl_atgrpo.environments.sudoku import Sudoku
-from verl_atgrpo.environments.sudoku_grid import State, SudokuTask, canonical, enter, progress, solutions
+from verl_atgrpo.environments.sudoku.grid import State, SudokuTask, canonical, enter, progress, solutions
 
 # ------------------------------------------------------------------ solver
 
@@ -175,7 +175,7 @@ def test_the_288_solved_grids_are_twelve_and_both_splits_have_some() -> None:
 
 
 def test_an_environment_without_tasks_says_so_instead_of_searching_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("verl_atgrpo.environments.splits.split_of", lambda fingerprint: "train")
+    monkeypatch.setattr("verl_atgrpo.environments.common.splits.split_of", lambda fingerprint: "train")
     with pytest.raises(EnvironmentConfigError, match=re.escape("at_grpo.environment.clues=15")):
         Sudoku(clues=15).task("val", 0)
 

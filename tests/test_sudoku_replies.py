@@ -29,8 +29,8 @@ from sudoku_players import (
 )
 
 from verl_atgrpo.environment import Score
-from verl_atgrpo.environments.sudoku import Sudoku, parse_grid, parse_printed
-from verl_atgrpo.environments.sudoku_grid import State
+from verl_atgrpo.environments.sudoku.environment import Sudoku, parse_grid, parse_printed
+from verl_atgrpo.environments.sudoku.grid import State
 
 
 @pytest.mark.parametrize(

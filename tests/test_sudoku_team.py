@@ -30,11 +30,11 @@ from sudoku_players import (
 from waiting import HANG
 
 from verl_atgrpo.environment import Score
-from verl_atgrpo.environments import drafting
-from verl_atgrpo.environments.drafting import Draft
+from verl_atgrpo.environments.common import drafting
+from verl_atgrpo.environments.common.drafting import Draft
 from verl_atgrpo.environments.sudoku import Sudoku
-from verl_atgrpo.environments.sudoku_grid import State, SudokuTask, enter
-from verl_atgrpo.sandbox import Limits, extract_python, run_python
+from verl_atgrpo.environments.sudoku.grid import State, SudokuTask, enter
+from verl_atgrpo.sandbox.runner import Limits, extract_python, run_python
 
 # ------------------------------------------------------------------ prompts
 

@@ -16,12 +16,12 @@ pytest.importorskip("verl")
 from omegaconf import OmegaConf
 from verl.utils.rollout_trace import RolloutTraceConfig, rollout_trace_op
 
-from verl_atgrpo.config import ConfigError
+from verl_atgrpo.config.policies import PolicyConfigError, PolicySettings
+from verl_atgrpo.config.run_check import _check_trace, check_team_run
+from verl_atgrpo.config.schema import ConfigError
 from verl_atgrpo.environment import Score
-from verl_atgrpo.policy_config import PolicyConfigError, PolicySettings
-from verl_atgrpo.rollout.client import TeamClient
 from verl_atgrpo.rollout.trace import Episode, TraceBudget, TracedTeam
-from verl_atgrpo.run_check import _check_trace, check_team_run
+from verl_atgrpo.serving.client import TeamClient
 from verl_atgrpo.team import ScriptedPolicy, TeamOptions
 
 

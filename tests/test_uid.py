@@ -13,10 +13,10 @@ import torch
 from advantage_rows import estimate
 
 from verl_atgrpo import Environment, Outcome, Score
-from verl_atgrpo.estimator import PRESETS, resolve_spec
+from verl_atgrpo.estimators.spec import PRESETS, resolve_spec
+from verl_atgrpo.estimators.uid import UidParts, anchor_of, encode_groups, encode_uids, join_uid, split_uid
 from verl_atgrpo.rollout.rows import Row, training_rows
 from verl_atgrpo.team import ScriptedTeam, Team, play
-from verl_atgrpo.uid import UidParts, anchor_of, encode_groups, encode_uids, join_uid, split_uid
 
 
 def test_uids() -> None:

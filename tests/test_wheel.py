@@ -21,8 +21,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    for package in ("verl_atgrpo", "hydra_plugins"):
-        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("verl_atgrpo", "environments", "recipes", "hydra_plugins"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=ignored)
     build = subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--outdir", str(out), str(source)], capture_output=True, text=True
     )
@@ -36,9 +37,9 @@ def test_contents(wheel: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == {"verl_atgrpo", "hydra_plugins"}
     assert "hydra_plugins/__init__.py" not in names
     for wanted in (
-        "verl_atgrpo/environments/plan_path.py",
+        "verl_atgrpo/environments/plan_path/environment.py",
         "verl_atgrpo/evaluation/plan.py",
-        "verl_atgrpo/models/demonstrations/plan_path.py",
+        "verl_atgrpo/tiny_models/demonstrations/plan_path.py",
         "verl_atgrpo/recipes/plan_path_cpu.yaml",
         "verl_atgrpo/recipes/team/cpu.yaml",
         "verl_atgrpo/recipes/plan_path_qwen3_1p7b.yaml",

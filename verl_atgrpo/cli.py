@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from verl_atgrpo.models.demonstrations import DEMONSTRATORS
+from verl_atgrpo.tiny_models.demonstrations import DEMONSTRATORS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,7 +107,7 @@ def _say(text: str) -> None:
 
 
 def _make_model(options: argparse.Namespace) -> str:
-    from verl_atgrpo.models.warm_start import WarmStart, make
+    from verl_atgrpo.tiny_models.warm_start import WarmStart, make
 
     settings = WarmStart.of(options.environment, seed=options.seed, tied=not options.untied)
     known = make(options.directory, settings, force=options.force)
@@ -118,19 +118,19 @@ def _make_model(options: argparse.Namespace) -> str:
 
 
 def _make_smollm2(options: argparse.Namespace) -> str:
-    from verl_atgrpo.models.smollm2 import convert
+    from verl_atgrpo.tiny_models.smollm2 import convert
 
     return json.dumps(convert(options.directory))
 
 
 def _cpu_setup(_: argparse.Namespace) -> str:
-    from verl_atgrpo.cpu_setup import finish_installation
+    from verl_atgrpo.cpu.setup import finish_installation
 
     return "\n".join(finish_installation())
 
 
 def _plot(options: argparse.Namespace) -> str:
-    from verl_atgrpo.learning_curve import draw
+    from verl_atgrpo.report.learning_curve import draw
 
     runs = []
     for argument in options.metrics:
@@ -143,7 +143,7 @@ def _plot(options: argparse.Namespace) -> str:
 
 
 def _summary(options: argparse.Namespace) -> str:
-    from verl_atgrpo.learning_curve import read
+    from verl_atgrpo.report.learning_curve import read
 
     curve = read(options.metrics)
     first, last = curve[0], curve[-1]
@@ -192,7 +192,7 @@ def _compare(options: argparse.Namespace) -> str:
 
 
 def _check_data(options: argparse.Namespace) -> tuple[str, bool]:
-    from verl_atgrpo.config import AtGrpoConfig
+    from verl_atgrpo.config.schema import AtGrpoConfig
     from verl_atgrpo.contamination import report
     from verl_atgrpo.recipes import compose
 

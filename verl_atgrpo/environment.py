@@ -107,22 +107,22 @@ def stable_hash(*parts: object) -> int:
 
 
 _REGISTRY: dict[str, str | Callable[..., Environment]] = {
-    "code": "verl_atgrpo.environments.coding:Code",
-    "code_single": "verl_atgrpo.environments.coding:SingleCode",
-    "math": "verl_atgrpo.environments.math_team:Math",
-    "math_debate": "verl_atgrpo.environments.math_ensemble:MathDebate",
-    "math_ensemble": "verl_atgrpo.environments.math_ensemble:MathEnsemble",
-    "math_single": "verl_atgrpo.environments.math_team:SingleMath",
-    "pettingzoo": "verl_atgrpo.environments.pettingzoo_game:PettingZooGame",
+    "code": "verl_atgrpo.environments.code:Code",
+    "code_single": "verl_atgrpo.environments.code:SingleCode",
+    "math": "verl_atgrpo.environments.math:Math",
+    "math_debate": "verl_atgrpo.environments.math:MathDebate",
+    "math_ensemble": "verl_atgrpo.environments.math:MathEnsemble",
+    "math_single": "verl_atgrpo.environments.math:SingleMath",
+    "pettingzoo": "verl_atgrpo.environments.adapters.pettingzoo:PettingZooGame",
     "plan_path": "verl_atgrpo.environments.plan_path:PlanPath",
     "plan_path_single": "verl_atgrpo.environments.plan_path:SinglePlanPath",
-    "reasoning_gym": "verl_atgrpo.environments.reasoning_gym_data:ReasoningGym",
-    "reasoning_gym_single": "verl_atgrpo.environments.reasoning_gym_data:SingleReasoningGym",
+    "reasoning_gym": "verl_atgrpo.environments.adapters.reasoning_gym:ReasoningGym",
+    "reasoning_gym_single": "verl_atgrpo.environments.adapters.reasoning_gym:SingleReasoningGym",
     "sokoban": "verl_atgrpo.environments.sokoban:Sokoban",
     "sokoban_single": "verl_atgrpo.environments.sokoban:SingleSokoban",
     "sudoku": "verl_atgrpo.environments.sudoku:Sudoku",
     "sudoku_single": "verl_atgrpo.environments.sudoku:SingleSudoku",
-    "textarena": "verl_atgrpo.environments.textarena_game:TextArenaGame",
+    "textarena": "verl_atgrpo.environments.adapters.textarena:TextArenaGame",
 }
 
 

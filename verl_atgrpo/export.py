@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from verl_atgrpo.policy_config import POLICIES_FILE
+from verl_atgrpo.config.policies import POLICIES_FILE
 
 logger = logging.getLogger(__name__)
 

@@ -41,18 +41,18 @@ def _log_warnings() -> None:
 
 
 def _register_estimator(core_algos: ModuleType) -> None:
-    from verl_atgrpo import advantage
+    from verl_atgrpo.estimators import kernel
 
-    core_algos.register_adv_est("at_grpo")(advantage.at_grpo_advantage)
+    core_algos.register_adv_est("at_grpo")(kernel.at_grpo_advantage)
 
 
 def _register_trainer(_: ModuleType) -> None:
-    import verl_atgrpo.trainer.at_grpo  # noqa: F401  (registers itself)
+    import verl_atgrpo.trainer.trainer  # noqa: F401  (registers itself)
 
 
 def _check_configurations(config_module: ModuleType) -> None:
     from verl_atgrpo.compat import call_after
-    from verl_atgrpo.run_check import check_run_or_exit
+    from verl_atgrpo.config.run_check import check_run_or_exit
 
     call_after(config_module, "validate_config", check_run_or_exit)
 

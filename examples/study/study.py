@@ -26,9 +26,9 @@ from pathlib import Path
 from curves import CURVES, Curve, Curves, append, kept, tried
 from variants import ALL, GAMES, OPTIMIZER_STEPS, RATES, VARIANTS, Game, Variant, update_variant
 
-from verl_atgrpo.learning_curve import read
-from verl_atgrpo.models.warm_start import WarmStart, make
-from verl_atgrpo.policy_config import POLICIES_FILE
+from verl_atgrpo.config.policies import POLICIES_FILE
+from verl_atgrpo.report.learning_curve import read
+from verl_atgrpo.tiny_models.warm_start import WarmStart, make
 
 logger = logging.getLogger("study")
 _LOOK = 2.0

@@ -23,7 +23,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from processes import children
 
-from verl_atgrpo import sandbox
+from verl_atgrpo.sandbox import runner
 
 
 async def sandboxed(runs: int, at_once: int) -> None:
@@ -32,7 +32,7 @@ async def sandboxed(runs: int, at_once: int) -> None:
 
     async def one() -> None:
         async with free:
-            result = await sandbox.run_python("pass")
+            result = await runner.run_python("pass")
             assert result.ok, result
 
     await asyncio.gather(*(one() for _ in range(runs)))
@@ -57,7 +57,7 @@ def rate(name: str, work: Callable[[int], None], runs: int) -> float:
 
 def leftovers() -> dict[str, int]:
     """Counts the children of this process and of its pool, zombies apart, its open files and temporary files."""
-    server = sandbox.POOL._server
+    server = runner.POOL._server
     assert server is not None
     there = {*children(os.getpid()), *children(server.pid)} - {server.pid}
     states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in there]
@@ -79,7 +79,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o711)
         tempfile.tempdir = folder
-        print(f"isolation: {sandbox.isolation()}, {options.at_once} at a time on {os.cpu_count()} cores")
+        print(f"isolation: {runner.isolation()}, {options.at_once} at a time on {os.cpu_count()} cores")
         asyncio.run(sandboxed(options.at_once, options.at_once))
         before = leftovers()
         after: dict[str, int] = {}
@@ -87,7 +87,7 @@ def main() -> int:
         def work(runs: int) -> None:
             asyncio.run(sandboxed(runs, options.at_once))
             after.update(leftovers())
-            sandbox.POOL.close()  # its CPU time counts from its end
+            runner.POOL.close()  # its CPU time counts from its end
 
         reached = rate("sandbox", work, options.runs)
     few = min(options.runs, 100)

@@ -50,8 +50,8 @@ from soak_job import (
 from soak_ledger import Ledger
 from waiting import HANG
 
-from verl_atgrpo.rollout.client import TeamClient
-from verl_atgrpo.sandbox_pool import POOL
+from verl_atgrpo.sandbox.pool import POOL
+from verl_atgrpo.serving.client import TeamClient
 
 REPLICAS, CANDIDATES = 3, 4
 GROWTH = 1.05

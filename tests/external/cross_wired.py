@@ -17,4 +17,4 @@ def _cross(policy_worker: ModuleType) -> None:
     worker.__init__ = counted_from_0
 
 
-when_imported("verl_atgrpo.trainer.policy_worker", _cross)
+when_imported("verl_atgrpo.serving.policy_worker", _cross)

@@ -41,4 +41,4 @@ def _record(client: ModuleType) -> None:
     client.DecisionClient.attempt = recording
 
 
-when_imported("verl_atgrpo.rollout.client", _record)
+when_imported("verl_atgrpo.serving.client", _record)

@@ -11,14 +11,14 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_atgrpo import platform_choice
-from verl_atgrpo.config import SECTION, AtGrpoConfig
+from verl_atgrpo.config.key_check import check_keys
+from verl_atgrpo.config.policies import job_of
+from verl_atgrpo.config.run_check import check_cpu_prefill, check_memory, check_sampling, expand_policies
+from verl_atgrpo.config.schema import SECTION, AtGrpoConfig
 from verl_atgrpo.environment import Environment
 from verl_atgrpo.evaluation.engine import engine_args
 from verl_atgrpo.evaluation.sources import Endpoint, Model, Source, assignments, of_checkpoint, parse, weights_digest
-from verl_atgrpo.key_check import check_keys
-from verl_atgrpo.policy_config import job_of
 from verl_atgrpo.recipes import compose
-from verl_atgrpo.run_check import check_cpu_prefill, check_memory, check_sampling, expand_policies
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from verl_atgrpo.estimator import Need
+from verl_atgrpo.estimators.spec import Need
+from verl_atgrpo.estimators.uid import UidParts, anchor_of, join_uid
 from verl_atgrpo.team import EpisodeRecord, Generation
-from verl_atgrpo.uid import UidParts, anchor_of, join_uid
 
 
 @dataclass(frozen=True)

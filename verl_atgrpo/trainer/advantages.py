@@ -16,7 +16,7 @@ from verl import DataProto
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.workers.utils.padding import response_to_nested
 
-from verl_atgrpo.advantage import at_grpo_advantage
+from verl_atgrpo.estimators.kernel import at_grpo_advantage
 from verl_atgrpo.trainer.correction_metrics import merged
 from verl_atgrpo.trainer.row_parts import fetched, parts, put, real_rows, response_lengths
 

@@ -14,7 +14,7 @@ import torch
 from omegaconf import DictConfig
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path, get_checkpoint_tracker_filename
 
-from verl_atgrpo.policy_config import POLICIES_FILE
+from verl_atgrpo.config.policies import POLICIES_FILE
 from verl_atgrpo.trainer import pending
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verl_atgrpo.advantage import inflation_factors
+from verl_atgrpo.estimators.kernel import inflation_factors
+from verl_atgrpo.estimators.uid import encode_groups, factorise, split_uid
 from verl_atgrpo.trainer.row_parts import Tags
-from verl_atgrpo.uid import encode_groups, factorise, split_uid
 
 PROBS_DIFF = "training/rollout_probs_diff_max"
 """verl's largest difference of a token's probability between server and actor."""

@@ -13,7 +13,7 @@ import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from verl_atgrpo.config import SECTION
+from verl_atgrpo.config.schema import SECTION
 from verl_atgrpo.report.records import METRICS, TRAIN, VAL, RecordFiles, metrics_row, plain
 from verl_atgrpo.report.settings import RecordSettings
 from verl_atgrpo.trainer.row_parts import Tags

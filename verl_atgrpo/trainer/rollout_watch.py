@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from verl_atgrpo.config import SECTION
+from verl_atgrpo.config.schema import SECTION
 from verl_atgrpo.trainer import pending
 from verl_atgrpo.trainer.metrics import rollout_metrics
 from verl_atgrpo.trainer.policy_unit import PolicyUnit

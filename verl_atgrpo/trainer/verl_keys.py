@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from omegaconf import DictConfig, open_dict
 
-from verl_atgrpo.config import SECTION, AtGrpoConfig
+from verl_atgrpo.config.policies import EXPANDED
+from verl_atgrpo.config.schema import SECTION, AtGrpoConfig
 from verl_atgrpo.environment import Environment, Split
-from verl_atgrpo.policy_config import EXPANDED
 from verl_atgrpo.trainer.dataset import DATA_SETS, SIZES
 
 

@@ -1,0 +1,1 @@
+"""Games and data sets of other packages as environments."""

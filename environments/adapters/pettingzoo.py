@@ -1,0 +1,225 @@
+"""PettingZoo's agent-environment-cycle games (https://pettingzoo.farama.org/api/aec/), played by a team in words."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+from verl_atgrpo.environment import EnvironmentConfigError, stable_hash
+from verl_atgrpo.environments.adapters.foreign import FAULTS, canonical, line, load, own_dice
+from verl_atgrpo.environments.adapters.replayed_game import Move, OnIllegal, Refused, ReplayedGame
+from verl_atgrpo.environments.common.options import check_choice, check_installed, check_mapping
+from verl_atgrpo.environments.common.workflow import STYLES, Style
+
+_MARK = "Action:"
+_LISTED = 100
+"""The most actions that a prompt names one by one where none is masked."""
+_TRIED = 8
+"""Steps of the game that is played twice at the start."""
+
+
+class PettingZooGame(ReplayedGame):
+    """Any AEC environment with observations that are texts, and actions from Discrete or Text spaces."""
+
+    def __init__(
+        self,
+        env: str = "",
+        options: Mapping[str, Any] | None = None,
+        actions: Sequence[str] | None = None,
+        observe: str | None = None,
+        task_key: str | None = None,
+        style: Style = "full",
+        team: Sequence[str] | None = None,
+        max_steps: int = 50,
+        success_return: float = 1.0,
+        illegal_reward: float = -1.0,
+        on_illegal: OnIllegal = "end",
+        shared_openings: bool = False,
+        seed: int = 0,
+    ) -> None:
+        """Makes the environment once to learn who plays, and plays a few steps twice to see that it is repeatable.
+
+        Args:
+            env: "module:function", which makes the environment; or a module of PettingZoo's, whose `env` does.
+            options: what that function is called with.
+            actions: names of the actions of a Discrete space, in order; without them they are numbers.
+            observe: "module:function", which makes the text that an agent sees of (agent, observation).
+            task_key: "module:function", which makes of the environment, once it is reset, the text that no action
+                changes; splits are made by it. Without it they are made by all that the environment holds then, which
+                is right only where actions never lead to where another game starts.
+            style: `full` prompts say what an answer looks like and take the action from its last line; with `compact`
+                the prompt is the observation, and the reply is the action.
+            team, max_steps, success_return, illegal_reward, on_illegal, shared_openings, seed: as in `ReplayedGame`.
+
+        Raises EnvironmentConfigError for a value that does not make sense, and for an environment that cannot be
+        played in words or is not repeatable.
+        """
+        check_installed("pettingzoo", "PettingZoo", "pettingzoo")
+        self.where = f"at_grpo.environment.env={env!r}"
+        check_mapping("options", options or {})
+        check_choice("style", style, STYLES)
+        self._make = load("env", env, "env")
+        self._observe = load("observe", observe) if observe is not None else None
+        self._key = load("task_key", task_key) if task_key is not None else None
+        self._options = dict(options or {})
+        self._actions = None if actions is None else tuple(map(str, actions))
+        self._full = style == "full"
+        self.set_rules(
+            self._check_env(), team, max_steps, success_return, illegal_reward, on_illegal, shared_openings, seed
+        )
+        self.check_steady()
+        self._check_steps()
+
+    def begin(self, seed: int) -> _Running:
+        """Returns the environment after reset(seed=seed)."""
+        env = self._make(**self._options)
+        env.reset(seed=seed)
+        return _Running(env, self._actions, self._observe, self._full, self.where)
+
+    def task_key(self, task: int) -> str:
+        """Returns what the option `task_key` makes of a game at its opening, or its fingerprint."""
+        if self._key is None:
+            return self.fingerprint(task)
+        with own_dice(task), closing(self.begin(task)) as game:
+            return str(self._key(game.env))
+
+    def _check_env(self) -> Sequence[object]:
+        """Returns the agents of an environment that can be played in words."""
+        from gymnasium.spaces import Discrete, Text
+        from pettingzoo import AECEnv
+
+        try:
+            with own_dice(0):
+                env = self._make(**self._options)
+        except FAULTS as error:
+            raise EnvironmentConfigError(
+                f"{self.where}, options={self._options}: cannot be made, {line(error)}"
+            ) from error
+        if not isinstance(env, AECEnv):
+            raise EnvironmentConfigError(
+                f"{self.where}: makes a {type(env).__name__}, not an AECEnv; wrap a parallel environment in "
+                "pettingzoo.utils.parallel_to_aec"
+            )
+        try:
+            for agent in env.possible_agents:
+                space = env.action_space(agent)
+                if not isinstance(space, Discrete | Text):
+                    raise EnvironmentConfigError(
+                        f"{self.where}: the action space of {agent!r} is {space}; use Discrete or Text"
+                    )
+                if self._actions is not None and (not isinstance(space, Discrete) or space.n != len(self._actions)):
+                    raise EnvironmentConfigError(
+                        f"at_grpo.environment.actions names {len(self._actions)} actions, the action space of "
+                        f"{agent!r} is {space}; name each action of a Discrete space, or leave actions out"
+                    )
+            return list(env.possible_agents)
+        finally:
+            env.close()
+
+    def _check_steps(self) -> None:
+        """Plays a game of random actions, every step of it twice: rewards and observations must be the same."""
+        rng = random.Random(stable_hash("steps", self.seed))
+        seed = rng.getrandbits(31)
+        replies: list[str] = []
+        position = self._start(seed)
+        while position.asked and len(replies) < min(_TRIED, self.max_steps):
+            with own_dice(seed):
+                game = self.begin(seed)
+                for earlier in replies:
+                    game.asked()
+                    game.play(earlier)
+                game.asked()
+                reply = game.any_reply(rng)
+                game.close()
+            if reply is None:
+                return
+            after, again = (self.follow(seed, replies, position, reply) for _ in range(2))
+            if after is None or after != again:
+                raise self._unsteady()
+            replies.append(reply)
+            position = after
+
+
+class _Running:
+    """One environment that was reset."""
+
+    def __init__(
+        self,
+        env: Any,
+        actions: tuple[str, ...] | None,
+        observe: Callable[..., Any] | None,
+        full: bool,
+        where: str,
+    ) -> None:
+        self._env, self._actions, self._observe, self._full, self._where = env, actions, observe, full, where
+        self.env = env.unwrapped
+        self._legal: dict[str, int] | None = None
+        """Name -> action, of a Discrete space; None for a Text space."""
+
+    def asked(self) -> tuple[str, str] | None:
+        env = self._env
+        while env.agents:
+            observation, _, terminated, truncated, info = env.last()
+            if not terminated and not truncated:
+                agent: str = env.agent_selection
+                return agent, self._question(agent, observation, info)
+            env.step(None)  # what the interface wants of an agent that is done
+        return None
+
+    def _question(self, agent: str, observation: Any, info: Mapping[str, Any]) -> str:
+        mask = info.get("action_mask")
+        if isinstance(observation, Mapping) and "observation" in observation:
+            mask = observation.get("action_mask", mask)
+            observation = observation["observation"]
+        text = observation if self._observe is None else self._observe(agent, observation)
+        if not isinstance(text, str):
+            raise EnvironmentConfigError(
+                f"{self._where}: {agent!r} observes a {type(text).__name__}, not a text; "
+                "at_grpo.environment.observe='module:function' may make one of (agent, observation)"
+            )
+        space = self._env.action_space(agent)
+        self._legal, listed = None, []
+        if hasattr(space, "n"):
+            names = self._actions or [str(space.start + number) for number in range(space.n)]
+            numbers = [number for number in range(space.n) if mask is None or mask[number]]
+            listed = [names[number] for number in numbers]
+            # casefold: models write Left for left
+            self._legal = {names[number].casefold(): int(space.start) + number for number in numbers}
+        if not self._full:
+            return text if mask is None else f"{text}\n{' '.join(listed)}"
+        if self._legal is not None and mask is None and len(listed) > _LISTED:
+            listed = [f"{listed[0]} to {listed[-1]}"]
+        offer = "" if self._legal is None else f"Legal actions: {', '.join(listed)}\n"
+        return f"{text}\n\n{offer}End with one line of the form '{_MARK} <your action>'."
+
+    def _action(self, reply: str) -> int | str:
+        text = reply.strip()
+        if self._full:
+            mark, _, text = text.rpartition("\n")[2].strip().partition(_MARK)
+            if mark:
+                raise Refused
+            text = text.strip()
+        if self._legal is not None:
+            if text.casefold() not in self._legal:
+                raise Refused
+            return self._legal[text.casefold()]
+        if not self._env.action_space(self._env.agent_selection).contains(text):
+            raise Refused
+        return text
+
+    def any_reply(self, rng: random.Random) -> str | None:
+        """Returns a legal reply, or None where actions are texts."""
+        return f"{_MARK if self._full else ''} {rng.choice(list(self._legal))}" if self._legal else None
+
+    def play(self, reply: str) -> Move:
+        self._env.step(self._action(reply))
+        return Move({agent: float(reward) for agent, reward in self._env.rewards.items()})
+
+    def opening(self) -> str:
+        env = self._env
+        return canonical([vars(env.unwrapped), [env.observe(agent) for agent in env.agents]])
+
+    def close(self) -> None:
+        self._env.close()

@@ -1,0 +1,295 @@
+"""reasoning-gym's data sets (https://github.com/open-thought/reasoning-gym): a solver drafts, a checker answers."""
+
+from __future__ import annotations
+
+import functools
+import random
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from verl_atgrpo.environment import (
+    Environment,
+    EnvironmentConfigError,
+    Message,
+    Outcome,
+    Score,
+    Split,
+    stable_hash,
+)
+from verl_atgrpo.environments.adapters.foreign import FAULTS, line, own_dice
+from verl_atgrpo.environments.common.options import check_choice, check_installed, check_mapping, check_whole_numbers
+from verl_atgrpo.environments.common.replies import after_thoughts, labelled, labels
+from verl_atgrpo.environments.common.splits import draw_for
+from verl_atgrpo.environments.common.workflow import STYLES, Style
+from verl_atgrpo.team import Team
+
+LONGEST = 10_000
+"""Characters of an answer; a longer one is none."""
+_FORMAT = 0.1
+_SHOWN = 1500
+"""Characters of a draft, from its end, that prompts show."""
+_EVALUATING = (
+    "binary_matrix",
+    "countdown",
+    "intermediate_integration",
+    "n_queens",
+    "polynomial_multiplication",
+    "puzzle24",
+    "simple_integration",
+    "spiral_matrix",
+    "string_insertion",
+)
+"""Data sets whose scorers hand a reply to Python's eval or to sympy's parse_expr, which is eval as well; as read in
+reasoning-gym 0.1.25."""
+_RUNAWAY = re.compile(r"[eE][+-]?[\d_,]{4}")
+"""Numbers that a scorer would write down in full."""
+_TAG, _END_TAG = re.compile("<answer>", re.IGNORECASE), re.compile("</answer>", re.IGNORECASE)
+_LABELS = labels("(?!)", "(?:the )?final answer")
+_MARKUP = " \t\r\n*_`.$"
+_WRAPPED = re.compile(r"(?s)\*\*([^*]+)\*\*|`([^`]+)`|```\w*\n([^`]*?)\n?```|\$?\\boxed\{([^{}]*)\}\$?")
+_ASK = "Write the final answer, and nothing but it, into one <answer> element at the very end."
+
+
+@dataclass(frozen=True)
+class ReasoningTask:
+    """A question and what its data set needs to score an answer."""
+
+    question: str
+    entry: Mapping[str, Any]
+    dataset: Any
+    """reasoning-gym's data set that has this one task."""
+
+
+class ReasoningGym(Environment):
+    """A solver drafts, a checker sees the draft and gives the answer; they are told if it is wrong, and try again."""
+
+    agents: ClassVar[tuple[str, ...]] = ("solver", "checker")
+
+    def __init__(
+        self,
+        dataset: str = "",
+        options: Mapping[str, Any] | None = None,
+        max_turns: int = 2,
+        style: Style = "full",
+        seed: int = 0,
+    ) -> None:
+        """Makes one task to see that the data set is scored as it should be.
+
+        Args:
+            dataset: name of the data set, or `composite`.
+            options: those of the data set; for `composite` a list `datasets` of mappings with name, weight and config.
+            max_turns: turns of an episode (T).
+            style: `full` prompts say what an answer looks like (<answer>...</answer>); with `compact` the prompt is
+                the question and what was said, and the reply is the answer.
+            seed: tasks derive from it.
+
+        Raises EnvironmentConfigError for a value that does not make sense, and for a data set that cannot be made, or
+        whose scorer pays for nonsense or evaluates what a model writes.
+        """
+        check_installed("reasoning_gym", "reasoning-gym", "reasoning-gym")
+        check_whole_numbers(max_turns=(max_turns, 1))
+        check_choice("style", style, STYLES)
+        check_mapping("options", options or {})
+        self.where = f"at_grpo.environment.dataset={dataset!r}"
+        self.dataset, self.options = dataset, dict(options or {})
+        self.max_turns, self.style, self.seed = max_turns, style, seed
+        self._check_dataset()
+
+    def _check_dataset(self) -> None:
+        from reasoning_gym.factory import DATASETS
+
+        for key in ("seed", "size"):
+            if key in self.options:
+                raise EnvironmentConfigError(
+                    f"at_grpo.environment.options.{key}={self.options[key]!r} is set for each task: remove it "
+                    "(at_grpo.environment.seed is another one)"
+                )
+        mixed = self.dataset == "composite"
+        try:
+            named = [part["name"] for part in self.options["datasets"]] if mixed else [self.dataset]
+        except FAULTS as error:
+            raise EnvironmentConfigError(
+                f"{self.where}: at_grpo.environment.options.datasets is a list of {{name, weight, config}}"
+            ) from error
+        for name in named:
+            if name not in DATASETS or (mixed and name == "composite"):
+                raise EnvironmentConfigError(f"{self.where}: reasoning-gym has no data set {name!r}")
+            if name in _EVALUATING:
+                raise EnvironmentConfigError(
+                    f"{self.where}: the scorer of {name!r} evaluates what a model writes as Python, in this process; "
+                    "use another data set"
+                )
+        try:
+            task = self._draw(0)
+        except FAULTS as error:
+            raise EnvironmentConfigError(
+                f"{self.where}, options={self.options}: cannot be made, {line(error)}"
+            ) from error
+        if (paid := self.grade(task, "the quick brown fox")) > 2 * _FORMAT:
+            raise EnvironmentConfigError(f"{self.where}: its scorer gives {paid:g} for words that are no answer")
+        gold = task.entry.get("answer")
+        if isinstance(gold, str) and (paid := self.grade(task, gold)) < 1:
+            raise EnvironmentConfigError(
+                f"{self.where}: its scorer gives only {paid:g} for its own answer {gold!r:.80}"
+            )
+
+    # ------------------------------------------------------------------ tasks
+
+    def task(self, split: Split, index: int) -> ReasoningTask:
+        """Returns task `index` of `split`; splits are disjoint because the question decides its own split."""
+        rng = random.Random(stable_hash("reasoning_gym", self.dataset, self.seed, split, index))
+        task: ReasoningTask | None = draw_for(split, lambda: self._draw(rng.getrandbits(31)), self.task_key)
+        if task is None:
+            raise EnvironmentConfigError(
+                f"{self.where}, options={self.options}: hardly any question is for the split {split!r}; "
+                "use options that make more questions"
+            )
+        return task
+
+    def _draw(self, seed: int) -> ReasoningTask:
+        from reasoning_gym import create_dataset
+        from reasoning_gym.composite import DatasetSpec
+
+        options = dict(self.options)
+        if self.dataset == "composite":
+            options["datasets"] = [
+                DatasetSpec(**{"config": {}, "weight": 1.0, **part}) for part in options["datasets"]
+            ]
+        with own_dice(seed):
+            dataset = create_dataset(self.dataset, seed=seed, size=1, **options)
+            entry = dataset[0]
+        return ReasoningTask(str(entry["question"]).strip(), entry, dataset)
+
+    def fingerprint(self, task: ReasoningTask) -> str:
+        """Returns the question without case and layout."""
+        return _flat(task.question)
+
+    # ------------------------------------------------------------------ replies and scores
+
+    def parse(self, reply: str) -> str | None:
+        """Returns the answer in a reply, or None if it is not in the agreed format."""
+        return parse_answer(reply, self.style)
+
+    def grade(self, task: ReasoningTask, answer: str | None) -> float:
+        """Returns what the data set gives for an answer, between 0 and 1; 1 is solved.
+
+        Nothing for one that repeats the question: many data sets pay for the right words anywhere in an answer.
+        """
+        if answer is None or _RUNAWAY.search(answer) or _flat(task.question) in _flat(answer):
+            return 0.0
+        try:
+            with own_dice(0):
+                score = float(task.dataset.score_answer(answer, task.entry))
+        except FAULTS:  # some scorers raise on an answer that is not in their form
+            return 0.0
+        return min(1.0, max(0.0, score))  # nan is 0: it is not more than 0
+
+    def _score(self, task: ReasoningTask, reply: str) -> Score:
+        answer = self.parse(reply)
+        return Score(team=self.grade(task, answer), local=_FORMAT * (answer is not None))
+
+    # ------------------------------------------------------------------ the workflow
+
+    async def run(self, task: ReasoningTask, team: Team) -> Outcome:
+        """Plays one episode; success means that the data set gives the checker's last answer all it can."""
+        score = functools.partial(self._score, task)
+        wrong: list[str] = []
+        graded, turns = 0.0, 0
+        while turns < self.max_turns and graded < 1:
+            draft = await team.solver.act(self._prompt(task, wrong), score)
+            final = await team.checker.act(self._prompt(task, wrong, draft.text), score)
+            turns += 1
+            answer = self.parse(final.text)
+            graded = self.grade(task, answer)
+            wrong.append(answer or "")
+        return Outcome(graded == 1, graded, {"turns": float(turns)})
+
+    def _prompt(self, task: ReasoningTask, wrong: Sequence[str], draft: str | None = None) -> list[Message]:
+        if self.style == "compact":
+            told = [task.question, *(f"Not {answer[:20]}" for answer in wrong)]
+            told += [] if draft is None else [f"Draft {draft.strip()[:20]}"]
+            return [{"role": "user", "content": "\n".join(told)}]
+        role = "solver" if draft is None else "checker"
+        told = [task.question]
+        if wrong:
+            told.append("These answers were wrong:\n" + "\n".join(_quoted(answer or "(none)") for answer in wrong))
+        if draft is not None:
+            told.append(f"A solver drafted this; it may be wrong:\n{_quoted(draft)}")
+        return [
+            {"role": "system", "content": f"You are the {role} of a team that answers a question."},
+            {"role": "user", "content": "\n\n".join([*told, _ASK])},
+        ]
+
+
+def parse_answer(reply: str, style: Style) -> str | None:
+    r"""Returns the answer in a reply, or None if it is not in the agreed format.
+
+    `compact`: the whole reply. `full`: the last <answer> element, in any case, with nothing but markup after it; where
+    there is none, what follows `Final answer:` or stands in the last `\boxed{...}`, at the reply's end. Bold, code
+    quotes, a fence or a box around all of the answer are no part of it.
+    """
+    text = reply.strip() if style == "compact" else _answer(after_thoughts(reply).strip())
+    return text if text is not None and 0 < len(text) <= LONGEST else None
+
+
+def _answer(text: str) -> str | None:
+    tags = [match.span() for match in _TAG.finditer(text)]
+    if tags:
+        start = tags[-1][1]
+        end = _END_TAG.search(text, start)
+        return None if end is None or text[end.end() :].strip(_MARKUP) else _bare(text[start : end.start()].strip())
+    for label in labelled(text, _LABELS, 2 * LONGEST):
+        lines = [line for line in label.lines if line.strip(_MARKUP)]
+        return _bare(lines[0].strip("* \t_")) if len(lines) == 1 else None
+    return None
+
+
+def _bare(answer: str) -> str:
+    """The answer without markup around all of it."""
+    while (match := _WRAPPED.fullmatch(answer)) is not None:
+        answer = (match[match.lastindex or 0] or "").strip()
+    return answer
+
+
+class SingleReasoningGym(ReasoningGym):
+    """One agent answers, sees its earlier answers, and stops when it repeats one (the paper's single agent).
+
+    There is one kind of prompt, without a draft or a verdict; the turns are as many as the team's.
+    """
+
+    agents: ClassVar[tuple[str, ...]] = ("solo",)
+
+    async def run(self, task: ReasoningTask, team: Team) -> Outcome:
+        """Plays one episode; success means that the data set gives the last answer all it can."""
+        answers: list[str] = []
+        repeated = False
+        while len(answers) < self.max_turns and not repeated:
+            reply = await team.solo.act(self._single_prompt(task, answers), functools.partial(self._score, task))
+            answer = self.parse(reply.text) or ""
+            repeated = bool(answer) and answer in answers[-1:]
+            answers.append(answer)
+        graded = self.grade(task, answers[-1] or None)
+        return Outcome(graded == 1, graded, {"turns": float(len(answers))})
+
+    def _single_prompt(self, task: ReasoningTask, answers: Sequence[str]) -> list[Message]:
+        if self.style == "compact":
+            return [{"role": "user", "content": "\n".join([task.question, *(answer[:20] for answer in answers)])}]
+        told = [task.question]
+        if answers:
+            told.append("You have answered:\n" + "\n".join(_quoted(answer or "(none)") for answer in answers))
+            told.append("Check your last answer: give it again if it is right, and another one if not.")
+        return [
+            {"role": "system", "content": "You answer a question."},
+            {"role": "user", "content": "\n\n".join([*told, _ASK])},
+        ]
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _quoted(text: str) -> str:
+    return textwrap.indent(text if len(text) <= _SHOWN else f"[...]{text[-_SHOWN:]}", "> ", lambda line: True)

@@ -1,0 +1,324 @@
+"""Coding: a coder writes a program and a tester writes a test, at the same time; a mismatch goes back to both.
+
+Workflow and rewards follow AT-GRPO (arXiv 2510.11062, App. A). Golden tests and solutions are in no prompt, and what
+models write is run in the sandbox alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from typing import ClassVar, Literal, TypeAlias
+
+from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score, Split
+from verl_atgrpo.environments.code.formats import read_problems
+from verl_atgrpo.environments.code.programs import Call, Exchange, Problem, Test, Verdict, judge
+from verl_atgrpo.environments.code.replies import parse_test
+from verl_atgrpo.environments.common.options import check_choice, check_isolation, check_whole_numbers
+from verl_atgrpo.environments.common.records import data_sets
+from verl_atgrpo.environments.common.workflow import STYLES, Style, once
+from verl_atgrpo.sandbox.runner import Limits, extract_python
+from verl_atgrpo.team import Team
+
+Judged: TypeAlias = Callable[[str], "asyncio.Task[Verdict]"]
+"""Runs a program on the golden tests of one problem."""
+_COMPACT = 8
+"""Characters of an input or an output, from its start, that compact prompts show."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What both agents are told: the latest program and the latest test, and how the one did on the other."""
+
+    problem: Problem
+    program: str | None = None
+    test: Test | None = None
+    verdict: Verdict | None = None
+    """None unless there is a program and a test."""
+
+    @property
+    def agreed(self) -> bool:
+        """Whether the program passes the test."""
+        return self.verdict is not None and all(self.verdict.passed)
+
+
+class Code(Environment):
+    """A coder and a tester work in parallel until the program passes the test, for up to `max_turns` turns."""
+
+    agents: ClassVar[tuple[str, ...]] = ("coder", "tester")
+
+    def __init__(
+        self,
+        train: object = None,
+        val: object = None,
+        max_turns: int = 4,
+        max_tests: int = 20,
+        tester_reward: Literal["golden", "format"] = "golden",
+        cpu_seconds: int = 2,
+        memory_mb: int = 256,
+        require_isolation: bool = False,
+        style: Style = "full",
+        val_max_tests: int | None = None,
+    ) -> None:
+        """Reads the data sets.
+
+        Args:
+            train: training tasks: a section as `coding_formats.read_problems` takes.
+            val: validation tasks, in the same form. Either may be several sections by names of one's own; validation
+                reports the success on each by its name.
+            max_turns: turns of an episode (T).
+            max_tests: golden tests of a training task that count, the first ones; it bounds what judging a program
+                costs.
+            tester_reward: `golden` gives .2 for a test in the agreed format and .8 if the data's solution passes it,
+                as the paper does; `format` gives the .2 alone, for data without solutions.
+            cpu_seconds: time that a program has for one test (a function: for all of them); four times that, and two
+                seconds, on the clock.
+            memory_mb: address space of a program, in MiB.
+            require_isolation: refuses machines where programs do not run in namespaces of their own.
+            style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
+            val_max_tests: the same bound for validation tasks; null counts all tests.
+
+        Raises:
+            EnvironmentConfigError: a value that does not make sense, data that cannot be read, or a machine where
+                programs cannot be run so.
+        """
+        check_whole_numbers(
+            max_turns=(max_turns, 1), max_tests=(max_tests, 1), cpu_seconds=(cpu_seconds, 1), memory_mb=(memory_mb, 64)
+        )
+        if val_max_tests is not None:
+            check_whole_numbers(val_max_tests=(val_max_tests, 1))
+        check_choice("style", style, STYLES)
+        check_choice("tester_reward", tester_reward, ("golden", "format"))
+        check_isolation(require_isolation)
+        self._problems: dict[Split, tuple[Problem, ...]] = {}
+        self._data_sets: dict[Split, dict[str, int]] = {}
+        sources: tuple[tuple[Split, object, int | None], ...] = (
+            ("train", train, max_tests),
+            ("val", val, val_max_tests),
+        )
+        for split, source, most in sources:
+            parts = data_sets(source, split).items()
+            read = {name: read_problems(section, where, most) for name, (where, section) in parts}
+            self._problems[split] = tuple(chain.from_iterable(read.values()))
+            self._data_sets[split] = {name: len(problems) for name, problems in read.items() if name}
+        if tester_reward == "golden" and not any(problem.solution for problem in self._problems["train"]):
+            raise EnvironmentConfigError(
+                "at_grpo.environment.tester_reward='golden': the data of train have no solutions; use format"
+            )
+        self._max_turns = max_turns
+        self._style = style
+        self._asks_solution = tester_reward == "golden"
+        # On the clock a busy machine takes longer, and a score must not follow from that; golden output may be long.
+        self._limits = Limits(cpu_seconds, 4.0 * cpu_seconds + 2, memory_mb, output_bytes=1 << 20)
+
+    def task(self, split: Split, index: int) -> Problem:
+        """Returns problem `index` of `split`, in the order of the data."""
+        return self._problems[split][index]
+
+    def size(self, split: Split) -> int:
+        """Returns how many problems of `split` have tests."""
+        return len(self._problems[split])
+
+    def data_sets(self, split: Split) -> dict[str, int]:
+        """Returns the named data sets of `split`, and how many problems each has."""
+        return self._data_sets[split]
+
+    def fingerprint(self, task: Problem) -> str:
+        """Returns the statement without its spacing and case."""
+        return " ".join(task.statement.split()).casefold()
+
+    def text(self, task: Problem) -> str:
+        """Returns the statement."""
+        return task.statement
+
+    # ------------------------------------------------------------------ the workflow
+
+    async def run(self, task: Problem, team: Team) -> Outcome:
+        """Plays one episode; success means that the last program passes all golden tests."""
+        judged = self.judged(task)
+        state = State(task)
+        turns = 0
+        while turns < self._max_turns and not state.agreed:
+            program, test = await asyncio.gather(
+                team.coder.act(self.coder_prompt(state), functools.partial(self.score_program, judged)),
+                team.tester.act(self.tester_prompt(state), functools.partial(self.score_test, task)),
+            )
+            state = await self._next(state, program.text, test.text)
+            turns += 1
+        return await self.outcome(judged, state.program, turns, agreed=float(state.agreed))
+
+    def judged(self, problem: Problem) -> Judged:
+        """Returns what runs a program on the golden tests, once for equal programs."""
+        return once(lambda program: judge(problem, program, problem.tests, self._limits))
+
+    async def outcome(self, judged: Judged, program: str | None, turns: int, **metrics: float) -> Outcome:
+        """Returns how an episode ended whose last program is `program`: the fraction of golden tests it passes."""
+        fraction = 0.0 if program is None else (await judged(program)).fraction
+        return Outcome(fraction == 1, fraction, {"turns": float(turns), "passed": fraction, **metrics})
+
+    async def score_program(self, judged: Judged, reply: str) -> Score:
+        """Scores a program: builds .1, runs .1, golden tests .8 (paper, coder); the team's part is their fraction."""
+        program = self._program(reply)
+        if program is None:
+            return Score()
+        verdict = await judged(program)
+        return Score(verdict.fraction, 0.1 * verdict.built + 0.1 * verdict.ran + 0.8 * verdict.fraction)
+
+    async def score_test(self, problem: Problem, reply: str) -> Score:
+        """Scores a test: agreed format .2, the data's solution passes it .8 (paper, tester).
+
+        It has no team part: by itself a test does not change what the program is worth.
+        """
+        test = parse_test(reply, problem, self._style)
+        if test is None or not self._asks_solution or problem.solution is None:
+            return Score(local=0.2 * (test is not None))
+        verdict = await judge(problem, problem.solution, [test], self._limits)
+        return Score(local=0.2 + 0.8 * verdict.fraction)
+
+    def _program(self, reply: str) -> str | None:
+        return extract_python(reply, strict=self._style == "compact")
+
+    async def _next(self, state: State, coder_said: str, tester_said: str) -> State:
+        # Who gives nothing in the agreed format leaves the last one standing.
+        program, test = self._program(coder_said), parse_test(tester_said, state.problem, self._style)
+        program, test = state.program if program is None else program, test or state.test
+        if program is None or test is None:
+            return State(state.problem, program, test)
+        return State(state.problem, program, test, await judge(state.problem, program, [test], self._limits))
+
+    # ------------------------------------------------------------------ prompts
+
+    def coder_prompt(self, state: State) -> list[Message]:
+        """Returns the coder's question."""
+        if self._style == "compact":
+            return _compact("code", state)
+        return _dialogue(state.problem, _told(state), _CODER, _ask_program(state.problem))
+
+    def tester_prompt(self, state: State) -> list[Message]:
+        """Returns the tester's question."""
+        if self._style == "compact":
+            return _compact("test", state)
+        name = state.problem.entry_point
+        given, expected = (
+            ("what the program reads", "what it must print")
+            if name is None
+            else (f"the arguments of one call of `{name}`", "what it must return")
+        )
+        literals = "" if name is None else " Write Python literals, arguments separated by commas."
+        return _dialogue(
+            state.problem,
+            _told(state),
+            "You write tests for Python programs. Every correct program must pass them.",
+            f"Write one test whose result you are sure of, and no program. Give a line 'Input:', below it a ``` block "
+            f"with {given}, then a line 'Output:', below it a ``` block with {expected}.{literals}",
+        )
+
+
+class SingleCode(Code):
+    """One agent writes programs, sees its last one, and stops when it repeats it (the paper's single agent).
+
+    There is one kind of prompt, without a test, a program's output or a verdict; the turns are as many as the team's.
+    """
+
+    agents: ClassVar[tuple[str, ...]] = ("solo",)
+
+    def __init__(
+        self,
+        train: object = None,
+        val: object = None,
+        max_turns: int = 4,
+        max_tests: int = 20,
+        cpu_seconds: int = 2,
+        memory_mb: int = 256,
+        require_isolation: bool = False,
+        style: Style = "full",
+        val_max_tests: int | None = None,
+    ) -> None:
+        """Takes the team's options, but for the tester's."""
+        limits = cpu_seconds, memory_mb
+        super().__init__(train, val, max_turns, max_tests, "format", *limits, require_isolation, style, val_max_tests)
+
+    async def run(self, task: Problem, team: Team) -> Outcome:
+        """Plays one episode; success means that the last program passes all golden tests."""
+        judged = self.judged(task)
+        program: str | None = None
+        turns, repeated = 0, False
+        while turns < self._max_turns and not repeated:
+            reply = await team.solo.act(self.prompt(task, program), functools.partial(self.score_program, judged))
+            written = self._program(reply.text)
+            # What is in no agreed format leaves the last one standing.
+            repeated, program = written is not None and written == program, written or program
+            turns += 1
+        return await self.outcome(judged, program, turns)
+
+    def prompt(self, problem: Problem, program: str | None) -> list[Message]:
+        """Returns the question after a program, or before the first."""
+        if self._style == "compact":
+            return _compact("code", State(problem))
+        said = (
+            ""
+            if program is None
+            else f"Your program so far:\n{_quoted(program)}\n"
+            "Check it: write it again if it is right, and another one if not.\n\n"
+        )
+        return _dialogue(problem, said, _CODER, _ask_program(problem))
+
+
+_CODER = "You write Python programs. They must pass tests that you do not see."
+
+
+def _ask_program(problem: Problem) -> str:
+    name = problem.entry_point
+    task = (
+        "reads its input from standard input and prints its answer to standard output"
+        if name is None
+        else f"defines `{name}`, which is then called"
+    )
+    return f"Write a whole program, imports included, in one ```python block. It {task}."
+
+
+def _dialogue(problem: Problem, said: str, role: str, ask: str) -> list[Message]:
+    starter = f"Start from:\n```python\n{problem.starter.rstrip()}\n```\n" if problem.starter.strip() else ""
+    question = f"{problem.statement.strip()}\n\n{starter}{said}{ask}"
+    return [{"role": "system", "content": role}, {"role": "user", "content": question}]
+
+
+def _compact(role: str, state: State) -> list[Message]:
+    """The task, and of the last turns the test and what the program came to on it, as far as they are short."""
+    lines = [role, state.problem.statement.strip()]
+    if state.test is not None:
+        came = "none" if state.verdict is None else state.verdict.shown[0]
+        lines.append("|".join(text.strip()[:_COMPACT] for text in (*_texts(state.test), came)))
+    return [{"role": "user", "content": "\n".join(lines)}]
+
+
+def _told(state: State) -> str:
+    """What came of the last turns; quoted, so that nothing in there reads as the question."""
+    if state.program is None and state.test is None:
+        return ""
+    program = (
+        "No program is written yet." if state.program is None else f"The program so far:\n{_quoted(state.program)}"
+    )
+    if state.test is None:
+        return f"{program}\nNo test is written yet.\n\n"
+    given, expected = _texts(state.test)
+    test = f"The test so far, its input:\n{_quoted(given)}\nits output:\n{_quoted(expected)}"
+    if state.verdict is None:
+        return f"{program}\n{test}\n\n"
+    came = f"On this input the program gave:\n{_quoted(state.verdict.shown[0] or '(nothing)')}"
+    return f"{program}\n{test}\n{came}\nThey do not agree: the program is wrong, or the test, or both.\n\n"
+
+
+def _texts(test: Test) -> tuple[str, str]:
+    if isinstance(test, Exchange):
+        return test.given, test.expected
+    assert isinstance(test, Call)  # testers write no other
+    return ", ".join(map(repr, test.arguments)), repr(test.expected)
+
+
+def _quoted(text: str) -> str:
+    return textwrap.indent(text.rstrip(), "> ", lambda line: True)

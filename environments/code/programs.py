@@ -1,0 +1,150 @@
+"""What a coding task is, and how programs are judged on its tests: in the sandbox, never in this process.
+
+No expected value ever reaches a program. What it prints is compared here. A function is loaded in a process of its own
+that serves calls; its parent (`function_harness`) reads the tests from standard input once the child is made, calls
+it through pipes that carry plain data, and alone can write to standard output. So no program passes a test by
+exiting, by printing what a test run prints, by other builtins or an `__eq__` of its own, at exit, or by looking
+into files, descriptors or memory. Not covered: the examples of a statement may be among the golden tests, and at the
+lesser levels of isolation programs may read what their user may (docs/sandbox.md): keep data sets out of reach.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl_atgrpo.environments.code import function_harness
+from verl_atgrpo.environments.code.function_harness import pack
+from verl_atgrpo.sandbox.runner import ExecutionResult, Limits, run_python
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A test of a program: what it reads from standard input, and what it must print."""
+
+    given: str
+    expected: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """A test of a function: plain values to call it with, and the one it must return; tuples count as lists."""
+
+    arguments: tuple[Any, ...]
+    expected: Any
+
+
+@dataclass(frozen=True)
+class Asserts:
+    """A test of a function: code that calls it, by its name or as `candidate`, and raises if it is wrong."""
+
+    code: str
+
+
+Test = Exchange | Call | Asserts
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A coding task."""
+
+    statement: str
+    tests: tuple[Test, ...]
+    """The golden tests: none of them is ever shown."""
+    entry_point: str | None = None
+    """The function to write (or method of a class Solution); None asks for a program from stdin to stdout."""
+    starter: str = ""
+    """Code that the answer starts from, shown with the statement."""
+    setup: str = ""
+    """Trusted code that `Asserts` need."""
+    solution: str | None = None
+    """A program that passes all tests."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a program did on some tests; `passed` and `shown` have one entry a test."""
+
+    built: bool
+    """It compiles."""
+    ran: bool
+    """On one test at least it ended, or returned, without error."""
+    passed: tuple[bool, ...]
+    shown: tuple[str, ...]
+    """What it printed or returned, or the error that ended it; at most 1000 characters."""
+
+    @property
+    def fraction(self) -> float:
+        """The fraction of the tests that were passed."""
+        return sum(self.passed) / len(self.passed)
+
+
+async def judge(problem: Problem, program: str, tests: Sequence[Test], limits: Limits) -> Verdict:
+    """Runs a program on tests of a problem: at least one, all of the kind that the problem asks for.
+
+    Every `Exchange` is a run of its own under `limits`. All calls of a function share one run, so after a call that
+    does not end in time the remaining tests count as failed. Arguments and results are None, booleans, numbers,
+    texts, bytes, lists, tuples, sets and dictionaries; anything else is an error of the program.
+    """
+    if problem.entry_point is not None:
+        return await _judge_function(problem, program, tests, limits)
+    exchanges = [test for test in tests if isinstance(test, Exchange)]
+    source = (
+        f"__program__ = compile({program!r}, 'program.py', 'exec', dont_inherit=True)\n"
+        "__import__('sys').stderr.write('built\\n')\n"
+        "exec(__program__)\n"
+    )
+    runs = await asyncio.gather(*(run_python(source, stdin=test.given, limits=limits) for test in exchanges))
+    return Verdict(
+        built=any(run.stderr.startswith("built\n") for run in runs),
+        ran=any(run.ok for run in runs),
+        passed=tuple(
+            run.ok and _lines(run.stdout) == _lines(test.expected) for run, test in zip(runs, exchanges, strict=True)
+        ),
+        shown=tuple(_shown(run) for run in runs),
+    )
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().split("\n")]
+
+
+def _shown(run: ExecutionResult) -> str:
+    printed = run.stdout.rstrip()[:1000]
+    if run.ok:
+        return printed
+    errors = run.stderr.removeprefix("built\n").strip().split("\n")
+    return f"{printed}\n{_ending(run) or errors[-1]}".strip()[:1000]
+
+
+def _ending(run: ExecutionResult) -> str:
+    return "(time limit)" if run.timed_out else "(too much output)" if run.output_truncated else ""
+
+
+async def _judge_function(problem: Problem, program: str, tests: Sequence[Test], limits: Limits) -> Verdict:
+    work = {
+        "setup": problem.setup,
+        "tests": [
+            test.code if isinstance(test, Asserts) else [pack(list(test.arguments)), pack(test.expected)]
+            for test in tests
+            if not isinstance(test, Exchange)
+        ],
+    }
+    run = await run_python(
+        f"{inspect.getsource(function_harness)}\nrun_tests({program!r}, {problem.entry_point!r})",
+        stdin=json.dumps(work),
+        limits=limits,
+    )
+    # Every line is whole but the last one, which a limit may have cut.
+    built, *results = map(json.loads, run.stdout.split("\n")[:-1] or ["false"])
+    missing = len(tests) - len(results)
+    return Verdict(
+        built=built,
+        ran=any(returned for _, returned, _ in results),
+        passed=tuple(passed for passed, _, _ in results) + (False,) * missing,
+        shown=tuple(shown for _, _, shown in results) + (_ending(run) or "(no result)",) * missing,
+    )

@@ -1,0 +1,108 @@
+"""The tests that testers write, as they are read from replies; nothing here runs a program."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from verl_atgrpo.environments.code.function_harness import pack
+from verl_atgrpo.environments.code.programs import Call, Exchange, Problem, Test
+from verl_atgrpo.environments.common.replies import after_thoughts, block_below, fence
+from verl_atgrpo.environments.common.workflow import Style
+
+_LONGEST_LITERAL = 2000  # characters; keeps Python's parser far from its own limits
+_BLOCK = r"\s*^```\w*[ \t]*\r?\n(.*?)^```[ \t]*\r?$"
+_TEST = re.compile(rf"(?ms){_BLOCK}\s*^Output:{_BLOCK}")
+_KIND = r"(?:(?:the|expected|sample|example|test|correct|standard) )*"
+_MARK = r"(?im)^(?P<mark>[ \t\-*•#_`]*)(?:[0-9]+[.)] )?"
+_END = r"(?: [0-9]+)?(?P<end>[ \t*_`]*:[ \t*_]*|[ \t*_`]*(?=\r?$))"
+_INPUT = re.compile(rf"{_MARK}{_KIND}inputs?{_END}")
+_AROUND = " \t\n*_`"
+_OUTPUT = re.compile(rf"{_MARK}{_KIND}(?:outputs?|results?|return value){_END}")
+
+
+def parse_test(reply: str, problem: Problem, style: Style = "full") -> Test | None:
+    """Returns the test that `reply` gives in the agreed format, or None.
+
+    `compact`: after the last line `Input:` a fenced block, then a line `Output:` and another block. `full`: the labels
+    may be marked up and in other words (`### Expected output`); each value is a fenced block, or the rest of its
+    label's line; so may be what follows a label up to the next one, or the reply's end, without a fence. A text that
+    the statement has word for word is none: who echoes a statement with examples has written no test.
+
+    For a function the values are its arguments and its result as Python literals, each of at most 2000 characters;
+    `full` reads `f(1, 2)` and `a = 1, b = 2` as arguments, too.
+    """
+    if style == "compact":
+        _, mark, rest = f"\n{reply}".rpartition("\nInput:")
+        match = _TEST.match(rest) if mark else None
+        values = None if match is None else (match[1], match[2])
+    else:
+        values = _values(after_thoughts(reply), problem.statement)
+    if values is None:
+        return None
+    if problem.entry_point is None:
+        return Exchange(*values)
+    if max(map(len, values)) > _LONGEST_LITERAL:
+        return None
+    try:
+        arguments = (
+            ast.literal_eval(f"[{values[0]}]") if style == "compact" else _arguments(values[0].strip(), problem)
+        )
+        call = Call(tuple(arguments), ast.literal_eval(values[1].strip()))
+        pack([call.arguments, call.expected])  # raises TypeError for what is no plain data: Ellipsis
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return call
+
+
+def _values(text: str, statement: str) -> tuple[str, str] | None:
+    inputs = _marks(_INPUT, text)
+    outputs = [mark for mark in _marks(_OUTPUT, text) if inputs and mark.start() >= inputs[-1].end()]
+    if not outputs or text[inputs[-1].start() : outputs[0].end()].strip().casefold() in statement.casefold():
+        return None
+    given = _value(text[inputs[-1].end() : outputs[0].start()], alone=True)
+    expected = _value(text[outputs[0].end() :], alone=False)
+    return None if given is None or expected is None else (given, expected)
+
+
+def _marks(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
+    """The labels: with a colon, or in bold or as a heading."""
+    return [match for match in pattern.finditer(text) if ":" in match["end"] or {"#", "*"} & set(match["mark"])]
+
+
+def _value(text: str, alone: bool) -> str | None:
+    """Returns what a label's text gives, as a program reads it; more may follow a fenced block that is not `alone`."""
+    lines = [line.rstrip("\r") for line in text.strip().split("\n")]
+    if fence(lines[0]) is not None:
+        block = block_below(lines)
+        if block is None or (alone and any(line.strip(_AROUND) for line in lines[len(block) + 2 :])):
+            return None
+        return "".join(f"{line}\n" for line in block)
+    # Without a fence it is one line or one paragraph: what follows might belong to it.
+    value = "\n".join(lines).strip(_AROUND)
+    several = "\n" in value if text.partition("\n")[0].strip(_AROUND) else "\n\n" in value
+    return None if not value or several or "```" in value else f"{value}\n"
+
+
+def _arguments(text: str, problem: Problem) -> list[object]:
+    """Returns a call's arguments; raises as `ast.literal_eval` does for what are none."""
+    name = problem.entry_point or "f"
+    whole = re.fullmatch(rf"(?s){re.escape(name)}[ \t]*\((.*)\)", text)
+    call = ast.parse(f"f({whole[1] if whole else text}\n)", mode="eval").body
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        raise ValueError("more than arguments")
+    values: list[object] = [ast.literal_eval(argument) for argument in call.args]
+    if call.keywords:
+        named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+        order = _parameters(problem)
+        if len(named) < len(call.keywords) or sorted(map(str, named)) != sorted(order[len(values) :]):
+            raise ValueError("not the parameters")
+        values += [named[parameter] for parameter in order[len(values) :]]
+    return values
+
+
+def _parameters(problem: Problem) -> list[str]:
+    """The names of the function's parameters, from the code that the answer starts from; [] if that does not say."""
+    match = re.search(rf"def {re.escape(problem.entry_point or '')}\(([^()]*)\)", problem.starter)
+    names = [part.split(":")[0].split("=")[0].strip() for part in match[1].split(",")] if match else []
+    return [name for name in names if name != "self"]

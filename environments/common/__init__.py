@@ -1,0 +1,1 @@
+"""What several environments are made of."""

@@ -1,0 +1,211 @@
+"""What games have in common whose answers are moves up, down, left and right: the answers and how to ask for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from verl_atgrpo.environments.common.drafting import DraftingGame, State
+from verl_atgrpo.environments.common.options import check_whole_numbers
+from verl_atgrpo.environments.common.replies import after_thoughts, block_below, fence, labelled, labels
+from verl_atgrpo.environments.common.workflow import Style
+
+Tool = Literal["python", "moves"]
+
+Cell = tuple[int, int]
+"""(row, column), from the top left."""
+MOVES: dict[str, Cell] = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
+
+_LETTERS = {**{name: name for name in MOVES}, "UP": "U", "DOWN": "D", "LEFT": "L", "RIGHT": "R"}
+_SIGNS = {"\u2191": "U", "\u2193": "D", "\u2190": "L", "\u2192": "R"}
+_BETWEEN = re.compile(r"[ \t]*(?:,|-+>|=+>|[>\u2013\u2014\u2192\u21d2\u27a1\u279c-])[ \t]*|[ \t]+")
+_LATEX_ARROW = re.compile(r"\\(?:long)?(?:rightarrow|Rightarrow|to)(?![a-zA-Z])")
+_NUMBER = re.compile(r"([0-9]{1,3})[.):]")
+_IN_LATEX = re.compile(r"\\(?:boxed|fbox|text|texttt|mathrm|mathbf|textbf)[ \t]*\{(.*)\}|\\\((.*)\\\)|\\\[(.*)\\\]")
+_IN_BRACKETS = re.compile(r"\[(.*)\]|\((.*)\)|\{(.*)\}")
+_AROUND = " \t\r*_`$\"'"
+_ITEM = re.compile(r"[ \t]*(?:[-*+\u2022]|(?=(?:step[ \t]*)?[0-9]{1,3}[.):]))[ \t]*", re.IGNORECASE)
+"""The mark of a list's item, but for its number."""
+_BEFORE_MOVES = ("move", "go", "step")
+_LABELS = labels(
+    r"(?:(?:final|my|best|next|planned|full) )*moves(?: list| sequence)?",
+    r"(?:the )?(?:(?:final|correct|shortest|optimal|best) )*(?:answer|solution|path|plan|actions?)",
+)
+_PRINTED_LABEL = re.compile(
+    r"[a-z ]{0,30}(?:moves?|path|answer|solution|plan|actions?|sequence)[a-z ]{0,20}[:=]", re.I
+)
+
+
+def parse_moves(reply: str, style: Style, limit: int) -> str | None:
+    """Returns the moves that `reply` gives in the agreed format, or None.
+
+    `compact`: nothing but letters. `full`: what follows the last label `Moves:`, in the ways in which instruct models
+    write a list: marked up, bracketed, quoted, fenced, numbered, one move a line, with arrows, in words; where that
+    label is missing, what follows `Final answer:` or stands in a box. Anything else beside the moves ("R or D", "R, D
+    then U") and a list of more than `limit` moves is no answer. What the prompts say of the format does not parse:
+    echoing it earns nothing.
+    """
+    if style == "compact":
+        moves = reply.strip()
+        return moves if moves and not set(moves) - set(MOVES) and len(moves) <= limit else None
+    for label in labelled(after_thoughts(reply), _LABELS, _longest(limit)):
+        found = _read_labelled(label.lines, limit)
+        if found is not None or label.named:
+            return found
+    return None
+
+
+def read_moves(text: str, limit: int) -> str | None:
+    """Returns the moves of a text that is nothing but a list of moves, of at least one and at most `limit`, or None.
+
+    Letters and words in any case, or arrows; between commas, arrows, hyphens or blanks, letters also without; in
+    brackets or none; each quoted or not, and numbered from 1 or not.
+    """
+    if len(text) > _longest(limit) or ".." in text:
+        return None
+    text = _LATEX_ARROW.sub(">", text).strip(_AROUND).rstrip(".").strip(_AROUND)
+    bracketed = False
+    while (match := _IN_LATEX.fullmatch(text) or (None if bracketed else _IN_BRACKETS.fullmatch(text))) is not None:
+        bracketed = bracketed or match.re is _IN_BRACKETS
+        text = (match[match.lastindex or 0] or "").strip(_AROUND)
+    if text and not text.strip("".join(_SIGNS) + " \t,"):
+        moves = "".join(_SIGNS.get(sign, "") for sign in text)
+        return moves if 0 < len(moves) <= limit else None
+    moves, numbered = "", False
+    for part in _BETWEEN.split(text):
+        token = part.strip("*_`\"'")
+        if (number := _NUMBER.match(token)) is not None:
+            if numbered or int(number[1]) != len(moves) + 1:
+                return None
+            numbered, token = True, token[number.end() :].strip("*_`\"'")
+            if not token:
+                continue
+        elif token.casefold() in _BEFORE_MOVES and part.isascii():
+            continue
+        if not token.isascii() or not (read := _letters(token)):
+            return None
+        moves, numbered = moves + read, False
+        if len(moves) > limit:
+            return None
+    return moves or None
+
+
+def _letters(token: str) -> str | None:
+    upper = token.upper()
+    if upper in _LETTERS:
+        return _LETTERS[upper]
+    return upper if token in (upper, token.lower()) and not set(upper) - set(MOVES) else None
+
+
+def _longest(limit: int) -> int:
+    """Characters that a list of `limit` moves may take: "10. Move right," and its line's end are 17."""
+    return 24 * limit + 100
+
+
+def _read_labelled(lines: Sequence[str], limit: int) -> str | None:
+    """Reads the moves behind a label: in its line, or in the block or list below it."""
+    first, *below = lines
+    if "{" not in first:
+        first = first.rstrip(" }")  # of a JSON object
+    if first.strip(_AROUND):
+        opened = first.strip(_AROUND)
+        if opened[0] in "[(" and not set("])") & set(opened):  # a list that Python or JSON would spread over lines
+            for number, line in enumerate(below, 1):
+                if set("])") & set(line):
+                    return read_moves(" ".join(line.strip() for line in lines[: number + 1]), limit)
+            return None
+        return read_moves(first, limit)
+    while below and not below[0].strip(" \t*_"):
+        del below[0]
+    if not below:
+        return None
+    if fence(below[0]) is not None:
+        block = block_below(below)
+        return None if block is None else _read_items([line for line in block if line.strip()], limit)
+    listed = _ITEM.match(below[0]) is not None
+    items = []
+    for line in below:
+        if not line.strip():
+            if not listed:
+                break
+        elif listed and _ITEM.match(line) is None:
+            break
+        else:
+            items.append(line)
+    return _read_items(items, limit)
+
+
+def _read_items(lines: Sequence[str], limit: int) -> str | None:
+    items = [_ITEM.sub("", line, count=1).strip().rstrip(",") for line in lines]
+    return read_moves(", ".join(items), limit) if len(items) > 1 else read_moves("".join(items), limit)
+
+
+def parse_printed(output: str, limit: int) -> str | None:
+    """Returns the moves that a program printed last, as `read_moves` reads them, or None.
+
+    That is the last non-empty line, with a label before it or none; if that is a single move, the lines before it that
+    are single moves belong to it.
+    """
+    lines = [line for line in output.split("\n") if line.strip()]
+    if not lines:
+        return None
+    last = lines[-1].strip()
+    if len(last) > _longest(limit):
+        return None
+    label = _PRINTED_LABEL.match(last)
+    moves = read_moves(last[label.end() :] if label else last, limit)
+    if label or not _single(last):
+        return moves
+    start = len(lines) - 1
+    while start and len(lines) - start <= limit and _single(lines[start - 1].strip()):
+        start -= 1
+    return _read_items(lines[start:], limit)
+
+
+def _single(line: str) -> bool:
+    item = _ITEM.sub("", line, count=1)
+    return len(item) < 32 and "[" not in item and len(read_moves(_NUMBER.sub("", item, count=1), 2) or "") == 1
+
+
+class MoveGame(DraftingGame[State, str]):
+    """A drafting game that is played by moves."""
+
+    max_moves: int
+
+    def set_moves(self, max_moves: int) -> None:
+        """Sets the most moves in one answer; raises EnvironmentConfigError for a value that does not make sense."""
+        check_whole_numbers(max_moves=(max_moves, 1))
+        self.max_moves = max_moves
+
+    def parse(self, reply: str) -> str | None:
+        """Returns the moves of an answer in this environment's style, or None."""
+        return parse_moves(reply, self.style, self.max_moves)
+
+    def parse_printed(self, output: str) -> str | None:
+        """Returns the moves in the last line a program printed, or None."""
+        return parse_printed(output, self.max_moves)
+
+    def ask_moves(self, think: str = "") -> str:
+        """Returns the words that ask for an answer; they are none themselves.
+
+        `think` says how to come to one; without it the answer is asked for at once.
+        """
+        how = f"Think step by step: {think} Then end" if think else "Answer"
+        return (
+            f"{how} with one line 'Moves: ...' giving at most {self.max_moves} moves, for example 'Moves: <letters>'."
+        )
+
+
+def ask_program(moves: str, method: str) -> str:
+    """Returns the words that ask for a program: which moves it shall print, and by which method it finds them."""
+    return (
+        "Write one ```python block. The program knows nothing but what you write into it; it must find the moves by "
+        f"{method}, not have them written down, and must print the list of moves {moves} as its last line, for "
+        "example print(moves) with moves a list of letters."
+    )
+
+
+def listed_cells(cells: Iterable[tuple[int, int]]) -> str:
+    """Returns cells as prompts list them: (row, column), ..."""
+    return ", ".join(map(str, sorted(cells))) or "none"

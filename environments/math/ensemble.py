@@ -1,0 +1,109 @@
+"""Further topologies for mathematics: an ensemble with a judge, and a debate. Each is one short class."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import ClassVar
+
+from verl_atgrpo.environment import Outcome
+from verl_atgrpo.environments.common.options import check_isolation, check_libraries, check_whole_numbers
+from verl_atgrpo.environments.math.answers import majority
+from verl_atgrpo.environments.math.team import (
+    ASK_REASONING,
+    LIMITS,
+    MathEnvironment,
+    MathTask,
+    ask_program,
+    dialogue,
+)
+from verl_atgrpo.team import Team
+
+
+class MathEnsemble(MathEnvironment):
+    """Reasoners and tool users answer in parallel; a judge sees all answers and decides.
+
+    All reasoners are the agent `reasoner`, in decisions of their own, so groups stay apart; so are the tool users.
+    """
+
+    agents: ClassVar[tuple[str, ...]] = ("reasoner", "tool_user", "judge")
+
+    def __init__(
+        self,
+        train: object = None,
+        val: object = None,
+        reasoners: int = 2,
+        tool_users: int = 1,
+        require_isolation: bool = False,
+        libraries: Sequence[str] | None = None,
+    ) -> None:
+        """Reads the problems.
+
+        Args:
+            train: training problems, as `MathEnvironment` takes them.
+            val: validation problems.
+            reasoners: how many answer by reasoning.
+            tool_users: how many answer by a program.
+            require_isolation: refuses machines where programs do not run in namespaces of their own.
+            libraries: packages that programs may import beside the standard library; they must be able to. Without it
+                sympy and numpy, as far as they are installed.
+
+        Raises EnvironmentConfigError as `MathEnvironment` does, for a number below 1, or if programs cannot be run so.
+        """
+        check_whole_numbers(reasoners=(reasoners, 1), tool_users=(tool_users, 1))
+        check_isolation(require_isolation)
+        super().__init__(train, val)
+        self.libraries = check_libraries(libraries, LIMITS)
+        self.reasoners = reasoners
+        self.tool_users = tool_users
+
+    async def run(self, task: MathTask, team: Team) -> Outcome:
+        """Plays one episode; success means that the judge's answer is correct."""
+        await self.check(task)
+        ask = ask_program(self.libraries)
+        names = [f"reasoner {number + 1}" for number in range(self.reasoners)]
+        tools = [f"tool user {number + 1}" for number in range(self.tool_users)]
+        attempts = await asyncio.gather(
+            *(self.reason(team.reasoner, task, dialogue(name, task, [], ASK_REASONING)) for name in names),
+            *(self.compute(team.tool_user, task, dialogue(name, task, [], ask)) for name in tools),
+        )
+        said = [attempt.told(f"The {name}") for name, attempt in zip(names + tools, attempts, strict=True)]
+        decide = f"Some of them may be wrong: decide. {ASK_REASONING}"
+        verdict = await self.reason(team.judge, task, dialogue("judge", task, said, decide))
+        return await self.outcome(task, verdict.answer)
+
+
+class MathDebate(MathEnvironment):
+    """Debaters answer in parallel, see each other's answers and revise theirs; the majority's answer counts."""
+
+    agents: ClassVar[tuple[str, ...]] = ("debater",)
+
+    def __init__(self, train: object = None, val: object = None, debaters: int = 3, rounds: int = 2) -> None:
+        """Reads the problems.
+
+        Args:
+            train: training problems, as `MathEnvironment` takes them.
+            val: validation problems.
+            debaters: how many answer, 2 at least.
+            rounds: how often, each time but the first in sight of the others' answers.
+
+        Raises EnvironmentConfigError as `MathEnvironment` does, or for fewer than 2 debaters or 1 round.
+        """
+        check_whole_numbers(debaters=(debaters, 2), rounds=(rounds, 1))
+        super().__init__(train, val)
+        self.debaters = debaters
+        self.rounds = rounds
+
+    async def run(self, task: MathTask, team: Team) -> Outcome:
+        """Plays one episode; success means that the majority's answer after the last round is correct."""
+        await self.check(task)
+        names = [f"debater {number + 1}" for number in range(self.debaters)]
+        said: list[str] = []
+        answers: list[str | None] = []
+        for _ in range(self.rounds):
+            attempts = await asyncio.gather(
+                *(self.reason(team.debater, task, dialogue(name, task, said, ASK_REASONING)) for name in names)
+            )
+            answers = [attempt.answer for attempt in attempts]
+            said = [attempt.told(f"The {name}") for name, attempt in zip(names, attempts, strict=True)]
+        return await self.outcome(task, await majority(answers), self.rounds)

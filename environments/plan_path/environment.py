@@ -1,0 +1,251 @@
+"""Plan-Path: a team leads a walker over a grid with walls to a goal, turn by turn.
+
+Workflow (`drafting`) and rewards follow AT-GRPO (arXiv 2510.11062, App. A). Two things differ from the reference
+code on purpose: progress is paid once (against the closest point reached so far, so stepping back and forth earns
+nothing), and the prompt shows the current position, not the start.
+"""
+
+from __future__ import annotations
+
+import random
+
+from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
+from verl_atgrpo.environments.common.drafting import Draft, SingleAgent, told_of
+from verl_atgrpo.environments.common.moves import MoveGame, Tool, ask_program, listed_cells
+from verl_atgrpo.environments.common.options import check_wall_density, check_whole_numbers
+from verl_atgrpo.environments.common.splits import MOST_DRAWS, draw_for
+from verl_atgrpo.environments.common.workflow import Style
+from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, Walk, team_reward, walk
+
+_SHOT_DRAWS = 50
+"""Grids beyond those wanted that are looked at for examples with different answers."""
+
+
+class PlanPath(MoveGame[State]):
+    """A tool user drafts, the planner decides, the walker moves; up to `max_turns` turns."""
+
+    def __init__(
+        self,
+        size: int = 10,
+        wall_density: float = 0.2,
+        min_distance: int = 1,
+        max_turns: int = 4,
+        max_moves: int = 40,
+        tool: Tool = "python",
+        style: Style = "full",
+        few_shot: int = 0,
+        seed: int = 0,
+        require_isolation: bool = False,
+    ) -> None:
+        """Sets the size of the problem and the form of the prompts.
+
+        Args:
+            size: side length of the grid.
+            wall_density: chance of each cell to be a wall.
+            min_distance: fewest steps between start and goal.
+            max_turns: turns of an episode (T).
+            max_moves: most moves in one answer.
+            tool: the tool user writes a `python` program that prints moves, or drafts the `moves` itself.
+            style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
+            few_shot: solved examples shown before the question (`style: full`, `tool: moves`).
+            seed: tasks derive from it.
+            require_isolation: refuses machines where programs do not run in namespaces of their own.
+
+        Raises:
+            EnvironmentConfigError: a value that does not make sense.
+        """
+        check_whole_numbers(size=(size, 2), min_distance=(min_distance, 1), few_shot=(few_shot, 0))
+        check_wall_density(wall_density)
+        if min_distance > size:
+            raise EnvironmentConfigError(f"at_grpo.environment.min_distance={min_distance}: between 1 and size={size}")
+        self.set_form(max_turns, tool, "moves", style, require_isolation)
+        self.set_moves(max_moves)
+        if few_shot and (style, tool) != ("full", "moves"):
+            raise EnvironmentConfigError(f"at_grpo.environment.few_shot={few_shot} goes with style: full, tool: moves")
+        self.size_ = size
+        self.wall_density = wall_density
+        self.min_distance = min_distance
+        self.seed = seed
+        self._shots = self._draw_shots(few_shot)
+
+    def task(self, split: Split, index: int) -> PlanPathTask:
+        """Returns grid `index` of `split`; splits are disjoint because walls and goal decide."""
+        rng = random.Random(stable_hash("plan_path", self.seed, split, index))
+        task = draw_for(split, lambda: self._draw_task(rng), self.task_key)
+        if task is None:
+            raise self._too_few_grids(f"the split {split!r}")
+        return task
+
+    def _draw_task(self, rng: random.Random) -> PlanPathTask:
+        cells = [(row, column) for row in range(self.size_) for column in range(self.size_)]
+        for _ in range(MOST_DRAWS):
+            walls = frozenset(cell for cell in cells if rng.random() < self.wall_density)
+            free = [cell for cell in cells if cell not in walls]
+            if len(free) < 2:
+                continue
+            start, goal = rng.sample(free, 2)
+            task = PlanPathTask(self.size_, walls, start, goal)
+            if task.distance.get(start, 0) >= self.min_distance:
+                return task
+        raise self._too_few_grids("any split")
+
+    def _too_few_grids(self, where: str) -> EnvironmentConfigError:
+        return EnvironmentConfigError(
+            f"at_grpo.environment.size={self.size_}, wall_density={self.wall_density}, min_distance="
+            f"{self.min_distance}: hardly any grid fits {where}; use a larger size or a smaller min_distance"
+        )
+
+    def fingerprint(self, task: PlanPathTask) -> str:
+        """Returns the drawn grid."""
+        return task.draw(task.start)
+
+    def task_key(self, task: PlanPathTask) -> str:
+        """Returns the walls and the goal: the walker comes to be anywhere."""
+        return task.draw(task.goal)
+
+    def initial(self, task: object) -> State:
+        """Returns the state before the first move."""
+        assert isinstance(task, PlanPathTask)
+        return State.initial(task)
+
+    def solved(self, state: State) -> bool:
+        """Returns whether the walker stands on the goal."""
+        return state.solved
+
+    def apply(self, state: State, answer: str) -> State:
+        """Moves the walker."""
+        return walk(state, answer).end
+
+    def outcome(self, state: State, turns: int) -> Outcome:
+        """Returns how an episode in `state` ended: the share of the way made, 1 at the goal."""
+        distances = state.task.distance
+        whole = distances[state.task.start]
+        share = 1.0 if state.solved else max(0, whole - distances[state.position]) / whole
+        return Outcome(state.solved, share, {"turns": float(turns)})
+
+    def score_answer(self, state: State, answer: str | None) -> Score:
+        """Scores a move list: format .1, legal .1, on a shortest path .8 (paper, Plan-Path planner)."""
+        if answer is None:
+            return Score()
+        walked = walk(state, answer)
+        local = 0.1 + 0.1 * walked.legal + 0.8 * walked.on_shortest_path
+        return Score(team=team_reward(state, walked.end), local=local)
+
+    def score_printed(self, state: State, answer: str) -> Score:
+        """Scores a printed move list: program .1, its run .1, a list .2, the share of the way .6.
+
+        The paper gives .8 for the list, and so as much for a list thought up as for one that was searched for.
+        """
+        team = team_reward(state, walk(state, answer).end)
+        return Score(team=team, local=0.4 + 0.6 * team)
+
+    # ------------------------------------------------------------------ prompts
+
+    def answer_prompt(self, state: State) -> list[Message]:
+        """Returns the question for moves: the grid from the current position."""
+        grid = state.task.draw(state.position)
+        if self.style == "compact":
+            return [{"role": "user", "content": f"draft{_corners(state)}\n{grid}"}]
+        return self._dialogue(f"{self._shown(state)}\n{self._ask(_SEARCH)}")
+
+    def draft_prompt(self, state: State) -> list[Message]:
+        """Returns the tool user's question: the grid from the current position."""
+        if not self.uses_python:
+            return self.answer_prompt(state)
+        return self._dialogue(f"{self._shown(state)}\n{_ASK_PYTHON}")
+
+    def plan_prompt(self, state: State, draft: Draft[str]) -> list[Message]:
+        """Returns the planner's question: the grid, the draft and where it leads."""
+        grid = state.task.draw(state.position)
+        if self.style == "compact":
+            lead = "none" if draft.answer is None else _lead(walk(state, draft.answer), compact=True)
+            return [{"role": "user", "content": f"plan{_corners(state)}\n{grid}\n{draft.answer or ''}>{lead}"}]
+        told = told_of(draft) if self.uses_python else ""
+        if draft.answer is None:
+            told += "A tool user drafted no valid moves."
+        else:
+            told += f"A tool user drafted: {', '.join(draft.answer)}. They lead {_lead(walk(state, draft.answer))}."
+        return self._dialogue(
+            f"{self._shown(state)}\n{told}\n{self._ask(_SEARCH if draft.answer is None else _CHECK)}"
+        )
+
+    def _shown(self, state: State) -> str:
+        """The grid, and where everything is; examples show the grid alone."""
+        task = state.task
+        grid = task.draw(state.position)
+        if self._shots:
+            return grid
+        return (
+            f"{grid}\nCells are (row, column), counted from (0, 0) at the top left to {(task.size - 1,) * 2}. P is at "
+            f"{state.position}, G is at {task.goal}, walls are at {listed_cells(task.walls)}. "
+            "U takes 1 off the row, D adds 1 to it, L takes 1 off the column, R adds 1 to it."
+        )
+
+    def _ask(self, think: str) -> str:
+        # The examples answer at once.
+        return self.ask_moves("" if self._shots else think)
+
+    def _dialogue(self, question: str) -> list[Message]:
+        messages: list[Message] = [{"role": "system", "content": _RULES}]
+        for grid, answer in self._shots:
+            messages.append({"role": "user", "content": f"{grid}\n{self.ask_moves()}"})
+            messages.append({"role": "assistant", "content": f"Moves: {', '.join(answer)}"})
+        return [*messages, {"role": "user", "content": question}]
+
+    def _draw_shots(self, count: int) -> tuple[tuple[str, str], ...]:
+        """Returns solved grids whose answers differ, as far as that many answers occur.
+
+        Examples that all give the same answer teach a model that answer.
+        """
+        shots: list[tuple[str, str]] = []
+        spare: list[tuple[str, str]] = []
+        for number in range(count and _SHOT_DRAWS + count):
+            # Negative indices are never dealt out as tasks, so examples stay out of both splits' counts.
+            task = self.task("train", -1 - number)
+            moves = task.shortest(task.start, random.Random(stable_hash("shot", number)))[: self.max_moves]
+            new = moves not in (answer for _, answer in shots)
+            (shots if new else spare).append((task.draw(task.start), moves))
+            if len(shots) == count:
+                break
+        return tuple((shots + spare)[:count])
+
+
+class SinglePlanPath(SingleAgent[State, str], PlanPath):
+    """One agent sees the grid and moves; up to `max_turns` turns."""
+
+    def __init__(
+        self,
+        size: int = 10,
+        wall_density: float = 0.2,
+        min_distance: int = 1,
+        max_turns: int = 4,
+        max_moves: int = 40,
+        style: Style = "full",
+        few_shot: int = 0,
+        seed: int = 0,
+    ) -> None:
+        """Takes the team's options, but for the tool's."""
+        super().__init__(size, wall_density, min_distance, max_turns, max_moves, "moves", style, few_shot, seed)
+
+
+def _corners(state: State) -> str:
+    """Position and goal as digits: a tiny model learns to compare them long before it learns to search."""
+    return "".join(map(str, (*state.position, *state.task.goal)))
+
+
+def _lead(walked: Walk, compact: bool = False) -> str:
+    state = walked.end
+    row, column = state.position
+    if compact:
+        return "goal" if state.solved else f"{row}{column}" if walked.legal else f"{row}{column}#"
+    where = "to the goal" if state.solved else f"to row {row}, column {column}"
+    return where if walked.legal else f"{where}, where the next move hits a wall"
+
+
+_RULES = (
+    "You guide a walker over a grid. '.' is free, '#' is a wall, 'P' is the walker, 'G' is the goal. "
+    "Moves are U (up), D (down), L (left), R (right). The walker stops at a wall and at the border."
+)
+_ASK_PYTHON = ask_program("from P to G", "breadth-first search (BFS) over the cells, from P")
+_SEARCH = "name the cell that each move leads to, and go around walls."
+_CHECK = "follow the draft cell by cell, and where it fails find another way."

@@ -1,0 +1,123 @@
+"""The grid of Plan-Path: walls, a walker, a goal, and what a list of moves comes to. No language here."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass
+from functools import cached_property
+
+from verl_atgrpo.environments.common.moves import MOVES, Cell
+
+
+@dataclass(frozen=True)
+class PlanPathTask:
+    """One grid: walls, start and goal; reachable by construction."""
+
+    size: int
+    walls: frozenset[Cell]
+    start: Cell
+    goal: Cell
+
+    def free(self, cell: Cell) -> bool:
+        """Returns whether the walker may stand on `cell`."""
+        return 0 <= cell[0] < self.size and 0 <= cell[1] < self.size and cell not in self.walls
+
+    @cached_property
+    def distance(self) -> dict[Cell, int]:
+        """Steps from every reachable cell to the goal (breadth-first search from the goal)."""
+        steps = {self.goal: 0}
+        queue = deque([self.goal])
+        while queue:
+            cell = queue.popleft()
+            for row, column in MOVES.values():
+                neighbour = (cell[0] + row, cell[1] + column)
+                if neighbour not in steps and self.free(neighbour):
+                    steps[neighbour] = steps[cell] + 1
+                    queue.append(neighbour)
+        return steps
+
+    def draw(self, position: Cell) -> str:
+        """Returns the grid as lines of `.` free, `#` wall, `P` the walker, `G` the goal."""
+        marks = {self.goal: "G", position: "P"}
+        return "\n".join(
+            "".join(
+                marks.get((row, column), "#" if (row, column) in self.walls else ".") for column in range(self.size)
+            )
+            for row in range(self.size)
+        )
+
+    def shortest(self, position: Cell, rng: random.Random) -> str:
+        """Returns the moves of one shortest path from `position` to the goal."""
+        moves = ""
+        while position != self.goal:
+            closer = [
+                (name, cell)
+                for name, (row, column) in MOVES.items()
+                if self.distance.get(cell := (position[0] + row, position[1] + column), -1)
+                == self.distance[position] - 1
+            ]
+            name, position = rng.choice(closer)
+            moves += name
+        return moves
+
+
+@dataclass(frozen=True)
+class State:
+    """Where an episode stands."""
+
+    task: PlanPathTask
+    position: Cell
+    closest: int
+    """The shortest distance to the goal reached so far: progress below it has been paid."""
+
+    @classmethod
+    def initial(cls, task: PlanPathTask) -> State:
+        """Returns the state before the first move."""
+        return cls(task, task.start, task.distance[task.start])
+
+    @property
+    def solved(self) -> bool:
+        """The walker stands on the goal."""
+        return self.position == self.task.goal
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Where a move list leads from a state, and how well it is made."""
+
+    end: State
+    legal: bool
+    """No move ran into a wall or over the border (the walker stops there)."""
+    on_shortest_path: bool
+    """Every move came one step closer to the goal."""
+
+
+def walk(state: State, moves: str) -> Walk:
+    """Simulates `moves` (letters of U, D, L, R) from `state`; stops at the goal or at an illegal move."""
+    task, position = state.task, state.position
+    closest, legal, shortest = state.closest, True, bool(moves)
+    for name in moves:
+        if position == task.goal:
+            shortest = False
+            break
+        step = (position[0] + MOVES[name][0], position[1] + MOVES[name][1])
+        if not task.free(step):
+            legal = shortest = False
+            break
+        shortest = shortest and task.distance[step] < task.distance[position]
+        position = step
+        closest = min(closest, task.distance[position])
+    return Walk(State(task, position, closest), legal, shortest)
+
+
+def team_reward(before: State, after: State) -> float:
+    """Returns 1 at the goal, else the new progress as a share of the whole way (paper, Plan-Path).
+
+    Progress counts from the closest point reached so far, not from the last position: otherwise two
+    cells visited in turn would earn more than solving (at-grpo.md, trap 4).
+    """
+    if after.solved:
+        return 1.0
+    whole = before.task.distance[before.task.start]
+    return max(0, before.closest - after.task.distance[after.position]) / whole

@@ -1,0 +1,221 @@
+"""The board of Sokoban: what moves come to, which positions are deadlocks, what progress is worth. No language."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from functools import cached_property
+
+from verl_atgrpo.environments.common.moves import MOVES
+
+Boxes = frozenset[int]
+"""The cells with a box on them."""
+
+
+@dataclass(frozen=True)
+class SokobanTask:
+    """One board, in the usual notation and with walls all along its border.
+
+    `#` wall, space floor, `.` target, `$` box, `*` box on a target, `@` player, `+` player on a target. A cell is
+    the index of its character in the drawing, so the cell below is one line's length (line break included) away.
+    """
+
+    drawing: str
+
+    @cached_property
+    def ground(self) -> str:
+        """The drawing without the player and the boxes."""
+        return self.drawing.translate(_CLEARED)
+
+    def _where(self, marks: str) -> frozenset[int]:
+        return frozenset(cell for cell, mark in enumerate(self.drawing) if mark in marks)
+
+    @cached_property
+    def stride(self) -> int:
+        """Cells from one row to the next."""
+        return self.drawing.index("\n") + 1
+
+    @cached_property
+    def steps(self) -> dict[str, int]:
+        """What each move adds to a cell."""
+        return {name: row * self.stride + column for name, (row, column) in MOVES.items()}
+
+    @cached_property
+    def walls(self) -> frozenset[int]:
+        """The cells that neither the player nor a box can enter."""
+        return self._where("#")
+
+    @cached_property
+    def targets(self) -> Boxes:
+        """The cells that the boxes belong on, as many as there are boxes."""
+        return self._where(".*+")
+
+    @cached_property
+    def boxes(self) -> Boxes:
+        """The boxes at the beginning."""
+        return self._where("$*")
+
+    @cached_property
+    def player(self) -> int:
+        """The player at the beginning."""
+        (cell,) = self._where("@+")
+        return cell
+
+    @cached_property
+    def pushes(self) -> dict[int, int]:
+        """The fewest pushes that bring a lone box from a cell to some target.
+
+        A breadth-first search that pulls boxes away from the targets. Cells it does not come to are dead squares:
+        from there no box can be pushed to any target, whatever the others do.
+        """
+        pushes = dict.fromkeys(sorted(self.targets), 0)
+        queue = deque(pushes)
+        while queue:
+            cell = queue.popleft()
+            for step in self.steps.values():
+                before = cell - step
+                if before not in pushes and before not in self.walls and before - step not in self.walls:
+                    pushes[before] = pushes[cell] + 1
+                    queue.append(before)
+        return pushes
+
+    def potential(self, boxes: Boxes) -> float:
+        """Returns a lower bound on the pushes left: each box to the target nearest by pushes; 0 only if solved.
+
+        It is infinite if a box stands on a dead square.
+        """
+        return sum(self.pushes.get(box, math.inf) for box in boxes)
+
+    def deadlocked(self, boxes: Boxes) -> bool:
+        """Returns whether `boxes` are seen to be beyond saving; never true where a solution is left.
+
+        Two kinds are seen: a box on a dead square, and a box off its target in a square of four cells that are all
+        walls or boxes, none of which can ever move again.
+        """
+        walls, stride = self.walls, self.stride
+        for box in boxes:
+            if box not in self.pushes:
+                return True
+            if box in self.targets:
+                continue
+            for down in (-stride, stride):
+                if (below := box + down) in walls or below in boxes:
+                    for right in (-1, 1):
+                        beside, corner = box + right, below + right
+                        if (beside in walls or beside in boxes) and (corner in walls or corner in boxes):
+                            return True
+        return False
+
+    def draw(self, player: int, boxes: Boxes) -> str:
+        """Returns the board with the player and the boxes elsewhere, in the notation of `drawing`."""
+        marks = list(self.ground)
+        for box in boxes:
+            marks[box] = "*" if box in self.targets else "$"
+        marks[player] = "+" if player in self.targets else "@"
+        return "".join(marks)
+
+
+_CLEARED = str.maketrans("@$+*", "  ..")
+
+
+def paths(task: SokobanTask, player: int, boxes: Boxes) -> dict[int, str]:
+    """Returns the cells that the player can reach without a push, each with a shortest way there."""
+    ways = {player: ""}
+    queue = deque([player])
+    while queue:
+        cell = queue.popleft()
+        for name, step in task.steps.items():
+            ahead = cell + step
+            if ahead not in ways and ahead not in task.walls and ahead not in boxes:
+                ways[ahead] = ways[cell] + name
+                queue.append(ahead)
+    return ways
+
+
+@dataclass(frozen=True)
+class State:
+    """Where an episode stands, and what of the way there has been paid."""
+
+    task: SokobanTask
+    player: int
+    boxes: Boxes
+    placed: int
+    """The most boxes that stood on targets after an answer."""
+    lowest: float
+    """The lowest potential after an answer."""
+    seen: frozenset[Boxes]
+    """Every arrangement of the boxes so far."""
+
+    @classmethod
+    def initial(cls, task: SokobanTask) -> State:
+        """Returns the state before the first move."""
+        boxes = task.boxes
+        return cls(task, task.player, boxes, len(boxes & task.targets), task.potential(boxes), frozenset([boxes]))
+
+    @property
+    def solved(self) -> bool:
+        """Every box stands on a target."""
+        return self.boxes == self.task.targets
+
+    def draw(self) -> str:
+        """Returns the board as it stands."""
+        return self.task.draw(self.player, self.boxes)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Where a move list leads from a state."""
+
+    end: State
+    legal: bool
+    """No move ran into a wall or into a box that cannot move (the player stops there)."""
+
+
+def walk(state: State, moves: str) -> Walk:
+    """Plays `moves` (letters of U, D, L, R) from `state`; stops when solved or at an illegal move."""
+    task, player, boxes = state.task, state.player, state.boxes
+    walls, targets, steps = task.walls, task.targets, task.steps
+    passed = []
+    legal = True
+    for name in moves:
+        if boxes == targets:
+            break
+        step = steps[name]
+        ahead = player + step
+        if ahead in boxes:
+            beyond = ahead + step
+            if beyond in walls or beyond in boxes:
+                legal = False
+                break
+            boxes = boxes - {ahead} | {beyond}
+            passed.append(boxes)
+        elif ahead in walls:
+            legal = False
+            break
+        player = ahead
+    placed = max(state.placed, len(boxes & targets))
+    lowest = min(state.lowest, task.potential(boxes))
+    return Walk(State(task, player, boxes, placed, lowest, state.seen.union(passed)), legal)
+
+
+def team_reward(before: State, after: State) -> float:
+    """Returns 1 when solved, else the boxes newly on targets as a share of all (paper, Sokoban).
+
+    They count against the most that stood there after any answer: putting a box back pays nothing
+    (at-grpo.md, trap 4).
+    """
+    return 1.0 if after.solved else (after.placed - before.placed) / len(before.boxes)
+
+
+def clear(before: State, after: State) -> bool:
+    """Returns whether an answer did something and did no harm: an arrangement that is new and no deadlock.
+
+    An answer that pushes nothing, undoes a push or repeats one leads to an arrangement that has been seen.
+    """
+    return after.boxes not in before.seen and not after.task.deadlocked(after.boxes)
+
+
+def approach(before: State, after: State) -> float:
+    """Returns the share of the lowest potential so far that an answer takes off it: 1 when solved, 0 for none."""
+    return (before.lowest - after.lowest) / before.lowest

@@ -1,0 +1,244 @@
+"""Sokoban: a team pushes boxes onto targets, turn by turn.
+
+Workflow (`drafting`) and rewards follow AT-GRPO (arXiv 2510.11062, App. A). Three things differ from the reference
+code on purpose: running out of turns is failure; a box on a target is paid once, against the most that stood there so
+far; and keeping clear of deadlocks is paid only where the boxes stand as never before in the episode. So at every
+decision an answer that solves is worth more than any other, and walking about or pushing a box to and fro earns no
+more than the .2 of any legal answer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
+from verl_atgrpo.environments.common.drafting import Draft, SingleAgent, told_of
+from verl_atgrpo.environments.common.moves import MoveGame, Tool, ask_program, listed_cells
+from verl_atgrpo.environments.common.splits import draw_for, split_of
+from verl_atgrpo.environments.common.workflow import Style
+from verl_atgrpo.environments.sokoban.board import SokobanTask, State, Walk, approach, clear, team_reward, walk
+from verl_atgrpo.environments.sokoban.levels import Generator, read_levels
+
+
+class Sokoban(MoveGame[State]):
+    """A tool user drafts, the planner decides, the player moves; up to `max_turns` turns."""
+
+    def __init__(
+        self,
+        size: int | None = None,
+        boxes: int | None = None,
+        wall_density: float | None = None,
+        min_solution: int | None = None,
+        seed: int | None = None,
+        levels: str | None = None,
+        max_turns: int = 4,
+        max_moves: int = 40,
+        tool: Tool = "python",
+        style: Style = "full",
+        require_isolation: bool = False,
+    ) -> None:
+        """Sets where the boards come from and the form of the prompts.
+
+        Args:
+            size: side length of a generated board, the walls around it included (6).
+            boxes: boxes on a generated board (1).
+            wall_density: chance of each inner cell of a generated board to be a wall (0.1).
+            min_solution: fewest moves that solve a generated board (1); finding out takes a search for each.
+            seed: generated boards derive from it (0).
+            levels: a file of Boxoban levels that takes the generator's place; goes with none of the above.
+            max_turns: turns of an episode (T).
+            max_moves: most moves in one answer.
+            tool: the tool user writes a `python` program that prints moves, or drafts the `moves` itself.
+            style: `full` prompts explain the game; `compact` ones are for tiny models trained on them.
+            require_isolation: refuses machines where programs do not run in namespaces of their own.
+
+        Raises:
+            EnvironmentConfigError: a value that does not make sense.
+        """
+        self.set_form(max_turns, tool, "moves", style, require_isolation)
+        self.set_moves(max_moves)
+        options = dict(size=size, boxes=boxes, wall_density=wall_density, min_solution=min_solution, seed=seed)
+        given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        self._generator = Generator(**given)
+        self._levels: dict[Split, list[SokobanTask]] | None = None
+        if levels is not None:
+            if given:
+                named = ", ".join(f"{name}={value!r}" for name, value in given.items())
+                raise EnvironmentConfigError(
+                    f"at_grpo.environment.{named}: of no effect where levels={levels!r} takes the generator's place; "
+                    "remove one or the other"
+                )
+            self._levels = {"train": [], "val": []}
+            for level in read_levels(levels):
+                self._levels[split_of(self.task_key(level))].append(level)
+
+    def task(self, split: Split, index: int) -> SokobanTask:
+        """Returns board `index` of `split`; splits are disjoint because walls and targets decide.
+
+        Raises IndexError beyond the end of the levels of a file.
+        """
+        if self._levels is not None:
+            return self._levels[split][index]
+        generator = self._generator
+        rng = random.Random(stable_hash("sokoban", generator.seed, split, index))
+        task = draw_for(split, lambda: generator.draw(rng), self.task_key)
+        if task is None:
+            raise generator.too_few(f"the split {split!r}")
+        return task
+
+    def size(self, split: Split) -> int | None:
+        """Returns how many levels of the file belong to `split`; None for the generator."""
+        return None if self._levels is None else len(self._levels[split])
+
+    def fingerprint(self, task: SokobanTask) -> str:
+        """Returns the drawn board."""
+        return task.drawing
+
+    def task_key(self, task: SokobanTask) -> str:
+        """Returns the walls and the targets: the player and the boxes move."""
+        return task.ground
+
+    def initial(self, task: object) -> State:
+        """Returns the state before the first move."""
+        assert isinstance(task, SokobanTask)
+        return State.initial(task)
+
+    def solved(self, state: State) -> bool:
+        """Returns whether every box stands on a target."""
+        return state.solved
+
+    def apply(self, state: State, answer: str) -> State:
+        """Moves the player."""
+        return walk(state, answer).end
+
+    def outcome(self, state: State, turns: int) -> Outcome:
+        """Returns how an episode in `state` ended: the share of boxes on targets, all of them being success."""
+        share = len(state.boxes & state.task.targets) / len(state.boxes)
+        return Outcome(state.solved, share, {"turns": float(turns)})
+
+    def score_answer(self, state: State, answer: str | None) -> Score:
+        """Scores a move list: format .1, legal .1, clear of deadlocks .8 if the boxes stand as never before."""
+        if answer is None:
+            return Score()
+        walked = walk(state, answer)
+        local = 0.1 + 0.1 * walked.legal + 0.8 * clear(state, walked.end)
+        return Score(team=team_reward(state, walked.end), local=local)
+
+    def score_printed(self, state: State, answer: str) -> Score:
+        """Scores a printed move list: .1 for the program, .1 for its run, up to .8 for lowering the potential.
+
+        It is the share that the list takes off the lowest potential so far: all of it solves the board.
+        """
+        end = walk(state, answer).end
+        return Score(team=team_reward(state, end), local=0.2 + 0.8 * approach(state, end))
+
+    # ------------------------------------------------------------------ prompts
+
+    def answer_prompt(self, state: State) -> list[Message]:
+        """Returns the question for moves: the board as it stands."""
+        if self.style == "compact":
+            return [{"role": "user", "content": f"draft{_corners(state)}\n{_board(state)}"}]
+        return _dialogue(f"{_shown(state)}\n{self.ask_moves(_SEARCH)}")
+
+    def draft_prompt(self, state: State) -> list[Message]:
+        """Returns the tool user's question: the board as it stands."""
+        return _dialogue(f"{_shown(state)}\n{_ASK_PROGRAM}") if self.uses_python else self.answer_prompt(state)
+
+    def plan_prompt(self, state: State, draft: Draft[str]) -> list[Message]:
+        """Returns the planner's question: the board, the draft and where it leads."""
+        walked = None if draft.answer is None else walk(state, draft.answer)
+        if self.style == "compact":
+            told = f"{draft.answer or ''}>{_outcome(walked)}"
+            return [{"role": "user", "content": f"plan{_corners(state)}\n{_board(state)}\n{told}"}]
+        told = told_of(draft) if self.uses_python else ""
+        if draft.answer is None or walked is None:
+            told += "A tool user drafted no valid moves."
+        else:
+            told += f"A tool user drafted: {', '.join(draft.answer)}. {_lead(walked)}"
+        return _dialogue(f"{_shown(state)}\n{told}\n{self.ask_moves(_SEARCH if walked is None else _CHECK)}")
+
+
+class SingleSokoban(SingleAgent[State, str], Sokoban):
+    """One agent sees the board and moves; up to `max_turns` turns."""
+
+    def __init__(
+        self,
+        size: int | None = None,
+        boxes: int | None = None,
+        wall_density: float | None = None,
+        min_solution: int | None = None,
+        seed: int | None = None,
+        levels: str | None = None,
+        max_turns: int = 4,
+        max_moves: int = 40,
+        style: Style = "full",
+    ) -> None:
+        """Takes the team's options, but for the tool's."""
+        super().__init__(size, boxes, wall_density, min_solution, seed, levels, max_turns, max_moves, "moves", style)
+
+
+def _board(state: State) -> str:
+    # Floor that can be seen: tokenizers merge spaces, and models miscount them.
+    return state.draw().replace(" ", "-")
+
+
+def _shown(state: State) -> str:
+    """The board, and where everything on it is."""
+    task, stride = state.task, state.task.stride
+    rows, columns = task.drawing.count("\n") + 1, stride - 1
+
+    def listed(cells: Iterable[int]) -> str:
+        return listed_cells(divmod(cell, stride) for cell in cells)
+
+    inner = [cell for cell in task.walls if 0 < cell // stride < rows - 1 and 0 < cell % stride < columns - 1]
+    return (
+        f"{_board(state)}\nSquares are (row, column), counted from (0, 0) at the top left to "
+        f"{(rows - 1, columns - 1)}. The player is at {listed([state.player])}, boxes are at {listed(state.boxes)}, "
+        f"targets at {listed(task.targets)}, walls inside the border at {listed(inner)}."
+    )
+
+
+def _corners(state: State) -> str:
+    """Player, boxes and targets as digits: a tiny model learns to compare them long before it learns to search."""
+    cells = (state.player, *sorted(state.boxes), *sorted(state.task.targets))
+    return "".join(f"{row}{column}" for row, column in (divmod(cell, state.task.stride) for cell in cells))
+
+
+def _outcome(walked: Walk | None) -> str:
+    """What a draft comes to in compact prompts: `goal`, or where player and boxes stand; # illegal, x deadlock."""
+    if walked is None:
+        return "none"
+    end = walked.end
+    if end.solved:
+        return "goal"
+    stand = _corners(end)[: 2 * (1 + len(end.boxes))]
+    return stand + "#" * (not walked.legal) + "x" * end.task.deadlocked(end.boxes)
+
+
+def _lead(walked: Walk) -> str:
+    end = walked.end
+    if end.solved:
+        return "They solve the board."
+    blocked = "" if walked.legal else ", where the next move is blocked"
+    lost = " This is a deadlock: a box can never reach a target." if end.task.deadlocked(end.boxes) else ""
+    return f"They lead to this board{blocked}:\n{_board(end)}\n{lost}".rstrip()
+
+
+def _dialogue(question: str) -> list[Message]:
+    return [{"role": "system", "content": _RULES}, {"role": "user", "content": question}]
+
+
+_RULES = (
+    "You play Sokoban: push every box onto a target. '#' is a wall, '-' is floor, '.' is a target, '$' is a box, "
+    "'*' is a box on a target, '@' is the player, '+' is the player on a target. Moves are U (up), D (down), L "
+    "(left), R (right). Moving into a box pushes it one square on, unless a wall or another box is there. Boxes "
+    "cannot be pulled. A blocked move ends the list of moves."
+)
+_ASK_PROGRAM = ask_program(
+    "that pushes every box onto a target",
+    "breadth-first search (BFS) over the positions of the player and all boxes, each of them visited once",
+)
+_SEARCH = "for each push name the square behind the box where the player must stand, and its way there."
+_CHECK = "follow the draft move by move; where it does not solve the board, find the pushes that do."

@@ -1,0 +1,249 @@
+"""Sudoku: a team fills a grid with digits, turn by turn.
+
+Workflow (`drafting`) and rewards follow AT-GRPO (arXiv 2510.11062, App. A). Unlike in the reference code every puzzle
+has one solution, the givens are part of it, train and validation share no puzzle, and no prompt holds a grid that
+counts as an answer.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Literal
+
+from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
+from verl_atgrpo.environments.common.drafting import Draft, DraftingGame, SingleAgent, told_of
+from verl_atgrpo.environments.common.options import check_whole_numbers
+from verl_atgrpo.environments.common.splits import draw_for
+from verl_atgrpo.environments.common.workflow import Style
+from verl_atgrpo.environments.sudoku.grid import (
+    EMPTY,
+    FEWEST_CLUES,
+    State,
+    SudokuTask,
+    canonical,
+    enter,
+    generate,
+    progress,
+    renamed,
+)
+from verl_atgrpo.environments.sudoku.replies import parse_grid, parse_printed
+
+
+class Sudoku(DraftingGame[State, str]):
+    """A tool user drafts, the planner writes the grid down; up to `max_turns` turns.
+
+    An answer is the whole grid, empty cells included; what it makes of the current one is `sudoku_grid.enter`.
+    """
+
+    def __init__(
+        self,
+        size: int = 4,
+        clues: int | None = None,
+        max_turns: int = 4,
+        tool: Literal["python", "grid"] = "python",
+        style: Style = "full",
+        seed: int = 0,
+        require_isolation: bool = False,
+    ) -> None:
+        """Sets the size of the problem and the form of the prompts.
+
+        Args:
+            size: side length of the grid, 4 or 9.
+            clues: digits given; None gives half of the cells, rounded down.
+            max_turns: turns of an episode (T).
+            tool: the tool user writes a `python` program that prints a grid, or drafts the `grid` itself.
+            style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
+            seed: tasks derive from it.
+            require_isolation: refuses machines where programs do not run in namespaces of their own.
+
+        Raises:
+            EnvironmentConfigError: a value that does not make sense.
+        """
+        if type(size) is not int or size not in FEWEST_CLUES:
+            raise EnvironmentConfigError(f"at_grpo.environment.size={size!r}: use 4 or 9")
+        clues = size * size // 2 if clues is None else clues
+        check_whole_numbers(clues=(clues, FEWEST_CLUES[size]))
+        if clues >= size * size:
+            raise EnvironmentConfigError(
+                f"at_grpo.environment.clues={clues}: at most {size * size - 1} for size={size}, one hole at least"
+            )
+        self.set_form(max_turns, tool, "grid", style, require_isolation)
+        self.size_ = size
+        self.clues = clues
+        self.seed = seed
+
+    def task(self, split: Split, index: int) -> SudokuTask:
+        """Returns puzzle `index` of `split`; splits are disjoint because the solved grid decides."""
+        rng = random.Random(stable_hash("sudoku", self.seed, split, index))
+        task = draw_for(split, lambda: self._draw_task(rng), self.task_key)
+        if task is None:
+            raise EnvironmentConfigError(
+                f"at_grpo.environment.clues={self.clues}: hardly any puzzle of size={self.size_} is left for the "
+                f"split {split!r}; use fewer clues"
+            )
+        return task
+
+    def _draw_task(self, rng: random.Random) -> SudokuTask:
+        while True:  # FEWEST_CLUES: at least every other full grid will do
+            task = generate(self.size_, self.clues, rng)
+            if task is not None:
+                return task
+
+    def fingerprint(self, task: SudokuTask) -> str:
+        """Returns the givens, the same for puzzles that differ by names of digits, turns and mirrors alone."""
+        return canonical(task.size, task.givens)
+
+    def task_key(self, task: SudokuTask) -> str:
+        """Returns the solved grid, the same for those that differ by names of digits alone.
+
+        Turned and mirrored grids count as others: 4 x 4 would have five grids in all, of which two cannot teach the
+        rest; so it has twelve.
+        """
+        return renamed(task.solution)
+
+    def initial(self, task: object) -> State:
+        """Returns the state before the first turn."""
+        assert isinstance(task, SudokuTask)
+        return State.initial(task)
+
+    def solved(self, state: State) -> bool:
+        """Returns whether the grid is full, by the rules and on the givens."""
+        return state.solved
+
+    def apply(self, state: State, answer: str) -> State:
+        """Writes the grid down."""
+        return enter(state, answer)
+
+    def outcome(self, state: State, turns: int) -> Outcome:
+        """Returns how an episode in `state` ended: 1 if solved, else 0 (paper, Sudoku)."""
+        return Outcome(
+            state.solved, float(state.solved), {"turns": float(turns), "correct": state.correct / state.task.holes}
+        )
+
+    def score_answer(self, state: State, answer: str | None) -> Score:
+        """Scores a grid: format .1, legal .1, progress .8 (paper, Sudoku reasoner).
+
+        Legal is a grid that keeps the givens, breaks no rule and has a digit that the current one has not: the
+        puzzle as it stands earns the format part alone.
+        """
+        if answer is None:
+            return Score()
+        after = enter(state, answer)
+        legal = after.grid == answer and _writes(state, answer)
+        return Score(team=float(after.solved), local=0.1 + 0.1 * legal + 0.8 * progress(state, after))
+
+    def score_printed(self, state: State, answer: str) -> Score:
+        """Scores a printed grid: program .1, its run .1, the givens .1, the rules .1, progress .6.
+
+        Neither a fixed grid nor the puzzle as it stands earns more than the run: the rules count only on the givens,
+        and both only with a digit that the current grid has not. The paper gives .8 for the givens and the rules, and
+        so as much for one legal digit as for a solution.
+        """
+        after = enter(state, answer)
+        writes = _writes(state, answer) and state.task.keeps_givens(answer)
+        shape = writes * (0.2 if after.grid == answer else 0.1)
+        return Score(team=float(after.solved), local=0.2 + shape + 0.6 * progress(state, after))
+
+    def parse(self, reply: str) -> str | None:
+        """Returns the grid of an answer in this environment's style, or None."""
+        return parse_grid(reply, self.style, self.size_)
+
+    def parse_printed(self, output: str) -> str | None:
+        """Returns the grid in the last lines a program printed, or None."""
+        return parse_printed(output, self.size_)
+
+    # ------------------------------------------------------------------ prompts
+
+    def answer_prompt(self, state: State) -> list[Message]:
+        """Returns the question for a grid: the current one."""
+        if self.style == "compact":
+            return [{"role": "user", "content": f"draft\n{self._shown(state)}"}]
+        return self._dialogue(f"{self._shown(state)}\n{self._ask()}")
+
+    def draft_prompt(self, state: State) -> list[Message]:
+        """Returns the tool user's question: the current grid."""
+        if not self.uses_python:
+            return self.answer_prompt(state)
+        return self._dialogue(f"{self._shown(state)}\n{self._ask_python()}")
+
+    def plan_prompt(self, state: State, draft: Draft[str]) -> list[Message]:
+        """Returns the planner's question: the grid, the draft and what the rules say of it."""
+        shown, answer = self._shown(state), draft.answer
+        if self.style == "compact":
+            drafted = ">none" if answer is None else f"{self._drawn(answer)}>{_verdict(state.task, answer, True)}"
+            return [{"role": "user", "content": f"plan\n{shown}\ndraft\n{drafted}"}]
+        told = told_of(draft) if self.uses_python else ""
+        if answer is None:
+            told += "A tool user drafted no valid grid."
+        else:
+            told += f"A tool user drafted:\n{self._drawn(answer)}\nThis draft {_verdict(state.task, answer)}."
+        return self._dialogue(f"{shown}\n{told}\n{self._ask()}")
+
+    def _drawn(self, grid: str) -> str:
+        # Spaced where a tokenizer would make one token of several points, and columns would be lost.
+        gap = "" if self.style == "compact" else " "
+        return "\n".join(gap.join(grid[start : start + self.size_]) for start in range(0, len(grid), self.size_))
+
+    def _shown(self, state: State) -> str:
+        """The current grid, and the givens where the team has entries: those may be wrong."""
+        compact = self.style == "compact"
+        shown = self._drawn(state.grid) if compact else f"The grid now is\n{self._drawn(state.grid)}"
+        if state.grid != state.task.givens:
+            note = "given" if compact else "of which these digits are given, all others may be wrong:"
+            shown += f"\n{note}\n{self._drawn(state.task.givens)}"
+        return shown if compact else f"{shown}\n{self._empty(state.grid)}"
+
+    def _empty(self, grid: str) -> str:
+        cells = [cell for cell, char in enumerate(grid) if char == EMPTY]
+        listed = ", ".join(f"({cell // self.size_ + 1}, {cell % self.size_ + 1})" for cell in cells)
+        return f"Empty cells, as (row, column) counted from 1 at the top left: {listed or 'none'}."
+
+    def _ask(self) -> str:
+        return (
+            "Think step by step: for each empty cell find the digits that its row, its column and its box leave. Then "
+            f"end with the whole grid: a line 'Grid:', right below it {self.size_} rows of {self.size_} digits, "
+            "with '.' for a cell that you leave empty."
+        )
+
+    def _ask_python(self) -> str:
+        return (
+            "Write one ```python block. The program knows nothing but what you write into it; it must fill the empty "
+            "cells by backtracking (try each digit that the rules allow in the first empty cell, then go on with the "
+            "next one, and take it back where none fits), not have them written down, and must print the solved grid "
+            f"as its last {self.size_} lines, one row a line, for example by print(*row) for each row."
+        )
+
+    def _dialogue(self, question: str) -> list[Message]:
+        size, box = self.size_, math.isqrt(self.size_)
+        rules = (
+            f"You fill a Sudoku of {size} rows and {size} columns; '.' is an empty cell. Every row, every column and "
+            f"every {box}x{box} box must hold each digit from 1 to {size} once. The given digits must stay."
+        )
+        return [{"role": "system", "content": rules}, {"role": "user", "content": question}]
+
+
+class SingleSudoku(SingleAgent[State, str], Sudoku):
+    """One agent sees the grid and writes it down; up to `max_turns` turns."""
+
+    def __init__(
+        self, size: int = 4, clues: int | None = None, max_turns: int = 4, style: Style = "full", seed: int = 0
+    ) -> None:
+        """Takes the team's options, but for the tool's."""
+        super().__init__(size, clues, max_turns, "grid", style, seed)
+
+
+def _writes(state: State, grid: str) -> bool:
+    return any(char not in (EMPTY, old) for char, old in zip(grid, state.grid, strict=True))
+
+
+def _verdict(task: SudokuTask, grid: str, compact: bool = False) -> str:
+    """What the rules say of a draft; nothing here looks at the solution."""
+    flaws, holes = task.flaws(grid), grid.count(EMPTY)
+    if compact:
+        if flaws:  # "row 2 repeats 3" is r23#
+            return f"{flaws[0][0]}{''.join(filter(str.isdigit, flaws[0]))}#"
+        return str(holes) if holes else "goal"
+    if flaws:
+        return f"is wrong: {'; '.join(flaws[:3])}{'; and more' if len(flaws) > 3 else ''}"
+    return f"breaks no rule; cells left empty: {holes}" if holes else "is complete and consistent"

@@ -1,0 +1,311 @@
+"""What is checked on the driver before Ray starts, whatever trainer mode the user chose."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl_atgrpo import compat, platform_choice
+from verl_atgrpo.config.key_check import POLICY, check_keys
+from verl_atgrpo.config.mode_check import check_mode
+from verl_atgrpo.config.policies import EXPANDED, SHARED, PolicyConfigError, expanded, job_of, leave_out_full_model
+from verl_atgrpo.config.policy_check import check_context, check_policy
+from verl_atgrpo.config.schema import MODES, SECTION, AtGrpoConfig, ConfigError, check_disjoint
+from verl_atgrpo.environment import Environment
+from verl_atgrpo.estimators.spec import heeds_verls_switch, resolve_spec
+
+MODE = "at_grpo"
+ESTIMATOR = "at_grpo"
+_TRACERS = ("mlflow", "weave", "trackio")
+_MEMORY = 0.95
+"""Largest share of a GPU's memory that servers awake at the same time may claim together."""
+
+
+def check_run_or_exit(config: DictConfig, **_: Any) -> None:
+    """Ends the program with one line if the checks refuse the configuration."""
+    try:
+        check_run(config)
+        if OmegaConf.select(config, "trainer.v1.trainer_mode") == MODE:
+            expand_policies(config)
+            check_cpu_job(config)
+    except (ConfigError, compat.CompatError) as error:
+        raise SystemExit(f"verl-atgrpo: {error}") from None
+
+
+def check_run(config: DictConfig) -> None:
+    """Raises ConfigError or CompatError if a job that uses this plugin cannot work.
+
+    Jobs that use neither the section, the mode nor the estimator are none of our business.
+    """
+    mode = OmegaConf.select(config, "trainer.v1.trainer_mode")
+    section = OmegaConf.select(config, SECTION)
+    estimator = OmegaConf.select(config, "algorithm.adv_estimator")
+    if mode != MODE and section is None and estimator != ESTIMATOR:
+        return
+    if mode == MODE:
+        check_team_run(config)
+        return
+    _check_stack(config)
+    if section is not None:
+        raise ConfigError(
+            f"trainer.v1.trainer_mode={mode} ignores the section {SECTION}: set trainer.v1.trainer_mode={MODE} and "
+            f"choose with {SECTION}.mode, one of {', '.join(MODES)}"
+        )
+    _check_plain_job(config)
+
+
+def check_team_run(config: DictConfig) -> Environment:
+    """Returns the environment of a job in our trainer mode: to make it may mean to read gigabytes of data.
+
+    Raises ConfigError or CompatError if the job cannot work.
+    """
+    _check_stack(config)
+    return _check_team_job(config)
+
+
+def _check_stack(config: DictConfig) -> None:
+    compat.check_distributions(str(OmegaConf.select(config, "actor_rollout_ref.rollout.name")))
+    if not config.trainer.use_v1:
+        raise ConfigError("trainer.use_v1=false: the legacy trainer is not supported, set it to true")
+
+
+def expand_policies(config: DictConfig) -> None:
+    """Writes every policy's own `actor_rollout_ref` into a job that names several."""
+    settings = AtGrpoConfig.from_config(config)
+    if not settings.policies:
+        leave_out_full_model(SHARED, config.actor_rollout_ref)
+        return
+    with open_dict(config):
+        config[EXPANDED] = expanded(config, settings.policy_settings())
+
+
+def check_cpu_job(config: DictConfig) -> None:
+    """Raises ConfigError if a job in CPU mode names a model that is not there or whose vocabulary is padded, or has
+    vLLM split prompts.
+
+    A seeded draw from a prompt that was split (`rollout.enable_chunked_prefill`) ends vLLM's engine on the CPU. And
+    verl masks logits beyond the tokenizer's length in vLLM but not in the actor, so with a padded
+    vocabulary the two disagree on every token. Trained models give those logits next to nothing; the small,
+    freshly made ones of CPU mode do not.
+    """
+    if not platform_choice.wants_cpu():
+        return
+    policies = AtGrpoConfig.from_config(config).policies
+    for name in policies or {SHARED: None}:
+        key = f"{SECTION}.policies.{name}" if policies else "actor_rollout_ref"
+        settings = job_of(config, name).actor_rollout_ref
+        check_cpu_prefill(key, settings.rollout)
+        longest = _check_model(f"{key}.model.path", str(settings.model.path))
+        check_context(key, settings.rollout, config.data, longest)
+
+
+def check_cpu_prefill(key: str, rollout: DictConfig) -> None:
+    """Raises ConfigError if a `rollout` section, under `key`, has vLLM for CPU split prompts."""
+    if rollout.enable_chunked_prefill:
+        raise ConfigError(
+            f"{key}.rollout.enable_chunked_prefill=true: the draws have seeds, and vLLM for CPU fails on seeded "
+            "draws from a prompt in chunks; set it to false"
+        )
+
+
+def _check_model(key: str, path: str) -> int:
+    """Returns how many positions the model has."""
+    if not os.path.isfile(os.path.join(path, "config.json")):
+        raise ConfigError(
+            f"{key}={path}: there is no model; make one with verl-atgrpo make-model {path} --environment <name>"
+        )
+    from transformers import AutoConfig, AutoTokenizer
+
+    model = AutoConfig.from_pretrained(path).get_text_config()
+    logits = model.vocab_size
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    if logits != len(tokenizer):
+        raise ConfigError(
+            f"{key}={path}: the model has {logits} logits, its tokenizer {len(tokenizer)} tokens; "
+            "resize the model's embeddings to the tokenizer"
+        )
+    if not tokenizer.chat_template:
+        raise ConfigError(f"{key}={path}: the tokenizer has no chat template; a team's prompts are chats")
+    return int(model.max_position_embeddings)
+
+
+def _check_plain_job(config: DictConfig) -> None:
+    if config.actor_rollout_ref.rollout.n < 2:
+        raise ConfigError(
+            f"actor_rollout_ref.rollout.n={config.actor_rollout_ref.rollout.n}: algorithm.adv_estimator={ESTIMATOR} "
+            "compares the answers to one prompt, so it needs at least 2"
+        )
+    choice = OmegaConf.select(config, "algorithm.at_grpo_estimator")
+    try:
+        spec = resolve_spec(ESTIMATOR if choice is None else choice)
+    except ValueError as error:
+        raise ConfigError(f"algorithm.at_grpo_estimator: {error}") from error
+    _check_verls_switch(config, "algorithm.at_grpo_estimator", ESTIMATOR if choice is None else choice)
+    if spec.needs:
+        raise ConfigError(
+            f"algorithm.at_grpo_estimator={spec.name!r} compares episodes, agents or prompts, which only rows of "
+            f"a team tell apart: set trainer.v1.trainer_mode={MODE}, or use one of at_grpo, grpo, dr_grpo, rloo"
+        )
+
+
+def _check_estimator_keys(config: DictConfig, settings: AtGrpoConfig) -> None:
+    """Raises ConfigError for a key of verl's by which nobody would be estimated otherwise."""
+    own = OmegaConf.select(config, "algorithm.at_grpo_estimator")
+    if own is not None:
+        raise ConfigError(
+            f"algorithm.at_grpo_estimator={own} is for plain jobs: remove it, a team's is {SECTION}.estimator"
+        )
+    _check_verls_switch(config, f"{SECTION}.estimator", settings.estimator)
+
+
+def _check_verls_switch(config: DictConfig, key: str, choice: str | Mapping[str, Any]) -> None:
+    if not config.algorithm.norm_adv_by_std_in_grpo and not heeds_verls_switch(choice):
+        raise ConfigError(
+            "algorithm.norm_adv_by_std_in_grpo=false takes the scale off the presets at_grpo and grpo as they stand, "
+            f"not off {key}={choice}: set it to true, and scale: none in the estimator"
+        )
+
+
+def _check_team_job(config: DictConfig) -> Environment:
+    settings = AtGrpoConfig.from_config(config)
+    rollout, data = config.actor_rollout_ref.rollout, config.data
+    check_keys(config)
+    _check_trace(rollout.trace)
+    _check_estimator_keys(config, settings)
+    check_sampling(rollout)
+    _check_resume(config.trainer)
+    environment = settings.make_environment()
+    settings.validation_policies_of(environment)
+    settings.check_estimator_agents(environment)
+    settings.check_devices(config.trainer.n_gpus_per_node)
+    _check_policies(config, settings)
+    settings.check_tasks(environment, data.train_batch_size)
+    _check_storage(config, settings)
+    if not settings.allow_overlap:
+        check_disjoint(settings, environment)
+    return environment
+
+
+def check_sampling(rollout: DictConfig) -> None:
+    """Raises ConfigError for a way to draw that verl's V1 rollout does not read, or that log-probs do not follow."""
+    key, validation = "actor_rollout_ref.rollout", rollout.val_kwargs
+    if not rollout.temperature > 0:
+        raise ConfigError(f"{key}.temperature={rollout.temperature}: candidates of a decision must differ, above 0")
+    if validation.temperature < 0:
+        raise ConfigError(f"{key}.val_kwargs.temperature={validation.temperature}: at least 0, which is greedy")
+    if not validation.do_sample and validation.temperature:
+        raise ConfigError(
+            f"{key}.val_kwargs.do_sample=false has no effect beside temperature={validation.temperature}: set "
+            f"{key}.val_kwargs.temperature to 0 for greedy answers, or do_sample to true"
+        )
+    if rollout.temperature != 1 and rollout.logprobs_mode != "processed_logprobs":
+        raise ConfigError(
+            f"{key}.logprobs_mode={rollout.logprobs_mode}: with temperature={rollout.temperature} the server's "
+            "log-probs would not be those that were drawn from, set it to processed_logprobs"
+        )
+
+
+def _check_resume(trainer: DictConfig) -> None:
+    if trainer.val_only and not trainer.val_before_train:
+        raise ConfigError(
+            "trainer.val_only=true has no effect beside trainer.val_before_train=false: set that to true"
+        )
+    if trainer.resume_mode == "resume_path":
+        folder = Path(str(trainer.resume_from_path))
+        if not re.fullmatch(r"global_step_\d+", folder.name) or not folder.is_dir():
+            raise ConfigError(
+                f"trainer.resume_from_path={trainer.resume_from_path}: name a checkpoint's folder, "
+                "<trainer.default_local_dir>/global_step_<n>"
+            )
+
+
+def _check_storage(config: DictConfig, settings: AtGrpoConfig) -> None:
+    """Raises ConfigError if not even a step of one decision an episode fits into TransferQueue.
+
+    What episodes make of more decisions, only they know: the run stops at the first row that finds no place.
+    """
+    key = "transfer_queue.backend.SimpleStorage.total_storage_size"
+    room = OmegaConf.select(config, key)
+    group_filter = settings.filter()
+    tasks = (group_filter.max_tasks if group_filter else None) or config.data.train_batch_size
+    rows = tasks * settings.candidates
+    if OmegaConf.select(config, "transfer_queue.backend.storage_backend") == "SimpleStorage" and (room or rows) < rows:
+        raise ConfigError(
+            f"{key}={room}: a step makes at least {rows} rows, {tasks} tasks x {settings.candidates} candidates x "
+            "decisions of an episode: set it to a few times what all decisions make, or to null for no limit"
+        )
+
+
+def _check_trace(trace: DictConfig) -> None:
+    key = "actor_rollout_ref.rollout.trace"
+    if trace.backend is None:
+        for option in ("token2text", "max_samples_per_step_per_worker"):
+            if trace.get(option):
+                raise ConfigError(
+                    f"{key}.{option}={trace[option]} has no effect without {key}.backend: "
+                    f"set that to one of {', '.join(_TRACERS)}"
+                )
+    elif trace.backend not in _TRACERS:
+        raise ConfigError(f"{key}.backend={trace.backend}: use one of {', '.join(_TRACERS)}, or null")
+    elif importlib.util.find_spec(trace.backend) is None:
+        raise ConfigError(f"{key}.backend={trace.backend}: it is not installed, pip install {trace.backend}")
+
+
+def _check_policies(config: DictConfig, settings: AtGrpoConfig) -> None:
+    """Checks what every policy may have a value of its own for."""
+    separate = settings.mode == "separate_async"
+    if not settings.policies:
+        devices = None if separate else config.trainer.n_gpus_per_node * config.trainer.nnodes
+        check_keys(config, POLICY)
+        _check_devices_of_a_node(POLICY, config, separate)
+        check_policy(POLICY, config.actor_rollout_ref, config.data, devices)
+        check_mode(config, settings.mode, {"actor_rollout_ref": config.actor_rollout_ref})
+        return
+    names = settings.policy_settings()
+    try:
+        policies = expanded(config, names)
+    except PolicyConfigError as error:
+        raise ConfigError(str(error)) from error
+    for name, policy in names.items():
+        key, job = f"{SECTION}.policies.{name}", copy.deepcopy(config)
+        job.actor_rollout_ref = policies[name]
+        job.trainer.n_gpus_per_node = policy.gpus or config.trainer.n_gpus_per_node
+        check_keys(job, key)
+        _check_devices_of_a_node(key, job, separate)
+        devices = None if separate else job.trainer.n_gpus_per_node * job.trainer.nnodes
+        check_policy(key, job.actor_rollout_ref, config.data, devices)
+    check_mode(config, settings.mode, {f"{SECTION}.policies.{name}": policies[name] for name in names})
+    memory = {name: float(policies[name].rollout.gpu_memory_utilization) for name in names}
+    if settings.placement == "colocated" and not separate:
+        check_memory(f"{SECTION}.placement=colocated", memory, "lower them, or use placement: split")
+
+
+def _check_devices_of_a_node(key: str, job: DictConfig, separate: bool) -> None:
+    servers, trainer = job.actor_rollout_ref.rollout.n_gpus_per_node, job.trainer.n_gpus_per_node
+    if not separate and servers != trainer:
+        raise ConfigError(
+            f"{key}.rollout.n_gpus_per_node={servers}: the servers are on the policy's {trainer} devices of a node, "
+            f"set it to {trainer}, or use {SECTION}.mode=separate_async"
+        )
+
+
+def check_memory(where: str, shares: Mapping[str, float], remedy: str) -> None:
+    """Raises ConfigError if servers that share every GPU claim more of its memory than there is.
+
+    Args:
+        where: the beginning of the message.
+        shares: policy -> its servers' `gpu_memory_utilization`; of no account on the CPU.
+        remedy: the end of the message.
+    """
+    if not platform_choice.wants_cpu() and sum(shares.values()) > _MEMORY:
+        raise ConfigError(
+            f"{where}: the servers of all policies share every GPU, but their rollout.gpu_memory_utilization add up "
+            f"to {sum(shares.values()):.2f} ({dict(shares)}), more than {_MEMORY}; {remedy}"
+        )

@@ -1,0 +1,362 @@
+"""Group-relative advantages: one vectorised kernel for every estimator, and the function verl calls.
+
+Nothing here imports verl. The plugin registers `at_grpo_advantage`, whose signature is verl's, with verl.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from verl_atgrpo.estimators.spec import EstimatorSpec, heeds_verls_switch, resolve_spec, sets_scale
+from verl_atgrpo.estimators.uid import RowIds, encode_uids, factorise
+
+
+class RowInputs(NamedTuple):
+    """What `group_advantages` compares rows by, beside their groups; None for what the estimator has no use for."""
+
+    units: Tensor | None = None
+    """(N,) int64 trajectories, distinct across groups."""
+    agents: Tensor | None = None
+    """(N,) int64."""
+    left: Tensor | None = None
+    """(N,) int64 decisions that the episode took after the row's."""
+    anchors: Tensor | None = None
+    """(N,) int64, equal for equal prompts."""
+    mains: Tensor | None = None
+    """(N,) bool, the rows of the main agent."""
+
+
+def group_advantages(
+    rewards: Tensor,
+    groups: Tensor,
+    spec: EstimatorSpec,
+    *,
+    units: Tensor | None = None,
+    agents: Tensor | None = None,
+    left: Tensor | None = None,
+    anchors: Tensor | None = None,
+    mains: Tensor | None = None,
+    valid: Tensor | None = None,
+) -> Tensor:
+    """Compare each reward with those of its group; a group without spread gets exactly 0 if centred on itself.
+
+    With unit "call" (M-GRPO) no row is copied: a row stands in the statistics with the weight of its copies, and its
+    advantage is multiplied by them, so that a sum over the rows, such as a policy's gradient before it is divided by
+    a number of rows or tokens, is the sum over the copies. An agent without a call in an episode has no copies there.
+
+    Shapes: rewards (N,) floating; groups (N,) int64, any integers; what `spec.needs` and nothing else of units,
+    agents, left, anchors (N,) int64 and mains (N,) bool, see `RowInputs`; valid (N,) bool, False for padding, which
+    enters no statistic and gets 0 -> (N,) with dtype and device of `rewards`.
+
+    Raises:
+        ValueError: shapes or dtypes differ from these; a real reward is not finite; an input is missing or given
+            against `spec.needs`; a trajectory with two rewards or in two groups; `spec` changes single agents, whose
+            names only `at_grpo_advantage` knows.
+
+    Source: GRPO arXiv 2402.03300 section 4.1; Dr. GRPO arXiv 2503.20783; RLOO arXiv 2402.14740; AT-GRPO
+    arXiv 2510.11062; Dr. MAS arXiv 2602.08847 Eq. 5; GiGPO arXiv 2505.10978; M-GRPO arXiv 2511.13288. The formulas of
+    each are in docs/estimators.md.
+    """
+    if rewards.dim() != 1 or not rewards.is_floating_point():
+        raise ValueError(f"rewards: expected floating (N,), got {rewards.dtype} {tuple(rewards.shape)}")
+    rows = RowInputs(units, agents, left, anchors, mains)
+    _check_inputs(rewards, {"groups": groups, **rows._asdict(), "valid": valid}, spec)
+
+    # float64 throughout: a large common offset leaves no digits for the spread in float32.
+    values = rewards.detach().double()
+    if valid is not None:
+        values, groups = values[valid], groups[valid]
+        rows = RowInputs(*(None if ids is None else ids[valid] for ids in rows))
+    finite = values.isfinite()
+    if not bool(finite.all()):
+        raise ValueError(f"rewards: {values[~finite][0].item()} is not finite")
+
+    result = _first_term(values, groups, spec, rows)
+    if spec.step_weight:
+        result = result + spec.step_weight * _second_term(values, groups, spec, rows)
+    result = result.to(rewards.dtype)
+    return result if valid is None else torch.zeros_like(rewards).masked_scatter_(valid, result)
+
+
+def _check_inputs(rewards: Tensor, inputs: Mapping[str, Tensor | None], spec: EstimatorSpec) -> None:
+    for name, tensor in inputs.items():
+        dtype = torch.bool if name in ("valid", "mains") else torch.int64
+        if tensor is not None and (tensor.shape != rewards.shape or tensor.dtype != dtype):
+            found = f"{tensor.dtype} {tuple(tensor.shape)}"
+            raise ValueError(f"{name}: expected {dtype} ({len(rewards)},), got {found}")
+    if spec.agents:
+        raise ValueError(f"spec: {spec.name!r} changes single agents ({', '.join(spec.agents)}); pass one spec a call")
+    needs = spec.needs
+    needed = {
+        "units": "trajectory" in needs,
+        "agents": "agent" in needs,
+        "left": "left" in needs,
+        "anchors": "anchor" in needs,
+        "mains": spec.unit == "call",
+    }
+    for name, wanted in needed.items():
+        if wanted != (inputs[name] is not None):
+            found, has = ("missing", "needs") if wanted else ("given", "has no use for")
+            raise ValueError(f"{name}: {found}, but estimator {spec.name!r} {has} them")
+    if spec.unit == "call" and spec.sub_calls is None:
+        raise ValueError(f"spec: {spec.name!r} has no sub_calls")
+
+
+def _first_term(values: Tensor, groups: Tensor, spec: EstimatorSpec, rows: RowInputs) -> Tensor:
+    """The advantages of float64 values by everything in `spec` but its step fields: (N,)."""
+    if spec.unit == "trajectory":
+        assert rows.units is not None
+        values, groups, unit_of_row = _collapse(values, groups, rows.units)
+        return _standardise(values, groups, spec)[unit_of_row]
+    scopes = {"group": groups, "agent": groups if rows.agents is None else _pairs(groups, rows.agents)}
+    same = spec.scale == "none" or spec.scale_scope == spec.center_scope
+    scale_groups = None if same else scopes[spec.scale_scope]
+    if spec.unit == "row":
+        return _standardise(values, scopes[spec.center_scope], spec, scale_groups)
+    weights, copies = _aligned(values, spec, rows)
+    return copies * _standardise(values, scopes[spec.center_scope], spec, scale_groups, weights)
+
+
+def _second_term(values: Tensor, groups: Tensor, spec: EstimatorSpec, rows: RowInputs) -> Tensor:
+    """Each row's discounted outcome against those of the rows that answer the same prompt: (N,), 0 where none does."""
+    assert rows.left is not None and rows.anchors is not None
+    same_prompt = _pairs(groups, rows.anchors)
+    if spec.step_scope == "agent":
+        assert rows.agents is not None
+        same_prompt = _pairs(same_prompt, rows.agents)
+    # The reward is paid at the episode's last decision, so this is all that is left of it here.
+    returns = values * torch.pow(spec.step_gamma, rows.left.double())
+    return _standardise(returns, same_prompt, replace(spec, singleton="zero"))
+
+
+def _aligned(values: Tensor, spec: EstimatorSpec, rows: RowInputs) -> tuple[Tensor, Tensor]:
+    """Each row's weight in the statistics, and the copies of it that are trained on: (N,) float64 each.
+
+    Of the n rows of an episode and agent, every row has D // n copies and the D % n earliest one more: cyclic
+    duplicates where n < D, and the latest rows dropped where n > D. The main agent's are copied once each, and the
+    first of them stands for the episode.
+    """
+    assert rows.units is not None and rows.agents is not None and rows.left is not None and rows.mains is not None
+    assert spec.sub_calls is not None
+    call, total = _dense(_pairs(rows.units, rows.agents))
+    count = torch.bincount(call, minlength=total)
+    # Sorted by episode and agent, then in the order of decisions, whatever the order of the batch.
+    order = rows.left.argsort(descending=True, stable=True)
+    order = order[call[order].argsort(stable=True)]
+    position = torch.empty_like(order)
+    position[order] = torch.arange(len(order), device=order.device) - (count.cumsum(0) - count)[call[order]]
+    number = count[call]
+    copies = spec.sub_calls // number + (position < spec.sub_calls % number)
+    first = rows.mains & (position == 0)
+    differs = rows.mains & (values != _group_min(values, call, total)[call])
+    if bool(differs.any()):
+        unit = rows.units[differs][0].item()
+        raise ValueError(
+            f"units: the main agent's rows of trajectory {unit} have different rewards; it has one outcome"
+        )
+    weights = torch.where(rows.mains, first.to(copies.dtype), copies)
+    return weights.to(values.dtype), torch.where(rows.mains, 1, copies).to(values.dtype)
+
+
+def _collapse(values: Tensor, groups: Tensor, units: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """One value and one group per trajectory, and for each row the position of its trajectory."""
+    unit_of_row, total = _dense(units)
+    unit_values = _group_min(values, unit_of_row, total)
+    unit_groups = _group_min(groups, unit_of_row, total)
+    for what, rows, chosen in (("rewards", values, unit_values), ("groups", groups, unit_groups)):
+        # All rows agree exactly when each equals the minimum.
+        expected = chosen[unit_of_row]
+        differs = rows != expected
+        if bool(differs.any()):
+            row = int(differs.nonzero()[0])
+            raise ValueError(
+                f"units: trajectory {units[row].item()} has rows with different {what} "
+                f"({expected[row].item()} and {rows[row].item()}); a trajectory has one outcome and one group"
+            )
+    return unit_values, unit_groups, unit_of_row
+
+
+def _standardise(
+    values: Tensor,
+    groups: Tensor,
+    spec: EstimatorSpec,
+    scale_groups: Tensor | None = None,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Apply `spec` to float64 values, each counting once, or `weights` times, in its group; the scale may be of other
+    groups."""
+    group, size, deviation = _deviations(values, groups, weights)
+    result = values if spec.center == "none" else deviation
+    # One factor per group, gathered once: gathers are the larger part of the work.
+    factor = torch.ones_like(size)
+    if spec.center == "leave_one_out":
+        # r_i - (S - r_i) / (n - 1), written with the deviation, which keeps its digits.
+        factor = size / (size - 1)
+    if scale_groups is not None:
+        scaled_by = _deviations(values, scale_groups, weights)
+        result = result * _over_std(torch.ones_like(scaled_by[1]), scaled_by, spec, weights)[scaled_by[0]]
+    elif spec.scale == "std":
+        factor = _over_std(factor, (group, size, deviation), spec, weights)
+    # A lone value's factor may be 0 / 0, and 0 * nan is nan: replaced before it is used.
+    result = result * torch.where(size > 1, factor, 0.0)[group]
+    return torch.where((size == 1)[group], values, result) if spec.singleton == "raw" else result
+
+
+def _deviations(values: Tensor, groups: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Each row's dense group (N,), the groups' sizes (G,), and each row's distance from its group's mean (N,)."""
+    group, total = _dense(groups)
+    size = torch.bincount(group, weights, minlength=total).to(values.dtype)
+    # Measured from a member of the group, equal rewards are exactly 0, and so is all that follows. The mean
+    # of eight times 0.1 is off by a rounding, which a division by eps = 1e-6 would turn into a signal.
+    counted = values if weights is None else values.masked_fill(weights == 0, torch.inf)
+    relative = values - _group_min(counted, group, total)[group]
+    weighted = relative if weights is None else relative * weights
+    return group, size, relative - (_group_sum(weighted, group, total) / size)[group]
+
+
+def _over_std(
+    factor: Tensor, deviations: tuple[Tensor, Tensor, Tensor], spec: EstimatorSpec, weights: Tensor | None
+) -> Tensor:
+    """Divides the groups' factors (G,) by their standard deviations."""
+    group, size, deviation = deviations
+    squares = deviation.square() if weights is None else deviation.square() * weights
+    std = (_group_sum(squares, group, len(size)) / (size - spec.ddof)).sqrt()
+    # Without spread, or with one value, there is no scale: what is not centred on that group must not explode.
+    return torch.where(std > 0, factor / (std + spec.eps), factor)
+
+
+def _pairs(first: Tensor, second: Tensor) -> Tensor:
+    """One id for each pair of ids."""
+    (dense, _), (other, bound) = _dense(first), _dense(second)
+    return dense * bound + other
+
+
+def _dense(ids: Tensor) -> tuple[Tensor, int]:
+    """Ids fit to index with, and their bound; ids that already fit are spared the sort (gaps do no harm)."""
+    if len(ids) and int(ids.min()) >= 0 and (bound := int(ids.max()) + 1) <= len(ids):
+        return ids, bound
+    names, dense = torch.unique(ids, return_inverse=True)
+    return dense, len(names)
+
+
+def _group_min(values: Tensor, ids: Tensor, total: int) -> Tensor:
+    return values.new_zeros(total).scatter_reduce_(0, ids, values, "amin", include_self=False)
+
+
+def _group_sum(values: Tensor, ids: Tensor, total: int) -> Tensor:
+    return values.new_zeros(total).index_add_(0, ids, values)
+
+
+def at_grpo_advantage(
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    config: Any = None,
+    index: npt.NDArray[Any] | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Advantages of a batch in the form verl asks of an estimator; `config` chooses which estimator.
+
+    Reads from `config` (verl's `algorithm` section: DictConfig, dataclass or None) `at_grpo_estimator` for
+    `resolve_spec`, and `norm_adv_by_std_in_grpo`: False takes the scale off the presets `at_grpo` and `grpo`
+    unless the mapping, or an agent's in it, sets `scale` or `scale_scope` itself. verl 0.9.1 gives custom estimators
+    this switch inside `config` only; as a keyword, which verl's own functions have, it goes first. Other keywords are
+    not needed here.
+
+    Shapes: token_level_rewards (N, L), summed to the reward of the row; response_mask (N, L), a row of zeros
+    is padding; index (N,) uid strings, see `split_uid` -> advantages and returns, one tensor (N, L).
+
+    Raises:
+        ValueError: `index` missing or of another length, a mask of another shape, a uid without a part that the
+            estimator needs, and whatever `resolve_spec` and `group_advantages` raise.
+
+    Source: AT-GRPO arXiv 2510.11062; outcome supervision, GRPO arXiv 2402.03300 section 4.1.2.
+    """
+    rewards, mask = token_level_rewards.detach(), response_mask
+    if index is None:
+        raise ValueError("index: missing; groups are formed by verl's 'uid' field")
+    if rewards.dim() != 2 or mask.shape != rewards.shape or len(index) != len(rewards):
+        raise ValueError(
+            f"token_level_rewards {tuple(rewards.shape)}, response_mask {tuple(mask.shape)} and index "
+            f"({len(index)},): expected (N, L), (N, L) and (N,)"
+        )
+    spec = _configured_spec(config, kwargs.get("norm_adv_by_std_in_grpo"))
+    valid = mask.bool().any(dim=-1)
+    # Padding leaves before its uid, which is verl's invention, is read.
+    ids = encode_uids(np.asarray(index, dtype=object)[valid.numpy(force=True)], spec, rewards.device)
+    row_rewards = rewards.sum(dim=-1, dtype=torch.float64)
+    real = _by_agent(row_rewards[valid], ids, spec)
+    advantages = torch.zeros_like(row_rewards).masked_scatter_(valid, real).to(rewards.dtype)
+    per_token = advantages.unsqueeze(-1) * mask.to(rewards.dtype)
+    return per_token, per_token
+
+
+def _configured_spec(config: Any, norm_by_std: bool | None) -> EstimatorSpec:
+    def option(key: str, default: Any) -> Any:
+        # `get` for DictConfig and verl's dataclasses: both lack our key unless the user added it.
+        return config.get(key, default) if hasattr(config, "get") else getattr(config, key, default)
+
+    choice = option("at_grpo_estimator", "at_grpo")
+    spec = resolve_spec(choice)
+    if norm_by_std is None:
+        norm_by_std = option("norm_adv_by_std_in_grpo", True)
+    if norm_by_std or not heeds_verls_switch(choice):
+        return spec
+    agents = {
+        agent: own if sets_scale(choice["agents"][agent]) else replace(own, scale="none")
+        for agent, own in spec.agents.items()
+    }
+    return replace(spec, scale="none", agents=agents)
+
+
+def _by_agent(rewards: Tensor, ids: RowIds, spec: EstimatorSpec) -> Tensor:
+    """The advantages of real rows: (N,), each by its agent's spec."""
+    result = _by_spec(rewards, ids, replace(spec, agents={}))
+    for agent, own in spec.agents.items():
+        result = torch.where(ids.of_agent(agent), _by_spec(rewards, ids, own), result)
+    return result
+
+
+def _by_spec(rewards: Tensor, ids: RowIds, spec: EstimatorSpec) -> Tensor:
+    needs = spec.needs
+    return group_advantages(
+        rewards,
+        ids.groups,
+        spec,
+        units=ids.units if "trajectory" in needs else None,
+        agents=ids.agents if "agent" in needs else None,
+        left=ids.left if "left" in needs else None,
+        anchors=ids.anchors if "anchor" in needs else None,
+        mains=ids.of_agent(spec.main_agent) if spec.main_agent is not None else None,
+    )
+
+
+def inflation_factors(rewards: Tensor, agents: Sequence[str]) -> dict[str, float]:
+    """How much pooled normalisation inflates each agent's gradient: (s_k^2 + (mu_k - mu)^2) / s^2.
+
+    At 1 the pooled statistics fit the agent; above 1 its updates are larger than with its own. Population
+    variances, so that the factors, weighted by rows, average to 1. Without any spread all are 1.
+
+    Shapes: rewards (N,) of real rows only; agents: N names -> one factor per distinct name.
+
+    Raises:
+        ValueError: rewards of another shape than (N,), or not finite.
+
+    Source: Dr. MAS arXiv 2602.08847.
+    """
+    if rewards.shape != (len(agents),) or not bool(rewards.isfinite().all()):
+        raise ValueError(f"rewards: expected ({len(agents)},) finite values, got shape {tuple(rewards.shape)}")
+    codes, names = factorise(agents)
+    codes, total = codes.to(rewards.device), len(names)
+    values = rewards.detach().double()
+    relative = values - values.min() if total else values
+    # The mean of (r - mu)^2 over the rows of agent k is s_k^2 + (mu_k - mu)^2.
+    squares = (relative - relative.mean()).square()
+    variance = squares.mean()
+    own = _group_sum(squares, codes, total) / torch.bincount(codes, minlength=total)
+    factors = own / variance if variance > 0 else torch.ones_like(own)
+    return {str(name): float(factor) for name, factor in zip(names, factors.tolist(), strict=True)}

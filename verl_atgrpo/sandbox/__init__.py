@@ -1,0 +1,1 @@
+"""Running programs that models wrote."""

@@ -1,0 +1,1 @@
+"""From a candidate to vLLM's servers: requests, retries, replicas, weight sync."""

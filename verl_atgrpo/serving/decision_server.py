@@ -1,0 +1,24 @@
+"""verl's vLLM server, answering decisions. Imported where a server is started: vLLM configures logging on import."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
+
+from verl_atgrpo.serving.group_answers import GroupAnswers
+from verl_atgrpo.serving.weight_channel import name_receiver
+from verl_atgrpo.startup_objects import spare_startup_objects
+
+
+class DecisionServer(GroupAnswers, vLLMHttpServer):  # type: ignore[misc]
+    """A server for `DecisionClient`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        name_receiver()  # verl has named it, and starts the engines later
+
+    async def launch_server(self, *args: Any, **kwargs: Any) -> None:
+        """Starts the engine."""
+        await super().launch_server(*args, **kwargs)
+        spare_startup_objects()

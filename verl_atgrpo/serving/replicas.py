@@ -1,0 +1,270 @@
+"""The servers of one policy: those that died are taken out, and started again before the next weight sync."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import psutil
+import ray
+from verl.checkpoint_engine import CheckpointEngineManager
+from verl.single_controller.ray import RayWorkerGroup
+from verl.workers.rollout.replica import RolloutReplica
+
+from verl_atgrpo.config.schema import SECTION
+from verl_atgrpo.serving.balancer import actor_id
+from verl_atgrpo.serving.failures import PolicyFailed, watched, why_dead
+from verl_atgrpo.serving.policy_worker import PolicyServers, WeightTarget, check_wiring
+from verl_atgrpo.serving.ray_errors import last_line
+
+logger = logging.getLogger(__name__)
+
+_LOOK = 10.0
+"""Seconds between two looks at the servers during a weight sync."""
+_START = 1800.0
+"""Seconds that a server may take to come up again; a large model is read from disk meanwhile."""
+
+Processes = list[tuple[int, float]]
+"""Process id and time of creation: together they are never another process's."""
+
+
+class Replicas:
+    """The replicas of one policy that serve, and those that are dead.
+
+    verl's weight sync, its balancer and its list of replicas know nothing of death. A replica over several nodes is
+    dead as soon as one of its servers is.
+    """
+
+    def __init__(
+        self,
+        policy: str,
+        workers: RayWorkerGroup,
+        servers: PolicyServers,
+        sync: CheckpointEngineManager,
+        restarts: int,
+    ) -> None:
+        """Takes charge of `servers`, which have just been started; they may be started again `restarts` times in all.
+
+        Raises RuntimeError if `workers` would push their weights elsewhere.
+        """
+        self._policy = policy
+        self._workers = workers
+        self._servers = servers
+        self._sync = sync
+        self._allowed = self._restarts_left = restarts
+        self._restarted = 0
+        self._dead: dict[int, str] = {}
+        self._processes: dict[int, list[Processes]] = {}
+        self._version = 0
+        self._check_wiring()
+        if restarts:
+            self._remember(self.serving)
+
+    @property
+    def serving(self) -> list[RolloutReplica]:
+        """The replicas that are not known to be dead."""
+        return [replica for replica in self._servers.get_replicas() if replica.replica_rank not in self._dead]
+
+    def metrics(self) -> dict[str, float]:
+        """Returns how many replicas serve, and how many restarts there have been."""
+        return {
+            "team/replicas_alive": float(len(self.serving)),
+            "team/replicas_restarted": float(self._restarted),
+        }
+
+    def look(self) -> None:
+        """Takes out what has died; raises PolicyFailed if nothing is left and nothing may be started again."""
+        reasons = why_dead(self._policy, {replica.replica_rank: replica.servers for replica in self.serving})
+        for replica in self.serving:
+            reason = reasons.get(replica.replica_rank)
+            if reason is not None:
+                self._take_out(replica, reason)
+        if not self.serving and not self._restarts_left:
+            raise PolicyFailed(
+                f"{self._nothing_left()}, and {SECTION}.restart_servers={self._allowed} allows no further restart"
+            )
+
+    def check(self) -> None:
+        """Raises PolicyFailed if nothing is left."""
+        self.look()
+        if not self.serving:
+            raise PolicyFailed(self._nothing_left())
+
+    def _nothing_left(self) -> str:
+        why = "; ".join(f"server {replica}: {reason}" for replica, reason in sorted(self._dead.items()))
+        return f"policy {self._policy!r}: no server is left ({why})"
+
+    def _take_out(self, replica: RolloutReplica, reason: str) -> None:
+        self._dead[replica.replica_rank] = reason
+        self._sync.remove_replicas([replica])
+        # The rollout's clients may have done so already.
+        self._servers.global_load_balancer.remove_servers.remote([replica.server_address])
+        logger.warning(
+            "policy %r: server %d is dead (%s); %d of %d are left",
+            self._policy,
+            replica.replica_rank,
+            reason,
+            len(self.serving),
+            len(self._servers.get_replicas()),
+        )
+
+    # ------------------------------------------------------------ weights
+
+    def push(self, global_steps: int) -> None:
+        """Starts dead replicas again and hands the policy's weights to all that serve.
+
+        One that dies meanwhile is left out, or started again if it was the last. Raises PolicyFailed if none is left.
+        """
+        self.look()
+        while True:
+            self._restart()
+            told = watched(lambda: self._send(global_steps), self.look, every=_LOOK)
+            self.look()
+            for replica, failure in told.items():
+                if replica not in self._dead:
+                    raise PolicyFailed(f"policy {self._policy!r}: {failure}")
+            if self.serving:
+                break
+        self._version = global_steps
+        self._admit()
+
+    def revive(self) -> bool:
+        """Brings replicas back at once if none is left; returns whether that was so."""
+        self.look()
+        if self.serving:
+            return False
+        self.push(self._version)
+        return True
+
+    def _send(self, global_steps: int) -> dict[int, str]:
+        """Returns what went wrong, by replica; verl's manager does the same without telling who is dead."""
+        answers: list[dict[int, str]] = ray.get(
+            self._workers.update_weights(global_steps=global_steps, mode="naive", dead=sorted(self._dead))
+        )
+        return {replica: failure for answer in answers for replica, failure in answer.items()}
+
+    def _admit(self) -> None:
+        """Lets requests come to the replicas that have come back, or that a client gave up for no lasting reason."""
+        balancer = self._servers.global_load_balancer
+        known = ray.get(balancer.get_all_servers.remote())
+        new = {each.server_address: each.server_handle for each in self.serving if each.server_address not in known}
+        if new:
+            ray.get(balancer.add_servers.remote(new))
+
+    # ------------------------------------------------------------ restarts
+
+    def _restart(self) -> None:
+        """Starts dead replicas again, as many as may be; without weights yet, asleep and without requests."""
+        dead = [replica for replica in self._servers.get_replicas() if replica.replica_rank in self._dead]
+        trying = dead[: self._restarts_left]
+        if not trying:
+            return
+        self._restarts_left -= len(trying)
+        # vLLM does not start unless its whole share of the device is free. The caches of other policies are empty:
+        # `TeamSync` sees to that, and no trainer allocates anything until the servers sleep again.
+        self._workers.empty_cache()
+        errors = asyncio.run(_start_again(trying, self._processes))
+        back = [replica for replica, error in zip(trying, errors, strict=True) if self._is_up(replica, error)]
+        if back:
+            self._workers.forget_servers([replica.replica_rank for replica in back])
+            self._check_wiring()
+            self._remember(back)
+            self._sync.add_replicas(back)
+        self.look()
+
+    def _is_up(self, replica: RolloutReplica, error: BaseException | None) -> bool:
+        """Notes how the start of a replica went."""
+        left = f"{SECTION}.restart_servers={self._allowed} allows {self._restarts_left} more"
+        rank = replica.replica_rank
+        if error is None:
+            del self._dead[rank]
+            self._restarted += 1
+            logger.warning("policy %r: server %d is started again; %s", self._policy, rank, left)
+        elif isinstance(error, ray.exceptions.RayError | asyncio.TimeoutError):
+            reason = last_line(error) if isinstance(error, ray.exceptions.RayError) else f"not up after {_START} s"
+            self._dead[rank] = f"its restart failed: {reason}"
+            logger.warning("policy %r: server %d does not come up again: %s; %s", self._policy, rank, reason, left)
+        else:
+            raise error
+        return error is None
+
+    def _check_wiring(self) -> None:
+        """Compares where the workers will push weights to with the servers that answer for this policy."""
+        targets = [target for target in self._targets() if target.replica not in self._dead]
+        check_wiring(
+            self._policy,
+            targets,
+            {replica.replica_rank: [actor_id(server) for server in replica.servers] for replica in self.serving},
+        )
+
+    def _targets(self) -> list[WeightTarget]:
+        targets: list[WeightTarget] = self._workers.weight_target()
+        return targets
+
+    def _remember(self, replicas: list[RolloutReplica]) -> None:
+        """Notes the engines' processes: a server that is killed leaves them behind, with the device's memory."""
+        for replica in replicas:
+            self._processes[replica.replica_rank] = ray.get(
+                [server.__ray_call__.remote(_children) for server in replica.servers]
+            )
+
+
+async def _start_again(
+    replicas: Sequence[RolloutReplica], processes: Mapping[int, list[Processes]]
+) -> list[BaseException | None]:
+    """Starts replicas at once; returns why one did not come up, or None, for each."""
+    starts = [asyncio.wait_for(_start(each, processes[each.replica_rank]), _START) for each in replicas]
+    return await asyncio.gather(*starts, return_exceptions=True)
+
+
+async def _start(replica: RolloutReplica, processes: list[Processes]) -> None:
+    """Ends what is left of a replica, and starts its servers over the workers that it had."""
+    await _end(replica)
+    for node, engines in enumerate(processes):
+        worker = replica.workers[node * replica.gpus_per_replica_node]
+        await worker.__ray_call__.remote(_end_processes, engines)
+    try:
+        await replica.launch_servers()
+        await replica.sleep()
+    except BaseException:
+        await _end(replica)
+        raise
+
+
+async def _end(replica: RolloutReplica) -> None:
+    """Ends a replica's servers and waits until their names are free."""
+    for server in replica.servers:
+        ray.kill(server)
+        while not await _is_gone(server):
+            await asyncio.sleep(0.1)
+    replica.servers.clear()
+
+
+async def _is_gone(server: ray.actor.ActorHandle) -> bool:
+    try:
+        await server.__ray_ready__.remote()
+    except ray.exceptions.ActorUnavailableError:
+        return False  # Ray does not know yet, and keeps the name
+    except ray.exceptions.RayActorError:
+        return True
+    return False
+
+
+def _children(_: Any) -> Processes:
+    """Returns the processes that the actor it is called in has started."""
+    return [(child.pid, child.create_time()) for child in psutil.Process().children(recursive=True)]
+
+
+def _end_processes(_: Any, processes: Processes) -> None:
+    """Ends those of the processes, on the node of the actor it is called in, that are still there."""
+    alive = []
+    for pid, created in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            if process.create_time() == created:
+                process.kill()
+                alive.append(process)
+    psutil.wait_procs(alive, timeout=60)

@@ -1,0 +1,63 @@
+r"""Shows mathematics, as far as sums go: a program that adds, and a sum in \boxed{}."""
+
+from __future__ import annotations
+
+import random
+
+from verl_atgrpo.environment import Split
+from verl_atgrpo.environments.common.records import Record
+from verl_atgrpo.environments.common.splits import split_of
+from verl_atgrpo.environments.math.team import Attempt, Math, MathTask, Turn
+from verl_atgrpo.tiny_models.demonstrations.demonstrator import Choice, Demonstration, Demonstrator
+from verl_atgrpo.tiny_models.demonstrations.text import DIGITS, sure, unsure, write
+
+SIZE: dict[Split, int] = {"train": 2000, "val": 200}
+
+
+def sums(split: Split) -> list[Record]:
+    """Returns sums of two numbers below 100, each in one order; they alone decide which split they belong to."""
+    pairs = [(a, b) for a in range(100) for b in range(a, 100) if split_of(f"{a}+{b}") == split]
+    rng = random.Random(0)
+    terms = [rng.sample(pair, 2) for pair in rng.sample(pairs, SIZE[split])]
+    return [{"question": f"{a}+{b}=?", "answer": str(a + b)} for a, b in terms]
+
+
+def program(task: MathTask, noise: float) -> list[Choice]:
+    """Returns the choices of a tool user, who mistakes every digit with chance `noise`."""
+    terms = unsure(task.question.removesuffix("=?"), noise, DIGITS)
+    return [*sure(("```python", "\n", "print", "(")), *terms, *sure((")", "\n", "```"))]
+
+
+def boxed(task: MathTask, noise: float) -> list[Choice]:
+    """Returns the choices of a reasoner, who mistakes every digit with chance `noise`."""
+    return [*sure(("\\boxed", "{")), *unsure(task.answer, noise, DIGITS), *sure("}")]
+
+
+def demonstrate(env: Math, rng: random.Random, noise: float) -> Demonstration:
+    """Returns a demonstration for either agent, in the first turn or after one without agreement."""
+    task = env.task("train", rng.randrange(env.size("train")))
+    turns = [turn for turn in [_turn(task, rng)] if turn[0].answer != turn[1].answer]
+    if rng.random() < 0.5:
+        return Demonstration(env.tool_prompt(task, turns), *write(program(task, noise), rng))
+    return Demonstration(env.reasoner_prompt(task, turns), *write(boxed(task, noise), rng))
+
+
+def _turn(task: MathTask, rng: random.Random) -> Turn:
+    """Two answers, each of them right half of the time."""
+
+    def attempt() -> Attempt:
+        wrong, _ = write(unsure(task.answer, 0.5, DIGITS), rng)
+        return Attempt("", task.answer if rng.random() < 0.5 else "".join(wrong))
+
+    return attempt(), attempt()
+
+
+MATH = Demonstrator(
+    "math",
+    {"max_turns": 3, "style": "compact"},
+    demonstrate,
+    response_length=14,
+    words=("tool", "reason", "none", "```python", "```", "print", "\\boxed"),
+    training={"clean_steps": 500, "noise": 0.1},
+    rows=sums,
+)

@@ -1,0 +1,64 @@
+"""Shows Plan-Path: any step that comes closer to the goal."""
+
+from __future__ import annotations
+
+import random
+
+from verl_atgrpo.environments.common.drafting import Draft
+from verl_atgrpo.environments.common.moves import MOVES, Cell
+from verl_atgrpo.environments.plan_path import PlanPath
+from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, walk
+from verl_atgrpo.tiny_models.demonstrations.demonstrator import Choice, Demonstration, Demonstrator
+from verl_atgrpo.tiny_models.demonstrations.moves import move_about
+
+
+def path(
+    task: PlanPathTask, position: Cell, noise: float, limit: int, rng: random.Random, draft: str = ""
+) -> tuple[str, list[Choice]]:
+    """Returns moves from `position` towards the goal and the choices they were drawn from."""
+
+    def good_moves(cell: Cell) -> list[str]:
+        closer = task.distance[cell] - 1
+        return [name for name in MOVES if task.distance.get(_step(cell, name)) == closer]
+
+    def step(cell: Cell, move: str) -> Cell:
+        return ahead if task.free(ahead := _step(cell, move)) else cell
+
+    return move_about(position, good_moves, step, noise, limit, rng, draft)
+
+
+def demonstrate(env: PlanPath, rng: random.Random, noise: float) -> Demonstration:
+    """Returns a demonstration for either agent."""
+    task = env.task("train", rng.randrange(1 << 40))
+    cells = [cell for cell in task.distance if cell != task.goal]
+    # Ways around a wall are rare and what is hard: half of the time, start where there is one.
+    detours = [cell for cell in cells if task.distance[cell] > _manhattan(cell, task.goal)]
+    if detours and rng.random() < 0.5:
+        position = rng.choice(detours)
+    else:
+        position = task.start if rng.random() < 0.7 else rng.choice(cells)
+    state = State(task, position, task.distance[position])
+    if rng.random() < 0.5:
+        return Demonstration(env.draft_prompt(state), *path(task, position, noise, env.max_moves, rng))
+    # The planner meets good drafts as well as bad ones, so that it learns to look at where they lead.
+    drafted, _ = path(task, position, 0.3 if rng.random() < 0.5 else 0.0, env.max_moves, rng)
+    follow = drafted if walk(state, drafted).on_shortest_path else ""
+    answer = path(task, position, noise, env.max_moves, rng, follow)
+    return Demonstration(env.plan_prompt(state, Draft(drafted, drafted)), *answer)
+
+
+def _step(position: Cell, move: str) -> Cell:
+    return position[0] + MOVES[move][0], position[1] + MOVES[move][1]
+
+
+def _manhattan(cell: Cell, goal: Cell) -> int:
+    return abs(cell[0] - goal[0]) + abs(cell[1] - goal[1])
+
+
+PLAN_PATH = Demonstrator(
+    "plan_path",
+    {"size": 4, "wall_density": 0.2, "max_turns": 4, "max_moves": 8, "tool": "moves", "style": "compact"},
+    demonstrate,
+    response_length=10,
+    words=("draft", "plan", "goal", "none"),
+)

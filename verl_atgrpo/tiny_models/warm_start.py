@@ -1,0 +1,191 @@
+"""Teaching a tiny model the form of an environment's answers, and not much of their substance.
+
+It first learns from right answers, then from answers with random mistakes. What remains is a policy that
+knows the format and has an idea of the substance, but at temperature 1 mostly goes astray: what reinforcement
+learning is meant to start from. No validation task is ever shown. Who answers: `demonstrations`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verl_atgrpo.environment import Environment, stable_hash
+from verl_atgrpo.tiny_models.demonstrations import DEMONSTRATORS
+from verl_atgrpo.tiny_models.demonstrations.demonstrator import END, Demonstration, Demonstrator
+from verl_atgrpo.tiny_models.local_policy import LocalPolicy, evaluate
+from verl_atgrpo.tiny_models.tiny import build_model, build_tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """Everything the starting model follows from, but for what is shown; two equal ones give the same weights."""
+
+    environment: str = "plan_path"
+    """A key of `DEMONSTRATORS`."""
+    seed: int = 0
+    hidden: int = 64
+    layers: int = 3
+    tied: bool = True
+    clean_steps: int = 900
+    """Optimizer steps on right answers."""
+    noisy_steps: int = 150
+    """Optimizer steps on answers with mistakes, after the clean ones."""
+    noise: float = 0.9
+    """Chance that what matters in a noisy answer (a move, a digit) is a random one."""
+    batch_size: int = 64
+    matrix_learning_rate: float = 0.02
+    """Of the layers' matrices (Muon)."""
+    learning_rate: float = 6e-3
+    """Of the embedding, the norms and the head (AdamW)."""
+    noisy_learning_rate: float = 3e-4
+    """Small: the mistakes shall make the policy unsure, not take away what it understood."""
+    weight_decay: float = 0.02
+    """Keeps the weights small, and with them the rounding differences between server and actor."""
+
+    @classmethod
+    def of(cls, environment: str, **changes: Any) -> WarmStart:
+        """Returns the settings for an environment, but for `changes`."""
+        return cls(environment, **{**DEMONSTRATORS[environment].training, **changes})
+
+    @property
+    def demonstrator(self) -> Demonstrator:
+        """Who shows the environment."""
+        return DEMONSTRATORS[self.environment]
+
+
+def _loss(policy: LocalPolicy, demonstrations: Sequence[Demonstration]) -> torch.Tensor:
+    """Returns the mean cross-entropy of the demonstrators' choices, over every token of their answers."""
+    tokenizer = policy.tokenizer
+
+    def token(name: str) -> int:
+        identifier: int = tokenizer.eos_token_id if name == END else tokenizer.convert_tokens_to_ids(name)
+        return identifier
+
+    prompts = [policy.encode(shown.prompt) for shown in demonstrations]
+    width = max(len(prompt) + len(shown.answer) for prompt, shown in zip(prompts, demonstrations, strict=True))
+    input_ids = torch.full((len(prompts), width), tokenizer.pad_token_id)
+    attention_mask = torch.zeros_like(input_ids)
+    rows, columns, targets = [], [], []
+    for row, (prompt, shown) in enumerate(zip(prompts, demonstrations, strict=True)):
+        tokens = [*prompt, *map(token, shown.answer)]
+        input_ids[row, : len(tokens)] = torch.tensor(tokens)
+        attention_mask[row, : len(tokens)] = 1
+        for place, choice in enumerate(shown.choices):
+            rows.append(row)
+            columns.append(len(prompt) - 1 + place)
+            target = torch.zeros(len(tokenizer))
+            for name, chance in choice.items():
+                target[token(name)] = chance
+            targets.append(target)
+    logits = policy.model(input_ids=input_ids, attention_mask=attention_mask).logits
+    return torch.nn.functional.cross_entropy(logits[rows, columns], torch.stack(targets))
+
+
+def _optimizers(settings: WarmStart, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+    matrices = [weights for name, weights in model.named_parameters() if weights.ndim == 2 and ".layers." in name]
+    others = [weights for name, weights in model.named_parameters() if weights.ndim != 2 or ".layers." not in name]
+    decay = settings.weight_decay
+    # Muon understands grids in half of AdamW's steps.
+    return [
+        torch.optim.Muon(matrices, lr=settings.matrix_learning_rate, weight_decay=decay),
+        torch.optim.AdamW(others, lr=settings.learning_rate, weight_decay=decay, betas=(0.9, 0.95)),
+    ]
+
+
+def _fit(
+    settings: WarmStart,
+    env: Environment,
+    policy: LocalPolicy,
+    optimizers: Sequence[torch.optim.Optimizer],
+    steps: int,
+    noise: float,
+    progress: Callable[[int, float], None] | None,
+) -> None:
+    if steps == 0:
+        return
+    rng = random.Random(stable_hash("warm start", settings.seed, noise))
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: min(1.0, (step + 1) / 30) * max(0.05, 1 - step / steps)
+        )
+        for optimizer in optimizers
+    ]
+    for step in range(steps):
+        loss = _loss(policy, [settings.demonstrator.demonstrate(env, rng, noise) for _ in range(settings.batch_size)])
+        policy.model.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+        if progress is not None:
+            progress(step + 1, float(loss.detach()))
+
+
+def train(
+    settings: WarmStart, env: Environment, progress: Callable[[int, float], None] | None = None
+) -> tuple[Any, Any]:
+    """Returns (model, tokenizer) after supervised training; the same settings give the same weights."""
+    tokenizer = build_tokenizer(settings.demonstrator.words)
+    model = build_model(tokenizer, settings.seed, settings.hidden, settings.layers, settings.tied)
+    policy = LocalPolicy(model, tokenizer, settings.demonstrator.response_length)
+    model.train()
+    _fit(settings, env, policy, _optimizers(settings, model), settings.clean_steps, 0.0, progress)
+    unsure = torch.optim.AdamW(model.parameters(), lr=settings.noisy_learning_rate, weight_decay=settings.weight_decay)
+    _fit(settings, env, policy, [unsure], settings.noisy_steps, settings.noise, progress)
+    model.eval()
+    return model, tokenizer
+
+
+def make(directory: Path, settings: WarmStart, force: bool = False) -> dict[str, Any]:
+    """Makes the starting model in `directory` unless it is there already; returns what is known of it.
+
+    That is its settings, its size, how long it took, and the team's success at temperature 1 on validation tasks.
+
+    The note `warm_start.json` beside the weights is written last: with the same settings in it, the
+    model is complete and is kept.
+    """
+    note = directory / "warm_start.json"
+    demonstrator = settings.demonstrator
+    follows_from = {**asdict(settings), "options": dict(demonstrator.options)}
+    if note.exists() and not force:
+        known: dict[str, Any] = json.loads(note.read_text())
+        if known["settings"] == follows_from:
+            return known
+    # Two threads are a third faster on idle cores, and ten times slower beside other work: they wait by spinning.
+    torch.set_num_threads(1)
+    env = demonstrator.make_environment(directory)
+    started = time.perf_counter()
+    model, tokenizer = train(settings, env, _log_progress)
+    seconds = time.perf_counter() - started
+    tasks = min(200, env.size("val") or 200)
+    episodes = evaluate(env, LocalPolicy(model, tokenizer, demonstrator.response_length), tasks)
+    directory.mkdir(parents=True, exist_ok=True)
+    note.unlink(missing_ok=True)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    known = {
+        "settings": follows_from,
+        "parameters": sum(weights.numel() for weights in model.parameters()),
+        "seconds": round(seconds, 1),
+        "tasks": tasks,
+        "success": sum(record.outcome.success for record in episodes) / tasks,
+    }
+    note.write_text(json.dumps(known, indent=2))
+    return known
+
+
+def _log_progress(step: int, loss: float) -> None:
+    if step % 100 == 0:
+        logger.info("warm start: step %d, loss %.3f", step, loss)

@@ -1,0 +1,389 @@
+"""verl's trainer with what a team needs: episodes, several policies, per-agent metrics."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from itertools import chain
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig, open_dict
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.single_controller.ray import RayResourcePool, ResourcePoolManager
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.utils.debug import marked_timer
+from verl.utils.tracking import Tracking
+
+from verl_atgrpo import compat, platform_choice
+from verl_atgrpo.config.policies import EXPANDED, PolicySettings, job_of
+from verl_atgrpo.config.run_check import MODE, check_team_run
+from verl_atgrpo.config.schema import AtGrpoConfig
+from verl_atgrpo.report.reader import FOLDER
+from verl_atgrpo.report.records import RecordFiles
+from verl_atgrpo.rollout.fields import DEAL
+from verl_atgrpo.serving.client import TeamClient
+from verl_atgrpo.serving.failures import PolicyFailed
+from verl_atgrpo.serving.ray_errors import RolloutFailed
+from verl_atgrpo.trainer import checkpoints, pending
+from verl_atgrpo.trainer.decoding import TeamTokenizer
+from verl_atgrpo.trainer.metrics import every_episode_failed, policy_metrics, step_metrics
+from verl_atgrpo.trainer.policy_unit import PolicyUnit, TeamSync, for_all
+from verl_atgrpo.trainer.polling import pace
+from verl_atgrpo.trainer.recorder import Recorder, about_run
+from verl_atgrpo.trainer.rollout_watch import RolloutWatch
+from verl_atgrpo.trainer.row_parts import batch_of
+from verl_atgrpo.trainer.schedule import make_schedule
+from verl_atgrpo.trainer.staleness import staleness_metrics
+from verl_atgrpo.trainer.standalone import StandaloneUnit
+from verl_atgrpo.trainer.step_rows import PARTITION, StepRows, draw
+from verl_atgrpo.trainer.training_metrics import training_metrics
+from verl_atgrpo.trainer.verl_keys import wire
+
+_POOL = "global_pool"
+
+
+@register_trainer(MODE)
+class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
+    """Trains a team's policies from its episodes."""
+
+    _dump_futures: list[Future[None]]
+
+    def __init__(self, config: DictConfig) -> None:
+        compat.check_symbols(cpu=platform_choice.wants_cpu())
+        wire(config, check_team_run(config))
+        self.settings = AtGrpoConfig.from_config(config)
+        self.schedule = make_schedule(self.settings.mode, config.trainer)
+        self._unfinished: deque[int] = deque()
+        self._deals = pending.Deals()
+        self._tags: list[dict[str, Any]] = []
+        self._updated = False
+        self._recorder: Recorder | None = None
+        super().__init__(config)
+        pace(self.replay_buffer, self.settings.poll_interval, check=self._collect_report)
+
+    @property
+    def trainer_mode(self) -> str:
+        """The mode verl's base class shall see: it compares with the literal "sync" in several places."""
+        return self.settings.mode
+
+    @trainer_mode.setter
+    def trainer_mode(self, mode: str) -> None:
+        assert mode == MODE, mode
+
+    # ------------------------------------------------------------ policies
+
+    def _setup(self) -> None:
+        """Starts every policy's workers and servers and resumes."""
+        self._init_tokenizer()
+        self._init_dataloader()
+        self._init_dump_executor()
+        policies = self.settings.policy_settings()
+        pools = self._make_pools(policies)
+        kind = StandaloneUnit if self.settings.mode == "separate_async" else PolicyUnit
+        self.units: list[PolicyUnit] = []
+        replicas = 0
+        for name, settings in policies.items():
+            job = job_of(self.config, name)
+            # verl's own folder where there is one policy, so that its tools find it.
+            folder = "actor" if len(policies) == 1 else f"policies/{name}"
+            restarts = self.settings.restart_servers
+            self.units.append(kind(name, job, folder, settings.trainable, replicas, restarts))
+            replicas += self.units[-1].server_devices(pools[name])  # no policy has more servers than devices
+        for unit in self.units:
+            unit.place(pools[unit.name])
+        for_all(self.units, PolicyUnit.start, self._at_once)
+        self.checkpoint_manager = TeamSync(self.units, self._at_once)
+        self.tokenizer = TeamTokenizer({unit.name: unit.tokenizer for unit in self.units})
+        # Environments score; verl asks only whether there is a reward model.
+        self.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])
+        self.teacher_model_manager = None
+        self.distillation_config = None
+        # For verl's profiling, which knows one policy.
+        self.actor_rollout_wg, self.ref_policy_wg = self.units[0].actor_rollout_wg, self.units[0].ref_policy_wg
+        self.llm_server_manager = self.units[0].servers
+        self.watch = RolloutWatch(self.units, self.settings.max_failed_episodes, self.settings.training_episodes)
+        self._load_checkpoint()
+        self._recorder = self._make_recorder()
+
+    @property
+    def _split(self) -> bool:
+        return self.settings.placement == "split"
+
+    @property
+    def _at_once(self) -> bool:
+        """Colocated policies take turns: two updates may not fit into a GPU's memory, and servers that start
+        together misjudge what is free. The CPU's memory is not shared out, and what one policy leaves idle
+        another can use."""
+        return self._split or platform_choice.wants_cpu()
+
+    def _make_pools(self, policies: Mapping[str, PolicySettings]) -> dict[str, RayResourcePool]:
+        """Returns policy -> devices: the same for all, or some of their own for each."""
+        trainer = self.config.trainer
+        own = {name: settings.gpus or trainer.n_gpus_per_node for name, settings in policies.items()}
+        spec = own if self._split else {_POOL: trainer.n_gpus_per_node}
+        self.resource_pool_manager = ResourcePoolManager(
+            resource_pool_spec={name: [gpus] * trainer.nnodes for name, gpus in spec.items()},
+            mapping={},
+            max_colocate_count=max(3, len(policies)),
+        )
+        self.resource_pool_manager.create_resource_pool()
+        pools = self.resource_pool_manager.resource_pool_dict
+        return {name: pools[name if self._split else _POOL] for name in policies}
+
+    def _init_dataloader(self) -> None:
+        """Hands every policy the length of its schedule, which verl derives from the data."""
+        super()._init_dataloader()
+        steps = self.config.actor_rollout_ref.actor.optim.total_training_steps
+        for policy in self.config.get(EXPANDED, {}).values():
+            with open_dict(policy):
+                policy.actor.optim.total_training_steps = steps
+
+    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
+        """Samples a step's rows and updates every trainable policy on its own."""
+        with marked_timer("gen", timing_raw, color="red"):
+            self.on_sample_begin()
+            rows = self._draw(sample_batch_size)
+            self.on_sample_end()
+        metrics.update(rows.metrics)
+        self._tags = rows.tags
+        parts = {unit.name: rows.of({unit.name}) for unit in self.units}
+        learning = [unit for unit in self.units if unit.can_learn_from(len(parts[unit.name]))]
+        by_policy = {
+            unit.name: {
+                "team/rows": float(len(parts[unit.name])),
+                "team/updated": float(unit in learning),
+                **unit.replicas.metrics(),
+            }
+            for unit in self.units
+        }
+        self._updated = bool(learning)
+        unused = rows.but({unit.name for unit in learning})
+        if not learning:
+            # verl clears what it gets back, and stops at a step without rows.
+            metrics.update(policy_metrics(by_policy))
+            self._record_rows(rows, trained=set())
+            return unused
+        timings: dict[str, dict[str, float]] = {name: {} for name in parts}
+
+        def train(unit: PolicyUnit) -> None:
+            name = unit.name
+            parts[name] = unit.train(parts[name], self.global_steps, by_policy[name], timings[name])
+            if not self._at_once:
+                unit.empty_cache()  # the next policy is updated on the same devices
+
+        with marked_timer("policies", timing_raw, color="red"):
+            for_all(learning, train, self._at_once)
+        metrics.update(policy_metrics(by_policy))
+        total = max if self._at_once else sum
+        for stage in {stage for timing in timings.values() for stage in timing}:
+            timing_raw[stage] = total(timing.get(stage, 0.0) for timing in timings.values())
+        self._record_rows(rows, {key for unit in learning for key in parts[unit.name].keys})
+        if len(unused):
+            # Nothing is computed from them; verl clears only what it gets back.
+            tq.kv_clear(keys=unused.keys, partition_id=unused.partition_id)
+        return batch_of(
+            [key for unit in learning for key in parts[unit.name].keys],
+            [tags for unit in learning for tags in parts[unit.name].tags],
+            PARTITION,
+        )
+
+    def _draw(self, tasks: int) -> StepRows:
+        """Returns a step's rows, in sync mode all played with the same weights."""
+        buffer = self.replay_buffer
+        rows = draw(
+            sample=lambda number: buffer.sample(
+                global_steps=self.global_steps, partition_id=PARTITION, batch_size=number
+            ),
+            add_tasks=super()._add_prompts_to_generate,  # not ours: no episode has failed
+            tasks=tasks,
+            group_filter=self.settings.filter(),
+            trainable={unit.name for unit in self.units if unit.trainable},
+            algorithm=self.config.algorithm,
+        )
+        rows.sort()
+        return rows
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """Trains; when a process dies, the error says where the next run can go on from."""
+        try:
+            super().fit(agent_loop_manager)
+        except (PolicyFailed, RolloutFailed) as failure:
+            raise type(failure)(f"{failure}; {checkpoints.way_on(self.config.trainer)}") from failure
+
+    # ------------------------------------------------------------ schedule
+
+    def on_init_end(self) -> None:
+        """Hands the servers the weights that training starts or goes on with."""
+        self.checkpoint_manager.update_weights(self.global_steps)
+
+    def on_sample_end(self) -> None:
+        """Ends the rollout, or interrupts it, for the update."""
+        with marked_timer("end_rollout", self.timing_raw, color="red"):
+            self.schedule.sample_end(self.checkpoint_manager, self.agent_loop_manager)
+        if self.curr_step_profile:
+            self._stop_rollout_profiling()
+
+    def on_step_end(self) -> None:
+        """Hands the servers the new weights."""
+        with marked_timer("update_weights", self.timing_raw, color="red"):
+            self.schedule.step_end(self.checkpoint_manager, self.agent_loop_manager, self.global_steps)
+
+    # ------------------------------------------------------------ episodes
+
+    def get_llm_client(self) -> TeamClient:
+        """Returns the clients that rollout workers draw candidates with."""
+        return TeamClient({unit.name: unit.client() for unit in self.units})
+
+    def prepare_step(self) -> dict[str, Any]:
+        """Hands tasks to the rollout: the step's, and at first those that are to be under way beside them."""
+        batch = self.config.data.train_batch_size
+        last_step = min(self.total_training_steps, self.steps_per_epoch * self.config.trainer.total_epochs)
+        steps_left = last_step - self.global_steps + 1
+        tasks = pending.missing(len(pending.under_way()), batch, self.schedule.prefetch, steps_left)
+        if tasks:
+            super()._add_prompts_to_generate(tasks)
+        return {}
+
+    def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
+        """Submits tasks; of each TransferQueue is told all that a restart needs to know."""
+        tasks = list(batch["index"])
+        batch[DEAL] = torch.tensor(self._deals.number(tasks, self.global_steps))
+        tags = pending.tags_of(tasks, self.global_steps)
+        tq.kv_batch_put(keys=list(batch["uid"]), partition_id=PARTITION, tags=tags)
+        self.agent_loop_manager.generate_sequences(batch)
+        return len(batch)
+
+    def _add_prompts_to_generate(self, num_prompts: int) -> int:
+        """Puts other tasks in the place of those that verl's replay buffer has thrown away: their episodes failed."""
+        self._collect_report()
+        self.watch.check_servers()
+        submitted: int = super()._add_prompts_to_generate(num_prompts)
+        return submitted
+
+    def _collect_report(self) -> None:
+        """Adds up what the rollout workers counted; raises what `RolloutWatch.collect` does."""
+        self.watch.collect(self.agent_loop_manager, self.global_steps)
+
+    def _validate(self) -> dict[str, float]:
+        """Returns the team's success on the validation tasks (`val-core/<environment or data set>/acc/mean@n`)."""
+        sample = self.replay_buffer.sample
+
+        def announced(*args: Any, **kwargs: Any) -> Any:
+            batch, metrics = sample(*args, **kwargs)
+            self.tokenizer.expect(batch.tags)
+            if self._recorder is not None:
+                self._recorder.record(self.global_steps, batch, trained=set())
+            return batch, metrics
+
+        self.replay_buffer.sample = announced
+        try:
+            metrics: dict[str, float] = super()._validate()
+        finally:
+            self.replay_buffer.sample = sample
+            # A defect leaves verl with an empty batch; its own error would not say why.
+            self._collect_report()
+        if every_episode_failed(metrics):
+            for unit in self.units:
+                unit.replicas.check()
+            raise RuntimeError("every validation episode failed; the rollout workers' log says why")
+        return metrics
+
+    # ------------------------------------------------------------ records
+
+    def _record_rows(self, rows: StepRows, trained: set[str]) -> None:
+        """Records a step's rows, dropped ones and frozen policies' included, while they are in the queue."""
+        if self._recorder is not None:
+            self._recorder.record(self.global_steps, batch_of(rows.keys, rows.tags, PARTITION), trained)
+
+    def _make_recorder(self) -> Recorder | None:
+        """Returns what writes the report's records, once it is known from which step the run goes on."""
+        settings = self.settings.record_settings()
+        if settings is None:
+            return None
+        about = about_run(self.config, self.units)
+        files = RecordFiles(
+            Path(self.config.trainer.default_local_dir) / FOLDER, settings.max_megabytes, self.global_steps, about
+        )
+        return Recorder(settings, files, {unit.name: unit.tokenizer for unit in self.units}, self._in_background)
+
+    def _in_background(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Hands work to verl's writer of rollout dumps; raises what earlier work raised."""
+        earlier, self._dump_futures = self._dump_futures, []
+        for future in earlier:
+            if future.done():
+                future.result()
+            else:
+                self._dump_futures.append(future)
+        self._dump_futures.append(self._dump_executor.submit(work, *arguments))
+
+    @property
+    def logger(self) -> Tracking:
+        """What verl logs to; the records are one logger among those of `trainer.logger`."""
+        return self._logger
+
+    @logger.setter
+    def logger(self, tracking: Tracking) -> None:
+        if self._recorder is not None:
+            tracking.logger["record"] = self._recorder
+        self._logger = tracking
+
+    # ------------------------------------------------------------ checkpoints
+
+    def _save_checkpoint(self) -> None:
+        """Saves all policies as one step: complete, or not there; with the tasks that are under way."""
+        unfinished = [*pending.under_way(), *self._unfinished]
+        tasks = self.train_dataloader.state_dict()
+        folder = checkpoints.save(self.config.trainer, self.units, self.global_steps, tasks, unfinished)
+        self.checkpoint_callback.on_save(
+            trainer=self, global_step=self.global_steps, checkpoint_dir=str(folder), async_save=False
+        )
+
+    def _load_checkpoint(self) -> None:
+        """Resumes all policies and the order of tasks from the last complete step; unfinished ones come first."""
+        self.global_steps, tasks, unfinished = checkpoints.load(self.config.trainer, self.units)
+        if tasks is not None:
+            self.train_dataloader.load_state_dict(tasks)
+        self._unfinished = deque(unfinished)
+        self.train_dataloader_it = chain(pending.again(self.train_dataset, self._unfinished), self.train_dataloader)
+
+    # ------------------------------------------------------------ metrics
+
+    def _get_n_gpus_for_throughput(self) -> int:
+        """Returns the job's devices, those that servers have to themselves included."""
+        devices: int = super()._get_n_gpus_for_throughput()
+        return devices + sum(unit.own_server_devices for unit in self.units)
+
+    def _compute_metrics(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
+    ) -> None:
+        """Adds verl's metrics, which are of the rows that were trained on, and the team's.
+
+        verl calls this after a step's validation, where that is due: training episodes need not wait any longer.
+        """
+        self.schedule.step_over(self.agent_loop_manager)
+        if self._recorder is not None:
+            timing_raw["record"] = self._recorder.take_seconds()
+        if self._updated:
+            gpus = self._get_n_gpus_for_throughput()
+            metrics.update(training_metrics(batch.tags, timing_raw, global_steps, epoch, gpus))
+        else:
+            metrics.update({"training/global_step": global_steps, "training/epoch": epoch})
+            metrics.update({f"timing_s/{stage}": seconds for stage, seconds in timing_raw.items()})
+        metrics.update(step_metrics(self._tags))
+        if self.settings.mode != "sync":
+            trainable = {unit.name for unit in self.units if unit.trainable}
+            trained = [tags for tags in self._tags if tags["policy"] in trainable]
+            metrics.update(staleness_metrics(trained, global_steps))
+        self._collect_report()
+        metrics.update(self.watch.take_metrics())
+
+    def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict[str, float], rollout_data_dir: str) -> None:
+        """Writes the step's rows as text, each decoded with its policy's tokenizer."""
+        self.tokenizer.expect(batch.tags)
+        super()._log_rollout_data(batch, timing_raw, rollout_data_dir)
