@@ -30,7 +30,7 @@ from verl_atgrpo.config.policies import PolicySettings
 from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.environments.adapters.replayed_game import ReplayedGame
 from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec
-from verl_atgrpo.report.settings import RecordSettings
+from verl_atgrpo.report.records import RecordSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "configuration.md"
@@ -257,7 +257,7 @@ def flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def wiring_table() -> str:
     """Returns what `wire` sets; raises ValueError where WIRED does not explain just that."""
-    tree = ast.parse((ROOT / "verl_atgrpo" / "trainer" / "verl_keys.py").read_text())
+    tree = ast.parse((ROOT / "verl_atgrpo" / "trainer" / "dataset.py").read_text())
     wire = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "wire")
     targets = [target for node in ast.walk(wire) if isinstance(node, ast.Assign) for target in node.targets]
     names = [name for target in targets for name in (target.elts if isinstance(target, ast.Tuple) else [target])]
@@ -265,7 +265,7 @@ def wiring_table() -> str:
     names = {"[SECTION]": ".at_grpo", "[SIZES]": ".at_grpo_tasks", "[DATA_SETS]": ".at_grpo_data_sets"}
     written = {re.sub(r"\[.*\]", lambda name: names.get(name[0], name[0]), key) for key in keys}
     if written != set(WIRED):
-        raise ValueError(f"WIRED does not fit trainer/verl_keys.py: {sorted(written ^ set(WIRED))}")
+        raise ValueError(f"WIRED does not fit trainer/dataset.py: {sorted(written ^ set(WIRED))}")
     return table(("key", "is set to"), [[f"`{key}`", meaning] for key, meaning in WIRED.items()])
 
 

@@ -18,11 +18,10 @@ from verl.utils.dataset.rl_dataset import collate_fn
 
 from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.environment import Outcome, Score
-from verl_atgrpo.rollout.fields import DEAL
-from verl_atgrpo.rollout.rows import training_rows
+from verl_atgrpo.rollout.rows import DEAL, training_rows
 from verl_atgrpo.rollout.worker import WorkerReport
 from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation
-from verl_atgrpo.trainer import pending
+from verl_atgrpo.trainer import schedule
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
 from verl_atgrpo.trainer.rollout_watch import RolloutWatch
 from verl_atgrpo.trainer.schedule import make_schedule
@@ -234,7 +233,7 @@ class Team(AtGrpoTrainer):
         self.total_training_steps, self.steps_per_epoch = steps, max(1, tasks // 4)
         self.timing_raw: dict[str, float] = {}
         self.curr_step_profile = False
-        self._updated, self._recorder, self._deals = False, None, pending.Deals()
+        self._updated, self._recorder, self._deals = False, None, schedule.Deals()
         self.saved: list[dict[str, Any]] = []
         """What a checkpoint callback of the user's is told."""
         self.checkpoint_callback = SimpleNamespace(on_save=lambda **event: self.saved.append(event))

@@ -30,7 +30,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.losses import ppo_loss
 
-from verl_atgrpo.serving.policy_worker import PolicyWorker
+from verl_atgrpo.serving.workers import PolicyWorker
 from verl_atgrpo.tiny_models.tiny import build_model, build_tokenizer
 
 Row = dict[str, Any]

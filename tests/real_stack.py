@@ -106,7 +106,7 @@ def end_step(trainer: Any) -> None:
 
 def client_of(trainer: Any) -> Any:
     """Returns what rollout workers draw candidates with, for a job with one policy."""
-    from verl_atgrpo.serving.attempts import Gate, PatientClient
+    from verl_atgrpo.serving.requests import Gate, PatientClient
 
     (client,) = trainer.get_llm_client().clients.values()
     return PatientClient(client, Gate(), timeout=600.0, retries=0, count=lambda _: None)

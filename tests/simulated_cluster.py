@@ -25,7 +25,7 @@ from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_atgrpo.serving.group_answers import Answer, GroupAnswers
+from verl_atgrpo.serving.server import Answer, GroupAnswers
 
 Seen = Callable[[str, dict[str, Any], Any], None]
 """Is told what a waiting caller got: method, arguments by name, value or exception."""

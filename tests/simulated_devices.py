@@ -23,7 +23,7 @@ from simulated_replicas import Ref, Replica, Server, World, get
 from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
 from verl.utils import memory_utils
 
-from verl_atgrpo.serving.policy_worker import PolicyServers, PolicyWorker
+from verl_atgrpo.serving.workers import PolicyServers, PolicyWorker
 from verl_atgrpo.trainer import policy_unit
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
 

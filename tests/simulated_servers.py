@@ -12,10 +12,9 @@ from local_stream import LocalStream
 from omegaconf import OmegaConf
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_atgrpo.serving.attempts import Gate, PatientClient
-from verl_atgrpo.serving.balancer import AvoidingBalancer
-from verl_atgrpo.serving.client import DecisionClient
-from verl_atgrpo.serving.group_answers import GroupAnswers
+from verl_atgrpo.serving.client import AvoidingBalancer, DecisionClient
+from verl_atgrpo.serving.requests import Gate, PatientClient
+from verl_atgrpo.serving.server import GroupAnswers
 
 WHOLE = [102 + number for number in range(10)]
 """The answer to `Servers.draw`."""

@@ -15,9 +15,9 @@ from simulated_engine import Lengths, SimulatedEngine, Turns
 
 from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.rollout import worker
-from verl_atgrpo.rollout.fields import DEAL
+from verl_atgrpo.rollout.rows import DEAL
 from verl_atgrpo.rollout.trace import TraceBudget
-from verl_atgrpo.serving.attempts import Gate
+from verl_atgrpo.serving.requests import Gate
 
 Put = Callable[[list[str], list[dict[str, Any]]], None]
 _CONFIG = {

@@ -29,11 +29,10 @@ from verl_atgrpo.config.run_check import expand_policies
 from verl_atgrpo.environment import Environment, Outcome, Score
 from verl_atgrpo.rollout.manager import TeamRolloutManager
 from verl_atgrpo.sandbox.runner import Limits, run_python
-from verl_atgrpo.serving.attempts import Gate
-from verl_atgrpo.serving.balancer import AvoidingBalancer
-from verl_atgrpo.serving.client import DecisionClient, TeamClient
+from verl_atgrpo.serving.client import AvoidingBalancer, DecisionClient, TeamClient
+from verl_atgrpo.serving.requests import Gate
 from verl_atgrpo.team import EpisodeFailed, Team
-from verl_atgrpo.trainer.decoding import TeamTokenizer
+from verl_atgrpo.trainer.dataset import TeamTokenizer
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
 from verl_atgrpo.trainer.rollout_watch import RolloutWatch
 from verl_atgrpo.trainer.trainer import AtGrpoTrainer

@@ -12,7 +12,7 @@ from typing import Any
 from drafting_episodes import Script, of
 
 from verl_atgrpo.environments.sokoban.board import SokobanTask
-from verl_atgrpo.environments.sokoban.solver import solve
+from verl_atgrpo.environments.sokoban.levels import solve
 from verl_atgrpo.team import EpisodeRecord
 
 Position = tuple[int, frozenset[int]]

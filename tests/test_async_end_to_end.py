@@ -15,7 +15,7 @@ pytest.importorskip("vllm")
 import torch
 from training_jobs import FRESH, Start, finish, weights
 
-from verl_atgrpo.report.reader import find, read
+from verl_atgrpo.report.records import find, read
 
 pytestmark = [pytest.mark.slow, pytest.mark.training]
 

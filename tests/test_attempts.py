@@ -12,7 +12,7 @@ from simulated_engine import run_virtually
 from simulated_servers import WHOLE, Server, Servers, interrupt
 from waiting import until
 
-from verl_atgrpo.serving.attempts import Gate
+from verl_atgrpo.serving.requests import Gate
 from verl_atgrpo.team import EpisodeFailed
 
 pytestmark = pytest.mark.usefixtures("cancelled_calls")

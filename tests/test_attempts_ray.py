@@ -17,11 +17,10 @@ from simulated_servers import config
 from verl.workers.rollout.replica import TokenOutput
 from waiting import HANG
 
-from verl_atgrpo.serving import group_calls
-from verl_atgrpo.serving.attempts import Gate, PatientClient
-from verl_atgrpo.serving.balancer import AvoidingBalancer
-from verl_atgrpo.serving.client import DecisionClient
-from verl_atgrpo.serving.group_answers import Answer, GroupAnswers
+from verl_atgrpo.serving import client
+from verl_atgrpo.serving.client import AvoidingBalancer, DecisionClient
+from verl_atgrpo.serving.requests import Gate, PatientClient
+from verl_atgrpo.serving.server import Answer, GroupAnswers
 from verl_atgrpo.team import EpisodeFailed
 
 pytestmark = pytest.mark.slow
@@ -79,7 +78,7 @@ def cluster() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def patient_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """An actor may take its time to start: a call is not given up for that."""
-    monkeypatch.setattr(group_calls, "_RETURN", HANG)
+    monkeypatch.setattr(client, "_RETURN", HANG)
 
 
 class Group:

@@ -15,7 +15,7 @@ from verl_atgrpo.environment import Environment, Outcome, Score, Split, register
 from verl_atgrpo.environments.common.moves import MOVES
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask
 from verl_atgrpo.environments.sokoban.board import SokobanTask
-from verl_atgrpo.environments.sokoban.solver import solve
+from verl_atgrpo.environments.sokoban.levels import solve
 from verl_atgrpo.environments.sudoku.grid import EMPTY, SudokuTask
 from verl_atgrpo.team import Team
 from verl_atgrpo.testing import EnvironmentContractError, Script, ScriptError, check_environment

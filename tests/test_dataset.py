@@ -15,8 +15,7 @@ import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer)
 from verl_atgrpo.config.run_check import check_team_run
 from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.environment import Split
-from verl_atgrpo.trainer.dataset import TeamTaskDataset
-from verl_atgrpo.trainer.verl_keys import wire
+from verl_atgrpo.trainer.dataset import TeamTaskDataset, wire
 
 
 @pytest.mark.parametrize(("split", "size"), [("train", 40), ("val", 9)])

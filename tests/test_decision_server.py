@@ -21,9 +21,8 @@ from vllm.logprobs import append_logprobs_for_next_position, create_sample_logpr
 from vllm.sampling_params import RequestOutputKind
 
 from verl_atgrpo.serving.decision_server import DecisionServer
-from verl_atgrpo.serving.engine_params import engine_params
-from verl_atgrpo.serving.policy_worker import PolicyServers, deciding
-from verl_atgrpo.serving.server_worker import StandaloneServers
+from verl_atgrpo.serving.requests import engine_params
+from verl_atgrpo.serving.workers import PolicyServers, StandaloneServers, deciding
 
 
 class Engine:

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("verl")
 
-from verl_atgrpo.trainer.decoding import TeamTokenizer
+from verl_atgrpo.trainer.dataset import TeamTokenizer
 
 
 class Letters:

@@ -19,15 +19,14 @@ from verl_atgrpo.environments.math.answers import parse_answer
 from verl_atgrpo.environments.math.team import Attempt, MathTask
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, walk
 from verl_atgrpo.environments.sokoban.board import SokobanTask
-from verl_atgrpo.environments.sokoban.solver import solve
+from verl_atgrpo.environments.sokoban.levels import solve
 from verl_atgrpo.environments.sudoku.grid import EMPTY, SudokuTask
 from verl_atgrpo.sandbox.runner import extract_python
 from verl_atgrpo.testing import Script, check_environment
 from verl_atgrpo.tiny_models.demonstrations import DEMONSTRATORS, arithmetic, small_programs, sokoban
-from verl_atgrpo.tiny_models.demonstrations.demonstrator import END, SPLITS, Demonstration
+from verl_atgrpo.tiny_models.demonstrations.demonstrator import END, SPLITS, Demonstration, write
 from verl_atgrpo.tiny_models.demonstrations.plan_path import path
 from verl_atgrpo.tiny_models.demonstrations.sudoku import fill
-from verl_atgrpo.tiny_models.demonstrations.text import write
 
 NAMES = sorted(DEMONSTRATORS)
 GAMES = ("plan_path", "sokoban", "sudoku")

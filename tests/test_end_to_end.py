@@ -22,7 +22,7 @@ from training_jobs import FRESH, Start, end, engine_of, finish, wait_for, weight
 from waiting import TRAINING
 
 from verl_atgrpo.export import export
-from verl_atgrpo.report.reader import find, read
+from verl_atgrpo.report.records import find, read
 from verl_atgrpo.tiny_models.warm_start import WarmStart, make
 
 pytestmark = [pytest.mark.slow, pytest.mark.training]

@@ -9,8 +9,8 @@ import pytest
 
 ray = pytest.importorskip("ray")
 
-from verl_atgrpo.serving import failures
-from verl_atgrpo.serving.failures import PolicyFailed, naming, watched, why_dead
+from verl_atgrpo.serving import health
+from verl_atgrpo.serving.health import PolicyFailed, naming, watched, why_dead
 
 
 class Server:
@@ -60,7 +60,7 @@ def test_a_replica_over_nodes_is_dead_as_a_whole() -> None:
 
 
 def test_busy_replicas_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures, "_PING_TIMEOUT", 0.01)
+    monkeypatch.setattr(health, "_PING_TIMEOUT", 0.01)
     waits: list[float] = []
 
     def get(sign: str, timeout: float) -> None:

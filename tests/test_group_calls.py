@@ -15,8 +15,8 @@ from simulated_engine import run_virtually
 from simulated_servers import WHOLE, Server, Servers, StreamingCall, renew
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_atgrpo.serving import group_calls
-from verl_atgrpo.serving.group_answers import TOGETHER, GroupAnswers
+from verl_atgrpo.serving import client
+from verl_atgrpo.serving.server import TOGETHER, GroupAnswers
 from verl_atgrpo.team import EpisodeFailed
 
 K = 4
@@ -199,7 +199,7 @@ def test_a_server_that_returns_nothing_at_all_is_given_up(
         outputs = await asyncio.gather(*drawn(servers))
         assert [output.token_ids for output in outputs] == [WHOLE] * K
         assert len(cancelled_calls) == 1
-        assert asyncio.get_running_loop().time() == pytest.approx(2.0 + group_calls._RETURN, abs=0.1)
+        assert asyncio.get_running_loop().time() == pytest.approx(2.0 + client._RETURN, abs=0.1)
 
     run_virtually(run())
 
@@ -266,7 +266,7 @@ def test_a_candidate_that_is_cancelled_as_soon_as_it_asks_spoils_nothing(gone: i
         calls = Servers(server).client._calls
 
         def ask(seed: int) -> asyncio.Task[TokenOutput]:
-            request = group_calls.Request(str(seed), [], {"max_tokens": 3, "seed": seed})
+            request = client.Request(str(seed), [], {"max_tokens": 3, "seed": seed})
             return asyncio.ensure_future(calls.ask(server, "d", [1, 2], request, 1.0))
 
         asked = [ask(seed) for seed in range(K)]

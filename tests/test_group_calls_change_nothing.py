@@ -15,8 +15,7 @@ from simulated_engine import run_virtually
 from simulated_servers import Call, Server, Servers, renew
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_atgrpo.serving.client import DecisionClient
-from verl_atgrpo.serving.group_calls import TooLate
+from verl_atgrpo.serving.client import DecisionClient, TooLate
 from verl_atgrpo.team import EpisodeFailed
 
 K = 4

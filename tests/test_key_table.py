@@ -36,7 +36,7 @@ from verl_atgrpo.config.key_table import GIVEN, Default, Given, Like, Positive, 
 from verl_atgrpo.config.policies import job_of
 from verl_atgrpo.config.run_check import expand_policies
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
-from verl_atgrpo.trainer.verl_keys import wire
+from verl_atgrpo.trainer.dataset import wire
 
 VALID = {
     "actor_rollout_ref.actor.loss_agg_mode": "token-sum",

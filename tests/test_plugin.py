@@ -92,7 +92,7 @@ def test_a_failing_import_is_loud(tmp_path: Path) -> None:
 
 
 def test_hook_runs_once_after_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from verl_atgrpo.import_hooks import when_imported
+    from verl_atgrpo.compat import when_imported
 
     (tmp_path / "hooked_module.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))

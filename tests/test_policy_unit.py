@@ -27,12 +27,10 @@ from transfer_queue import KVBatchMeta
 
 from verl_atgrpo import recipes
 from verl_atgrpo.config.schema import ConfigError
-from verl_atgrpo.rollout.fields import episode_fields
-from verl_atgrpo.rollout.rows import Row
-from verl_atgrpo.serving.balancer import balancer_class
-from verl_atgrpo.serving.client import DecisionClient
-from verl_atgrpo.serving.failures import PolicyFailed
-from verl_atgrpo.serving.policy_worker import PolicyWorker
+from verl_atgrpo.rollout.rows import Row, episode_fields
+from verl_atgrpo.serving.client import DecisionClient, balancer_class
+from verl_atgrpo.serving.health import PolicyFailed
+from verl_atgrpo.serving.workers import PolicyWorker
 from verl_atgrpo.team import Generation
 from verl_atgrpo.trainer import policy_unit
 from verl_atgrpo.trainer.metrics import PROBS_DIFF

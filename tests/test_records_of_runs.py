@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 from made_run import ABOUT, candidate, decision, write_run
 
-from verl_atgrpo.report import reader
-from verl_atgrpo.report.reader import find, read
-from verl_atgrpo.report.records import METRICS, TRAIN, VAL, RecordFiles, metrics_row
-from verl_atgrpo.report.settings import RecordSettings
+from verl_atgrpo.report import records
+from verl_atgrpo.report.records import METRICS, TRAIN, VAL, RecordFiles, RecordSettings, find, metrics_row, read
 
 
 def files(folder: Path, from_step: int = 0, max_megabytes: float = 64) -> RecordFiles:
@@ -208,4 +206,4 @@ def test_header_and_rows_are_as_documented(tmp_path: Path) -> None:
         assert header == {"format": 1, "from_step": 0, "about": ABOUT}
         for field in {*header, *rows[0], *(rows[0].get("candidates") or [{}])[0]}:
             assert f"`{field}`" in documented, field
-    assert reader.FOLDER == "record"
+    assert records.FOLDER == "record"

@@ -14,7 +14,7 @@ from waiting import HANG
 
 pytest.importorskip("verl")
 
-from verl_atgrpo.serving.rendezvous import MeetingWorker, go_to, listen, meet
+from verl_atgrpo.serving.workers import MeetingWorker, go_to, listen, meet
 
 _SECOND_RANK = """
 import torch

@@ -14,7 +14,7 @@ import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer, and the worker wit
 from simulated_replicas import Method, World, get
 
 from verl_atgrpo.serving import replicas as module
-from verl_atgrpo.serving.failures import PolicyFailed
+from verl_atgrpo.serving.health import PolicyFailed
 from verl_atgrpo.serving.replicas import Replicas
 
 

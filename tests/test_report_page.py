@@ -14,7 +14,7 @@ from made_run import HOSTILE, step_metrics, write_run
 from verl_atgrpo.cli import main
 from verl_atgrpo.report.page import contents, embedded, render, thinned
 from verl_atgrpo.report.panels import averaged, figures, panels
-from verl_atgrpo.report.reader import Run, find, read
+from verl_atgrpo.report.records import Run, find, read
 
 
 def titled(found: list[dict[str, Any]], title: str) -> dict[str, Any]:

@@ -17,10 +17,9 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_atgrpo.rollout.manager import TeamRolloutManager
 from verl_atgrpo.rollout.worker import WorkerReport
-from verl_atgrpo.serving.failures import PolicyFailed
-from verl_atgrpo.serving.ray_errors import RolloutFailed
-from verl_atgrpo.trainer import polling
-from verl_atgrpo.trainer.polling import pace
+from verl_atgrpo.serving.health import PolicyFailed, RolloutFailed
+from verl_atgrpo.trainer import queue
+from verl_atgrpo.trainer.queue import pace
 
 
 class Worker:
@@ -86,7 +85,7 @@ def test_a_dead_worker_is_told_of_in_one_line(what: str) -> None:
 
 def test_workers_are_looked_after_while_their_rows_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
-    monkeypatch.setattr(polling.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(queue.time, "monotonic", lambda: clock[0])
     looks, checks = [], []
     buffer = SimpleNamespace(_sync_metadata_from_transfer_queue=lambda: looks.append(clock[0]))
     pace(buffer, 0.5, lambda: checks.append(clock[0]))
@@ -105,7 +104,7 @@ def test_the_trainer_ends_a_wait_for_a_worker_that_died(rollout: Rollout, monkey
         raise RolloutFailed("a rollout worker failed")
 
     rollout.drain_report = died  # type: ignore[method-assign]
-    monkeypatch.setattr(polling, "CHECK", 0.0)
+    monkeypatch.setattr(queue, "CHECK", 0.0)
     pace(team.replay_buffer, 0.0, team._collect_report)
     with pytest.raises(RolloutFailed):
         team.play()

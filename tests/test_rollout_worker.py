@@ -12,7 +12,7 @@ from simulated_engine import SimulatedEngine, run_virtually
 from simulated_worker import SimulatedWorker, without_tensors
 
 from verl_atgrpo.sandbox.pool import POOL
-from verl_atgrpo.serving.engine_params import engine_params
+from verl_atgrpo.serving.requests import engine_params
 from verl_atgrpo.team import EpisodeFailed
 from verl_atgrpo.trainer.metrics import rollout_metrics, step_metrics
 from verl_atgrpo.trainer.step_rows import StepRows

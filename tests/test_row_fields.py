@@ -17,8 +17,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 from verl.utils.model import compute_position_id_with_mask
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from verl_atgrpo.rollout.fields import episode_fields
-from verl_atgrpo.rollout.rows import Row, failed_validation_row
+from verl_atgrpo.rollout.rows import Row, episode_fields, failed_validation_row
 from verl_atgrpo.rollout.worker import TeamRolloutWorker
 from verl_atgrpo.team import Generation
 

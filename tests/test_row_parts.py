@@ -19,11 +19,11 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_atgrpo.estimators.uid import split_uid
-from verl_atgrpo.trainer import metrics, polling, row_parts, step_rows
-from verl_atgrpo.trainer.advantages import write_advantages
-from verl_atgrpo.trainer.balance import balanced
+from verl_atgrpo.trainer import metrics, step_rows
+from verl_atgrpo.trainer import queue as trainer_queue
+from verl_atgrpo.trainer.metrics import training_metrics
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
-from verl_atgrpo.trainer.training_metrics import training_metrics
+from verl_atgrpo.trainer.update import balanced, write_advantages
 
 TIMING = {"gen": 3.0, "adv": 1.0, "update_actor": 5.0, "step": 10.0}
 ANSWERS = (3, 1, 7, 2, 5, 5, 4, 6, 2, 3, 1, 8)
@@ -167,7 +167,7 @@ def compared(monkeypatch: pytest.MonkeyPatch, config: Any, tokens: int) -> tuple
         monkeypatch.setattr(tq, "kv_batch_put", queue.put)
         found: dict[str, float] = {}
         if mine:
-            monkeypatch.setattr(row_parts, "TOKENS", tokens)
+            monkeypatch.setattr(trainer_queue, "TOKENS", tokens)
             unit = owner(PolicyUnit, config)
             unit._compute_old_log_prob(batch, found)
             unit._compute_ref_log_prob(batch)
@@ -219,12 +219,12 @@ def test_the_entropy_is_scaled_by_the_longest_answer_or_the_factor(
 
 def test_parts_hold_every_row_once_and_each_a_real_one() -> None:
     rows = [{"response_len": 10, "is_padding": row % 5 != 0} for row in range(40)]
-    found = row_parts.parts(rows, tokens=20)
+    found = trainer_queue.parts(rows, tokens=20)
     assert sorted(row for part in found for row in part) == list(range(40))
     assert len(found) == 8
     assert all(any(not rows[row]["is_padding"] for row in part) for part in found)
-    assert [len(part) for part in row_parts.parts(rows[::5], tokens=20)] == [2, 2, 2, 2]
-    assert len(row_parts.parts(rows, tokens=10**6)) == 1
+    assert [len(part) for part in trainer_queue.parts(rows[::5], tokens=20)] == [2, 2, 2, 2]
+    assert len(trainer_queue.parts(rows, tokens=10**6)) == 1
 
 
 def test_a_batch_and_its_view_for_workers_copy_no_tags() -> None:
@@ -233,8 +233,8 @@ def test_a_batch_and_its_view_for_workers_copy_no_tags() -> None:
             raise AssertionError("tags were copied")
 
     tags: list[Any] = [Uncopied(seq_len=row) for row in range(6)]
-    batch = row_parts.batch_of([str(row) for row in range(6)], tags, "train")
-    view = row_parts.for_workers(batch, temperature=1.0)
+    batch = trainer_queue.batch_of([str(row) for row in range(6)], tags, "train")
+    view = trainer_queue.for_workers(batch, temperature=1.0)
     chunks = view.chunk(2)
     assert [chunk.keys for chunk in chunks] == [["0", "1", "2"], ["3", "4", "5"]]
     assert chunks[1].extra_info == {"temperature": 1.0}
@@ -272,9 +272,9 @@ def test_the_trainer_looks_less_often_where_a_look_takes_long(monkeypatch: pytes
         clock[0] += buffer.costs[buffer.looks]
         buffer.looks += 1
 
-    monkeypatch.setattr(polling.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(trainer_queue.time, "perf_counter", lambda: clock[0])
     buffer._sync_metadata_from_transfer_queue = look
-    polling.pace(buffer, 0.2, check=lambda: None)  # type: ignore[arg-type]
+    trainer_queue.pace(buffer, 0.2, check=lambda: None)  # type: ignore[arg-type]
     intervals = []
     for _ in range(3):
         buffer._sync_metadata_from_transfer_queue()

@@ -24,7 +24,7 @@ from verl_atgrpo.trainer.metrics import (
     rollout_metrics,
     step_metrics,
 )
-from verl_atgrpo.trainer.mini_batches import spread_padding
+from verl_atgrpo.trainer.update import spread_padding
 
 
 def decision(agent: str, turn: int, rewards: Sequence[float], committed: int = 0) -> Decision:

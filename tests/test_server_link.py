@@ -19,9 +19,8 @@ import zmq
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
-from verl_atgrpo.serving import server_link
-from verl_atgrpo.serving.policy_worker import PolicyWorker
-from verl_atgrpo.serving.server_link import ServerLink, bound_waiting
+from verl_atgrpo.serving import workers
+from verl_atgrpo.serving.workers import PolicyWorker, ServerLink, bound_waiting
 
 NAMES = ["embed", "layer", "head"]
 
@@ -178,7 +177,7 @@ def test_verls_sender_gives_a_server_up_that_fails_on_its_side(
     """It sends first: to nobody, where the server's engine died before it connected."""
     context = zmq.Context()
     monkeypatch.setattr(zmq.Context, "instance", lambda: context)
-    monkeypatch.setattr(server_link, "ANSWER", 0.3)
+    monkeypatch.setattr(workers, "ANSWER", 0.3)
     bound_waiting()
     handle = f"ipc://{tmp_path}/weights.sock"
     receiver = zmq.Context()

@@ -28,8 +28,7 @@ from verl_atgrpo.environment import EnvironmentConfigError
 from verl_atgrpo.environments.common.splits import split_of
 from verl_atgrpo.environments.sokoban import Sokoban
 from verl_atgrpo.environments.sokoban.board import SokobanTask, State, walk
-from verl_atgrpo.environments.sokoban.levels import read_levels
-from verl_atgrpo.environments.sokoban.solver import solve
+from verl_atgrpo.environments.sokoban.levels import read_levels, solve
 
 # ------------------------------------------------------------------ moves
 

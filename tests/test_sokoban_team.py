@@ -32,7 +32,7 @@ from verl_atgrpo.environment import EnvironmentConfigError, Score, make
 from verl_atgrpo.environments.common.drafting import Draft
 from verl_atgrpo.environments.sokoban import Sokoban
 from verl_atgrpo.environments.sokoban.board import SokobanTask, State, walk
-from verl_atgrpo.environments.sokoban.solver import solve
+from verl_atgrpo.environments.sokoban.levels import solve
 
 # ------------------------------------------------------------------ rewards
 

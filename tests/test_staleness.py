@@ -14,10 +14,9 @@ pytest.importorskip("verl")
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
-from verl_atgrpo.trainer import policy_unit, row_parts
-from verl_atgrpo.trainer.metrics import PROBS_DIFF
+from verl_atgrpo.trainer import policy_unit, queue
+from verl_atgrpo.trainer.metrics import PROBS_DIFF, staleness_metrics
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
-from verl_atgrpo.trainer.staleness import staleness_metrics
 
 
 def row(group: str, first: int, last: int, resumed: int = 0, policy: str = "shared") -> dict[str, Any]:
@@ -71,11 +70,11 @@ def test_parts_of_an_estimators_group_are_one_group() -> None:
         ("sync", [(1, 1)] * 4, 0.5),
     ],
 )
-@pytest.mark.parametrize("tokens", [row_parts.TOKENS, 1], ids=["one part", "a row a part"])
+@pytest.mark.parametrize("tokens", [queue.TOKENS, 1], ids=["one part", "a row a part"])
 def test_the_difference_to_the_server_is_of_fresh_rows(
     monkeypatch: pytest.MonkeyPatch, tokens: int, mode: str, versions: list[tuple[int, int]], expected: float | None
 ) -> None:
-    monkeypatch.setattr(row_parts, "TOKENS", tokens)
+    monkeypatch.setattr(queue, "TOKENS", tokens)
     # Response by response, of different lengths: probabilities of the server, and of the actor.
     served = [[0.5], [0.5, 0.5], [1.0], [0.25, 0.5]]
     actor = [[0.5], [1.0, 0.5], [0.5], [0.5, 0.5]]

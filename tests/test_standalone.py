@@ -18,9 +18,8 @@ from omegaconf import OmegaConf
 from verl.checkpoint_engine.base import CheckpointEngineWorker
 
 from verl_atgrpo.serving import replicas
-from verl_atgrpo.serving.failures import PolicyFailed
-from verl_atgrpo.serving.policy_worker import WeightTarget
-from verl_atgrpo.serving.server_worker import ServerWorker, StandaloneServers
+from verl_atgrpo.serving.health import PolicyFailed
+from verl_atgrpo.serving.workers import ServerWorker, StandaloneServers, WeightTarget
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
 from verl_atgrpo.trainer.standalone import StandaloneReplicas, StandaloneUnit
 

@@ -7,7 +7,7 @@ import sys
 
 SCRIPT = """
 import gc, weakref
-from verl_atgrpo.startup_objects import spare_startup_objects
+from verl_atgrpo.compat import spare_startup_objects
 
 class Node:
     def __init__(self):

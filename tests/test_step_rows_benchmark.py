@@ -13,11 +13,11 @@ sys.path.append(str(Path(__file__).parent / "benchmarks"))
 
 import bench_step_rows
 
-from verl_atgrpo.trainer import row_parts
+from verl_atgrpo.trainer import queue as trainer_queue
 
 
 def test_a_step_goes_through_all_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_parts, "tq", row_parts.tq)  # puts back what the benchmark sets
+    monkeypatch.setattr(trainer_queue, "tq", trainer_queue.tq)  # puts back what the benchmark sets
     queue = str(tmp_path / "queue")
     played = bench_step_rows.work(128, 16.0, True, queue)
     driven = bench_step_rows.drive(queue, answer_tokens=0)

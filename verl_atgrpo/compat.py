@@ -1,16 +1,16 @@
-"""Every private symbol of verl that this plugin builds on, with what it expects of it.
-
-One place to look when verl changes: `check_symbols` names the symbol, instead of a run failing later in a
-way that only its author would understand.
-"""
+"""What this plugin needs of verl's private symbols, and how it hooks into verl's modules."""
 
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -231,3 +231,69 @@ def call_after(module: ModuleType, name: str, then: Callable[..., None]) -> None
         return result
 
     setattr(module, name, both)
+
+
+Callback = Callable[[ModuleType], None]
+
+
+class _CallbackLoader(importlib.abc.Loader):
+    """Loads as `loader` does, then runs the callbacks."""
+
+    def __init__(self, loader: importlib.abc.Loader, callbacks: Sequence[Callback]) -> None:
+        self._loader = loader
+        self._callbacks = callbacks
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        for callback in self._callbacks:
+            callback(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds nothing itself: wraps the loader of the modules somebody waits for."""
+
+    def __init__(self) -> None:
+        self.callbacks: dict[str, list[Callback]] = {}
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        callbacks = self.callbacks.pop(fullname, None)
+        if callbacks is None:
+            return None
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _CallbackLoader(spec.loader, callbacks)
+        return spec
+
+
+_FINDER = _Finder()
+
+
+def when_imported(name: str, callback: Callback) -> None:
+    """Calls `callback(module)` once `name` has been imported: now, if it already is."""
+    module = sys.modules.get(name)
+    if module is not None:
+        callback(module)
+        return
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
+    _FINDER.callbacks.setdefault(name, []).append(callback)
+
+
+_YOUNG = 10_000
+"""New objects that are looked at together. With Python's 700, those of requests under way are looked at many times."""
+
+
+def spare_startup_objects() -> None:
+    """Takes everything that is there now out of the garbage collector's sight, once garbage has been collected.
+
+    Python looks at all objects again and again as new ones come, and torch, Ray, verl and vLLM bring a million. A
+    process that serves requests calls this when it is ready to, as vLLM's own server does.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG, *gc.get_threshold()[1:])

@@ -19,7 +19,7 @@ def register() -> None:
     Sees to it that warnings of the package are heard.
     """
     from verl_atgrpo import platform_choice
-    from verl_atgrpo.import_hooks import when_imported
+    from verl_atgrpo.compat import when_imported
 
     _log_warnings()
     when_imported("verl.trainer.ppo.core_algos", _register_estimator)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from verl_atgrpo import make
-from verl_atgrpo.environments.sokoban.solver import solve
+from verl_atgrpo.environments.sokoban.levels import solve
 
 GAMES: dict[str, tuple[str, dict[str, Any]]] = {
     "plan_path 10 x 10": ("plan_path", {"size": 10}),

@@ -127,14 +127,10 @@ def drive(queue: str, answer_tokens: int) -> Costs:
     """
     from omegaconf import OmegaConf
 
-    from verl_atgrpo.trainer import row_parts
-    from verl_atgrpo.trainer.advantages import write_advantages
-    from verl_atgrpo.trainer.balance import balanced
-    from verl_atgrpo.trainer.log_probs import write_old_log_probs
-    from verl_atgrpo.trainer.metrics import step_metrics
-    from verl_atgrpo.trainer.mini_batches import spread_padding
+    from verl_atgrpo.trainer import queue as trainer_queue
+    from verl_atgrpo.trainer.metrics import step_metrics, training_metrics
     from verl_atgrpo.trainer.step_rows import StepRows, teaching_groups
-    from verl_atgrpo.trainer.training_metrics import training_metrics
+    from verl_atgrpo.trainer.update import balanced, spread_padding, write_advantages, write_old_log_probs
 
     before = peak()
     rows = StepRows()
@@ -158,7 +154,7 @@ def drive(queue: str, answer_tokens: int) -> Costs:
     watch.stage("of, but")
     ranks = mini_batches = 8
     even = len(batch) // (ranks * mini_batches) * ranks * mini_batches
-    batch = row_parts.batch_of(batch.keys[:even], batch.tags[:even], "train")
+    batch = trainer_queue.batch_of(batch.keys[:even], batch.tags[:even], "train")
     order, _ = balanced([tags["seq_len"] for tags in batch.tags], ranks)
     batch.reorder(order)
     watch.stage("balance")
@@ -168,7 +164,7 @@ def drive(queue: str, answer_tokens: int) -> Costs:
         key: (tags["prompt_len"], tags["response_len"]) for key, tags in zip(batch.keys, batch.tags, strict=True)
     }
     watch.skip()
-    row_parts.tq = MadeUp(lengths, watch)
+    trainer_queue.tq = MadeUp(lengths, watch)
     write_old_log_probs(batch, OmegaConf.create({"loss_agg_mode": "token-mean", "loss_scale_factor": None}))
     watch.stage("log-probs")
     write_advantages(batch, {"rollout_correction": {"rollout_is": "token"}})

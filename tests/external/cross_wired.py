@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from verl_atgrpo.import_hooks import when_imported
+from verl_atgrpo.compat import when_imported
 
 
 def _cross(policy_worker: ModuleType) -> None:
@@ -17,4 +17,4 @@ def _cross(policy_worker: ModuleType) -> None:
     worker.__init__ = counted_from_0
 
 
-when_imported("verl_atgrpo.serving.policy_worker", _cross)
+when_imported("verl_atgrpo.serving.workers", _cross)

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from verl_atgrpo.import_hooks import when_imported
+from verl_atgrpo.compat import when_imported
 
 FIELDS = ("prompts", "responses", "old_log_probs", "ref_log_prob")
 
 
 def _keep(policy_unit: ModuleType) -> None:
-    from verl_atgrpo.trainer.row_parts import each, is_padding
+    from verl_atgrpo.trainer.queue import each, is_padding
 
     original = policy_unit.write_advantages
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from verl_atgrpo.compat import when_imported
 from verl_atgrpo.environment import Environment, Outcome, Score, Split
-from verl_atgrpo.import_hooks import when_imported
 from verl_atgrpo.team import Team
 
 UPDATING = Path(os.environ["NOTES"] + ".updating")

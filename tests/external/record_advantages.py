@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from verl_atgrpo.import_hooks import when_imported
+from verl_atgrpo.compat import when_imported
 
 
 def _record(core_algos: ModuleType) -> None:

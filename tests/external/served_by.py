@@ -13,7 +13,7 @@ from collections import Counter
 from types import ModuleType
 from typing import Any
 
-from verl_atgrpo.import_hooks import when_imported
+from verl_atgrpo.compat import when_imported
 
 
 def _record(client: ModuleType) -> None:

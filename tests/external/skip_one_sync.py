@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from verl_atgrpo.import_hooks import when_imported
+from verl_atgrpo.compat import when_imported
 
 
 def _skip(schedule: ModuleType) -> None:

@@ -18,7 +18,7 @@ from verl_atgrpo.config.group_filter import GroupFilter, GroupFilterError
 from verl_atgrpo.config.policies import SHARED, PolicyConfigError, PolicySettings
 from verl_atgrpo.environment import Environment, Split
 from verl_atgrpo.estimators.spec import EstimatorSpec, resolve_spec
-from verl_atgrpo.report.settings import RecordSettings
+from verl_atgrpo.report.records import RecordSettings
 from verl_atgrpo.team import SELECTIONS, Selection, TeamOptions
 
 SECTION = "at_grpo"

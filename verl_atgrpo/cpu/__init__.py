@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from types import ModuleType
 
-from verl_atgrpo.import_hooks import when_imported
+from verl_atgrpo.compat import when_imported
 
 _THREADS = min(4, os.cpu_count() or 1)
 

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from verl_atgrpo.evaluation.text import counted
-from verl_atgrpo.report import reader
 from verl_atgrpo.report.panels import MOST_POINTS, figures, panels
-from verl_atgrpo.report.reader import Run
+from verl_atgrpo.report.records import Run, find, read
 
 _SCRIPTS = ("curves.js", "episodes.js", "page.js")
 _KEPT = ("agent", "turn", "policy", "prompt", "prompt_tokens", "committed", "candidates")
@@ -27,7 +26,7 @@ def write(run: Path, out: Path, max_megabytes: float) -> str:
 
     Raises ValueError if the run has no records or they are damaged.
     """
-    records = reader.read(reader.find(run))
+    records = read(find(run))
     page = render(records, max_megabytes)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(page, encoding="utf-8")

@@ -11,7 +11,7 @@ import ray
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 
 from verl_atgrpo.rollout.worker import TeamRolloutWorker, WorkerReport
-from verl_atgrpo.serving.ray_errors import RolloutFailed, last_line
+from verl_atgrpo.serving.health import RolloutFailed, last_line
 
 logger = logging.getLogger(__name__)
 

@@ -1,14 +1,19 @@
-"""From episode records to training rows: keys, tags and rewards, without any verl.
+"""From an episode's record to rows of the trainer's queue: keys, tags, rewards and tensors.
 
-A row is one candidate. Its key orders it within the episode, its group label says with whom it is
-compared, its tags carry what the metrics need.
-"""
+A row is one candidate. Its key orders it within the episode, its group label says with whom it is compared, its tags
+carry what the update and the metrics need."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
+
+import numpy as np
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+from torch import Tensor
 
 from verl_atgrpo.estimators.spec import Need
 from verl_atgrpo.estimators.uid import UidParts, anchor_of, join_uid
@@ -104,3 +109,113 @@ def failed_validation_row(uid: str, session: int, policy: str, token_id: int) ->
         0.0,
         {"failed": True, "policy": policy, "episode_success": False, "episode_reward": 0.0},
     )
+
+
+DEAL = "deal"
+"""Field of a submitted task: how often it was submitted before in the same step."""
+PositionIds = Callable[[Tensor], Tensor]
+"""Token ids of one row (T,) -> its positions, the last dimension T."""
+
+
+def episode_fields(
+    rows: Sequence[Row],
+    turns: int,
+    info: dict[str, float],
+    data_source: str,
+    position_ids: PositionIds | None = None,
+) -> TensorDict:
+    """Returns the fields of an episode's rows, batch size (N,): what verl's V1 trainer and its workers read.
+
+    The same as `verl.utils.tensordict_utils.list_of_dict_to_tensordict` makes of `AgentLoopOutput`s, less the fields
+    that nobody reads after the rollout (`metrics`, `multi_modal_inputs`, `session_id`, `index`, `global_steps`):
+    token ids and masks int64 and log-probs and rewards float32, (N, T) where the rows are equally long and else
+    jagged; the rest non-tensors.
+
+    Args:
+        rows: the rows of one episode; the log-probs are left out where a row has none, since TransferQueue
+            keeps a field only if every row has it.
+        turns: decisions of the episode.
+        info: `reward_extra_info` of every row.
+        data_source: the name that validation reports the task under.
+        position_ids: for models whose positions are not simply 0, 1, 2, ...
+
+    Raises:
+        ValueError: there is no row, or an answer has no token, on which its reward could stand.
+    """
+    if not rows:
+        raise ValueError("the episode has no row: run() made no decision")
+    answers = [row.generation.token_ids for row in rows]
+    lengths = np.fromiter(map(len, answers), dtype=np.int64, count=len(rows))
+    if not lengths.all():
+        raise ValueError(f"row {rows[int(lengths.argmin())].key!r}: the answer has no token")
+    # Candidates of a decision share its prompt.
+    prompts = {id(row.prompt_ids): torch.from_numpy(np.array(row.prompt_ids, dtype=np.int64)) for row in rows}
+    of_rows = [prompts[id(row.prompt_ids)] for row in rows]
+    prompt_lengths = np.fromiter(map(len, of_rows), dtype=np.int64, count=len(rows))
+    total = lengths + prompt_lengths
+    responses = _flat(answers, np.int64, int(lengths.sum()))
+    sequences = list(
+        chain.from_iterable(zip(of_rows, torch.split_with_sizes(responses, lengths.tolist()), strict=True))
+    )
+    input_ids = torch.cat(sequences)
+    if position_ids is None:
+        starts = np.cumsum(total) - total
+        positions = _column(torch.from_numpy(np.arange(total.sum()) - np.repeat(starts, total)), total)
+    else:
+        positions = _stack([position_ids(ids) for ids in torch.split_with_sizes(input_ids, total.tolist())])
+    mask = _column(torch.ones_like(responses), lengths)
+    scores = torch.zeros(len(responses), dtype=torch.float32)
+    scores[torch.from_numpy(np.cumsum(lengths) - 1)] = torch.tensor([row.reward for row in rows], dtype=torch.float32)
+    versions = [row.generation.weights_version for row in rows]
+    fields: dict[str, Any] = {
+        "prompts": _column(torch.cat(of_rows), prompt_lengths),
+        "responses": _column(responses, lengths),
+        "response_mask": mask,
+        "loss_mask": mask,
+        "rm_scores": _column(scores, lengths),
+        "input_ids": _column(input_ids, total),
+        "position_ids": positions,
+        "num_turns": _stack_of([turns] * len(rows), lambda value: value),
+        "extra_fields": _stack_of(
+            versions,
+            lambda version: {
+                "min_global_steps": version[0],
+                "max_global_steps": version[1],
+                "reward_extra_info": info,
+            },
+        ),
+        "uid": _stack_of([row.group for row in rows], lambda value: value),
+        "data_source": _stack_of([data_source] * len(rows), lambda value: value),
+    }
+    if all(row.generation.log_probs for row in rows):
+        log_probs = _flat([row.generation.log_probs for row in rows], np.float32, len(responses))
+        fields["rollout_log_probs"] = _column(log_probs, lengths)
+    return TensorDict(fields, batch_size=[len(rows)])
+
+
+def _flat(lists: Iterable[Iterable[float]], dtype: Any, count: int) -> Tensor:
+    # Several times as fast as torch.tensor, which looks at every element's type.
+    return torch.from_numpy(np.fromiter(chain.from_iterable(lists), dtype=dtype, count=count))
+
+
+def _column(values: Tensor, lengths: Any) -> Tensor:
+    """Returns rows of so many of the values (N, T), jagged if their lengths differ."""
+    if (lengths == lengths[0]).all():
+        return values.view(len(lengths), -1)
+    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
+    # With bounds, as torch.nested.as_nested_tensor makes it: without them, it is padded to the sum of all lengths.
+    return torch.nested.nested_tensor_from_jagged(
+        values, offsets, min_seqlen=int(lengths.min()), max_seqlen=int(lengths.max())
+    )
+
+
+def _stack(rows: list[Tensor]) -> Tensor:
+    if all(row.shape == rows[0].shape for row in rows):
+        return torch.stack(rows)
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+def _stack_of(values: Sequence[Any], content: Callable[[Any], Any]) -> NonTensorStack:
+    """Wraps what a value stands for once for all rows that have that value: to wrap is what costs."""
+    wrapped = {value: NonTensorData(content(value)) for value in dict.fromkeys(values)}
+    return NonTensorStack(*(wrapped[value] for value in values))

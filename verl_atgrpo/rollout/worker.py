@@ -16,16 +16,14 @@ from torch import Tensor
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.utils.config import omega_conf_to_dataclass
 
+from verl_atgrpo.compat import spare_startup_objects
 from verl_atgrpo.config.policies import job_of
 from verl_atgrpo.config.schema import AtGrpoConfig
-from verl_atgrpo.rollout.fields import DEAL, episode_fields
 from verl_atgrpo.rollout.policy import ServedPolicy
-from verl_atgrpo.rollout.rows import Row, failed_validation_row, training_rows, validation_rows
+from verl_atgrpo.rollout.rows import DEAL, Row, episode_fields, failed_validation_row, training_rows, validation_rows
 from verl_atgrpo.rollout.trace import Episode, TraceBudget, TracedTeam
 from verl_atgrpo.sandbox.pool import POOL
-from verl_atgrpo.serving.attempts import Gate, PatientClient
-from verl_atgrpo.serving.engine_params import engine_params
-from verl_atgrpo.startup_objects import spare_startup_objects
+from verl_atgrpo.serving.requests import Gate, PatientClient, engine_params
 from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, episode_seed, play
 
 logger = logging.getLogger(__name__)

@@ -6,9 +6,8 @@ from typing import Any
 
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
-from verl_atgrpo.serving.group_answers import GroupAnswers
-from verl_atgrpo.serving.weight_channel import name_receiver
-from verl_atgrpo.startup_objects import spare_startup_objects
+from verl_atgrpo.compat import spare_startup_objects
+from verl_atgrpo.serving.server import GroupAnswers, name_receiver
 
 
 class DecisionServer(GroupAnswers, vLLMHttpServer):  # type: ignore[misc]

@@ -15,10 +15,9 @@ from verl.single_controller.ray import RayWorkerGroup
 from verl.workers.rollout.replica import RolloutReplica
 
 from verl_atgrpo.config.schema import SECTION
-from verl_atgrpo.serving.balancer import actor_id
-from verl_atgrpo.serving.failures import PolicyFailed, watched, why_dead
-from verl_atgrpo.serving.policy_worker import PolicyServers, WeightTarget, check_wiring
-from verl_atgrpo.serving.ray_errors import last_line
+from verl_atgrpo.serving.client import actor_id
+from verl_atgrpo.serving.health import PolicyFailed, last_line, watched, why_dead
+from verl_atgrpo.serving.workers import PolicyServers, WeightTarget, check_wiring
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path, get_checkpoint_tracker_filename
 
 from verl_atgrpo.config.policies import POLICIES_FILE
-from verl_atgrpo.trainer import pending
+from verl_atgrpo.trainer import schedule
 
 if TYPE_CHECKING:
     from verl_atgrpo.trainer.policy_unit import PolicyUnit
@@ -53,7 +53,7 @@ def save(
         unit.save(str(folder), remote, global_steps)
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(tasks, folder / _TASKS)
-    pending.save(folder, unfinished)
+    schedule.save(folder, unfinished)
     (folder / POLICIES_FILE).write_text(json.dumps(_trainable(units)))
     tracker = Path(get_checkpoint_tracker_filename(str(root)))
     written = tracker.with_suffix(".new")
@@ -118,7 +118,7 @@ def load(trainer: DictConfig, units: Sequence[PolicyUnit]) -> Resumed:
         unit.load(str(folder), bool(trainer.del_local_ckpt_after_load))
     tasks: dict[str, Any] = torch.load(folder / _TASKS, weights_only=False)
     logger.info("resuming from %s", folder)
-    return Resumed(int(folder.name.removeprefix(_STEP)), tasks, pending.load(folder))
+    return Resumed(int(folder.name.removeprefix(_STEP)), tasks, schedule.load(folder))
 
 
 def last_complete(trainer: DictConfig) -> Path | None:

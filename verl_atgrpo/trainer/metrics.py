@@ -1,19 +1,23 @@
-"""Figures of a training step, per team, agent and turn, from the rows' tags.
-
-Padding rows are left out by the caller. Names: `team/...`, `agent/<name>/...`, `agent/<name>/turn_<t>/...`.
-"""
+"""Metrics of a step, from the rows' tags: verl's own, the team's, and how old the weights were."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 from torch import Tensor
+from transfer_queue import KVBatchMeta
+from verl import DataProto
+from verl.trainer.ppo.metric_utils import compute_data_metrics, compute_throughout_metrics, compute_timing_metrics
 
 from verl_atgrpo.estimators.kernel import inflation_factors
 from verl_atgrpo.estimators.uid import encode_groups, factorise, split_uid
-from verl_atgrpo.trainer.row_parts import Tags
+from verl_atgrpo.trainer.queue import Tags, batch_of, each, is_padding
+from verl_atgrpo.trainer.step_rows import groups_of
 
 PROBS_DIFF = "training/rollout_probs_diff_max"
 """verl's largest difference of a token's probability between server and actor."""
@@ -136,4 +140,140 @@ def rollout_metrics(counts: Mapping[str, int]) -> dict[str, float]:
         "rollout/prompt_cached_share": counts.get("cached_prompt_tokens", 0) / max(1, counts.get("prompt_tokens", 0)),
         **{f"rollout/{key}": float(value) for key, value in failed.items()},
         **{f"rollout/{key}": float(counts.get(key, 0)) for key in ("sandbox_restarts", "sandbox_reruns")},
+    }
+
+
+def _versions(tags: Tags) -> tuple[int, int]:
+    return tags["min_global_steps"], tags["max_global_steps"]
+
+
+def staleness_metrics(rows: Sequence[Tags], global_steps: int) -> dict[str, float]:
+    """Returns the figures of a step whose candidates may have been drawn with older weights.
+
+    A candidate's staleness is the number of weight syncs between its first token and the step: 0 where all of it was
+    drawn with the weights that the step began with.
+
+    Args:
+        rows: the tags of the trainable policies' real rows.
+        global_steps: the step, which begins with the weights of version `global_steps - 1`.
+    """
+    if not rows:
+        return {}
+    behind = [global_steps - 1 - _versions(tags)[0] for tags in rows]
+    groups: dict[Any, set[int]] = defaultdict(set)
+    for tags, group in zip(rows, groups_of(rows, {}), strict=True):
+        groups[group].update(_versions(tags))
+    return {
+        "team/staleness_mean": sum(behind) / len(behind),
+        "team/staleness_max": float(max(behind)),
+        "team/candidates_resumed_share": sum(tags["resumed"] > 0 for tags in rows) / len(rows),
+        "team/groups_mixed_versions_share": sum(len(versions) > 1 for versions in groups.values()) / len(groups),
+    }
+
+
+def fresh_probs_diff(batch: KVBatchMeta, global_steps: int) -> dict[str, float]:
+    """Returns the largest difference of a token's probability between server and actor, over rows that were drawn
+    with the weights that the step began with: others differ rightly. No figure where there are none.
+
+    Args:
+        batch: rows in the queue, with `old_log_probs`.
+        global_steps: the step.
+    """
+    version = global_steps - 1
+    fresh = [
+        (key, tags)
+        for key, tags in zip(batch.keys, batch.tags, strict=True)
+        if not is_padding(tags) and _versions(tags) == (version, version)
+    ]
+    if not fresh:
+        return {}
+    rows = batch_of([key for key, _ in fresh], [tags for _, tags in fresh], batch.partition_id)
+    largest = 0.0
+    for _, data in each(rows, ["old_log_probs", "rollout_log_probs"]):
+        actor, server = _tokens(data["old_log_probs"]), _tokens(data["rollout_log_probs"])
+        largest = max(largest, float((actor.exp() - server.exp()).abs().max()))
+    return {PROBS_DIFF: largest}
+
+
+def _tokens(column: Tensor) -> Tensor:
+    return column.values() if column.is_nested else column.flatten()
+
+
+def training_metrics(
+    rows: Sequence[Tags], timing: Mapping[str, float], global_steps: int, epoch: int, gpus: int
+) -> dict[str, float]:
+    """Returns what verl's `PPOTrainer._compute_metrics` adds after a step.
+
+    Args:
+        rows: tags of the rows with padding, advantages in them (see `advantages.write_advantages`).
+        timing: seconds of every stage, `step` among them.
+        gpus: the job's devices.
+    """
+    real = [tags for tags in rows if not is_padding(tags)]
+    return {
+        "training/global_step": global_steps,
+        "training/epoch": epoch,
+        **_data_metrics(real, rows),
+        **_throughput(rows, timing, gpus),
+        **_turns(real),
+        **_off_policy(real, global_steps),
+    }
+
+
+def _column(rows: Sequence[Tags], key: str) -> torch.Tensor:
+    return torch.tensor([tags[key] for tags in rows], dtype=torch.float32)
+
+
+def _data_metrics(real: Sequence[Tags], rows: Sequence[Tags]) -> dict[str, float]:
+    def width(key: str) -> torch.Tensor:
+        # verl takes the longest row's length, padding's included, from a shape; so this costs no memory.
+        return torch.zeros(1, 1).expand(len(real), max(tags[key] for tags in rows))
+
+    advantages, tokens = _column(real, "advantage"), _column(real, "trained_tokens")
+    rewards = _column(real, "reward")[:, None]
+    data = {
+        "token_level_scores": rewards,
+        "token_level_rewards": rewards,
+        "advantages": advantages[:, None],
+        "returns": advantages[:, None],
+        "response_mask": (tokens > 0)[:, None],
+        "prompts": width("prompt_len"),
+        "responses": width("response_len"),
+        "prompt_length": _column(real, "prompt_len"),
+        "response_length": _column(real, "response_len"),
+    }
+    metrics = compute_data_metrics(DataProto(batch=TensorDict(data, batch_size=[len(real)])), use_critic=False)
+    # A row counted once above; its advantage stands on each of its tokens.
+    mean = ((advantages.double() * tokens.double()).sum() / tokens.double().sum()).item()
+    return {**metrics, "critic/advantages/mean": mean, "critic/returns/mean": mean}
+
+
+def _throughput(rows: Sequence[Tags], timing: Mapping[str, float], gpus: int) -> dict[str, float]:
+    lengths = {"prompt_length": _column(rows, "prompt_len"), "response_length": _column(rows, "response_len")}
+    data = DataProto(
+        batch=TensorDict(lengths, batch_size=[len(rows)]),
+        meta_info={"global_token_num": [tags["seq_len"] for tags in rows]},
+    )
+    return {**compute_timing_metrics(data, dict(timing)), **compute_throughout_metrics(data, dict(timing), gpus)}
+
+
+def _turns(real: Sequence[Tags]) -> dict[str, float]:
+    turns = np.array([tags["num_turns"] for tags in real])
+    figures = {"mean": turns.mean(), "max": turns.max(), "min": turns.min()}
+    return {f"{prefix}num_turns/{key}": value for prefix in ("", "training/") for key, value in figures.items()}
+
+
+def _off_policy(real: Sequence[Tags], global_steps: int) -> dict[str, float]:
+    first, last = (
+        np.array([tags[key] for tags in real], dtype=int) for key in ("min_global_steps", "max_global_steps")
+    )
+    figures = {
+        "trajectory_spans": last - first + 1,
+        "trajectory_staleness": global_steps - 1 - last,
+        "trajectory_staleness_worst": global_steps - 1 - first,
+    }
+    return {
+        f"training/off_policy/{name}/{key}": figure
+        for name, values in figures.items()
+        for key, figure in (("mean", values.mean()), ("max", values.max()), ("min", values.min()))
     }

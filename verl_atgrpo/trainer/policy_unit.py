@@ -27,19 +27,20 @@ from verl.workers.rollout.utils import get_max_position_embeddings
 from verl_atgrpo.config.policies import EXPANDED
 from verl_atgrpo.config.policy_check import check_context
 from verl_atgrpo.config.schema import SECTION, ConfigError
-from verl_atgrpo.serving.balancer import balancer_class
-from verl_atgrpo.serving.client import DecisionClient
-from verl_atgrpo.serving.failures import naming
-from verl_atgrpo.serving.policy_worker import PolicyServers, PolicyWorker
-from verl_atgrpo.serving.rendezvous import meet
+from verl_atgrpo.serving.client import DecisionClient, balancer_class
+from verl_atgrpo.serving.health import naming
 from verl_atgrpo.serving.replicas import Replicas
-from verl_atgrpo.trainer.advantages import write_advantages
-from verl_atgrpo.trainer.balance import balanced
-from verl_atgrpo.trainer.log_probs import bypass_old_log_probs, write_old_log_probs, write_ref_log_probs
-from verl_atgrpo.trainer.metrics import PROBS_DIFF
-from verl_atgrpo.trainer.mini_batches import spread_padding
-from verl_atgrpo.trainer.row_parts import for_workers, is_padding
-from verl_atgrpo.trainer.staleness import fresh_probs_diff
+from verl_atgrpo.serving.workers import PolicyServers, PolicyWorker, meet
+from verl_atgrpo.trainer.metrics import PROBS_DIFF, fresh_probs_diff
+from verl_atgrpo.trainer.queue import for_workers, is_padding
+from verl_atgrpo.trainer.update import (
+    balanced,
+    bypass_old_log_probs,
+    spread_padding,
+    write_advantages,
+    write_old_log_probs,
+    write_ref_log_probs,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from verl_atgrpo.config.schema import SECTION
-from verl_atgrpo.report.records import METRICS, TRAIN, VAL, RecordFiles, metrics_row, plain
-from verl_atgrpo.report.settings import RecordSettings
-from verl_atgrpo.trainer.row_parts import Tags
+from verl_atgrpo.report.records import METRICS, TRAIN, VAL, RecordFiles, RecordSettings, metrics_row, plain
+from verl_atgrpo.trainer.queue import Tags
 
 if TYPE_CHECKING:
     from verl_atgrpo.trainer.policy_unit import PolicyUnit

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from verl_atgrpo.config.schema import SECTION
-from verl_atgrpo.trainer import pending
+from verl_atgrpo.trainer import schedule
 from verl_atgrpo.trainer.metrics import rollout_metrics
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
 
@@ -55,7 +55,7 @@ class RolloutWatch:
         """Brings back a policy that has no server left; raises PolicyFailed if that is not to be."""
         if any([unit.revive() for unit in self._units]):
             # Every episode under way fails with it: those do not count, nor do those that already have.
-            self._excused = self._counts["episodes_failed"] + self._episodes * len(pending.under_way())
+            self._excused = self._counts["episodes_failed"] + self._episodes * len(schedule.under_way())
 
     def take_metrics(self) -> dict[str, float]:
         """Returns the metrics of what was counted, and starts over."""

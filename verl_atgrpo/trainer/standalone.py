@@ -11,12 +11,10 @@ from verl.trainer.ppo.utils import Role
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl_atgrpo.config.separate_check import devices_of
-from verl_atgrpo.serving.balancer import balancer_class
-from verl_atgrpo.serving.failures import PolicyFailed, naming, why_dead
-from verl_atgrpo.serving.policy_worker import TrainerWorker, WeightTarget
-from verl_atgrpo.serving.rendezvous import meet
+from verl_atgrpo.serving.client import balancer_class
+from verl_atgrpo.serving.health import PolicyFailed, naming, why_dead
 from verl_atgrpo.serving.replicas import Replicas
-from verl_atgrpo.serving.server_worker import StandaloneServers
+from verl_atgrpo.serving.workers import StandaloneServers, TrainerWorker, WeightTarget, meet
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
 
 

@@ -15,7 +15,7 @@ from transfer_queue import KVBatchMeta
 from verl_atgrpo.config.group_filter import GroupFilter
 from verl_atgrpo.estimators.kernel import at_grpo_advantage
 from verl_atgrpo.estimators.uid import split_uid
-from verl_atgrpo.trainer.row_parts import Tags, batch_of
+from verl_atgrpo.trainer.queue import Tags, batch_of
 
 logger = logging.getLogger(__name__)
 

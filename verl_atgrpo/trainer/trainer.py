@@ -24,26 +24,26 @@ from verl_atgrpo import compat, platform_choice
 from verl_atgrpo.config.policies import EXPANDED, PolicySettings, job_of
 from verl_atgrpo.config.run_check import MODE, check_team_run
 from verl_atgrpo.config.schema import AtGrpoConfig
-from verl_atgrpo.report.reader import FOLDER
-from verl_atgrpo.report.records import RecordFiles
-from verl_atgrpo.rollout.fields import DEAL
+from verl_atgrpo.report.records import FOLDER, RecordFiles
+from verl_atgrpo.rollout.rows import DEAL
 from verl_atgrpo.serving.client import TeamClient
-from verl_atgrpo.serving.failures import PolicyFailed
-from verl_atgrpo.serving.ray_errors import RolloutFailed
-from verl_atgrpo.trainer import checkpoints, pending
-from verl_atgrpo.trainer.decoding import TeamTokenizer
-from verl_atgrpo.trainer.metrics import every_episode_failed, policy_metrics, step_metrics
+from verl_atgrpo.serving.health import PolicyFailed, RolloutFailed
+from verl_atgrpo.trainer import checkpoints, schedule
+from verl_atgrpo.trainer.dataset import TeamTokenizer, wire
+from verl_atgrpo.trainer.metrics import (
+    every_episode_failed,
+    policy_metrics,
+    staleness_metrics,
+    step_metrics,
+    training_metrics,
+)
 from verl_atgrpo.trainer.policy_unit import PolicyUnit, TeamSync, for_all
-from verl_atgrpo.trainer.polling import pace
+from verl_atgrpo.trainer.queue import batch_of, pace
 from verl_atgrpo.trainer.recorder import Recorder, about_run
 from verl_atgrpo.trainer.rollout_watch import RolloutWatch
-from verl_atgrpo.trainer.row_parts import batch_of
 from verl_atgrpo.trainer.schedule import make_schedule
-from verl_atgrpo.trainer.staleness import staleness_metrics
 from verl_atgrpo.trainer.standalone import StandaloneUnit
 from verl_atgrpo.trainer.step_rows import PARTITION, StepRows, draw
-from verl_atgrpo.trainer.training_metrics import training_metrics
-from verl_atgrpo.trainer.verl_keys import wire
 
 _POOL = "global_pool"
 
@@ -60,7 +60,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         self.settings = AtGrpoConfig.from_config(config)
         self.schedule = make_schedule(self.settings.mode, config.trainer)
         self._unfinished: deque[int] = deque()
-        self._deals = pending.Deals()
+        self._deals = schedule.Deals()
         self._tags: list[dict[str, Any]] = []
         self._updated = False
         self._recorder: Recorder | None = None
@@ -245,7 +245,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         batch = self.config.data.train_batch_size
         last_step = min(self.total_training_steps, self.steps_per_epoch * self.config.trainer.total_epochs)
         steps_left = last_step - self.global_steps + 1
-        tasks = pending.missing(len(pending.under_way()), batch, self.schedule.prefetch, steps_left)
+        tasks = schedule.missing(len(schedule.under_way()), batch, self.schedule.prefetch, steps_left)
         if tasks:
             super()._add_prompts_to_generate(tasks)
         return {}
@@ -254,7 +254,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         """Submits tasks; of each TransferQueue is told all that a restart needs to know."""
         tasks = list(batch["index"])
         batch[DEAL] = torch.tensor(self._deals.number(tasks, self.global_steps))
-        tags = pending.tags_of(tasks, self.global_steps)
+        tags = schedule.tags_of(tasks, self.global_steps)
         tq.kv_batch_put(keys=list(batch["uid"]), partition_id=PARTITION, tags=tags)
         self.agent_loop_manager.generate_sequences(batch)
         return len(batch)
@@ -337,7 +337,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
 
     def _save_checkpoint(self) -> None:
         """Saves all policies as one step: complete, or not there; with the tasks that are under way."""
-        unfinished = [*pending.under_way(), *self._unfinished]
+        unfinished = [*schedule.under_way(), *self._unfinished]
         tasks = self.train_dataloader.state_dict()
         folder = checkpoints.save(self.config.trainer, self.units, self.global_steps, tasks, unfinished)
         self.checkpoint_callback.on_save(
@@ -350,7 +350,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         if tasks is not None:
             self.train_dataloader.load_state_dict(tasks)
         self._unfinished = deque(unfinished)
-        self.train_dataloader_it = chain(pending.again(self.train_dataset, self._unfinished), self.train_dataloader)
+        self.train_dataloader_it = chain(schedule.again(self.train_dataset, self._unfinished), self.train_dataloader)
 
     # ------------------------------------------------------------ metrics
 

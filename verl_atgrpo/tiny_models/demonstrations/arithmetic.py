@@ -8,8 +8,15 @@ from verl_atgrpo.environment import Split
 from verl_atgrpo.environments.common.records import Record
 from verl_atgrpo.environments.common.splits import split_of
 from verl_atgrpo.environments.math.team import Attempt, Math, MathTask, Turn
-from verl_atgrpo.tiny_models.demonstrations.demonstrator import Choice, Demonstration, Demonstrator
-from verl_atgrpo.tiny_models.demonstrations.text import DIGITS, sure, unsure, write
+from verl_atgrpo.tiny_models.demonstrations.demonstrator import (
+    DIGITS,
+    Choice,
+    Demonstration,
+    Demonstrator,
+    sure,
+    unsure,
+    write,
+)
 
 SIZE: dict[Split, int] = {"train": 2000, "val": 200}
 

@@ -1,15 +1,16 @@
-"""What a demonstrator is: someone who can answer an environment's compact prompts, with or without mistakes."""
+"""What a demonstration is, and how answers with mistakes are written."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from verl_atgrpo.environment import Environment, Message, Split, make
+from verl_atgrpo.environments.common.moves import MOVES
 from verl_atgrpo.environments.common.records import Record
 
 END = ""
@@ -69,3 +70,58 @@ class Demonstrator:
                 lines = [json.dumps(row) + "\n" for row in self.rows(split)]
                 (directory / f"{split}.jsonl").write_text("".join(lines))
         return make(self.environment, **self.options_in(directory))
+
+
+DIGITS = "0123456789"
+
+
+def sure(tokens: Sequence[str]) -> list[Choice]:
+    """Returns the choices of someone who writes exactly these tokens."""
+    return [{token: 1.0} for token in tokens]
+
+
+def unsure(text: str, noise: float, *kinds: str) -> list[Choice]:
+    """Returns the choices of someone who takes a character for any of its kind with chance `noise`.
+
+    A kind is a text of the characters that are confused with each other; those of no kind are sure.
+    """
+    choices = []
+    for char in text:
+        likely = next((kind for kind in kinds if char in kind), char)
+        choices.append({other: noise / len(likely) + (other == char) * (1 - noise) for other in likely})
+    return choices
+
+
+def write(choices: Sequence[Choice], rng: random.Random) -> tuple[list[str], list[Choice]]:
+    """Returns an answer drawn from `choices`, and these with its end, as a `Demonstration` takes them."""
+    answer = [rng.choices(*zip(*choice.items(), strict=True))[0] for choice in choices]
+    return answer, [*choices, {END: 1.0}]
+
+
+Position = TypeVar("Position")
+
+
+def move_about(
+    position: Position,
+    good_moves: Callable[[Position], Collection[str]],
+    step: Callable[[Position, str], Position],
+    noise: float,
+    limit: int,
+    rng: random.Random,
+    draft: str = "",
+) -> tuple[str, list[Choice]]:
+    """Returns at most `limit` moves from `position` and the choices they were drawn from.
+
+    The demonstrator takes any of the good moves, or follows `draft` for as long as it has done so; each move is a
+    random one with chance `noise`, after which it goes on from where that led. It ends where no move is good.
+    """
+    moves, choices = "", []
+    while len(moves) < limit and (good := good_moves(position)):
+        if draft.startswith(moves) and len(draft) > len(moves):
+            good = [draft[len(moves)]]
+        choices.append({name: noise / len(MOVES) + (name in good) * (1 - noise) / len(good) for name in MOVES})
+        names, chances = zip(*choices[-1].items(), strict=True)
+        move = rng.choices(names, chances)[0]
+        moves += move
+        position = step(position, move)
+    return moves, [*choices, {END: 1.0}]

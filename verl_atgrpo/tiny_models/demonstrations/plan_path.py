@@ -8,8 +8,7 @@ from verl_atgrpo.environments.common.drafting import Draft
 from verl_atgrpo.environments.common.moves import MOVES, Cell
 from verl_atgrpo.environments.plan_path import PlanPath
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, walk
-from verl_atgrpo.tiny_models.demonstrations.demonstrator import Choice, Demonstration, Demonstrator
-from verl_atgrpo.tiny_models.demonstrations.moves import move_about
+from verl_atgrpo.tiny_models.demonstrations.demonstrator import Choice, Demonstration, Demonstrator, move_about
 
 
 def path(

@@ -11,8 +11,15 @@ from verl_atgrpo.environments.code.environment import Code, State
 from verl_atgrpo.environments.code.programs import Call, Problem, Verdict
 from verl_atgrpo.environments.common.records import Record
 from verl_atgrpo.environments.common.splits import split_of
-from verl_atgrpo.tiny_models.demonstrations.demonstrator import Choice, Demonstration, Demonstrator
-from verl_atgrpo.tiny_models.demonstrations.text import DIGITS, sure, unsure, write
+from verl_atgrpo.tiny_models.demonstrations.demonstrator import (
+    DIGITS,
+    Choice,
+    Demonstration,
+    Demonstrator,
+    sure,
+    unsure,
+    write,
+)
 
 SIGNS = {"add": "+", "subtract": "-", "multiply": "*"}
 _INPUTS = (0, 1, 2, 3, 5, 9)

@@ -9,8 +9,7 @@ from verl_atgrpo.environments.common.drafting import Draft
 from verl_atgrpo.environments.common.moves import MOVES
 from verl_atgrpo.environments.sokoban import Sokoban
 from verl_atgrpo.environments.sokoban.board import Boxes, SokobanTask, State, walk
-from verl_atgrpo.tiny_models.demonstrations.demonstrator import Choice, Demonstration, Demonstrator
-from verl_atgrpo.tiny_models.demonstrations.moves import move_about
+from verl_atgrpo.tiny_models.demonstrations.demonstrator import Choice, Demonstration, Demonstrator, move_about
 
 Stand = tuple[int, Boxes]
 """Where the player and the boxes stand."""

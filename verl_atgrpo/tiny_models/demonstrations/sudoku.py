@@ -7,8 +7,14 @@ import random
 from verl_atgrpo.environments.common.drafting import Draft
 from verl_atgrpo.environments.sudoku import Sudoku
 from verl_atgrpo.environments.sudoku.grid import EMPTY, State, SudokuTask, enter, layout
-from verl_atgrpo.tiny_models.demonstrations.demonstrator import Choice, Demonstration, Demonstrator
-from verl_atgrpo.tiny_models.demonstrations.text import sure, unsure, write
+from verl_atgrpo.tiny_models.demonstrations.demonstrator import (
+    Choice,
+    Demonstration,
+    Demonstrator,
+    sure,
+    unsure,
+    write,
+)
 
 
 def fill(task: SudokuTask, noise: float, rng: random.Random) -> tuple[list[str], list[Choice]]:

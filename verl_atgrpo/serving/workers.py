@@ -1,30 +1,128 @@
-"""verl's actor worker, server replica and server manager for one policy among several.
-
-verl empties torch's cache of free blocks before a worker wakes its own server. With several policies on the same
-devices every other policy's trainer would keep its own, the peak of its last update, out of everybody's reach; so here
-workers empty their caches when they are told to.
-
-verl names servers and their weight channels by replica number, counted from 0 in every worker group: with
-two groups, the second one's weights would silently go to the first one's servers. Here every policy has
-numbers of its own, from `first_replica` on.
-"""
+"""verl's workers and replicas for one policy among several: ports, weight channels, caches, dead servers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-from verl.single_controller.base.decorator import Dispatch, register
+import zmq
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from verl.checkpoint_engine.base import CheckpointEngineWorker
+from verl.single_controller.base.decorator import Dispatch, Execute, register
+from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
 from verl.utils.memory_utils import aggressive_empty_cache
+from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.replica import RolloutMode
+from verl.workers.rollout.utils import ensure_async_iterator
 
-from verl_atgrpo.serving.balancer import actor_id
-from verl_atgrpo.serving.rendezvous import MeetingWorker
-from verl_atgrpo.serving.server_link import ServerLink, bound_waiting
-from verl_atgrpo.serving.weight_channel import name_sender
+from verl_atgrpo.serving.client import actor_id
+from verl_atgrpo.serving.health import last_line
+from verl_atgrpo.serving.server import name_sender
+
+
+def listen() -> TCPStore:
+    """Opens the store of a process group at a port of the system's choice; to be kept until the group is made.
+
+    In the process of rank 0. torch takes a store that this process has open at `MASTER_PORT` for its own, because both
+    are `multi_tenant`.
+    """
+    return TCPStore(os.environ["MASTER_ADDR"], 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+
+
+def go_to(port: int) -> None:
+    """Makes this process look for its group at `port`."""
+    os.environ["MASTER_PORT"] = str(port)
+
+
+class MeetingWorker(ActorRolloutRefWorker):  # type: ignore[misc]
+    """verl's worker, which can choose the port of its process group itself."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, execute_mode=Execute.RANK_ZERO)  # type: ignore[untyped-decorator]
+    def listen(self) -> int:
+        """Returns the port at which the first process listens from now on."""
+        self._store = listen()
+        return int(self._store.port)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def go_to(self, port: int) -> None:
+        """Makes every process look for its group at `port`."""
+        go_to(port)
+
+
+def meet(workers: RayWorkerGroup) -> None:
+    """Gives the processes of a worker group a port of their own; to be called before their models are loaded."""
+    workers.go_to(workers.listen())
+
+
+ANSWER = 120.0
+"""Seconds that a server may take for one bucket of weights."""
+
+
+def bound_waiting() -> None:
+    """Bounds how long sockets that are opened from now on wait, verl's sender's among them.
+
+    A server that fails on its side never answers, or never even connects, and the sender would wait for ever.
+    """
+    for option in (zmq.RCVTIMEO, zmq.SNDTIMEO):
+        zmq.Context.instance().setsockopt(option, int(ANSWER * 1000))
+
+
+def too_late(replica: int) -> str:
+    """Returns what is said of a replica whose server did not answer the sender in time."""
+    return f"replica {replica} did not take the weights within {ANSWER} s; its log says why"
+
+
+class ServerLink:
+    """Stands in for verl's rollout adapter during one weight sync.
+
+    All workers gather a parameter together, whoever it is for. A worker that stopped because its own server is dead
+    would leave the others waiting, so it takes its part in the rest, and sends none of it.
+    """
+
+    def __init__(self, adapter: Any, serves: bool) -> None:
+        """Leads to the server of `adapter`, or, if that does not serve, to nowhere."""
+        self._adapter = adapter
+        self._open = serves
+        self.failure: str | None = None
+        """Why the server did not take the weights, if it was expected to."""
+
+    @property
+    def sleep_level(self) -> int:
+        """How deep the server sleeps; verl sets it for adapters."""
+        level: int = self._adapter.sleep_level
+        return level
+
+    @sleep_level.setter
+    def sleep_level(self, level: int) -> None:
+        self._adapter.sleep_level = level
+
+    async def resume(self, tags: list[str]) -> None:
+        """Wakes that part of the server."""
+        if self._open:
+            await self._attempt(self._adapter.resume(tags=tags))
+
+    async def update_weights(self, weights: Any, **options: Any) -> None:
+        """Sends `weights`, an iterator of (name, tensor); takes all of them out of it in any case."""
+        if self._open:
+            await self._attempt(self._adapter.update_weights(weights, **options))
+        if not self._open:
+            async for _ in ensure_async_iterator(weights):
+                pass
+
+    async def _attempt(self, call: Coroutine[Any, Any, Any]) -> None:
+        replica = self._adapter.replica_rank
+        try:
+            await call
+        except zmq.Again:
+            self._open = False
+            self.failure = too_late(replica)
+        except ray.exceptions.RayError as error:
+            self._open = False
+            self.failure = f"replica {replica} did not take the weights: {last_line(error)}"
 
 
 class TrainerWorker(MeetingWorker):
@@ -171,3 +269,41 @@ class PolicyServers(LLMServerManager):  # type: ignore[misc]
         super().__init__(*args, start_rank=start_rank, **kwargs)
         base: type = self.rollout_replica_class  # type: ignore[has-type]
         self.rollout_replica_class = _replica_class(base, start_rank)
+
+
+class ServerWorker(CheckpointEngineWorker):  # type: ignore[misc]
+    """Sits beside a standalone server, takes the trainer's weights and hands them to it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        name_sender(self.server_adapter)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
+    async def update_weights(self, global_steps: int | None = None) -> None:
+        """Hands on the weights; raises TimeoutError if the server does not take them."""
+        bound_waiting()
+        try:
+            await super().update_weights(global_steps=global_steps)
+        except zmq.Again as error:
+            raise TimeoutError(too_late(self.server_adapter.replica_rank)) from error
+
+    def weight_target(self) -> WeightTarget:
+        """Returns where this worker will hand the weights to; to be asked once the servers are up."""
+        return WeightTarget.of(self.server_adapter)
+
+
+class StandaloneServers(LLMServerManager):  # type: ignore[misc]
+    """The servers of one policy on devices of their own, and their load balancer."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        base: type = self.rollout_replica_class  # type: ignore[has-type]
+
+        class StandaloneReplica(deciding(base)):  # type: ignore[misc]
+            def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
+                """verl's, with our worker."""
+                worker = super().get_ray_class_with_init_args()
+                worker.cls = ray.remote(ServerWorker)
+                return worker
+
+        self.rollout_replica_class = StandaloneReplica

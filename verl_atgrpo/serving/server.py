@@ -1,8 +1,10 @@
-"""All requests of a decision in one call of the server's actor: the server's side."""
+"""A server's side of a decision: its requests in one call, and the name of the socket that weights come through."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
 import traceback
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, TypeAlias
@@ -85,3 +87,31 @@ def _answer(task: asyncio.Future[TokenOutput]) -> Answer:
         return task.result()
     # As Ray hands on what a call raises; it replaces a cause that cannot be sent.
     return ray.exceptions.RayTaskError("generate", "".join(traceback.format_exception(error)), error)
+
+
+_JOB = "VERL_RAY_JOB_ID"
+"""The variable from which verl's vLLM worker takes its part of the name."""
+
+
+def job_name() -> str:
+    """Returns Ray's number of this job, and eight digits of a hash of its cluster's address."""
+    context = ray.get_runtime_context()
+    cluster = hashlib.sha256(context.gcs_address.encode()).hexdigest()[:8]
+    return f"{context.get_job_id()}-{cluster}"
+
+
+def name_receiver() -> None:
+    """Has the engines that this server starts listen to this job's workers."""
+    os.environ[_JOB] = job_name()
+
+
+def name_sender(adapter: Any) -> None:
+    """Has verl's rollout adapter send to this job's servers.
+
+    Raises RuntimeError if verl names its channel in another way than this package knows.
+    """
+    job_id = ray.get_runtime_context().get_job_id()
+    renamed = adapter.zmq_handle.replace(f"-{job_id}-replica-", f"-{job_name()}-replica-")
+    if renamed == adapter.zmq_handle:
+        raise RuntimeError(f"verl's weight channel {adapter.zmq_handle!r} does not name the job {job_id} any more")
+    adapter.zmq_handle = renamed

@@ -1,5 +1,4 @@
-"""From a candidate to requests: one that waits while requests are held, goes on after an interruption, and is tried at
-another server after a failure."""
+"""From a candidate to requests: paused during a weight sync, resumed after it, retried on another replica."""
 
 from __future__ import annotations
 
@@ -14,9 +13,8 @@ from verl.utils.rollout_trace import rollout_trace_op
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_atgrpo.environment import stable_hash
-from verl_atgrpo.serving.client import DecisionClient, NoServer
-from verl_atgrpo.serving.group_calls import TooLate
-from verl_atgrpo.serving.ray_errors import last_line
+from verl_atgrpo.serving.client import DecisionClient, NoServer, TooLate
+from verl_atgrpo.serving.health import last_line
 from verl_atgrpo.team import EpisodeFailed
 
 logger = logging.getLogger(__name__)
@@ -185,3 +183,24 @@ def is_dead(error: ray.exceptions.RayError) -> bool:
 def may_do_elsewhere(error: ray.exceptions.RayError) -> bool:
     """Returns whether the error is the server's; what a live engine raises it would raise anywhere."""
     return isinstance(error, ray.exceptions.RayActorError) or is_dead(error)
+
+
+def engine_params(engine: str, mode: str) -> dict[str, Any]:
+    """Returns further sampling parameters of every request.
+
+    Args:
+        engine: `rollout.name`; only vLLM's server takes parameters that verl has no key for.
+        mode: `at_grpo.mode`.
+    """
+    if engine != "vllm":
+        return {}
+    # The text is decoded by the rollout worker, once and as a whole; vLLM need not do it token by token. Log-probs in
+    # flat lists are a few objects for an answer, not three for every token.
+    params: dict[str, Any] = {"detokenize": False, "flat_logprobs": True}
+    if mode == "sync":
+        from vllm.sampling_params import RequestOutputKind
+
+        # verl's server waits for the end, and by default is handed the whole answer so far after every token. Where
+        # requests are interrupted it needs that: it ends none whose first token it has not seen.
+        params["output_kind"] = RequestOutputKind.FINAL_ONLY
+    return params

@@ -11,7 +11,16 @@ from typing import Any, TypeVar
 
 import ray
 
-from verl_atgrpo.serving.ray_errors import last_line
+
+class RolloutFailed(RuntimeError):
+    """A rollout worker died or raised."""
+
+
+def last_line(error: BaseException) -> str:
+    """Returns the error itself; Ray's text begins with the remote traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
+
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,253 @@
+"""What a policy's update computes on the driver: log-probs, advantages, rollout correction, mini-batches."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+from transfer_queue import KVBatchMeta
+from verl import DataProto
+from verl.trainer.ppo.core_algos import agg_loss
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
+from verl.workers.utils.padding import response_from_nested, response_to_nested
+
+from verl_atgrpo.estimators.kernel import at_grpo_advantage
+from verl_atgrpo.trainer.queue import each, fetched, parts, put, real_rows, response_lengths
+
+Part = tuple[dict[str, float], int, int]
+"""Metrics of a part, its tokens, and its rows with padding."""
+_PREFIX = "rollout_corr/"
+
+
+def merged(parts: Sequence[Part], per_row: bool) -> dict[str, float]:
+    """Returns the metrics of all parts together; of one part, what verl computed.
+
+    Means are over tokens, over rows, or largest or smallest, as in verl's `rollout_corr_helper`; spreads are put
+    together from means and spreads of the parts.
+
+    Args:
+        per_row: whether weights are those of whole rows (`rollout_is: sequence`).
+    """
+    if len(parts) == 1:
+        return parts[0][0]
+    return {key: _merge(key.removeprefix(_PREFIX), parts, per_row) for key in parts[0][0]}
+
+
+def _merge(name: str, parts: Sequence[Part], per_row: bool) -> float:
+    values = [metrics[_PREFIX + name] for metrics, _, _ in parts]
+    tokens, rows = [part[1] for part in parts], [part[2] for part in parts]
+    if name.endswith(("_max", "_max_deviation")):
+        return max(values)
+    if name.endswith("_min"):
+        return min(values)
+    if name == "rollout_is_seq_std":
+        means = [metrics[_PREFIX + "rollout_is_seq_mean"] for metrics, _, _ in parts]
+        mean, total = _mean(means, rows), sum(rows)
+        # Of a sample, as torch.std is.
+        within = sum(value**2 * (n - 1) for value, n in zip(values, rows, strict=True))
+        between = sum(n * (own - mean) ** 2 for own, n in zip(means, rows, strict=True))
+        return math.sqrt((within + between) / (total - 1))
+    if name in ("rollout_is_std", "rollout_is_eff_sample_size"):
+        means = [metrics[_PREFIX + "rollout_is_mean"] for metrics, _, _ in parts]
+        mean = _mean(means, tokens)
+        if name == "rollout_is_std":
+            return math.sqrt(
+                _mean([value**2 + (own - mean) ** 2 for value, own in zip(values, means, strict=True)], tokens)
+            )
+        # It is mean^2 / (mean of squares).
+        return mean**2 / _mean([own**2 / value for value, own in zip(values, means, strict=True)], tokens)
+    of_rows = "ppl" in name or "seq" in name or (per_row and name.startswith("rollout_is_ratio_fraction"))
+    return _mean(values, rows if of_rows else tokens)
+
+
+def _mean(values: Sequence[float], weights: Sequence[int]) -> float:
+    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
+
+
+def spread_padding(padding: Sequence[bool], ranks: int, mini_batches: int, seed: int) -> list[int]:
+    """Returns an order of the rows in which every mini-batch of every rank has its share of padding.
+
+    Args:
+        padding: one flag a row, in the balanced order: rank r owns the r-th of `ranks` equal runs.
+        ranks: data-parallel ranks.
+        mini_batches: optimizer steps; rows per rank must be a multiple of it.
+        seed: real rows are shuffled within their rank, so that a mini-batch is not all one agent.
+
+    Raises:
+        ValueError: the rows cannot be divided evenly.
+    """
+    per_rank, rest = divmod(len(padding), ranks)
+    size, rest_of_rank = divmod(per_rank, mini_batches)
+    if rest or rest_of_rank:
+        raise ValueError(f"{len(padding)} rows do not divide into {ranks} ranks x {mini_batches} mini-batches")
+    order: list[int] = []
+    placed = 0
+    for rank in range(ranks):
+        mine = range(rank * per_rank, (rank + 1) * per_rank)
+        real = [row for row in mine if not padding[row]]
+        pads = [row for row in mine if padding[row]]
+        random.Random(f"{seed}.{rank}").shuffle(real)
+        for step in range(mini_batches):
+            # Dealt out in turn, from one rank to the next: shares differ by one at most within a rank, and over all
+            # ranks as well, so that no mini-batch is all padding where another has two real rows.
+            share = [pad for number, pad in enumerate(pads, placed) if number % mini_batches == step]
+            order += [real.pop() for _ in range(size - len(share))] + share
+        placed += len(pads)
+    return order
+
+
+def balanced(lengths: Sequence[int], ranks: int) -> tuple[list[int], dict[str, float]]:
+    """Returns an order of rows of so many tokens in which every rank's run is as much work, and verl's metrics of it.
+
+    As `PPOTrainer._balance_batch` does, which hands over a tensor: Python's sums of its elements take twenty times as
+    long as sums of numbers. The number of rows must be a multiple of `ranks`.
+    """
+    runs = [list(range(len(lengths)))]
+    if ranks > 1:
+        work = calculate_workload(torch.tensor(lengths, dtype=torch.int64)).tolist()
+        runs = get_seqlen_balanced_partitions(work, k_partitions=ranks, equal_size=True)
+    metrics: dict[str, float] = log_seqlen_unbalance(list(lengths), runs, prefix="global_seqlen")
+    return [row for run in runs for row in run], metrics
+
+
+class ProbsDifference:
+    """How far the probabilities of actor and server are apart, over all tokens that were added.
+
+    The metrics of `verl.utils.debug.metrics.calculate_debug_metrics`, from sums.
+    """
+
+    def __init__(self) -> None:
+        self._tokens = 0
+        self._sums = torch.zeros(7, dtype=torch.float64)
+        self._largest = 0.0
+
+    def add(self, actor: Tensor, server: Tensor) -> None:
+        """Adds tokens: probabilities (T,) float32 each, at least one."""
+        difference = (actor - server).abs()
+        self._largest = max(self._largest, difference.max().item())
+        self._tokens += len(actor)
+        a, s, d = actor.double(), server.double(), difference.double()
+        self._sums += torch.stack([x.sum() for x in (a, s, a * a, s * s, a * s, d, d * d)])
+
+    def metrics(self) -> dict[str, float]:
+        """Returns verl's metrics."""
+        n = self._tokens
+        a, s, aa, ss, as_, d, dd = self._sums
+        return {
+            "training/rollout_probs_diff_valid": 1,
+            "training/rollout_probs_diff_max": self._largest,
+            "training/rollout_probs_diff_mean": (d / n).item(),
+            "training/rollout_probs_diff_std": ((dd - d * d / n).clamp(min=0) / (n - 1)).sqrt().item(),
+            "training/rollout_actor_probs_pearson_corr": (
+                (as_ - a * s / n) / ((aa - a * a / n) * (ss - s * s / n)).sqrt()
+            ).item(),
+        }
+
+
+def bypass_old_log_probs(batch: KVBatchMeta) -> None:
+    """Takes the server's log-probs for the actor's, as `algorithm.rollout_correction.bypass_mode` asks."""
+    for part, data in each(batch, ["rollout_log_probs"]):
+        put(batch, part, {"old_log_probs": data["rollout_log_probs"]})
+
+
+def write_old_log_probs(batch: KVBatchMeta, actor: DictConfig) -> dict[str, float]:
+    """Writes the answers' part of what the workers computed of whole rows, and returns verl's metrics of it."""
+    real, lengths = real_rows(batch.tags), response_lengths(batch.tags)
+    entropy, difference = 0.0, ProbsDifference()
+    for part, data in each(batch, ["entropy", "log_probs", "response_mask", "rollout_log_probs"]):
+        answers = {
+            "old_log_probs": response_from_nested(data["log_probs"], data["response_mask"]),
+            "entropy": response_from_nested(data["entropy"], data["response_mask"]),
+        }
+        put(batch, part, answers)
+        mask = data["response_mask"].to_padded_tensor(0)
+        entropy += agg_loss(
+            loss_mat=answers["entropy"].to_padded_tensor(0),
+            loss_mask=mask,
+            loss_agg_mode=actor.loss_agg_mode,
+            # Of all rows, not of this part: so the parts add up. Every token of a real row counts, none of padding.
+            batch_num_tokens=int(lengths[real].sum()),
+            global_batch_size=int(real.sum()),
+            loss_scale_factor=actor.loss_scale_factor or int(lengths.max()),
+        ).item()
+        counted = data["response_mask"].values().bool()
+        difference.add(
+            answers["old_log_probs"].values()[counted].exp(), data["rollout_log_probs"].values()[counted].exp()
+        )
+    return {"actor/entropy": entropy, **difference.metrics()}
+
+
+def write_ref_log_probs(batch: KVBatchMeta) -> None:
+    """Writes the answers' part of what the reference computed of whole rows."""
+    for part, data in each(batch, ["log_probs", "response_mask"]):
+        put(batch, part, {"ref_log_prob": response_from_nested(data["log_probs"], data["response_mask"])})
+
+
+_FIELDS = ("response_mask", "old_log_probs", "rollout_log_probs")
+
+
+def write_advantages(batch: KVBatchMeta, algorithm: Any) -> dict[str, float]:
+    """Writes the rows' advantages (and what rollout correction makes of them) to the queue and into their tags.
+
+    A row's tags gain `advantage`, and `trained_tokens`, those that rejection left.
+
+    Args:
+        batch: rows with padding; groups complete.
+        algorithm: verl's `algorithm` section.
+    """
+    lengths, real = response_lengths(batch.tags), real_rows(batch.tags)
+    tokens = lengths * real
+    correction = algorithm.get("rollout_correction", None)
+    metrics: dict[str, float] = {}
+    rejects = False
+    if correction is not None and not correction.get("bypass_mode", False):
+        rejects = correction.get("rollout_rs", None) is not None
+        metrics, tokens = _correct(batch, correction, rejects, tokens)
+    # As verl hands them over, but one token a row; in float32, as a row's rm_scores are.
+    rewards = torch.tensor([[tags["reward"]] for tags in batch.tags], dtype=torch.float32)
+    uids = np.array([tags["group"] for tags in batch.tags], dtype=object)
+    advantages = at_grpo_advantage(rewards, (tokens > 0).long()[:, None], algorithm, uids)[0].squeeze(-1)
+    for tags, advantage, trained in zip(batch.tags, advantages.tolist(), tokens.tolist(), strict=True):
+        tags.update(advantage=advantage, trained_tokens=trained)
+    for part in parts(batch.tags):
+        values = torch.repeat_interleave(advantages[part], lengths[part])
+        if rejects:
+            values = values * fetched(batch, part, ["response_mask"])["response_mask"].values()
+        put(batch, part, {"advantages": _jagged(values, lengths[part])})
+    return metrics
+
+
+def _correct(batch: KVBatchMeta, correction: Any, rejects: bool, tokens: Tensor) -> tuple[dict[str, float], Tensor]:
+    """Computes what the correction's section asks for; returns metrics and the tokens left of every row."""
+    # Weights with a mean of 1 over the batch, and spreads of what is rejected, are no sums over rows.
+    at_once = rejects or correction.get("rollout_is_batch_normalize", False)
+    collected = []
+    left = tokens.clone()
+    for part in [list(range(len(batch)))] if at_once else parts(batch.tags):
+        data = fetched(batch, part, _FIELDS)
+        shape = data["response_mask"]
+        rows, metrics = compute_rollout_correction_and_add_to_batch(
+            DataProto(batch=data.to_padded_tensor(0)), correction
+        )
+        written = {"rollout_is_weights"} & set(rows.batch.keys())
+        if rejects:
+            written.add("response_mask")
+            left[part] = rows.batch["response_mask"].sum(dim=-1)
+        if written:
+            put(batch, part, {field: response_to_nested(rows.batch[field], shape) for field in sorted(written)})
+        collected.append((metrics, int(tokens[part].sum()), len(part)))
+    return merged(collected, per_row=correction.get("rollout_is", None) == "sequence"), left
+
+
+def _jagged(values: Tensor, lengths: Tensor) -> Tensor:
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    return torch.nested.nested_tensor_from_jagged(
+        values, offsets, min_seqlen=int(lengths.min()), max_seqlen=int(lengths.max())
+    )
