@@ -24,13 +24,10 @@ from config_reference_text import HEAD, OF_BASE, OF_ENVIRONMENTS, OF_KEYS, OF_PR
 from message_templates import templates_of
 
 from verl_atgrpo import environment
-from verl_atgrpo.config.group_filter import GroupFilter
 from verl_atgrpo.config.key_table import TABLE, Default, Given, Like, Positive, Row
-from verl_atgrpo.config.policies import PolicySettings
-from verl_atgrpo.config.schema import AtGrpoConfig
+from verl_atgrpo.config.schema import AtGrpoConfig, GroupFilter, PolicySettings, RecordSettings, Section, words
 from verl_atgrpo.environments.adapters.replayed_game import ReplayedGame
 from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec
-from verl_atgrpo.report.records import RecordSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "configuration.md"
@@ -58,7 +55,7 @@ def page() -> str:
     """Returns the whole page."""
     parts = [HEAD]
     for prefix, cls in SECTIONS:
-        parts += dataclass_sections(prefix, cls)
+        parts += model_sections(prefix, cls) if issubclass(cls, Section) else dataclass_sections(prefix, cls)
     parts += [OF_PRESETS, preset_table()]
     parts += [OF_ENVIRONMENTS, *environment_sections()]
     parts += [OF_BASE, base_table(), OF_WIRING, wiring_table(), OF_KEYS, *key_sections(), OF_REFUSALS, refusals()]
@@ -77,7 +74,34 @@ def literal(text: str) -> str:
     return "".join(part if part[:1] == "`" else part.replace("<", "&lt;") for part in parts).replace("|", "\\|")
 
 
-# ---------------------------------------------------------------------- dataclasses
+# ---------------------------------------------------------------------- sections and dataclasses
+
+
+def model_sections(prefix: str, cls: type[Section]) -> Iterator[str]:
+    """Yields the section of a model, then those of models that are types of its fields and not listed themselves."""
+    rows, nested = [], []
+    for name, item in cls.model_fields.items():
+        if not item.description:
+            raise ValueError(f"{cls.__name__}.{name} has no docstring under it, so nothing to say in the docs")
+        inner = [kind for kind in kinds(item.annotation) if isinstance(kind, type) and issubclass(kind, Section)]
+        nested += [(f"{prefix}.{name}", kind) for kind in inner if kind not in dict(SECTIONS).values()]
+        default = "" if item.is_required() else yaml_words(item.default)
+        value = code_words(words(item.annotation, item.metadata))
+        rows.append([f"`{name}`", value, default, one_line(item.description)])
+    yield f"## `{prefix}`\n\n{one_line(inspect.getdoc(cls) or '', first=True)}\n\n" + table(
+        ("key", "value", "default", "meaning"), rows
+    )
+    for key, kind in nested:
+        yield from model_sections(key, kind)
+
+
+def code_words(text: str) -> str:
+    """Returns the words for a value with the choices in code."""
+    return re.sub(
+        r"one of ([\w, ]+?)(?=, or null|$)",
+        lambda found: ", ".join(f"`{choice}`" for choice in found[1].split(", ")),
+        text,
+    ).replace("or null", "or `null`")
 
 
 def dataclass_sections(prefix: str, cls: type) -> Iterator[str]:
@@ -121,7 +145,7 @@ def default_words(item: dataclasses.Field[Any]) -> str:
 
 def yaml_words(value: object) -> str:
     """Returns a value as a recipe would have it."""
-    if dataclasses.is_dataclass(value):
+    if isinstance(value, Section):
         return "its defaults"
     plain = list(value) if isinstance(value, tuple) else value
     text = yaml.safe_dump(plain, default_flow_style=True, width=1000).removesuffix("...\n").strip()
@@ -167,7 +191,7 @@ def _kind_words(hint: Any) -> str:
         return "section"
     if origin is Any:
         return "anything"
-    for kinds_of, words in (
+    for kinds_of, said in (
         (bool, "true or false"),
         (int, "whole number"),
         (float, "number"),
@@ -177,7 +201,7 @@ def _kind_words(hint: Any) -> str:
         (Sequence, "list"),
     ):
         if issubclass(origin, kinds_of):
-            return words
+            return said
     raise ValueError(f"no words for the type {hint}")
 
 

@@ -55,7 +55,7 @@ class SimulatedWorker(worker.TeamRolloutWorker):  # type: ignore[misc]
         )
         self._environment = Turns(turns)
         self._policy_of = self._validation_policy_of = self._settings.policies_of(self._environment)
-        self._needs = self._settings.spec().needs
+        self._needs = self._settings.spec.needs
         self._tokenizers = {"shared": Lengths()}
         self._engine_params = {"detokenize": False}
         self._report = worker.WorkerReport()

@@ -131,7 +131,7 @@ class SoakWorker(SimulatedWorker):
         self._environment = settings.make_environment()
         self._policy_of = settings.policies_of(self._environment)
         self._validation_policy_of = settings.validation_policies_of(self._environment)
-        self._needs, self._tokenizers = settings.spec().needs, tokenizers
+        self._needs, self._tokenizers = settings.spec.needs, tokenizers
         self.background_tasks: set[Any] = set()
         self._gate = Gate()
         self._training_clients = self._patient(self._gate)

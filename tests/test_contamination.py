@@ -10,7 +10,8 @@ import pytest
 
 from verl_atgrpo import contamination
 from verl_atgrpo.cli import main
-from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError, check_disjoint
+from verl_atgrpo.config.run_check import check_disjoint
+from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.contamination import NEAR, NearIndex, Overlap, overlaps, report, shingles
 from verl_atgrpo.environment import Environment, Outcome, Split
 

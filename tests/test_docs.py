@@ -93,7 +93,7 @@ def test_a_documented_recipe_is_accepted(
     settings = AtGrpoConfig.from_config(config)
     # The class will do: its options may name data that are not here.
     settings.policies_of(environment._load(settings.environment["name"]))  # type: ignore[arg-type]
-    settings.check_devices(config.trainer.n_gpus_per_node)
+    run_check.check_devices(settings, config.trainer.n_gpus_per_node)
     run_check._check_policies(config, settings)
 
 

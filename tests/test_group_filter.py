@@ -18,7 +18,7 @@ import transfer_queue as tq
 from made_team import AT_GRPO, FLAT, STEEP, Rollout, Tags, Team, Unit, episode
 from transfer_queue import KVBatchMeta
 
-from verl_atgrpo.config.group_filter import GroupFilter
+from verl_atgrpo.config.schema import GroupFilter
 from verl_atgrpo.estimators.kernel import at_grpo_advantage
 from verl_atgrpo.rollout.rows import training_rows
 from verl_atgrpo.team import EpisodeRecord
@@ -303,10 +303,12 @@ def test_where_there_is_nothing_to_train_no_group_is_dropped_and_more_than_enoug
     rows = [row("flat", 0.0, "judge"), row("steep", 0.0, "left"), row("steep", 1.0, "left")]
     batch = KVBatchMeta(keys=["0", "1", "2"], tags=rows, partition_id="train")
     for trainable, kept in (({"nobody"}, 0), ({"left"}, 1)):
-        drawn = draw(lambda tasks: (batch, {}), lambda tasks: None, 1, GroupFilter(None, 1), trainable, AT_GRPO)
+        drawn = draw(lambda tasks: (batch, {}), lambda tasks: None, 1, GroupFilter(max_tasks=1), trainable, AT_GRPO)
         assert (drawn.metrics["team/groups_kept"], drawn.metrics["team/groups_dropped_share"]) == (kept, 0.0)
     more = [row(f"steep {number}", reward, "left") for number in range(3) for reward in (0.0, 1.0)]
     batch = KVBatchMeta(keys=[str(number) for number in range(6)], tags=more, partition_id="train")
-    drawn = draw(lambda tasks: (batch, {}), lambda tasks: 1 / 0, 1, GroupFilter(2, 9), {"left"}, AT_GRPO)
+    drawn = draw(
+        lambda tasks: (batch, {}), lambda tasks: 1 / 0, 1, GroupFilter(min_groups=2, max_tasks=9), {"left"}, AT_GRPO
+    )
     assert (drawn.metrics["team/groups_kept"], drawn.metrics["team/groups_missing"]) == (3, 0)
     assert not caplog.records

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from verl_atgrpo.config.group_filter import GroupFilter
-from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.config.run_check import check_tasks
+from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError, GroupFilter
+from verl_atgrpo.trainer.step_rows import tasks_to_add
 
 
 @pytest.mark.parametrize(
@@ -24,18 +25,18 @@ from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
     ],
 )
 def test_tasks_to_add(groups: int, played: int, added: int) -> None:
-    assert GroupFilter(min_groups=10, max_tasks=100).tasks_to_add(groups, played) == added
-    assert GroupFilter().tasks_to_add(groups, played) == 0
+    assert tasks_to_add(GroupFilter(min_groups=10, max_tasks=100), groups, played) == added
+    assert tasks_to_add(GroupFilter(), groups, played) == 0
 
 
 @pytest.mark.parametrize(
     ("block", "message"),
     [
-        (True, r"at_grpo.group_filter=True: use null, \{\} to drop groups, or \{min_groups: ..., max_tasks: ...\}"),
+        (True, "at_grpo.group_filter=True: a section, or null"),
         ({"min_group": 8}, "at_grpo.group_filter.min_group is not a known key: use one of min_groups, max_tasks"),
-        ({"min_groups": 0, "max_tasks": 9}, "at_grpo.group_filter.min_groups=0: a whole number above 0"),
-        ({"min_groups": True, "max_tasks": 9}, "at_grpo.group_filter.min_groups=True: a whole number above 0"),
-        ({"min_groups": 8, "max_tasks": 9.5}, "at_grpo.group_filter.max_tasks=9.5: a whole number above 0"),
+        ({"min_groups": 0, "max_tasks": 9}, "at_grpo.group_filter.min_groups=0: a whole number, at least 1"),
+        ({"min_groups": True, "max_tasks": 9}, "at_grpo.group_filter.min_groups=True: a whole number, at least 1"),
+        ({"min_groups": 8, "max_tasks": 9.5}, "at_grpo.group_filter.max_tasks=9.5: a whole number, at least 1"),
         ({"min_groups": 8}, "at_grpo.group_filter.min_groups=8: .* max_tasks"),
         ({"max_tasks": 8}, "at_grpo.group_filter.max_tasks=8 has no effect without min_groups"),
     ],
@@ -48,8 +49,8 @@ def test_refused_with_one_line(block: Any, message: str) -> None:
 
 def test_null_is_no_filter_and_an_empty_section_drops() -> None:
     section = {"environment": {"name": "plan_path"}}
-    assert AtGrpoConfig.from_mapping(section).filter() is None
-    assert AtGrpoConfig.from_mapping({**section, "group_filter": {}}).filter() == GroupFilter(None, None)
+    assert AtGrpoConfig.from_mapping(section).group_filter is None
+    assert AtGrpoConfig.from_mapping({**section, "group_filter": {}}).group_filter == GroupFilter()
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_the_bound_fits_the_tasks(max_tasks: int, message: str | None) -> None:
         }
     )
     if message is None:
-        config.check_tasks(config.make_environment(), 32)
+        check_tasks(config, config.make_environment(), 32)
         return
     with pytest.raises(ConfigError, match=message):
-        config.check_tasks(config.make_environment(), 32)
+        check_tasks(config, config.make_environment(), 32)

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("verl")
 
 from verl_atgrpo import platform_choice
-from verl_atgrpo.config.policies import EXPANDED, PolicyConfigError, PolicySettings, job_of
+from verl_atgrpo.config.policies import EXPANDED, job_of
 from verl_atgrpo.config.run_check import check_run, expand_policies
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 
@@ -151,14 +151,14 @@ def test_servers_that_share_a_gpu_must_fit_in_its_memory(compose: Any, monkeypat
     ],
 )
 def test_a_block_that_cannot_work_is_refused(block: dict[str, Any], key: str) -> None:
-    with pytest.raises(PolicyConfigError) as caught:
-        PolicySettings.from_mapping("coder", block)
+    with pytest.raises(ConfigError) as caught:
+        AtGrpoConfig.from_mapping({"environment": {"name": "plan_path"}, "policies": {"coder": block, "other": {}}})
     assert key in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_key_that_verl_does_not_have_is_refused(compose: Any) -> None:
-    with pytest.raises(PolicyConfigError, match=r"at_grpo\.policies\.coder\.model\.pth"):
+    with pytest.raises(ConfigError, match=r"at_grpo\.policies\.coder\.model\.pth"):
         expanded(compose, "at_grpo.policies={coder: {model: {pth: a}}, planner: {}}")
 
 

@@ -15,8 +15,9 @@ tq = pytest.importorskip("transfer_queue")
 import torch
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer)
 
+from verl_atgrpo.config.schema import RecordSettings
 from verl_atgrpo.environment import Outcome, Score
-from verl_atgrpo.report.records import RecordFiles, RecordSettings, read
+from verl_atgrpo.report.records import RecordFiles, read
 from verl_atgrpo.rollout.rows import failed_validation_row, training_rows, validation_rows
 from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation
 from verl_atgrpo.trainer import recorder

@@ -16,9 +16,8 @@ pytest.importorskip("verl")
 from omegaconf import OmegaConf
 from verl.utils.rollout_trace import RolloutTraceConfig, rollout_trace_op
 
-from verl_atgrpo.config.policies import PolicyConfigError, PolicySettings
 from verl_atgrpo.config.run_check import _check_trace, check_team_run
-from verl_atgrpo.config.schema import ConfigError
+from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.environment import Score
 from verl_atgrpo.rollout.trace import Episode, TraceBudget, TracedTeam
 from verl_atgrpo.serving.client import TeamClient
@@ -173,5 +172,7 @@ def test_the_run_check_looks_at_the_trace(compose: Any) -> None:
 
 
 def test_a_policy_has_no_trace_of_its_own() -> None:
-    with pytest.raises(PolicyConfigError, match=r"at_grpo\.policies\.one\.rollout\.trace: .* set actor_rollout_ref"):
-        PolicySettings.from_mapping("one", {"rollout": {"trace": {"backend": "mlflow"}}})
+    with pytest.raises(ConfigError, match=r"at_grpo\.policies\.one\.rollout\.trace: .* set actor_rollout_ref"):
+        AtGrpoConfig.from_mapping(
+            {"environment": {"name": "plan_path"}, "policies": {"one": {"rollout": {"trace": {"backend": "mlflow"}}}}}
+        )

@@ -7,107 +7,27 @@ keys (token budgets, the served model's name, ...) follow from the policy's own 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from verl_atgrpo.config.schema import ConfigError, Lora, PolicySettings
+
 logger = logging.getLogger(__name__)
 
-SHARED = "shared"
-"""The policy's name where the recipe lists none: the job's `actor_rollout_ref` as it stands."""
 EXPANDED = "at_grpo_policies"
 """Where the driver leaves every policy's resolved `actor_rollout_ref` for the trainer and the workers."""
 POLICIES_FILE = "policies.json"
 """In every complete checkpoint: trained policy -> its folder there."""
-_LORA = {"rank": "lora_rank", "alpha": "lora_alpha", "target_modules": "target_modules"}
 _FULL_MODEL = "hf_model"
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "repetition_penalty",
-    "n",
-    "name",
-    "mode",
-    "val_kwargs",
-    "agent",
-    "trace",
-)
-
-
-class PolicyConfigError(ValueError):
-    """A policy's block cannot work; the message is one line with the key, the value and the remedy."""
-
-
-@dataclass(frozen=True)
-class PolicySettings:
-    """One block of `at_grpo.policies`."""
-
-    model: dict[str, Any] = field(default_factory=dict)
-    """Laid over `actor_rollout_ref.model`."""
-    optim: dict[str, Any] = field(default_factory=dict)
-    """Laid over `actor_rollout_ref.actor.optim`."""
-    lora: dict[str, Any] = field(default_factory=dict)
-    """`rank`, `alpha`, `target_modules`: an adapter instead of full training."""
-    actor: dict[str, Any] = field(default_factory=dict)
-    """Laid over `actor_rollout_ref.actor`."""
-    rollout: dict[str, Any] = field(default_factory=dict)
-    """Laid over `actor_rollout_ref.rollout`; how answers are sampled is the job's, not a policy's."""
-    trainable: bool = True
-    """False: the policy answers, and never changes."""
-    gpus: int | None = None
-    """Devices of its own on every node, with `placement: split`."""
-
-    @classmethod
-    def from_mapping(cls, name: str, block: Mapping[str, Any] | None) -> PolicySettings:
-        """Reads a block; raises PolicyConfigError for what it does not know or cannot accept."""
-        where = f"at_grpo.policies.{name}"
-        if not name.isidentifier():
-            raise PolicyConfigError(f"{where}: use letters, digits and underscores for a policy's name")
-        known = [item.name for item in dataclasses.fields(cls)]
-        for key, value in (block or {}).items():
-            if key not in known:
-                raise PolicyConfigError(f"{where}.{key} is not a known key: use one of {', '.join(known)}")
-            if key == "trainable":
-                if not isinstance(value, bool):
-                    raise PolicyConfigError(f"{where}.trainable={value!r}: true or false")
-            elif key == "gpus":
-                if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                    raise PolicyConfigError(f"{where}.gpus={value!r}: a whole number above 0")
-            elif not isinstance(value, Mapping):
-                raise PolicyConfigError(f"{where}.{key}={value!r}: a section with keys of its own")
-        values: dict[str, Any] = {
-            key: dict(value) if isinstance(value, Mapping) else value for key, value in (block or {}).items()
-        }
-        settings = cls(**values)
-        settings._check(where)
-        return settings
-
-    def _check(self, where: str) -> None:
-        for key in self.lora:
-            if key not in _LORA:
-                raise PolicyConfigError(f"{where}.lora.{key} is not a known key: use one of {', '.join(_LORA)}")
-        if self.lora and not (isinstance(self.lora.get("rank"), int) and self.lora["rank"] > 0):
-            raise PolicyConfigError(f"{where}.lora.rank={self.lora.get('rank')!r}: a whole number above 0")
-        for key in _SAMPLING:
-            if key in self.rollout:
-                raise PolicyConfigError(
-                    f"{where}.rollout.{key}: the same for every policy of a job; set actor_rollout_ref.rollout.{key}"
-                )
-        if not self.trainable:
-            for key in ("lora", "optim"):
-                if getattr(self, key):
-                    raise PolicyConfigError(f"{where}.{key} has no effect on a frozen policy: remove it")
 
 
 def expanded(config: DictConfig, policies: Mapping[str, PolicySettings]) -> DictConfig:
     """Returns policy -> its whole `actor_rollout_ref`; `config` must not be resolved yet, unless expanded before.
 
-    Raises PolicyConfigError if a block has a key that verl's section does not.
+    Raises ConfigError if a block has a key that verl's section does not.
     """
     if EXPANDED in config:
         known: DictConfig = config[EXPANDED]
@@ -119,7 +39,7 @@ def _actor_rollout_ref(config: DictConfig, name: str, settings: PolicySettings) 
     job = copy.deepcopy(config)
     if settings.gpus is not None:
         job.trainer.n_gpus_per_node = settings.gpus  # what its servers' sizes derive from
-    lora = {_LORA[key]: value for key, value in settings.lora.items()}
+    lora = {} if settings.lora is None else _lora(settings.lora)
     for section, block in (
         ("model", {**settings.model, **lora}),
         ("actor", settings.actor),
@@ -129,6 +49,11 @@ def _actor_rollout_ref(config: DictConfig, name: str, settings: PolicySettings) 
         _lay_over(OmegaConf.select(job.actor_rollout_ref, section), block, f"at_grpo.policies.{name}.{section}")
     leave_out_full_model(name, job.actor_rollout_ref)
     return OmegaConf.to_container(job.actor_rollout_ref, resolve=True)
+
+
+def _lora(settings: Lora) -> dict[str, Any]:
+    given = {"lora_rank": settings.rank, "lora_alpha": settings.alpha, "target_modules": settings.target_modules}
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def leave_out_full_model(name: str, policy: DictConfig) -> None:
@@ -149,7 +74,7 @@ def leave_out_full_model(name: str, policy: DictConfig) -> None:
 def _lay_over(section: DictConfig, block: Mapping[str, Any], where: str) -> None:
     for key, value in block.items():
         if key not in section:
-            raise PolicyConfigError(f"{where}.{key} is not a key of verl's section; it has {', '.join(section)}")
+            raise ConfigError(f"{where}.{key} is not a key of verl's section; it has {', '.join(section)}")
         if isinstance(value, Mapping) and isinstance(section[key], DictConfig) and len(section[key]):
             _lay_over(section[key], value, f"{where}.{key}")
         else:

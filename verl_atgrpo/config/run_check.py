@@ -12,12 +12,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_atgrpo import compat, platform_choice
+from verl_atgrpo import compat, contamination, platform_choice
 from verl_atgrpo.config.key_check import POLICY, check_keys
 from verl_atgrpo.config.mode_check import check_mode
-from verl_atgrpo.config.policies import EXPANDED, SHARED, PolicyConfigError, expanded, job_of, leave_out_full_model
+from verl_atgrpo.config.policies import EXPANDED, expanded, job_of, leave_out_full_model
 from verl_atgrpo.config.policy_check import check_context, check_policy
-from verl_atgrpo.config.schema import MODES, SECTION, AtGrpoConfig, ConfigError, check_disjoint
+from verl_atgrpo.config.schema import MODES, SECTION, SHARED, AtGrpoConfig, ConfigError
 from verl_atgrpo.environment import Environment
 from verl_atgrpo.estimators.spec import heeds_verls_switch, resolve_spec
 
@@ -183,14 +183,85 @@ def _check_team_job(config: DictConfig) -> Environment:
     _check_resume(config.trainer)
     environment = settings.make_environment()
     settings.validation_policies_of(environment)
-    settings.check_estimator_agents(environment)
-    settings.check_devices(config.trainer.n_gpus_per_node)
+    check_estimator_agents(settings, environment)
+    check_devices(settings, config.trainer.n_gpus_per_node)
     _check_policies(config, settings)
-    settings.check_tasks(environment, data.train_batch_size)
+    check_tasks(settings, environment, data.train_batch_size)
     _check_storage(config, settings)
     if not settings.allow_overlap:
         check_disjoint(settings, environment)
     return environment
+
+
+def check_estimator_agents(settings: AtGrpoConfig, env: Environment) -> None:
+    """Raises ConfigError if the estimator names agents that the environment has not."""
+    spec, name = settings.spec, settings.environment["name"]
+    key = f"{SECTION}.estimator"
+    known = f"an agent of {name!r}: it has {', '.join(env.agents)}"
+    for agent in spec.agents:
+        if agent not in env.agents:
+            raise ConfigError(f"{key}.agents.{agent} is not {known}")
+    if spec.main_agent is None:
+        return
+    if spec.main_agent not in env.agents:
+        raise ConfigError(f"{key}.main_agent={spec.main_agent!r} is not {known}")
+    if len(env.agents) == 1:
+        raise ConfigError(
+            f"{key}.sub_calls={spec.sub_calls} has no effect: {spec.main_agent!r} is the only agent of {name!r}; use "
+            "estimator: mas_grpo"
+        )
+
+
+def check_devices(settings: AtGrpoConfig, available: int) -> None:
+    """Raises ConfigError if the policies' devices do not add up to the `available` ones of a node."""
+    policies = settings.policy_settings()
+    for name, policy in policies.items():
+        if settings.placement == "colocated" and policy.gpus is not None:
+            raise ConfigError(
+                f"{SECTION}.policies.{name}.gpus={policy.gpus} has no effect with placement: colocated; remove it"
+            )
+        if settings.placement == "split" and policy.gpus is None:
+            raise ConfigError(f"{SECTION}.policies.{name}.gpus is missing: placement: split needs it")
+    total = sum(policy.gpus or 0 for policy in policies.values())
+    if settings.placement == "split" and total != available:
+        raise ConfigError(
+            f"{SECTION}.policies: gpus add up to {total}, trainer.n_gpus_per_node is {available}; make them equal"
+        )
+
+
+def check_tasks(settings: AtGrpoConfig, env: Environment, train_batch_size: int) -> None:
+    """Raises ConfigError if there are too few training tasks for what a step plays."""
+    tasks = settings.split_size(env, "train")
+    if tasks < train_batch_size:
+        raise ConfigError(
+            f"{SECTION}.train_tasks={settings.train_tasks}: less than data.train_batch_size={train_batch_size}"
+        )
+    most = settings.group_filter.max_tasks if settings.group_filter else None
+    key = f"{SECTION}.group_filter.max_tasks={most}"
+    if most is not None and most <= train_batch_size:
+        raise ConfigError(
+            f"{key}: the step plays data.train_batch_size={train_batch_size} tasks anyway; set it higher, or remove "
+            "it with min_groups"
+        )
+    if most is not None and most > tasks:
+        raise ConfigError(
+            f"{key}: there are {tasks} training tasks, and one played twice in a step gives the same rows twice; "
+            f"lower it, or raise {SECTION}.train_tasks"
+        )
+
+
+def check_disjoint(settings: AtGrpoConfig, env: Environment) -> None:
+    """Raises ConfigError if a validation task is also a training task, or nearly so by its text.
+
+    Looks at every task the run can deal out, so it holds for users' environments as well; `contamination.overlaps`
+    says what that costs.
+    """
+    sizes = settings.split_size(env, "train"), settings.split_size(env, "val")
+    for overlap in contamination.overlaps(env, *sizes):
+        raise ConfigError(
+            f"{SECTION}.environment: {overlap}; make the splits disjoint, or set {SECTION}.allow_overlap=true "
+            "to accept it"
+        )
 
 
 def check_sampling(rollout: DictConfig) -> None:
@@ -233,7 +304,7 @@ def _check_storage(config: DictConfig, settings: AtGrpoConfig) -> None:
     """
     key = "transfer_queue.backend.SimpleStorage.total_storage_size"
     room = OmegaConf.select(config, key)
-    group_filter = settings.filter()
+    group_filter = settings.group_filter
     tasks = (group_filter.max_tasks if group_filter else None) or config.data.train_batch_size
     rows = tasks * settings.candidates
     if OmegaConf.select(config, "transfer_queue.backend.storage_backend") == "SimpleStorage" and (room or rows) < rows:
@@ -269,10 +340,7 @@ def _check_policies(config: DictConfig, settings: AtGrpoConfig) -> None:
         check_mode(config, settings.mode, {"actor_rollout_ref": config.actor_rollout_ref})
         return
     names = settings.policy_settings()
-    try:
-        policies = expanded(config, names)
-    except PolicyConfigError as error:
-        raise ConfigError(str(error)) from error
+    policies = expanded(config, names)
     for name, policy in names.items():
         key, job = f"{SECTION}.policies.{name}", copy.deepcopy(config)
         job.actor_rollout_ref = policies[name]

@@ -1,93 +1,165 @@
-"""The `at_grpo:` section of a recipe: its keys, its defaults and what is refused.
+"""The `at_grpo:` section of a recipe: its keys with their types and bounds, from which errors and docs are made.
 
 Everything here runs on the driver before Ray starts, so a mistake costs seconds and one line.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import functools
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
 
+import annotated_types
 from omegaconf import DictConfig, OmegaConf
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from verl_atgrpo import contamination, environment
-from verl_atgrpo.config.group_filter import GroupFilter, GroupFilterError
-from verl_atgrpo.config.policies import SHARED, PolicyConfigError, PolicySettings
+from verl_atgrpo import environment
 from verl_atgrpo.environment import Environment, Split
 from verl_atgrpo.estimators.spec import EstimatorSpec, resolve_spec
-from verl_atgrpo.report.records import RecordSettings
-from verl_atgrpo.team import SELECTIONS, Selection, TeamOptions
+from verl_atgrpo.team import Selection, TeamOptions
 
 SECTION = "at_grpo"
-SCHEMES = ("tree", "parallel")
-PLACEMENTS = ("colocated", "split")
-MODES = ("sync", "colocate_async", "separate_async")
+SHARED = "shared"
+"""The policy's name where the recipe lists none: the job's `actor_rollout_ref` as it stands."""
+Mode = Literal["sync", "colocate_async", "separate_async"]
+MODES: tuple[str, ...] = typing.get_args(Mode)
 
 
 class ConfigError(ValueError):
     """A configuration that cannot work; the message is one line with the key, the value and the remedy."""
 
 
-@dataclass(frozen=True)
-class AtGrpoConfig:
+def _identifier(name: str) -> str:
+    if not name.isidentifier():
+        raise ValueError("use letters, digits and underscores for a name")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_identifier)]
+Count = Annotated[int, Field(ge=1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Weight = Annotated[Finite, Field(ge=0)]
+Seconds = Annotated[Finite, Field(gt=0)]
+Options = dict[str, Any]
+"""A section whose keys are verl's, an environment's or an estimator's."""
+
+
+class Section(BaseModel):
+    """A section of the recipe: unknown keys are refused, values are not converted."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+class Lora(Section):
+    """An adapter instead of full training: `at_grpo.policies.<name>.lora`."""
+
+    rank: Count
+    """Of the adapter: verl's `model.lora_rank`."""
+    alpha: int | None = None
+    """verl's `model.lora_alpha`; null: the job's."""
+    target_modules: str | list[str] | None = None
+    """verl's `model.target_modules`; null: the job's."""
+
+
+class PolicySettings(Section):
+    """One block of `at_grpo.policies`: what the policy changes about the job's `actor_rollout_ref`."""
+
+    model: Options = {}
+    """Laid over `actor_rollout_ref.model`."""
+    optim: Options = {}
+    """Laid over `actor_rollout_ref.actor.optim`."""
+    lora: Lora | None = None
+    """`rank`, `alpha`, `target_modules`: an adapter instead of full training."""
+    actor: Options = {}
+    """Laid over `actor_rollout_ref.actor`."""
+    rollout: Options = {}
+    """Laid over `actor_rollout_ref.rollout`; how answers are sampled is the job's, not a policy's."""
+    trainable: bool = True
+    """False: the policy answers, and never changes."""
+    gpus: Count | None = None
+    """Devices of its own on every node, with `placement: split`."""
+
+
+class GroupFilter(Section):
+    """Groups without signal (every advantage is 0) are dropped, and the step is topped up by more tasks."""
+
+    min_groups: Count | None = None
+    """Groups that a step shall have after the dropping, over all trainable policies; tasks are added until it has
+    them. null: no top-up."""
+    max_tasks: Count | None = None
+    """Tasks that a step plays at most, those of `data.train_batch_size` included."""
+
+
+class RecordSettings(Section):
+    """What is recorded for `verl-atgrpo report`."""
+
+    train_tasks: Annotated[int, Field(ge=0)] = 4
+    """Tasks of every step whose episodes are recorded: those with the lowest numbers in the batch."""
+    val_tasks: Annotated[int, Field(ge=0)] = 4
+    """Tasks of every validation whose episodes are recorded: the first ones, so the same ones every time."""
+    max_megabytes: Annotated[Finite, Field(gt=0)] = 64.0
+    """Disk space for episodes; the oldest are deleted first. Metrics are not counted and never deleted."""
+
+
+class AtGrpoConfig(Section):
     """The `at_grpo:` section of a recipe."""
 
-    environment: dict[str, Any]
+    environment: Options
     """`name` (registered, or "module:Class") and the environment's own options."""
-    agents: dict[str, str] = field(default_factory=lambda: {"all": SHARED})
+    agents: dict[str, str] = {"all": SHARED}
     """Agent -> policy. `all: shared` trains one policy for every agent."""
     val_agents: dict[str, str] | None = None
     """Agent -> policy in validation, where it is not the one in training: swapped roles."""
-    policies: dict[str, Any] | None = None
-    """Policy -> what it changes about `actor_rollout_ref` (see `policy_config`). None: one policy, `shared`."""
-    placement: str = "colocated"
+    policies: dict[Name, PolicySettings | None] | None = None
+    """Policy -> what it changes about `actor_rollout_ref`. null: one policy, `shared`."""
+    placement: Literal["colocated", "split"] = "colocated"
     """`colocated`: all policies share all devices, in turns. `split`: each has `gpus` of its own on every node."""
-    mode: str = "sync"
+    mode: Mode = "sync"
     """`sync`: a step plays its tasks to their end, then updates. `colocate_async`: it updates once enough tasks have
-    ended, and the others go on with the new weights. `separate_async`: servers have devices of their own and draw
+    ended, and the others go on with the new weights. `separate_async`: servers have devices of their own and sample
     during the update, too (see docs/async.md)."""
-    candidates: int = 4
+    candidates: Annotated[int, Field(ge=2)] = 4
     """K: candidates at every decision (`tree`), or episodes of every task (`parallel`)."""
-    alpha: float = 1.0
+    alpha: Weight = 1.0
     """Weight of the team part in the mixed reward alpha * team + local_weight * local (`tree`)."""
-    local_weight: float = 1.0
+    local_weight: Weight = 1.0
     """Weight of the local part (`tree`): 1 as in the paper; 0 leaves the team part alone."""
-    scheme: str = "tree"
+    scheme: Literal["tree", "parallel"] = "tree"
     """`tree`: AT-GRPO. `parallel`: independent episodes with the shared outcome as everyone's reward."""
     selection: Selection = "greedy"
     """Which candidate is committed (`tree`)."""
-    softmax_temperature: float | None = None
+    softmax_temperature: Annotated[Finite, Field(gt=0)] | None = None
     """Temperature of `selection: softmax`, in units of reward."""
-    estimator: str | dict[str, Any] = "at_grpo"
-    """A preset of `verl_atgrpo.estimators.spec.PRESETS`, or `{preset: ..., <field>: ..., agents: {<agent>: ...}}`, or
-    `{name: ..., <field>: ...}`; see docs/estimators.md."""
-    group_filter: dict[str, Any] | None = None
-    """Drops comparison groups that teach nothing: `{}`, or `{min_groups: ..., max_tasks: ...}` to play more tasks in
-    their place (see `verl_atgrpo.config.group_filter`)."""
+    estimator: str | Options = "at_grpo"
+    """A preset, `{preset: ..., <field>: ..., agents: {<agent>: ...}}`, or `{name: ..., <field>: ...}`; see
+    docs/estimators.md."""
+    group_filter: GroupFilter | None = None
+    """Drops comparison groups without signal: `{}`, or `{min_groups: ..., max_tasks: ...}` to play more tasks in
+    their place."""
     seed: int = 0
-    """Draws derive from it, with the task, the step, the agent, the turn and the candidate."""
-    train_tasks: int = 4096
+    """Seeds of tasks and samples derive from it, with the task, the step, the agent, the turn and the candidate."""
+    train_tasks: Count = 4096
     """Tasks in an epoch, for environments that generate tasks without end."""
-    val_tasks: int = 200
+    val_tasks: Count = 200
     """Tasks of the validation split, for environments that generate tasks without end."""
     allow_overlap: bool = False
     """Accept validation tasks that also are training tasks, or nearly so by their texts."""
-    request_timeout: float = 600.0
+    request_timeout: Seconds = 600.0
     """Seconds that a server has for a candidate, or for what remains of one that was interrupted."""
-    request_retries: int = 2
-    """How often a candidate that timed out, or whose server died, is tried at another one before its episode fails."""
-    max_failed_episodes: int = 64
+    request_retries: Annotated[int, Field(ge=0)] = 2
+    """How often a candidate that timed out, or whose server died, is retried on another replica before its episode
+    fails."""
+    max_failed_episodes: Count = 64
     """Failed episodes in one step after which the run stops: something is wrong with the engine or task."""
-    restart_servers: int = 3
+    restart_servers: Annotated[int, Field(ge=0)] = 3
     """How often servers of one policy that died are started again in a run, before the next weight sync; 0: never."""
-    poll_interval: float = 0.2
-    """Seconds between two looks of the trainer for finished episodes (verl's own default is 2); more where a look
+    poll_interval: Seconds = 0.2
+    """Seconds between two polls of the trainer for finished episodes (verl's own default is 2); more where a poll
     takes long (2.7 s with 100,000 rows in the queue): four times what the last one took."""
-    record: dict[str, Any] | None = field(default_factory=lambda: dataclasses.asdict(RecordSettings()))
-    """What is written for `verl-atgrpo report` (see `report.settings`); None: nothing."""
+    record: RecordSettings | None = RecordSettings()
+    """What is recorded for `verl-atgrpo report`; null: nothing."""
 
     @classmethod
     def from_config(cls, config: DictConfig) -> AtGrpoConfig:
@@ -100,141 +172,48 @@ class AtGrpoConfig:
         """Reads the section; raises ConfigError for what it does not know or cannot accept."""
         if not section:
             raise ConfigError(f"{SECTION}: the section is missing; trainer.v1.trainer_mode=at_grpo needs it")
-        known = [item.name for item in dataclasses.fields(cls)]
-        for key in section:
-            if key not in known:
-                raise ConfigError(f"{SECTION}.{key} is not a known key: use one of {', '.join(known)}")
-        if not isinstance(section.get("environment"), Mapping) or "name" not in section["environment"]:
+        try:
+            settings = cls.model_validate(dict(section))
+        except ValidationError as error:
+            raise ConfigError(one_line(error, cls, SECTION)) from None
+        settings._refuse()
+        return settings
+
+    def _refuse(self) -> None:
+        """Raises ConfigError for values that do not go together."""
+        if not isinstance(self.environment.get("name"), str):
             raise ConfigError(f"{SECTION}.environment needs a name: one of {', '.join(environment.registered())}")
-        values: dict[str, Any] = {
-            key: dict(value) if isinstance(value, Mapping) else value for key, value in section.items()
-        }
-        config = cls(**values)
-        config._check_values()
-        return config
-
-    def _check_values(self) -> None:
-        if self.scheme not in SCHEMES:
-            raise ConfigError(f"{SECTION}.scheme={self.scheme!r}: use one of {', '.join(SCHEMES)}")
-        if not isinstance(self.candidates, int) or self.candidates < 2:
-            raise ConfigError(
-                f"{SECTION}.candidates={self.candidates}: a group estimator compares at least 2 candidates"
-            )
-        if self.selection not in SELECTIONS:
-            raise ConfigError(f"{SECTION}.selection={self.selection!r}: use one of {', '.join(SELECTIONS)}")
-        if self.softmax_temperature is not None and self.selection != "softmax":
-            raise ConfigError(
-                f"{SECTION}.softmax_temperature={self.softmax_temperature} has no effect with "
-                f"selection: {self.selection}; remove it or use selection: softmax"
-            )
-        if self.softmax_temperature is not None and self.softmax_temperature <= 0:
-            raise ConfigError(f"{SECTION}.softmax_temperature={self.softmax_temperature}: above 0")
-        if self.placement not in PLACEMENTS:
-            raise ConfigError(f"{SECTION}.placement={self.placement!r}: use one of {', '.join(PLACEMENTS)}")
-        if self.mode not in MODES:
-            raise ConfigError(f"{SECTION}.mode={self.mode!r}: use one of {', '.join(MODES)}")
-        if self.scheme == "parallel":
-            for key, default in (("alpha", 1.0), ("local_weight", 1.0), ("selection", "greedy")):
-                if getattr(self, key) != default:
+        for key, refused, why in _TOGETHER:
+            if refused(self):
+                value = functools.reduce(getattr, key.split("."), self)
+                raise ConfigError(f"{SECTION}.{key}={value!r}{why.format(self=self)}")
+        for name, policy in self.policy_settings().items():
+            for key in SAMPLING:
+                if key in policy.rollout:
                     raise ConfigError(
-                        f"{SECTION}.{key}={getattr(self, key)!r} has no effect with scheme: parallel; remove it"
+                        f"{SECTION}.policies.{name}.rollout.{key}: the same for every policy of a job; set "
+                        f"actor_rollout_ref.rollout.{key}"
                     )
-        for key in ("alpha", "local_weight"):
-            weight = getattr(self, key)
-            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-                raise ConfigError(f"{SECTION}.{key}={weight!r}: a finite number, at least 0")
-        if self.alpha == self.local_weight == 0:
-            raise ConfigError(f"{SECTION}.local_weight=0 beside alpha=0 leaves no reward; set one of them above 0")
-        for key in ("train_tasks", "val_tasks", "max_failed_episodes", "request_timeout", "poll_interval"):
-            if not getattr(self, key) > 0:
-                raise ConfigError(f"{SECTION}.{key}={getattr(self, key)}: above 0")
-        for key in ("request_retries", "restart_servers"):
-            if type(getattr(self, key)) is not int or getattr(self, key) < 0:
-                raise ConfigError(f"{SECTION}.{key}={getattr(self, key)!r}: a whole number, at least 0")
-        self.filter()
-        self._check_estimator()
-        self.record_settings()
+            for key in ("lora", "optim"):
+                if not policy.trainable and getattr(policy, key):
+                    raise ConfigError(f"{SECTION}.policies.{name}.{key} has no effect on a frozen policy: remove it")
+        if not any(policy.trainable for policy in self.policy_settings().values()):
+            raise ConfigError(f"{SECTION}.policies has no trainable policy: set trainable: true for one of them")
+        self._refuse_estimator(self.spec, f"{SECTION}.estimator={self.spec.name!r}")
+        for agent, own in self.spec.agents.items():
+            self._refuse_estimator(own, f"{SECTION}.estimator.agents.{agent} ({self.spec.name!r})")
 
-    def _check_estimator(self) -> None:
-        spec = self.spec()
-        self._check_part_of_estimator(spec, f"{SECTION}.estimator={spec.name!r}")
-        for agent, own in spec.agents.items():
-            self._check_part_of_estimator(own, f"{SECTION}.estimator.agents.{agent} ({spec.name!r})")
+    def _refuse_estimator(self, spec: EstimatorSpec, key: str) -> None:
+        for refused, why in _OF_ESTIMATORS:
+            if refused(self, spec):
+                names = ", ".join(self.policies or {})
+                raise ConfigError(f"{key}{why.format(spec=spec, policies=names)}")
 
-    def _check_part_of_estimator(self, spec: EstimatorSpec, key: str) -> None:
-        if self.scheme == "tree":
-            if spec.unit == "trajectory":
-                raise ConfigError(f"{key} compares whole trajectories: use scheme: parallel, or estimator: at_grpo")
-            if spec.unit == "call":
-                raise ConfigError(
-                    f"{key} aligns the calls of whole episodes: use scheme: parallel, or estimator: at_grpo"
-                )
-            if spec.step_weight:
-                raise ConfigError(
-                    f"{key}: step_weight={spec.step_weight} looks for equal prompts in different episodes, but with "
-                    "scheme: tree a group has one prompt; use scheme: parallel, or step_weight: 0"
-                )
-            if "agent" in spec.scopes:
-                raise ConfigError(
-                    f"{key}: the scope agent has no effect with scheme: tree, where a group has one agent; use "
-                    "scheme: parallel, or estimator: at_grpo"
-                )
-            return
-        if len(self.policies or {}) < 2:
-            return
-        # A policy's update is handed its own agents' rows: the team's mean and std cannot be had from those.
-        sees = f"each of several policies ({', '.join(self.policies or {})}) sees its own agents' only"
-        if spec.unit != "trajectory" and "group" in spec.scopes:
-            raise ConfigError(
-                f"{key} compares the rows of all agents of a task, but {sees}: use estimator: dr_mas as it stands "
-                "(per agent), estimator: mas_grpo, or one policy"
-            )
-        if spec.step_weight and spec.step_scope == "group":
-            raise ConfigError(
-                f"{key} compares all rows with the same prompt, whoever answers, but {sees}: use step_scope: agent, "
-                "or one policy"
-            )
-
-    def check_estimator_agents(self, env: Environment) -> None:
-        """Raises ConfigError if the estimator names agents that the environment has not."""
-        spec = self.spec()
-        key = f"{SECTION}.estimator"
-        known = f"an agent of {self.environment['name']!r}: it has {', '.join(env.agents)}"
-        for agent in spec.agents:
-            if agent not in env.agents:
-                raise ConfigError(f"{key}.agents.{agent} is not {known}")
-        if spec.main_agent is None:
-            return
-        if spec.main_agent not in env.agents:
-            raise ConfigError(f"{key}.main_agent={spec.main_agent!r} is not {known}")
-        if len(env.agents) == 1:
-            raise ConfigError(
-                f"{key}.sub_calls={spec.sub_calls} has no effect: {spec.main_agent!r} is the only agent of "
-                f"{self.environment['name']!r}; use estimator: mas_grpo"
-            )
-
+    @functools.cached_property
     def spec(self) -> EstimatorSpec:
-        """Returns the estimator's specification."""
+        """The estimator's specification; raises ConfigError for one that cannot work."""
         try:
             return resolve_spec(self.estimator)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-
-    def filter(self) -> GroupFilter | None:
-        """Returns the group filter's settings; raises ConfigError for a block that cannot work."""
-        try:
-            return GroupFilter.from_mapping(self.group_filter)
-        except GroupFilterError as error:
-            raise ConfigError(str(error)) from error
-
-    def record_settings(self) -> RecordSettings | None:
-        """Returns what is recorded, or None; raises ConfigError for what cannot work."""
-        if self.record is None:
-            return None
-        if not isinstance(self.record, Mapping):
-            raise ConfigError(f"{SECTION}.record={self.record!r}: a section with keys of its own, or null")
-        try:
-            return RecordSettings.from_mapping(self.record)
         except ValueError as error:
             raise ConfigError(str(error)) from error
 
@@ -246,8 +225,15 @@ class AtGrpoConfig:
         except environment.EnvironmentConfigError as error:
             raise ConfigError(str(error)) from error
 
+    def policy_settings(self) -> dict[str, PolicySettings]:
+        """Returns policy -> settings; one policy, `shared`, where the recipe lists none."""
+        return {name: block or PolicySettings() for name, block in (self.policies or {SHARED: None}).items()}
+
     def policies_of(self, env: Environment) -> dict[str, str]:
-        """Returns agent -> policy for the environment's agents, with `all` spelt out."""
+        """Returns agent -> policy for the environment's agents, with `all` spelt out.
+
+        Raises ConfigError for an agent or policy that does not exist, or a policy without agents.
+        """
         mapping = self._mapping(env, "agents", self.agents)
         for policy in self.policy_settings():
             if policy not in mapping.values():
@@ -286,35 +272,6 @@ class AtGrpoConfig:
                 )
         return mapping
 
-    def policy_settings(self) -> dict[str, PolicySettings]:
-        """Returns policy -> settings; raises ConfigError for a block that cannot work."""
-        try:
-            settings = {
-                name: PolicySettings.from_mapping(name, block)
-                for name, block in (self.policies or {SHARED: None}).items()
-            }
-        except PolicyConfigError as error:
-            raise ConfigError(str(error)) from error
-        if not any(policy.trainable for policy in settings.values()):
-            raise ConfigError(f"{SECTION}.policies has no trainable policy: set trainable: true for one of them")
-        return settings
-
-    def check_devices(self, available: int) -> None:
-        """Raises ConfigError if the policies' devices do not add up to the `available` ones of a node."""
-        policies = self.policy_settings()
-        for name, policy in policies.items():
-            if self.placement == "colocated" and policy.gpus is not None:
-                raise ConfigError(
-                    f"{SECTION}.policies.{name}.gpus={policy.gpus} has no effect with placement: colocated; remove it"
-                )
-            if self.placement == "split" and policy.gpus is None:
-                raise ConfigError(f"{SECTION}.policies.{name}.gpus is missing: placement: split needs it")
-        total = sum(policy.gpus or 0 for policy in policies.values())
-        if self.placement == "split" and total != available:
-            raise ConfigError(
-                f"{SECTION}.policies: gpus add up to {total}, trainer.n_gpus_per_node is {available}; make them equal"
-            )
-
     def team_options(self) -> TeamOptions:
         """Returns what a team needs of this configuration."""
         return TeamOptions(
@@ -330,19 +287,6 @@ class AtGrpoConfig:
         """Episodes of a task in training."""
         return self.candidates if self.scheme == "parallel" else 1
 
-    def check_tasks(self, env: Environment, train_batch_size: int) -> None:
-        """Raises ConfigError if there are too few training tasks for what a step plays."""
-        tasks, group_filter = self.split_size(env, "train"), self.filter()
-        if tasks < train_batch_size:
-            raise ConfigError(
-                f"{SECTION}.train_tasks={self.train_tasks}: less than data.train_batch_size={train_batch_size}"
-            )
-        try:
-            if group_filter is not None:
-                group_filter.check_tasks(train_batch_size, tasks)
-        except GroupFilterError as error:
-            raise ConfigError(str(error)) from error
-
     def split_size(self, env: Environment, split: Split) -> int:
         """Returns how many tasks of `split` the run deals out."""
         wanted = self.train_tasks if split == "train" else self.val_tasks
@@ -350,15 +294,172 @@ class AtGrpoConfig:
         return wanted if available is None else min(wanted, available)
 
 
-def check_disjoint(config: AtGrpoConfig, env: Environment) -> None:
-    """Raises ConfigError if a validation task is also a training task, or nearly so by its text.
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "repetition_penalty",
+    "n",
+    "name",
+    "mode",
+    "val_kwargs",
+    "agent",
+    "trace",
+)
+"""Keys of `actor_rollout_ref.rollout` that no policy has of its own."""
 
-    Looks at every task the run can deal out, so it holds for users' environments as well; `contamination.overlaps`
-    says what that costs.
-    """
-    sizes = config.split_size(env, "train"), config.split_size(env, "val")
-    for overlap in contamination.overlaps(env, *sizes):
-        raise ConfigError(
-            f"{SECTION}.environment: {overlap}; make the splits disjoint, or set {SECTION}.allow_overlap=true "
-            "to accept it"
-        )
+
+def _filter_lacks(key: str, beside: str) -> Callable[[AtGrpoConfig], bool]:
+    def refused(config: AtGrpoConfig) -> bool:
+        block = config.group_filter
+        return block is not None and getattr(block, key) is not None and getattr(block, beside) is None
+
+    return refused
+
+
+_PARALLEL = " has no effect with scheme: parallel; remove it"
+_TOGETHER: tuple[tuple[str, Callable[[AtGrpoConfig], bool], str], ...] = (
+    (
+        "softmax_temperature",
+        lambda c: c.softmax_temperature is not None and c.selection != "softmax",
+        " has no effect with selection: {self.selection}; remove it or use selection: softmax",
+    ),
+    ("alpha", lambda c: c.scheme == "parallel" and c.alpha != 1, _PARALLEL),
+    ("local_weight", lambda c: c.scheme == "parallel" and c.local_weight != 1, _PARALLEL),
+    ("selection", lambda c: c.scheme == "parallel" and c.selection != "greedy", _PARALLEL),
+    (
+        "local_weight",
+        lambda c: c.alpha == c.local_weight == 0,
+        " beside alpha=0 leaves no reward; set one of them above 0",
+    ),
+    (
+        "group_filter.min_groups",
+        _filter_lacks("min_groups", "max_tasks"),
+        ": a policy that is always right never has them; say with max_tasks how many tasks a step plays at most",
+    ),
+    (
+        "group_filter.max_tasks",
+        _filter_lacks("max_tasks", "min_groups"),
+        " has no effect without min_groups; set that, or remove it",
+    ),
+)
+"""Key, whether its value is refused beside the others, and why."""
+
+_OWN_ROWS = "each of several policies ({policies}) sees its own agents' only"
+_OF_ESTIMATORS: tuple[tuple[Callable[[AtGrpoConfig, EstimatorSpec], bool], str], ...] = (
+    (
+        lambda c, spec: c.scheme == "tree" and spec.unit == "trajectory",
+        " compares whole trajectories: use scheme: parallel, or estimator: at_grpo",
+    ),
+    (
+        lambda c, spec: c.scheme == "tree" and spec.unit == "call",
+        " aligns the calls of whole episodes: use scheme: parallel, or estimator: at_grpo",
+    ),
+    (
+        lambda c, spec: c.scheme == "tree" and bool(spec.step_weight),
+        ": step_weight={spec.step_weight} looks for equal prompts in different episodes, but with scheme: tree a "
+        "group has one prompt; use scheme: parallel, or step_weight: 0",
+    ),
+    (
+        lambda c, spec: c.scheme == "tree" and "agent" in spec.scopes,
+        ": the scope agent has no effect with scheme: tree, where a group has one agent; use scheme: parallel, or "
+        "estimator: at_grpo",
+    ),
+    # A policy's update is given its own agents' rows: the team's mean and std cannot be computed from those.
+    (
+        lambda c, spec: (
+            len(c.policies or {}) > 1
+            and spec.unit != "trajectory"
+            and "group" in spec.scopes
+            and c.scheme == "parallel"
+        ),
+        f" compares the rows of all agents of a task, but {_OWN_ROWS}: use estimator: dr_mas as it stands (per "
+        "agent), estimator: mas_grpo, or one policy",
+    ),
+    (
+        lambda c, spec: len(c.policies or {}) > 1 and bool(spec.step_weight) and spec.step_scope == "group",
+        f" compares all rows with the same prompt, whoever answers, but {_OWN_ROWS}: use step_scope: agent, or one "
+        "policy",
+    ),
+)
+"""Whether an estimator, or an agent's part of it, is refused in a job, and why."""
+
+
+# ---------------------------------------------------------------------- words for types and bounds
+
+
+def one_line(error: ValidationError, section: type[Section], prefix: str) -> str:
+    """Returns the first thing that pydantic found wrong: key, value, and what would do."""
+    # A key that is not known first: it may be what another one that is missing was meant to be.
+    first = min(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
+    # pydantic names the alternative of a union as well, and says that a key of a mapping is meant.
+    place = [str(part) for part in first["loc"] if part not in ("[key]", "str", "dict[str,any]")]
+    key = ".".join([prefix, *place])
+    if first["type"] == "extra_forbidden":
+        known = _fields_at(section, place[:-1])
+        return f"{key} is not a known key: use one of {', '.join(known)}"
+    if first["type"] == "missing":
+        return f"{key} is missing: {words_at(section, place)}"
+    if first["type"] == "value_error":
+        return f"{key}: {first['ctx']['error']}"
+    return f"{key}={first['input']!r}: {words_at(section, place)}"
+
+
+def _fields_at(section: type[Section], place: list[str]) -> list[str]:
+    hint: Any = section
+    for part in place:
+        hint = _inside(hint, part)
+    return list(hint.model_fields)
+
+
+def words_at(section: type[Section], place: list[str]) -> str:
+    """Returns what would do in a place of a section, as docs and errors say it."""
+    hint: Any = section
+    metadata: list[Any] = []
+    for part in place:
+        if isinstance(hint, type) and issubclass(hint, Section) and part in hint.model_fields:
+            item = hint.model_fields[part]
+            hint, metadata = item.annotation, item.metadata
+        else:
+            hint, metadata = _inside(hint, part), []
+        hint = _only(hint) if part != place[-1] else hint
+    return words(hint, metadata)
+
+
+def _inside(hint: Any, part: str) -> Any:
+    hint = _only(hint)
+    if isinstance(hint, type) and issubclass(hint, Section):
+        return _only(hint.model_fields[part].annotation)
+    arguments = typing.get_args(hint)
+    return _only(arguments[-1]) if arguments else Any
+
+
+def _only(hint: Any) -> Any:
+    """Returns a type without `| None` and `Annotated`."""
+    if typing.get_origin(hint) is Annotated:
+        return _only(typing.get_args(hint)[0])
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return _only(next(part for part in typing.get_args(hint) if part is not type(None)))
+    return hint
+
+
+def words(hint: Any, metadata: typing.Sequence[Any] = ()) -> str:
+    """Returns what a field accepts: "a whole number, at least 2", "one of a, b", "a section, or null"."""
+    if typing.get_origin(hint) is Annotated:
+        inner, *more = typing.get_args(hint)
+        return words(inner, [*more, *metadata])
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        parts = [words(part, metadata) for part in typing.get_args(hint) if part is not type(None)]
+        null = ", or null" if type(None) in typing.get_args(hint) else ""
+        return " or ".join(parts) + null
+    if typing.get_origin(hint) is Literal:
+        return f"one of {', '.join(map(str, typing.get_args(hint)))}"
+    bounds = [item for part in metadata for item in getattr(part, "metadata", [part])]
+    low = next((f", at least {b.ge}" for b in bounds if isinstance(b, annotated_types.Ge)), "")
+    low = next((f" above {b.gt}" for b in bounds if isinstance(b, annotated_types.Gt)), low)
+    kinds = {bool: "true or false", int: f"a whole number{low}", float: f"a number{low}", str: "a text"}
+    if hint in kinds:
+        return kinds[hint]
+    if typing.get_origin(hint) is list:
+        return "a list"
+    return "a section"

@@ -47,7 +47,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         self._environment = self._settings.make_environment()
         self._policy_of = self._settings.policies_of(self._environment)
         self._validation_policy_of = self._settings.validation_policies_of(self._environment)
-        self._needs = self._settings.spec().needs
+        self._needs = self._settings.spec.needs
         self._tokenizers = {
             name: omega_conf_to_dataclass(job_of(self.config, name).actor_rollout_ref.model).tokenizer
             for name in self._settings.policy_settings()

@@ -13,8 +13,8 @@ import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from verl_atgrpo.config.schema import SECTION
-from verl_atgrpo.report.records import METRICS, TRAIN, VAL, RecordFiles, RecordSettings, metrics_row, plain
+from verl_atgrpo.config.schema import SECTION, RecordSettings
+from verl_atgrpo.report.records import METRICS, TRAIN, VAL, RecordFiles, metrics_row, plain
 from verl_atgrpo.trainer.queue import Tags
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transfer_queue import KVBatchMeta
 
-from verl_atgrpo.config.group_filter import GroupFilter
+from verl_atgrpo.config.schema import GroupFilter
 from verl_atgrpo.estimators.kernel import at_grpo_advantage
 from verl_atgrpo.estimators.uid import split_uid
 from verl_atgrpo.trainer.queue import Tags, batch_of
@@ -145,12 +145,26 @@ def draw(
         if group_filter is None:
             break
         rows.teaches.update(teaching_groups((tags for tags in batch.tags if tags["policy"] in trainable), algorithm))
-        if tasks := group_filter.tasks_to_add(sum(rows.teaches.values()), played):
+        if tasks := tasks_to_add(group_filter, sum(rows.teaches.values()), played):
             add_tasks(tasks)
     rows.metrics = dict(counts)
     if group_filter is not None:
         rows.metrics.update(_filter_metrics(rows, group_filter, played))
     return rows
+
+
+def tasks_to_add(group_filter: GroupFilter, groups: int, played: int) -> int:
+    """Returns how many tasks to play on top of those `played`, which left so many groups; 0 ends the top-up.
+
+    As many as the missing groups take at the rate so far, but no more than were played already: the rate of a
+    few tasks says little.
+    """
+    wanted, most = group_filter.min_groups, group_filter.max_tasks
+    if wanted is None or most is None or groups >= wanted:
+        return 0
+    missing = wanted - groups
+    expected = -(-missing * played // groups) if groups else played
+    return min(expected, played, most - played)
 
 
 def _filter_metrics(rows: StepRows, group_filter: GroupFilter, played: int) -> dict[str, float]:

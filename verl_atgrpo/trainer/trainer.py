@@ -21,9 +21,9 @@ from verl.utils.debug import marked_timer
 from verl.utils.tracking import Tracking
 
 from verl_atgrpo import compat, platform_choice
-from verl_atgrpo.config.policies import EXPANDED, PolicySettings, job_of
+from verl_atgrpo.config.policies import EXPANDED, job_of
 from verl_atgrpo.config.run_check import MODE, check_team_run
-from verl_atgrpo.config.schema import AtGrpoConfig
+from verl_atgrpo.config.schema import AtGrpoConfig, PolicySettings
 from verl_atgrpo.report.records import FOLDER, RecordFiles
 from verl_atgrpo.rollout.rows import DEAL
 from verl_atgrpo.serving.client import TeamClient
@@ -202,7 +202,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             ),
             add_tasks=super()._add_prompts_to_generate,  # not ours: no episode has failed
             tasks=tasks,
-            group_filter=self.settings.filter(),
+            group_filter=self.settings.group_filter,
             trainable={unit.name for unit in self.units if unit.trainable},
             algorithm=self.config.algorithm,
         )
@@ -303,7 +303,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
 
     def _make_recorder(self) -> Recorder | None:
         """Returns what writes the report's records, once it is known from which step the run goes on."""
-        settings = self.settings.record_settings()
+        settings = self.settings.record
         if settings is None:
             return None
         about = about_run(self.config, self.units)
