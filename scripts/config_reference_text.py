@@ -60,7 +60,6 @@ WIRED = {
     "data.at_grpo": "the section `at_grpo`, because verl hands the data set `data` alone",
     "data.at_grpo_tasks": "how many tasks each split deals out",
     "data.at_grpo_data_sets": "which data sets they are from, by whose names validation reports",
-    "algorithm.at_grpo_estimator": "`at_grpo.estimator`, for the advantage function, which gets `algorithm` alone",
     "trainer.v1.sampler.sync_refill_failed_groups": "`true`: verl's own way to replace a failed episode",
     "data.gen_batch_size": "`1`: replacements are fetched one task at a time",
 }

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_atgrpo.estimators.kernel import at_grpo_advantage
+from verl_atgrpo.estimators.ids import row_ids
+from verl_atgrpo.estimators.kernel import at_grpo_advantage, team_advantages
+from verl_atgrpo.estimators.spec import configured_spec
 
 ROW_PRESETS = ["at_grpo", "grpo", "dr_grpo", "rloo"]
 
@@ -20,12 +22,42 @@ def ids(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64)
 
 
+def tags_of(label: str) -> dict[str, Any]:
+    """The tags of a row in short: "GROUP#EPISODE@AGENT~LEFT~ANCHOR", or that without its last parts."""
+    group, _, rest = label.rpartition("#")
+    episode, _, rest = rest.partition("@")
+    agent, _, rest = rest.partition("~")
+    left, _, anchor = rest.partition("~")
+    tags = {
+        "group": group,
+        "episode": f"{group}_{episode}",
+        "agent": agent,
+        "left": left and int(left),
+        "anchor": anchor,
+    }
+    return {key: value for key, value in tags.items() if value != ""}
+
+
 def estimate(
-    uids: list[str], rewards: list[float], config: Any = None, mask: list[int] | None = None, **kwargs: Any
+    labels: list[str], rewards: list[float], config: Any = None, mask: list[int] | None = None, **kwargs: Any
 ) -> list[float]:
-    """Advantages of one-token rows; those whose mask is 0 are padding."""
-    column = tensor(*rewards).unsqueeze(-1)
-    real = torch.ones_like(column) if mask is None else ids(*mask).unsqueeze(-1)
-    advantages, _ = at_grpo_advantage(column, real, config, np.array(uids, dtype=object), **kwargs)
-    values: list[float] = advantages.squeeze(-1).tolist()
+    """Advantages of one-token rows; those whose mask is 0 are padding.
+
+    Labels with a `#` are a team's rows, others a plain job's, as verl asks for them.
+    """
+    column = tensor(*rewards)
+    real = torch.ones_like(column).bool() if mask is None else ids(*mask).bool()
+    if not any("#" in label for label in labels):
+        uids = np.array(labels, dtype=object)
+        advantages, _ = at_grpo_advantage(column[:, None], real.long()[:, None], config, uids, **kwargs)
+        plain: list[float] = advantages.squeeze(-1).tolist()
+        return plain
+    options = {"at_grpo_estimator": "at_grpo", "norm_adv_by_std_in_grpo": True, **(config or {}), **kwargs}
+    spec = configured_spec(options["at_grpo_estimator"], options["norm_adv_by_std_in_grpo"])
+    rows = [tags_of(label) for label, counts in zip(labels, real.tolist(), strict=True) if counts]
+    values: list[float] = (
+        torch.zeros_like(column)
+        .masked_scatter_(real, team_advantages(column[real], row_ids(rows, spec), spec))
+        .tolist()
+    )
     return values

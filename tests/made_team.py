@@ -18,16 +18,17 @@ from verl.utils.dataset.rl_dataset import collate_fn
 
 from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.environment import Outcome, Score
+from verl_atgrpo.estimators.spec import PRESETS
 from verl_atgrpo.rollout.rows import DEAL, training_rows
 from verl_atgrpo.rollout.worker import WorkerReport
 from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation
 from verl_atgrpo.trainer import schedule
-from verl_atgrpo.trainer.policy_unit import PolicyUnit
+from verl_atgrpo.trainer.policy_unit import PolicyUnit, Update
 from verl_atgrpo.trainer.rollout_watch import RolloutWatch
 from verl_atgrpo.trainer.schedule import make_schedule
 from verl_atgrpo.trainer.trainer import AtGrpoTrainer
 
-AT_GRPO = {"at_grpo_estimator": "at_grpo"}
+AT_GRPO = PRESETS["at_grpo"]
 Tags = dict[str, Any]
 FLAT, STEEP = [0.0, 0.0], [0.0, 1.0]
 
@@ -176,10 +177,9 @@ class Unit(PolicyUnit):
         self.deaths -= 1
         return self.deaths >= 0
 
-    def train(self, batch: KVBatchMeta, global_steps: int, metrics: Any, timing: Any) -> KVBatchMeta:
+    def train(self, batch: KVBatchMeta, global_steps: int) -> Update:
         self.updates.append(batch)
-        timing["update_actor"] = 1.0
-        return batch
+        return Update(batch, {}, {"update_actor": 1.0})
 
     def save(self, step_folder: str, remote_folder: str | None, global_steps: int) -> None:
         pass
@@ -217,7 +217,6 @@ class Team(AtGrpoTrainer):
             {
                 "data": {"train_batch_size": 4, "gen_batch_size": 1},
                 "actor_rollout_ref": {"rollout": {"temperature": 0.5}},
-                "algorithm": AT_GRPO,
                 "trainer": {
                     "total_epochs": 1000,
                     "default_local_dir": str(folder),
@@ -234,6 +233,7 @@ class Team(AtGrpoTrainer):
         self.timing_raw: dict[str, float] = {}
         self.curr_step_profile = False
         self._updated, self._recorder, self._deals = False, None, schedule.Deals()
+        self._spec = AT_GRPO
         self.saved: list[dict[str, Any]] = []
         """What a checkpoint callback of the user's is told."""
         self.checkpoint_callback = SimpleNamespace(on_save=lambda **event: self.saved.append(event))

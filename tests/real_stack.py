@@ -116,7 +116,7 @@ def requests_of(rows: Any) -> list[Request]:
     """Takes a step's rows out of the queue and returns what was asked of the engine, candidates side by side."""
     import transfer_queue as tq
 
-    from verl_atgrpo.trainer.step_rows import PARTITION
+    from verl_atgrpo.trainer.queue import PARTITION
 
     fields = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION, select_fields=["prompts"])
     tq.kv_clear(keys=rows.keys, partition_id=PARTITION)

@@ -23,6 +23,7 @@ from simulated_replicas import Ref, Replica, Server, World, get
 from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
 from verl.utils import memory_utils
 
+from verl_atgrpo.estimators.spec import PRESETS
 from verl_atgrpo.serving.workers import PolicyServers, PolicyWorker
 from verl_atgrpo.trainer import policy_unit
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
@@ -262,7 +263,7 @@ class Unit(PolicyUnit):
             hf_config=SimpleNamespace(max_position_embeddings=1 << 20),
         )
         with mock.patch.object(policy_unit, "omega_conf_to_dataclass", lambda model: loaded):
-            super().__init__(name, job, f"policies/{name}", trainable, number, restarts=9)
+            super().__init__(name, job, f"policies/{name}", trainable, number, restarts=9, spec=PRESETS["at_grpo"])
         self._devices = devices
 
     def place(self, pool: Any) -> None:

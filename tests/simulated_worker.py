@@ -18,6 +18,7 @@ from verl_atgrpo.rollout import worker
 from verl_atgrpo.rollout.rows import DEAL
 from verl_atgrpo.rollout.trace import TraceBudget
 from verl_atgrpo.serving.requests import Gate
+from verl_atgrpo.trainer import queue as trainer_queue
 
 Put = Callable[[list[str], list[dict[str, Any]]], None]
 _CONFIG = {
@@ -92,7 +93,7 @@ class SimulatedWorker(worker.TeamRolloutWorker):  # type: ignore[misc]
             return self._run_prompt({**prompt, "data_source": "turns"}, dict(_SAMPLING), {"validate": False})
 
         queue = SimpleNamespace(async_kv_put=self._put_status or ignore, async_kv_batch_put=put_rows)
-        with mock.patch.object(worker, "tq", queue):
+        with mock.patch.object(trainer_queue, "tq", queue):
             await asyncio.gather(*map(play, range(episodes)))
         if self._report.error is not None:
             raise RuntimeError(self._report.error)

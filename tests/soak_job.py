@@ -27,6 +27,7 @@ from verl_atgrpo import recipes
 from verl_atgrpo.config.policies import job_of
 from verl_atgrpo.config.run_check import expand_policies
 from verl_atgrpo.environment import Environment, Outcome, Score
+from verl_atgrpo.estimators.spec import PRESETS
 from verl_atgrpo.rollout.manager import TeamRolloutManager
 from verl_atgrpo.sandbox.runner import Limits, run_python
 from verl_atgrpo.serving.client import AvoidingBalancer, DecisionClient, TeamClient
@@ -184,7 +185,7 @@ class SoakUnit(PolicyUnit):
         self.trainable, self.first_replica = True, 0
         self.tokenizer = Letters(ledger)
         self.use_reference_policy = self.ref_in_actor = False
-        self._optimizer_steps, self._sync_mode = 2, True
+        self._optimizer_steps, self._sync_mode, self._spec = 2, True, PRESETS["at_grpo"]
         self.replicas = SimpleNamespace(metrics=dict, check=lambda: None)  # type: ignore[assignment]
         self.actor_rollout_wg = self.ref_policy_wg = _Devices(name, queue, ledger)
 

@@ -165,23 +165,15 @@ def test_trap_1_rows_of_different_problems_are_never_merged() -> None:
 @pytest.mark.parametrize("preset", [*ROW_PRESETS, "mas_grpo"])
 def test_trap_8_padding_copied_before_the_statistics(preset: str) -> None:
     config = {"at_grpo_estimator": preset}
-    rewards = torch.tensor([[0.0, 1.0], [0.0, 0.0], [0.0, 0.0]])
-    mask = torch.ones_like(rewards)
-    uids = np.array(["q#0", "q#1", "q#2"], dtype=object)
-    clean, _ = at_grpo_advantage(rewards, mask, config, uids)
-
+    labels = ["q#0", "q#1", "q#2"] if preset == "mas_grpo" else ["q", "q", "q"]
+    rewards = [1.0, 0.0, 0.0]
+    clean = estimate(labels, rewards, config)
     # Five copies of row 0 fill the batch. A trainer that leaves their mask on changes the whole group.
-    rows = torch.tensor([0, 1, 2, 0, 0, 0, 0, 0])
-    copied = np.array(["q#0", "q#1", "q#2", "q#3", "q#4", "q#5", "q#6", "q#7"], dtype=object)
-    contaminated, _ = at_grpo_advantage(rewards[rows], mask[rows], config, copied)
-    assert not torch.allclose(contaminated[:3], clean, atol=0.05)
-
-    padded_mask = mask[rows]
-    padded_mask[3:] = 0
-    for padding_uids in (copied, np.array([*uids, *["q#0"] * 5], dtype=object)):
-        padded, _ = at_grpo_advantage(rewards[rows], padded_mask, config, padding_uids)
-        assert torch.equal(padded[:3], clean)
-        assert padded[3:].count_nonzero() == 0
+    copied = [*labels, *(f"q#{number}" if "#" in labels[0] else "q" for number in range(3, 8))]
+    assert estimate(copied, [*rewards, *[1.0] * 5], config)[:3] != pytest.approx(clean, abs=0.05)
+    for padding in (copied, [*labels, *labels[:1] * 5]):
+        padded = estimate(padding, [*rewards, *[1.0] * 5], config, [1] * 3 + [0] * 5)
+        assert padded == [*clean, 0, 0, 0, 0, 0]
 
 
 # --- errors
@@ -235,18 +227,13 @@ def test_invalid_batches() -> None:
         at_grpo_advantage(rewards, rewards[:, :2], None, uids)
     with pytest.raises(ValueError, match=r"index \(1,\): expected \(N, L\), \(N, L\) and \(N,\)$"):
         at_grpo_advantage(rewards, rewards, None, uids[:1])
-    needs = r"needs 'GROUP#TRAJECTORY@AGENT~LEFT~ANCHOR'$"
-    for preset, lacking, missing in (
-        ("mas_grpo", "a", "trajectory"),
-        ("dr_mas", "a#0", "agent"),
-        ("gigpo", "a#0@tool", "left"),
-        ("gigpo", "a#0@tool~0", "anchor"),
-    ):
-        with pytest.raises(ValueError, match=rf"^index: uid '{lacking}' names no {missing}; .* '{preset}' {needs}"):
-            estimate(["a#0@tool~0~ff", lacking], [0, 1], {"at_grpo_estimator": preset})
+    for preset, needs in (("mas_grpo", "trajectory"), ("dr_mas", "agent"), ("gigpo", "anchor, left, trajectory")):
+        message = (
+            rf"^algorithm\.at_grpo_estimator='{preset}' needs {needs}, but a plain job's rows .*trainer_mode=at_grpo$"
+        )
+        with pytest.raises(ValueError, match=message):
+            estimate(["a", "a"], [0, 1], {"at_grpo_estimator": preset})
     with pytest.raises(ValueError, match=r"^at_grpo\.estimator: unknown preset 'nope'"):
         estimate(["a", "a"], [0, 1], {"at_grpo_estimator": "nope"})
-    with pytest.raises(ValueError, match=r"^uid 'a#': empty part"):
-        estimate(["a#0", "a#"], [0, 1])
     with pytest.raises(ValueError, match=r"^rewards: expected \(1,\) finite values, got shape \(2,\)$"):
         inflation_factors(tensor(0, 1), ["a"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,7 +78,7 @@ def make(rollout: Rollout) -> Make:
         # As the trainer's set-up does.
         for_all(units, PolicyUnit.start, at_once=split)
         team = SharedTeam(rollout, *units, mode=mode, **changes)
-        team.settings = dataclasses.replace(team.settings, placement="split" if split else "colocated")
+        team.settings = team.settings.model_copy(update={"placement": "split" if split else "colocated"})
         return team
 
     return made

@@ -1,4 +1,4 @@
-"""The group filter in a step: which groups teach nothing, how it is topped up, and that nothing is left behind."""
+"""The group filter in a step: which groups have no signal, how it is topped up, and that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import itertools
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,10 +18,12 @@ from made_team import AT_GRPO, FLAT, STEEP, Rollout, Tags, Team, Unit, episode
 from transfer_queue import KVBatchMeta
 
 from verl_atgrpo.config.schema import GroupFilter
-from verl_atgrpo.estimators.kernel import at_grpo_advantage
+from verl_atgrpo.estimators.ids import row_ids
+from verl_atgrpo.estimators.kernel import team_advantages
+from verl_atgrpo.estimators.spec import resolve_spec
 from verl_atgrpo.rollout.rows import training_rows
 from verl_atgrpo.team import EpisodeRecord
-from verl_atgrpo.trainer.step_rows import StepRows, draw, teaching_groups
+from verl_atgrpo.trainer.step_rows import StepRows, draw, groups_with_signal
 
 
 def row(group: str, reward: float, policy: str = "shared") -> Tags:
@@ -33,10 +34,10 @@ def tags_of(scheme: str, *episodes: tuple[str, int, EpisodeRecord]) -> list[Tags
     return [item.tags for uid, session, record in episodes for item in training_rows(uid, session, record, scheme)]
 
 
-# ------------------------------------------------------------------ which groups teach
+# ------------------------------------------------------------------ which groups have a signal
 
 
-def test_a_group_teaches_if_one_reward_differs() -> None:
+def test_a_group_has_a_signal_if_one_reward_differs() -> None:
     rows = [
         *(row("equal", 0.1) for _ in range(8)),
         *(row("zero", 0.0) for _ in range(4)),
@@ -46,16 +47,16 @@ def test_a_group_teaches_if_one_reward_differs() -> None:
         row("single", 5.0),
     ]
     random.Random(0).shuffle(rows)
-    names = {group: teaches for (_, group), teaches in teaching_groups(rows, AT_GRPO).items()}
+    names = {group: signal for (_, group), signal in groups_with_signal(rows, AT_GRPO).items()}
     expected = {"equal": False, "zero": False, "signs": False, "one": True, "near": True, "single": False}
     assert names == expected
-    assert teaching_groups([], AT_GRPO) == {}
+    assert groups_with_signal([], AT_GRPO) == {}
 
 
 def test_tree_groups_are_decisions() -> None:
     lone = episode(1.0, ("a", 0, [1, 1]), ("b", 0, [0, 1]), ("a", 1, [0, 2]))
-    teaches = teaching_groups(tags_of("tree", ("t", 0, lone)), AT_GRPO)
-    assert teaches == {("p_a", "t.0.a.0"): False, ("p_b", "t.0.b.0"): True, ("p_a", "t.0.a.1"): True}
+    signal = groups_with_signal(tags_of("tree", ("t", 0, lone)), AT_GRPO)
+    assert signal == {("p_a", "t.0.a.0"): False, ("p_b", "t.0.b.0"): True, ("p_a", "t.0.a.1"): True}
 
 
 def test_parallel_groups_are_tasks_and_a_policy_sees_its_own_rows() -> None:
@@ -64,7 +65,7 @@ def test_parallel_groups_are_tasks_and_a_policy_sees_its_own_rows() -> None:
     other = episode(1.0, ("a", 0, [0]), ("b", 0, [0]))
     rows = tags_of("parallel", ("t", 0, solved), ("t", 1, failed), ("u", 0, other), ("u", 1, other))
     for estimator in ("mas_grpo", "dr_mas"):
-        assert teaching_groups(rows, {"at_grpo_estimator": estimator}) == {
+        assert groups_with_signal(rows, resolve_spec(estimator)) == {
             ("p_a", "t"): True,
             ("p_b", "t"): False,
             ("p_a", "u"): False,
@@ -76,23 +77,23 @@ def test_an_estimator_that_does_not_centre_keeps_equal_rewards_that_push() -> No
     rows = [row("half", 0.5), row("half", 0.5), row("none", 0.0), row("none", 0.0), row("single", 0.5)]
 
     def of(**changes: Any) -> list[str]:
-        groups = teaching_groups(rows, {"at_grpo_estimator": {"preset": "at_grpo", **changes}})
-        return [group for (_, group), teaches in groups.items() if teaches]
+        groups = groups_with_signal(rows, resolve_spec({"preset": "at_grpo", **changes}))
+        return [group for (_, group), signal in groups.items() if signal]
 
     assert of() == []
     assert of(singleton="raw") == ["single"]
     assert of(center="none", scale="none", singleton="raw") == ["half", "single"]
 
 
-def test_any_row_decides_whether_its_group_teaches_wherever_it_stands() -> None:
+def test_any_row_decides_whether_its_group_has_a_signal_wherever_it_stands() -> None:
     # One of the three is at the mean, and has an advantage of 0.
     for rewards in itertools.permutations([1.0, 0.0, 0.5]):
-        assert teaching_groups([row("g", reward) for reward in rewards], AT_GRPO) == {("shared", "g"): True}
+        assert groups_with_signal([row("g", reward) for reward in rewards], AT_GRPO) == {("shared", "g"): True}
 
 
 def test_a_group_teaches_what_not_to_do() -> None:
-    uncentred = {"at_grpo_estimator": {"preset": "at_grpo", "center": "none", "scale": "none"}}
-    assert teaching_groups([row("g", -1.0), row("g", -1.0)], uncentred) == {("shared", "g"): True}
+    uncentred = resolve_spec({"preset": "at_grpo", "center": "none", "scale": "none"})
+    assert groups_with_signal([row("g", -1.0), row("g", -1.0)], uncentred) == {("shared", "g"): True}
 
 
 @settings(deadline=None, max_examples=60)
@@ -103,16 +104,19 @@ def test_a_group_teaches_what_not_to_do() -> None:
 def test_dropping_changes_no_advantage(drawn: list[tuple[int, int, str, float]], estimator: str) -> None:
     outcome: dict[tuple[int, int], float] = {}
     rows = [
-        row(f"g{group}#{trajectory}@{agent}", outcome.setdefault((group, trajectory), reward))
+        {
+            **row(f"g{group}", outcome.setdefault((group, trajectory), reward)),
+            "agent": agent,
+            "episode": f"g{group}_{trajectory}",
+        }
         for group, trajectory, agent, reward in drawn
     ]
-    algorithm = {"at_grpo_estimator": estimator}
-    chosen = StepRows(["-"] * len(rows), rows, teaching_groups(rows, algorithm))
+    spec = resolve_spec(estimator)
+    chosen = StepRows(["-"] * len(rows), rows, groups_with_signal(rows, spec))
 
     def advantages(some: list[Tags]) -> list[float]:
-        rewards = torch.tensor([[tags["reward"]] for tags in some]).reshape(-1, 1)
-        uids = np.array([tags["group"] for tags in some], dtype=object)
-        return at_grpo_advantage(rewards, torch.ones_like(rewards), algorithm, uids)[0].flatten().tolist()
+        rewards = torch.tensor([tags["reward"] for tags in some])
+        return team_advantages(rewards, row_ids(some, spec), spec).tolist()
 
     before, left = advantages(rows), chosen.left()
     assert not any(itertools.compress(before, [not flag for flag in left]))
@@ -181,7 +185,7 @@ def test_the_bound_ends_the_top_up(rollout: Rollout, caplog: pytest.LogCaptureFi
     _, metrics = Team(rollout, unit, filters={"min_groups": 3, "max_tasks": 10}).play()
     assert (metrics["team/tasks"], metrics["team/groups_kept"], metrics["team/groups_missing"]) == (10, 1, 2)
     assert len(unit.updates[0]) == 2
-    assert "1 groups teach something after 10 tasks, fewer than at_grpo.group_filter.min_groups=3" in caplog.text
+    assert "1 groups have a signal after 10 tasks, fewer than at_grpo.group_filter.min_groups=3" in caplog.text
 
 
 def test_failed_episodes_of_a_top_up_are_replaced_and_counted_as_such(rollout: Rollout) -> None:

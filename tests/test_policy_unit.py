@@ -27,6 +27,7 @@ from transfer_queue import KVBatchMeta
 
 from verl_atgrpo import recipes
 from verl_atgrpo.config.schema import ConfigError
+from verl_atgrpo.estimators.spec import PRESETS
 from verl_atgrpo.rollout.rows import Row, episode_fields
 from verl_atgrpo.serving.client import DecisionClient, balancer_class
 from verl_atgrpo.serving.health import PolicyFailed
@@ -111,7 +112,9 @@ class Policy:
 
         monkeypatch.setattr(policy_unit, "RayWorkerGroup", Group)
         monkeypatch.setattr(policy_unit, "create_colocated_worker_cls", lambda class_dict: class_dict)
-        self.unit = PolicyUnit("coder", config, "coder_folder", trainable, first_replica=3, restarts=1)
+        self.unit = PolicyUnit(
+            "coder", config, "coder_folder", trainable, first_replica=3, restarts=1, spec=PRESETS["at_grpo"]
+        )
         self.unit.place("pool")  # type: ignore[arg-type]
         self.workers: Any = self.unit.actor_rollout_wg
 
@@ -168,8 +171,8 @@ class Policy:
         return KVBatchMeta(keys=keys, tags=[row.tags for row in made], partition_id="train")
 
     def train(self, rows: int, step: int = 1) -> tuple[KVBatchMeta, dict[str, Any]]:
-        metrics: dict[str, Any] = {}
-        return self.unit.train(self.play(rows, step), step, metrics, {}), metrics
+        update = self.unit.train(self.play(rows, step), step)
+        return update.rows, update.metrics
 
 
 def descended(policy: Policy, start: Tensor, batch: KVBatchMeta, steps: Sequence[Sequence[str]], rows: int) -> Tensor:
@@ -289,21 +292,18 @@ def test_workers_hold_a_reference_model_only_where_it_is_needed(
 
 def test_without_a_need_there_is_no_reference(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
     policy = Policy(monkeypatch, job(recipe))
-    timing: dict[str, float] = {}
-    batch = policy.unit.train(policy.play(6), 1, {}, timing)
-    assert not any("ref_log_prob" in policy.queue.rows[key] for key in batch.keys)
-    assert timing.keys() == {"old_log_prob", "adv", "update_actor"}
+    update = policy.unit.train(policy.play(6), 1)
+    assert not any("ref_log_prob" in policy.queue.rows[key] for key in update.rows.keys)
+    assert update.timing.keys() == {"old_log_prob", "adv", "update_actor"}
 
 
 def test_an_update_is_timed_and_counted(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
     clock = iter([100.0, 103.5])
     monkeypatch.setattr(policy_unit, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     policy = Policy(monkeypatch, job(recipe, **KL))
-    metrics: dict[str, Any] = {}
-    timing: dict[str, float] = {}
     batch = policy.play(7)
     tokens = sum(tags["seq_len"] for tags in batch.tags)
-    trained = policy.unit.train(batch, 1, metrics, timing)
+    trained, metrics, timing = policy.unit.train(batch, 1)
     assert timing.keys() == {"old_log_prob", "ref", "adv", "update_actor"}
     assert metrics["team/tokens"] == tokens
     assert metrics["team/padding_rows"] == 2 == sum(tags.get("is_padding", False) for tags in trained.tags)
@@ -320,7 +320,7 @@ def test_in_bypass_mode_the_servers_log_probs_are_the_actors(
     batch = policy.play(6)
     for row in policy.queue.rows.values():
         row["rollout_log_probs"] = row["rollout_log_probs"] - 0.25
-    for key in policy.unit.train(batch, 1, {}, {}).keys:
+    for key in policy.unit.train(batch, 1).rows.keys:
         row = policy.queue.rows[key]
         actual = row["old_log_probs"] - row["rollout_log_probs"]
         torch.testing.assert_close(actual, torch.full_like(actual, 0.0 if bypass else 0.25))
@@ -339,8 +339,7 @@ def test_mini_batches_have_equal_work_and_padding_and_change_from_step_to_step(
     policy = Policy(monkeypatch, job(recipe), ranks=2)
     orders = []
     for step in (1, 2, 2):
-        metrics: dict[str, Any] = {}
-        batch = policy.unit._balance_batch(policy.play(19), metrics, seed=step)
+        batch, metrics = policy.unit._balanced(policy.play(19), seed=step)
         assert len(batch) == 24  # 2 ranks x 3 optimizer steps
         ranks = [batch.tags[:12], batch.tags[12:]]
         for rank in ranks:
@@ -365,7 +364,7 @@ def test_an_update_deals_its_rows_anew_in_every_step(monkeypatch: pytest.MonkeyP
 def test_the_rank_of_every_process_is_asked_for_once(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
     policy = Policy(monkeypatch, job(recipe), ranks=2)
     for _ in range(2):
-        assert len(policy.unit._balance_batch(policy.play(5), {}, seed=1)) == 6
+        assert len(policy.unit._balanced(policy.play(5), seed=1)[0]) == 6
         monkeypatch.setattr(policy.workers, "_query_dispatch_info", None)
 
 
@@ -478,14 +477,10 @@ def test_only_in_sync_mode_must_every_row_be_fresh(monkeypatch: pytest.MonkeyPat
     for mode, old in (("sync", True), ("colocate_async", False)):
         policy = Policy(monkeypatch, job(recipe, **{"at_grpo.mode": mode}))
         batch = policy.play(6)  # at step 1, drawn with version 0
-        metrics: dict[str, Any] = {}
-        policy.unit.train(batch, 2, metrics, {})
-        assert (PROBS_DIFF in metrics) is old
+        assert (PROBS_DIFF in policy.unit.train(batch, 2).metrics) is old
     # A recipe that does not say is in sync mode.
-    metrics = {}
     policy = Policy(monkeypatch, job(OmegaConf.masked_copy(recipe, [key for key in recipe if key != "at_grpo"])))
-    policy.unit.train(policy.play(6), 2, metrics, {})
-    assert PROBS_DIFF in metrics
+    assert PROBS_DIFF in policy.unit.train(policy.play(6), 2).metrics
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from verl_atgrpo.environment import Outcome, Score
 from verl_atgrpo.report.records import RecordFiles, read
 from verl_atgrpo.rollout.rows import failed_validation_row, training_rows, validation_rows
 from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation
-from verl_atgrpo.trainer import recorder
+from verl_atgrpo.trainer import queue as trainer_queue
 from verl_atgrpo.trainer.recorder import Recorder, SampledRow, chosen, decisions
 from verl_atgrpo.trainer.trainer import AtGrpoTrainer
 
@@ -151,7 +151,7 @@ class Queue:
 def test_advantages_are_read_for_trained_rows_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rows_of(1, "seen") + rows_of(2, "unseen")
     queue = Queue(rows)
-    monkeypatch.setattr(recorder, "tq", queue)
+    monkeypatch.setattr(trainer_queue, "tq", queue)
     files = RecordFiles(tmp_path, 1, 0, {})
     recording = Recorder(RecordSettings(train_tasks=1), files, TOKENIZERS, lambda work, *given: work(*given))
     batch = SimpleNamespace(keys=[row.key for row in rows], tags=[row.tags for row in rows], partition_id="train")

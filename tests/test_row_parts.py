@@ -18,8 +18,7 @@ from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_atgrpo.estimators.uid import split_uid
-from verl_atgrpo.trainer import metrics, step_rows
+from verl_atgrpo.estimators.spec import PRESETS
 from verl_atgrpo.trainer import queue as trainer_queue
 from verl_atgrpo.trainer.metrics import training_metrics
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
@@ -169,9 +168,10 @@ def compared(monkeypatch: pytest.MonkeyPatch, config: Any, tokens: int) -> tuple
         if mine:
             monkeypatch.setattr(trainer_queue, "TOKENS", tokens)
             unit = owner(PolicyUnit, config)
-            unit._compute_old_log_prob(batch, found)
-            unit._compute_ref_log_prob(batch)
-            found.update(write_advantages(batch, config.algorithm))
+            correction = config.algorithm.rollout_correction
+            found.update(unit._old_log_probs(batch, correction))
+            unit._ref_log_probs(batch)
+            found.update(write_advantages(batch, PRESETS["at_grpo"], correction))
             found.update(training_metrics(batch.tags, TIMING, 3, 1, 2))
         else:
             verls = owner(Trainer, config)
@@ -280,33 +280,3 @@ def test_the_trainer_looks_less_often_where_a_look_takes_long(monkeypatch: pytes
         buffer._sync_metadata_from_transfer_queue()
         intervals.append(buffer.poll_interval)
     assert intervals == pytest.approx([0.2, 12.0, 0.2])
-
-
-def test_a_uid_is_split_once_and_not_for_every_row_and_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    split: list[str] = []
-
-    def counted(uid: str) -> Any:
-        split.append(uid)
-        return split_uid(uid)
-
-    for module in (metrics, step_rows):
-        monkeypatch.setattr(module, "split_uid", counted)
-    figures = {"reward": 1.0, "team_reward": 0.0, "local_reward": 1.0, "response_len": 3, "truncated": False}
-    tags = [
-        {
-            "group": f"t.{row // 4}",
-            "policy": f"p{row % 2}",
-            "agent": f"a{row % 2}",
-            "turn": row % 3,
-            "episode": row // 8,
-            "episode_success": True,
-            "episode_reward": 1.0,
-            **figures,
-        }
-        for row in range(64)
-    ]
-    rows = step_rows.StepRows([str(row) for row in range(64)], tags, {("p0", "t.0"): False})
-    assert (len(rows.of({"p0"})), len(rows.of({"p1"})), len(rows.but({"p0", "p1"}))) == (30, 32, 2)
-    assert len(split) == 16
-    metrics.step_metrics(tags)
-    assert len(split) == 32

@@ -7,15 +7,15 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_atgrpo.environment import Outcome, Score
-from verl_atgrpo.estimators.kernel import at_grpo_advantage
-from verl_atgrpo.estimators.uid import split_uid
+from verl_atgrpo.estimators.ids import row_ids
+from verl_atgrpo.estimators.kernel import team_advantages
+from verl_atgrpo.estimators.spec import PRESETS
 from verl_atgrpo.rollout.rows import failed_validation_row, training_rows, validation_rows
 from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation, ScriptedTeam
 from verl_atgrpo.trainer.metrics import (
@@ -95,7 +95,7 @@ def test_tree_groups_are_what_the_estimator_compares() -> None:
     ]
     members: dict[str, set[Any]] = defaultdict(set)
     for row in rows:
-        members[split_uid(row.group).group].add((row.tags["episode"], row.tags["agent"], row.tags["turn"]))
+        members[row.group].add((row.tags["episode"], row.tags["agent"], row.tags["turn"]))
     assert len(members) == 4 * (2 + 3)
     assert all(len(decisions) == 1 for decisions in members.values())
     assert set(Counter(row.group for row in rows).values()) == {2}
@@ -116,21 +116,20 @@ def test_keys_split_as_verl_splits_them() -> None:
 def test_parallel_rows_share_the_outcome() -> None:
     rows = [*training_rows("uid", 0, SOLVED, "parallel"), *training_rows("uid", 1, FAILED, "parallel")]
     assert [row.reward for row in rows] == [1.0] * 4 + [0.25] * 6
-    assert [row.group for row in rows] == (
-        ["uid#0@tool"] * 2 + ["uid#0@planner"] * 2 + ["uid#1@tool"] * 2 + ["uid#1@planner"] * 4
+    assert {row.group for row in rows} == {"uid"}
+    assert [(row.tags["episode"], row.tags["agent"]) for row in rows] == (
+        [("uid_0", "tool")] * 2 + [("uid_0", "planner")] * 2 + [("uid_1", "tool")] * 2 + [("uid_1", "planner")] * 4
     )
-    assert {split_uid(row.group)[:2] for row in rows} == {("uid", "0"), ("uid", "1")}
     assert [row.key for row in rows] == [f"uid_0_{i}" for i in range(4)] + [f"uid_1_{i}" for i in range(6)]
     assert all(row.tags["reward"] == row.reward and row.tags["group"] == row.group for row in rows)
     # The candidate's own parts stay visible.
     assert rows[0].tags["team_reward"] == 0.25
-    uids = np.array([row.group for row in rows], dtype=object)
-    rewards = torch.tensor([[row.reward] for row in rows], dtype=torch.float64)
-    config = {"at_grpo_estimator": "mas_grpo"}
-    advantages, _ = at_grpo_advantage(rewards, torch.ones_like(rewards), config, uids)
+    rewards = torch.tensor([row.reward for row in rows], dtype=torch.float64)
+    spec = PRESETS["mas_grpo"]
+    advantages = team_advantages(rewards, row_ids([row.tags for row in rows], spec), spec)
     # Two episodes, each counting once however many rows it has.
     half = 0.5**0.5
-    assert advantages.flatten().tolist() == pytest.approx([half] * 4 + [-half] * 6, abs=1e-5)
+    assert advantages.tolist() == pytest.approx([half] * 4 + [-half] * 6, abs=1e-5)
 
 
 def test_validation_rows_end_with_the_last_decision() -> None:

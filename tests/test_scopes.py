@@ -6,14 +6,14 @@ import itertools
 import statistics
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from advantage_rows import estimate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_atgrpo.environment import Outcome, Score
-from verl_atgrpo.estimators.kernel import at_grpo_advantage, group_advantages
+from verl_atgrpo.estimators.kernel import group_advantages
 from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec, resolve_spec
 from verl_atgrpo.rollout.rows import training_rows
 from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation
@@ -39,12 +39,8 @@ def advantages(spec: EstimatorSpec, rewards: list[float], agents: str, groups: s
 
 
 def by_uid(estimator: Any, rewards: list[float], uids: list[str], mask: list[int] | None = None) -> list[float]:
-    """Advantages of one-token rows as verl asks for them."""
-    column = torch.tensor(rewards, dtype=torch.float64).unsqueeze(-1)
-    real = torch.ones_like(column) if mask is None else torch.tensor(mask).unsqueeze(-1)
-    config = {"at_grpo_estimator": estimator}
-    values: list[float] = at_grpo_advantage(column, real, config, np.array(uids, dtype=object))[0].flatten().tolist()
-    return values
+    """Advantages of one-token rows."""
+    return estimate(uids, rewards, {"at_grpo_estimator": estimator}, mask)
 
 
 def test_preset_is_the_agent_wise_cell() -> None:
@@ -169,7 +165,7 @@ def test_rows_of_episodes_carry_their_agent(cell: tuple[str, str]) -> None:
     rows = [row for number, record in enumerate(episodes) for row in training_rows("q", number, record, "parallel")]
     rewards = [row.reward for row in rows]
     assert rewards == [1, 1, 0, 0, 0, 1, 1]
-    uids = [row.group for row in rows]
+    uids = [f"{row.group}#{row.tags['episode']}@{row.tags['agent']}" for row in rows]
     expected = advantages(resolve_spec(choice(*cell)), rewards, "aa" + "bab" + "ab")
     assert by_uid(choice(*cell), rewards, uids) == pytest.approx(expected, abs=1e-12)
     assert expected[3] == pytest.approx(
@@ -182,7 +178,7 @@ def test_rows_of_episodes_carry_their_agent(cell: tuple[str, str]) -> None:
     assert by_uid(choice(*cell), [*rewards, 1], [*uids, uids[0]], [1] * 7 + [0])[:7] == padded[:7]
 
 
-def test_the_agent_in_the_uid_changes_nothing_for_the_other_estimators() -> None:
+def test_naming_the_agent_changes_nothing_for_the_other_estimators() -> None:
     plain, named = ["q#0", "q#0", "q#1", "p#0"], ["q#0@tool", "q#0@planner", "q#1@tool", "p#0@tool"]
     for preset in sorted(preset for preset, spec in PRESETS.items() if spec.needs <= {"trajectory"}):
         assert by_uid(preset, [1, 1, 0, 2], plain) == by_uid(preset, [1, 1, 0, 2], named)
@@ -196,12 +192,10 @@ def test_one_agent_with_one_row_an_episode_is_mas_grpo() -> None:
 
 
 def test_verls_switch_leaves_a_scale_that_was_asked_for() -> None:
-    column = torch.tensor([[0.0], [4.0], [1.0]], dtype=torch.float64)
-    uids = np.array(["q#0@a", "q#1@a", "q#1@b"], dtype=object)
+    uids = ["q#0@a", "q#1@a", "q#1@b"]
     for estimator in ("dr_mas", {"preset": "grpo", "center_scope": "agent", "scale_scope": "agent"}):
         config = {"at_grpo_estimator": estimator, "norm_adv_by_std_in_grpo": False}
-        result, _ = at_grpo_advantage(column, torch.ones_like(column), config, uids)
-        assert result.flatten().tolist() == pytest.approx([-0.7071068, 0.7071068, 0], abs=1e-6)
+        assert estimate(uids, [0, 4, 1], config) == pytest.approx([-0.7071068, 0.7071068, 0], abs=1e-6)
 
 
 # --- properties

@@ -14,6 +14,7 @@ pytest.importorskip("verl")
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
+from verl_atgrpo.estimators.spec import PRESETS
 from verl_atgrpo.trainer import policy_unit, queue
 from verl_atgrpo.trainer.metrics import PROBS_DIFF, staleness_metrics
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
@@ -53,8 +54,8 @@ def test_without_a_trainable_policys_rows_there_are_no_figures() -> None:
     assert staleness_metrics([], 7) == {}
 
 
-def test_parts_of_an_estimators_group_are_one_group() -> None:
-    rows = [row("task#0@coder", 1, 1), row("task#1@coder", 2, 2)]
+def test_a_group_with_two_versions_is_mixed() -> None:
+    rows = [row("task", 1, 1), row("task", 2, 2)]
     assert staleness_metrics(rows, 3)["team/groups_mixed_versions_share"] == 1.0
 
 
@@ -88,7 +89,7 @@ def test_the_difference_to_the_server_is_of_fresh_rows(
         }
 
     monkeypatch.setattr(tq, "kv_batch_get", get)
-    monkeypatch.setattr(policy_unit, "write_advantages", lambda batch, algorithm: {})
+    monkeypatch.setattr(policy_unit, "write_advantages", lambda *given: {})
     tags: list[dict[str, Any]] = [
         {**row("g", *version), "seq_len": 2, "response_len": len(one)}
         for version, one in zip(versions, served, strict=True)
@@ -100,18 +101,19 @@ def test_the_difference_to_the_server_is_of_fresh_rows(
 
         def __init__(self) -> None:
             self._sync_mode = mode == "sync"
-            self.config = SimpleNamespace(algorithm=None)  # type: ignore[assignment]
+            self.config = SimpleNamespace(algorithm={})  # type: ignore[assignment]
+            self._spec = PRESETS["at_grpo"]
 
-        def _balance_batch(self, batch: KVBatchMeta, metrics: Any, seed: int) -> KVBatchMeta:
+        def _balanced(self, batch: KVBatchMeta, seed: int) -> tuple[KVBatchMeta, dict[str, Any]]:
             padding = {**tags[1], "is_padding": True, "min_global_steps": 2, "max_global_steps": 2}
-            return KVBatchMeta(keys=[*batch.keys, "padding"], tags=[*batch.tags, padding], partition_id="train")
+            padded = KVBatchMeta(keys=[*batch.keys, "padding"], tags=[*batch.tags, padding], partition_id="train")
+            return padded, {}
 
-        def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: Any) -> None:
-            metrics[PROBS_DIFF] = 0.5
+        def _old_log_probs(self, batch: KVBatchMeta, correction: Any) -> dict[str, float]:
+            return {PROBS_DIFF: 0.5}
 
-        def _update_actor(self, batch: KVBatchMeta, metrics: Any) -> None:
-            pass
+        def _update_actor(self, batch: KVBatchMeta) -> dict[str, Any]:
+            return {}
 
-    metrics: dict[str, Any] = {}
-    Unit().train(batch, 3, metrics, {})
+    metrics = Unit().train(batch, 3).metrics
     assert metrics.get(PROBS_DIFF) == (expected if expected is None else pytest.approx(expected))

@@ -127,9 +127,10 @@ def drive(queue: str, answer_tokens: int) -> Costs:
     """
     from omegaconf import OmegaConf
 
+    from verl_atgrpo.estimators.spec import PRESETS
     from verl_atgrpo.trainer import queue as trainer_queue
     from verl_atgrpo.trainer.metrics import step_metrics, training_metrics
-    from verl_atgrpo.trainer.step_rows import StepRows, teaching_groups
+    from verl_atgrpo.trainer.step_rows import StepRows, groups_with_signal
     from verl_atgrpo.trainer.update import balanced, spread_padding, write_advantages, write_old_log_probs
 
     before = peak()
@@ -147,7 +148,7 @@ def drive(queue: str, answer_tokens: int) -> Costs:
     watch.skip()
     rows.sort()
     watch.stage("sort")
-    rows.teaches = teaching_groups(rows.tags, None)
+    rows.signal = groups_with_signal(rows.tags, PRESETS["at_grpo"])
     watch.stage("filter")
     batch, others = rows.of({"shared"}), rows.but({"shared"})
     assert len(batch) + len(others) == len(rows.keys)
@@ -167,7 +168,7 @@ def drive(queue: str, answer_tokens: int) -> Costs:
     trainer_queue.tq = MadeUp(lengths, watch)
     write_old_log_probs(batch, OmegaConf.create({"loss_agg_mode": "token-mean", "loss_scale_factor": None}))
     watch.stage("log-probs")
-    write_advantages(batch, {"rollout_correction": {"rollout_is": "token"}})
+    write_advantages(batch, PRESETS["at_grpo"], {"rollout_is": "token"})
     watch.stage("advantage")
     training_metrics(batch.tags, {"step": 1.0}, 1, 0, ranks)
     step_metrics(rows.tags)

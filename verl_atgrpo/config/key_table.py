@@ -659,7 +659,13 @@ TABLE: tuple[Section, ...] = (
             ),
             _works("rollout_correction.bypass_mode", _UNIT),
             _refused("rollout_correction.loss_type", "is ignored by verl's V1 trainer", ("ppo_clip",)),
-            _nothing("at_grpo_estimator", "set by the trainer", added=True),
+            _refused(
+                "at_grpo_estimator",
+                "is for plain jobs",
+                (None,),
+                "remove it, a team's is at_grpo.estimator",
+                added=True,
+            ),
         ),
     ),
     Section(

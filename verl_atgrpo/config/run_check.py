@@ -155,16 +155,6 @@ def _check_plain_job(config: DictConfig) -> None:
         )
 
 
-def _check_estimator_keys(config: DictConfig, settings: AtGrpoConfig) -> None:
-    """Raises ConfigError for a key of verl's by which nobody would be estimated otherwise."""
-    own = OmegaConf.select(config, "algorithm.at_grpo_estimator")
-    if own is not None:
-        raise ConfigError(
-            f"algorithm.at_grpo_estimator={own} is for plain jobs: remove it, a team's is {SECTION}.estimator"
-        )
-    _check_verls_switch(config, f"{SECTION}.estimator", settings.estimator)
-
-
 def _check_verls_switch(config: DictConfig, key: str, choice: str | Mapping[str, Any]) -> None:
     if not config.algorithm.norm_adv_by_std_in_grpo and not heeds_verls_switch(choice):
         raise ConfigError(
@@ -178,7 +168,7 @@ def _check_team_job(config: DictConfig) -> Environment:
     rollout, data = config.actor_rollout_ref.rollout, config.data
     check_keys(config)
     _check_trace(rollout.trace)
-    _check_estimator_keys(config, settings)
+    _check_verls_switch(config, f"{SECTION}.estimator", settings.estimator)
     check_sampling(rollout)
     _check_resume(config.trainer)
     environment = settings.make_environment()

@@ -1,4 +1,4 @@
-"""Group-relative advantages: one vectorised kernel for every estimator, and the function verl calls.
+"""Group-relative advantages: one vectorised kernel for every estimator, of teams and of plain jobs.
 
 Nothing here imports verl. The plugin registers `at_grpo_advantage`, whose signature is verl's, with verl.
 """
@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from verl_atgrpo.estimators.spec import EstimatorSpec, heeds_verls_switch, resolve_spec, sets_scale
-from verl_atgrpo.estimators.uid import RowIds, encode_uids, factorise
+from verl_atgrpo.estimators.ids import RowIds, factorise
+from verl_atgrpo.estimators.spec import EstimatorSpec, configured_spec
 
 
 class RowInputs(NamedTuple):
@@ -56,7 +56,7 @@ def group_advantages(
     Raises:
         ValueError: shapes or dtypes differ from these; a real reward is not finite; an input is missing or given
             against `spec.needs`; a trajectory with two rewards or in two groups; `spec` changes single agents, whose
-            names only `at_grpo_advantage` knows.
+            names only `team_advantages` knows.
 
     Source: GRPO arXiv 2402.03300 section 4.1; Dr. GRPO arXiv 2503.20783; RLOO arXiv 2402.14740; AT-GRPO
     arXiv 2510.11062; Dr. MAS arXiv 2602.08847 Eq. 5; GiGPO arXiv 2505.10978; M-GRPO arXiv 2511.13288. The formulas of
@@ -259,20 +259,18 @@ def at_grpo_advantage(
     index: npt.NDArray[Any] | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages of a batch in the form verl asks of an estimator; `config` chooses which estimator.
+    """Advantages of a plain job's batch in the form verl asks of an estimator; `config` chooses which estimator.
 
     Reads from `config` (verl's `algorithm` section: DictConfig, dataclass or None) `at_grpo_estimator` for
-    `resolve_spec`, and `norm_adv_by_std_in_grpo`: False takes the scale off the presets `at_grpo` and `grpo`
-    unless the mapping, or an agent's in it, sets `scale` or `scale_scope` itself. verl 0.9.1 gives custom estimators
-    this switch inside `config` only; as a keyword, which verl's own functions have, it goes first. Other keywords are
-    not needed here.
+    `configured_spec`, and `norm_adv_by_std_in_grpo`. verl 0.9.1 gives custom estimators this switch inside `config`
+    only; as a keyword, which verl's own functions have, it goes first. Other keywords are not needed here.
 
     Shapes: token_level_rewards (N, L), summed to the reward of the row; response_mask (N, L), a row of zeros
-    is padding; index (N,) uid strings, see `split_uid` -> advantages and returns, one tensor (N, L).
+    is padding; index (N,) labels of groups, verl's `uid` -> advantages and returns, one tensor (N, L).
 
     Raises:
-        ValueError: `index` missing or of another length, a mask of another shape, a uid without a part that the
-            estimator needs, and whatever `resolve_spec` and `group_advantages` raise.
+        ValueError: `index` missing or of another length, a mask of another shape, an estimator that compares more
+            than groups, and whatever `configured_spec` and `group_advantages` raise.
 
     Source: AT-GRPO arXiv 2510.11062; outcome supervision, GRPO arXiv 2402.03300 section 4.1.2.
     """
@@ -284,37 +282,33 @@ def at_grpo_advantage(
             f"token_level_rewards {tuple(rewards.shape)}, response_mask {tuple(mask.shape)} and index "
             f"({len(index)},): expected (N, L), (N, L) and (N,)"
         )
-    spec = _configured_spec(config, kwargs.get("norm_adv_by_std_in_grpo"))
+
+    def option(key: str, default: Any) -> Any:
+        # `get` for DictConfig and verl's dataclasses: both lack our key unless the user added it.
+        return config.get(key, default) if hasattr(config, "get") else getattr(config, key, default)
+
+    norm_by_std = kwargs.get("norm_adv_by_std_in_grpo")
+    norm_by_std = option("norm_adv_by_std_in_grpo", True) if norm_by_std is None else norm_by_std
+    spec = configured_spec(option("at_grpo_estimator", "at_grpo"), norm_by_std)
+    if spec.needs:
+        raise ValueError(
+            f"algorithm.at_grpo_estimator={spec.name!r} needs {', '.join(sorted(spec.needs))}, but a plain job's rows "
+            "tell their groups alone; set trainer.v1.trainer_mode=at_grpo"
+        )
     valid = mask.bool().any(dim=-1)
-    # Padding leaves before its uid, which is verl's invention, is read.
-    ids = encode_uids(np.asarray(index, dtype=object)[valid.numpy(force=True)], spec, rewards.device)
     row_rewards = rewards.sum(dim=-1, dtype=torch.float64)
-    real = _by_agent(row_rewards[valid], ids, spec)
+    groups = factorise(np.asarray(index, dtype=object)[valid.numpy(force=True)])[0].to(rewards.device)
+    real = group_advantages(row_rewards[valid], groups, spec)
     advantages = torch.zeros_like(row_rewards).masked_scatter_(valid, real).to(rewards.dtype)
     per_token = advantages.unsqueeze(-1) * mask.to(rewards.dtype)
     return per_token, per_token
 
 
-def _configured_spec(config: Any, norm_by_std: bool | None) -> EstimatorSpec:
-    def option(key: str, default: Any) -> Any:
-        # `get` for DictConfig and verl's dataclasses: both lack our key unless the user added it.
-        return config.get(key, default) if hasattr(config, "get") else getattr(config, key, default)
+def team_advantages(rewards: Tensor, ids: RowIds, spec: EstimatorSpec) -> Tensor:
+    """Returns the advantages of a team's rows, each by its agent's spec: (N,) -> (N,).
 
-    choice = option("at_grpo_estimator", "at_grpo")
-    spec = resolve_spec(choice)
-    if norm_by_std is None:
-        norm_by_std = option("norm_adv_by_std_in_grpo", True)
-    if norm_by_std or not heeds_verls_switch(choice):
-        return spec
-    agents = {
-        agent: own if sets_scale(choice["agents"][agent]) else replace(own, scale="none")
-        for agent, own in spec.agents.items()
-    }
-    return replace(spec, scale="none", agents=agents)
-
-
-def _by_agent(rewards: Tensor, ids: RowIds, spec: EstimatorSpec) -> Tensor:
-    """The advantages of real rows: (N,), each by its agent's spec."""
+    Raises as `group_advantages`.
+    """
     result = _by_spec(rewards, ids, replace(spec, agents={}))
     for agent, own in spec.agents.items():
         result = torch.where(ids.of_agent(agent), _by_spec(rewards, ids, own), result)

@@ -1,6 +1,6 @@
 """What an estimator is: a spec of its arithmetic, and the published ones as presets.
 
-The arithmetic itself is in `advantage`. Nothing here imports verl or torch.
+The arithmetic itself is in `kernel`. Nothing here imports verl or torch.
 """
 
 import math
@@ -147,7 +147,7 @@ class EstimatorSpec:
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What a row's uid must tell beside its group."""
+        """What it must know of a row beside its group."""
         needs: set[Need] = set()
         if self.unit == "trajectory":
             needs.add("trajectory")
@@ -261,9 +261,20 @@ def _of_agent(spec: EstimatorSpec, agent: str, options: Any) -> EstimatorSpec:
         raise ValueError(key + str(error).removeprefix(CONFIG_KEY)) from None
 
 
-def sets_scale(options: str | Mapping[str, Any]) -> bool:
-    """Returns whether a configured estimator says itself what it divides by."""
-    return isinstance(options, Mapping) and ("scale" in options or "scale_scope" in options)
+def configured_spec(choice: str | Mapping[str, Any], norm_by_std: bool = True) -> EstimatorSpec:
+    """Returns the spec of a configured estimator beside verl's switch `algorithm.norm_adv_by_std_in_grpo`.
+
+    False takes the scale off the presets `at_grpo` and `grpo`, unless the mapping, or an agent's in it, sets `scale`
+    or `scale_scope` itself. Raises as `resolve_spec` does.
+    """
+    spec = resolve_spec(choice)
+    if norm_by_std or not heeds_verls_switch(choice):
+        return spec
+    agents = {
+        agent: own if _sets_scale(choice["agents"][agent]) else replace(own, scale="none")  # type: ignore[index]
+        for agent, own in spec.agents.items()
+    }
+    return replace(spec, scale="none", agents=agents)
 
 
 def heeds_verls_switch(choice: str | Mapping[str, Any]) -> bool:
@@ -271,4 +282,8 @@ def heeds_verls_switch(choice: str | Mapping[str, Any]) -> bool:
 
     It does so with GRPO's own formula, unless the mapping sets the scale itself. Raises as `resolve_spec` does.
     """
-    return resolve_spec(choice).name in ("at_grpo", "grpo") and not sets_scale(choice)
+    return resolve_spec(choice).name in ("at_grpo", "grpo") and not _sets_scale(choice)
+
+
+def _sets_scale(options: str | Mapping[str, Any]) -> bool:
+    return isinstance(options, Mapping) and ("scale" in options or "scale_scope" in options)

@@ -15,8 +15,8 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
+from verl_atgrpo.estimators.ids import anchor_of
 from verl_atgrpo.estimators.spec import Need
-from verl_atgrpo.estimators.uid import UidParts, anchor_of, join_uid
 from verl_atgrpo.team import EpisodeRecord, Generation
 
 
@@ -40,23 +40,20 @@ def training_rows(
     """Yields a row for every candidate of an episode.
 
     `tree`: the group is (episode, agent, turn) and the reward is the candidate's own mixed reward.
-    `parallel`: the group is the task, the unit is the episode, and the reward is the shared outcome; the agent is
-    named for estimators that compare agents with themselves.
+    `parallel`: the group is the task, and the reward is the shared outcome.
 
     Args:
-        needs: `EstimatorSpec.needs`, what the estimator reads in a row's uid beside its group. `left` counts the
+        needs: `EstimatorSpec.needs`, what the estimator must know of a row beside its group. `left` counts the
             decisions in the order in which they ended.
     """
     index = 0
     for position, decision in enumerate(record.decisions):
-        if scheme == "tree":
-            group = f"{uid}.{session}.{decision.agent}.{decision.turn}"
-            parts = UidParts(group, str(session), decision.agent) if "agent" in needs else UidParts(group)
-        else:
-            left = len(record.decisions) - 1 - position if "left" in needs else None
-            anchor = anchor_of(decision.prompt_ids) if "anchor" in needs else None
-            parts = UidParts(uid, str(session), decision.agent, left, anchor)
-        group = join_uid(parts)
+        group = f"{uid}.{session}.{decision.agent}.{decision.turn}" if scheme == "tree" else uid
+        compared: dict[str, Any] = {}
+        if "left" in needs:
+            compared["left"] = len(record.decisions) - 1 - position
+        if "anchor" in needs:
+            compared["anchor"] = anchor_of(decision.prompt_ids)
         for number, candidate in enumerate(decision.candidates):
             reward = candidate.reward if scheme == "tree" else record.outcome.team_reward
             tags = {
@@ -74,6 +71,7 @@ def training_rows(
                 "episode": f"{uid}_{session}",
                 "episode_success": record.outcome.success,
                 "episode_reward": record.outcome.team_reward,
+                **compared,
             }
             yield Row(f"{uid}_{session}_{index}", group, decision.prompt_ids, candidate.generation, reward, tags)
             index += 1

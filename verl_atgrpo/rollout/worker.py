@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import transfer_queue as tq
 from tensordict import TensorDict
 from torch import Tensor
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
@@ -25,6 +24,7 @@ from verl_atgrpo.rollout.trace import Episode, TraceBudget, TracedTeam
 from verl_atgrpo.sandbox.pool import POOL
 from verl_atgrpo.serving.requests import Gate, PatientClient, engine_params
 from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, episode_seed, play
+from verl_atgrpo.trainer import queue
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         """Plays the episodes of one task; a failed episode in training leaves no row and is replaced."""
         validate = bool(trajectory["validate"])
         uid, partition = prompt["uid"], "val" if validate else "train"
-        await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": "running"})
+        await queue.set_status(uid, partition, "running")
         # verl's V1 loop always says no; its older one takes that many tasks of a step, with all their episodes.
         trace = self._traces.take(int(prompt["global_steps"]), validate)
         results = await asyncio.gather(
@@ -123,7 +123,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             for error in (result for result in written if result is not None):
                 self._report_defect(prompt, partition, error)
                 status = "failure"
-        await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": status})
+        await queue.set_status(uid, partition, status)
 
     def _report_defect(self, prompt: dict[str, Any], partition: str, error: BaseException) -> None:
         self._report.error = f"task {prompt['index']} ({partition}): {type(error).__name__}: {error}"
@@ -203,12 +203,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             info = {"acc": 0.0, "failed": 1.0}
         rows = list(rows)
         tags = [self._tags(row, turns, prompt) for row in rows]
-        await tq.async_kv_batch_put(
-            keys=[row.key for row in rows],
-            fields=self._fields(rows, turns, info, prompt),
-            tags=tags,
-            partition_id=partition,
-        )
+        await queue.write([row.key for row in rows], self._fields(rows, turns, info, prompt), tags, partition)
 
     def _tags(self, row: Row, turns: int, prompt: dict[str, Any]) -> dict[str, Any]:
         prompt_length, response_length = len(row.prompt_ids), len(row.generation.token_ids)

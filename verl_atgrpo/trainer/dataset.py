@@ -74,7 +74,6 @@ def wire(config: DictConfig, environment: Environment) -> None:
         config.data[DATA_SETS] = {
             split: [[*pair] for pair in environment.data_sets(split).items()] for split in splits
         }
-        config.algorithm.at_grpo_estimator = config[SECTION].get("estimator", "at_grpo")
         # verl's own way to replace an episode that failed; it fetches tasks one by one.
         config.trainer.v1.sampler.sync_refill_failed_groups = True
         config.data.gen_batch_size = 1

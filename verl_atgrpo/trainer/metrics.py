@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
-from transfer_queue import KVBatchMeta
 from verl import DataProto
 from verl.trainer.ppo.metric_utils import compute_data_metrics, compute_throughout_metrics, compute_timing_metrics
 
+from verl_atgrpo.estimators.ids import factorise
 from verl_atgrpo.estimators.kernel import inflation_factors
-from verl_atgrpo.estimators.uid import encode_groups, factorise, split_uid
-from verl_atgrpo.trainer.queue import Tags, batch_of, each, is_padding
-from verl_atgrpo.trainer.step_rows import groups_of
+from verl_atgrpo.trainer.queue import Rows, Tags, batch_of, each, is_padding
+from verl_atgrpo.trainer.step_rows import group_of
 
 PROBS_DIFF = "training/rollout_probs_diff_max"
 """verl's largest difference of a token's probability between server and actor."""
@@ -36,9 +35,7 @@ class _Columns:
             "response_length": self._read("response_len"),
             "response_clipped": self._read("truncated"),
         }
-        uids, names = factorise([tags["group"] for tags in rows])
-        # Rows of one group may have uids of their own; a uid is split once, not once a row.
-        self._groups = encode_groups([split_uid(str(name)).group for name in names])[uids]
+        self._groups = factorise([tags["group"] for tags in rows])[0]
 
     def _read(self, key: str) -> Tensor:
         values = np.fromiter((tags[key] for tags in self._rows), dtype=np.float64, count=len(self._rows))
@@ -161,7 +158,8 @@ def staleness_metrics(rows: Sequence[Tags], global_steps: int) -> dict[str, floa
         return {}
     behind = [global_steps - 1 - _versions(tags)[0] for tags in rows]
     groups: dict[Any, set[int]] = defaultdict(set)
-    for tags, group in zip(rows, groups_of(rows, {}), strict=True):
+    for tags in rows:
+        group = group_of(tags)
         groups[group].update(_versions(tags))
     return {
         "team/staleness_mean": sum(behind) / len(behind),
@@ -171,7 +169,7 @@ def staleness_metrics(rows: Sequence[Tags], global_steps: int) -> dict[str, floa
     }
 
 
-def fresh_probs_diff(batch: KVBatchMeta, global_steps: int) -> dict[str, float]:
+def fresh_probs_diff(batch: Rows, global_steps: int) -> dict[str, float]:
     """Returns the largest difference of a token's probability between server and actor, over rows that were drawn
     with the weights that the step began with: others differ rightly. No figure where there are none.
 

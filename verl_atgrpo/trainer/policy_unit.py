@@ -7,12 +7,11 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
-from transfer_queue import KVBatchMeta
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.single_controller.ray.base import create_colocated_worker_cls
@@ -27,12 +26,13 @@ from verl.workers.rollout.utils import get_max_position_embeddings
 from verl_atgrpo.config.policies import EXPANDED
 from verl_atgrpo.config.policy_check import check_context
 from verl_atgrpo.config.schema import SECTION, ConfigError
+from verl_atgrpo.estimators.spec import EstimatorSpec
 from verl_atgrpo.serving.client import DecisionClient, balancer_class
 from verl_atgrpo.serving.health import naming
 from verl_atgrpo.serving.replicas import Replicas
 from verl_atgrpo.serving.workers import PolicyServers, PolicyWorker, meet
 from verl_atgrpo.trainer.metrics import PROBS_DIFF, fresh_probs_diff
-from verl_atgrpo.trainer.queue import for_workers, is_padding
+from verl_atgrpo.trainer.queue import Rows, for_workers, is_padding
 from verl_atgrpo.trainer.update import (
     balanced,
     bypass_old_log_probs,
@@ -45,11 +45,28 @@ from verl_atgrpo.trainer.update import (
 logger = logging.getLogger(__name__)
 
 
+class Update(NamedTuple):
+    """What an update leaves."""
+
+    rows: Rows
+    """With padding, in the order of training."""
+    metrics: dict[str, Any]
+    timing: dict[str, float]
+    """Seconds of its stages, under verl's names."""
+
+
 class PolicyUnit:
     """Trains and serves one policy; knows nothing of agents, episodes or other policies."""
 
     def __init__(
-        self, name: str, job: DictConfig, folder: str, trainable: bool, first_replica: int, restarts: int
+        self,
+        name: str,
+        job: DictConfig,
+        folder: str,
+        trainable: bool,
+        first_replica: int,
+        restarts: int,
+        spec: EstimatorSpec,
     ) -> None:
         """Holds the policy's configuration; `place` and `start` build it.
 
@@ -60,6 +77,7 @@ class PolicyUnit:
             trainable: whether `train` may be called.
             first_replica: number of its first server; unique over all policies.
             restarts: how often servers of this policy may be started again.
+            spec: the estimator of its rows' advantages.
 
         Raises ConfigError if its tokenizer has no chat template, or its model too few positions.
         """
@@ -69,6 +87,7 @@ class PolicyUnit:
         self.trainable = trainable
         self.first_replica = first_replica
         self._restarts = restarts
+        self._spec = spec
         loaded = omega_conf_to_dataclass(job.actor_rollout_ref.model)
         self.tokenizer = loaded.tokenizer
         if not self.tokenizer.chat_template:
@@ -208,36 +227,34 @@ class PolicyUnit:
             )
         return self.trainable and rows >= self._optimizer_steps
 
-    def train(
-        self, batch: KVBatchMeta, global_steps: int, metrics: dict[str, Any], timing: dict[str, float]
-    ) -> KVBatchMeta:
-        """Updates the policy on its rows; returns them with padding and in the order of training."""
+    def train(self, batch: Rows, global_steps: int) -> Update:
+        """Updates the policy on its rows."""
         with naming(self.name, "its update"):
-            return self._train(batch, global_steps, metrics, timing)
+            return self._train(batch, global_steps)
 
-    def _train(
-        self, batch: KVBatchMeta, global_steps: int, metrics: dict[str, Any], timing: dict[str, float]
-    ) -> KVBatchMeta:
+    def _train(self, batch: Rows, global_steps: int) -> Update:
         began = time.perf_counter()
-        metrics["team/tokens"] = float(sum(tags["seq_len"] for tags in batch.tags))
-        batch = self._balance_batch(batch, metrics, seed=global_steps)
+        timing: dict[str, float] = {}
+        correction = self.config.algorithm.get("rollout_correction", None)
+        tokens = sum(tags["seq_len"] for tags in batch.tags)
+        batch, metrics = self._balanced(batch, seed=global_steps)
         with marked_timer("old_log_prob", timing, color="blue"):
-            self._compute_old_log_prob(batch, metrics)
+            metrics |= self._old_log_probs(batch, correction)
             # In sync mode every row must be fresh, and the figure must say so if one is not.
             if not self._sync_mode and metrics.pop(PROBS_DIFF, None) is not None:
-                metrics.update(fresh_probs_diff(batch, global_steps))
+                metrics |= fresh_probs_diff(batch, global_steps)
         if self.use_reference_policy:
             with marked_timer("ref", timing, color="olive"):
-                self._compute_ref_log_prob(batch)
+                self._ref_log_probs(batch)
         with marked_timer("adv", timing, color="brown"):
-            metrics.update(write_advantages(batch, self.config.algorithm))
+            metrics |= write_advantages(batch, self._spec, correction)
         with marked_timer("update_actor", timing, color="red"):
-            self._update_actor(batch, metrics)
-        metrics["team/update_seconds"] = time.perf_counter() - began
-        return batch
+            metrics |= self._update_actor(batch)
+        metrics |= {"team/tokens": float(tokens), "team/update_seconds": time.perf_counter() - began}
+        return Update(batch, metrics, timing)
 
-    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any], seed: int) -> KVBatchMeta:
-        """Pads, balances tokens over ranks, and spreads rows and padding over mini-batches.
+    def _balanced(self, batch: Rows, seed: int) -> tuple[Rows, dict[str, Any]]:
+        """Pads, balances tokens over ranks, and spreads rows and padding over mini-batches; returns metrics as well.
 
         The number of rows becomes one that every rank and mini-batch gets equally many of.
         """
@@ -246,36 +263,33 @@ class PolicyUnit:
             workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")
         ranks = max(workers._dispatch_info["actor"]) + 1
         batch = upsample_batch_to_divisible_size(batch, ranks * self._optimizer_steps, self.tokenizer.eos_token_id)
-        order, balance = balanced([tags["seq_len"] for tags in batch.tags], ranks)
+        order, metrics = balanced([tags["seq_len"] for tags in batch.tags], ranks)
         batch.reorder(order)
-        metrics.update(balance)
         padding = [is_padding(tags) for tags in batch.tags]
         batch.reorder(spread_padding(padding, ranks, self._optimizer_steps, seed=seed))
-        metrics["team/padding_rows"] = float(sum(padding))
-        return batch
+        return batch, {**metrics, "team/padding_rows": float(sum(padding))}
 
-    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
-        """Has the workers compute the actor's log-probs, or takes the servers' in bypass mode."""
-        correction = self.config.algorithm.get("rollout_correction", None)
+    def _old_log_probs(self, batch: Rows, correction: DictConfig | None) -> dict[str, float]:
+        """Has the workers compute the actor's log-probs, or takes the servers' in bypass mode; returns metrics."""
         if correction is not None and correction.get("bypass_mode", False):
             bypass_old_log_probs(batch)
-            return
+            return {}
         self._infer(self.actor_rollout_wg.compute_log_prob, batch, calculate_entropy=True)
-        metrics.update(write_old_log_probs(batch, self.config.actor_rollout_ref.actor))
+        return write_old_log_probs(batch, self.config.actor_rollout_ref.actor)
 
-    def _compute_ref_log_prob(self, batch: KVBatchMeta) -> None:
+    def _ref_log_probs(self, batch: Rows) -> None:
         if self.ref_in_actor:
             self._infer(self.actor_rollout_wg.compute_log_prob, batch, calculate_entropy=False, no_lora_adapter=True)
         else:
             self._infer(self.ref_policy_wg.compute_ref_log_prob, batch, calculate_entropy=False)
         write_ref_log_probs(batch)
 
-    def _infer(self, compute: Callable[[KVBatchMeta], KVBatchMeta], batch: KVBatchMeta, **extra_info: Any) -> None:
+    def _infer(self, compute: Callable[[Rows], Rows], batch: Rows, **extra_info: Any) -> None:
         temperature = self.config.actor_rollout_ref.rollout.temperature
         done = compute(for_workers(batch, compute_loss=False, temperature=temperature, **extra_info))
         assert len(done) == len(batch)
 
-    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
+    def _update_actor(self, batch: Rows) -> dict[str, Any]:
         """Updates the policy in the configured number of optimizer steps, whatever the number of rows."""
         actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
         real_rows = sum(not is_padding(tags) for tags in batch.tags)
@@ -295,10 +309,9 @@ class PolicyUnit:
             },
         )
         output: TensorDict = self.actor_rollout_wg.update_actor(rows)
-        update_metrics = rename_dict(output["metrics"], "actor/")
-        update_metrics["perf/mfu/actor"] = update_metrics.pop("actor/mfu")
-        metrics.update(reduce_metrics(update_metrics))
-        metrics["team/optimizer_steps"] = float(self._optimizer_steps * actor.ppo_epochs)
+        metrics = rename_dict(output["metrics"], "actor/")
+        metrics["perf/mfu/actor"] = metrics.pop("actor/mfu")
+        return {**reduce_metrics(metrics), "team/optimizer_steps": float(self._optimizer_steps * actor.ppo_epochs)}
 
     # ------------------------------------------------------------ checkpoints
 

@@ -1,27 +1,37 @@
-"""TransferQueue as the trainer uses it: rows in parts, so that their number does not decide what the driver holds."""
+"""The queue between rollout and trainer: the only module that knows TransferQueue.
+
+A row has a key, tags (plain values that travel with the key) and fields (tensors, fetched by name). The trainer reads
+and writes fields in parts, so that the number of rows does not decide how much memory the driver takes.
+"""
 
 from __future__ import annotations
 
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+if TYPE_CHECKING:  # its package registers our trainer, which imports this module
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 Tags = Mapping[str, Any]
+Rows: TypeAlias = KVBatchMeta
+"""Keys and tags of rows, as verl's trainer and workers take and return them."""
+PARTITION = "train"
+"""Of the queue: what is not validation."""
 TOKENS = 1 << 22
 """Tokens of answers, padded to the longest, that a part holds at most: some 300 MB with what is computed of them."""
 
 
-def batch_of(keys: list[str], tags: list[dict[str, Any]], partition: str) -> KVBatchMeta:
+def batch_of(keys: list[str], tags: list[dict[str, Any]], partition: str = PARTITION) -> Rows:
     """Returns rows as verl hands them about, with these very tags: its constructor makes a deep copy of them all."""
-    batch = KVBatchMeta(partition_id=partition)
+    batch = Rows(partition_id=partition)
     batch.keys, batch.tags, batch._size = keys, tags, len(keys)
     return batch
 
@@ -53,14 +63,12 @@ def parts(rows: Sequence[Tags], tokens: int | None = None) -> list[list[int]]:
     return [order[part::number] for part in range(number)]
 
 
-def fetched(batch: KVBatchMeta, part: Sequence[int], fields: Sequence[str]) -> TensorDict:
-    """Returns the fields of some of the rows."""
-    return tq.kv_batch_get(
-        keys=[batch.keys[row] for row in part], partition_id=batch.partition_id, select_fields=list(fields)
-    )
+def fetched(keys: Sequence[str], fields: Sequence[str], partition: str = PARTITION) -> TensorDict:
+    """Returns the fields of rows, (n, T) jagged each."""
+    return tq.kv_batch_get(keys=list(keys), partition_id=partition, select_fields=list(fields))
 
 
-def put(batch: KVBatchMeta, part: Sequence[int], fields: Mapping[str, Tensor]) -> None:
+def put(batch: Rows, part: Sequence[int], fields: Mapping[str, Tensor]) -> None:
     """Writes fields of some of the rows, (n, T) jagged each."""
     keys = [batch.keys[row] for row in part]
     tq.kv_batch_put(
@@ -68,13 +76,38 @@ def put(batch: KVBatchMeta, part: Sequence[int], fields: Mapping[str, Tensor]) -
     )
 
 
-def each(batch: KVBatchMeta, fields: Sequence[str]) -> Iterator[tuple[list[int], TensorDict]]:
+def remove(batch: Rows) -> None:
+    """Takes rows out of the queue."""
+    tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+
+
+def announce(uids: Sequence[str], tags: Sequence[Tags]) -> None:
+    """Writes the tags of tasks that are about to be submitted: all that a restart needs to know."""
+    tq.kv_batch_put(keys=list(uids), partition_id=PARTITION, tags=list(tags))
+
+
+def listed() -> list[Tags]:
+    """Returns the tags of everything in the queue that is not validation, tasks and rows."""
+    return list((tq.kv_list(PARTITION) or {}).get(PARTITION, {}).values())
+
+
+async def set_status(uid: str, partition: str, status: str) -> None:
+    """Writes how far a task is: `running`, `finished` or `failure`, which verl's replay buffer waits for."""
+    await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": status})
+
+
+async def write(keys: Sequence[str], fields: TensorDict, tags: Sequence[Tags], partition: str) -> None:
+    """Writes the rows of an episode."""
+    await tq.async_kv_batch_put(keys=list(keys), fields=fields, tags=list(tags), partition_id=partition)
+
+
+def each(batch: Rows, fields: Sequence[str]) -> Iterator[tuple[list[int], TensorDict]]:
     """Yields the rows in parts, with their fields."""
     for part in parts(batch.tags):
-        yield part, fetched(batch, part, fields)
+        yield part, fetched([batch.keys[row] for row in part], fields, batch.partition_id)
 
 
-def for_workers(batch: KVBatchMeta, **extra_info: Any) -> KVBatchMeta:
+def for_workers(batch: Rows, **extra_info: Any) -> Rows:
     """Returns the rows as workers need them, without their tags: these would be copied and sent several times."""
     view = copy.copy(batch)
     view.tags = [{}] * len(batch)  # one and the same, so that a deep copy of all is one of it

@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from verl_atgrpo.config.schema import SECTION, RecordSettings
 from verl_atgrpo.report.records import METRICS, TRAIN, VAL, RecordFiles, metrics_row, plain
-from verl_atgrpo.trainer.queue import Tags
+from verl_atgrpo.trainer.queue import Rows, Tags, fetched
 
 if TYPE_CHECKING:
     from verl_atgrpo.trainer.policy_unit import PolicyUnit
@@ -156,7 +155,7 @@ class Recorder:
         with self._timed():
             self._files.append(METRICS, [metrics_row(step, time.time(), data)])
 
-    def record(self, step: int, batch: tq.KVBatchMeta, trained: set[str]) -> None:
+    def record(self, step: int, batch: Rows, trained: set[str]) -> None:
         """Takes a batch's chosen episodes out of the queue, to be decoded and written in the background.
 
         Args:
@@ -182,7 +181,7 @@ def _fetch(wanted: Sequence[tuple[str, Tags]], partition: str, advantages: bool)
     if not wanted:
         return []
     fields = ["prompts", "responses", *(["advantages"] if advantages else [])]
-    data = tq.kv_batch_get(keys=[key for key, _ in wanted], partition_id=partition, select_fields=fields)
+    data = fetched([key for key, _ in wanted], fields, partition)
     columns: list[Sequence[Tensor | None]] = [data[field].unbind() for field in fields]
     if not advantages:
         columns.append([None] * len(wanted))

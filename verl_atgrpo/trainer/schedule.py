@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import transfer_queue as tq
 from omegaconf import DictConfig
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from verl_atgrpo.trainer.step_rows import PARTITION
+from verl_atgrpo.trainer.queue import listed
 
 
 class Servers(Protocol):
@@ -166,8 +165,7 @@ class Deals:
 
 def under_way() -> list[int]:
     """Returns the tasks in TransferQueue, by the step of their submission: being played, played, or failed."""
-    listed = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
-    prompts = [tags for tags in listed.values() if tags.get("is_prompt")]
+    prompts = [tags for tags in listed() if tags.get("is_prompt")]
     return [tags["task"] for tags in sorted(prompts, key=lambda tags: tags["global_steps"])]
 
 

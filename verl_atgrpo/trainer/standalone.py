@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ray
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import OmegaConf, open_dict
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.single_controller.ray.base import create_colocated_worker_cls
@@ -44,15 +46,13 @@ class StandaloneReplicas(Replicas):
 class StandaloneUnit(PolicyUnit):
     """Trains one policy on the trainer's devices and serves it on others."""
 
-    def __init__(
-        self, name: str, job: DictConfig, folder: str, trainable: bool, first_replica: int, restarts: int
-    ) -> None:
-        super().__init__(name, job, folder, trainable, first_replica, restarts)
-        kwargs = self.config.actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs
-        with open_dict(kwargs):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        options = self.config.actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs
+        with open_dict(options):
             # verl finds the processes of a transfer by this name: two policies with the same would mix theirs.
-            given = OmegaConf.select(kwargs, "nccl.group_name") or "at_grpo"
-            OmegaConf.update(kwargs, "nccl.group_name", f"{given}-{name}")
+            given = OmegaConf.select(options, "nccl.group_name") or "at_grpo"
+            OmegaConf.update(options, "nccl.group_name", f"{given}-{self.name}")
         self._has_weights = False
 
     @property

@@ -1,44 +1,33 @@
-"""The rows of a step: drawn from the rollout, without groups that teach nothing, topped up by more tasks."""
+"""The rows of a step: sampled from the queue, without groups that have no signal, topped up by more tasks."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
-from transfer_queue import KVBatchMeta
 
 from verl_atgrpo.config.schema import GroupFilter
-from verl_atgrpo.estimators.kernel import at_grpo_advantage
-from verl_atgrpo.estimators.uid import split_uid
-from verl_atgrpo.trainer.queue import Tags, batch_of
+from verl_atgrpo.estimators.ids import row_ids
+from verl_atgrpo.estimators.kernel import team_advantages
+from verl_atgrpo.estimators.spec import EstimatorSpec
+from verl_atgrpo.trainer.queue import Rows, Tags, batch_of
 
 logger = logging.getLogger(__name__)
 
-PARTITION = "train"
-"""TransferQueue's name for what is not validation."""
 Group = tuple[str, str]
 """Policy and group: a policy's update compares its own rows only."""
 
 
-def groups_of(rows: Iterable[Tags], names: dict[str, str]) -> Iterator[Group]:
-    """Yields the group that each row is compared within, whatever parts of it the estimator tells apart.
-
-    Args:
-        names: uid -> group, of uids that were split; filled, so that none is split twice.
-    """
-    for tags in rows:
-        uid = tags["group"]
-        if uid not in names:
-            names[uid] = split_uid(uid).group
-        yield tags["policy"], names[uid]
+def group_of(tags: Tags) -> Group:
+    """Returns the group that a row is compared within."""
+    return tags["policy"], tags["group"]
 
 
-def teaching_groups(rows: Iterable[Tags], algorithm: Any) -> dict[Group, bool]:
+def groups_with_signal(rows: Iterable[Tags], spec: EstimatorSpec) -> dict[Group, bool]:
     """Returns for every group whether one of its rows has an advantage other than 0.
 
     The estimator itself is asked, with a policy's rows as its update hands them over: so groups are what it
@@ -47,21 +36,20 @@ def teaching_groups(rows: Iterable[Tags], algorithm: Any) -> dict[Group, bool]:
 
     Args:
         rows: the tags of real rows (see `rollout.rows.training_rows`), groups complete.
-        algorithm: verl's `algorithm` section, which names the estimator.
+        spec: the estimator.
     """
     by_policy: dict[str, list[Tags]] = defaultdict(list)
     for tags in rows:
         by_policy[tags["policy"]].append(tags)
-    teaches: dict[Group, bool] = {}
+    signal: dict[Group, bool] = {}
     for mine in by_policy.values():
-        # In float32, as rewards come to the estimator in training.
-        rewards = torch.tensor([[tags["reward"]] for tags in mine], dtype=torch.float32)
-        uids = np.array([tags["group"] for tags in mine], dtype=object)
-        advantages, _ = at_grpo_advantage(rewards, torch.ones_like(rewards), algorithm, uids)
-        groups = groups_of(mine, {})
-        for group, advantage in zip(groups, advantages.flatten().tolist(), strict=True):
-            teaches[group] = teaches.get(group, False) or advantage != 0
-    return teaches
+        # In float32, as in an update.
+        rewards = torch.tensor([tags["reward"] for tags in mine], dtype=torch.float32)
+        advantages = team_advantages(rewards, row_ids(mine, spec), spec)
+        for tags, advantage in zip(mine, advantages.tolist(), strict=True):
+            group = group_of(tags)
+            signal[group] = signal.get(group, False) or advantage != 0
+    return signal
 
 
 def _place(key: str, tags: Tags) -> tuple[Any, ...]:
@@ -77,10 +65,9 @@ class StepRows:
 
     keys: list[str] = field(default_factory=list)
     tags: list[dict[str, Any]] = field(default_factory=list)
-    teaches: dict[Group, bool] = field(default_factory=dict)
+    signal: dict[Group, bool] = field(default_factory=dict)
     """Empty without a filter; a frozen policy's groups are not in it."""
     metrics: dict[str, float] = field(default_factory=dict)
-    _names: dict[str, str] = field(default_factory=dict, repr=False)
 
     def sort(self) -> None:
         """Orders rows by task, the step of its submission, episode, agent, turn and candidate: they came in the order
@@ -93,34 +80,34 @@ class StepRows:
 
     def left(self) -> list[bool]:
         """Returns for every row whether it was not dropped."""
-        if not self.teaches:
+        if not self.signal:
             return [True] * len(self.tags)
-        return [self.teaches.get(group, True) for group in groups_of(self.tags, self._names)]
+        return [self.signal.get(group_of(tags), True) for tags in self.tags]
 
-    def of(self, policies: Collection[str]) -> KVBatchMeta:
+    def of(self, policies: Collection[str]) -> Rows:
         """Returns the rows of these policies that were not dropped."""
         return self._rows(policies, True)
 
-    def but(self, policies: Collection[str]) -> KVBatchMeta:
+    def but(self, policies: Collection[str]) -> Rows:
         """Returns all rows that `of` leaves out."""
         return self._rows(policies, False)
 
-    def _rows(self, policies: Collection[str], theirs: bool) -> KVBatchMeta:
+    def _rows(self, policies: Collection[str], theirs: bool) -> Rows:
         rows = [
             row
             for row, (left, tags) in enumerate(zip(self.left(), self.tags, strict=True))
             if (left and tags["policy"] in policies) == theirs
         ]
-        return batch_of([self.keys[row] for row in rows], [self.tags[row] for row in rows], PARTITION)
+        return batch_of([self.keys[row] for row in rows], [self.tags[row] for row in rows])
 
 
 def draw(
-    sample: Callable[[int], tuple[KVBatchMeta, dict[str, float]]],
+    sample: Callable[[int], tuple[Rows, dict[str, float]]],
     add_tasks: Callable[[int], object],
     tasks: int,
     group_filter: GroupFilter | None,
     trainable: Collection[str],
-    algorithm: Any,
+    spec: EstimatorSpec,
 ) -> StepRows:
     """Returns the rows of a step.
 
@@ -131,7 +118,7 @@ def draw(
         tasks: how many of those that the rollout has been handed are waited for at first.
         group_filter: None keeps every row.
         trainable: names of the policies that are trained; the filter leaves the others' rows alone.
-        algorithm: verl's `algorithm` section.
+        spec: the estimator.
     """
     rows = StepRows()
     counts: Counter[str] = Counter()
@@ -144,8 +131,8 @@ def draw(
         played += tasks
         if group_filter is None:
             break
-        rows.teaches.update(teaching_groups((tags for tags in batch.tags if tags["policy"] in trainable), algorithm))
-        if tasks := tasks_to_add(group_filter, sum(rows.teaches.values()), played):
+        rows.signal.update(groups_with_signal((tags for tags in batch.tags if tags["policy"] in trainable), spec))
+        if tasks := tasks_to_add(group_filter, sum(rows.signal.values()), played):
             add_tasks(tasks)
     rows.metrics = dict(counts)
     if group_filter is not None:
@@ -168,7 +155,7 @@ def tasks_to_add(group_filter: GroupFilter, groups: int, played: int) -> int:
 
 
 def _filter_metrics(rows: StepRows, group_filter: GroupFilter, played: int) -> dict[str, float]:
-    groups, kept, dropped = len(rows.teaches), sum(rows.teaches.values()), rows.left().count(False)
+    groups, kept, dropped = len(rows.signal), sum(rows.signal.values()), rows.left().count(False)
     metrics = {
         "team/tasks": float(played),
         "team/groups_kept": float(kept),
@@ -182,7 +169,7 @@ def _filter_metrics(rows: StepRows, group_filter: GroupFilter, played: int) -> d
         metrics["team/groups_missing"] = float(missing)
         if missing:
             logger.warning(
-                "%d groups teach something after %d tasks, fewer than at_grpo.group_filter.min_groups=%d",
+                "%d groups have a signal after %d tasks, fewer than at_grpo.group_filter.min_groups=%d",
                 kept,
                 played,
                 group_filter.min_groups,

@@ -11,10 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
-from transfer_queue import KVBatchMeta
 from verl.single_controller.ray import RayResourcePool, ResourcePoolManager
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils.debug import marked_timer
@@ -22,8 +20,9 @@ from verl.utils.tracking import Tracking
 
 from verl_atgrpo import compat, platform_choice
 from verl_atgrpo.config.policies import EXPANDED, job_of
-from verl_atgrpo.config.run_check import MODE, check_team_run
+from verl_atgrpo.config.run_check import MODE
 from verl_atgrpo.config.schema import AtGrpoConfig, PolicySettings
+from verl_atgrpo.estimators.spec import configured_spec
 from verl_atgrpo.report.records import FOLDER, RecordFiles
 from verl_atgrpo.rollout.rows import DEAL
 from verl_atgrpo.serving.client import TeamClient
@@ -37,13 +36,13 @@ from verl_atgrpo.trainer.metrics import (
     step_metrics,
     training_metrics,
 )
-from verl_atgrpo.trainer.policy_unit import PolicyUnit, TeamSync, for_all
-from verl_atgrpo.trainer.queue import batch_of, pace
+from verl_atgrpo.trainer.policy_unit import PolicyUnit, TeamSync, Update, for_all
+from verl_atgrpo.trainer.queue import PARTITION, Rows, announce, batch_of, pace, remove
 from verl_atgrpo.trainer.recorder import Recorder, about_run
 from verl_atgrpo.trainer.rollout_watch import RolloutWatch
 from verl_atgrpo.trainer.schedule import make_schedule
 from verl_atgrpo.trainer.standalone import StandaloneUnit
-from verl_atgrpo.trainer.step_rows import PARTITION, StepRows, draw
+from verl_atgrpo.trainer.step_rows import StepRows, draw
 
 _POOL = "global_pool"
 
@@ -56,8 +55,9 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
 
     def __init__(self, config: DictConfig) -> None:
         compat.check_symbols(cpu=platform_choice.wants_cpu())
-        wire(config, check_team_run(config))
         self.settings = AtGrpoConfig.from_config(config)
+        wire(config, self.settings.make_environment())
+        self._spec = configured_spec(self.settings.estimator, config.algorithm.norm_adv_by_std_in_grpo)
         self.schedule = make_schedule(self.settings.mode, config.trainer)
         self._unfinished: deque[int] = deque()
         self._deals = schedule.Deals()
@@ -93,7 +93,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             # verl's own folder where there is one policy, so that its tools find it.
             folder = "actor" if len(policies) == 1 else f"policies/{name}"
             restarts = self.settings.restart_servers
-            self.units.append(kind(name, job, folder, settings.trainable, replicas, restarts))
+            self.units.append(kind(name, job, folder, settings.trainable, replicas, restarts, self._spec))
             replicas += self.units[-1].server_devices(pools[name])  # no policy has more servers than devices
         for unit in self.units:
             unit.place(pools[unit.name])
@@ -144,7 +144,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             with open_dict(policy):
                 policy.actor.optim.total_training_steps = steps
 
-    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> KVBatchMeta:
+    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> Rows:
         """Samples a step's rows and updates every trainable policy on its own."""
         with marked_timer("gen", timing_raw, color="red"):
             self.on_sample_begin()
@@ -169,28 +169,29 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             metrics.update(policy_metrics(by_policy))
             self._record_rows(rows, trained=set())
             return unused
-        timings: dict[str, dict[str, float]] = {name: {} for name in parts}
+        updates: dict[str, Update] = {}
 
         def train(unit: PolicyUnit) -> None:
-            name = unit.name
-            parts[name] = unit.train(parts[name], self.global_steps, by_policy[name], timings[name])
+            updates[unit.name] = unit.train(parts[unit.name], self.global_steps)
             if not self._at_once:
                 unit.empty_cache()  # the next policy is updated on the same devices
 
         with marked_timer("policies", timing_raw, color="red"):
             for_all(learning, train, self._at_once)
+        for name, update in updates.items():
+            by_policy[name] |= update.metrics
         metrics.update(policy_metrics(by_policy))
         total = max if self._at_once else sum
-        for stage in {stage for timing in timings.values() for stage in timing}:
-            timing_raw[stage] = total(timing.get(stage, 0.0) for timing in timings.values())
-        self._record_rows(rows, {key for unit in learning for key in parts[unit.name].keys})
+        for stage in {stage for update in updates.values() for stage in update.timing}:
+            timing_raw[stage] = total(update.timing.get(stage, 0.0) for update in updates.values())
+        trained = [updates[unit.name].rows for unit in learning]
+        self._record_rows(rows, {key for part in trained for key in part.keys})
         if len(unused):
             # Nothing is computed from them; verl clears only what it gets back.
-            tq.kv_clear(keys=unused.keys, partition_id=unused.partition_id)
+            remove(unused)
         return batch_of(
-            [key for unit in learning for key in parts[unit.name].keys],
-            [tags for unit in learning for tags in parts[unit.name].tags],
-            PARTITION,
+            [key for part in trained for key in part.keys],
+            [tags for part in trained for tags in part.tags],
         )
 
     def _draw(self, tasks: int) -> StepRows:
@@ -204,7 +205,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             tasks=tasks,
             group_filter=self.settings.group_filter,
             trainable={unit.name for unit in self.units if unit.trainable},
-            algorithm=self.config.algorithm,
+            spec=self._spec,
         )
         rows.sort()
         return rows
@@ -255,7 +256,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         tasks = list(batch["index"])
         batch[DEAL] = torch.tensor(self._deals.number(tasks, self.global_steps))
         tags = schedule.tags_of(tasks, self.global_steps)
-        tq.kv_batch_put(keys=list(batch["uid"]), partition_id=PARTITION, tags=tags)
+        announce(list(batch["uid"]), tags)
         self.agent_loop_manager.generate_sequences(batch)
         return len(batch)
 
@@ -299,7 +300,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
     def _record_rows(self, rows: StepRows, trained: set[str]) -> None:
         """Records a step's rows, dropped ones and frozen policies' included, while they are in the queue."""
         if self._recorder is not None:
-            self._recorder.record(self.global_steps, batch_of(rows.keys, rows.tags, PARTITION), trained)
+            self._recorder.record(self.global_steps, batch_of(rows.keys, rows.tags), trained)
 
     def _make_recorder(self) -> Recorder | None:
         """Returns what writes the report's records, once it is known from which step the run goes on."""
@@ -360,7 +361,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         return devices + sum(unit.own_server_devices for unit in self.units)
 
     def _compute_metrics(
-        self, batch: KVBatchMeta, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
+        self, batch: Rows, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
     ) -> None:
         """Adds verl's metrics, which are of the rows that were trained on, and the team's.
 
@@ -383,7 +384,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         self._collect_report()
         metrics.update(self.watch.take_metrics())
 
-    def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict[str, float], rollout_data_dir: str) -> None:
+    def _log_rollout_data(self, batch: Rows, timing_raw: dict[str, float], rollout_data_dir: str) -> None:
         """Writes the step's rows as text, each decoded with its policy's tokenizer."""
         self.tokenizer.expect(batch.tags)
         super()._log_rollout_data(batch, timing_raw, rollout_data_dir)

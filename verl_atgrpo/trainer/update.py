@@ -7,19 +7,19 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
-from transfer_queue import KVBatchMeta
 from verl import DataProto
 from verl.trainer.ppo.core_algos import agg_loss
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
-from verl_atgrpo.estimators.kernel import at_grpo_advantage
-from verl_atgrpo.trainer.queue import each, fetched, parts, put, real_rows, response_lengths
+from verl_atgrpo.estimators.ids import row_ids
+from verl_atgrpo.estimators.kernel import team_advantages
+from verl_atgrpo.estimators.spec import EstimatorSpec
+from verl_atgrpo.trainer.queue import Rows, each, fetched, parts, put, real_rows, response_lengths
 
 Part = tuple[dict[str, float], int, int]
 """Metrics of a part, its tokens, and its rows with padding."""
@@ -151,13 +151,13 @@ class ProbsDifference:
         }
 
 
-def bypass_old_log_probs(batch: KVBatchMeta) -> None:
+def bypass_old_log_probs(batch: Rows) -> None:
     """Takes the server's log-probs for the actor's, as `algorithm.rollout_correction.bypass_mode` asks."""
     for part, data in each(batch, ["rollout_log_probs"]):
         put(batch, part, {"old_log_probs": data["rollout_log_probs"]})
 
 
-def write_old_log_probs(batch: KVBatchMeta, actor: DictConfig) -> dict[str, float]:
+def write_old_log_probs(batch: Rows, actor: DictConfig) -> dict[str, float]:
     """Writes the answers' part of what the workers computed of whole rows, and returns verl's metrics of it."""
     real, lengths = real_rows(batch.tags), response_lengths(batch.tags)
     entropy, difference = 0.0, ProbsDifference()
@@ -184,7 +184,7 @@ def write_old_log_probs(batch: KVBatchMeta, actor: DictConfig) -> dict[str, floa
     return {"actor/entropy": entropy, **difference.metrics()}
 
 
-def write_ref_log_probs(batch: KVBatchMeta) -> None:
+def write_ref_log_probs(batch: Rows) -> None:
     """Writes the answers' part of what the reference computed of whole rows."""
     for part, data in each(batch, ["log_probs", "response_mask"]):
         put(batch, part, {"ref_log_prob": response_from_nested(data["log_probs"], data["response_mask"])})
@@ -193,45 +193,46 @@ def write_ref_log_probs(batch: KVBatchMeta) -> None:
 _FIELDS = ("response_mask", "old_log_probs", "rollout_log_probs")
 
 
-def write_advantages(batch: KVBatchMeta, algorithm: Any) -> dict[str, float]:
+def write_advantages(batch: Rows, spec: EstimatorSpec, correction: Any = None) -> dict[str, float]:
     """Writes the rows' advantages (and what rollout correction makes of them) to the queue and into their tags.
 
     A row's tags gain `advantage`, and `trained_tokens`, those that rejection left.
 
     Args:
         batch: rows with padding; groups complete.
-        algorithm: verl's `algorithm` section.
+        spec: the estimator.
+        correction: verl's section `algorithm.rollout_correction`, or None.
     """
     lengths, real = response_lengths(batch.tags), real_rows(batch.tags)
     tokens = lengths * real
-    correction = algorithm.get("rollout_correction", None)
     metrics: dict[str, float] = {}
     rejects = False
     if correction is not None and not correction.get("bypass_mode", False):
         rejects = correction.get("rollout_rs", None) is not None
         metrics, tokens = _correct(batch, correction, rejects, tokens)
-    # As verl hands them over, but one token a row; in float32, as a row's rm_scores are.
-    rewards = torch.tensor([[tags["reward"]] for tags in batch.tags], dtype=torch.float32)
-    uids = np.array([tags["group"] for tags in batch.tags], dtype=object)
-    advantages = at_grpo_advantage(rewards, (tokens > 0).long()[:, None], algorithm, uids)[0].squeeze(-1)
+    # In float32, as a row's rm_scores are. Padding and rejected rows enter no statistic.
+    rewards = torch.tensor([tags["reward"] for tags in batch.tags], dtype=torch.float32)
+    counted = tokens > 0
+    ids = row_ids([tags for tags, counts in zip(batch.tags, counted.tolist(), strict=True) if counts], spec)
+    advantages = torch.zeros_like(rewards).masked_scatter_(counted, team_advantages(rewards[counted], ids, spec))
     for tags, advantage, trained in zip(batch.tags, advantages.tolist(), tokens.tolist(), strict=True):
         tags.update(advantage=advantage, trained_tokens=trained)
     for part in parts(batch.tags):
         values = torch.repeat_interleave(advantages[part], lengths[part])
         if rejects:
-            values = values * fetched(batch, part, ["response_mask"])["response_mask"].values()
+            values = values * fetched([batch.keys[row] for row in part], ["response_mask"])["response_mask"].values()
         put(batch, part, {"advantages": _jagged(values, lengths[part])})
     return metrics
 
 
-def _correct(batch: KVBatchMeta, correction: Any, rejects: bool, tokens: Tensor) -> tuple[dict[str, float], Tensor]:
+def _correct(batch: Rows, correction: Any, rejects: bool, tokens: Tensor) -> tuple[dict[str, float], Tensor]:
     """Computes what the correction's section asks for; returns metrics and the tokens left of every row."""
     # Weights with a mean of 1 over the batch, and spreads of what is rejected, are no sums over rows.
     at_once = rejects or correction.get("rollout_is_batch_normalize", False)
     collected = []
     left = tokens.clone()
     for part in [list(range(len(batch)))] if at_once else parts(batch.tags):
-        data = fetched(batch, part, _FIELDS)
+        data = fetched([batch.keys[row] for row in part], _FIELDS)
         shape = data["response_mask"]
         rows, metrics = compute_rollout_correction_and_add_to_batch(
             DataProto(batch=data.to_padded_tensor(0)), correction

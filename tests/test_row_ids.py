@@ -1,4 +1,4 @@
-"""What travels in a row's uid: the format, and what a played episode writes into it."""
+"""What an estimator reads of a row: its tags as numbers, and what a played episode writes into them."""
 
 from __future__ import annotations
 
@@ -7,55 +7,25 @@ import hashlib
 import struct
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from advantage_rows import estimate
+from advantage_rows import tags_of
 
 from verl_atgrpo import Environment, Outcome, Score
+from verl_atgrpo.estimators.ids import anchor_of, factorise, row_ids
+from verl_atgrpo.estimators.kernel import team_advantages
 from verl_atgrpo.estimators.spec import PRESETS, resolve_spec
-from verl_atgrpo.estimators.uid import UidParts, anchor_of, encode_groups, encode_uids, join_uid, split_uid
 from verl_atgrpo.rollout.rows import Row, training_rows
 from verl_atgrpo.team import ScriptedTeam, Team, play
 
 
-def test_uids() -> None:
-    assert split_uid("a/b_1") == UidParts("a/b_1")
-    assert split_uid("a#3") == UidParts("a", "3")
-    assert split_uid("a#b#3") == UidParts("a#b", "3")
-    assert split_uid("a#3@tool") == UidParts("a", "3", "tool")
-    assert split_uid("a#3@tool~12") == UidParts("a", "3", "tool", 12)
-    assert split_uid("a#3@tool~0~ff07") == UidParts("a", "3", "tool", 0, "ff07")
-    # Somebody else's uid is a group, whatever it holds.
-    assert split_uid("me@home~2") == UidParts("me@home~2")
-    assert split_uid("me@home~2#3@tool") == UidParts("me@home~2", "3", "tool")
-    assert encode_groups(["b", "a", "b", None, ("b",)]).tolist() == [0, 1, 0, 2, 3]
-    # Estimators that count rows group by the first part only.
-    uids = ["a#0", "b", "a#1@tool~3~ff", "b#0"]
-    assert estimate(uids, [0, 0, 2, 4], {"at_grpo_estimator": "dr_grpo"}) == [-1, -2, 1, 2]
+def test_rows_are_numbered_by_what_the_estimator_reads_of_them_and_by_nothing_else() -> None:
+    rows = [tags_of(label) for label in ("u#0@a~1~ff", "v#0@b~0~ee", "u#1@a~0~ff", "u#0@b~0~ff")]
 
-
-@pytest.mark.parametrize("uid", ["a", "a#3", "a#b#3", "a#3@tool", "a#3@tool~12", "a#3@tool~0~ff07"])
-def test_uids_are_joined_as_they_are_split(uid: str) -> None:
-    assert join_uid(split_uid(uid)) == uid
-
-
-def test_uids_that_cannot_be_split() -> None:
-    for uid in ("#0", "a#", "#", "a#@tool", "a#0@", "a#0@~1", "a#0@tool~", "a#0@tool~1~", "a#0@tool~~ff"):
-        with pytest.raises(ValueError, match=rf"^uid '{uid}': empty part; expected 'GROUP#TRAJECTORY@AGENT~LEFT"):
-            split_uid(uid)
-    for left in ("x", "-1", "1.5", "²"):
-        with pytest.raises(ValueError, match=rf"'{left}' is not a number of decisions"):
-            split_uid(f"a#0@tool~{left}")
-
-
-def test_rows_are_numbered_by_what_the_estimator_reads_of_their_uids_and_by_nothing_else() -> None:
-    uids = np.array(["u#0@a~1~ff", "v#0@b~0~ee", "u#1@a~0~ff", "u#0@b~0~ff"], dtype=object)
-
-    def of(choice: Any, some: np.ndarray = uids) -> dict[str, Any]:
-        ids = encode_uids(some, resolve_spec(choice), torch.device("cpu"))
+    def of(choice: Any) -> dict[str, Any]:
+        ids = row_ids(rows, resolve_spec(choice))
         return {
-            name: value.tolist() if isinstance(value, torch.Tensor) else value
+            name: value.tolist()
             for name in ("groups", "units", "agents", "left", "anchors")
             if (value := getattr(ids, name)) is not None
         }
@@ -66,15 +36,19 @@ def test_rows_are_numbered_by_what_the_estimator_reads_of_their_uids_and_by_noth
     assert of("mas_grpo") == {**groups, "units": [0, 1, 2, 0]}
     assert of("dr_mas") == {**groups, "agents": [0, 1, 0, 1]}
     assert of("gigpo") == {**groups, "units": [0, 1, 2, 0], "left": [1, 0, 0, 0], "anchors": [0, 1, 0, 0]}
-    # Without a separator they are somebody else's, and groups as they are.
-    assert of("grpo", np.array(["x@a", "y", "x@a"], dtype=object)) == {"groups": [0, 1, 0]}
-    assert of("grpo", np.array(["x", "x#1"], dtype=object)) == {"groups": [0, 0]}
-    ids = encode_uids(uids, resolve_spec("dr_mas"), torch.device("cpu"))
+    ids = row_ids(rows, resolve_spec("dr_mas"))
     assert ids.of_agent("b").tolist() == [False, True, False, True]
     assert ids.of_agent("c").tolist() == [False] * 4
-    for need, lacking in (("trajectory", "x"), ("left", "x#0@a"), ("anchor", "x#0@a~1")):
-        with pytest.raises(ValueError, match=rf"^index: uid '{lacking}' names no {need}; estimator 'gigpo' needs"):
-            encode_uids(np.array(["u#0@a~1~ff", lacking], dtype=object), resolve_spec("gigpo"), torch.device("cpu"))
+    for tag, need, choice in (("left", "left", "gigpo"), ("anchor", "anchor", "gigpo"), ("agent", "agent", "dr_mas")):
+        lacking = [*rows, {key: value for key, value in rows[0].items() if key != tag}]
+        with pytest.raises(ValueError, match=rf"^a row has no tag '{tag}'; estimator '{choice}' needs its {need}$"):
+            row_ids(lacking, resolve_spec(choice))
+
+
+def test_labels_are_numbered_in_order_of_appearance() -> None:
+    codes, labels = factorise(["b", "a", "b", None, ("b",)])
+    assert codes.tolist() == [0, 1, 0, 2, 3]
+    assert labels == ["b", "a", None, ("b",)]
 
 
 def test_anchors_are_the_prompts_and_the_same_everywhere() -> None:
@@ -131,41 +105,38 @@ def played(moves: str, needs: frozenset[str], scheme: str = "parallel", candidat
 def test_rows_of_an_episode_carry_what_the_estimator_needs() -> None:
     where, at = anchor_of([ord(char) for char in "where to?"]), [anchor_of([*map(ord, f"at {i}")]) for i in range(2)]
     rows = played("LRR", PRESETS["gigpo"].needs)
-    assert [row.group for row in rows] == [
-        f"t#3@scout~4~{where}",
-        f"t#3@walker~3~{at[0]}",
-        f"t#3@scout~2~{where}",
-        f"t#3@walker~1~{at[0]}",
-        f"t#3@walker~0~{at[1]}",
+    assert [tuple(row.tags[key] for key in ("group", "episode", "agent", "left", "anchor")) for row in rows] == [
+        ("t", "t_3", "scout", 4, where),
+        ("t", "t_3", "walker", 3, at[0]),
+        ("t", "t_3", "scout", 2, where),
+        ("t", "t_3", "walker", 1, at[0]),
+        ("t", "t_3", "walker", 0, at[1]),
     ]
-    assert all(row.tags["group"] == row.group and row.reward == 1 for row in rows)
+    assert all(row.group == "t" and row.reward == 1 for row in rows)
     needs = resolve_spec({"preset": "m_grpo", "main_agent": "walker", "sub_calls": 2}).needs
-    assert [row.group for row in played("RR", needs)] == ["t#3@scout~2", "t#3@walker~1", "t#3@walker~0"]
-    assert [row.group for row in played("RR", PRESETS["mas_grpo"].needs)] == ["t#3@scout", "t#3@walker", "t#3@walker"]
+    assert [row.tags["left"] for row in played("RR", needs)] == [2, 1, 0]
+    # No prompt is hashed for an estimator that does not compare prompts.
+    assert not any({"left", "anchor"} & row.tags.keys() for row in played("RR", PRESETS["mas_grpo"].needs))
 
 
-def test_rows_of_the_tree_name_their_agent_where_agents_have_estimators_of_their_own() -> None:
-    spec = resolve_spec({"preset": "at_grpo", "agents": {"scout": {"scale": "none"}}})
-    rows = played("RLRR", spec.needs, "tree", candidates=2)
-    assert [row.group for row in rows][::2] == [
-        "t.3.scout.0#3@scout",
-        "t.3.walker.0#3@walker",
-        "t.3.walker.1#3@walker",
-    ]
-    plain = played("RLRR", PRESETS["at_grpo"].needs, "tree", candidates=2)
-    assert [split_uid(row.group).group for row in rows] == [row.group for row in plain]
+def test_a_group_of_the_tree_is_an_episode_s_agent_and_turn() -> None:
+    rows = played("RLRR", PRESETS["at_grpo"].needs, "tree", candidates=2)
+    assert [row.tags["group"] for row in rows][::2] == ["t.3.scout.0", "t.3.walker.0", "t.3.walker.1"]
+    assert all(row.tags["group"] == row.group for row in rows)
 
 
 def test_gigpo_from_played_episodes() -> None:
     """At 0, going right at once returns .5 and after a step to the left .125; never going returns 0."""
     spec = {"preset": "gigpo", "step_gamma": 0.5, "scale": "none"}
     episodes = [played(moves, resolve_spec(spec).needs) for moves in ("RR", "LRR", "LLLL")]
-    rows = [(f"t#{number}@", row) for number, episode in enumerate(episodes) for row in episode]
-    uids = [row.group.replace("t#3@", start) for start, row in rows]
-    result = estimate(uids, [row.reward for _, row in rows], {"at_grpo_estimator": spec})
+    rows = [row for episode in episodes for row in episode]
+    tags = [{**row.tags, "episode": f"t_{number}"} for number, episode in enumerate(episodes) for row in episode]
+    resolved = resolve_spec(spec)
+    rewards = torch.tensor([row.reward for row in rows], dtype=torch.float64)
+    result = team_advantages(rewards, row_ids(tags, resolved), resolved).tolist()
     walker = [
         (advantage, row.generation.text)
-        for advantage, (_, row) in zip(result, rows, strict=True)
+        for advantage, row in zip(result, rows, strict=True)
         if row.tags["agent"] == "walker" and row.prompt_ids == [*map(ord, "at 0")]
     ]
     # Outcomes 1, 1, 0: mean 2/3. Returns at 0: .5; .125, .5; 0 four times: mean 1.125 / 7.
