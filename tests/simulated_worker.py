@@ -16,7 +16,6 @@ from simulated_engine import Lengths, SimulatedEngine, Turns
 from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.rollout import worker
 from verl_atgrpo.rollout.rows import DEAL
-from verl_atgrpo.rollout.trace import TraceBudget
 from verl_atgrpo.serving.requests import Gate
 from verl_atgrpo.trainer import queue as trainer_queue
 
@@ -60,7 +59,7 @@ class SimulatedWorker(worker.TeamRolloutWorker):  # type: ignore[misc]
         self._tokenizers = {"shared": Lengths()}
         self._engine_params = {"detokenize": False}
         self._report = worker.WorkerReport()
-        self._traces = TraceBudget(None)
+        self._traces = None
         self.llm_client = SimpleNamespace(clients={"shared": engine})
         self._training_clients = self._patient(Gate())
         self._put, self._put_status = put, put_status

@@ -62,7 +62,7 @@ def of(agent: str, record: EpisodeRecord) -> list[Decision]:
 
 def test_tasks(tmp_path: Path) -> None:
     env = environment(tmp_path, max_tests=1)
-    assert env.size("train") == env.size("val") == 3
+    assert env.num_tasks("train") == env.num_tasks("val") == 3
     assert env.task("train", 1).tests == (Call((1, 2), 3),)
     assert len(env.task("val", 1).tests) > 1  # validation counts them all
     assert environment(tmp_path, val_max_tests=1).task("val", 1).tests == (Call((1, 2), 3),)
@@ -240,7 +240,7 @@ def test_no_golden_test_or_solution_is_in_a_prompt(tmp_path: Path) -> None:
 def test_no_golden_test_of_humaneval_is_in_a_prompt() -> None:
     section = {"path": str(HUMANEVAL), "format": "humaneval"}
     env = Code(section, section)
-    for index in range(env.size("val")):
+    for index in range(env.num_tasks("val")):
         problem = env.task("val", index)
         bodies = str(problem.solution).removeprefix(problem.statement).strip()
         for ask in (env.coder_prompt, env.tester_prompt):
@@ -279,8 +279,10 @@ def test_option_errors_name_key_and_value(options: dict[str, Any], named: str, t
 def test_golden_tester_reward_needs_solutions(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentConfigError, match=r"environment\.tester_reward='golden': .* use format"):
         make("code", **sections(tmp_path, "livecodebench"))
-    assert make("code", **sections(tmp_path, "livecodebench"), tester_reward="format").size("train") == 2
-    assert make("code_single", **sections(tmp_path, "livecodebench")).size("train") == 2  # no tester, no solutions
+    assert make("code", **sections(tmp_path, "livecodebench"), tester_reward="format").num_tasks("train") == 2
+    assert (
+        make("code_single", **sections(tmp_path, "livecodebench")).num_tasks("train") == 2
+    )  # no tester, no solutions
     row = {key: ROWS["apps"][0][0][key] for key in ("question", "input_output")}  # no column at all
     section = {"path": write(tmp_path, [row]), "format": "apps"}
     with pytest.raises(EnvironmentConfigError, match="tester_reward='golden'"):

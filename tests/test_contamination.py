@@ -39,7 +39,7 @@ class Texts(Environment):
     def __init__(self, train: list[str] | None = None, val: list[str] | None = None) -> None:
         self.texts = {"train": train or [TRAIN, UNRELATED], "val": val or [SHORT, CHANGED_NUMBER]}
 
-    def size(self, split: Split) -> int | None:
+    def num_tasks(self, split: Split) -> int | None:
         return len(self.texts[split])
 
     def task(self, split: Split, index: int) -> str:
@@ -48,7 +48,7 @@ class Texts(Environment):
     def fingerprint(self, task: str) -> str:
         return task
 
-    def text(self, task: str) -> str | None:
+    def dedup_text(self, task: str) -> str | None:
         return task
 
     async def run(self, task: str, team: Any) -> Outcome:

@@ -70,7 +70,7 @@ def gold(style: str, tool: str) -> Any:
     return scripts
 
 
-def bouncing(style: str, agents: int) -> Any:
+def exploits(style: str, agents: int) -> Any:
     """Steps to and fro, or half of the solution and its withdrawal, turn by turn."""
 
     def scripts(task: Any) -> Mapping[str, Script]:
@@ -103,7 +103,7 @@ def test_every_game_keeps_the_contract(name: str, style: str) -> None:
         name,
         {**BASE[family], "style": style, "tool": tool if name == family else None},
         gold=gold(style, tool),
-        bouncing=[bouncing(style, 2 if name == family else 1)],
+        exploits=[exploits(style, 2 if name == family else 1)],
         tasks=10,
         episodes=2 if style == "full" else 1,
         bounds=(0, 1),
@@ -237,7 +237,7 @@ class OneSplit(Sums):
 
 
 class TooFewTasks(Sums):
-    def size(self, split: Split) -> int | None:
+    def num_tasks(self, split: Split) -> int | None:
         return 30
 
     def task(self, split: Split, index: int) -> tuple[int, int]:
@@ -359,8 +359,8 @@ class Unsolvable(Sums):
         (PromptTellsOfOtherEpisodes, r"side effect: task \(train, 0\), .* changes the prompt of"),
         (PaysEchoes, r"floor: task \(train, 0\), echo team: 'guesser', turn 0, earns 0\.5 .* more than 0\.2"),
         (SucceedsOnTimeOut, r"floor: task \(train, 0\), empty team: it succeeds"),
-        (PaysBouncing, r"gold: task \(train, 0\), bouncing 0 team: its team parts add up to 1\.6.* gold only 1"),
-        (PaysHesitation, r"gold: task \(train, 0\), gold team: .* earns 0\.3; the bouncing 0 team's 'to', 0\.4"),
+        (PaysBouncing, r"gold: task \(train, 0\), exploits 0 team: its team parts add up to 1\.6.* gold only 1"),
+        (PaysHesitation, r"gold: task \(train, 0\), gold team: .* earns 0\.3; the exploits 0 team's 'to', 0\.4"),
         (OtherKeys, r"metrics: the episodes of split 'train' have \[\(\), \('length',\)\]"),
         (InfiniteMetrics, r"outcome: task \(train, 0\), empty team: length=inf"),
         (NoBool, r"outcome: task \(train, 0\), empty team: Outcome\(success=0\.0"),
@@ -373,12 +373,12 @@ def test_a_broken_environment_is_refused_with_the_check_named(broken: type[Sums]
     # A lambda leaves the other process out, which only one of them needs.
     factory = broken if broken is HashedTasks else lambda: broken()
     with pytest.raises(EnvironmentContractError, match=f"^{message}") as caught:
-        check_environment(factory, gold=sums_gold, bouncing=[to_and_fro])
+        check_environment(factory, gold=sums_gold, exploits=[to_and_fro])
     assert "\n" not in str(caught.value)
 
 
 def test_a_sound_environment_passes_in_every_form_it_can_be_named() -> None:
-    check_environment(Sums, gold=sums_gold, bouncing=[to_and_fro])
+    check_environment(Sums, gold=sums_gold, exploits=[to_and_fro])
     check_environment(f"{__name__}:Sums")
 
 
@@ -397,19 +397,19 @@ def raises(prompt: str, k: int) -> str:
             lambda task: dict.fromkeys(Sums.agents, lambda prompt, k: 7),
             "the script of 'guesser' replies 7, no",
         ),
-        ("bouncing 0", lambda task: dict.fromkeys(Sums.agents, raises), "the script of 'guesser' raises KeyError: "),
+        ("exploits 0", lambda task: dict.fromkeys(Sums.agents, raises), "the script of 'guesser' raises KeyError: "),
     ],
 )
 @pytest.mark.parametrize("environment", [Sums, CatchesAll])
 def test_a_script_at_fault_is_named_and_not_the_environment(
     environment: type[Sums], team: str, scripts: Any, message: str
 ) -> None:
-    gold, bouncing = (scripts, to_and_fro) if team == "gold" else (sums_gold, scripts)
+    gold, exploits = (scripts, to_and_fro) if team == "gold" else (sums_gold, scripts)
     with pytest.raises(ScriptError, match=rf"^script: task \(train, 0\), {team} team: {message}") as caught:
-        check_environment(lambda: environment(), gold=gold, bouncing=[bouncing])
+        check_environment(lambda: environment(), gold=gold, exploits=[exploits])
     assert "\n" not in str(caught.value)
 
 
-def test_what_bouncing_scripts_earn_needs_something_to_compare_it_with() -> None:
+def test_what_exploits_earn_needs_something_to_compare_it_with() -> None:
     with pytest.raises(ValueError, match="give gold as well"):
-        check_environment(Sums, bouncing=[to_and_fro])
+        check_environment(Sums, exploits=[to_and_fro])

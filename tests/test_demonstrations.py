@@ -256,7 +256,7 @@ def test_data_sets_share_no_problem(name: str, tmp_path: Path) -> None:
     from verl_atgrpo.contamination import report
 
     env = DEMONSTRATORS[name].make_environment(tmp_path)
-    said, found = report(env, env.size("train"), env.size("val"))
+    said, found = report(env, env.num_tasks("train"), env.num_tasks("val"))
     assert not found, said
 
 

@@ -62,7 +62,7 @@ def test_the_documented_data_sets_are_read(tmp_path: Path, monkeypatch: pytest.M
     pandas.DataFrame(train).to_json("mine/train.jsonl", orient="records", lines=True)
     pandas.DataFrame([{"problem": "Take 1 from 3.", "answer": "2"}]).to_parquet("mine/val.parquet")
     environment = check_team_run(compose("own", folder=tmp_path))
-    assert (environment.size("train"), environment.size("val")) == (128, 1)
+    assert (environment.num_tasks("train"), environment.num_tasks("val")) == (128, 1)
     assert environment.task("train", 1).answer == "2"
 
 

@@ -158,10 +158,10 @@ def test_the_data_sets_are_read_and_their_overlap_is_seen(caplog: pytest.LogCapt
     gsm8k = {"path": str(DATA / "gsm8k_test.jsonl")}
     aime = {"path": str(DATA / "aime24.jsonl"), "columns": {"question": "problem"}}
     env = Math(gsm8k, aime)
-    assert (env.size("train"), env.size("val")) == (1319, 30)
+    assert (env.num_tasks("train"), env.num_tasks("val")) == (1319, 30)
     assert env.task("train", 0).answer == "18"
     prints = {
-        split: {env.fingerprint(env.task(split, i)) for i in range(env.size(split))} for split in ("train", "val")
+        split: {env.fingerprint(env.task(split, i)) for i in range(env.num_tasks(split))} for split in ("train", "val")
     }
     assert (len(prints["train"]), len(prints["val"])) == (1319, 30)
     assert not prints["train"] & prints["val"]
@@ -195,7 +195,12 @@ def test_problems_without_an_answer_are_left_out(tmp_path: Path, caplog: pytest.
     rows: list[dict[str, object]] = [{"question": f"Problem {a}", "answer": a} for a in answers]
     with caplog.at_level(logging.WARNING):
         env = Math(*sources(tmp_path, train=rows))
-    assert [env.task("train", i).answer for i in range(env.size("train"))] == ["3", r"\frac{1}{2}", "(1, 2)", "t(0,4]"]
+    assert [env.task("train", i).answer for i in range(env.num_tasks("train"))] == [
+        "3",
+        r"\frac{1}{2}",
+        "(1, 2)",
+        "t(0,4]",
+    ]
     assert "train: 2 of 6 problems are left out" in caplog.text
     for none in (rows[1:2], rows[5:]):
         with pytest.raises(EnvironmentConfigError, match=r"train\.columns\.answer: no answer .* '(see the|t\(0)"):
@@ -220,7 +225,7 @@ def test_several_data_sets_are_read_in_their_order(tmp_path: Path) -> None:
     train, val = sources(tmp_path)
     env = MathDebate(train, {"one": val, "gone": None, "two": train})
     assert [env.task("val", index).question for index in range(2)] == [QUESTION + "val", QUESTION + "train"]
-    assert env.data_sets("val") == {"one": 1, "two": 1} and env.size("val") == 2
+    assert env.data_sets("val") == {"one": 1, "two": 1} and env.num_tasks("val") == 2
     assert MathDebate(train, {"gone": None, **val}).data_sets("val") == env.data_sets("train") == {}
 
 

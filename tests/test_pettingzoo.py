@@ -66,7 +66,7 @@ def test_the_example_keeps_the_contract(style: str) -> None:
         "pettingzoo" if style == "full" else here("pettingzoo"),
         {**WALKERS, "style": style},
         gold=lambda task: walkers(lambda prompt, k: said(towards(prompt))),
-        bouncing=[to_and_fro],
+        exploits=[to_and_fro],
         tasks=10,
         episodes=2,
     )

@@ -171,7 +171,7 @@ def test_progress_is_paid_once_against_the_closest_point() -> None:
     assert team_reward(back, walk(back, "RRR").end) == 1
 
 
-def test_bouncing_earns_nothing_after_the_first_visit() -> None:
+def test_going_back_and_forth_earns_nothing_after_the_first_visit() -> None:
     """Trap 4: stepping back and forth paid more than solving."""
     env = PlanPath(size=5, tool="moves", max_turns=30)
 

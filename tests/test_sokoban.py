@@ -188,7 +188,7 @@ def test_splits_are_disjoint_and_decided_by_the_board() -> None:
     drawn = {other.task_key(other.task("train", index)) for index in range(300)}
     assert not drawn & prints["val"]
     assert drawn != prints["train"]
-    assert env.size("train") is None
+    assert env.num_tasks("train") is None
 
 
 def test_boards_are_the_same_in_another_process(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_boxoban_levels_are_read_as_they_are_drawn() -> None:
         assert len(task.boxes) == len(task.targets) == 4
         assert task.stride == 11
     env = Sokoban(levels=str(BOXOBAN))
-    sizes = {split: env.size(split) for split in ("train", "val")}
+    sizes = {split: env.num_tasks(split) for split in ("train", "val")}
     assert sizes["train"] + sizes["val"] == 513
     assert 40 < sizes["val"] < 90
     tasks = [env.task(split, index) for split, size in sizes.items() for index in range(size)]

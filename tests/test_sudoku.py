@@ -300,7 +300,7 @@ def test_progress_is_paid_once_beyond_the_best_grid() -> None:
     assert progress(there, lost) == progress(lost, enter(lost, RIGHT)) == 0  # it was paid before
 
 
-def test_bouncing_earns_no_progress_after_the_first_visit() -> None:
+def test_going_back_and_forth_earns_no_progress_after_the_first_visit() -> None:
     """Trap 4: going back and forth must not pay more than solving."""
     env = Sudoku(tool="grid", max_turns=30)
 

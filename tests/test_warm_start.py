@@ -51,7 +51,7 @@ def test_a_data_set_is_made_with_the_model_and_goes_with_it(tmp_path: Path) -> N
     known = make(tmp_path / "math", dataclasses.replace(BRIEF, environment="math"))
     assert known["tasks"] == 200
     options = {split: {"path": str(tmp_path / "math" / f"{split}.jsonl")} for split in ("train", "val")}
-    assert make_environment("math", **options).size("train") == 2000
+    assert make_environment("math", **options).num_tasks("train") == 2000
 
 
 def test_the_command_knows_its_environments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

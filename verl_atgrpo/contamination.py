@@ -104,14 +104,14 @@ def overlaps(env: Environment, train: int, val: int) -> Iterator[Overlap]:
     for index in range(val):
         task = env.task("val", index)
         same[env.task_key(task)].append(index)
-        if (text := env.text(task)) is not None:
+        if (text := env.dedup_text(task)) is not None:
             texts[index] = text
     near = NearIndex(texts)
     for index in range(train):
         task = env.task("train", index)
         equal = same.get(env.task_key(task), [])
         yield from (Overlap(other, index) for other in equal)
-        if (text := env.text(task)) is not None:
+        if (text := env.dedup_text(task)) is not None:
             found = near.near(text).items()
             yield from (Overlap(other, index, similarity) for other, similarity in found if other not in equal)
 
@@ -122,7 +122,7 @@ def report(env: Environment, train: int, val: int, shown: int = 20) -> tuple[str
     first = list(islice(found, shown))
     kinds = Counter(overlap.similarity is None for overlap in first)
     kinds.update(overlap.similarity is None for overlap in found)
-    has_text = env.text(env.task("val", 0)) is not None
+    has_text = env.dedup_text(env.task("val", 0)) is not None
     near = f"{kinds[False]} near" if has_text else "tasks have no text, so near duplicates were not looked for"
     tasks = f"{train:,} training and {counted(val, 'validation task')}"
     summary = f"{tasks}: {kinds[True]} with equal keys, {near}"

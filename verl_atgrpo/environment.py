@@ -77,7 +77,7 @@ class Environment(ABC):
     async def run(self, task: Any, team: Team) -> Outcome:
         """Plays one episode of `task` with `team` and returns how it ended."""
 
-    def text(self, task: Any) -> str | None:
+    def dedup_text(self, task: Any) -> str | None:
         """Returns the problem's own words, without what every task says, or None if it has none.
 
         Validation tasks in nearly the words of a training task are refused (`contamination`). Generated puzzles,
@@ -85,7 +85,7 @@ class Environment(ABC):
         """
         return None
 
-    def size(self, split: Split) -> int | None:
+    def num_tasks(self, split: Split) -> int | None:
         """Returns how many tasks `split` has, or None if they are generated without end."""
         return None
 

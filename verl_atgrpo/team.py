@@ -60,7 +60,7 @@ class Generation:
         return len(self.token_ids) if self.usage is None else self.usage[1]
 
 
-class Policy(Protocol):
+class Sampler(Protocol):
     """What a team draws candidates from; implemented over verl's servers, local models and scripts."""
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
@@ -175,7 +175,7 @@ class Team:
     def __init__(
         self,
         agents: Mapping[str, str],
-        policies: Mapping[str, Policy],
+        policies: Mapping[str, Sampler],
         options: TeamOptions,
         *,
         scheme: Scheme = "tree",
@@ -264,7 +264,7 @@ class Team:
 
     async def _draw(
         self,
-        policy: Policy,
+        policy: Sampler,
         decision_id: str,
         prompt_ids: list[int],
         score: ScoreFunction | None,

@@ -206,7 +206,7 @@ def check_environment(
     options: Mapping[str, Any] | None = None,
     *,
     gold: Scripts | None = None,
-    bouncing: Sequence[Scripts] = (),
+    exploits: Sequence[Scripts] = (),
     legal: Scripts | None = None,
     plays: int = 1000,
     tasks: int = 20,
@@ -226,7 +226,7 @@ def check_environment(
         gold: task -> scripts that solve it, a good answer by every agent at every decision. Their episodes must
             succeed; at their decisions no reply of the other scripts may be worth more; and no other episode may
             have a larger sum of team parts, or a larger mean of mixed scores.
-        bouncing: further scripts (task -> scripts) for that comparison, each of which tries to earn without solving.
+        exploits: further scripts (task -> scripts) for that comparison, each of which tries to earn without solving.
         legal: task -> scripts that play at random, by the rules. What they lead to on training tasks must not be the
             first prompt of a validation task: then `task_key` holds something that a move changes.
         plays: so many training tasks are played by `legal`, and compared with as many validation tasks.
@@ -238,8 +238,8 @@ def check_environment(
             the form of an answer.
         max_decisions: an episode that takes more is taken for one without end.
     """
-    if bouncing and gold is None:
-        raise ValueError("bouncing scripts are compared with gold ones: give gold as well")
+    if exploits and gold is None:
+        raise ValueError("exploits are compared with gold scripts: give gold as well")
     factory = functools.partial(environment.make, make) if isinstance(make, str) else make
     options = dict(options or {})
     env, again = factory(**options), factory(**options)
@@ -252,7 +252,7 @@ def check_environment(
             Trial(env, split, index, bounds, alpha, floor, max_decisions)
             for index in range(min(episodes, len(known[split])))
         ]
-        outcomes = [outcome for trial in trials for outcome in _check_episodes(trial, gold, bouncing)]
+        outcomes = [outcome for trial in trials for outcome in _check_episodes(trial, gold, exploits)]
         # verl averages metrics over the episodes of a split, and wants the same ones in each.
         if len(kinds := {tuple(sorted(outcome.metrics)) for outcome in outcomes}) > 1:
             raise EnvironmentContractError(f"metrics: the episodes of split {split!r} have {sorted(kinds)}")
@@ -272,7 +272,7 @@ def _check_agents(env: Environment) -> None:
 
 def _check_tasks(env: Environment, again: Environment, split: Split, tasks: int) -> list[Marks]:
     """Returns the fingerprints and keys of the first tasks, which both instances must make alike."""
-    size = env.size(split)
+    size = env.num_tasks(split)
     if size is not None and (not isinstance(size, int) or size < 1):
         raise EnvironmentContractError(f"size: split {split!r} has {size!r} tasks; None, or 1 and more")
     count = min(tasks, size or tasks)
@@ -281,7 +281,7 @@ def _check_tasks(env: Environment, again: Environment, split: Split, tasks: int)
         where = f"task: task ({split}, {index})"
         try:
             made = [
-                (maker.fingerprint(task), maker.task_key(task), maker.text(task))
+                (maker.fingerprint(task), maker.task_key(task), maker.dedup_text(task))
                 for maker in (env, env, again)
                 for task in [maker.task(split, index)]
             ]
@@ -310,7 +310,7 @@ def _check_first_prompts(env: Environment, legal: Scripts, plays: int) -> None:
     """Checks that random play of training tasks never comes to where a validation task starts."""
 
     def prompts(split: Split, scripts: Scripts, first: bool) -> Iterator[tuple[int, str, tuple[int, ...]]]:
-        for index in range(min(plays, env.size(split) or plays)):
+        for index in range(min(plays, env.num_tasks(split) or plays)):
             task = env.task(split, index)
             record = asyncio.run(play(env, task, ScriptedTeam(scripts(task), candidates=1)))
             for decision in record.decisions:
@@ -387,7 +387,7 @@ class _Played:
         return sum(score.mixed(alpha) for _, _, score in self.decisions.values()) / max(1, len(self.decisions))
 
 
-def _check_episodes(trial: Trial, gold: Scripts | None, bouncing: Sequence[Scripts]) -> list[Outcome]:
+def _check_episodes(trial: Trial, gold: Scripts | None, exploits: Sequence[Scripts]) -> list[Outcome]:
     """Plays the task with every team and returns the outcomes."""
     task = trial.env.task(trial.split, trial.index)
     teams: dict[str, Mapping[str, Script]] = {
@@ -395,8 +395,8 @@ def _check_episodes(trial: Trial, gold: Scripts | None, bouncing: Sequence[Scrip
     }
     if gold is not None:
         teams["gold"] = trial.scripts("gold", gold)
-    for number, scripts in enumerate(bouncing):
-        teams[f"bouncing {number}"] = trial.scripts(f"bouncing {number}", scripts)
+    for number, scripts in enumerate(exploits):
+        teams[f"exploits {number}"] = trial.scripts(f"exploits {number}", scripts)
     played: dict[str, _Played] = {}
     for name in teams:
         played[name] = _play_twice(trial, task, name, teams)

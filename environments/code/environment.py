@@ -119,7 +119,7 @@ class Code(Environment):
         """Returns problem `index` of `split`, in the order of the data."""
         return self._problems[split][index]
 
-    def size(self, split: Split) -> int:
+    def num_tasks(self, split: Split) -> int:
         """Returns how many problems of `split` have tests."""
         return len(self._problems[split])
 
@@ -131,7 +131,7 @@ class Code(Environment):
         """Returns the statement without its spacing and case."""
         return " ".join(task.statement.split()).casefold()
 
-    def text(self, task: Problem) -> str:
+    def dedup_text(self, task: Problem) -> str:
         """Returns the statement."""
         return task.statement
 

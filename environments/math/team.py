@@ -122,7 +122,7 @@ class MathEnvironment(Environment):
         """Returns problem `index` of `split`, in the order of the data set."""
         return self._tasks[split][index]
 
-    def size(self, split: Split) -> int:
+    def num_tasks(self, split: Split) -> int:
         """Returns how many problems `split` has."""
         return len(self._tasks[split])
 
@@ -139,7 +139,7 @@ class MathEnvironment(Environment):
         text = re.sub(r"(?<=\d)[\s,]+(?=\d)", ",", text)
         return re.sub(r"(?<!\d)[.,]|[.,](?!\d)|[^\w.,+\-*/=<>^|!%()\[\]]", "", text)
 
-    def text(self, task: MathTask) -> str:
+    def dedup_text(self, task: MathTask) -> str:
         """Returns the problem's own words."""
         return task.question
 

@@ -62,7 +62,7 @@ class PlanPath(MoveGame[State]):
         self.set_moves(max_moves)
         if few_shot and (style, tool) != ("full", "moves"):
             raise EnvironmentConfigError(f"at_grpo.environment.few_shot={few_shot} goes with style: full, tool: moves")
-        self.size_ = size
+        self.size = size
         self.wall_density = wall_density
         self.min_distance = min_distance
         self.seed = seed
@@ -77,21 +77,21 @@ class PlanPath(MoveGame[State]):
         return task
 
     def _draw_task(self, rng: random.Random) -> PlanPathTask:
-        cells = [(row, column) for row in range(self.size_) for column in range(self.size_)]
+        cells = [(row, column) for row in range(self.size) for column in range(self.size)]
         for _ in range(MOST_DRAWS):
             walls = frozenset(cell for cell in cells if rng.random() < self.wall_density)
             free = [cell for cell in cells if cell not in walls]
             if len(free) < 2:
                 continue
             start, goal = rng.sample(free, 2)
-            task = PlanPathTask(self.size_, walls, start, goal)
+            task = PlanPathTask(self.size, walls, start, goal)
             if task.distance.get(start, 0) >= self.min_distance:
                 return task
         raise self._too_few_grids("any split")
 
     def _too_few_grids(self, where: str) -> EnvironmentConfigError:
         return EnvironmentConfigError(
-            f"at_grpo.environment.size={self.size_}, wall_density={self.wall_density}, min_distance="
+            f"at_grpo.environment.size={self.size}, wall_density={self.wall_density}, min_distance="
             f"{self.min_distance}: hardly any grid fits {where}; use a larger size or a smaller min_distance"
         )
 

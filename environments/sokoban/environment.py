@@ -88,7 +88,7 @@ class Sokoban(MoveGame[State]):
             raise generator.too_few(f"the split {split!r}")
         return task
 
-    def size(self, split: Split) -> int | None:
+    def num_tasks(self, split: Split) -> int | None:
         """Returns how many levels of the file belong to `split`; None for the generator."""
         return None if self._levels is None else len(self._levels[split])
 

@@ -69,7 +69,7 @@ class Sudoku(DraftingGame[State, str]):
                 f"at_grpo.environment.clues={clues}: at most {size * size - 1} for size={size}, one hole at least"
             )
         self.set_form(max_turns, tool, "grid", style, require_isolation)
-        self.size_ = size
+        self.size = size
         self.clues = clues
         self.seed = seed
 
@@ -79,14 +79,14 @@ class Sudoku(DraftingGame[State, str]):
         task = draw_for(split, lambda: self._draw_task(rng), self.task_key)
         if task is None:
             raise EnvironmentConfigError(
-                f"at_grpo.environment.clues={self.clues}: hardly any puzzle of size={self.size_} is left for the "
+                f"at_grpo.environment.clues={self.clues}: hardly any puzzle of size={self.size} is left for the "
                 f"split {split!r}; use fewer clues"
             )
         return task
 
     def _draw_task(self, rng: random.Random) -> SudokuTask:
         while True:  # FEWEST_CLUES: at least every other full grid will do
-            task = generate(self.size_, self.clues, rng)
+            task = generate(self.size, self.clues, rng)
             if task is not None:
                 return task
 
@@ -147,11 +147,11 @@ class Sudoku(DraftingGame[State, str]):
 
     def parse(self, reply: str) -> str | None:
         """Returns the grid of an answer in this environment's style, or None."""
-        return parse_grid(reply, self.style, self.size_)
+        return parse_grid(reply, self.style, self.size)
 
     def parse_printed(self, output: str) -> str | None:
         """Returns the grid in the last lines a program printed, or None."""
-        return parse_printed(output, self.size_)
+        return parse_printed(output, self.size)
 
     # ------------------------------------------------------------------ prompts
 
@@ -183,7 +183,7 @@ class Sudoku(DraftingGame[State, str]):
     def _drawn(self, grid: str) -> str:
         # Spaced where a tokenizer would make one token of several points, and columns would be lost.
         gap = "" if self.style == "compact" else " "
-        return "\n".join(gap.join(grid[start : start + self.size_]) for start in range(0, len(grid), self.size_))
+        return "\n".join(gap.join(grid[start : start + self.size]) for start in range(0, len(grid), self.size))
 
     def _shown(self, state: State) -> str:
         """The current grid, and the givens where the team has entries: those may be wrong."""
@@ -196,13 +196,13 @@ class Sudoku(DraftingGame[State, str]):
 
     def _empty(self, grid: str) -> str:
         cells = [cell for cell, char in enumerate(grid) if char == EMPTY]
-        listed = ", ".join(f"({cell // self.size_ + 1}, {cell % self.size_ + 1})" for cell in cells)
+        listed = ", ".join(f"({cell // self.size + 1}, {cell % self.size + 1})" for cell in cells)
         return f"Empty cells, as (row, column) counted from 1 at the top left: {listed or 'none'}."
 
     def _ask(self) -> str:
         return (
             "Think step by step: for each empty cell find the digits that its row, its column and its box leave. Then "
-            f"end with the whole grid: a line 'Grid:', right below it {self.size_} rows of {self.size_} digits, "
+            f"end with the whole grid: a line 'Grid:', right below it {self.size} rows of {self.size} digits, "
             "with '.' for a cell that you leave empty."
         )
 
@@ -211,11 +211,11 @@ class Sudoku(DraftingGame[State, str]):
             "Write one ```python block. The program knows nothing but what you write into it; it must fill the empty "
             "cells by backtracking (try each digit that the rules allow in the first empty cell, then go on with the "
             "next one, and take it back where none fits), not have them written down, and must print the solved grid "
-            f"as its last {self.size_} lines, one row a line, for example by print(*row) for each row."
+            f"as its last {self.size} lines, one row a line, for example by print(*row) for each row."
         )
 
     def _dialogue(self, question: str) -> list[Message]:
-        size, box = self.size_, math.isqrt(self.size_)
+        size, box = self.size, math.isqrt(self.size)
         rules = (
             f"You fill a Sudoku of {size} rows and {size} columns; '.' is an empty cell. Every row, every column and "
             f"every {box}x{box} box must hold each digit from 1 to {size} once. The given digits must stay."

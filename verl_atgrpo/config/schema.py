@@ -290,7 +290,7 @@ class AtGrpoConfig(Section):
     def split_size(self, env: Environment, split: Split) -> int:
         """Returns how many tasks of `split` the run deals out."""
         wanted = self.train_tasks if split == "train" else self.val_tasks
-        available = env.size(split)
+        available = env.num_tasks(split)
         return wanted if available is None else min(wanted, available)
 
 

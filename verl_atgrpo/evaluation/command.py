@@ -13,7 +13,7 @@ from verl_atgrpo.evaluation import figures, text
 from verl_atgrpo.evaluation.episodes import Lineup, pending, play_all, wanted
 from verl_atgrpo.evaluation.results import EpisodeKey, ResultFile, read
 from verl_atgrpo.evaluation.sources import Endpoint
-from verl_atgrpo.team import Policy
+from verl_atgrpo.team import Sampler
 
 if TYPE_CHECKING:
     from verl_atgrpo.evaluation.plan import Options, Plan, Player
@@ -55,7 +55,7 @@ def evaluate(options: Options, out: Path, *, ks: Sequence[int] | None = None, in
 
 async def _play(plan: Plan, keys: Sequence[EpisodeKey], results: ResultFile, in_flight: int) -> None:
     async with AsyncExitStack() as stack:
-        started: list[tuple[dict[str, Any], Policy]] = []
+        started: list[tuple[dict[str, Any], Sampler]] = []
         policies = {}
         for name, player in plan.players.items():
             # One engine for equal ones. One after the other: engines that start together misjudge what is free.
@@ -73,7 +73,7 @@ async def _play(plan: Plan, keys: Sequence[EpisodeKey], results: ResultFile, in_
         )
 
 
-async def _policy(plan: Plan, player: Player, stack: AsyncExitStack) -> Policy:
+async def _policy(plan: Plan, player: Player, stack: AsyncExitStack) -> Sampler:
     if isinstance(player.source, Endpoint):
         from verl_atgrpo.evaluation.endpoint import EndpointPolicy
 

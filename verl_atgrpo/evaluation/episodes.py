@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from verl_atgrpo.environment import Environment, Outcome
 from verl_atgrpo.evaluation.results import AgentUsage, EpisodeKey, EpisodeRow, Failure, ResultFile
-from verl_atgrpo.team import Decision, EpisodeFailed, Policy, Team, TeamOptions, episode_seed, play
+from verl_atgrpo.team import Decision, EpisodeFailed, Sampler, Team, TeamOptions, episode_seed, play
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class Lineup:
 
     agents: Mapping[str, str]
     """Agent -> policy."""
-    policies: Mapping[str, Policy]
+    policies: Mapping[str, Sampler]
     """Policy -> what it is; serves all episodes at once."""
 
 

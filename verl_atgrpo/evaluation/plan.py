@@ -124,7 +124,7 @@ def _at_least_one(option: str, given: int | None, default: int) -> int:
 def _tasks(settings: AtGrpoConfig, environment: Environment, given: int | None) -> int:
     if given is None:
         return settings.split_size(environment, "val")
-    available = environment.size("val")
+    available = environment.num_tasks("val")
     if available is not None and given > available:
         raise ValueError(f"--tasks {given}: the environment has {available} validation tasks")
     return _at_least_one("--tasks", given, given)

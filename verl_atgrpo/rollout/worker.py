@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,7 @@ from verl_atgrpo.rollout.rows import DEAL, Row, episode_fields, failed_validatio
 from verl_atgrpo.rollout.trace import Episode, TraceBudget, TracedTeam
 from verl_atgrpo.sandbox.pool import POOL
 from verl_atgrpo.serving.requests import Gate, PatientClient, engine_params
-from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, episode_seed, play
+from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, Team, episode_seed, play
 from verl_atgrpo.trainer import queue
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,8 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         }
         self._engine_params = engine_params(self.rollout_config.name, self._settings.mode)
         self._report = WorkerReport()
-        self._traces = TraceBudget(self.rollout_config.trace.max_samples_per_step_per_worker)
+        trace = self.rollout_config.trace
+        self._traces = None if trace.backend is None else TraceBudget(trace.max_samples_per_step_per_worker)
         self._gate = Gate()
         self._training_clients = self._patient(self._gate)
         self._validation_clients = self._patient(Gate())
@@ -95,10 +97,10 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         uid, partition = prompt["uid"], "val" if validate else "train"
         await queue.set_status(uid, partition, "running")
         # verl's V1 loop always says no; its older one takes that many tasks of a step, with all their episodes.
-        trace = self._traces.take(int(prompt["global_steps"]), validate)
+        traced = None if self._traces is None else self._traces.take(int(prompt["global_steps"]), validate)
         results = await asyncio.gather(
             *(
-                self._play(prompt, session, validate, sampling_params, trace)
+                self._play(prompt, session, validate, sampling_params, traced)
                 for session in range(self._episodes(validate))
             ),
             return_exceptions=True,
@@ -135,7 +137,12 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         return self._settings.training_episodes
 
     async def _play(
-        self, prompt: dict[str, Any], session: int, validate: bool, sampling_params: dict[str, Any], trace: bool
+        self,
+        prompt: dict[str, Any],
+        session: int,
+        validate: bool,
+        sampling_params: dict[str, Any],
+        traced: bool | None,
     ) -> EpisodeRecord:
         split, index = prompt["split"], int(prompt["index"])
         policy_of = self._validation_policy_of if validate else self._policy_of
@@ -152,7 +159,12 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             )
             for name in set(policy_of.values())
         }
-        team = TracedTeam(
+        # Without a backend to trace to, no decision is wrapped.
+        make: Callable[..., Team] = Team
+        if traced is not None:
+            episode = Episode(int(prompt["global_steps"]), index, session, validate, traced)
+            make = functools.partial(TracedTeam, episode=episode)
+        team = make(
             policy_of,
             policies,
             self._settings.team_options(),
@@ -166,7 +178,6 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
                 session,
                 deal=0 if validate else int(prompt[DEAL]),
             ),
-            episode=Episode(int(prompt["global_steps"]), index, session, validate, trace),
         )
         try:
             return await play(self._environment, self._environment.task(split, index), team)

@@ -169,7 +169,7 @@ def make(directory: Path, settings: WarmStart, force: bool = False) -> dict[str,
     started = time.perf_counter()
     model, tokenizer = train(settings, env, _log_progress)
     seconds = time.perf_counter() - started
-    tasks = min(200, env.size("val") or 200)
+    tasks = min(200, env.num_tasks("val") or 200)
     episodes = evaluate(env, LocalPolicy(model, tokenizer, demonstrator.response_length), tasks)
     directory.mkdir(parents=True, exist_ok=True)
     note.unlink(missing_ok=True)

@@ -42,7 +42,7 @@ def boxed(task: MathTask, noise: float) -> list[Choice]:
 
 def demonstrate(env: Math, rng: random.Random, noise: float) -> Demonstration:
     """Returns a demonstration for either agent, in the first turn or after one without agreement."""
-    task = env.task("train", rng.randrange(env.size("train")))
+    task = env.task("train", rng.randrange(env.num_tasks("train")))
     turns = [turn for turn in [_turn(task, rng)] if turn[0].answer != turn[1].answer]
     if rng.random() < 0.5:
         return Demonstration(env.tool_prompt(task, turns), *write(program(task, noise), rng))

@@ -69,7 +69,7 @@ def test(problem: Problem, x: int, noise: float) -> list[Choice]:
 
 def demonstrate(env: Code, rng: random.Random, noise: float) -> Demonstration:
     """Returns a demonstration for either agent, in the first turn or after one without agreement."""
-    problem = env.task("train", rng.randrange(env.size("train")))
+    problem = env.task("train", rng.randrange(env.num_tasks("train")))
     state = State(problem) if rng.random() < 0.5 else _disagreement(problem, rng)
     if rng.random() < 0.5:
         return Demonstration(env.coder_prompt(state), *write(program(problem, noise), rng))
