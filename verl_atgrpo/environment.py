@@ -6,8 +6,10 @@ agents, makes tasks from (split, index) and plays one task in `run`.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
+import importlib.metadata
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -106,6 +108,9 @@ def stable_hash(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
+ENTRY_POINTS = "verl_atgrpo.environments"
+"""The group of entry points by which installed packages bring environments: a name, and "module:Class"."""
+
 _REGISTRY: dict[str, str | Callable[..., Environment]] = {
     "code": "verl_atgrpo.environments.code:Code",
     "code_single": "verl_atgrpo.environments.code:SingleCode",
@@ -131,19 +136,37 @@ def register(name: str, entry_point: str | Callable[..., Environment]) -> None:
 
     Raises ValueError if `name` is taken by another entry point.
     """
-    known = _REGISTRY.get(name)
+    known = {**_REGISTRY, **_installed()}.get(name)
     if known is not None and known != entry_point:
         raise ValueError(f"environment {name!r} is already registered as {known!r}; choose another name")
     _REGISTRY[name] = entry_point
 
 
+@functools.cache
+def _installed() -> Mapping[str, str]:
+    """Returns name -> entry point of the environments that installed packages bring.
+
+    Raises EnvironmentConfigError for a name that is taken.
+    """
+    found: dict[str, str] = {}
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        taken = {**_REGISTRY, **found}.get(point.name)
+        if taken is not None and taken != point.value:
+            raise EnvironmentConfigError(
+                f"at_grpo.environment.name={point.name!r}: the entry point {point.value!r} (group {ENTRY_POINTS}) has "
+                f"the name of {taken!r}; uninstall one of the packages"
+            )
+        found[point.name] = point.value
+    return found
+
+
 def registered() -> tuple[str, ...]:
     """Returns the names `make` knows, sorted."""
-    return tuple(sorted(_REGISTRY))
+    return tuple(sorted({*_REGISTRY, *_installed()}))
 
 
 def _load(name: str) -> Callable[..., Environment]:
-    entry_point = _REGISTRY.get(name, name)
+    entry_point = {**_installed(), **_REGISTRY}.get(name, name)
     if not isinstance(entry_point, str):
         return entry_point
     module_name, separator, attribute = entry_point.partition(":")

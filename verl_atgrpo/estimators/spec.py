@@ -3,6 +3,8 @@
 The arithmetic itself is in `kernel`. Nothing here imports verl or torch.
 """
 
+import functools
+import importlib.metadata
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -187,6 +189,34 @@ All four count rows; a baseline that counts trajectories is `mas_grpo`. `m_grpo`
 `sub_calls`, which nobody else can choose.
 """
 
+ENTRY_POINTS = "verl_atgrpo.estimators"
+"""The group of entry points by which installed packages bring presets: a name, and "module:spec"."""
+
+
+@functools.cache
+def presets() -> Mapping[str, EstimatorSpec]:
+    """Returns `PRESETS` and those that installed packages bring.
+
+    Raises:
+        ValueError: an entry point's name is taken, or it is no spec of that name.
+    """
+    found = dict(PRESETS)
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        spec = point.load()
+        if point.name in found and found[point.name] != spec:
+            raise ValueError(
+                f"{CONFIG_KEY}={point.name!r}: the entry point {point.value!r} (group {ENTRY_POINTS}) has the name of "
+                "another preset; uninstall its package"
+            )
+        if not isinstance(spec, EstimatorSpec) or spec.name != point.name:
+            raise ValueError(
+                f"{CONFIG_KEY}={point.name!r}: the entry point {point.value!r} (group {ENTRY_POINTS}) is no "
+                f"EstimatorSpec(name={point.name!r}, ...)"
+            )
+        found[point.name] = spec
+    return found
+
+
 _FIELDS = tuple(item.name for item in fields(EstimatorSpec) if item.name not in ("name", "agents"))
 _OF_AN_AGENT = tuple(name for name in _FIELDS if name != "main_agent")
 
@@ -219,18 +249,19 @@ def _base(options: dict[str, Any]) -> EstimatorSpec:
     """Takes `preset` or `name` out of the options and returns what the rest of them changes."""
     name, preset = options.pop("name", None), options.pop("preset", None)
     if name is None:
-        if not isinstance(preset, str) or preset not in PRESETS:
+        if not isinstance(preset, str) or preset not in presets():
             raise ValueError(
-                f"{CONFIG_KEY}: unknown preset {preset!r}; valid presets: {', '.join(PRESETS)} "
+                f"{CONFIG_KEY}: unknown preset {preset!r}; valid presets: {', '.join(presets())} "
                 "(or name: <a name of your own>, and fields)"
             )
-        return PRESETS[preset]
+        return presets()[preset]
     if preset is not None:
         _refuse("name", f"{name!r} has no effect beside preset: {preset}; remove one of them")
     if not isinstance(name, str) or not name:
         _refuse("name", f"{name!r} is not a text")
-    if name in PRESETS:
-        _refuse("name", f"{name!r} is a preset; use preset: {name}, or a name that is not one of {', '.join(PRESETS)}")
+    if name in presets():
+        valid = ", ".join(presets())
+        _refuse("name", f"{name!r} is a preset; use preset: {name}, or a name that is not one of {valid}")
     return EstimatorSpec(name=name)
 
 
