@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import functools
 import gc
+import hashlib
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.metadata
 import importlib.util
 import inspect
+import json
+import logging
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
+logger = logging.getLogger(__name__)
+
 SUPPORTED_VERL = SpecifierSet(">=0.9.1,<0.10")
 """The V1 trainer with TransferQueue came in 0.9; what follows relies on its private methods."""
+
+
+SOURCES = Path(__file__).with_name("compat_sources.json")
+"""The version of verl that was tested, and the digest of each function below; scripts/compat_sources.py writes it."""
 
 
 class CompatError(RuntimeError):
@@ -34,23 +45,41 @@ class Symbol:
     path: str
     parameters: tuple[str, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """Its full name."""
+        return f"{self.module}.{self.path}"
+
     def problem(self) -> str | None:
         """Returns what is wrong with it, or None."""
-        name = f"{self.module}.{self.path}"
         try:
-            value: Any = importlib.import_module(self.module)
+            value = self._value()
         except ImportError as error:
-            return f"{name} cannot be imported ({error})"
-        for part in self.path.split("."):
-            try:
-                value = inspect.getattr_static(value, part)
-            except AttributeError:
-                return f"{name} is gone"
+            return f"{self.name} cannot be imported ({error})"
+        except AttributeError:
+            return f"{self.name} is gone"
         if not self.parameters:
             return None
         accepted = inspect.signature(value).parameters
         missing = [parameter for parameter in self.parameters if parameter not in accepted]
-        return f"{name} no longer takes {', '.join(missing)}" if missing else None
+        return f"{self.name} no longer takes {', '.join(missing)}" if missing else None
+
+    def digest(self) -> str | None:
+        """Returns eight bytes, in hexadecimal, of a hash of its source without comments of their own line; None for
+        what is no function."""
+        value = self._value()
+        value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        if not inspect.isfunction(value):
+            return None
+        lines = textwrap.dedent(inspect.getsource(value)).splitlines()
+        code = "\n".join(line.rstrip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
+        return hashlib.blake2b(code.encode(), digest_size=8).hexdigest()
+
+    def _value(self) -> Any:
+        value: Any = importlib.import_module(self.module)
+        for part in self.path.split("."):
+            value = inspect.getattr_static(value, part)
+        return value
 
 
 _TRAINER = "verl.trainer.ppo.v1.trainer_base"
@@ -215,9 +244,19 @@ def check_evaluation_symbols() -> None:
 
 
 def _check_symbols(symbols: Sequence[Symbol]) -> None:
+    version = importlib.metadata.version("verl")
     problems = [problem for symbol in symbols if (problem := symbol.problem())]
     if problems:
-        raise CompatError(f"verl {importlib.metadata.version('verl')} has changed: {'; '.join(problems)}")
+        raise CompatError(f"verl {version} has changed: {'; '.join(problems)}")
+    tested = json.loads(SOURCES.read_text())
+    changed = [symbol.name for symbol in symbols if symbol.digest() != tested["sources"].get(symbol.name)]
+    if changed:
+        logger.warning(
+            "verl %s is here, verl %s was tested, and these differ, which this package overrides or relies on: %s",
+            version,
+            tested["verl"],
+            ", ".join(changed),
+        )
 
 
 def call_after(module: ModuleType, name: str, then: Callable[..., None]) -> None:
