@@ -71,12 +71,12 @@ class Rollout:
         self._left: dict[str, int] = {}
         self._began: dict[str, int] = {}
         self._counts: Counter[str] = Counter()
-        self._held = self._asleep = False
+        self._paused = self._asleep = False
 
     # The rollout's manager.
 
     def generate_sequences(self, batch: Any) -> None:
-        assert not self._asleep or self._held, "the servers have no weights any more"
+        assert not self._asleep or self._paused, "the servers have no weights any more"
         for uid, task in zip(list(batch["uid"]), list(batch["index"]), strict=True):
             assert self.items[uid]["task"] == task
             self.dealt.append(int(task))
@@ -85,13 +85,13 @@ class Rollout:
         self.seeded += [(step, int(task), int(deal)) for task, deal in zip(batch["index"], batch[DEAL], strict=True)]
         self._play()
 
-    def hold(self) -> None:
-        self._held = True
-        self.calls.append("hold")
+    def pause(self) -> None:
+        self._paused = True
+        self.calls.append("pause")
 
-    def release(self) -> None:
-        self._held = False
-        self.calls.append("release")
+    def resume(self) -> None:
+        self._paused = False
+        self.calls.append("resume")
 
     def drain_report(self) -> WorkerReport:
         report = WorkerReport(self._counts)
@@ -131,7 +131,7 @@ class Rollout:
             self.cleared[key] += 1
 
     def _play(self) -> None:
-        if self._held or self._asleep:
+        if self._paused or self._asleep:
             return
         for uid in list(self._left):
             began = self._began.setdefault(uid, self.weights)

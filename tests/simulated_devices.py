@@ -205,10 +205,10 @@ class Workers:
 
     # What it calls at the start.
 
-    def listen(self) -> int:
+    def reserve_port(self) -> int:
         return 1
 
-    def go_to(self, port: int) -> None: ...
+    def use_port(self, port: int) -> None: ...
 
     def init_model(self) -> None:
         """verl's ends with an emptied cache."""

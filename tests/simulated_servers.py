@@ -173,7 +173,7 @@ class Servers:
 
 async def interrupt(servers: Servers, version: int) -> None:
     """What the trainer does between two steps, but for the update."""
-    servers.gate.hold()
+    servers.gate.pause()
     for server in servers.servers.values():
         server.abort_all()
     await asyncio.sleep(0.01)
@@ -184,4 +184,4 @@ async def interrupt(servers: Servers, version: int) -> None:
 async def renew(servers: Servers) -> None:
     """Interrupts what is under way, gives the servers the next weights, and lets requests go on."""
     await interrupt(servers, version=1 + max(server.version for server in servers.servers.values()))
-    servers.gate.release()
+    servers.gate.resume()

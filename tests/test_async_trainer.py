@@ -57,7 +57,7 @@ def staleness(team: Team) -> int:
 def test_tasks_are_submitted_as_far_as_they_can_be_used(
     under_way: int, prefetch: float, steps_left: int, expected: int
 ) -> None:
-    assert schedule.missing(under_way, batch=4, prefetch=prefetch, steps_left=steps_left) == expected
+    assert schedule.tasks_to_submit(under_way, batch=4, prefetch=prefetch, steps_left=steps_left) == expected
 
 
 @pytest.mark.parametrize("warmup", [0.5, 1, 2])
@@ -199,7 +199,7 @@ def test_the_filter_plays_more_tasks_and_leaves_as_many_under_way(rollout: Rollo
     for metrics in (team.run(1)[0] for _ in range(5)):
         assert metrics["team/groups_kept"] >= 4
         tasks.append(metrics["team/tasks"])
-        under_way.append(len(schedule.under_way()))
+        under_way.append(len(schedule.unfinished_tasks()))
     assert under_way == [4, 4, 4, 4, 0]
     # Which of the finished tasks a step takes is verl's choice; every other one teaches, and 20 had to.
     assert min(tasks) >= 4
@@ -213,7 +213,7 @@ def test_the_filter_plays_more_tasks_and_leaves_as_many_under_way(rollout: Rollo
 def die(rollout: Rollout) -> None:
     """The process and all it had are gone."""
     rollout.items, rollout.dealt, rollout._left = {}, [], {}
-    rollout.release()
+    rollout.resume()
 
 
 def test_a_resumed_run_loses_no_task_and_trains_on_none_twice(rollout: Rollout, tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_resumed_run_loses_no_task_and_trains_on_none_twice(rollout: Rollout, 
     team.run(2)
     played = team.play()
     team._save_checkpoint()  # when verl saves: the step's rows are still in the queue
-    unfinished = schedule.under_way()
+    unfinished = schedule.unfinished_tasks()
     assert len(unfinished) == 8
     folder = str(tmp_path / "global_step_3")
     assert team.saved == [{"trainer": team, "global_step": 3, "checkpoint_dir": folder, "async_save": False}]
@@ -247,7 +247,7 @@ def test_a_run_may_go_on_in_sync_mode_and_be_saved_before_all_is_dealt_again(rol
     team = asynchronous(rollout, warmup=2, threshold=4, **settings)
     team.play()
     team._save_checkpoint()
-    unfinished = schedule.under_way()
+    unfinished = schedule.unfinished_tasks()
     die(rollout)
     synchronous = Team(rollout, **settings)
     synchronous.play()
@@ -261,7 +261,7 @@ def test_a_run_may_go_on_in_sync_mode_and_be_saved_before_all_is_dealt_again(rol
 
 
 def test_a_smaller_data_set_is_refused() -> None:
-    rows = schedule.again([{"index": 0}], deque([0, 7]))
+    rows = schedule.replay_unfinished([{"index": 0}], deque([0, 7]))
     next(rows)
     with pytest.raises(ValueError, match=r"names task 7, but there are 1 training tasks: .*resume_mode=disable"):
         next(rows)

@@ -31,7 +31,7 @@ def test_an_interrupted_answer_goes_on_from_its_tokens() -> None:
         await interrupt(servers, version=4)
         assert (len(server.requests), server.in_flight, drawing.done()) == (1, 0, False)
         server.cached = 0
-        servers.gate.release()
+        servers.gate.resume()
         output = await drawing
         assert output.token_ids == WHOLE
         assert output.log_probs == [-token / 1000 for token in WHOLE]
@@ -60,7 +60,7 @@ def test_every_part_has_a_seed_of_its_own_and_the_same_in_every_run() -> None:
             drawn = server.drawn
             await until(lambda drawn=drawn: server.drawn > drawn + 2)
             await interrupt(servers, version)
-            servers.gate.release()
+            servers.gate.resume()
         output = await drawing
         assert output.extra_fields["resumed"] == 2
         assert output.extra_fields["max_global_steps"] == 3
@@ -81,7 +81,7 @@ def test_without_a_seed_none_is_made_up() -> None:
         )
         await until(lambda: server.drawn > 2)
         await interrupt(servers, version=2)
-        servers.gate.release()
+        servers.gate.resume()
         await drawing
         assert len(server.requests) == 2
         assert all("seed" not in request for request in server.requests)
@@ -96,7 +96,7 @@ def test_an_answer_that_is_interrupted_before_its_first_token_is_drawn_as_if_it_
         drawing = asyncio.ensure_future(servers.draw())
         await until(lambda: server.in_flight)
         server.pace = 0.0
-        servers.gate.hold()
+        servers.gate.pause()
         server._output, whole = (
             lambda tokens, reason: type(output)(token_ids=[], stop_reason="aborted"),
             server._output,
@@ -105,7 +105,7 @@ def test_an_answer_that_is_interrupted_before_its_first_token_is_drawn_as_if_it_
         server.abort_all()
         await until(lambda: not server.in_flight)
         server._output, server.version = whole, 4
-        servers.gate.release()
+        servers.gate.resume()
         answer = await drawing
         assert answer.token_ids == WHOLE
         assert [request["seed"] for request in server.requests] == [7, 7]
@@ -123,11 +123,11 @@ def test_an_answer_that_is_interrupted_at_its_last_token_is_whole() -> None:
         servers = Servers(server)
         whole = server._output
         server._output = lambda tokens, reason: whole(tokens, "aborted")
-        servers.gate.hold()
+        servers.gate.pause()
         drawing = asyncio.ensure_future(servers.draw())
         await asyncio.sleep(0.005)
         assert not server.requests
-        servers.gate.release()
+        servers.gate.resume()
         output = await drawing
         assert (output.token_ids, output.stop_reason) == (WHOLE, "completed")
         assert (len(server.requests), servers.counted) == (1, [])
@@ -139,12 +139,12 @@ def test_held_requests_wait_outside_their_clock_and_validation_passes() -> None:
     async def run() -> None:
         server = Server("a")
         servers = Servers(server, timeout=0.2)
-        servers.gate.hold()
+        servers.gate.pause()
         drawing = asyncio.ensure_future(servers.draw("training"))
         await asyncio.sleep(0.25)
         assert (await servers.draw("validation", validate=True)).token_ids == WHOLE
         assert len(server.requests) == 1
-        servers.gate.release()
+        servers.gate.resume()
         assert (await drawing).token_ids == WHOLE
         assert servers.counted == []
 
@@ -157,12 +157,12 @@ def test_a_request_that_waited_for_its_place_is_not_sent_into_a_hold() -> None:
         servers = Servers(server, slots=1)
         drawing = [asyncio.ensure_future(servers.draw(str(number))) for number in range(3)]
         await until(lambda: server.in_flight)
-        servers.gate.hold()
+        servers.gate.pause()
         await until(lambda: any(task.done() for task in drawing))
         await asyncio.sleep(0.01)
         assert (len(server.requests), sum(task.done() for task in drawing)) == (1, 1)
         assert await servers.settled() == {"a": 0}
-        servers.gate.release()
+        servers.gate.resume()
         await asyncio.gather(*drawing)
 
     run_virtually(run())
@@ -188,10 +188,10 @@ def test_an_abort_that_nobody_announced_does_not_spin() -> None:
 
 def test_a_gate_counts_its_holds() -> None:
     gate = Gate()
-    gate.release()
-    gate.hold()
-    gate.hold()
-    assert (gate.held, gate.holds) == (True, 1)
-    gate.release()
-    gate.hold()
-    assert gate.holds == 2
+    gate.resume()
+    gate.pause()
+    gate.pause()
+    assert (gate.paused, gate.pauses) == (True, 1)
+    gate.resume()
+    gate.pause()
+    assert gate.pauses == 2

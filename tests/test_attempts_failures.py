@@ -48,11 +48,11 @@ def test_a_request_that_was_caught_by_new_weights_is_not_late() -> None:
         servers = Servers(server, timeout=0.2)
         drawing = asyncio.ensure_future(servers.draw())
         await until(lambda: server.in_flight)
-        servers.gate.hold()
+        servers.gate.pause()
         await asyncio.sleep(0.25)
         assert (server.cancelled, drawing.done()) == (1, False)
         server.hangs = False
-        servers.gate.release()
+        servers.gate.resume()
         assert (await drawing).token_ids == WHOLE
         assert servers.counted == []
 
@@ -175,7 +175,7 @@ def test_a_part_that_is_lost_is_drawn_again_and_those_before_it_are_kept() -> No
         await until(lambda: dying.drawn > 2)
         await interrupt(servers, version=2)
         dying.fate = ray.exceptions.RayActorError()
-        servers.gate.release()
+        servers.gate.resume()
         output = await drawing
         assert output.token_ids == WHOLE
         assert output.extra_fields["max_global_steps"] == 2

@@ -170,7 +170,7 @@ class Apart(Unit, StandaloneUnit):
     def _start(self) -> None:
         self.replicas = SimpleNamespace(  # type: ignore[assignment]
             push=lambda step: self._devices[0].allocate("transfer", self.name),
-            look=lambda: None,
+            poll=lambda: None,
             serving=[],
             metrics=dict,
         )

@@ -23,7 +23,7 @@ from verl_atgrpo.estimators.kernel import team_advantages
 from verl_atgrpo.estimators.spec import resolve_spec
 from verl_atgrpo.rollout.rows import training_rows
 from verl_atgrpo.team import EpisodeRecord
-from verl_atgrpo.trainer.step_rows import StepRows, draw, groups_with_signal
+from verl_atgrpo.trainer.step_rows import StepRows, groups_with_signal, sample_rows
 
 
 def row(group: str, reward: float, policy: str = "shared") -> Tags:
@@ -279,12 +279,12 @@ def test_a_frozen_policys_groups_are_neither_dropped_nor_counted() -> None:
     ]
     batch = KVBatchMeta(keys=[str(number) for number in range(len(rows))], tags=rows, partition_id="train")
     filters = GroupFilter(min_groups=1, max_tasks=9)
-    drawn = draw(lambda tasks: (batch, {}), lambda tasks: 1 / 0, 1, filters, {"left"}, AT_GRPO)
+    drawn = sample_rows(lambda tasks: (batch, {}), lambda tasks: 1 / 0, 1, filters, {"left"}, AT_GRPO)
     assert drawn.metrics["team/groups_kept"] == 1
     assert (drawn.metrics["team/groups_dropped"], drawn.metrics["team/rows_dropped"]) == (2, 3)
-    assert drawn.of({"left"}).keys == ["5", "6"]
-    assert drawn.of({"judge"}).keys == ["3", "4", "7", "8"]
-    assert drawn.but({"left"}).keys == ["0", "1", "2", "3", "4", "7", "8"]
+    assert drawn.rows_for({"left"}).keys == ["5", "6"]
+    assert drawn.rows_for({"judge"}).keys == ["3", "4", "7", "8"]
+    assert drawn.rows_except({"left"}).keys == ["0", "1", "2", "3", "4", "7", "8"]
 
 
 def test_what_verl_counts_while_it_waits_is_added_up() -> None:
@@ -296,9 +296,9 @@ def test_what_verl_counts_while_it_waits_is_added_up() -> None:
         return KVBatchMeta(keys=keys, tags=rows, partition_id="train"), {"waited": tasks}
 
     added: list[int] = []
-    drawn = draw(sample, added.append, 2, GroupFilter(min_groups=1, max_tasks=9), {"shared"}, AT_GRPO)
+    drawn = sample_rows(sample, added.append, 2, GroupFilter(min_groups=1, max_tasks=9), {"shared"}, AT_GRPO)
     assert drawn.metrics["waited"] == drawn.metrics["team/tasks"] == 2 + sum(added) > 2
-    assert draw(sample, added.append, 2, None, {"shared"}, AT_GRPO).metrics == {"waited": 2}
+    assert sample_rows(sample, added.append, 2, None, {"shared"}, AT_GRPO).metrics == {"waited": 2}
 
 
 def test_where_there_is_nothing_to_train_no_group_is_dropped_and_more_than_enough_is_none_missing(
@@ -307,11 +307,12 @@ def test_where_there_is_nothing_to_train_no_group_is_dropped_and_more_than_enoug
     rows = [row("flat", 0.0, "judge"), row("steep", 0.0, "left"), row("steep", 1.0, "left")]
     batch = KVBatchMeta(keys=["0", "1", "2"], tags=rows, partition_id="train")
     for trainable, kept in (({"nobody"}, 0), ({"left"}, 1)):
-        drawn = draw(lambda tasks: (batch, {}), lambda tasks: None, 1, GroupFilter(max_tasks=1), trainable, AT_GRPO)
+        filters = GroupFilter(max_tasks=1)
+        drawn = sample_rows(lambda tasks: (batch, {}), lambda tasks: None, 1, filters, trainable, AT_GRPO)
         assert (drawn.metrics["team/groups_kept"], drawn.metrics["team/groups_dropped_share"]) == (kept, 0.0)
     more = [row(f"steep {number}", reward, "left") for number in range(3) for reward in (0.0, 1.0)]
     batch = KVBatchMeta(keys=[str(number) for number in range(6)], tags=more, partition_id="train")
-    drawn = draw(
+    drawn = sample_rows(
         lambda tasks: (batch, {}), lambda tasks: 1 / 0, 1, GroupFilter(min_groups=2, max_tasks=9), {"left"}, AT_GRPO
     )
     assert (drawn.metrics["team/groups_kept"], drawn.metrics["team/groups_missing"]) == (3, 0)

@@ -449,7 +449,7 @@ def test_a_lost_worker_is_named_with_what_it_was_doing(monkeypatch: pytest.Monke
     def die(*_: Any, **__: Any) -> None:
         raise ray.exceptions.RayActorError()
 
-    for name in ("compute_log_prob", "save_checkpoint", "load_checkpoint", "listen", "go_to"):
+    for name in ("compute_log_prob", "save_checkpoint", "load_checkpoint", "reserve_port", "use_port"):
         monkeypatch.setattr(policy.workers, name, die, raising=False)
     acts = {
         "its update": lambda: policy.train(6),
@@ -541,7 +541,7 @@ class Servers:
 
     # Replicas
 
-    def look(self) -> None:
+    def poll(self) -> None:
         if self.dead:
             raise PolicyFailed("policy 'coder': no server is left")
         self.looks += 1
@@ -557,8 +557,8 @@ class Servers:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> tuple[Policy, Servers]:
     policy, servers = Policy(monkeypatch, job(recipe, **{f"{ROLLOUT}.checkpoint_engine.backend": "nccl"})), Servers()
-    monkeypatch.setattr(policy.workers, "listen", lambda: 12345, raising=False)
-    monkeypatch.setattr(policy.workers, "go_to", lambda port: setattr(servers, "port", port), raising=False)
+    monkeypatch.setattr(policy.workers, "reserve_port", lambda: 12345, raising=False)
+    monkeypatch.setattr(policy.workers, "use_port", lambda port: setattr(servers, "port", port), raising=False)
 
     def init_model() -> None:
         assert servers.port == 12345  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from waiting import HANG
 
 pytest.importorskip("verl")
 
-from verl_atgrpo.serving.workers import MeetingWorker, go_to, listen, meet
+from verl_atgrpo.serving.workers import PortWorker, reserve_master_port, reserve_port, use_port
 
 _SECOND_RANK = """
 import torch
@@ -31,9 +31,9 @@ def test_a_group_meets_although_its_given_port_was_taken(monkeypatch: pytest.Mon
         taken = other.getsockname()[1]
         for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": taken, "RANK": 0, "WORLD_SIZE": 2}.items():
             monkeypatch.setenv(name, str(value))
-        store = listen()
+        store = reserve_port()
         assert store.port != taken
-        go_to(store.port)
+        use_port(store.port)
         second = subprocess.Popen([sys.executable, "-c", _SECOND_RANK], env={**os.environ, "RANK": "1"})
         torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=HANG))
         try:
@@ -47,7 +47,7 @@ def test_a_group_meets_although_its_given_port_was_taken(monkeypatch: pytest.Mon
 
 def test_a_chosen_port_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    first, second = listen(), listen()
+    first, second = reserve_port(), reserve_port()
     assert first.port != second.port
     with socket.socket() as other, pytest.raises(OSError, match="already in use"):
         other.bind(("", first.port))
@@ -57,19 +57,19 @@ def test_all_processes_go_where_the_first_one_listens() -> None:
     class Group:
         went: int | None = None
 
-        def listen(self) -> int:
+        def reserve_port(self) -> int:
             return 4711
 
-        def go_to(self, port: int) -> None:
+        def use_port(self, port: int) -> None:
             self.went = port
 
     group = Group()
-    meet(group)  # type: ignore[arg-type]
+    reserve_master_port(group)  # type: ignore[arg-type]
     assert group.went == 4711
 
 
 def test_the_first_process_alone_listens() -> None:
     from verl.single_controller.base.decorator import MAGIC_ATTR, Execute
 
-    assert getattr(MeetingWorker.listen, MAGIC_ATTR)["execute_mode"] == Execute.RANK_ZERO
-    assert getattr(MeetingWorker.go_to, MAGIC_ATTR)["execute_mode"] == Execute.ALL
+    assert getattr(PortWorker.reserve_port, MAGIC_ATTR)["execute_mode"] == Execute.RANK_ZERO
+    assert getattr(PortWorker.use_port, MAGIC_ATTR)["execute_mode"] == Execute.ALL

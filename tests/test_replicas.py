@@ -38,7 +38,7 @@ def ranks(replicas: Replicas) -> list[int]:
 def test_nothing_happens_while_all_live() -> None:
     world = World()
     replicas = made(world)
-    replicas.look()
+    replicas.poll()
     replicas.push(3)
     assert world.log == [("weights", 3, 4, 5)]
     assert not replicas.revive()
@@ -52,7 +52,7 @@ def test_a_death_is_seen_by_balancer_and_manager_and_told_once(of: str, caplog: 
     setattr(world[5].servers[0], f"{of}_lives", False)
     world.balancer.remove_servers([world[5].server_address])  # as a client may have done before
     for _ in range(3):
-        replicas.look()
+        replicas.poll()
     assert ranks(replicas) == [4]
     assert world.admitted == {"address-4-0"}
     assert world.managed == {4}
@@ -65,7 +65,7 @@ def test_a_replica_over_two_nodes_is_dead_as_a_whole() -> None:
     world = World(nodes=2)
     replicas = made(world)
     world[4].servers[1].actor_lives = False
-    replicas.look()
+    replicas.poll()
     assert ranks(replicas) == [5]
     first = world[4].servers[0]
     replicas.push(1)

@@ -28,7 +28,7 @@ class Worker:
     def __init__(self, tokens: int, error: str | None = None) -> None:
         self.left = WorkerReport(Counter(tokens=tokens), error)
         self.late = self.dead = False
-        self.drain_report = self.hold = self.release = SimpleNamespace(remote=lambda: [self, None])
+        self.drain_report = self.pause = self.resume = SimpleNamespace(remote=lambda: [self, None])
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def test_what_a_busy_worker_counted_comes_later_and_once(caplog: pytest.LogCaptu
     assert workers.drain_report().counts == Counter()
 
 
-@pytest.mark.parametrize("what", ["drain_report", "hold", "release"])
+@pytest.mark.parametrize("what", ["drain_report", "pause", "resume"])
 def test_a_dead_worker_is_told_of_in_one_line(what: str) -> None:
     dead = Worker(3)
     dead.dead = True

@@ -26,13 +26,13 @@ def test_an_asynchronous_step_holds_first_and_releases_last(rollout: Rollout) ->
     team = Team(rollout, mode="colocate_async")
     team.on_init_end()
     batch, metrics = team.play()
-    assert rollout.calls == ["update", "hold", "abort", "sleep"]
+    assert rollout.calls == ["update", "pause", "abort", "sleep"]
     team.on_step_end()
     # Validation would come now: the servers answer, and training still waits.
     assert rollout.calls[4:] == ["update", "resume"]
     team._updated = False
     team._compute_metrics(batch, metrics, {}, global_steps=1, epoch=0)
-    assert rollout.calls[6:] == ["release"]
+    assert rollout.calls[6:] == ["resume"]
 
 
 def test_separate_servers_are_interrupted_for_the_transfer_alone(rollout: Rollout) -> None:
@@ -42,10 +42,10 @@ def test_separate_servers_are_interrupted_for_the_transfer_alone(rollout: Rollou
     # No word to the servers: they draw while the policies are updated.
     assert rollout.calls == ["update"]
     team.on_step_end()
-    assert rollout.calls[1:] == ["hold", "update"]
+    assert rollout.calls[1:] == ["pause", "update"]
     team._updated = False
     team._compute_metrics(batch, metrics, {}, global_steps=1, epoch=0)
-    assert rollout.calls[3:] == ["release"]
+    assert rollout.calls[3:] == ["resume"]
 
 
 class Sync:
@@ -68,13 +68,13 @@ def test_every_policys_servers_are_interrupted_and_go_on(at_once: bool) -> None:
     for name, trainable in (("coder", True), ("judge", False)):
         unit = PolicyUnit.__new__(PolicyUnit)
         unit.name, unit.trainable, unit.sync = name, trainable, Sync(name, calls)
-        unit.replicas = SimpleNamespace(look=lambda name=name: calls.append(f"look {name}"))  # type: ignore[assignment]
+        unit.replicas = SimpleNamespace(poll=lambda name=name: calls.append(f"poll {name}"))  # type: ignore[assignment]
         units.append(unit)
     team = TeamSync(units, at_once)
     team.abort_replicas()
-    assert sorted(calls) == ["abort coder", "abort judge", "look coder", "look judge"]
+    assert sorted(calls) == ["abort coder", "abort judge", "poll coder", "poll judge"]
     for name in ("coder", "judge"):
-        assert calls.index(f"look {name}") < calls.index(f"abort {name}"), "a dead one cannot be asked"
+        assert calls.index(f"poll {name}") < calls.index(f"abort {name}"), "a dead one cannot be asked"
     team.resume_generation_replicas()
     assert sorted(calls[4:]) == ["resume coder", "resume judge"]
 
@@ -87,6 +87,6 @@ def test_a_server_that_cannot_be_interrupted_is_named_by_its_policy() -> None:
 
     unit = PolicyUnit.__new__(PolicyUnit)
     unit.name, unit.sync = "planner", SimpleNamespace(abort_replicas=dead)
-    unit.replicas = SimpleNamespace(look=lambda: None)  # type: ignore[assignment]
+    unit.replicas = SimpleNamespace(poll=lambda: None)  # type: ignore[assignment]
     with pytest.raises(RuntimeError, match="policy 'planner': interrupting its servers failed"):
         TeamSync([unit], at_once=False).abort_replicas()

@@ -7,7 +7,7 @@ import sys
 
 SCRIPT = """
 import gc, weakref
-from verl_atgrpo.compat import spare_startup_objects
+from verl_atgrpo.compat import freeze_startup_objects
 
 class Node:
     def __init__(self):
@@ -19,7 +19,7 @@ def made():
 
 gc.disable()
 before, kept = made(), Node()
-spare_startup_objects()
+freeze_startup_objects()
 assert before() is None, "garbage is kept for ever"
 assert gc.get_freeze_count() > 1000
 assert not any(kept is other for other in gc.get_objects()), "it is looked at"

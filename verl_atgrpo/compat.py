@@ -327,7 +327,7 @@ _YOUNG = 10_000
 """New objects that are looked at together. With Python's 700, those of requests under way are looked at many times."""
 
 
-def spare_startup_objects() -> None:
+def freeze_startup_objects() -> None:
     """Takes everything that is there now out of the garbage collector's sight, once garbage has been collected.
 
     Python looks at all objects again and again as new ones come, and torch, Ray, verl and vLLM bring a million. A

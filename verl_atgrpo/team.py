@@ -1,7 +1,7 @@
 """The team an environment talks to: decision points, candidates, selection.
 
 `await team.<agent>.act(prompt, score)` is a decision point: one agent, one turn, one prompt. The K
-candidates drawn there answer the same token ids, so they form one comparison group by construction
+candidates sampled there answer the same token ids, so they form one comparison group by construction
 (AT-GRPO, arXiv 2510.11062, Sec. 4.1), and the committed one is what the rest of the episode sees.
 """
 
@@ -61,7 +61,7 @@ class Generation:
 
 
 class Sampler(Protocol):
-    """What a team draws candidates from; implemented over verl's servers, local models and scripts."""
+    """What a team samples candidates from; implemented over verl's servers, local models and scripts."""
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Applies the chat template once and returns the prompt's token ids.
@@ -71,7 +71,7 @@ class Sampler(Protocol):
         ...
 
     async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
-        """Draws one answer; `decision_id` is shared by candidates so that they share a prefix cache.
+        """Samples one answer; `decision_id` is shared by candidates so that they share a prefix cache.
 
         Raises EpisodeFailed if no answer could be had.
         """
@@ -80,7 +80,7 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True)
 class Candidate:
-    """One answer drawn at a decision point, with its score."""
+    """One answer sampled at a decision point, with its score."""
 
     generation: Generation
     score: Score
@@ -109,7 +109,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class TeamOptions:
-    """How candidates are drawn, mixed and selected; one instance serves every episode of a run."""
+    """How candidates are sampled, mixed and selected; one instance serves every episode of a run."""
 
     candidates: int = 4
     """K, the number of candidates at every decision of the tree scheme."""
@@ -157,7 +157,7 @@ class Agent:
     name: str
 
     async def act(self, prompt: Prompt, score: ScoreFunction | None = None) -> Candidate:
-        """Draws this agent's candidates for `prompt`, scores them and returns the committed one.
+        """Samples this agent's candidates for `prompt`, scores them and returns the committed one.
 
         Args:
             prompt: a text or chat messages; the same for every candidate.
@@ -188,9 +188,9 @@ class Team:
             agents: agent name -> policy name.
             policies: policy name -> policy.
             options: K, alpha, selection.
-            scheme: `tree` draws K candidates a decision; `parallel` and `evaluate` draw one.
+            scheme: `tree` samples K candidates a decision; `parallel` and `evaluate` sample one.
             episode_id: unique among the episodes of a step; decision ids derive from it.
-            seed: every draw of the episode derives from it; None leaves sampling to the policy.
+            seed: every sample of the episode derives from it; None leaves sampling to the policy.
 
         Raises:
             ValueError: an agent's name is no identifier or is an attribute of every team.
@@ -201,7 +201,7 @@ class Team:
         self._policy_of = dict(agents)
         self._policies = policies
         self._options = options
-        self._draws = options.candidates if scheme == "tree" else 1
+        self._samples = options.candidates if scheme == "tree" else 1
         self._episode_id = episode_id
         self._seed = seed
         self._turns = dict.fromkeys(agents, 0)
@@ -229,7 +229,7 @@ class Team:
         assert running is not None  # a coroutine that runs is run by a task
         self._active.add(running)
         try:
-            return await self._draw_and_commit(agent, prompt, score)
+            return await self._sample_and_commit(agent, prompt, score)
         except EpisodeFailed as failure:
             self.failure = self.failure or failure
             raise
@@ -244,25 +244,28 @@ class Team:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _draw_and_commit(self, agent: str, prompt: Prompt, score: ScoreFunction | None) -> Candidate:
+    async def _sample_and_commit(self, agent: str, prompt: Prompt, score: ScoreFunction | None) -> Candidate:
         turn = self._turns[agent]
         self._turns[agent] = turn + 1
         policy_name = self._policy_of[agent]
         policy = self._policies[policy_name]
         prompt_ids = policy.encode(as_messages(prompt))
         decision_id = f"{self._episode_id}.{agent}.{turn}"
-        drawn = await _gather(
-            [self._draw(policy, decision_id, prompt_ids, score, agent, turn, index) for index in range(self._draws)]
+        sampled = await _gather(
+            [
+                self._sample(policy, decision_id, prompt_ids, score, agent, turn, index)
+                for index in range(self._samples)
+            ]
         )
-        rewards = [candidate.reward for candidate in drawn]
+        rewards = [candidate.reward for candidate in sampled]
         options = self._options
         # By decision, not by episode: agents that act at once finish in any order.
         rng = random.Random(stable_hash(self._seed, "selection", agent, turn))
         committed = select(rewards, options.selection, rng, options.softmax_temperature)
-        self.decisions.append(Decision(agent, turn, policy_name, prompt_ids, tuple(drawn), committed))
-        return drawn[committed]
+        self.decisions.append(Decision(agent, turn, policy_name, prompt_ids, tuple(sampled), committed))
+        return sampled[committed]
 
-    async def _draw(
+    async def _sample(
         self,
         policy: Sampler,
         decision_id: str,
@@ -302,9 +305,9 @@ async def _gather(awaitables: Sequence[Awaitable[Candidate]]) -> list[Candidate]
 
 
 def episode_seed(seed: int, split: Split, step: int | Literal["val"], index: int, session: int, deal: int = 0) -> int:
-    """Returns the seed of an episode's draws.
+    """Returns the seed of an episode's samples.
 
-    Training draws differ from step to step; validation (`step="val"`) repeats the same draws, so that its curve shows
+    Training samples differ from step to step; validation (`step="val"`) repeats the same ones, so that its curve shows
     the policy and not the dice.
 
     Args:

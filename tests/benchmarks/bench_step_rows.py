@@ -150,7 +150,7 @@ def drive(queue: str, answer_tokens: int) -> Costs:
     watch.stage("sort")
     rows.signal = groups_with_signal(rows.tags, PRESETS["at_grpo"])
     watch.stage("filter")
-    batch, others = rows.of({"shared"}), rows.but({"shared"})
+    batch, others = rows.rows_for({"shared"}), rows.rows_except({"shared"})
     assert len(batch) + len(others) == len(rows.keys)
     watch.stage("of, but")
     ranks = mini_batches = 8

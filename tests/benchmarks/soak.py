@@ -212,12 +212,12 @@ class Job:
         while True:
             await asyncio.sleep(self.rng.uniform(0.5, 1.5) * every)
             for worker in self.workers:
-                worker.hold()
+                worker.pause()
             for server in self.all_servers():
                 server.abort_all()
             await asyncio.sleep(0.02)
             for worker in self.workers:
-                worker.release()
+                worker.resume()
 
     async def watch_loop(self) -> None:
         """Notes for how long the event loop did not come round."""

@@ -19,7 +19,7 @@ def _keep(policy_unit: ModuleType) -> None:
 
     original = policy_unit.write_advantages
 
-    def keeping(batch: Any, algorithm: Any) -> Any:
+    def keeping(batch: Any, *given: Any) -> Any:
         file = Path(os.environ["KEPT_FOLDER"]) / f"{batch.tags[0]['policy']}.pt"
         if not file.exists():
             rows = [
@@ -29,7 +29,7 @@ def _keep(policy_unit: ModuleType) -> None:
                 if not is_padding(batch.tags[row])
             ]
             torch.save(rows, file)
-        return original(batch, algorithm)
+        return original(batch, *given)
 
     policy_unit.write_advantages = keeping
 

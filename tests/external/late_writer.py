@@ -79,10 +79,10 @@ def _requests(servers: ModuleType) -> None:
 def _updates(units: ModuleType) -> None:
     update, updates = units.PolicyUnit._update_actor, list[float]()
 
-    def noted(self: Any, *args: Any) -> None:
+    def noted(self: Any, *args: Any) -> Any:
         began = time.time()
         UPDATING.touch()
-        update(self, *args)
+        metrics = update(self, *args)
         # A tiny model's update may be over before a busy machine gets to the request that is to come meanwhile.
         until = time.monotonic() + PATIENCE
         while len(updates) < 3 and not _answered_since(began) and time.monotonic() < until:
@@ -90,6 +90,7 @@ def _updates(units: ModuleType) -> None:
         updates.append(began)
         UPDATING.unlink()
         _note("update", began)
+        return metrics
 
     units.PolicyUnit._update_actor = noted
 

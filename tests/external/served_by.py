@@ -16,8 +16,8 @@ from typing import Any
 from verl_atgrpo.compat import when_imported
 
 
-def _record(client: ModuleType) -> None:
-    attempt = client.DecisionClient.attempt
+def _record(requests: ModuleType) -> None:
+    attempt = requests.DecisionClient.attempt
     answered: Counter[int] = Counter()
 
     def killed(version: int) -> bool:
@@ -38,7 +38,8 @@ def _record(client: ModuleType) -> None:
                 await asyncio.sleep(0.01)
         return output
 
-    client.DecisionClient.attempt = recording
+    requests.DecisionClient.attempt = recording
 
 
-when_imported("verl_atgrpo.serving.client", _record)
+# Not the client's own module: importing that imports verl, which loads this file.
+when_imported("verl_atgrpo.serving.requests", _record)

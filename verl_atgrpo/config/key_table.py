@@ -461,7 +461,7 @@ TABLE: tuple[Section, ...] = (
             _refused("do_sample", "candidates of a decision must differ", (True,)),
             _refused("n", "has no effect, K is at_grpo.candidates", (1,), remedy="leave it at 1"),
             _refused("over_sample_rate", _NOBODY),
-            _refused("seed", "has no effect, every draw has a seed of its own", remedy="set at_grpo.seed"),
+            _refused("seed", "has no effect, every sample has a seed of its own", remedy="set at_grpo.seed"),
             _works("full_determinism", _SERVER, "in `mode: sync`"),
             _refused(
                 "prompt_length",
@@ -531,7 +531,7 @@ TABLE: tuple[Section, ...] = (
             ),
             _refused(
                 "engine_kwargs.vllm.seed",
-                "has no effect, every draw has a seed of its own",
+                "has no effect, every sample has a seed of its own",
                 (None,),
                 remedy="set at_grpo.seed",
                 added=True,

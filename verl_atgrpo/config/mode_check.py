@@ -72,7 +72,7 @@ def _check_bypass(config: DictConfig) -> None:
 
 
 def _check_correction(config: DictConfig, mode: str, key: str, policy: DictConfig) -> None:
-    """Raises ConfigError unless the loss reads with which probabilities a candidate was drawn."""
+    """Raises ConfigError unless the loss reads with which probabilities a candidate was sampled."""
     correction = OmegaConf.select(config, _CORRECTION) or {}
     loss = OmegaConf.select(policy, "actor.policy_loss.loss_mode") or "vanilla"
     if correction.get("bypass_mode"):

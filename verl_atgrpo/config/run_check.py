@@ -90,7 +90,7 @@ def check_cpu_job(config: DictConfig) -> None:
     """Raises ConfigError if a job in CPU mode names a model that is not there or whose vocabulary is padded, or has
     vLLM split prompts.
 
-    A seeded draw from a prompt that was split (`rollout.enable_chunked_prefill`) ends vLLM's engine on the CPU. And
+    A seeded sample from a prompt that was split (`rollout.enable_chunked_prefill`) ends vLLM's engine on the CPU. And
     verl masks logits beyond the tokenizer's length in vLLM but not in the actor, so with a padded
     vocabulary the two disagree on every token. Trained models give those logits next to nothing; the small,
     freshly made ones of CPU mode do not.
@@ -110,8 +110,8 @@ def check_cpu_prefill(key: str, rollout: DictConfig) -> None:
     """Raises ConfigError if a `rollout` section, under `key`, has vLLM for CPU split prompts."""
     if rollout.enable_chunked_prefill:
         raise ConfigError(
-            f"{key}.rollout.enable_chunked_prefill=true: the draws have seeds, and vLLM for CPU fails on seeded "
-            "draws from a prompt in chunks; set it to false"
+            f"{key}.rollout.enable_chunked_prefill=true: samples have seeds, and vLLM for CPU fails on seeded "
+            "sampling from a prompt in chunks; set it to false"
         )
 
 
@@ -255,7 +255,7 @@ def check_disjoint(settings: AtGrpoConfig, env: Environment) -> None:
 
 
 def check_sampling(rollout: DictConfig) -> None:
-    """Raises ConfigError for a way to draw that verl's V1 rollout does not read, or that log-probs do not follow."""
+    """Raises ConfigError for a way to sample that verl's V1 rollout does not read, or that log-probs do not follow."""
     key, validation = "actor_rollout_ref.rollout", rollout.val_kwargs
     if not rollout.temperature > 0:
         raise ConfigError(f"{key}.temperature={rollout.temperature}: candidates of a decision must differ, above 0")
@@ -269,7 +269,7 @@ def check_sampling(rollout: DictConfig) -> None:
     if rollout.temperature != 1 and rollout.logprobs_mode != "processed_logprobs":
         raise ConfigError(
             f"{key}.logprobs_mode={rollout.logprobs_mode}: with temperature={rollout.temperature} the server's "
-            "log-probs would not be those that were drawn from, set it to processed_logprobs"
+            "log-probs would not be those that were sampled from, set it to processed_logprobs"
         )
 
 

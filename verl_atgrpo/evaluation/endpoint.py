@@ -20,7 +20,7 @@ _SHOWN = 300
 
 
 class EndpointPolicy:
-    """Draws answers by chat completions; 429, 5xx and lost connections are tried again.
+    """Samples answers by chat completions; 429, 5xx and lost connections are tried again.
 
     The server sees no ids and shows none: a prompt's ids are the code points of its messages as JSON, from which the
     messages are read again, an answer's are those of its text, and `Generation.usage` has the server's counts.

@@ -66,7 +66,7 @@ class Engine:
 
         Args:
             args: of vLLM, see `engine_args`.
-            tokenizer: the model's; ids beyond it are never drawn.
+            tokenizer: the model's; ids beyond it are never sampled.
             processor: the model's, or None.
         """
         self._args = dict(args)

@@ -95,7 +95,7 @@ async def _play_from(
 
 
 async def play_one(environment: Environment, lineup: Lineup, key: EpisodeKey) -> EpisodeRow:
-    """Plays an episode with the draws that validation during training would make.
+    """Plays an episode with the samples that validation during training would make.
 
     An episode that fails is a row that says so.
 
@@ -141,13 +141,13 @@ async def play_one(environment: Environment, lineup: Lineup, key: EpisodeKey) ->
 
 def _usage(agent: str, policy: str, decisions: Sequence[Decision]) -> AgentUsage:
     mine = [decision for decision in decisions if decision.agent == agent]
-    drawn = [(decision, candidate.generation) for decision in mine for candidate in decision.candidates]
+    sampled = [(decision, candidate.generation) for decision in mine for candidate in decision.candidates]
     return AgentUsage(
         policy=policy,
         decisions=len(mine),
-        prompt_tokens=sum(len(d.prompt_ids) if made.usage is None else made.usage[0] for d, made in drawn),
-        generated_tokens=sum(made.tokens for _, made in drawn),
-        truncated=sum(made.truncated for _, made in drawn),
+        prompt_tokens=sum(len(d.prompt_ids) if made.usage is None else made.usage[0] for d, made in sampled),
+        generated_tokens=sum(made.tokens for _, made in sampled),
+        truncated=sum(made.truncated for _, made in sampled),
     )
 
 

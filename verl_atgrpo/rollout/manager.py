@@ -27,22 +27,22 @@ class TeamRolloutManager(AgentLoopManagerTQ):  # type: ignore[misc]
         self.agent_loop_workers_class = ray.remote(TeamRolloutWorker)
         self._late: dict[int, ray.ObjectRef] = {}
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         """Lets no request of a training episode be sent from now on; validation goes on.
 
-        Those under way are not ended: their servers do that, and their candidates then wait for `release`. Raises
+        Those under way are not ended: their servers do that, and their candidates then wait for `resume`. Raises
         RolloutFailed if a worker has died.
         """
         with _naming_workers():
-            ray.get([worker.hold.remote() for worker in self.agent_loop_workers])
+            ray.get([worker.pause.remote() for worker in self.agent_loop_workers])
 
-    def release(self) -> None:
+    def resume(self) -> None:
         """Lets requests be sent again; interrupted answers go on from their tokens so far.
 
         Raises RolloutFailed if a worker has died.
         """
         with _naming_workers():
-            ray.get([worker.release.remote() for worker in self.agent_loop_workers])
+            ray.get([worker.resume.remote() for worker in self.agent_loop_workers])
 
     def drain_report(self) -> WorkerReport:
         """Returns the workers' counts since the last call, added up, and the first error among them.

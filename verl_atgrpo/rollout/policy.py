@@ -14,7 +14,7 @@ from verl_atgrpo.team import EpisodeFailed, Generation
 
 @dataclass
 class ServedPolicy:
-    """Draws candidates from verl's LLM servers."""
+    """Samples candidates from verl's LLM servers."""
 
     client: Any
     """Answers token ids with token ids, as verl's LLMServerClient does."""

@@ -50,14 +50,14 @@ class TracedTeam(Team):
         super().__init__(*args, **kwargs)
         self._episode = episode
 
-    async def _draw_and_commit(self, agent: str, prompt: Prompt, score: ScoreFunction | None) -> Candidate:
+    async def _sample_and_commit(self, agent: str, prompt: Prompt, score: ScoreFunction | None) -> Candidate:
         episode, turn = self._episode, self._turns[agent]
 
-        async def draw() -> Decision:
-            await super(TracedTeam, self)._draw_and_commit(agent, prompt, score)
+        async def sample() -> Decision:
+            await super(TracedTeam, self)._sample_and_commit(agent, prompt, score)
             return next(made for made in self.decisions if (made.agent, made.turn) == (agent, turn))
 
-        decision = TracedDecision(draw)
+        decision = TracedDecision(sample)
         with rollout_trace_attr(
             sample_index=episode.task,
             step=episode.step,
@@ -75,13 +75,13 @@ class TracedTeam(Team):
 class TracedDecision:
     """One decision as an operation that verl's trace knows: what goes in, what comes out."""
 
-    def __init__(self, draw: Callable[[], Awaitable[Decision]]) -> None:
-        self._draw = draw
+    def __init__(self, sample: Callable[[], Awaitable[Decision]]) -> None:
+        self._sample = sample
 
     @rollout_trace_op  # type: ignore[untyped-decorator]
     async def decide(self, *, agent: str, turn: int, policy: str, messages: list[Message]) -> dict[str, Any]:
-        """Draws and commits; returns what the trace shows of it."""
-        decision = await self._draw()
+        """Samples and commits; returns what the trace shows of it."""
+        decision = await self._sample()
         self.committed = decision.candidates[decision.committed]
         return {
             "answer": self.committed.text,

@@ -16,7 +16,7 @@ from torch import Tensor
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_atgrpo.compat import spare_startup_objects
+from verl_atgrpo.compat import freeze_startup_objects
 from verl_atgrpo.config.policies import job_of
 from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.rollout.policy import ServedPolicy
@@ -60,7 +60,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         self._gate = Gate()
         self._training_clients = self._patient(self._gate)
         self._validation_clients = self._patient(Gate())
-        spare_startup_objects()
+        freeze_startup_objects()
 
     def _patient(self, gate: Gate) -> dict[str, PatientClient]:
         return {
@@ -75,13 +75,13 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             for name, client in self.llm_client.clients.items()
         }
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         """Lets no request of a training episode be sent; validation's pass."""
-        self._gate.hold()
+        self._gate.pause()
 
-    def release(self) -> None:
+    def resume(self) -> None:
         """Lets requests be sent again."""
-        self._gate.release()
+        self._gate.resume()
 
     def drain_report(self) -> WorkerReport:
         """Returns the counts since the last call and starts over."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
-from verl_atgrpo.compat import spare_startup_objects
+from verl_atgrpo.compat import freeze_startup_objects
 from verl_atgrpo.serving.server import GroupAnswers, name_receiver
 
 
@@ -20,4 +20,4 @@ class DecisionServer(GroupAnswers, vLLMHttpServer):  # type: ignore[misc]
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
         """Starts the engine."""
         await super().launch_server(*args, **kwargs)
-        spare_startup_objects()
+        freeze_startup_objects()

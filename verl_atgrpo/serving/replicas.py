@@ -21,7 +21,7 @@ from verl_atgrpo.serving.workers import PolicyServers, WeightTarget, check_wirin
 
 logger = logging.getLogger(__name__)
 
-_LOOK = 10.0
+_POLL_INTERVAL = 10.0
 """Seconds between two looks at the servers during a weight sync."""
 _START = 1800.0
 """Seconds that a server may take to come up again; a large model is read from disk meanwhile."""
@@ -74,7 +74,7 @@ class Replicas:
             "team/replicas_restarted": float(self._restarted),
         }
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Takes out what has died; raises PolicyFailed if nothing is left and nothing may be started again."""
         reasons = why_dead(self._policy, {replica.replica_rank: replica.servers for replica in self.serving})
         for replica in self.serving:
@@ -88,7 +88,7 @@ class Replicas:
 
     def check(self) -> None:
         """Raises PolicyFailed if nothing is left."""
-        self.look()
+        self.poll()
         if not self.serving:
             raise PolicyFailed(self._nothing_left())
 
@@ -117,11 +117,11 @@ class Replicas:
 
         One that dies meanwhile is left out, or started again if it was the last. Raises PolicyFailed if none is left.
         """
-        self.look()
+        self.poll()
         while True:
             self._restart()
-            told = watched(lambda: self._send(global_steps), self.look, every=_LOOK)
-            self.look()
+            told = watched(lambda: self._send(global_steps), self.poll, every=_POLL_INTERVAL)
+            self.poll()
             for replica, failure in told.items():
                 if replica not in self._dead:
                     raise PolicyFailed(f"policy {self._policy!r}: {failure}")
@@ -132,7 +132,7 @@ class Replicas:
 
     def revive(self) -> bool:
         """Brings replicas back at once if none is left; returns whether that was so."""
-        self.look()
+        self.poll()
         if self.serving:
             return False
         self.push(self._version)
@@ -172,7 +172,7 @@ class Replicas:
             self._check_wiring()
             self._remember(back)
             self._sync.add_replicas(back)
-        self.look()
+        self.poll()
 
     def _is_up(self, replica: RolloutReplica, error: BaseException | None) -> bool:
         """Notes how the start of a replica went."""

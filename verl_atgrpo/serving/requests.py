@@ -26,20 +26,20 @@ class Gate:
     def __init__(self) -> None:
         self._open = asyncio.Event()
         self._open.set()
-        self.holds = 0
+        self.pauses = 0
         """How often requests were held: a request during which it grew was interrupted."""
 
     @property
-    def held(self) -> bool:
+    def paused(self) -> bool:
         """Whether requests are held."""
         return not self._open.is_set()
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         """Lets no request pass from now on; holding twice is holding once."""
-        self.holds += not self.held
+        self.pauses += not self.paused
         self._open.clear()
 
-    def release(self) -> None:
+    def resume(self) -> None:
         """Lets requests pass again."""
         self._open.set()
 
@@ -124,7 +124,7 @@ class PatientClient:
         """Returns the answer to a prompt.
 
         A server that is about to get new weights ends its requests early. The answer then goes on from its tokens so
-        far, never from scratch: long answers are the ones that are interrupted, so drawing them anew would prefer
+        far, never from scratch: long answers are the ones that are interrupted, so sampling them anew would prefer
         short ones.
 
         Raises EpisodeFailed: "timeout" or "engine", after the retries, or with no server left to try.
@@ -137,17 +137,17 @@ class PatientClient:
             await self.gate.wait()
             try:
                 async with self.client.serving(request_id, avoid) as (server_id, server):
-                    if self.gate.held:  # since this request waited for its place
+                    if self.gate.paused:  # since this request waited for its place
                         continue
                     if retried < len(avoid):
                         retried = len(avoid)
                         self.count("requests_retried")
-                    holds = self.gate.holds
+                    pauses = self.gate.pauses
                     output = await self.client.attempt(server, request_id, *answer.next_request(), self.timeout)
             except NoServer as error:
                 raise failure or EpisodeFailed("engine", str(error)) from error
             except TooLate:
-                if holds != self.gate.holds:
+                if pauses != self.gate.pauses:
                     continue  # The server had it wait for new weights: it was sent just before the hold.
                 failure = EpisodeFailed("timeout", f"no answer within {self.timeout} s")
             except ray.exceptions.RayError as error:
@@ -162,7 +162,7 @@ class PatientClient:
                     return answer.whole()
                 if output.token_ids:
                     self.count("requests_resumed")
-                if output.token_ids or holds != self.gate.holds:
+                if output.token_ids or pauses != self.gate.pauses:
                     continue
                 # Nothing came, and nobody here has asked for an end: to ask again at once might go on for ever.
                 failure = EpisodeFailed("engine", "the server aborted the request")

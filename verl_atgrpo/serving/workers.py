@@ -24,7 +24,7 @@ from verl_atgrpo.serving.health import last_line
 from verl_atgrpo.serving.server import name_sender
 
 
-def listen() -> TCPStore:
+def reserve_port() -> TCPStore:
     """Opens the store of a process group at a port of the system's choice; to be kept until the group is made.
 
     In the process of rank 0. torch takes a store that this process has open at `MASTER_PORT` for its own, because both
@@ -33,29 +33,29 @@ def listen() -> TCPStore:
     return TCPStore(os.environ["MASTER_ADDR"], 0, is_master=True, wait_for_workers=False, multi_tenant=True)
 
 
-def go_to(port: int) -> None:
+def use_port(port: int) -> None:
     """Makes this process look for its group at `port`."""
     os.environ["MASTER_PORT"] = str(port)
 
 
-class MeetingWorker(ActorRolloutRefWorker):  # type: ignore[misc]
+class PortWorker(ActorRolloutRefWorker):  # type: ignore[misc]
     """verl's worker, which can choose the port of its process group itself."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, execute_mode=Execute.RANK_ZERO)  # type: ignore[untyped-decorator]
-    def listen(self) -> int:
+    def reserve_port(self) -> int:
         """Returns the port at which the first process listens from now on."""
-        self._store = listen()
+        self._store = reserve_port()
         return int(self._store.port)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
-    def go_to(self, port: int) -> None:
+    def use_port(self, port: int) -> None:
         """Makes every process look for its group at `port`."""
-        go_to(port)
+        use_port(port)
 
 
-def meet(workers: RayWorkerGroup) -> None:
+def reserve_master_port(workers: RayWorkerGroup) -> None:
     """Gives the processes of a worker group a port of their own; to be called before their models are loaded."""
-    workers.go_to(workers.listen())
+    workers.use_port(workers.reserve_port())
 
 
 ANSWER = 120.0
@@ -125,7 +125,7 @@ class ServerLink:
             self.failure = f"replica {replica} did not take the weights: {last_line(error)}"
 
 
-class TrainerWorker(MeetingWorker):
+class TrainerWorker(PortWorker):
     """Trains one policy."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]

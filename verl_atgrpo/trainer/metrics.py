@@ -145,10 +145,10 @@ def _versions(tags: Tags) -> tuple[int, int]:
 
 
 def staleness_metrics(rows: Sequence[Tags], global_steps: int) -> dict[str, float]:
-    """Returns the figures of a step whose candidates may have been drawn with older weights.
+    """Returns the figures of a step whose candidates may have been sampled with older weights.
 
     A candidate's staleness is the number of weight syncs between its first token and the step: 0 where all of it was
-    drawn with the weights that the step began with.
+    sampled with the weights that the step began with.
 
     Args:
         rows: the tags of the trainable policies' real rows.
@@ -170,7 +170,7 @@ def staleness_metrics(rows: Sequence[Tags], global_steps: int) -> dict[str, floa
 
 
 def fresh_probs_diff(batch: Rows, global_steps: int) -> dict[str, float]:
-    """Returns the largest difference of a token's probability between server and actor, over rows that were drawn
+    """Returns the largest difference of a token's probability between server and actor, over rows that were sampled
     with the weights that the step began with: others differ rightly. No figure where there are none.
 
     Args:

@@ -30,7 +30,7 @@ from verl_atgrpo.estimators.spec import EstimatorSpec
 from verl_atgrpo.serving.client import DecisionClient, balancer_class
 from verl_atgrpo.serving.health import naming
 from verl_atgrpo.serving.replicas import Replicas
-from verl_atgrpo.serving.workers import PolicyServers, PolicyWorker, meet
+from verl_atgrpo.serving.workers import PolicyServers, PolicyWorker, reserve_master_port
 from verl_atgrpo.trainer.metrics import PROBS_DIFF, fresh_probs_diff
 from verl_atgrpo.trainer.queue import Rows, for_workers, is_padding
 from verl_atgrpo.trainer.update import (
@@ -144,7 +144,7 @@ class PolicyUnit:
             self._start()
 
     def _start(self) -> None:
-        meet(self.actor_rollout_wg)
+        reserve_master_port(self.actor_rollout_wg)
         self.actor_rollout_wg.init_model()
         self.servers = PolicyServers.create(
             config=self.config,
@@ -175,7 +175,7 @@ class PolicyUnit:
     def sleep_servers(self) -> None:
         """Puts the servers to sleep, which frees their memory for the update; raises PolicyFailed if none is left."""
         with naming(self.name, "putting its servers to sleep"):
-            self.replicas.look()
+            self.replicas.poll()
             self.sync.sleep_replicas()
 
     def empty_cache(self) -> None:
@@ -186,7 +186,7 @@ class PolicyUnit:
     def interrupt_servers(self) -> None:
         """Ends the requests under way, each with its tokens so far, and takes no others."""
         with naming(self.name, "interrupting its servers"):
-            self.replicas.look()
+            self.replicas.poll()
             self.sync.abort_replicas()
 
     def resume_servers(self) -> None:
@@ -208,7 +208,7 @@ class PolicyUnit:
             return self.replicas.revive()
 
     def client(self) -> DecisionClient:
-        """Returns the client that rollout workers draw this policy's candidates with."""
+        """Returns the client that rollout workers sample this policy's candidates with."""
         client: DecisionClient = self.servers.get_client(client_cls=DecisionClient)
         return client
 

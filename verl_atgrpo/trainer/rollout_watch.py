@@ -55,7 +55,7 @@ class RolloutWatch:
         """Brings back a policy that has no server left; raises PolicyFailed if that is not to be."""
         if any([unit.revive() for unit in self._units]):
             # Every episode under way fails with it: those do not count, nor do those that already have.
-            self._excused = self._counts["episodes_failed"] + self._episodes * len(schedule.under_way())
+            self._excused = self._counts["episodes_failed"] + self._episodes * len(schedule.unfinished_tasks())
 
     def take_metrics(self) -> dict[str, float]:
         """Returns the metrics of what was counted, and starts over."""

@@ -35,10 +35,10 @@ class Servers(Protocol):
 class Rollout(Protocol):
     """All rollout workers (see `rollout.manager.TeamRolloutManager`)."""
 
-    def hold(self) -> None:
+    def pause(self) -> None:
         """Returns once no request of a training episode is sent any more; what is scored goes on."""
 
-    def release(self) -> None:
+    def resume(self) -> None:
         """Sends what waited, interrupted candidates with their tokens so far."""
 
 
@@ -60,7 +60,7 @@ class Schedule(Protocol):
 
 
 class Sync:
-    """Draws all of a step's episodes, then updates: nothing is under way during the update."""
+    """Samples all of a step's episodes, then updates: nothing is under way during the update."""
 
     prefetch = 0.0
 
@@ -88,7 +88,7 @@ class ColocateAsync:
 
     def sample_end(self, servers: Servers, rollout: Rollout) -> None:
         """Interrupts what is under way and puts the servers to sleep: held first, or workers would send more."""
-        rollout.hold()
+        rollout.pause()
         servers.abort_replicas()
         servers.sleep_replicas()
 
@@ -99,12 +99,12 @@ class ColocateAsync:
 
     def step_over(self, rollout: Rollout) -> None:
         """Goes on with the interrupted episodes."""
-        rollout.release()
+        rollout.resume()
 
 
 @dataclass(frozen=True)
 class SeparateAsync:
-    """Draws on servers with devices of their own, also while the policies are updated; requests are interrupted for
+    """Samples on servers with devices of their own, also while the policies are updated; requests are interrupted for
     the transfer of the weights alone, and go on with the new ones, after a validation where one is due."""
 
     prefetch: float
@@ -114,12 +114,12 @@ class SeparateAsync:
 
     def step_end(self, servers: Servers, rollout: Rollout, global_steps: int) -> None:
         """Interrupts what is under way and hands over the weights: held first, or workers would send more."""
-        rollout.hold()
+        rollout.pause()
         servers.update_weights(global_steps)
 
     def step_over(self, rollout: Rollout) -> None:
         """Goes on with the interrupted episodes."""
-        rollout.release()
+        rollout.resume()
 
 
 def make_schedule(mode: str, trainer: DictConfig) -> Schedule:
@@ -163,13 +163,13 @@ class Deals:
         return numbers
 
 
-def under_way() -> list[int]:
+def unfinished_tasks() -> list[int]:
     """Returns the tasks in TransferQueue, by the step of their submission: being played, played, or failed."""
     prompts = [tags for tags in listed() if tags.get("is_prompt")]
     return [tags["task"] for tags in sorted(prompts, key=lambda tags: tags["global_steps"])]
 
 
-def missing(under_way: int, batch: int, prefetch: float, steps_left: int) -> int:
+def tasks_to_submit(under_way: int, batch: int, prefetch: float, steps_left: int) -> int:
     """Returns how many tasks to submit before a step.
 
     Args:
@@ -193,7 +193,7 @@ def load(folder: Path) -> list[int]:
     return [int(task) for task in json.loads(path.read_text())["tasks"]] if path.is_file() else []
 
 
-def again(dataset: Any, tasks: deque[int]) -> Iterator[dict[str, Any]]:
+def replay_unfinished(dataset: Any, tasks: deque[int]) -> Iterator[dict[str, Any]]:
     """Yields tasks as verl's data loader does, one at a time, and takes each from `tasks`.
 
     Raises ValueError if the data set has become smaller.

@@ -1,4 +1,4 @@
-"""A policy whose servers have devices of their own, so that they draw while it is updated (`mode: separate_async`)."""
+"""A policy whose servers have devices of their own, and sample while it is updated (`mode: separate_async`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from verl_atgrpo.config.separate_check import devices_of
 from verl_atgrpo.serving.client import balancer_class
 from verl_atgrpo.serving.health import PolicyFailed, naming, why_dead
 from verl_atgrpo.serving.replicas import Replicas
-from verl_atgrpo.serving.workers import StandaloneServers, TrainerWorker, WeightTarget, meet
+from verl_atgrpo.serving.workers import StandaloneServers, TrainerWorker, WeightTarget, reserve_master_port
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
 
 
@@ -24,7 +24,7 @@ class StandaloneReplicas(Replicas):
     """Replicas of one policy on devices of their own: a transfer of weights needs all of them, so one that dies ends
     the run."""
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Raises PolicyFailed if one of them is dead."""
         dead = why_dead(self._policy, {replica.replica_rank: replica.servers for replica in self.serving})
         for replica, reason in dead.items():
@@ -82,7 +82,7 @@ class StandaloneUnit(PolicyUnit):
         self.ref_policy_wg = spawned.get(str(Role.RefPolicy), self.actor_rollout_wg)
 
     def _start(self) -> None:
-        meet(self.actor_rollout_wg)
+        reserve_master_port(self.actor_rollout_wg)
         self.actor_rollout_wg.init_model()
         if self.ref_policy_wg is not self.actor_rollout_wg:
             self.ref_policy_wg.init_model()
@@ -109,6 +109,6 @@ class StandaloneUnit(PolicyUnit):
                 self.replicas.push(global_steps)
                 self._has_weights = True
                 return
-            self.replicas.look()
+            self.replicas.poll()
             servers = [server for replica in self.replicas.serving for server in replica.servers]
             ray.get([server.set_global_steps.remote(global_steps) for server in servers])

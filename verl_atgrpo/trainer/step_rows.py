@@ -55,7 +55,7 @@ def groups_with_signal(rows: Iterable[Tags], spec: EstimatorSpec) -> dict[Group,
 def _place(key: str, tags: Tags) -> tuple[Any, ...]:
     uid, session, _ = key.rsplit("_", 2)
     # A task may be there twice: submitted in two steps, or in one step at the turn of an epoch. Of the latter the
-    # order is open, but their draws have the same seeds.
+    # order is open, but their samples have the same seeds.
     return tags["task"], tags["global_steps"], uid, int(session), tags["agent"], tags["turn"], tags["candidate"]
 
 
@@ -84,12 +84,12 @@ class StepRows:
             return [True] * len(self.tags)
         return [self.signal.get(group_of(tags), True) for tags in self.tags]
 
-    def of(self, policies: Collection[str]) -> Rows:
+    def rows_for(self, policies: Collection[str]) -> Rows:
         """Returns the rows of these policies that were not dropped."""
         return self._rows(policies, True)
 
-    def but(self, policies: Collection[str]) -> Rows:
-        """Returns all rows that `of` leaves out."""
+    def rows_except(self, policies: Collection[str]) -> Rows:
+        """Returns all rows that `rows_for` leaves out."""
         return self._rows(policies, False)
 
     def _rows(self, policies: Collection[str], theirs: bool) -> Rows:
@@ -101,7 +101,7 @@ class StepRows:
         return batch_of([self.keys[row] for row in rows], [self.tags[row] for row in rows])
 
 
-def draw(
+def sample_rows(
     sample: Callable[[int], tuple[Rows, dict[str, float]]],
     add_tasks: Callable[[int], object],
     tasks: int,

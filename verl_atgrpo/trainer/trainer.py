@@ -42,7 +42,7 @@ from verl_atgrpo.trainer.recorder import Recorder, about_run
 from verl_atgrpo.trainer.rollout_watch import RolloutWatch
 from verl_atgrpo.trainer.schedule import make_schedule
 from verl_atgrpo.trainer.standalone import StandaloneUnit
-from verl_atgrpo.trainer.step_rows import StepRows, draw
+from verl_atgrpo.trainer.step_rows import StepRows, sample_rows
 
 _POOL = "global_pool"
 
@@ -148,11 +148,11 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         """Samples a step's rows and updates every trainable policy on its own."""
         with marked_timer("gen", timing_raw, color="red"):
             self.on_sample_begin()
-            rows = self._draw(sample_batch_size)
+            rows = self._sample_rows(sample_batch_size)
             self.on_sample_end()
         metrics.update(rows.metrics)
         self._tags = rows.tags
-        parts = {unit.name: rows.of({unit.name}) for unit in self.units}
+        parts = {unit.name: rows.rows_for({unit.name}) for unit in self.units}
         learning = [unit for unit in self.units if unit.can_learn_from(len(parts[unit.name]))]
         by_policy = {
             unit.name: {
@@ -163,7 +163,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             for unit in self.units
         }
         self._updated = bool(learning)
-        unused = rows.but({unit.name for unit in learning})
+        unused = rows.rows_except({unit.name for unit in learning})
         if not learning:
             # verl clears what it gets back, and stops at a step without rows.
             metrics.update(policy_metrics(by_policy))
@@ -194,10 +194,10 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             [tags for part in trained for tags in part.tags],
         )
 
-    def _draw(self, tasks: int) -> StepRows:
+    def _sample_rows(self, tasks: int) -> StepRows:
         """Returns a step's rows, in sync mode all played with the same weights."""
         buffer = self.replay_buffer
-        rows = draw(
+        rows = sample_rows(
             sample=lambda number: buffer.sample(
                 global_steps=self.global_steps, partition_id=PARTITION, batch_size=number
             ),
@@ -238,7 +238,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
     # ------------------------------------------------------------ episodes
 
     def get_llm_client(self) -> TeamClient:
-        """Returns the clients that rollout workers draw candidates with."""
+        """Returns the clients that rollout workers sample candidates with."""
         return TeamClient({unit.name: unit.client() for unit in self.units})
 
     def prepare_step(self) -> dict[str, Any]:
@@ -246,7 +246,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         batch = self.config.data.train_batch_size
         last_step = min(self.total_training_steps, self.steps_per_epoch * self.config.trainer.total_epochs)
         steps_left = last_step - self.global_steps + 1
-        tasks = schedule.missing(len(schedule.under_way()), batch, self.schedule.prefetch, steps_left)
+        tasks = schedule.tasks_to_submit(len(schedule.unfinished_tasks()), batch, self.schedule.prefetch, steps_left)
         if tasks:
             super()._add_prompts_to_generate(tasks)
         return {}
@@ -338,7 +338,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
 
     def _save_checkpoint(self) -> None:
         """Saves all policies as one step: complete, or not there; with the tasks that are under way."""
-        unfinished = [*schedule.under_way(), *self._unfinished]
+        unfinished = [*schedule.unfinished_tasks(), *self._unfinished]
         tasks = self.train_dataloader.state_dict()
         folder = checkpoints.save(self.config.trainer, self.units, self.global_steps, tasks, unfinished)
         self.checkpoint_callback.on_save(
@@ -351,7 +351,9 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         if tasks is not None:
             self.train_dataloader.load_state_dict(tasks)
         self._unfinished = deque(unfinished)
-        self.train_dataloader_it = chain(schedule.again(self.train_dataset, self._unfinished), self.train_dataloader)
+        self.train_dataloader_it = chain(
+            schedule.replay_unfinished(self.train_dataset, self._unfinished), self.train_dataloader
+        )
 
     # ------------------------------------------------------------ metrics
 
