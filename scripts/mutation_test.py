@@ -37,17 +37,17 @@ PACKAGE = "verl_atgrpo"
 TESTS = {
     "environments/code/environment.py": "coding coding_formats",
     "environments/math/answers.py": "math_answers math_team",
-    "estimators/spec.py": "estimator_spec advantage agent_estimators gigpo m_grpo scopes uid estimator_config",
+    "estimators/spec.py": "estimator_spec advantage agent_estimators gigpo m_grpo scopes row_ids estimator_config",
     "evaluation/figures.py": "evaluation_figures",
     "serving/client.py": "attempts attempts_failures group_calls_change_nothing trace",
-    "rollout/rows.py": "rows_and_metrics uid row_fields group_filter team_failures",
+    "rollout/rows.py": "rows_and_metrics row_ids row_fields group_filter team_failures",
     "sandbox/runner.py": "sandbox programs sandbox_kills isolation",
     "team.py": "team team_failures group_calls scopes",
     "trainer/checkpoints.py": "checkpoints",
     "trainer/policy_unit.py": "policy_unit staleness placement schedule",
-    "trainer/staleness.py": "staleness",
+    "trainer/metrics.py": "staleness rows_and_metrics row_parts",
     "trainer/step_rows.py": "group_filter row_parts",
-    "estimators/uid.py": "uid rows_and_metrics gigpo",
+    "estimators/ids.py": "row_ids rows_and_metrics gigpo",
 }
 """Module -> the names of the test files that a mutant of it may be noticed by, in the order in which they are run."""
 HEAVY = ("torch", "ray", "transformers", "tensordict", "hydra", "hypothesis", "pytest")

@@ -167,3 +167,10 @@ def test_links_to_source_lead_to_files(tmp_path: Path, caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING):
         links.on_page_markdown("[gone](../no_such_file.py)", page=page, config=config)
     assert "there is no no_such_file.py" in caplog.text
+
+
+def test_the_modules_and_tests_of_the_mutation_test_are_there() -> None:
+    for module, tests in script("mutation_test").TESTS.items():
+        assert (ROOT / "verl_atgrpo" / module).is_file(), module
+        for name in tests.split():
+            assert (ROOT / "tests" / f"test_{name}.py").is_file(), f"{module}: {name}"
