@@ -157,6 +157,11 @@ def test_a_block_that_cannot_work_is_refused(block: dict[str, Any], key: str) ->
     assert "\n" not in str(caught.value)
 
 
+def test_an_empty_adapter_is_none() -> None:
+    section = {"environment": {"name": "plan_path"}, "policies": {"coder": {"lora": {}}}}
+    assert AtGrpoConfig.from_mapping(section).policy_settings()["coder"].lora is None
+
+
 def test_a_key_that_verl_does_not_have_is_refused(compose: Any) -> None:
     with pytest.raises(ConfigError, match=r"at_grpo\.policies\.coder\.model\.pth"):
         expanded(compose, "at_grpo.policies={coder: {model: {pth: a}}, planner: {}}")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import annotated_types
 from omegaconf import DictConfig, OmegaConf
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from verl_atgrpo import environment
 from verl_atgrpo.environment import Environment, Split
@@ -70,7 +70,7 @@ class PolicySettings(Section):
     """Laid over `actor_rollout_ref.model`."""
     optim: Options = {}
     """Laid over `actor_rollout_ref.actor.optim`."""
-    lora: Lora | None = None
+    lora: Annotated[Lora | None, BeforeValidator(lambda block: None if block == {} else block)] = None
     """`rank`, `alpha`, `target_modules`: an adapter instead of full training."""
     actor: Options = {}
     """Laid over `actor_rollout_ref.actor`."""
