@@ -292,7 +292,7 @@ def run(module: str, sample: int | None, seed: int, lines: Sequence[int]) -> Non
     chosen = [mutant for mutant in mutants(source) if not lines or mutant.line in lines]
     if sample is not None and sample < len(chosen):
         chosen = sorted(random.Random(seed).sample(chosen, sample), key=lambda mutant: mutant.line)
-    tests = [f"tests/test_{name}.py" for name in TESTS[module].split()]
+    tests = [str(file) for name in TESTS[module].split() for file in Path("tests").rglob(f"test_{name}.py")]
     arguments = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow", "-W", "ignore", *tests]
     _imported(HEAVY)
     if not _loads(".".join(path.with_suffix("").parts), output):

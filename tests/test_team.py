@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from scripted_policy import Play, bounded, rewarded, run, team_of
+from fakes.scripted_policy import Play, bounded, rewarded, run, team_of
 
 from verl_atgrpo.environment import Score
 from verl_atgrpo.team import (

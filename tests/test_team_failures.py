@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_policy import Play, bounded, run, team_of
+from fakes.scripted_policy import Play, bounded, run, team_of
 
 from verl_atgrpo.environment import Message, Outcome, Score
 from verl_atgrpo.rollout.rows import training_rows

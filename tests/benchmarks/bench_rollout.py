@@ -1,4 +1,4 @@
-"""A rollout's wall time against its lower bound, on a simulated engine (see tests/simulated_engine.py for its model).
+"""A rollout's wall time against its lower bound, on a simulated engine (fakes/simulated_engine.py).
 
 The bound is of the same draws: the larger of all requests' time over all slots, and the longest chain of an episode's
 slowest candidates. In virtual time, where our code takes no time: our schedule, beside it barriers (all episodes wait
@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from simulated_engine import SimulatedEngine, lower_bound, rollout, run_virtually
+from fakes.simulated_engine import SimulatedEngine, lower_bound, rollout, run_virtually
 
 SCHEDULES = {
     "ours": {},
@@ -79,7 +79,7 @@ def in_real_time(size: dict[str, int], whole_worker: bool) -> float:
     """Prints and returns the ratio to the bound with a clock that does not jump: our code's time included."""
     engine = SimulatedEngine()
     if whole_worker:
-        from simulated_worker import SimulatedWorker  # imports verl, which takes a while
+        from fakes.simulated_worker import SimulatedWorker  # imports verl, which takes a while
 
         worker = SimulatedWorker(engine, lambda keys, tags: None, turns=size["turns"], candidates=size["candidates"])
         main, name = worker.play_all(size["episodes"]), "one rollout worker, rows with tensors"

@@ -69,8 +69,8 @@ class Watch:
 
 def work(rows: int, median_tokens: float, tensors: bool, queue: str) -> Costs:
     """Plays episodes of about so many rows and writes their keys and tags to the file `queue`, an episode a pickle."""
-    from simulated_engine import SimulatedEngine, log_normal, run_virtually
-    from simulated_worker import SimulatedWorker, without_tensors
+    from fakes.simulated_engine import SimulatedEngine, log_normal, run_virtually
+    from fakes.simulated_worker import SimulatedWorker, without_tensors
 
     before = peak()
     with open(queue, "wb") as file:

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from fakes.simulated_cluster import LocalActor, LocalQueue, SimulatedServer
+from fakes.simulated_worker import SimulatedWorker
 from omegaconf import DictConfig, open_dict
-from simulated_cluster import LocalActor, LocalQueue, SimulatedServer
-from simulated_worker import SimulatedWorker
 from soak_ledger import Ledger
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta

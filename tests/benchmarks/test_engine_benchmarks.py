@@ -12,17 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
-import pytest
-
-sys.path.append(str(Path(__file__).parent / "benchmarks"))
-
 import bench_against_grpo
 import bench_async
 import bench_engine
 import bench_policies
 import bench_prefill
 import profile_step
+import psutil
+import pytest
 import real_stack
 import training_jobs
 from processes import children, of_session

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +11,8 @@ import pytest
 pytest.importorskip("verl")
 
 import ray
-import torch
-
-sys.path.append(str(Path(__file__).parent / "benchmarks"))
-
 import soak
+import torch
 from soak_ledger import Ledger
 from verl.workers.rollout.replica import TokenOutput
 from waiting import HANG

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("verl")
 
-sys.path.append(str(Path(__file__).parent / "benchmarks"))
 
 import bench_step_rows
 

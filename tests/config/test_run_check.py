@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("verl")
 
-import hub_rows
+from fakes import hub_rows
 
 import verl_atgrpo.recipes
 from verl_atgrpo import compat, platform_choice

@@ -18,7 +18,7 @@ def block(language: str, number: int = 0) -> str:
 
 
 def blocks(page: str, language: str) -> list[str]:
-    text = (Path(__file__).parents[1] / "docs" / f"{page}.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text()
     return re.findall(rf"(?ms)^```{language}\n(.*?)^```$", text)
 
 

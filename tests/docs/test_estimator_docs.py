@@ -10,7 +10,7 @@ import pytest
 
 from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec
 
-TEXT = (Path(__file__).parents[1] / "docs" / "estimators.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "estimators.md").read_text()
 
 
 def first_cells(heading: str) -> set[str]:

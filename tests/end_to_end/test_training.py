@@ -17,7 +17,7 @@ pytest.importorskip("verl")
 pytest.importorskip("vllm")
 
 import torch
-from other_tokenizer import renumber
+from fakes.other_tokenizer import renumber
 from training_jobs import FRESH, Start, end, engine_of, finish, wait_for, weights
 from waiting import TRAINING
 

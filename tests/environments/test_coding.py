@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coding_problems import (
+from fakes.coding_problems import (
     ADD,
     ASSERTED,
     DOUBLE,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coding_problems import ROWS, verdict, write
+from fakes.coding_problems import ROWS, verdict, write
 
 from verl_atgrpo.environment import EnvironmentConfigError
 from verl_atgrpo.environments.code import formats as coding_formats

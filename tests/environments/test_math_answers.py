@@ -19,7 +19,7 @@ import pytest
 
 pytest.importorskip("math_verify", reason="needs the extra `math`")
 
-from math_problems import DATA, box
+from fakes.math_problems import DATA, box
 from waiting import wait_until
 
 from verl_atgrpo.environments.math import answers as math_answers

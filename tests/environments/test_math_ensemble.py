@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("math_verify", reason="needs the extra `math`")
 
-from math_problems import GOLD, Script, box, episode, of, program, prompt_of, sources
+from fakes.math_problems import GOLD, Script, box, episode, of, program, prompt_of, sources
 
 from verl_atgrpo.environments.math import MathDebate, MathEnsemble
 

@@ -13,7 +13,20 @@ import pytest
 
 pytest.importorskip("math_verify", reason="needs the extra `math`")
 
-from math_problems import DATA, GOLD, NAMES, QUESTION, Script, box, by_turn, episode, of, program, prompt_of, sources
+from fakes.math_problems import (
+    DATA,
+    GOLD,
+    NAMES,
+    QUESTION,
+    Script,
+    box,
+    by_turn,
+    episode,
+    of,
+    program,
+    prompt_of,
+    sources,
+)
 
 from verl_atgrpo.environment import EnvironmentConfigError, make
 from verl_atgrpo.environments.math import MathDebate

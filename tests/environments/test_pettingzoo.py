@@ -17,7 +17,7 @@ import yaml
 
 pytest.importorskip("pettingzoo")
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "pettingzoo"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "pettingzoo"
 sys.path.append(str(EXAMPLE))
 
 import meeting
@@ -235,7 +235,7 @@ def test_the_example_recipe_would_start() -> None:
 
 @pytest.mark.parametrize("number", range(3))
 def test_the_documented_recipes_name_environments_that_can_be_made(number: int) -> None:
-    documented = (Path(__file__).parents[1] / "docs" / "adapters.md").read_text()
+    documented = (Path(__file__).parents[2] / "docs" / "adapters.md").read_text()
     block = re.findall(r"(?ms)^```yaml\n(.*?)^```$", documented)[number]
     options = yaml.safe_load(block)["at_grpo"]["environment"]
     pytest.importorskip(options["name"])

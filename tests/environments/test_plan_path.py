@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drafting_episodes import episode, of
+from fakes.drafting_episodes import episode, of
+from fakes.plan_path_players import CORRIDOR, WALLED, cpu_limit, full, full_oracle, grid_in, solve, task_from
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_path_players import CORRIDOR, WALLED, cpu_limit, full, full_oracle, grid_in, solve, task_from
 
 from verl_atgrpo.environment import EnvironmentConfigError, make
 from verl_atgrpo.environments.common.splits import split_of

@@ -10,8 +10,8 @@ import textwrap
 from typing import Any
 
 import pytest
-from drafting_episodes import episode, of, prompt_of
-from plan_path_players import CORRIDOR, ORACLES, STYLES, WALLED, full, full_oracle, grid_in, solve, task_from
+from fakes.drafting_episodes import episode, of, prompt_of
+from fakes.plan_path_players import CORRIDOR, ORACLES, STYLES, WALLED, full, full_oracle, grid_in, solve, task_from
 from waiting import HANG
 
 from verl_atgrpo import environment

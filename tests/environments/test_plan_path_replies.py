@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drafting_episodes import episode
+from fakes.drafting_episodes import episode
+from fakes.plan_path_players import CORRIDOR, STYLES, WALLED, full, solve
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_path_players import CORRIDOR, STYLES, WALLED, full, solve
 
 from verl_atgrpo.environment import Score
 from verl_atgrpo.environments.common.drafting import Draft

@@ -7,7 +7,7 @@ import asyncio
 import json
 
 import pytest
-from coding_problems import ADD, ASSERTED, DOUBLE, HUMANEVAL, needs_humaneval, needs_namespaces, verdict
+from fakes.coding_problems import ADD, ASSERTED, DOUBLE, HUMANEVAL, needs_humaneval, needs_namespaces, verdict
 from waiting import HANG
 
 from verl_atgrpo.environments.code.formats import read_problems

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from coding_problems import ADD, DOUBLE
+from fakes.coding_problems import ADD, DOUBLE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

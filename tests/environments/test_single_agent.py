@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from coding_problems import ROWS, write
-from math_problems import GOLD, box, sources
-from sudoku_players import PUZZLE, SOLVED, WRONG
+from fakes.coding_problems import ROWS, write
+from fakes.math_problems import GOLD, box, sources
+from fakes.sudoku_players import PUZZLE, SOLVED, WRONG
 
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, make
 from verl_atgrpo.environments.plan_path.grid import State as PathState
@@ -73,7 +73,7 @@ def test_the_next_prompt_shows_where_its_answer_led() -> None:
 
 
 def test_what_it_earns_is_what_the_planner_earns() -> None:
-    from sudoku_players import written
+    from fakes.sudoku_players import written
 
     single: Any = make("sudoku_single", style="compact")
     for grid, reward in ((SOLVED, 2.0), (WRONG, 0.2)):

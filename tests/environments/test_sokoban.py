@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from sokoban_players import (
+from fakes.sokoban_players import (
     BOXOBAN,
     ROOM,
     TWO,
@@ -23,6 +21,8 @@ from sokoban_players import (
     distances,
     moved,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from verl_atgrpo.environment import EnvironmentConfigError
 from verl_atgrpo.environments.common.splits import split_of

@@ -10,10 +10,8 @@ import sys
 from typing import Any
 
 import pytest
-from drafting_episodes import episode, of, prompt_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from sokoban_players import (
+from fakes.drafting_episodes import episode, of, prompt_of
+from fakes.sokoban_players import (
     ROOM,
     ROUND_TRIP,
     STYLES,
@@ -27,6 +25,8 @@ from sokoban_players import (
     nothing,
     oracle,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from verl_atgrpo.environment import EnvironmentConfigError, Score, make
 from verl_atgrpo.environments.common.drafting import Draft

@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drafting_episodes import episode, of
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from sudoku_players import (
+from fakes.drafting_episodes import episode, of
+from fakes.sudoku_players import (
     CHANGED,
     CLASH,
     FULL_4X4,
@@ -35,6 +33,8 @@ from sudoku_players import (
     oracle,
     partial,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from verl_atgrpo.environment import EnvironmentConfigError, Score, make
 from verl_atgrpo.environments.common.splits import split_of

@@ -9,9 +9,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from sudoku_players import (
+from fakes.sudoku_players import (
     CHANGED,
     CLASH,
     PUZZLE,
@@ -27,6 +25,8 @@ from sudoku_players import (
     on_givens,
     rows,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from verl_atgrpo.environment import Score
 from verl_atgrpo.environments.sudoku.environment import Sudoku, parse_grid, parse_printed

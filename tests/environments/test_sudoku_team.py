@@ -6,8 +6,8 @@ import functools
 from typing import Any
 
 import pytest
-from drafting_episodes import episode, of, prompt_of
-from sudoku_players import (
+from fakes.drafting_episodes import episode, of, prompt_of
+from fakes.sudoku_players import (
     ALL_OPTIONS,
     CHANGED,
     CLASH,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from advantage_rows import ROW_PRESETS, estimate, ids, tensor
+from fakes.advantage_rows import ROW_PRESETS, estimate, ids, tensor
 
 from verl_atgrpo.estimators.kernel import at_grpo_advantage, group_advantages, inflation_factors
 from verl_atgrpo.estimators.spec import PRESETS, resolve_spec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from advantage_rows import estimate, ids, tensor
+from fakes.advantage_rows import estimate, ids, tensor
 
 from verl_atgrpo.estimators.kernel import group_advantages
 from verl_atgrpo.estimators.spec import resolve_spec

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from advantage_rows import estimate, ids, tensor
+from fakes.advantage_rows import estimate, ids, tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from advantage_rows import tags_of
+from fakes.advantage_rows import tags_of
 
 from verl_atgrpo import Environment, Outcome, Score
 from verl_atgrpo.estimators.ids import anchor_of, factorise, row_ids

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from advantage_rows import estimate
+from fakes.advantage_rows import estimate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

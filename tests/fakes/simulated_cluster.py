@@ -20,7 +20,7 @@ from uuid import uuid4
 import ray
 import torch
 import transfer_queue
-from local_stream import LocalStream
+from fakes.local_stream import LocalStream
 from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.workers.rollout.replica import TokenOutput

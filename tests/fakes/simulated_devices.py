@@ -18,8 +18,8 @@ from unittest import mock
 import ray
 import torch
 import zmq
+from fakes.simulated_replicas import Ref, Replica, Server, World, get
 from omegaconf import OmegaConf
-from simulated_replicas import Ref, Replica, Server, World, get
 from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
 from verl.utils import memory_utils
 
@@ -164,8 +164,9 @@ class Worker(PolicyWorker):
 class Workers:
     """A policy's worker group; calls in its workers what is registered there, and nothing else, as Ray's does."""
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
+    def __init__(self, workers: Sequence[Worker], serve: Callable[[], World]) -> None:
         self._workers = workers
+        self.serve = serve
         barrier = threading.Barrier(len(workers))
         for worker in workers:
             worker.barrier = barrier
@@ -258,29 +259,15 @@ class Unit(PolicyUnit):
     """A policy on simulated devices, one worker on each and one server over all."""
 
     def __init__(self, name: str, job: Any, number: int, trainable: bool, devices: Sequence[Device]) -> None:
-        loaded = SimpleNamespace(
-            tokenizer=SimpleNamespace(chat_template="{{ messages }}", eos_token_id=0),
-            hf_config=SimpleNamespace(max_position_embeddings=1 << 20),
-        )
-        with mock.patch.object(policy_unit, "omega_conf_to_dataclass", lambda model: loaded):
-            super().__init__(name, job, f"policies/{name}", trainable, number, restarts=9, spec=PRESETS["at_grpo"])
+        super().__init__(name, job, f"policies/{name}", trainable, number, restarts=9, spec=PRESETS["at_grpo"])
         self._devices = devices
 
     def place(self, pool: Any) -> None:
         workers = [Worker(self.name, device) for device in self._devices]
-        self.actor_rollout_wg = self.ref_policy_wg = Workers(workers)
+        self.actor_rollout_wg = self.ref_policy_wg = Workers(workers, self._serve)
         self._pool = pool
 
-    def _start(self) -> None:
-        engine = SimpleNamespace(backend="nccl", custom_backend_module=None)
-        with (
-            mock.patch.object(PolicyServers, "create", self._serve),
-            mock.patch.object(policy_unit, "balancer_class", lambda rollout: None),
-            mock.patch.object(policy_unit, "omega_conf_to_dataclass", lambda config: engine),
-        ):
-            super()._start()
-
-    def _serve(self, **_: Any) -> World:
+    def _serve(self) -> World:
         self.world = World(ranks=())
         self.world.replicas = [DeviceReplica(self.world, self.first_replica, nodes=1)]
         (replica,) = self.world.replicas
@@ -297,9 +284,22 @@ class Unit(PolicyUnit):
             device.awake.remove(self.name)
 
 
+def _dataclass(section: Any) -> SimpleNamespace:
+    """Stands in for what verl makes of `actor_rollout_ref.model` and of `rollout.checkpoint_engine`."""
+    if "path" not in section:
+        return SimpleNamespace(backend="nccl", custom_backend_module=None)
+    return SimpleNamespace(
+        tokenizer=SimpleNamespace(chat_template="{{ messages }}", eos_token_id=0),
+        hf_config=SimpleNamespace(max_position_embeddings=1 << 20),
+    )
+
+
 @contextmanager
 def simulated() -> Iterator[None]:
-    """Has verl find these devices, and `ray` their servers."""
+    """Has verl find these devices, and `ray` their servers.
+
+    Everything is patched here, before there are threads: units that start at once would restore each other's patches.
+    """
 
     def kill(server: Server) -> None:
         server.actor_lives = False
@@ -310,6 +310,9 @@ def simulated() -> Iterator[None]:
             memory_utils, "gc", SimpleNamespace(collect=lambda: 0)
         ),  # of the test's process, half a second
         mock.patch.object(torch.distributed, "barrier", lambda: _RUNNING.get().barrier.wait()),
+        mock.patch.object(policy_unit, "omega_conf_to_dataclass", _dataclass),
+        mock.patch.object(policy_unit, "balancer_class", lambda rollout: None),
+        mock.patch.object(PolicyServers, "create", lambda worker_group, **_: worker_group.serve()),
         mock.patch.object(ray, "get", get),
         mock.patch.object(ray, "kill", kill),
         mock.patch.object(zmq.Context, "setsockopt", lambda *_: None),  # of the whole process

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 import ray
-from local_stream import LocalStream
+from fakes.local_stream import LocalStream
 from omegaconf import OmegaConf
 from verl.workers.rollout.replica import TokenOutput
 

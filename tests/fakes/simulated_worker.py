@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from fakes.simulated_engine import Lengths, SimulatedEngine, Turns
 from omegaconf import OmegaConf
-from simulated_engine import Lengths, SimulatedEngine, Turns
 
 from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.rollout import worker
@@ -51,7 +51,7 @@ class SimulatedWorker(worker.TeamRolloutWorker):  # type: ignore[misc]
         self.config = OmegaConf.create(_CONFIG)
         self.processor = None
         self._settings = AtGrpoConfig(
-            environment={"name": "simulated_engine:Turns", "turns": turns}, candidates=candidates
+            environment={"name": "fakes.simulated_engine:Turns", "turns": turns}, candidates=candidates
         )
         self._environment = Turns(turns)
         self._policy_of = self._validation_policy_of = self._settings.policies_of(self._environment)

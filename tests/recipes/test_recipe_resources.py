@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("verl")
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "scripts"))
 
 import recipe_resources

@@ -65,7 +65,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_progress_shows_the_bar_the_validations_and_trouble_only() -> None:
-    script = Path(__file__).parent.parent / "scripts/show_progress.py"
+    script = Path(__file__).parents[2] / "scripts/show_progress.py"
     log = (
         "(TaskRunnerV1 pid=7) UserWarning: megatron is not available: ModuleNotFoundError: no module\n"
         "(TaskRunnerV1 pid=7) step:10 - actor/loss:0.1 - val-core/plan_path/acc/mean@1:np.float64(0.875) - x:1\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_run import ABOUT, candidate, decision, write_run
+from fakes.made_run import ABOUT, candidate, decision, write_run
 
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError, RecordSettings
 from verl_atgrpo.report import records
@@ -198,7 +198,7 @@ def test_settings_of_a_recipe() -> None:
 def test_header_and_rows_are_as_documented(tmp_path: Path) -> None:
     folder = find(write_run(tmp_path))
     assert names(folder) == [f"{kind}-0001-0000.jsonl" for kind in (METRICS, TRAIN, VAL)]
-    documented = (Path(__file__).parents[1] / "docs/report.md").read_text()
+    documented = (Path(__file__).parents[2] / "docs/report.md").read_text()
     for name in names(folder):
         header, *rows = [json.loads(line) for line in (folder / name).read_text().splitlines()]
         assert header == {"format": 1, "from_step": 0, "about": ABOUT}

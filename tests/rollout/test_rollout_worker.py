@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("verl")
 
-from simulated_engine import SimulatedEngine, run_virtually
-from simulated_worker import SimulatedWorker, without_tensors
+from fakes.simulated_engine import SimulatedEngine, run_virtually
+from fakes.simulated_worker import SimulatedWorker, without_tensors
 
 from verl_atgrpo.sandbox.pool import POOL
 from verl_atgrpo.serving.requests import engine_params

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("verl")
 
-from simulated_engine import run_virtually
-from simulated_servers import WHOLE, Server, Servers, interrupt
+from fakes.simulated_engine import run_virtually
+from fakes.simulated_servers import WHOLE, Server, Servers, interrupt
 from waiting import until
 
 from verl_atgrpo.serving.requests import Gate

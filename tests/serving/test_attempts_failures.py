@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("verl")
 
 import ray
-from simulated_engine import run_virtually
-from simulated_servers import WHOLE, Actor, Server, Servers, config, interrupt
+from fakes.simulated_engine import run_virtually
+from fakes.simulated_servers import WHOLE, Actor, Server, Servers, config, interrupt
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 from waiting import until
 

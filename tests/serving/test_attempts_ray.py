@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("verl")
 
 import ray
-from simulated_servers import config
+from fakes.simulated_servers import config
 from verl.workers.rollout.replica import TokenOutput
 from waiting import HANG
 
@@ -62,8 +62,9 @@ class Server(GroupAnswers):
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    # Actors of this file's classes import this file.
-    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    # Actors of this file's classes import this file, and that the fakes.
+    here = Path(__file__).parent
+    paths = os.pathsep.join([str(here), str(here.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     ray.init(
         num_cpus=2,
         include_dashboard=False,

@@ -14,8 +14,8 @@ pytest.importorskip("verl")
 pytest.importorskip("vllm")
 
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer, and the worker with it)
+from fakes.simulated_engine import run_virtually
 from omegaconf import OmegaConf
-from simulated_engine import run_virtually
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 from vllm.logprobs import append_logprobs_for_next_position, create_sample_logprobs
 from vllm.sampling_params import RequestOutputKind

@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("verl")
 
 import ray
-from simulated_engine import run_virtually
-from simulated_servers import WHOLE, Server, Servers, StreamingCall, renew
+from fakes.simulated_engine import run_virtually
+from fakes.simulated_servers import WHOLE, Server, Servers, StreamingCall, renew
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_atgrpo.serving import client

@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("verl")
 
 import ray
-from simulated_engine import run_virtually
-from simulated_servers import Call, Server, Servers, renew
+from fakes.simulated_engine import run_virtually
+from fakes.simulated_servers import Call, Server, Servers, renew
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_atgrpo.serving.client import DecisionClient, TooLate

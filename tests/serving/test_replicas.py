@@ -11,7 +11,7 @@ pytest.importorskip("verl")
 
 import ray
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer, and the worker with it)
-from simulated_replicas import Method, World, get
+from fakes.simulated_replicas import Method, World, get
 
 from verl_atgrpo.serving import replicas as module
 from verl_atgrpo.serving.health import PolicyFailed

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from simulated_engine import SimulatedEngine, log_normal, lower_bound, rollout, run_virtually
+from fakes.simulated_engine import SimulatedEngine, log_normal, lower_bound, rollout, run_virtually
 
 Served = list[tuple[str, float]]
 

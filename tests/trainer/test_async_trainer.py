@@ -14,9 +14,9 @@ import pytest
 pytest.importorskip("verl")
 
 import transfer_queue as tq
+from fakes.made_team import STEEP, Rollout, Team, Unit, tasks_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_team import STEEP, Rollout, Team, Unit, tasks_of
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from verl_atgrpo.config.schema import AtGrpoConfig

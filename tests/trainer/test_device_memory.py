@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("verl")
 
-from made_team import Rollout, Team
-from simulated_devices import Device, Unit, simulated
+from fakes.made_team import Rollout, Team
+from fakes.simulated_devices import Device, Unit, simulated
 from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
 
 from verl_atgrpo import platform_choice, recipes

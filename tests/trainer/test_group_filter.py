@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("verl")
 
 import transfer_queue as tq
-from made_team import AT_GRPO, FLAT, STEEP, Rollout, Tags, Team, Unit, episode
+from fakes.made_team import AT_GRPO, FLAT, STEEP, Rollout, Tags, Team, Unit, episode
 from transfer_queue import KVBatchMeta
 
 from verl_atgrpo.config.schema import GroupFilter

@@ -20,7 +20,7 @@ import ray
 import torch
 import transfer_queue as tq
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer, and the unit with it)
-from obedient_workers import ObedientWorkers, Queue, process_group, save_model_folder
+from fakes.obedient_workers import ObedientWorkers, Queue, process_group, save_model_folder
 from omegaconf import OmegaConf
 from torch import Tensor
 from transfer_queue import KVBatchMeta

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("verl")
 ray = pytest.importorskip("ray")
 
-from made_team import Rollout, Team
+from fakes.made_team import Rollout, Team
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_atgrpo.rollout.manager import TeamRolloutManager

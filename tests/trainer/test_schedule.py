@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("verl")
 
-from made_team import Rollout, Team
+from fakes.made_team import Rollout, Team
 
 from verl_atgrpo.trainer.policy_unit import PolicyUnit, TeamSync
 

@@ -17,7 +17,7 @@ from waiting import TRAINING, wait_until
 
 FRESH = 1e-5
 """Largest difference of a token's probability between server and actor with fresh weights, in float32."""
-EXTERNAL = Path(__file__).parent / "external"
+EXTERNAL = Path(__file__).parent / "end_to_end" / "external"
 Start = Callable[..., subprocess.Popen[bytes]]
 """`start`, as the fixture of this name gives it."""
 
