@@ -264,9 +264,9 @@ def sentence(text: str) -> str:
 
 
 def base_table() -> str:
-    """Returns what team/base.yaml sets of verl."""
-    recipe = yaml.safe_load((ROOT / "recipes" / "team" / "base.yaml").read_text())
-    rows = [[f"`{key}`", yaml_words(value)] for key, value in flat(recipe) if not key.startswith("at_grpo.")]
+    """Returns the keys of verl that at_grpo_trainer.yaml sets."""
+    recipe = yaml.safe_load((ROOT / "recipes" / "at_grpo_trainer.yaml").read_text())
+    rows = [[f"`{key}`", yaml_words(value)] for key, value in flat(recipe) if not key.startswith(("at_grpo.", "defaults"))]
     return table(("key", "value"), rows)
 
 

@@ -14,7 +14,7 @@ A recipe of your own starts from those of the package:
 
 ```yaml
 defaults:
-  - plan_path_qwen3_1p7b    # or: ppo_trainer, team/base and your own settings
+  - plan_path_qwen3_1p7b    # or: at_grpo_trainer and your own settings
   - _self_
 
 at_grpo:
@@ -37,10 +37,10 @@ sections `train` and `val` hold.
 """
 
 OF_BASE = """
-## What `team/base` sets of verl
+## verl's keys set by `at_grpo_trainer`
 
-Every recipe of the package has `team/base` in its defaults. Besides the defaults of `at_grpo:` it sets these keys of
-verl, which a recipe may change where nothing below refuses it.
+Every recipe of the package has `at_grpo_trainer` in its defaults: verl's `ppo_trainer` with the defaults of `at_grpo:` and
+these keys of verl, which a recipe may change unless a table below refuses the value.
 """
 
 OF_WIRING = """

@@ -25,7 +25,7 @@ from verl_atgrpo.tiny_models.demonstrations import DEMONSTRATORS
 NEEDED = {"reasoning_gym": "reasoning_gym", "textarena": "textarena"}
 """Environment -> the package behind it, which is not everywhere."""
 FOLDER = Path(verl_atgrpo.recipes.__file__).parent
-RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+RECIPES = sorted({path.stem for path in FOLDER.glob("*.yaml")} - {"at_grpo_trainer"})
 QUICK = ("at_grpo.train_tasks=64", "at_grpo.val_tasks=8")
 
 

@@ -159,7 +159,7 @@ def test_verl_knows_the_engines_by_these_names_and_imports_what_is_said() -> Non
 
 @pytest.mark.parametrize("recipe", ["plan_path_qwen3_1p7b", "plan_path_qwen3_1p7b_roles"])
 def test_recipes_for_gpus_take_the_group(recipe: str, tmp_path: Path, gpu: None) -> None:
-    (tmp_path / "mine.yaml").write_text(f"defaults: [{recipe}, team/separate, _self_]\n")
+    (tmp_path / "mine.yaml").write_text(f"defaults: [{recipe}, mode: separate, _self_]\n")
     # A policy's servers share their devices with no others, so each may take most of the memory.
     config = recipes.compose("mine", ["actor_rollout_ref.rollout.gpu_memory_utilization=0.9"], folder=tmp_path)
     run_check._check_policies(config, AtGrpoConfig.from_config(config))
