@@ -27,7 +27,7 @@ def compose(recipe: str, overrides: Sequence[str] = (), folder: Path | None = No
         if folder is None:
             with hydra.initialize_config_module(package, version_base=None):
                 return hydra.compose(recipe, overrides=list(overrides))
-        # Hydra reads `hydra.searchpath` only after it has found the recipe, so the recipe's folder has to be the primary one.
+        # Hydra reads `hydra.searchpath` after it has found the recipe, so the recipe's folder is the primary one.
         with hydra.initialize_config_dir(str(folder.absolute()), version_base=None):
             return hydra.compose(recipe, overrides=[f"hydra.searchpath=[pkg://{package}]", *overrides])
     except HydraException as error:

@@ -24,6 +24,8 @@ from config_reference_text import HEAD, OF_BASE, OF_ENVIRONMENTS, OF_KEYS, OF_PR
 from message_templates import templates_of
 
 from verl_atgrpo import environment
+from verl_atgrpo.config import mode_check
+from verl_atgrpo.config.key_check import POLICY
 from verl_atgrpo.config.key_table import TABLE, Default, Given, Like, Positive, Row
 from verl_atgrpo.config.schema import AtGrpoConfig, GroupFilter, PolicySettings, RecordSettings, Section, words
 from verl_atgrpo.environments.adapters.replayed_game import ReplayedGame
@@ -266,7 +268,9 @@ def sentence(text: str) -> str:
 def base_table() -> str:
     """Returns the keys of verl that at_grpo_trainer.yaml sets."""
     recipe = yaml.safe_load((ROOT / "recipes" / "at_grpo_trainer.yaml").read_text())
-    rows = [[f"`{key}`", yaml_words(value)] for key, value in flat(recipe) if not key.startswith(("at_grpo.", "defaults"))]
+    rows = [
+        [f"`{key}`", yaml_words(value)] for key, value in flat(recipe) if not key.startswith(("at_grpo.", "defaults"))
+    ]
     return table(("key", "value"), rows)
 
 
@@ -332,10 +336,14 @@ def value_words(value: object) -> str:
 def refusals() -> str:
     """Returns the messages by which a job is refused, values left out."""
     found: list[str] = []
-    for name in ("run_check", "policy_check", "mode_check", "separate_check"):
+    for name in ("run_check", "policy_check", "mode_check"):
         module = importlib.import_module(f"verl_atgrpo.config.{name}")
         source = Path(typing.cast(str, module.__file__)).read_text()
         found += [template.readable for template in templates_of(source, module.__dict__, raised="ConfigError")]
+    found += [
+        f"{rule.key.replace(POLICY, '…')}=…{rule.why.format(mode=' or '.join(rule.modes))}"
+        for rule in mode_check.RULES
+    ]
     return "\n".join(f"- {literal(text)}" for text in found if not text.startswith("…=…"))
 
 

@@ -39,8 +39,8 @@ sections `train` and `val` hold.
 OF_BASE = """
 ## verl's keys set by `at_grpo_trainer`
 
-Every recipe of the package has `at_grpo_trainer` in its defaults: verl's `ppo_trainer` with the defaults of `at_grpo:` and
-these keys of verl, which a recipe may change unless a table below refuses the value.
+Every recipe of the package has `at_grpo_trainer` in its defaults: verl's `ppo_trainer` with the defaults of `at_grpo:`
+and these keys of verl, which a recipe may change unless a table below refuses the value.
 """
 
 OF_WIRING = """

@@ -69,20 +69,24 @@ def test_the_single_agent_of_a_recipe_passes_the_checks(compose: Any, recipe: st
     assert (settings.scheme, settings.estimator) == ("parallel", "mas_grpo")
 
 
+def check_cpu(config: Any) -> None:
+    check_cpu_job(config, AtGrpoConfig.from_config(config))
+
+
 def test_what_fails_on_the_cpu_alone_is_refused_there(
     compose: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(platform_choice, "wants_cpu", lambda: True)
     with pytest.raises(ConfigError, match=r"model.path=runs/models/plan_path_tiny: .* make-model"):
-        check_cpu_job(compose("plan_path_cpu"))
+        check_cpu(compose("plan_path_cpu"))
     chunks = compose("plan_path_cpu", "actor_rollout_ref.rollout.enable_chunked_prefill=true")
     with pytest.raises(
         ConfigError, match=r"^actor_rollout_ref.rollout.enable_chunked_prefill=true: .*set it to false"
     ):
-        check_cpu_job(chunks)
+        check_cpu(chunks)
     monkeypatch.setattr(platform_choice, "wants_cpu", lambda: False)
-    check_cpu_job(chunks)
+    check_cpu(chunks)
 
 
 def test_recipes_spell_out_every_key_with_its_default(compose: Any) -> None:

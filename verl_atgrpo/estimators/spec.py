@@ -299,7 +299,7 @@ def configured_spec(choice: str | Mapping[str, Any], norm_by_std: bool = True) -
     or `scale_scope` itself. Raises as `resolve_spec` does.
     """
     spec = resolve_spec(choice)
-    if norm_by_std or not heeds_verls_switch(choice):
+    if norm_by_std or not follows_verls_switch(choice):
         return spec
     agents = {
         agent: own if _sets_scale(choice["agents"][agent]) else replace(own, scale="none")  # type: ignore[index]
@@ -308,7 +308,7 @@ def configured_spec(choice: str | Mapping[str, Any], norm_by_std: bool = True) -
     return replace(spec, scale="none", agents=agents)
 
 
-def heeds_verls_switch(choice: str | Mapping[str, Any]) -> bool:
+def follows_verls_switch(choice: str | Mapping[str, Any]) -> bool:
     """Returns whether `algorithm.norm_adv_by_std_in_grpo: false` takes the scale off a configured estimator.
 
     It does so with GRPO's own formula, unless the mapping sets the scale itself. Raises as `resolve_spec` does.
