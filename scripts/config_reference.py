@@ -214,13 +214,13 @@ def environment_sections() -> Iterator[str]:
     """Yields the options of every registered environment; those with the same constructor together."""
     together: dict[str, tuple[type, list[str]]] = {}
     for name in environment.registered():
-        cls = typing.cast(type, environment._load(name))
+        cls = typing.cast(type, environment.load(name))
         together.setdefault(cls.__init__.__qualname__, (cls, []))[1].append(name)
     for cls, names in together.values():
         title = ", ".join(f"`{name}`" for name in names)
         family = names[0].removesuffix("_single")
         if family != names[0] and not argument_docstrings(cls.__init__):
-            theirs = inspect.signature(typing.cast(type, environment._load(family))).parameters
+            theirs = inspect.signature(typing.cast(type, environment.load(family))).parameters
             left = [f"`{name}`" for name in theirs if name not in inspect.signature(cls).parameters]
             but = f" but for {' and '.join(left)}, which may be null" if left else ""
             yield f"### {title}\n\nOne agent without tool, draft or verdict. The options are those of `{family}`{but}."

@@ -249,7 +249,7 @@ class RaisesOnGarbage(Sums):
         return Score(team=float(int(reply) == sum(task)))
 
 
-class RaisesUnseen(RaisesOnGarbage):
+class RaisesInATask(RaisesOnGarbage):
     async def run(self, task: tuple[int, int], team: Team) -> Outcome:
         await team.checker.act("?", lambda reply: Score())
         try:
@@ -284,7 +284,7 @@ class CountsAttempts(Sums):
         return Score(local=0.01 * (self.calls % 7))
 
 
-class PromptTellsOfOtherEpisodes(Sums):
+class PromptDependsOnOtherEpisodes(Sums):
     asked = 0
 
     def prompt(self, task: tuple[int, int], turn: int) -> Any:
@@ -347,16 +347,16 @@ class Unsolvable(Sums):
     ("broken", "message"),
     [
         (NoIdentifiers, "agents: .*'tool user'"),
-        (AnotherTaskEachTime, r"task: task \(train, 0\) is another one when"),
-        (HashedTasks, r"task: task \(train, 0\) is another one in another process"),
+        (AnotherTaskEachTime, r"task: task \(train, 0\) differs when"),
+        (HashedTasks, r"task: task \(train, 0\) differs in another process"),
         (OneSplit, r"splits: task \(val, 0\) has the key of task \(train, 0\)"),
         (TooFewTasks, r"task: task \(train, 29\) cannot be made: IndexError"),
         (RaisesOnGarbage, r"run: task \(train, 0\), empty team: raises ValueError: invalid literal"),
-        (RaisesUnseen, r"run: task \(train, 0\), empty team: raises ValueError"),
+        (RaisesInATask, r"run: task \(train, 0\), empty team: raises ValueError"),
         (NotANumber, r"score: task \(train, 0\), empty team: 'guesser' gets .*nan"),
-        (TooMuch, r"score: task \(train, 0\), .*-49\.0.* no Score inside \[-1, 1\]"),
+        (TooMuch, r"score: task \(train, 0\), .*-49\.0.* not a Score inside \[-1, 1\]"),
         (CountsAttempts, r"side effect: task \(train, 0\), empty team: 'guesser' earns .* scored again"),
-        (PromptTellsOfOtherEpisodes, r"side effect: task \(train, 0\), .* changes the prompt of"),
+        (PromptDependsOnOtherEpisodes, r"side effect: task \(train, 0\), .* changes the prompt of"),
         (PaysEchoes, r"floor: task \(train, 0\), echo team: 'guesser', turn 0, earns 0\.5 .* more than 0\.2"),
         (SucceedsOnTimeOut, r"floor: task \(train, 0\), empty team: it succeeds"),
         (PaysBouncing, r"gold: task \(train, 0\), exploits 0 team: its team parts add up to 1\.6.* gold only 1"),
@@ -364,7 +364,7 @@ class Unsolvable(Sums):
         (OtherKeys, r"metrics: the episodes of split 'train' have \[\(\), \('length',\)\]"),
         (InfiniteMetrics, r"outcome: task \(train, 0\), empty team: length=inf"),
         (NoBool, r"outcome: task \(train, 0\), empty team: Outcome\(success=0\.0"),
-        (NoChat, r"prompt: task \(train, 0\), empty team: 'guesser' is asked"),
+        (NoChat, r"prompt: task \(train, 0\), empty team: 'guesser' gets .*, not a text or a chat"),
         (NeverEnds, r"end: task \(train, 0\), empty team: none after 100 decisions"),
         (Unsolvable, r"gold: task \(train, 0\), gold team: it does not succeed"),
     ],
@@ -395,7 +395,7 @@ def raises(prompt: str, k: int) -> str:
         (
             "gold",
             lambda task: dict.fromkeys(Sums.agents, lambda prompt, k: 7),
-            "the script of 'guesser' replies 7, no",
+            "the script of 'guesser' returns 7, not a text",
         ),
         ("exploits 0", lambda task: dict.fromkeys(Sums.agents, raises), "the script of 'guesser' raises KeyError: "),
     ],

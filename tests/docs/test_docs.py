@@ -95,7 +95,7 @@ def test_a_documented_recipe_is_accepted(
     config = compose("mine", folder=tmp_path)
     settings = AtGrpoConfig.from_config(config)
     # The class will do: its options may name data that are not here.
-    settings.policies_of(environment._load(settings.environment["name"]))  # type: ignore[arg-type]
+    settings.policies_of(environment.load(settings.environment["name"]))  # type: ignore[arg-type]
     check_devices(settings, config.trainer.n_gpus_per_node)
     check_policies(config, settings)
 
