@@ -1,4 +1,4 @@
-"""Validation tasks that are training tasks: what is found, how fast, and that a run does not start with them."""
+"""Validation tasks that are also training tasks: what is found, at what cost, and that runs refuse them."""
 
 from __future__ import annotations
 

@@ -30,12 +30,12 @@ ADAPTERS = ("pettingzoo", "textarena", "reasoning_gym")
 
 
 def everyone(script: Script) -> Mapping[str, Script]:
-    """The same script for whoever is on the team."""
+    """The same script for every agent."""
     return dict.fromkeys(("tool_user", "planner", "solo"), script)
 
 
 def in_turn(agents: int, *replies: str) -> Script:
-    """One reply a turn; a question keeps the place it was first asked in, for it is asked out of turn too."""
+    """One reply per turn. A prompt keeps the turn of its first call, since scripts are also called out of order."""
     asked: dict[str, int] = {}
     return lambda prompt, k: replies[(asked.setdefault(prompt, len(asked)) // agents + k) % len(replies)]
 
@@ -64,14 +64,14 @@ def gold(style: str, tool: str) -> Any:
         answer = written(solution(task), style)
         lines = [list(solution(task))] if written is moves else rows(solution(task), "compact").split()
         program = "```python\n" + "".join(f"print({line!r})\n" for line in lines) + "```\n"
-        # A question for a program says so.
+        # A prompt that asks for a program mentions it.
         return everyone(lambda prompt, k: program if tool == "python" and "must print" in prompt else answer)
 
     return scripts
 
 
 def exploits(style: str, agents: int) -> Any:
-    """Steps to and fro, or half of the solution and its withdrawal, turn by turn."""
+    """Moves back and forth, or gives half of the solution and withdraws it, turn by turn."""
 
     def scripts(task: Any) -> Mapping[str, Script]:
         whole = solution(task)
@@ -118,7 +118,7 @@ def test_every_family_keeps_the_contract_with_programs(name: str) -> None:
 
 
 def files(folder: Path, rows: Mapping[str, list[dict[str, str]]]) -> dict[str, dict[str, str]]:
-    """Writes the rows of every split and returns the sections that name them."""
+    """Writes the rows of every split and returns the options that name the files."""
     for split, those in rows.items():
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in those))
     return {split: {"path": str(folder / f"{split}.jsonl")} for split in rows}
@@ -180,7 +180,7 @@ def test_teams_that_program_keep_the_contract(name: str, tmp_path: Path) -> None
 
 
 class Sums(Environment):
-    """Adds up; keeps the contract, unlike what derives from it."""
+    """Addition; keeps the contract, unlike its subclasses."""
 
     agents = ("guesser", "checker")
 
@@ -370,14 +370,14 @@ class Unsolvable(Sums):
     ],
 )
 def test_a_broken_environment_is_refused_with_the_check_named(broken: type[Sums], message: str) -> None:
-    # A lambda leaves the other process out, which only one of them needs.
+    # A lambda skips the other process, which only HashedTasks needs.
     factory = broken if broken is HashedTasks else lambda: broken()
     with pytest.raises(EnvironmentContractError, match=f"^{message}") as caught:
         check_environment(factory, gold=sums_gold, exploits=[to_and_fro])
     assert "\n" not in str(caught.value)
 
 
-def test_a_sound_environment_passes_in_every_form_it_can_be_named() -> None:
+def test_a_sound_environment_passes_by_class_and_by_name() -> None:
     check_environment(Sums, gold=sums_gold, exploits=[to_and_fro])
     check_environment(f"{__name__}:Sums")
 

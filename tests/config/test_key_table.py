@@ -1,4 +1,4 @@
-"""The table of verl's keys against the installed verl: complete, not stale, and true as far as code can say."""
+"""Compares the table of verl's keys with the installed verl: complete, not stale, and correct as far as testable."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def written() -> Any:
 
 
 def refusal(view: View, config: Any, key: str, value: Any) -> str | None:
-    """What the start says to a value, which is in `config` for so long; None where it is accepted."""
+    """Returns the message that refuses a value, which is set in `config` meanwhile, or None."""
     absent = OmegaConf.select(config, key) is None and key not in verls_defaults()
     with open_dict(config):
         kept = None if absent else _node(written(), key)
@@ -281,7 +281,7 @@ def test_what_works_reaches_the_policys_workers_and_the_trainer() -> None:
 
 
 def test_what_works_of_the_model_reaches_verls_model(tmp_path: Path) -> None:
-    """verl's dataclass of a model reads its files, so what names a file or a module names one that is there."""
+    """verl's model dataclass reads its files, so values that name files or modules must exist."""
     from verl_atgrpo.tiny_models.tiny import build_model, build_tokenizer
 
     tokenizer = build_tokenizer([])

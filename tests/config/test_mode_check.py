@@ -251,7 +251,7 @@ def test_an_engine_that_verl_could_not_import_is_refused(
     assert message.startswith(
         f"{override}: verl's engine imports {missing}, which is not installed: pip install {package}"
     )
-    # A module of one's own may have an engine of that name, and on Ascend HCCL has NCCL's.
+    # A custom module may have an engine of that name, and on Ascend HCCL has NCCL's.
     check(SEPARATE_RECIPE, override, f"{own}=mine")
     installed.add("torch_npu")
     if backend == "nccl":

@@ -264,7 +264,7 @@ def test_statistics_over_all_agents_need_one_policy(estimator: Any, accepted: bo
         AtGrpoConfig.from_mapping(several)
     assert "\n" not in str(caught.value)
     if estimator == "grpo":
-        # In the tree scheme a group is one decision of one agent: nobody else's rows are missing.
+        # In the tree scheme a group is one decision of one agent, so no policy lacks rows.
         AtGrpoConfig.from_mapping({**several, "scheme": "tree"})
 
 

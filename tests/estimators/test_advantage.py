@@ -1,4 +1,4 @@
-"""Advantages against arithmetic worked by hand, the traps of the reference code, and rows that are refused."""
+"""Advantages: arithmetic by hand, the traps of the reference code, and rows that are refused."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from fakes.advantage_rows import ROW_PRESETS, estimate, ids, tensor
 from verl_atgrpo.estimators.kernel import at_grpo_advantage, group_advantages, inflation_factors
 from verl_atgrpo.estimators.spec import PRESETS, resolve_spec
 
-# --- worked by hand
+# --- by hand
 
 
 # Group 7: rewards 1, 2, 6; mean 3; deviations -2, -1, 3; sum of squares 14; variance 7 (ddof 1).

@@ -1,4 +1,4 @@
-"""What a configured estimator may be, and what the messages say where it may not."""
+"""Valid and invalid configured estimators, with the messages of the latter."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -78,7 +78,7 @@ def test_valid_config() -> None:
         PRESETS["grpo"].eps = 1.0  # type: ignore[misc]
 
 
-# --- of one's own, and of single agents
+# --- without a preset, and of single agents
 
 
 def test_a_spec_without_a_preset() -> None:
