@@ -96,15 +96,15 @@ class Stuck:
         self._fails, self._error, self._expected = fails, error, waiting
         self.started: list[tuple[str, int]] = []
         self.cancelled: list[tuple[str, int]] = []
-        self._all_wait = asyncio.Event()
+        self.all_wait = asyncio.Event()
 
     async def answer(self, decision_id: str, index: int) -> str:
         if self._fails(decision_id, index):
-            await self._all_wait.wait()
+            await self.all_wait.wait()
             raise self._error
         self.started.append((decision_id, index))
         if len(self.started) == self._expected:
-            self._all_wait.set()
+            self.all_wait.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -237,7 +237,7 @@ def test_a_cancelled_episode_leaves_nothing_running() -> None:
             await asyncio.gather(team.left.act("x"), team.right.act("y"))
 
         episode = asyncio.ensure_future(play(Play(workflow), 0, team))
-        await stuck._all_wait.wait()
+        await stuck.all_wait.wait()
         episode.cancel()
         with pytest.raises(asyncio.CancelledError):
             await episode
