@@ -1,4 +1,4 @@
-"""Recipes, and how to read one without starting a job."""
+"""The packaged recipes, and a function that composes one without starting a job."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from omegaconf import DictConfig
 
 
 def compose(recipe: str, overrides: Sequence[str] = (), folder: Path | None = None) -> DictConfig:
-    """Returns a recipe as `main_ppo --config-name=<recipe> <overrides>` composes it.
+    """Returns the configuration that `main_ppo --config-name=<recipe> <overrides>` composes.
 
     Args:
         recipe: its name.
         overrides: as on the command line.
-        folder: where else to look, as `--config-dir` says.
+        folder: a further folder with recipes, as with `--config-dir`.
 
-    Raises ValueError for what Hydra cannot compose.
+    Raises:
+        ValueError: Hydra cannot compose it.
     """
     import hydra
     from hydra.errors import HydraException
@@ -26,7 +27,7 @@ def compose(recipe: str, overrides: Sequence[str] = (), folder: Path | None = No
         if folder is None:
             with hydra.initialize_config_module(package, version_base=None):
                 return hydra.compose(recipe, overrides=list(overrides))
-        # Hydra's search path comes after its first place only, where the recipe itself has to be.
+        # Hydra reads `hydra.searchpath` after it has found the recipe, so the recipe's folder is the primary one.
         with hydra.initialize_config_dir(str(folder.absolute()), version_base=None):
             return hydra.compose(recipe, overrides=[f"hydra.searchpath=[pkg://{package}]", *overrides])
     except HydraException as error:

@@ -1,6 +1,6 @@
-"""Writes verl_atgrpo/compat_sources.json: digests of the functions of verl that we rely on, as they are installed.
+"""Writes verl_atgrpo/compat_sources.json: digests of the functions of the installed verl that we use.
 
-To be run when the tests have passed with another verl.
+Run it once the tests have passed with another verl.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Writes docs/configuration.md out of the code: dataclasses, constructors, recipe and checks are the only source.
+"""Writes docs/configuration.md from the code: schema, dataclasses, constructors, recipe and checks.
 
-`python scripts/config_reference.py`, after a change of any of them; a test compares. To document another dataclass,
-add it to SECTIONS; one that is the type of a field gets its section by itself. Needs neither verl nor a model.
+Run `python scripts/config_reference.py` after a change of any of them; a test compares. To document another dataclass,
+add it to SECTIONS; the type of a field gets its own section automatically. Needs neither verl nor a model.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from config_reference_text import HEAD, OF_BASE, OF_ENVIRONMENTS, OF_KEYS, OF_PR
 from message_templates import templates_of
 
 from verl_atgrpo import environment
+from verl_atgrpo.config import mode_check
+from verl_atgrpo.config.key_check import POLICY
 from verl_atgrpo.config.key_table import TABLE, Default, Given, Like, Positive, Row
 from verl_atgrpo.config.schema import AtGrpoConfig, GroupFilter, PolicySettings, RecordSettings, Section, words
 from verl_atgrpo.environments.adapters.replayed_game import ReplayedGame
@@ -43,10 +45,10 @@ WRITTEN = {
         "`preset`",
         ", ".join(f"`{name}`" for name in PRESETS),
         "",
-        "What the other keys change. In its place, `name` with a word of your own starts from the defaults below.",
+        "What the other keys change. `name` with a name of your own instead starts from the defaults below.",
     ]
 }
-"""Fields that a user writes otherwise: their rows."""
+"""Rows of fields that users write differently."""
 SHARED_ARGUMENTS: Mapping[str, Callable[..., Any]] = {"ReplayedGame": ReplayedGame.set_rules}
 """What "as in `...`" in the documentation of an argument refers to."""
 
@@ -69,7 +71,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def literal(text: str) -> str:
-    """Returns a text that Markdown shows as it is: no HTML outside code, no end of a cell."""
+    """Returns a text with HTML (outside of code) and cell separators escaped."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part[:1] == "`" else part.replace("<", "&lt;") for part in parts).replace("|", "\\|")
 
@@ -78,11 +80,11 @@ def literal(text: str) -> str:
 
 
 def model_sections(prefix: str, cls: type[Section]) -> Iterator[str]:
-    """Yields the section of a model, then those of models that are types of its fields and not listed themselves."""
+    """Yields the section of a model, then those of its fields' models that are not in SECTIONS."""
     rows, nested = [], []
     for name, item in cls.model_fields.items():
         if not item.description:
-            raise ValueError(f"{cls.__name__}.{name} has no docstring under it, so nothing to say in the docs")
+            raise ValueError(f"{cls.__name__}.{name} has no docstring under it, which the docs need")
         inner = [kind for kind in kinds(item.annotation) if isinstance(kind, type) and issubclass(kind, Section)]
         nested += [(f"{prefix}.{name}", kind) for kind in inner if kind not in dict(SECTIONS).values()]
         default = "" if item.is_required() else yaml_words(item.default)
@@ -105,13 +107,13 @@ def code_words(text: str) -> str:
 
 
 def dataclass_sections(prefix: str, cls: type) -> Iterator[str]:
-    """Yields the section of a dataclass, then those of dataclasses that are types of its fields."""
-    told, hints = attribute_docstrings(cls), typing.get_type_hints(cls)
+    """Yields the section of a dataclass, then those of its fields' dataclasses."""
+    texts, hints = attribute_docstrings(cls), typing.get_type_hints(cls)
     rows, nested = [], []
     for item in dataclasses.fields(cls):
         hint, row = hints[item.name], WRITTEN.get((cls, item.name))
         nested += [(f"{prefix}.{item.name}", inner) for inner in kinds(hint) if dataclasses.is_dataclass(inner)]
-        rows.append(row or [f"`{item.name}`", kind_words(hint), default_words(item), told[item.name]])
+        rows.append(row or [f"`{item.name}`", kind_words(hint), default_words(item), texts[item.name]])
     yield f"## `{prefix}`\n\n{one_line(inspect.getdoc(cls) or '', first=True)}\n\n" + table(
         ("key", "value", "default", "meaning"), rows
     )
@@ -120,9 +122,9 @@ def dataclass_sections(prefix: str, cls: type) -> Iterator[str]:
 
 
 def attribute_docstrings(cls: type) -> dict[str, str]:
-    """Returns field -> the text under it; raises ValueError for a field without one."""
+    """Returns field -> its docstring; raises ValueError for a field without one."""
     body = typing.cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]).body
-    told = {
+    texts = {
         item.target.id: one_line(str(below.value.value))
         for item, below in itertools.pairwise(body)
         if isinstance(item, ast.AnnAssign)
@@ -131,9 +133,9 @@ def attribute_docstrings(cls: type) -> dict[str, str]:
         and isinstance(below.value, ast.Constant)
     }
     for item in dataclasses.fields(cls):
-        if item.name not in told:
-            raise ValueError(f"{cls.__name__}.{item.name} has no docstring under it, so nothing to say in the docs")
-    return told
+        if item.name not in texts:
+            raise ValueError(f"{cls.__name__}.{item.name} has no docstring under it, which the docs need")
+    return texts
 
 
 def default_words(item: dataclasses.Field[Any]) -> str:
@@ -144,7 +146,7 @@ def default_words(item: dataclasses.Field[Any]) -> str:
 
 
 def yaml_words(value: object) -> str:
-    """Returns a value as a recipe would have it."""
+    """Returns a value in a recipe's syntax."""
     if isinstance(value, Section):
         return "its defaults"
     plain = list(value) if isinstance(value, tuple) else value
@@ -153,16 +155,16 @@ def yaml_words(value: object) -> str:
 
 
 def preset_table() -> str:
-    """Returns what the presets of the estimator say beside the fields' defaults."""
+    """Returns the fields that the estimator presets change."""
     rows = []
     plain = EstimatorSpec(name="")
     for name, spec in PRESETS.items():
-        said = {
+        changed = {
             item.name: getattr(spec, item.name)
             for item in dataclasses.fields(spec)
             if item.name != "name" and getattr(spec, item.name) != getattr(plain, item.name)
         }
-        rows.append([f"`{name}`", ", ".join(f"`{key}: {yaml_words(value)[1:-1]}`" for key, value in said.items())])
+        rows.append([f"`{name}`", ", ".join(f"`{key}: {yaml_words(value)[1:-1]}`" for key, value in changed.items())])
     return table(("preset", "what it sets"), rows)
 
 
@@ -177,7 +179,7 @@ def kinds(hint: Any) -> list[Any]:
 
 
 def kind_words(hint: Any) -> str:
-    """Returns what a value of this type looks like in YAML."""
+    """Returns a type's values in words."""
     return " or ".join(_kind_words(member) for member in kinds(hint))
 
 
@@ -191,7 +193,7 @@ def _kind_words(hint: Any) -> str:
         return "section"
     if origin is Any:
         return "anything"
-    for kinds_of, said in (
+    for kinds_of, text in (
         (bool, "true or false"),
         (int, "whole number"),
         (float, "number"),
@@ -201,7 +203,7 @@ def _kind_words(hint: Any) -> str:
         (Sequence, "list"),
     ):
         if issubclass(origin, kinds_of):
-            return said
+            return text
     raise ValueError(f"no words for the type {hint}")
 
 
@@ -212,13 +214,13 @@ def environment_sections() -> Iterator[str]:
     """Yields the options of every registered environment; those with the same constructor together."""
     together: dict[str, tuple[type, list[str]]] = {}
     for name in environment.registered():
-        cls = typing.cast(type, environment._load(name))
+        cls = typing.cast(type, environment.load(name))
         together.setdefault(cls.__init__.__qualname__, (cls, []))[1].append(name)
     for cls, names in together.values():
         title = ", ".join(f"`{name}`" for name in names)
         family = names[0].removesuffix("_single")
         if family != names[0] and not argument_docstrings(cls.__init__):
-            theirs = inspect.signature(typing.cast(type, environment._load(family))).parameters
+            theirs = inspect.signature(typing.cast(type, environment.load(family))).parameters
             left = [f"`{name}`" for name in theirs if name not in inspect.signature(cls).parameters]
             but = f" but for {' and '.join(left)}, which may be null" if left else ""
             yield f"### {title}\n\nOne agent without tool, draft or verdict. The options are those of `{family}`{but}."
@@ -228,26 +230,26 @@ def environment_sections() -> Iterator[str]:
 
 def option_rows(cls: type) -> Iterator[list[str]]:
     """Yields the arguments of an environment's constructor."""
-    hints, told = typing.get_type_hints(cls.__init__), argument_docstrings(cls.__init__)
+    hints, texts = typing.get_type_hints(cls.__init__), argument_docstrings(cls.__init__)
     for name, parameter in inspect.signature(cls).parameters.items():
-        if name not in told:
+        if name not in texts:
             raise ValueError(f"{cls.__name__}: the docstring of __init__ has no argument {name}")
         default = "" if parameter.default is parameter.empty else yaml_words(parameter.default)
-        yield [f"`{name}`", kind_words(hints[name]), default, told[name]]
+        yield [f"`{name}`", kind_words(hints[name]), default, texts[name]]
 
 
 def argument_docstrings(function: Callable[..., Any]) -> dict[str, str]:
     """Returns argument -> its text in the `Args:` of a docstring."""
     text = inspect.getdoc(function) or ""
     found = re.search(r"(?ms)^Args:\n(.*?)(?=^\S|\Z)", text)
-    told: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for entry in re.split(r"(?m)^    (?=\S)", found[1] if found else "")[1:]:
         names, _, meaning = entry.partition(":")
         elsewhere = re.fullmatch(r"as in `(\w+)`\.", one_line(meaning))
         for name in names.split(", "):
             shared = SHARED_ARGUMENTS.get(elsewhere[1]) if elsewhere else None
-            told[name] = argument_docstrings(shared)[name] if shared else sentence(one_line(meaning))
-    return told
+            texts[name] = argument_docstrings(shared)[name] if shared else sentence(one_line(meaning))
+    return texts
 
 
 def one_line(text: str, first: bool = False) -> str:
@@ -264,9 +266,11 @@ def sentence(text: str) -> str:
 
 
 def base_table() -> str:
-    """Returns what team/base.yaml sets of verl."""
-    recipe = yaml.safe_load((ROOT / "recipes" / "team" / "base.yaml").read_text())
-    rows = [[f"`{key}`", yaml_words(value)] for key, value in flat(recipe) if not key.startswith("at_grpo.")]
+    """Returns the keys of verl that at_grpo_trainer.yaml sets."""
+    recipe = yaml.safe_load((ROOT / "recipes" / "at_grpo_trainer.yaml").read_text())
+    rows = [
+        [f"`{key}`", yaml_words(value)] for key, value in flat(recipe) if not key.startswith(("at_grpo.", "defaults"))
+    ]
     return table(("key", "value"), rows)
 
 
@@ -280,7 +284,7 @@ def flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def wiring_table() -> str:
-    """Returns what `wire` sets; raises ValueError where WIRED does not explain just that."""
+    """Returns the table of the keys that `wire` sets; raises ValueError if WIRED has others."""
     tree = ast.parse((ROOT / "verl_atgrpo" / "trainer" / "dataset.py").read_text())
     wire = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "wire")
     targets = [target for node in ast.walk(wire) if isinstance(node, ast.Assign) for target in node.targets]
@@ -302,24 +306,24 @@ def key_sections() -> Iterator[str]:
 
 
 def key_words(row: Row) -> str:
-    """Returns what is to be said of a row beside its status."""
-    said = []
+    """Returns a row's third column."""
+    parts = []
     if row.status == "works":
         if row.values:
-            said.append(f"one of {', '.join(map(value_words, row.values))}")
+            parts.append(f"one of {', '.join(map(value_words, row.values))}")
         if row.beside is not None:
             key, values = row.beside
-            said.append(f"with `{key}`: {' or '.join(map(value_words, values))}; refused without")
-        said += [row.text] if row.text else []
-        said.append(f"read by `{row.reader.rpartition(':')[2].rpartition('.')[2]}`")
-        return "; ".join(said)
+            parts.append(f"with `{key}`: {' or '.join(map(value_words, values))}; refused without")
+        parts += [row.text] if row.text else []
+        parts.append(f"read by `{row.reader.rpartition(':')[2].rpartition('.')[2]}`")
+        return "; ".join(parts)
     if row.status == "refused":
-        said.append(f"but for {' or '.join(map(value_words, row.values))}")
-    return "; ".join([*said, row.text, *([row.remedy] if row.remedy else [])])
+        parts.append(f"but for {' or '.join(map(value_words, row.values))}")
+    return "; ".join([*parts, row.text, *([row.remedy] if row.remedy else [])])
 
 
 def value_words(value: object) -> str:
-    """Returns a value of a row, or what stands for several, in words."""
+    """Returns an accepted value of a row in words."""
     if isinstance(value, Default):
         return "verl's default"
     if isinstance(value, Given):
@@ -330,12 +334,16 @@ def value_words(value: object) -> str:
 
 
 def refusals() -> str:
-    """Returns the messages by which a job is refused, values left out."""
+    """Returns the messages of the checks, without values."""
     found: list[str] = []
-    for name in ("run_check", "policy_check", "mode_check", "separate_check"):
+    for name in ("run_check", "policy_check", "mode_check"):
         module = importlib.import_module(f"verl_atgrpo.config.{name}")
         source = Path(typing.cast(str, module.__file__)).read_text()
         found += [template.readable for template in templates_of(source, module.__dict__, raised="ConfigError")]
+    found += [
+        f"{rule.key.replace(POLICY, '…')}=…{rule.why.format(mode=' or '.join(rule.modes))}"
+        for rule in mode_check.RULES
+    ]
     return "\n".join(f"- {literal(text)}" for text in found if not text.startswith("…=…"))
 
 

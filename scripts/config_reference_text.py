@@ -1,22 +1,22 @@
-"""What stands between the tables of docs/configuration.md."""
+"""The text between the tables of docs/configuration.md."""
 
 HEAD = """
 # Configuration
 
-<!-- Written by scripts/config_reference.py out of the code: change the docstrings there, then run it. -->
+<!-- Written by scripts/config_reference.py from the code: change the docstrings there, then run it. -->
 
 *Reference.* Every key of `at_grpo:`, every option of the environments, and what each of verl's keys does here.
 
 A job of verl-atgrpo is a job of verl, and [each key of verl's](#verls-keys) works, is refused, or has no meaning here.
 Ours are in the section `at_grpo:`, which `trainer.v1.trainer_mode=at_grpo` needs. Recipes list all of them, so
-on the command line it is `at_grpo.candidates=8`, without `+`. A key, an option or a value that nobody knows is refused
-before Ray starts, in one line that names it.
+the command line has `at_grpo.candidates=8`, without `+`. Unknown keys, options and values are refused before Ray
+starts, in one line that names them.
 
-A recipe of your own starts from those of the package:
+Your own recipe can start from one of the package:
 
 ```yaml
 defaults:
-  - plan_path_qwen3_1p7b    # or: ppo_trainer, team/base and your own settings
+  - plan_path_qwen3_1p7b    # or: at_grpo_trainer and your own settings
   - _self_
 
 at_grpo:
@@ -33,22 +33,22 @@ The presets differ from these defaults in:
 OF_ENVIRONMENTS = """
 ## `at_grpo.environment`
 
-`name` is a registered environment or `module:Class`; everything else in the section is an option of that environment:
-an argument of its class. `verl_atgrpo.register` adds names. [Data sets](environments.md#data-sets) says what the
-sections `train` and `val` hold.
+`name` is a registered environment or `module:Class`; all other keys are options of that environment: arguments of its
+class. `verl_atgrpo.register` adds names. [Data sets](environments.md#data-sets) describes the sections `train` and
+`val`.
 """
 
 OF_BASE = """
-## What `team/base` sets of verl
+## verl's keys set by `at_grpo_trainer`
 
-Every recipe of the package has `team/base` in its defaults. Besides the defaults of `at_grpo:` it sets these keys of
-verl, which a recipe may change where nothing below refuses it.
+Every recipe of the package has `at_grpo_trainer` in its defaults: verl's `ppo_trainer` with the defaults of `at_grpo:`
+and these keys of verl, which a recipe may change unless a table below refuses the value.
 """
 
 OF_WIRING = """
-## What the trainer sets of verl
+## verl's keys set by the trainer
 
-These follow from `at_grpo:`. A recipe that says something else of the tasks or of who plays them is refused.
+These follow from `at_grpo:`. A recipe that sets another source of tasks or another rollout manager is refused.
 """
 
 WIRED = {
@@ -56,37 +56,36 @@ WIRED = {
     "text, token counts). Every policy is trained and served by its own",
     "actor_rollout_ref.rollout.agent.agent_loop_manager_class": "`verl_atgrpo.rollout.manager.TeamRolloutManager`, "
     "whose workers play episodes",
-    "data.custom_cls": "the data set of tasks: a row says split and index, the environment makes the task",
-    "data.train_files": "`train`: the name of the split in the place of files",
-    "data.val_files": "`val`, in the same way",
-    "data.at_grpo": "the section `at_grpo`, because verl hands the data set `data` alone",
-    "data.at_grpo_tasks": "how many tasks each split deals out",
-    "data.at_grpo_data_sets": "which data sets they are from, by whose names validation reports",
-    "trainer.v1.sampler.sync_refill_failed_groups": "`true`: verl's own way to replace a failed episode",
+    "data.custom_cls": "the data set of tasks: a row has split and index, the environment makes the task",
+    "data.train_files": "`train`: the name of the split instead of files",
+    "data.val_files": "`val`, likewise",
+    "data.at_grpo": "the section `at_grpo`, because verl passes only `data` to the data set",
+    "data.at_grpo_tasks": "the number of tasks of each split",
+    "data.at_grpo_data_sets": "their data sets, under whose names validation reports",
+    "trainer.v1.sampler.sync_refill_failed_groups": "`true`: verl replaces failed episodes",
     "data.gen_batch_size": "`1`: replacements are fetched one task at a time",
 }
-"""What `trainer.verl_keys.wire` sets; the generator compares the keys with its source."""
+"""The keys that `trainer.dataset.wire` sets; the generator compares them with its source."""
 
 OF_KEYS = """
 ## verl's keys
 
-Every key of `ppo_trainer` in verl 0.9.1, and what it does in a job with a team. Keys are below the section's; `*` is
-one part of a key, `**` any number of parts, and where two rows fit a key, the one with the most letters holds.
+Every key of `ppo_trainer` in verl 0.9.1 with its effect in a team's job. Keys are relative to the section; `*` is one
+part of a key, `**` any number of parts. If two rows match a key, the more specific one holds.
 
-- **works**: the value reaches the code that is named; tests look for the key in it.
-- **refused**: any other value than the one named ends the command before Ray starts, in one line that names the key,
-  the value and what would do.
-- **no meaning**: any value is accepted, and nothing here depends on it.
+- **works**: the named code reads the value; tests search it for the key.
+- **refused**: any other value ends the command before Ray starts, in one line with the key, the value and the remedy.
+- **no meaning**: any value is accepted and has no effect.
 
-The same holds of the keys in a policy's block (`at_grpo.policies.<name>`), whose `model`, `actor`, `optim` and
-`rollout` are laid over `actor_rollout_ref`. A key that verl does not have is refused; sections of the first level
-that are neither verl's nor ours are a recipe's own, for its interpolations.
+The same holds for a policy's block (`at_grpo.policies.<name>`), whose `model`, `actor`, `optim` and `rollout` are
+merged into `actor_rollout_ref`. Keys that verl does not have are refused; top-level sections that are neither verl's
+nor ours are a recipe's own, for its interpolations.
 """
 
 OF_REFUSALS = """
 ## What is refused
 
-Beyond values that make no sense and what the table above refuses, these settings are refused, because they would have
-no effect beside others, or another one than they seem to have. `…` stands for values, and at the beginning of a line
-for `actor_rollout_ref` or a policy's block.
+Besides invalid values and those that the tables above refuse, these settings are refused, because they would have no
+effect, or an unexpected one. `…` stands for values, and at the beginning of a line for `actor_rollout_ref` or a
+policy's block.
 """

@@ -1,8 +1,7 @@
-"""Makes links from the documentation to the repository's other files work on the site (a hook of mkdocs).
+"""A mkdocs hook that rewrites links from the documentation to other files of the repository.
 
-In the repository `[a recipe](../recipes/x.yaml)` is a link. The site does not hold that file: with
-`repo_url` in mkdocs.yml it becomes a link to the code host, without one the file's path in the text. A file that does
-not exist is a warning, which ends a strict build.
+The site does not contain the target of `[a recipe](../recipes/x.yaml)`. With `repo_url` in mkdocs.yml the link points
+to the code host, without it the text has the file's path. A missing file is a warning, which fails a strict build.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs Debian's chromium and its driver, in which the report's tests open it; elsewhere they are skipped.
+# Installs Debian's chromium and its driver for the report's browser tests, which are skipped on other systems.
 set -euo pipefail
 
 skip() {

@@ -9,8 +9,8 @@ torch=torch==2.13.0+cpu
 pip="$venv/bin/python -m pip --disable-pip-version-check"
 $pip install --quiet --upgrade 'pip>=24'
 
-# The registry's own build of torch is for CUDA (several GB): take the CPU build, from a configured
-# index if there is one that has it, else from PyTorch's.
+# The registry's default torch is the CUDA build (several GB): install the CPU build, from the configured index if it
+# has one, else from PyTorch's.
 $pip install --quiet "$torch" 2>/dev/null ||
     $pip install --quiet --extra-index-url https://download.pytorch.org/whl/cpu "$torch"
 
@@ -18,7 +18,7 @@ constraints=$(mktemp)
 trap 'rm -f "$constraints"' EXIT
 echo "$torch" >"$constraints"
 $pip install --quiet --constraint "$constraints" '.[cpu,dev,docs]'
-# It builds a package in C: without a compiler its tests are skipped, and nothing else misses it.
+# Builds a C package; without a compiler, only its tests are skipped.
 $pip install --quiet --constraint "$constraints" '.[reasoning-gym]' ||
     echo "reasoning-gym was not installed; to see why: pip install 'verl-atgrpo[reasoning-gym]'" >&2
 $pip uninstall --quiet --yes verl-atgrpo

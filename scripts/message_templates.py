@@ -1,6 +1,6 @@
-"""Finds the messages that a module's source can give, with holes where values go.
+"""Extracts the messages in a module's source, with holes for values.
 
-For the documentation: what it quotes is compared with these, so that no page keeps a message that is gone.
+Tests compare the messages that the documentation quotes with these.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Template:
 
     @property
     def letters(self) -> int:
-        """How much of it is fixed; one of hardly anything fits everything."""
+        """Number of its fixed letters; with few it would match anything."""
         return sum(character.isalpha() for piece in self.pieces if piece for character in piece)
 
     def fits(self, message: str) -> bool:
-        """Returns whether this is `message` for some values."""
+        """Returns whether some values give `message`."""
         return self._pattern.fullmatch(message) is not None
 
     @functools.cached_property
@@ -45,12 +45,12 @@ class Template:
 
 
 def templates_of(source: str, names: Mapping[str, Any], raised: str | None = None) -> Iterator[Template]:
-    """Yields the templates of a module's strings, in their order.
+    """Yields the templates of a module's strings, in order.
 
     Args:
         source: the module's source.
-        names: its globals; those that are texts or numbers are no holes.
-        raised: only messages of this exception, where it is raised.
+        names: its globals; texts and numbers among them are inserted.
+        raised: only messages with which this exception is raised.
     """
     yield from _visit(ast.parse(source), names, raised)
 
@@ -77,7 +77,7 @@ def _visit(node: ast.AST, names: Mapping[str, Any], raised: str | None) -> Itera
 
 
 def _local_texts(function: ast.FunctionDef) -> dict[str, str]:
-    """Returns the variables that a function sets to a text and not in a branch."""
+    """Returns the variables that a function sets to a text, outside of branches."""
     return {
         node.targets[0].id: node.value.value
         for node in function.body
@@ -87,7 +87,7 @@ def _local_texts(function: ast.FunctionDef) -> dict[str, str]:
 
 
 def _literal_rounds(loop: ast.For) -> list[dict[str, Any]] | None:
-    """Returns the loop variables' values, round by round, if the source says them."""
+    """Returns the loop variables' values in each round, if they are literals."""
     targets = loop.target.elts if isinstance(loop.target, ast.Tuple) else [loop.target]
     try:
         values = ast.literal_eval(loop.iter)
@@ -104,9 +104,9 @@ def _templates(node: ast.expr, names: Mapping[str, Any]) -> Iterator[Template]:
 
 
 def _pieces(node: ast.expr, names: Mapping[str, Any]) -> list[tuple[Piece, ...]]:
-    """Returns the alternatives that an expression may come to."""
+    """Returns the alternatives of an expression's value."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        parts = re.split(r"%[sdr]", node.value)  # as logging fills them in
+        parts = re.split(r"%[sdr]", node.value)  # as in logging calls
         return [tuple(piece for part in parts for piece in (_HOLE, part))[1:]]
     if isinstance(node, ast.JoinedStr):
         return _joined([_pieces(value, names) for value in node.values])

@@ -1,15 +1,15 @@
-"""Mutation testing: changes one thing in a module, runs the tests named for it, and tells which changes none noticed.
+"""Mutation testing: changes single expressions of a module, runs its tests, and lists the mutants that survive.
 
-    .venv/bin/python scripts/mutation_test.py trainer/step_rows.py uid.py
+    .venv/bin/python scripts/mutation_test.py trainer/step_rows.py estimators/ids.py
     .venv/bin/python scripts/mutation_test.py --sample 40 trainer/policy_unit.py
     .venv/bin/python scripts/mutation_test.py --line 63 trainer/step_rows.py
 
-Why not a library (read, not run): mutmut (3.8) leaves out functions with decorators, such as `DecisionClient.serving`
-and all that verl registers, changes every text, of which errors are made, and finds a mutant's tests by running all of
-them first; cosmic-ray (8.7) edits the working tree and starts Python anew for every mutant, where importing verl alone
-takes 15 seconds. Here the tree is copied, and a process that has imported what is not ours is forked for every mutant.
+Why not a library (read, not run): mutmut (3.8) skips decorated functions, such as `DecisionClient.serving` and all
+that verl registers, changes every text, including error messages, and finds a mutant's tests by first running all of
+them; cosmic-ray (8.7) edits the working tree and starts Python for every mutant, where importing verl alone takes 15
+seconds. This script copies the tree, imports third-party modules once, and forks for every mutant.
 
-Not changed: texts, annotations, what is logged, `assert`s and `strict=`, what an error says, and the top of a module.
+Not changed: texts, annotations, log calls, `assert`s and `strict=`, error messages, and a module's top level.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ TESTS = {
     "trainer/step_rows.py": "group_filter row_parts",
     "estimators/ids.py": "row_ids rows_and_metrics gigpo",
 }
-"""Module -> the names of the test files that a mutant of it may be noticed by, in the order in which they are run."""
+"""Module -> names of its test files, in the order in which they run."""
 HEAVY = ("torch", "ray", "transformers", "tensordict", "hydra", "hypothesis", "pytest")
 VERL = ("verl", "transfer_queue", "verl.workers.engine_workers")
-"""Loads our plugin, and so some of our modules: only for mutants of the others."""
+"""Imports that load our plugin, and with it some of our modules: only for mutants of the others."""
 
 _SWAPS: dict[type, type] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -70,7 +70,7 @@ _UNCHANGED = ("strict", "repr")
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change of a module: the how-manyeth change of the how-manyeth place."""
+    """A change of a module: index of the place, and of the change there."""
 
     place: int
     choice: int
@@ -126,7 +126,7 @@ def _within(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
         return
     if isinstance(node, ast.expr | ast.stmt):
         yield node
-    # What an error says, and that lists are of equal length, are of the kind of `assert`.
+    # Error messages and `strict=` are like `assert`.
     if isinstance(node, ast.Raise) or (isinstance(node, ast.keyword) and node.arg in _UNCHANGED):
         return
     for name, value in ast.iter_fields(node):
@@ -201,7 +201,7 @@ def _changes(node: ast.expr | ast.stmt) -> Iterator[ast.AST]:
                 if getattr(node, side) is not None:
                     yield _with(node, **{side: None})
         case ast.If() | ast.While():
-            if not isinstance(node.test, ast.Compare | ast.UnaryOp):  # they have changes of their own
+            if not isinstance(node.test, ast.Compare | ast.UnaryOp):  # mutated themselves
                 yield _with(node, test=ast.UnaryOp(ast.Not(), node.test))
             if isinstance(node, ast.If) and not _only_logs(node.body):
                 yield _with(node, test=ast.Constant(False))
@@ -211,7 +211,7 @@ def _changes(node: ast.expr | ast.stmt) -> Iterator[ast.AST]:
             yield _with(node, value=none)
         case ast.Assign() | ast.AnnAssign():
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            # Without a name's only value Python itself complains.
+            # Without its only assignment a name would be undefined.
             if node.value is not None and isinstance(target, ast.Attribute | ast.Subscript):
                 yield nothing
         case ast.AugAssign() | ast.Expr() | ast.Raise() | ast.Delete():
@@ -238,7 +238,7 @@ def _copied_tree(folder: Path) -> None:
         if (ROOT / name).is_symlink() or (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
-    # By the source's hash, not by its time: a module may change several times in a second.
+    # By hash, not by time stamp: a module may change several times in a second.
     hashed = py_compile.PycInvalidationMode.CHECKED_HASH
     compileall.compile_dir(folder / PACKAGE, quiet=1, invalidation_mode=hashed)
 
@@ -274,17 +274,17 @@ def _imported(names: tuple[str, ...]) -> None:
 
 
 def _loads(target: str, output: Path) -> bool:
-    """Returns whether to import verl loads the module: then verl is imported for every mutant anew."""
+    """Returns whether importing verl loads the module; then every mutant imports verl itself."""
 
-    def look() -> int:
+    def check() -> int:
         _imported(VERL)
         return int(target in sys.modules)
 
-    return _forked(look, 600, output) != 0
+    return _forked(check, 600, output) != 0
 
 
 def run(module: str, sample: int | None, seed: int, lines: Sequence[int]) -> None:
-    """Tests the mutants of a module in this process, which is in the copied tree and has imported nothing of ours."""
+    """Tests the mutants of a module. Runs in the copied tree, before any import of our modules."""
     import pytest
 
     path, output = Path(PACKAGE) / module, Path("output.txt")
@@ -309,31 +309,32 @@ def run(module: str, sample: int | None, seed: int, lines: Sequence[int]) -> Non
     killed = 0
     for mutant in chosen:
         path.write_text(mutant.of(source))
-        # A mutant that never ends is noticed by whoever waits for it.
-        noticed = _forked(test, 60 + 3 * took, output)
-        killed += noticed != 0
-        if noticed == 0:
+        status = _forked(test, 60 + 3 * took, output)
+        killed += status != 0  # None, for a mutant that never ends, counts as killed
+        if status == 0:
             print(f"  survives: {mutant}", flush=True)
-        if noticed is None:
+        if status is None:
             print(f"  never ends: {mutant}", flush=True)
     path.write_text(source)
     print(f"{module}: {killed} of {len(chosen)} killed, {killed / max(1, len(chosen)):.0%}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Which changes of a module do its tests not notice?")
-    parser.add_argument("modules", nargs="*", default=list(TESTS), help="paths inside the package; without any, all")
-    parser.add_argument("--sample", type=int, help="so many mutants of a module, drawn by --seed")
+    parser = argparse.ArgumentParser(description="Lists changes of a module that its tests do not detect.")
+    parser.add_argument(
+        "modules", nargs="*", default=list(TESTS), help="paths inside the package (default: all of TESTS)"
+    )
+    parser.add_argument("--sample", type=int, help="number of mutants of a module, sampled with --seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--line", type=int, action="append", default=[], help="mutants of this line only; may be given again"
+        "--line", type=int, action="append", default=[], help="only mutants of this line; may be repeated"
     )
     parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # in the copied tree
     options = parser.parse_args()
     for module in options.modules:
         if module not in TESTS:
-            parser.error(f"{module} is in no row of TESTS in {__file__}: add it with its tests")
+            parser.error(f"{module} is not in TESTS of {__file__}: add it with its tests")
     if options.list:
         for module in options.modules:
             for mutant in mutants((ROOT / PACKAGE / module).read_text()):

@@ -1,4 +1,4 @@
-"""Prints the tables of docs/cluster.md that say what each GPU recipe takes: arithmetic from the recipe's own values.
+"""Prints the tables of docs/cluster.md with the resources of each GPU recipe, computed from the recipe's values.
 
 python scripts/recipe_resources.py [--gigabytes 80]
 """
@@ -15,9 +15,9 @@ from verl_atgrpo import recipes
 from verl_atgrpo.config.schema import AtGrpoConfig
 
 TRAINING_BYTES = 16
-"""A parameter in training: weight, gradient and Adam's two moments, each float32."""
+"""Bytes per parameter in training: weight, gradient and Adam's two moments, in float32."""
 RESIDENT_BYTES = 12
-"""Of these, what stays on the device during the rollout where nothing is offloaded: all but the gradient."""
+"""Those that stay on the device during the rollout without offloading: all but the gradient."""
 BF16 = 2
 
 
@@ -32,7 +32,7 @@ class Shape(NamedTuple):
     head_dim: int
     vocabulary: int
     tied: bool
-    """Input and output share an embedding."""
+    """Whether input and output share the embedding."""
 
     @property
     def parameters(self) -> int:
@@ -44,12 +44,12 @@ class Shape(NamedTuple):
 
     @property
     def kv_bytes(self) -> int:
-        """Keys and values of one token in bfloat16."""
+        """Bytes of one token's keys and values in bfloat16."""
         return 2 * self.layers * self.kv_heads * self.head_dim * BF16
 
     def activation_bytes(self, tokens: int) -> int:
-        """What an update keeps of so many tokens: each layer's input (the rest is recomputed), one layer's insides,
-        logits and their gradient, all in bfloat16."""
+        """Returns the bytes that an update of `tokens` keeps: each layer's input (the rest is recomputed), the
+        activations of one layer, logits and their gradient, all in bfloat16."""
         inside = 4 * self.hidden + 2 * self.head_dim * (self.heads + self.kv_heads) + 3 * self.intermediate
         return tokens * BF16 * (self.layers * self.hidden + inside + 2 * self.vocabulary)
 
@@ -63,7 +63,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Needs:
-    """What a recipe takes, in bytes a device unless said otherwise."""
+    """A recipe's resources, in bytes per device unless noted."""
 
     policies: int
     model: str
@@ -87,20 +87,19 @@ class Needs:
     longest: tuple[int, int]
     """Prompt and answer, in tokens."""
     in_flight: int
-    """Candidates of one policy whose prompts and answers are all of the greatest length; a decision's share their
-    prompt."""
+    """Candidates of one policy with the longest prompts and answers; those of a decision share their prompt."""
     wanted: int
     """Candidates of one decision of every task."""
 
 
 def needs(recipe: str, gigabytes: float) -> Needs:
-    """Returns what a recipe takes on devices of so many gigabytes."""
+    """Returns a recipe's resources on devices with this memory."""
     config = recipes.compose(recipe)
     settings = AtGrpoConfig.from_config(config)
     policies = settings.policy_settings()
     policy = next(iter(policies.values()))
     own = {key for one in policies.values() for key in ("model", "actor", "rollout", "lora") if getattr(one, key)}
-    assert not own, f"{recipe}: a policy has {', '.join(own)} of its own, of which these tables know nothing"
+    assert not own, f"{recipe}: a policy sets its own {', '.join(own)}, which these tables do not support"
     worker = config.actor_rollout_ref
     shape = SHAPES[worker.model.path]
     devices = (policy.gpus or config.trainer.n_gpus_per_node) * config.trainer.nnodes

@@ -1,4 +1,4 @@
-"""Takes the README's picture of a report: `python scripts/screenshot.py report.html#split=val&step=8 report.png`.
+"""Takes the README's screenshot of a report: `python scripts/screenshot.py report.html#split=val&step=8 report.png`.
 
 Needs selenium and Debian's chromium and chromium-driver (scripts/install_browser.sh).
 """
@@ -14,9 +14,9 @@ from selenium.webdriver.common.by import By
 
 
 def main() -> None:
-    """Opens the page in a window of the asked width and saves what is on it, to the given height."""
+    """Opens the page in a window of the given width and saves it down to the given height."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("page", help="the file, with what to open behind the #")
+    parser.add_argument("page", help="the file, with the view to open after #")
     parser.add_argument("out", type=Path)
     parser.add_argument("--width", type=int, default=1200)
     parser.add_argument("--height", type=int, default=0, help="pixels from the top; the whole page if not given")

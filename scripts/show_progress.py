@@ -1,4 +1,4 @@
-"""Shows verl's progress bar and the figures worth watching; the whole log goes to a file beside the metrics."""
+"""Filters a training log for verl's progress bar, validation success and errors; `make train` saves the whole log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PREFIX = re.compile(rb"\x1b\[[0-9;]*m|\([A-Za-z0-9_ ]+pid=\d+\) ")
 
 
 def main() -> None:
-    """Copies standard input to standard output, leaving out what only a developer of verl wants to read."""
+    """Copies the relevant lines of standard input to standard output."""
     out = sys.stdout.buffer
     for line in sys.stdin.buffer:
         bars, validation = BAR.findall(line), VALIDATION.search(line)

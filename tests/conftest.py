@@ -16,7 +16,7 @@ import hypothesis
 import pytest
 from waiting import HANG, wait_until
 
-# Both go by the clock: an example, or drawing one, takes its time on a busy machine.
+# Both depend on time: on a busy machine an example, or its generation, may be slow.
 hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("patient")
 
@@ -26,7 +26,7 @@ Leftovers = Callable[..., list[str]]
 
 @pytest.fixture(scope="session", autouse=True)
 def parsed_once() -> Iterator[None]:
-    """Parses a YAML text once: a recipe is made of thirty, most of them verl's, and hundreds of tests compose one."""
+    """Caches parsed YAML texts: a recipe has thirty, most of them verl's, and hundreds of tests compose one."""
     try:
         from omegaconf import OmegaConf
     except ImportError:
@@ -40,7 +40,7 @@ def parsed_once() -> Iterator[None]:
         text = source.read()
         if text not in parsed:
             parsed[text] = pickle.dumps(load(io.StringIO(text)))
-        return pickle.loads(parsed[text])  # several times as fast as to copy
+        return pickle.loads(parsed[text])  # several times faster than a deep copy
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OmegaConf, "load", staticmethod(remembered))
@@ -61,7 +61,7 @@ def compose() -> Compose:
 
 @pytest.fixture
 def rollout(monkeypatch: pytest.MonkeyPatch) -> object:
-    """Returns a `made_team.Rollout` that TransferQueue's functions answer for."""
+    """Returns a `made_team.Rollout` behind TransferQueue's functions."""
     pytest.importorskip("verl")
     import transfer_queue as tq
     from fakes.made_team import Rollout
@@ -74,7 +74,7 @@ def rollout(monkeypatch: pytest.MonkeyPatch) -> object:
 
 @pytest.fixture
 def cancelled_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Returns what `ray.cancel` is called with, which does nothing else."""
+    """Replaces `ray.cancel`; returns the list of its arguments."""
     ray = pytest.importorskip("ray")
     calls: list[Any] = []
     monkeypatch.setattr(ray, "cancel", calls.append)
@@ -83,15 +83,15 @@ def cancelled_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Leftovers]:
-    """Returns a function that names what programs have left: processes, zombies included, and temporary files.
+    """Returns a function that lists processes (including zombies) and temporary files left by programs.
 
-    It waits for them to go, `within` seconds at most: a launcher ends after it has told that its program has.
+    It waits up to `within` seconds for them to disappear: a launcher exits after it has reported its program's exit.
     """
     from processes import children
 
     from verl_atgrpo.sandbox import runner
 
-    folder = tempfile.mkdtemp(prefix="leftovers-")  # what others run on this machine is not ours
+    folder = tempfile.mkdtemp(prefix="leftovers-")  # excludes other processes of this machine
     os.chmod(folder, 0o711)
     monkeypatch.setattr(tempfile, "tempdir", folder)
 
@@ -116,7 +116,7 @@ def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Leftovers]:
 
 @pytest.fixture(scope="session", autouse=True)
 def patient_sandbox() -> Iterator[None]:
-    """Gives programs whose caller names no limits far more time than they take: a test of a limit names its own."""
+    """Raises the default limits of programs far above what they need; tests of a limit pass their own."""
     from verl_atgrpo.sandbox.runner import Limits, run_python
 
     patient = Limits(cpu_seconds=20, wall_seconds=HANG)
@@ -127,7 +127,7 @@ def patient_sandbox() -> Iterator[None]:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., object]]:
-    """Returns `training_jobs.start`; what is left of its jobs at the end of the test is killed."""
+    """Returns `training_jobs.start`; kills the remaining processes of its jobs at the end of the test."""
     import training_jobs
 
     jobs = []
@@ -143,7 +143,7 @@ def start() -> Iterator[Callable[..., object]]:
 
 @pytest.fixture(scope="session")
 def tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A barely trained model for Plan-Path: fast to make, and its answers are diverse."""
+    """A barely trained model for Plan-Path: quick to make, with diverse answers."""
     from verl_atgrpo.tiny_models.warm_start import WarmStart, make
 
     folder = tmp_path_factory.mktemp("models") / "tied"

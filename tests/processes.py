@@ -1,4 +1,4 @@
-"""Processes of this machine by /proc, zombies included, and how a script ends with all that it started."""
+"""Lists processes from /proc, including zombies, and lets a script end with its children."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import NoReturn
 
 
 def children(process: int) -> list[int]:
-    """Returns what the main thread of a process has started; nothing where the process is gone."""
+    """Returns the children of a process's main thread; none if the process does not exist."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
     return []
 
 
 WAKING = 40
-"""A signal that nobody but these tests sends."""
+"""A signal that only these tests send."""
 WAITING = f"""
 import signal, time
 def end(*_):
@@ -27,13 +27,13 @@ def end(*_):
     raise SystemExit
 signal.signal({WAKING}, end)
 while True:
-    time.sleep(0.01)  # not pause: the signal may come just before
+    time.sleep(0.01)  # not pause: the signal may arrive just before
 """
-"""A program that ends when it is told to, by a signal."""
+"""A program that ends on that signal."""
 
 
 def waiting_below(process: int) -> list[int]:
-    """Returns those of the processes below one that have come as far as to run `WAITING`."""
+    """Returns the descendants of a process that run `WAITING` and have installed its handler."""
     found = []
     for child in children(process):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -45,7 +45,7 @@ def waiting_below(process: int) -> list[int]:
 
 
 def of_session(session: int) -> list[int]:
-    """Returns the processes of a session, whose number is that of its first process, there or gone."""
+    """Returns the processes of a session; its id is that of its first process, which may have ended."""
     found = []
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(ProcessLookupError):
@@ -55,9 +55,9 @@ def of_session(session: int) -> list[int]:
 
 
 def exit_on_sigterm() -> None:
-    """Makes SIGTERM, as `timeout` sends it, raise SystemExit with status 143, so that `finally`s end what was started.
+    """Makes SIGTERM (as sent by `timeout`) raise SystemExit with status 143, so that `finally` blocks run.
 
-    A second one is ignored: `timeout` signals the process and then its whole group.
+    Ignores a second one: `timeout` signals the process and then its group.
     """
 
     def leave(*_: object) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Validation tasks that are training tasks: what is found, how fast, and that a run does not start with them."""
+"""Validation tasks that are also training tasks: what is found, at what cost, and that runs refuse them."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ at_grpo: {val_tasks: 2}
     assert main(command) == 0
     assert capsys.readouterr().out == (
         "100 training and 10 validation tasks: 0 with equal keys, tasks have no text, so near duplicates were not "
-        "looked for\n"
+        "searched for\n"
     )
     command = ["data", "check", f"--config-dir={tmp_path}", "--config-name=mine", "~at_grpo.environment"]
     assert main([*command, f"+at_grpo.environment={{name:'{__name__}:Texts'}}"]) == 1

@@ -30,12 +30,12 @@ ADAPTERS = ("pettingzoo", "textarena", "reasoning_gym")
 
 
 def everyone(script: Script) -> Mapping[str, Script]:
-    """The same script for whoever is on the team."""
+    """The same script for every agent."""
     return dict.fromkeys(("tool_user", "planner", "solo"), script)
 
 
 def in_turn(agents: int, *replies: str) -> Script:
-    """One reply a turn; a question keeps the place it was first asked in, for it is asked out of turn too."""
+    """One reply per turn. A prompt keeps the turn of its first call, since scripts are also called out of order."""
     asked: dict[str, int] = {}
     return lambda prompt, k: replies[(asked.setdefault(prompt, len(asked)) // agents + k) % len(replies)]
 
@@ -64,14 +64,14 @@ def gold(style: str, tool: str) -> Any:
         answer = written(solution(task), style)
         lines = [list(solution(task))] if written is moves else rows(solution(task), "compact").split()
         program = "```python\n" + "".join(f"print({line!r})\n" for line in lines) + "```\n"
-        # A question for a program says so.
+        # A prompt that asks for a program mentions it.
         return everyone(lambda prompt, k: program if tool == "python" and "must print" in prompt else answer)
 
     return scripts
 
 
 def exploits(style: str, agents: int) -> Any:
-    """Steps to and fro, or half of the solution and its withdrawal, turn by turn."""
+    """Moves back and forth, or gives half of the solution and withdraws it, turn by turn."""
 
     def scripts(task: Any) -> Mapping[str, Script]:
         whole = solution(task)
@@ -118,7 +118,7 @@ def test_every_family_keeps_the_contract_with_programs(name: str) -> None:
 
 
 def files(folder: Path, rows: Mapping[str, list[dict[str, str]]]) -> dict[str, dict[str, str]]:
-    """Writes the rows of every split and returns the sections that name them."""
+    """Writes the rows of every split and returns the options that name the files."""
     for split, those in rows.items():
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in those))
     return {split: {"path": str(folder / f"{split}.jsonl")} for split in rows}
@@ -180,7 +180,7 @@ def test_teams_that_program_keep_the_contract(name: str, tmp_path: Path) -> None
 
 
 class Sums(Environment):
-    """Adds up; keeps the contract, unlike what derives from it."""
+    """Addition; keeps the contract, unlike its subclasses."""
 
     agents = ("guesser", "checker")
 
@@ -249,7 +249,7 @@ class RaisesOnGarbage(Sums):
         return Score(team=float(int(reply) == sum(task)))
 
 
-class RaisesUnseen(RaisesOnGarbage):
+class RaisesInATask(RaisesOnGarbage):
     async def run(self, task: tuple[int, int], team: Team) -> Outcome:
         await team.checker.act("?", lambda reply: Score())
         try:
@@ -284,7 +284,7 @@ class CountsAttempts(Sums):
         return Score(local=0.01 * (self.calls % 7))
 
 
-class PromptTellsOfOtherEpisodes(Sums):
+class PromptDependsOnOtherEpisodes(Sums):
     asked = 0
 
     def prompt(self, task: tuple[int, int], turn: int) -> Any:
@@ -347,16 +347,16 @@ class Unsolvable(Sums):
     ("broken", "message"),
     [
         (NoIdentifiers, "agents: .*'tool user'"),
-        (AnotherTaskEachTime, r"task: task \(train, 0\) is another one when"),
-        (HashedTasks, r"task: task \(train, 0\) is another one in another process"),
+        (AnotherTaskEachTime, r"task: task \(train, 0\) differs when"),
+        (HashedTasks, r"task: task \(train, 0\) differs in another process"),
         (OneSplit, r"splits: task \(val, 0\) has the key of task \(train, 0\)"),
         (TooFewTasks, r"task: task \(train, 29\) cannot be made: IndexError"),
         (RaisesOnGarbage, r"run: task \(train, 0\), empty team: raises ValueError: invalid literal"),
-        (RaisesUnseen, r"run: task \(train, 0\), empty team: raises ValueError"),
+        (RaisesInATask, r"run: task \(train, 0\), empty team: raises ValueError"),
         (NotANumber, r"score: task \(train, 0\), empty team: 'guesser' gets .*nan"),
-        (TooMuch, r"score: task \(train, 0\), .*-49\.0.* no Score inside \[-1, 1\]"),
+        (TooMuch, r"score: task \(train, 0\), .*-49\.0.* not a Score inside \[-1, 1\]"),
         (CountsAttempts, r"side effect: task \(train, 0\), empty team: 'guesser' earns .* scored again"),
-        (PromptTellsOfOtherEpisodes, r"side effect: task \(train, 0\), .* changes the prompt of"),
+        (PromptDependsOnOtherEpisodes, r"side effect: task \(train, 0\), .* changes the prompt of"),
         (PaysEchoes, r"floor: task \(train, 0\), echo team: 'guesser', turn 0, earns 0\.5 .* more than 0\.2"),
         (SucceedsOnTimeOut, r"floor: task \(train, 0\), empty team: it succeeds"),
         (PaysBouncing, r"gold: task \(train, 0\), exploits 0 team: its team parts add up to 1\.6.* gold only 1"),
@@ -364,20 +364,20 @@ class Unsolvable(Sums):
         (OtherKeys, r"metrics: the episodes of split 'train' have \[\(\), \('length',\)\]"),
         (InfiniteMetrics, r"outcome: task \(train, 0\), empty team: length=inf"),
         (NoBool, r"outcome: task \(train, 0\), empty team: Outcome\(success=0\.0"),
-        (NoChat, r"prompt: task \(train, 0\), empty team: 'guesser' is asked"),
+        (NoChat, r"prompt: task \(train, 0\), empty team: 'guesser' gets .*, not a text or a chat"),
         (NeverEnds, r"end: task \(train, 0\), empty team: none after 100 decisions"),
         (Unsolvable, r"gold: task \(train, 0\), gold team: it does not succeed"),
     ],
 )
 def test_a_broken_environment_is_refused_with_the_check_named(broken: type[Sums], message: str) -> None:
-    # A lambda leaves the other process out, which only one of them needs.
+    # A lambda skips the other process, which only HashedTasks needs.
     factory = broken if broken is HashedTasks else lambda: broken()
     with pytest.raises(EnvironmentContractError, match=f"^{message}") as caught:
         check_environment(factory, gold=sums_gold, exploits=[to_and_fro])
     assert "\n" not in str(caught.value)
 
 
-def test_a_sound_environment_passes_in_every_form_it_can_be_named() -> None:
+def test_a_sound_environment_passes_by_class_and_by_name() -> None:
     check_environment(Sums, gold=sums_gold, exploits=[to_and_fro])
     check_environment(f"{__name__}:Sums")
 
@@ -395,7 +395,7 @@ def raises(prompt: str, k: int) -> str:
         (
             "gold",
             lambda task: dict.fromkeys(Sums.agents, lambda prompt, k: 7),
-            "the script of 'guesser' replies 7, no",
+            "the script of 'guesser' returns 7, not a text",
         ),
         ("exploits 0", lambda task: dict.fromkeys(Sums.agents, raises), "the script of 'guesser' raises KeyError: "),
     ],

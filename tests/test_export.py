@@ -35,7 +35,7 @@ def test_every_policy_gets_a_folder_of_its_name(tmp_path: Path) -> None:
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     step = checkpoint(tmp_path, "coder", "planner")
     (tmp_path / "out/planner").mkdir(parents=True)
-    with pytest.raises(FileExistsError, match="planner is there already"):
+    with pytest.raises(FileExistsError, match="planner exists"):
         export(step, tmp_path / "out")
     assert not (tmp_path / "out/coder").exists()
 

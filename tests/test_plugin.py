@@ -91,6 +91,22 @@ def test_a_failing_import_is_loud(tmp_path: Path) -> None:
     assert "compat is broken on purpose" in result.stderr
 
 
+def test_the_package_exports_what_authors_import_and_loads_neither_verl_nor_torch() -> None:
+    names = (
+        "Agent Candidate Environment EnvironmentConfigError EpisodeFailed EstimatorSpec Limits Message Outcome Score "
+        "ScriptedTeam Split Team check_environment make play register run_python stable_hash"
+    )
+    result = run(
+        "import sys, verl_atgrpo\n"
+        "print(*verl_atgrpo.__all__)\n"
+        "assert all(hasattr(verl_atgrpo, name) for name in verl_atgrpo.__all__)\n"
+        "heavy = {'verl', 'torch', 'numpy', 'pydantic', 'omegaconf', 'ray'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == names
+
+
 def test_hook_runs_once_after_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from verl_atgrpo.compat import when_imported
 

@@ -1,4 +1,4 @@
-"""The team: which candidates are drawn, which one the episode goes on with, and how an episode fails."""
+"""The team: which candidates are sampled, which one is committed, and how an episode fails."""
 
 from __future__ import annotations
 
@@ -161,8 +161,8 @@ def test_softmax_between_its_limits() -> None:
     rng = random.Random(0)
 
     def share_of_best(temperature: float, rewards: Sequence[float]) -> float:
-        drawn = [select(rewards, "softmax", rng, temperature) for _ in range(4000)]
-        return drawn.count(1) / len(drawn)
+        chosen = [select(rewards, "softmax", rng, temperature) for _ in range(4000)]
+        return chosen.count(1) / len(chosen)
 
     assert share_of_best(1.0, [0.0, 1.0]) == pytest.approx(math.e / (1 + math.e), abs=0.03)
     assert share_of_best(2.0, [0.0, 2.0]) == pytest.approx(math.e / (1 + math.e), abs=0.03)

@@ -1,4 +1,4 @@
-"""How draws are seeded and named, how an episode fails, and what a team needs no verl for."""
+"""Seeds and ids of samples, failures of episodes, and teams without verl."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def test_every_candidate_has_its_own_seed_and_runs_repeat() -> None:
         run(three_turns, team)
         return policy.seeds
 
-    drawn = seeds(5)
-    assert len(set(drawn)) == 2 * 3 * 4
-    assert all(seed is not None and 0 <= seed < 2**31 for seed in drawn)  # what engines accept
-    assert drawn == seeds(5)
-    assert not set(drawn) & set(seeds(6))
+    sampled = seeds(5)
+    assert len(set(sampled)) == 2 * 3 * 4
+    assert all(seed is not None and 0 <= seed < 2**31 for seed in sampled)  # what engines accept
+    assert sampled == seeds(5)
+    assert not set(sampled) & set(seeds(6))
     assert seeds(None) == [None] * 24
 
 
@@ -77,7 +77,7 @@ def test_decision_ids_are_shared_by_candidates_only() -> None:
 def test_episodes_and_tasks_never_share_a_group() -> None:
     """Trap 1: a group key that merges two problems compares answers to different prompts."""
     candidates, sessions, groups = 3, 12, {}
-    # Short uids and two-digit sessions: "1" + "11" must not meet "11" + "1".
+    # Short uids and two-digit sessions: "1" + "11" must not equal "11" + "1".
     for uid, session in itertools.product(("1", "11", "a1", "a"), range(sessions)):
         team, _ = team_of(candidates=candidates)
         for row in training_rows(uid, session, run(three_turns, team), "tree"):
@@ -90,7 +90,7 @@ def test_episodes_and_tasks_never_share_a_group() -> None:
 
 
 class Stuck:
-    """Answers that never come, and who was told to stop waiting for them."""
+    """Answers that never arrive, and the calls that were cancelled."""
 
     def __init__(self, fails: Callable[[str, int], bool], error: BaseException, waiting: int) -> None:
         self._fails, self._error, self._expected = fails, error, waiting
@@ -151,7 +151,7 @@ def test_a_failed_candidate_ends_the_other_agent_of_the_turn(error: Exception) -
     bounded(main())
 
 
-def test_a_branch_between_two_decisions_draws_no_more_once_the_episode_failed() -> None:
+def test_a_branch_between_two_decisions_samples_no_more_once_the_episode_failed() -> None:
     async def main() -> None:
         failed, asked = asyncio.Event(), []
 
@@ -172,7 +172,7 @@ def test_a_branch_between_two_decisions_draws_no_more_once_the_episode_failed() 
         with pytest.raises(EpisodeFailed):
             await play(Play(workflow), 0, team_of(answer, candidates=1)[0])
         failed.set()
-        for _ in range(20):  # whatever is ready runs
+        for _ in range(20):  # runs all ready tasks
             await asyncio.sleep(0)
         assert "episode.left.1" not in asked
 
@@ -286,7 +286,7 @@ def test_an_empty_answer_fails_the_episode() -> None:
     assert caught.value.reason == "empty"
 
 
-def test_a_prompt_that_cannot_be_encoded_draws_nothing() -> None:
+def test_a_prompt_that_cannot_be_encoded_samples_nothing() -> None:
     team, policy = team_of()
 
     def encode(messages: Sequence[Message]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Tests wait for what happens: none asks a clock of the wall, which a busy machine lets run on."""
+"""Tests wait for events: none reads a wall clock, which depends on the load of the machine."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_no_outcome_depends_on_seconds(path: Path) -> None:
 
 
 def test_a_condition_that_holds_ends_the_wait_and_one_that_cannot_does_too() -> None:
-    looks = iter([False, False, True])
-    wait_until(lambda: next(looks))
+    polls = iter([False, False, True])
+    wait_until(lambda: next(polls))
     with pytest.raises(AssertionError, match="is gone"):
         wait_until(lambda: False, alive=lambda: False)
     with pytest.raises(AssertionError, match="in 0 s"):

@@ -41,7 +41,7 @@ def test_contents(wheel: Path) -> None:
         "verl_atgrpo/evaluation/plan.py",
         "verl_atgrpo/tiny_models/demonstrations/plan_path.py",
         "verl_atgrpo/recipes/plan_path_cpu.yaml",
-        "verl_atgrpo/recipes/team/cpu.yaml",
+        "verl_atgrpo/recipes/hardware/cpu.yaml",
         "verl_atgrpo/recipes/plan_path_qwen3_1p7b.yaml",
         "verl_atgrpo/report/page.html",
         "verl_atgrpo/report/page.css",

@@ -1,4 +1,4 @@
-"""Training jobs of the end-to-end tests: real ones, each with its files in a folder of its own."""
+"""Real training jobs for the end-to-end tests, each in its own folder."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from processes import of_session
 from waiting import TRAINING, wait_until
 
 FRESH = 1e-5
-"""Largest difference of a token's probability between server and actor with fresh weights, in float32."""
+"""Largest difference of a token's probability between server and actor with the same weights, in float32."""
 EXTERNAL = Path(__file__).parent / "end_to_end" / "external"
 Start = Callable[..., subprocess.Popen[bytes]]
-"""`start`, as the fixture of this name gives it."""
+"""Type of the fixture `start`."""
 
 
 def start(recipe: str, folder: Path, model: Path, *overrides: str, **environment: str) -> subprocess.Popen[bytes]:
-    """Starts a job whose files all lie in `folder`."""
+    """Starts a job with all its files in `folder`."""
     command = [sys.executable, "-m", "verl.trainer.main_ppo", f"--config-name={recipe}"]
     command += [f"actor_rollout_ref.model.path={model}", f"trainer.default_local_dir={folder}/checkpoints", *overrides]
     paths = [str(EXTERNAL), os.environ.get("PYTHONPATH", "")]
@@ -50,9 +50,9 @@ def finish(job: subprocess.Popen[bytes], folder: Path) -> dict[int, dict[str, fl
 
 
 def end(job: subprocess.Popen[bytes]) -> None:
-    """Kills a job with everything it started: its Ray cluster lives in its session."""
-    session = job.pid  # `start` made it so; the job itself may be gone
-    # More than once: some start others meanwhile.
+    """Kills a job and all processes of its session, which includes its Ray cluster."""
+    session = job.pid  # set by `start`; the job itself may have ended
+    # Repeatedly: processes may start others meanwhile.
     while living := _living(session):
         for process in living:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -79,7 +79,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def wait_for(path: Path, job: subprocess.Popen[bytes], folder: Path) -> None:
-    """Waits until a job has written a file, the whole of it: nobody in its session has it open any more."""
+    """Waits until a job has written a file completely: no process of its session has it open."""
 
     def written() -> bool:
         return path.is_dir() or not any(_has_open(process, path) for process in _living(job.pid))

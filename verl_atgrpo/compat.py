@@ -1,4 +1,4 @@
-"""What this plugin needs of verl's private symbols, and how it hooks into verl's modules."""
+"""verl's private symbols that this plugin needs, and hooks into verl's modules."""
 
 from __future__ import annotations
 
@@ -26,20 +26,18 @@ from packaging.specifiers import SpecifierSet
 logger = logging.getLogger(__name__)
 
 SUPPORTED_VERL = SpecifierSet(">=0.9.1,<0.10")
-"""The V1 trainer with TransferQueue came in 0.9; what follows relies on its private methods."""
-
-
+"""0.9 brought the V1 trainer with TransferQueue, whose private methods are used."""
 SOURCES = Path(__file__).with_name("compat_sources.json")
-"""The version of verl that was tested, and the digest of each function below; scripts/compat_sources.py writes it."""
+"""The tested version of verl and the digests of the functions below, written by scripts/compat_sources.py."""
 
 
 class CompatError(RuntimeError):
-    """The installed software does not fit; the message is one line with what is wrong and what would do."""
+    """The installed software is incompatible. The message is one line with the problem and the remedy."""
 
 
 @dataclass(frozen=True)
 class Symbol:
-    """A symbol of verl and the parameters it must accept."""
+    """A symbol of verl and the parameters that it must accept."""
 
     module: str
     path: str
@@ -51,7 +49,7 @@ class Symbol:
         return f"{self.module}.{self.path}"
 
     def problem(self) -> str | None:
-        """Returns what is wrong with it, or None."""
+        """Returns what is wrong with the symbol, or None."""
         try:
             value = self._value()
         except ImportError as error:
@@ -65,8 +63,7 @@ class Symbol:
         return f"{self.name} no longer takes {', '.join(missing)}" if missing else None
 
     def digest(self) -> str | None:
-        """Returns eight bytes, in hexadecimal, of a hash of its source without comments of their own line; None for
-        what is no function."""
+        """Returns a hash (8 bytes, hexadecimal) of a function's source without comment lines; None for others."""
         value = self._value()
         value = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
         if not inspect.isfunction(value):
@@ -139,8 +136,8 @@ SYMBOLS = (
     Symbol("verl.utils.memory_utils", "aggressive_empty_cache", ("force_sync",)),
     Symbol("verl.workers.rollout.replica", "RolloutReplica.init_hybrid", ("worker_group",)),
     Symbol("verl.workers.rollout.replica", "RolloutMode.HYBRID"),
-    # What a server is started with, also again; `servers`, `workers` and `server_handle` are attributes. So is
-    # `server_class`, which `policy_worker.deciding` looks for: importing vLLM's server would configure logging.
+    # Start and restart of servers. `servers`, `workers` and `server_class` are instance attributes, which cannot be
+    # checked without importing vLLM's server, and that configures logging.
     Symbol("verl.workers.rollout.replica", "RolloutReplica.launch_servers"),
     Symbol("verl.workers.rollout.replica", "RolloutReplica.sleep"),
     Symbol("verl.workers.rollout.replica", "RolloutReplica.server_address"),
@@ -218,7 +215,7 @@ def check_distributions(rollout: str = "vllm") -> None:
         changed = [problem for symbol in SYMBOLS if (problem := symbol.problem())]
         raise CompatError(
             f"verl {version} is not supported (needs {SUPPORTED_VERL}): "
-            f"{'; '.join(changed) or 'no known symbol changed, but nobody has tested it'}"
+            f"{'; '.join(changed) or 'no known symbol changed, but it has not been tested'}"
         )
     if importlib.util.find_spec("transfer_queue") is None:
         raise CompatError("TransferQueue is missing: pip install 'TransferQueue>=0.1.11'")
@@ -229,17 +226,17 @@ def check_distributions(rollout: str = "vllm") -> None:
             importlib.metadata.version("vllm")
         except importlib.metadata.PackageNotFoundError as error:
             raise CompatError(
-                "vLLM has no distribution named vllm, by which verl asks for its version: run verl-atgrpo cpu-setup"
+                "vLLM has no distribution named vllm, by which verl looks up its version: run verl-atgrpo cpu-setup"
             ) from error
 
 
 def check_symbols(cpu: bool = False) -> None:
-    """Raises CompatError naming every symbol of verl that is not as this plugin needs it."""
+    """Raises CompatError that lists every incompatible symbol of verl."""
     _check_symbols(SYMBOLS + CPU_SYMBOLS if cpu else SYMBOLS)
 
 
 def check_evaluation_symbols() -> None:
-    """Raises CompatError naming every symbol of verl that is not as `evaluation.engine` needs it."""
+    """Raises CompatError that lists every symbol of verl that is incompatible with `evaluation.engine`."""
     _check_symbols(EVALUATION_SYMBOLS)
 
 
@@ -252,7 +249,7 @@ def _check_symbols(symbols: Sequence[Symbol]) -> None:
     changed = [symbol.name for symbol in symbols if symbol.digest() != tested["sources"].get(symbol.name)]
     if changed:
         logger.warning(
-            "verl %s is here, verl %s was tested, and these differ, which this package overrides or relies on: %s",
+            "verl %s is installed, verl %s was tested; these symbols, which this package uses, differ: %s",
             version,
             tested["verl"],
             ", ".join(changed),
@@ -260,7 +257,7 @@ def _check_symbols(symbols: Sequence[Symbol]) -> None:
 
 
 def call_after(module: ModuleType, name: str, then: Callable[..., None]) -> None:
-    """Replaces `module.name` by a function that calls it and then `then` with the same arguments."""
+    """Wraps `module.name` so that `then` is called after it with the same arguments."""
     original = getattr(module, name)
 
     @functools.wraps(original)
@@ -276,7 +273,7 @@ Callback = Callable[[ModuleType], None]
 
 
 class _CallbackLoader(importlib.abc.Loader):
-    """Loads as `loader` does, then runs the callbacks."""
+    """Loads a module with `loader`, then runs the callbacks."""
 
     def __init__(self, loader: importlib.abc.Loader, callbacks: Sequence[Callback]) -> None:
         self._loader = loader
@@ -292,7 +289,7 @@ class _CallbackLoader(importlib.abc.Loader):
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds nothing itself: wraps the loader of the modules somebody waits for."""
+    """Wraps the loaders of the modules that have callbacks."""
 
     def __init__(self) -> None:
         self.callbacks: dict[str, list[Callback]] = {}
@@ -323,16 +320,16 @@ def when_imported(name: str, callback: Callback) -> None:
     _FINDER.callbacks.setdefault(name, []).append(callback)
 
 
-_YOUNG = 10_000
-"""New objects that are looked at together. With Python's 700, those of requests under way are looked at many times."""
+_GC_THRESHOLD = 10_000
+"""Threshold of generation 0. With Python's 700, the objects of requests in flight are scanned many times."""
 
 
 def freeze_startup_objects() -> None:
-    """Takes everything that is there now out of the garbage collector's sight, once garbage has been collected.
+    """Collects garbage, then excludes all existing objects from further collections (`gc.freeze`).
 
-    Python looks at all objects again and again as new ones come, and torch, Ray, verl and vLLM bring a million. A
-    process that serves requests calls this when it is ready to, as vLLM's own server does.
+    torch, Ray, verl and vLLM create a million objects, which full collections would scan again and again. A process
+    that serves requests calls this when it is ready, as vLLM's own server does.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG, *gc.get_threshold()[1:])
+    gc.set_threshold(_GC_THRESHOLD, *gc.get_threshold()[1:])

@@ -1,4 +1,4 @@
-"""Whether validation tasks are training tasks as well: the same problem, or one in nearly the same words."""
+"""Finds validation tasks that are also training tasks: the same problem, or a near duplicate by its text."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from verl_atgrpo.environment import Environment
 from verl_atgrpo.evaluation.text import counted
 
 NEAR = 0.5
-"""Least Jaccard similarity (shared shingles as a share of all) of two texts that count as nearly the same."""
+"""Jaccard similarity (shared shingles as a share of all) from which two texts are near duplicates."""
 LONG, SHORT = 8, 5
-"""Words in a shingle of a long text, and of one with fewer than `LONG_TEXT` words."""
+"""Words per shingle of a long text, and of one with fewer than `LONG_TEXT` words."""
 LONG_TEXT = 40
 _WORD = re.compile(r"\w+|[-+*/^=<>%]")
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """A validation task that also is a training task, or nearly so."""
+    """A validation task that is also a training task, or a near duplicate of one."""
 
     val: int
     train: int
     similarity: float | None = None
-    """Jaccard similarity of the texts; None for tasks of equal keys."""
+    """Jaccard similarity of the texts; None for tasks with equal keys."""
 
     def __str__(self) -> str:
         if self.similarity is None:
@@ -36,9 +36,9 @@ class Overlap:
 
 
 def shingles(text: str, width: int) -> set[str]:
-    """Returns every run of `width` words of a text, the whole of a shorter one, nothing of an empty one.
+    """Returns all sequences of `width` words of a text; the whole text if it is shorter, nothing if it is empty.
 
-    Case and punctuation do not count; the signs of arithmetic are words.
+    Ignores case and punctuation; arithmetic signs are words.
     """
     words = _WORD.findall(text.lower())
     starts = range(max(1, len(words) - width + 1)) if words else ()
@@ -46,34 +46,34 @@ def shingles(text: str, width: int) -> set[str]:
 
 
 class NearIndex:
-    """Finds those of a fixed set of texts that are nearly a given one, without a look at every pair.
+    """Finds near duplicates of a text in a fixed set of texts, without comparing all pairs.
 
-    An inverted index with prefix filtering (Chaudhuri et al., ICDE 2006): two texts that share enough share one of
-    their rarest shingles, so boilerplate that every text has costs nothing. It misses no pair. One changed word spoils
-    as many shingles as a shingle has words, hence the short ones: texts of fewer than 19 words that differ in a word
-    within are different problems.
+    An inverted index with prefix filtering (Chaudhuri et al., ICDE 2006): near duplicates share one of their rarest
+    shingles, so boilerplate in every text costs nothing. It misses no pair. A changed word changes as many shingles as
+    a shingle has words, hence the shorter shingles of short texts: texts of fewer than 19 words that differ in one
+    inner word count as different problems.
     """
 
     def __init__(self, texts: Mapping[int, str], least: float = NEAR) -> None:
-        """Indexes `texts` (key -> text); `least` is the similarity, above 0, from which on two are nearly the same."""
+        """Indexes `texts` (key -> text); `least` is the similarity of near duplicates, above 0."""
         self._least = least
         self._shingles: dict[int, set[str]] = {}
         for key, text in texts.items():
             width = LONG if len(_WORD.findall(text)) >= LONG_TEXT else SHORT
             self._shingles[key] = shingles(text, width)
-        self._count = Counter(shingle for held in self._shingles.values() for shingle in held)
+        self._count = Counter(shingle for own in self._shingles.values() for shingle in own)
         self._holders: defaultdict[str, list[int]] = defaultdict(list)
-        for key, held in self._shingles.items():
-            for shingle in self._rarest(held, self._dispensable(held) + 1):
+        for key, own in self._shingles.items():
+            for shingle in self._rarest(own, self._dispensable(own) + 1):
                 self._holders[shingle].append(key)
 
     def near(self, text: str) -> dict[int, float]:
-        """Returns key -> similarity for the texts that are nearly `text`."""
+        """Returns key -> similarity of the near duplicates of `text`."""
         found: dict[int, float] = {}
-        for width in (LONG, SHORT):  # shingles of one width never equal those of the other
+        for width in (LONG, SHORT):  # texts with different widths share no shingle
             mine = shingles(text, width)
             known = {shingle for shingle in mine if shingle in self._count}
-            spare = self._dispensable(mine) - (len(mine) - len(known))  # the unknown are the rarest of all
+            spare = self._dispensable(mine) - (len(mine) - len(known))  # unknown shingles are the rarest
             keys = {key for shingle in self._rarest(known, spare + 1) for key in self._holders.get(shingle, ())}
             for key in sorted(keys):
                 shared = len(mine & self._shingles[key])
@@ -82,22 +82,21 @@ class NearIndex:
                     found[key] = similarity
         return found
 
-    def _dispensable(self, held: set[str]) -> int:
-        """Returns how many of its shingles a text may lack in another one that is nearly the same."""
-        return len(held) - math.ceil(self._least * len(held))
+    def _dispensable(self, own: set[str]) -> int:
+        """Returns the number of shingles that a near duplicate may lack."""
+        return len(own) - math.ceil(self._least * len(own))
 
-    def _rarest(self, held: set[str], number: int) -> list[str]:
+    def _rarest(self, own: set[str], number: int) -> list[str]:
         if number <= 0:
             return []
-        return sorted(held, key=lambda shingle: (self._count[shingle], shingle))[:number]
+        return sorted(own, key=lambda shingle: (self._count[shingle], shingle))[:number]
 
 
 def overlaps(env: Environment, train: int, val: int) -> Iterator[Overlap]:
-    """Yields what the first `train` training tasks and the first `val` validation tasks share, by training task.
+    """Yields the overlaps of the first `train` training and the first `val` validation tasks, by training task.
 
-    Makes every task once, and every validation task before the first training task. Time grows with the words of
-    both splits together, and memory with those of the validation split: 20,000 training and 500 validation texts of
-    50 words take a few seconds.
+    Makes every task once, the validation tasks first. Time is linear in the words of both splits, memory in those of
+    the validation split: 20,000 training and 500 validation texts of 50 words take a few seconds.
     """
     same: defaultdict[str, list[int]] = defaultdict(list)
     texts: dict[int, str] = {}
@@ -117,13 +116,13 @@ def overlaps(env: Environment, train: int, val: int) -> Iterator[Overlap]:
 
 
 def report(env: Environment, train: int, val: int, shown: int = 20) -> tuple[str, bool]:
-    """Returns a line for each of the first `shown` overlaps and a summary, and whether there is any."""
+    """Returns a line for each of the first `shown` overlaps with a summary, and whether there are any."""
     found = overlaps(env, train, val)
     first = list(islice(found, shown))
     kinds = Counter(overlap.similarity is None for overlap in first)
     kinds.update(overlap.similarity is None for overlap in found)
     has_text = env.dedup_text(env.task("val", 0)) is not None
-    near = f"{kinds[False]} near" if has_text else "tasks have no text, so near duplicates were not looked for"
+    near = f"{kinds[False]} near" if has_text else "tasks have no text, so near duplicates were not searched for"
     tasks = f"{train:,} training and {counted(val, 'validation task')}"
     summary = f"{tasks}: {kinds[True]} with equal keys, {near}"
     return "\n".join([*map(str, first), summary]), kinds.total() > 0

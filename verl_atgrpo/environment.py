@@ -1,7 +1,7 @@
-"""What an environment is: a task source and one async function in which a team solves a task.
+"""Environments: a source of tasks, and an async function in which a team of agents solves one task.
 
-Nothing here knows of verl, models or training. A new environment subclasses `Environment`, names its
-agents, makes tasks from (split, index) and plays one task in `run`.
+A new environment subclasses `Environment`, names its agents, makes tasks from (split, index) and plays one task in
+`run`. Nothing here depends on verl, models or training.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Message = Mapping[str, str]
 
 
 class EnvironmentConfigError(ValueError):
-    """An environment's options do not make sense; the message names the key and what would do."""
+    """An environment refuses its options. The message names the key and what is accepted."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """What one candidate is worth: the team's part and the agent's own part (paper, Sec. 4.2)."""
+    """The reward of a candidate in two parts: the team's and the agent's own (paper, Sec. 4.2)."""
 
     team: float = 0.0
-    """The effect on the shared goal. It must follow from the state and the reply alone."""
+    """Effect on the shared goal; must depend on the state and the reply only."""
     local: float = 0.0
-    """How well this agent did its own job."""
+    """How well this agent did its own part."""
 
     def mixed(self, alpha: float, local_weight: float = 1.0) -> float:
         """Returns r = alpha * team + local_weight * local."""
@@ -47,54 +47,55 @@ class Outcome:
     """How an episode ended."""
 
     success: bool
-    """Solved, and by nothing else than solving: running out of turns is not success."""
+    """Whether the task was solved; running out of turns is no success."""
     team_reward: float = 0.0
-    """The episode's shared reward, given to every row in the parallel sampling scheme."""
+    """The episode's shared reward: that of every row with `scheme: parallel`."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Further figures of the episode, averaged over episodes in the logs."""
+    """Further metrics of the episode; the logs have their means over episodes."""
 
 
 class Environment(ABC):
     """A family of tasks and the workflow in which a team of agents solves one of them."""
 
     agents: ClassVar[tuple[str, ...]]
-    """Names of the agents, as used in `team.<agent>.act(...)` and in `at_grpo.agents`."""
+    """Names of the agents, for `team.<agent>.act(...)` and `at_grpo.agents`."""
 
     @abstractmethod
     def task(self, split: Split, index: int) -> Any:
-        """Returns task `index` of `split`; the same arguments give the same task in every process."""
+        """Returns task `index` of `split`: the same task for the same arguments in every process."""
 
     @abstractmethod
     def fingerprint(self, task: Any) -> str:
-        """Returns a text that is equal for two tasks exactly if they are the same problem."""
+        """Returns a text that two tasks share exactly if they are the same problem."""
 
     def task_key(self, task: Any) -> str:
-        """Returns what no move of an episode changes, say the walls of a grid and not the walker; splits share none.
+        """Returns the part of a task that no move changes, such as a grid's walls but not the position.
 
-        By default the fingerprint, which is right only where an episode never comes to the start of another task.
+        No key may be in both splits. The default is the fingerprint, which suffices only if no episode can reach the
+        start of another task.
         """
         return self.fingerprint(task)
 
     @abstractmethod
     async def run(self, task: Any, team: Team) -> Outcome:
-        """Plays one episode of `task` with `team` and returns how it ended."""
+        """Plays one episode of `task` with `team` and returns its outcome."""
 
     def dedup_text(self, task: Any) -> str | None:
-        """Returns the problem's own words, without what every task says, or None if it has none.
+        """Returns the problem's text without the parts that all tasks share, or None if it has no such text.
 
-        Validation tasks in nearly the words of a training task are refused (`contamination`). Generated puzzles,
-        whose drawings are alike by nature, have no text: their fingerprints tell all.
+        Validation tasks that are near duplicates of a training task by this text are refused (`contamination`).
+        Generated puzzles return None: all of them look alike, and their keys suffice.
         """
         return None
 
     def num_tasks(self, split: Split) -> int | None:
-        """Returns how many tasks `split` has, or None if they are generated without end."""
+        """Returns the number of tasks of `split`, or None if they are generated without end."""
         return None
 
     def data_sets(self, split: Split) -> Mapping[str, int]:
-        """Returns the data sets that the tasks of `split` are from: name -> number of tasks, in the order of tasks.
+        """Returns the data sets of `split`, in the order of tasks: name -> number of tasks.
 
-        Validation reports each by its name, and tasks that none of them covers by the environment's.
+        Validation reports each under its name, and all further tasks under the environment's.
         """
         return {}
 
@@ -102,14 +103,14 @@ class Environment(ABC):
 def stable_hash(*parts: object) -> int:
     """Returns a 63-bit integer of `parts` that is the same in every process and Python version.
 
-    `hash()` of a string changes with PYTHONHASHSEED, so seeds are never derived from it.
+    Unlike `hash()`, which depends on PYTHONHASHSEED, it can be used to derive seeds.
     """
     text = "\x1f".join(repr(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 ENTRY_POINTS = "verl_atgrpo.environments"
-"""The group of entry points by which installed packages bring environments: a name, and "module:Class"."""
+"""Group of entry points with which installed packages register environments: a name and "module:Class"."""
 
 _REGISTRY: dict[str, str | Callable[..., Environment]] = {
     "code": "verl_atgrpo.environments.code:Code",
@@ -132,7 +133,7 @@ _REGISTRY: dict[str, str | Callable[..., Environment]] = {
 
 
 def register(name: str, entry_point: str | Callable[..., Environment]) -> None:
-    """Makes an environment known under `name`; `entry_point` is "module:Class" or the class itself.
+    """Registers an environment under `name`; `entry_point` is "module:Class" or the class itself.
 
     Raises ValueError if `name` is taken by another entry point.
     """
@@ -144,7 +145,7 @@ def register(name: str, entry_point: str | Callable[..., Environment]) -> None:
 
 @functools.cache
 def _installed() -> Mapping[str, str]:
-    """Returns name -> entry point of the environments that installed packages bring.
+    """Returns name -> entry point of the environments that installed packages register.
 
     Raises EnvironmentConfigError for a name that is taken.
     """
@@ -161,11 +162,12 @@ def _installed() -> Mapping[str, str]:
 
 
 def registered() -> tuple[str, ...]:
-    """Returns the names `make` knows, sorted."""
+    """Returns the registered names, sorted."""
     return tuple(sorted({*_REGISTRY, *_installed()}))
 
 
-def _load(name: str) -> Callable[..., Environment]:
+def load(name: str) -> Callable[..., Environment]:
+    """Returns the class or factory of the environment `name`; raises EnvironmentConfigError for an unknown name."""
     entry_point = {**_installed(), **_REGISTRY}.get(name, name)
     if not isinstance(entry_point, str):
         return entry_point
@@ -187,14 +189,14 @@ def _load(name: str) -> Callable[..., Environment]:
 
 
 def make(name: str, **options: Any) -> Environment:
-    """Builds the environment `name` (registered, or "module:Class") with its options.
+    """Returns the environment `name` (registered, or "module:Class") with its options.
 
-    An option that it does not take may be null: so a recipe takes back what the one it builds upon has set.
+    Drops an option that the environment does not take if it is null, so that a recipe can unset an option of the
+    recipe that it is based on.
 
-    Raises EnvironmentConfigError for an unknown name, an unknown option or an option value that the
-    environment refuses.
+    Raises EnvironmentConfigError for an unknown name or option, or for a value that the environment refuses.
     """
-    factory = _load(name)
+    factory = load(name)
     accepted = inspect.signature(factory).parameters
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values()):
         options = {option: value for option, value in options.items() if option in accepted or value is not None}

@@ -1,4 +1,4 @@
-"""Whether verl shall run on the CPU: asked in every process, so it must be quick and need no verl import."""
+"""Decides whether verl runs on the CPU. Runs in every process, so it is quick and does not import verl."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 
 
 def wants_cpu() -> bool:
-    """Returns True with VERL_PLATFORM=cpu, or if VERL_PLATFORM is not set and no accelerator can be used.
+    """Returns True with VERL_PLATFORM=cpu, or if VERL_PLATFORM is not set and torch has no accelerator support.
 
-    "Can be used" asks the torch build, not only the devices: a Ray actor without a GPU, or the head node
-    of a GPU cluster, sees no device either, but has the cluster's torch and must stay what it is.
+    Checks the torch build, not the devices: a Ray actor without a GPU and the head node of a GPU cluster have no
+    device either, but must not switch to CPU mode.
     """
     chosen = os.environ.get("VERL_PLATFORM", "").strip().lower()
     if chosen:

@@ -1,7 +1,6 @@
-"""The entry point verl loads (group `verl.plugins`): what is registered where, and that warnings are heard.
+"""verl's entry point (group `verl.plugins`): registers the estimator, the trainer mode and the configuration checks.
 
-Read on from here: recipe (`recipes/`) -> `config.py` -> `environment.py` -> `team.py` -> `rollout/` ->
-`advantage.py` -> `trainer/`.
+docs/how_it_works.md has the walk through the modules from here on.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from types import ModuleType
 
 
 def register() -> None:
-    """Registers the estimator, the trainer, the configuration check and, without an accelerator, CPU mode.
+    """Registers the estimator, the trainer, the configuration checks and, without an accelerator, CPU mode.
 
-    Sees to it that warnings of the package are heard.
+    Also makes sure that the package's warnings are logged.
     """
     from verl_atgrpo import platform_choice
     from verl_atgrpo.compat import when_imported
@@ -34,9 +33,9 @@ def register() -> None:
 def _log_warnings() -> None:
     level = os.getenv("VERL_LOGGING_LEVEL", "WARN")
     logger = logging.getLogger(__package__)
-    if logger.level == logging.NOTSET:  # the command line has set its own
+    if logger.level == logging.NOTSET:  # not set by our command line
         logger.setLevel(level)
-    # A dependency of vLLM's sets the root logger and its handlers to this level when it is imported, by default ERROR.
+    # A dependency of vLLM sets the root logger and its handlers to this level when it is imported, by default ERROR.
     os.environ.setdefault("SAGEMAKER_CONTAINER_LOG_LEVEL", level)
 
 
@@ -60,7 +59,7 @@ def _check_configurations(config_module: ModuleType) -> None:
 try:
     register()
 except Exception:
-    # verl logs a plugin's exception at DEBUG level only, and would go on without the plugin. Every import
-    # of ours is inside, so that none of them can fail unheard.
+    # verl logs a plugin's exception at DEBUG level and continues without the plugin. All our imports are inside
+    # functions, so that none of them fails silently.
     sys.stderr.write(f"verl-atgrpo: the plugin could not be loaded:\n{traceback.format_exc()}")
     raise

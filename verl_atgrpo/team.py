@@ -1,8 +1,8 @@
-"""The team an environment talks to: decision points, candidates, selection.
+"""The team that plays an episode: decisions, candidates and their selection.
 
-`await team.<agent>.act(prompt, score)` is a decision point: one agent, one turn, one prompt. The K
-candidates sampled there answer the same token ids, so they form one comparison group by construction
-(AT-GRPO, arXiv 2510.11062, Sec. 4.1), and the committed one is what the rest of the episode sees.
+`await team.<agent>.act(prompt, score)` is a decision: one agent, one turn, one prompt. Its K candidates answer the
+same token ids, so they form a comparison group by construction (AT-GRPO, arXiv 2510.11062, Sec. 4.1). The episode
+continues with the committed one.
 """
 
 from __future__ import annotations
@@ -26,61 +26,60 @@ SELECTIONS: tuple[Selection, ...] = ("greedy", "first", "random", "softmax")
 
 
 class EpisodeFailed(Exception):
-    """A candidate could not be had (engine error, time-out, over-long prompt), or judged, so its episode ends."""
+    """A candidate could not be sampled (engine error, time-out, prompt too long) or scored; its episode ends."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
-        """One word for the counters: `prompt_too_long`, `timeout`, `engine` or `empty`; or an environment's own."""
+        """Name of the counter: `prompt_too_long`, `timeout`, `engine`, `empty`, or an environment's own."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What a policy answered to one prompt."""
+    """A policy's answer to one prompt."""
 
     token_ids: list[int]
     log_probs: list[float]
-    """Log-probability of each sampled token, as the server computed it; one per token id."""
+    """Log-prob of each sampled token, computed by the server; one per token id."""
     text: str
     truncated: bool = False
-    """True if the answer ran into the length limit."""
+    """Whether the answer reached the length limit."""
     weights_version: tuple[int, int] = (0, 0)
     """First and last version of the weights that produced tokens of this answer."""
     resumed: int = 0
-    """How often the server ended the answer early and it was gone on with."""
+    """How often the answer was interrupted and resumed."""
     cached_tokens: int = 0
-    """Tokens of the prompt that the server had in its prefix cache."""
+    """Tokens of the prompt that were in the server's prefix cache."""
     usage: tuple[int, int] | None = None
-    """Tokens of the prompt and of the answer as a server counted them that shows its users no ids; the ids here and
-    those of the prompt are then stand-ins."""
+    """Numbers of tokens of prompt and answer, from a server that returns no ids; all ids are placeholders then."""
 
     @property
     def tokens(self) -> int:
-        """The number of tokens generated."""
+        """The number of generated tokens."""
         return len(self.token_ids) if self.usage is None else self.usage[1]
 
 
 class Sampler(Protocol):
-    """What a team samples candidates from; implemented over verl's servers, local models and scripts."""
+    """The source of a team's candidates: verl's servers, a local model or a script."""
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Applies the chat template once and returns the prompt's token ids.
+        """Returns the token ids of a prompt, with the chat template applied.
 
-        Raises EpisodeFailed if the prompt is longer than the policy accepts.
+        Raises EpisodeFailed if the prompt is too long for the policy.
         """
         ...
 
     async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
-        """Samples one answer; `decision_id` is shared by candidates so that they share a prefix cache.
+        """Samples one answer. Candidates of a decision have the same `decision_id`, so that they share a prefix cache.
 
-        Raises EpisodeFailed if no answer could be had.
+        Raises EpisodeFailed if sampling failed.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One answer sampled at a decision point, with its score."""
+    """One answer sampled at a decision, with its score."""
 
     generation: Generation
     score: Score
@@ -95,49 +94,49 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Decision:
-    """One comparison group: the K candidates of (episode, agent, turn)."""
+    """A comparison group: the K candidates of (episode, agent, turn)."""
 
     agent: str
     turn: int
-    """Counts this agent's decisions in the episode, from 0."""
+    """Index of the decision among this agent's in the episode."""
     policy: str
     prompt_ids: list[int]
     candidates: tuple[Candidate, ...]
     committed: int
-    """Index of the candidate that the episode went on with."""
+    """Index of the candidate that the episode continued with."""
 
 
 @dataclass(frozen=True)
 class TeamOptions:
-    """How candidates are sampled, mixed and selected; one instance serves every episode of a run."""
+    """How many candidates are sampled, how their rewards are mixed, and which is selected."""
 
     candidates: int = 4
-    """K, the number of candidates at every decision of the tree scheme."""
+    """K, the number of candidates of a decision with the scheme `tree`."""
     alpha: float = 1.0
     """Weight of the team part in r = alpha * team + local_weight * local (paper, Eq. 3)."""
     local_weight: float = 1.0
-    """Weight of the local part; the paper's is 1."""
+    """Weight of the local part; 1 in the paper."""
     selection: Selection = "greedy"
-    """Which candidate is committed; greedy takes the best mixed reward, ties to the lowest index."""
+    """Which candidate is committed; `greedy` takes the largest mixed reward, at ties the lowest index."""
     softmax_temperature: float = 1.0
     """Temperature of `selection: softmax`, in units of reward."""
 
 
 @dataclass
 class EpisodeRecord:
-    """Everything that is kept of an episode: its outcome and the decisions on the way."""
+    """An episode's decisions, in the order in which they were made, and its outcome."""
 
     decisions: list[Decision]
     outcome: Outcome
 
 
 def as_messages(prompt: Prompt) -> list[Message]:
-    """Returns `prompt` as chat messages: a plain text becomes one user message."""
+    """Returns `prompt` as chat messages: a text becomes one user message."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
 
 def select(rewards: Sequence[float], selection: Selection, rng: random.Random, temperature: float = 1.0) -> int:
-    """Returns the index of the candidate to commit among those with these mixed `rewards`."""
+    """Returns the index of the candidate to commit, given the candidates' mixed rewards."""
     if selection == "first":
         return 0
     if selection == "random":
@@ -151,7 +150,7 @@ def select(rewards: Sequence[float], selection: Selection, rng: random.Random, t
 
 @dataclass(frozen=True)
 class Agent:
-    """One member of the team, seen from the environment."""
+    """One agent of a team, as the environment uses it."""
 
     _team: Team = field(repr=False)
     name: str
@@ -164,13 +163,13 @@ class Agent:
             score: reply -> Score, sync or async; it must not change the state. None scores 0.
 
         Raises:
-            EpisodeFailed: a candidate could not be had; the environment lets it pass.
+            EpisodeFailed: a candidate could not be sampled; the environment should not catch it.
         """
         return await self._team._decide(self.name, prompt, score)
 
 
 class Team:
-    """The agents of one episode and the record of what they decided."""
+    """The agents of one episode and their decisions."""
 
     def __init__(
         self,
@@ -190,10 +189,10 @@ class Team:
             options: K, alpha, selection.
             scheme: `tree` samples K candidates a decision; `parallel` and `evaluate` sample one.
             episode_id: unique among the episodes of a step; decision ids derive from it.
-            seed: every sample of the episode derives from it; None leaves sampling to the policy.
+            seed: from which the seed of every sample derives; None leaves seeding to the policy.
 
         Raises:
-            ValueError: an agent's name is no identifier or is an attribute of every team.
+            ValueError: an agent's name is no identifier, or is an attribute of Team.
         """
         for name in agents:
             if not name.isidentifier() or hasattr(Team, name) or name in ("decisions", "failure", "generated_tokens"):
@@ -210,13 +209,14 @@ class Team:
         self.decisions: list[Decision] = []
         self.generated_tokens = 0
         self.failure: EpisodeFailed | None = None
-        """The first candidate that could not be had: the episode has failed, whatever becomes of it."""
+        """The first failure of a decision. The episode has failed even if the environment catches the exception."""
 
     def __getattr__(self, name: str) -> Agent:
         agents = self.__dict__.get("_policy_of", ())
         if name not in agents:
             raise AttributeError(f"the team has no agent {name!r}; its agents are {', '.join(agents)}")
-        # Not kept: a team in a reference cycle, and all its tokens with it, would wait for the garbage collector.
+        # Made anew on each access: a stored agent would form a reference cycle that keeps the team's tokens until the
+        # next garbage collection.
         return Agent(self, name)
 
     def __getitem__(self, name: str) -> Agent:
@@ -226,10 +226,12 @@ class Team:
         if self._closed:
             raise asyncio.CancelledError("the episode has ended")
         running = asyncio.current_task()
-        assert running is not None  # a coroutine that runs is run by a task
+        assert running is not None  # coroutines run in tasks
         self._active.add(running)
         try:
-            return await self._sample_and_commit(agent, prompt, score)
+            decision = await self._sample_and_commit(agent, prompt, score)
+            self.decisions.append(decision)
+            return decision.candidates[decision.committed]
         except EpisodeFailed as failure:
             self.failure = self.failure or failure
             raise
@@ -237,14 +239,14 @@ class Team:
             self._active.discard(running)
 
     async def close(self) -> None:
-        """Ends decisions still in flight and refuses new ones: the episode is over, or has failed."""
+        """Cancels decisions in flight and refuses new ones."""
         self._closed = True
         tasks = self._active - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _sample_and_commit(self, agent: str, prompt: Prompt, score: ScoreFunction | None) -> Candidate:
+    async def _sample_and_commit(self, agent: str, prompt: Prompt, score: ScoreFunction | None) -> Decision:
         turn = self._turns[agent]
         self._turns[agent] = turn + 1
         policy_name = self._policy_of[agent]
@@ -259,11 +261,10 @@ class Team:
         )
         rewards = [candidate.reward for candidate in sampled]
         options = self._options
-        # By decision, not by episode: agents that act at once finish in any order.
+        # Seeded by decision, not by episode: agents that act concurrently finish in any order.
         rng = random.Random(stable_hash(self._seed, "selection", agent, turn))
         committed = select(rewards, options.selection, rng, options.softmax_temperature)
-        self.decisions.append(Decision(agent, turn, policy_name, prompt_ids, tuple(sampled), committed))
-        return sampled[committed]
+        return Decision(agent, turn, policy_name, prompt_ids, tuple(sampled), committed)
 
     async def _sample(
         self,
@@ -290,9 +291,9 @@ class Team:
 
 
 async def _gather(awaitables: Sequence[Awaitable[Candidate]]) -> list[Candidate]:
-    """Like asyncio.gather, but the first error cancels the siblings and waits for them to end.
+    """Like asyncio.gather, but the first error cancels the other awaitables and waits for them.
 
-    A failed episode must not go on using the engine for candidates that nobody will train on.
+    Otherwise a failed episode would continue to use the engine.
     """
     tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
     try:
@@ -307,25 +308,25 @@ async def _gather(awaitables: Sequence[Awaitable[Candidate]]) -> list[Candidate]
 def episode_seed(seed: int, split: Split, step: int | Literal["val"], index: int, session: int, deal: int = 0) -> int:
     """Returns the seed of an episode's samples.
 
-    Training samples differ from step to step; validation (`step="val"`) repeats the same ones, so that its curve shows
-    the policy and not the dice.
+    Training samples differ between steps. Validation (`step="val"`) always has the same seeds, so that its curve
+    shows changes of the policy only.
 
     Args:
         seed: the run's, `at_grpo.seed`.
-        split: where the task is from.
+        split: the task's split.
         step: the training step.
         index: of the task in its split.
-        session: which of the task's episodes.
-        deal: how often the task was dealt before in the same step, which happens where a data set begins anew.
+        session: index of the episode among the task's.
+        deal: how often the task was submitted before in the same step, which happens when a data set starts again.
     """
     return stable_hash(seed, split, step, index, session, *([deal] if deal else []))
 
 
 async def play(environment: Environment, task: object, team: Team) -> EpisodeRecord:
-    """Runs one episode and returns its outcome with every decision taken.
+    """Plays one episode and returns its outcome with all decisions.
 
-    Raises EpisodeFailed if a candidate could not be had, whatever the environment made of that: a task
-    group wraps the exception into another, a careless handler drops it, and the episode has failed still.
+    Raises EpisodeFailed if a decision failed, even if the environment wrapped the exception (as task groups do) or
+    caught it.
     """
     try:
         outcome = await environment.run(task, team)
@@ -342,22 +343,22 @@ async def play(environment: Environment, task: object, team: Team) -> EpisodeRec
 
 @dataclass
 class ScriptedPolicy:
-    """A policy that answers from a script: for tests, docs and benchmarks, without any model.
+    """A policy that answers from a script instead of a model, for tests and benchmarks.
 
-    Token ids are the answer's unicode code points, so that decoding is exact.
+    Token ids are Unicode code points, so that decoding is exact.
     """
 
     script: Callable[[str, int], str]
     """(prompt text, index of the call for this prompt) -> answer."""
     calls: Counter[str] = field(default_factory=Counter)
-    """How often each prompt text was asked."""
+    """Number of calls of each prompt text."""
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Returns the code points of the messages' contents, joined by newlines."""
         return [ord(char) for char in "\n".join(message["content"] for message in messages)]
 
     async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
-        """Returns the script's next answer to this prompt, with log-probabilities of 0."""
+        """Returns the script's next answer to this prompt, with log-probs of 0."""
         prompt = "".join(map(chr, prompt_ids))
         text = self.script(prompt, self.calls[prompt])
         self.calls[prompt] += 1

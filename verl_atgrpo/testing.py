@@ -1,4 +1,4 @@
-"""Checks of a user's environment, for its tests: `check_environment`."""
+"""`check_environment`: a contract test for users' environments."""
 
 from __future__ import annotations
 
@@ -31,23 +31,214 @@ from verl_atgrpo.team import (
 __all__ = ["HOSTILE", "EnvironmentContractError", "Script", "ScriptError", "Scripts", "check_environment"]
 
 Script = Callable[[str, int], str]
-"""(prompt text, index of the call for this prompt) -> reply, and nothing else: it is asked out of turn as well."""
+"""(prompt text, index of the call for this prompt) -> reply. A pure function: it is also called out of order."""
+Scripts = Callable[[Any], Mapping[str, Script]]
+"""Task -> agent -> script."""
 ROUNDING = 1e-9
-"""By how much a sum of scores may be off."""
+"""Tolerance of sums of scores."""
 
 
 class EnvironmentContractError(AssertionError):
-    """An environment breaks the contract; the message is one line: the check, the task and what happened."""
+    """An environment breaks the contract. The message is one line: the check, the task and what happened."""
 
 
 class ScriptError(ValueError):
-    """A script that was given to the check raises, is missing, or replies with no text: the environment is not at
-    fault."""
+    """A script passed to the check raises, is missing, or returns no text; the environment is not at fault."""
+
+
+Marks = tuple[str, str]
+"""A task's fingerprint and key."""
+_CONTROL = "\x00\x07\x1b[31m\r\u202e\u2028\ufeff\ufffd ٣½ \U0001f9e9 Ⅷ {}%s \\n ```python\n"
+_SPLITS: tuple[Split, ...] = ("train", "val")
+
+HOSTILE: dict[str, Script] = {
+    "empty": lambda prompt, k: "",
+    "garbage": lambda prompt, k: "the quick brown fox; 0 1 -1 1e999 nan [](){} None",
+    "huge": lambda prompt, k: "0 1 " * 25_000,
+    "control characters": lambda prompt, k: _CONTROL,
+    "echo": lambda prompt, k: prompt,
+    "echo in other case": lambda prompt, k: prompt.swapcase(),
+    "last line's echo": lambda prompt, k: prompt.rstrip().rpartition("\n")[2],
+}
+"""Replies that must earn nearly nothing and must not raise; a team that mixes them is played as well."""
+
+
+def check_environment(
+    make: str | Callable[..., Environment],
+    options: Mapping[str, Any] | None = None,
+    *,
+    gold: Scripts | None = None,
+    exploits: Sequence[Scripts] = (),
+    legal: Scripts | None = None,
+    plays: int = 1000,
+    tasks: int = 20,
+    episodes: int = 2,
+    bounds: tuple[float, float] = (-1.0, 1.0),
+    alpha: float = 1.0,
+    floor: float = 0.2,
+    max_decisions: int = 100,
+) -> None:
+    """Checks an environment against the contract that training relies on.
+
+    Args:
+        make: a registered name or "module:Class" as in a recipe, or a class or function that makes the environment.
+            Its tasks are also made in a fresh process if that can import it, which it cannot with a lambda or a local
+            class.
+        options: the environment's options, as in a recipe.
+        gold: task -> scripts with a good answer of every agent at every decision. Their episodes must succeed; at
+            their decisions no reply of another script may score more; and no other episode may have a larger sum of
+            team parts, or a larger mean of mixed scores.
+        exploits: further scripts (task -> scripts) for these comparisons, which try to score without solving the task.
+        legal: task -> scripts that play at random, by the rules. No prompt that they reach on a training task may be
+            the first prompt of a validation task; otherwise `task_key` includes something that moves change.
+        plays: number of training tasks that `legal` plays, and of validation tasks for this comparison.
+        tasks: number of tasks of each split that are made, several times.
+        episodes: number of these tasks of each split that are played, by every team.
+        bounds: of the team part and of the local part.
+        alpha: weight of the team part in the mixed score.
+        floor: largest mixed score of a hostile reply (`HOSTILE`); the paper pays .2 for the format of an answer.
+        max_decisions: an episode with more decisions counts as endless.
+
+    Raises:
+        EnvironmentContractError: the environment breaks the contract.
+        ScriptError: one of the caller's scripts raises, is missing, or returns no text.
+    """
+    if exploits and gold is None:
+        raise ValueError("exploits are compared with gold scripts: give gold as well")
+    factory = functools.partial(environment.make, make) if isinstance(make, str) else make
+    options = dict(options or {})
+    env, again = factory(**options), factory(**options)
+    _check_agents(env)
+    known = {split: _check_tasks(env, again, split, tasks) for split in _SPLITS}
+    _check_disjoint(known)
+    _check_other_process(make, options, known)
+    for split in _SPLITS:
+        trials = [
+            Trial(env, split, index, bounds, alpha, floor, max_decisions)
+            for index in range(min(episodes, len(known[split])))
+        ]
+        outcomes = [outcome for trial in trials for outcome in _check_episodes(trial, gold, exploits)]
+        # verl averages metrics over the episodes of a split, which must all have the same ones.
+        if len(kinds := {tuple(sorted(outcome.metrics)) for outcome in outcomes}) > 1:
+            raise EnvironmentContractError(f"metrics: the episodes of split {split!r} have {sorted(kinds)}")
+    if legal is not None:
+        _check_first_prompts(env, legal, plays)
+
+
+# ---------------------------------------------------------------------- tasks
+
+
+def _check_agents(env: Environment) -> None:
+    agents = getattr(env, "agents", None)
+    named = isinstance(agents, tuple) and all(isinstance(agent, str) and agent.isidentifier() for agent in agents)
+    if not agents or not named or len(set(agents)) < len(agents):
+        raise EnvironmentContractError(f"agents: {agents!r} is not a tuple of distinct identifiers")
+
+
+def _check_tasks(env: Environment, again: Environment, split: Split, tasks: int) -> list[Marks]:
+    """Returns the fingerprints and keys of the first tasks; both instances must make the same tasks."""
+    size = env.num_tasks(split)
+    if size is not None and (not isinstance(size, int) or size < 1):
+        raise EnvironmentContractError(f"size: split {split!r} has {size!r} tasks; None, or 1 and more")
+    count = min(tasks, size or tasks)
+    known: list[Marks] = []
+    for index in sorted({*range(count), (size or count) - 1}):
+        where = f"task: task ({split}, {index})"
+        try:
+            made = [
+                (maker.fingerprint(task), maker.task_key(task), maker.dedup_text(task))
+                for maker in (env, env, again)
+                for task in [maker.task(split, index)]
+            ]
+        except Exception as error:
+            raise EnvironmentContractError(f"{where} cannot be made: {in_a_line(error)}") from error
+        fingerprint, key, text = made[0]
+        if not isinstance(fingerprint, str) or not isinstance(key, str) or not isinstance(text, str | None):
+            raise EnvironmentContractError(
+                f"{where}: fingerprint {fingerprint!r:.80}, task_key {key!r:.80}, text {text!r:.80}: not all are texts"
+            )
+        if made != made[:1] * 3:
+            raise EnvironmentContractError(f"{where} differs when it is made again")
+        known.append((fingerprint, key))
+    return known[:count]
+
+
+def _check_disjoint(known: Mapping[Split, Sequence[Marks]]) -> None:
+    trained_on = [key for _, key in known["train"]]
+    for index, (_, key) in enumerate(known["val"]):
+        if key in trained_on:
+            same = trained_on.index(key)
+            raise EnvironmentContractError(f"splits: task (val, {index}) has the key of task (train, {same})")
+
+
+def _check_first_prompts(env: Environment, legal: Scripts, plays: int) -> None:
+    """Checks that random play of training tasks never reaches the start of a validation task."""
+
+    def prompts(split: Split, scripts: Scripts, first: bool) -> Iterator[tuple[int, str, tuple[int, ...]]]:
+        for index in range(min(plays, env.num_tasks(split) or plays)):
+            task = env.task(split, index)
+            record = asyncio.run(play(env, task, ScriptedTeam(scripts(task), candidates=1)))
+            for decision in record.decisions:
+                if decision.turn == 0 or not first:
+                    yield index, decision.agent, tuple(decision.prompt_ids)
+
+    starts = {
+        (agent, ids): index
+        for index, agent, ids in prompts("val", lambda task: dict.fromkeys(env.agents, lambda prompt, k: "?"), True)
+    }
+    for index, agent, ids in prompts("train", legal, False):
+        if (agent, ids) in starts:
+            raise EnvironmentContractError(
+                f"splits: random play of task (train, {index}) gives {agent!r} the first prompt of task "
+                f"(val, {starts[agent, ids]}): leave out of task_key what moves change"
+            )
+
+
+def _check_other_process(
+    make: str | Callable[..., Environment], options: Mapping[str, Any], known: Mapping[Split, Sequence[Marks]]
+) -> None:
+    """Checks that a fresh process with another PYTHONHASHSEED makes the same tasks."""
+    factory = environment.load(make) if isinstance(make, str) else make
+    module, name = getattr(factory, "__module__", "__main__"), getattr(factory, "__qualname__", "")
+    if module == "__main__" or not name.isidentifier():
+        return
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    done = subprocess.run(
+        [sys.executable, "-c", "from verl_atgrpo import testing; testing._print_marks()"],
+        input=json.dumps([f"{module}:{name}", options, {split: len(marks) for split, marks in known.items()}]),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    if done.returncode:
+        error = done.stderr.strip().rpartition("\n")[2]
+        raise EnvironmentContractError(f"task: {module}:{name} cannot make its tasks in another process: {error}")
+    received = json.loads(done.stdout.splitlines()[-1])
+    for split, marks in known.items():
+        for index, mark in enumerate(marks):
+            if mark != tuple(received[split][index]):
+                raise EnvironmentContractError(f"task: task ({split}, {index}) differs in another process")
+
+
+def _print_marks() -> None:
+    """Prints the tasks' fingerprints and keys as the last line; called in the fresh process."""
+    name, options, counts = json.load(sys.stdin)
+    env = environment.make(name, **options)
+    tasks = {split: [env.task(split, index) for index in range(n)] for split, n in counts.items()}
+    marks = {split: [(env.fingerprint(task), env.task_key(task)) for task in made] for split, made in tasks.items()}
+    sys.stdout.write("\n" + json.dumps(marks))
+
+
+# ---------------------------------------------------------------------- episodes
+
+
+Decided = tuple[list[int], str, Score]
+"""Prompt ids, the committed reply and its score."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A task to be played, and what the caller allows."""
+    """A task to be played, and the caller's limits."""
 
     env: Environment
     split: Split
@@ -56,18 +247,18 @@ class Trial:
     """Of the team part and of the local part."""
     alpha: float
     floor: float
-    """The most that a hostile reply may earn at a decision, mixed."""
+    """Largest mixed score of a hostile reply."""
     max_decisions: int
 
     def fault(self, check: str, team: str, what: str) -> EnvironmentContractError:
-        """Returns the error that names the check, the task, the team that played, and what happened."""
+        """Returns an error with the check, the task, the team and what happened."""
         return EnvironmentContractError(f"{check}: task ({self.split}, {self.index}), {team} team: {what}")
 
     def scripts(self, team: str, make: Callable[[Any], Mapping[str, Script]]) -> dict[str, Script]:
-        """Returns a team's scripts for the task; what they raise is raised as a ScriptError that names them.
+        """Returns a team's scripts for the task, wrapped so that their exceptions become ScriptErrors.
 
         Args:
-            team: the name of the team in messages.
+            team: the team's name, for messages.
             make: task -> the script of every agent.
         """
         where = f"script: task ({self.split}, {self.index}), {team} team"
@@ -79,20 +270,20 @@ class Trial:
         if missing := [agent for agent in self.env.agents if agent not in made]:
             raise ScriptError(f"{where}: no script for {', '.join(map(repr, missing))}")
 
-        def asked(agent: str, prompt: str, k: int) -> str:
+        def reply_of(agent: str, prompt: str, k: int) -> str:
             try:
                 reply = made[agent](prompt, k)
             except Exception as error:
                 raise ScriptError(f"{where}: the script of {agent!r} raises {in_a_line(error)}") from error
             if not isinstance(reply, str):
-                raise ScriptError(f"{where}: the script of {agent!r} replies {reply!r:.80}, no text")
+                raise ScriptError(f"{where}: the script of {agent!r} returns {reply!r:.80}, not a text")
             return reply
 
-        return {agent: functools.partial(asked, agent) for agent in self.env.agents}
+        return {agent: functools.partial(reply_of, agent) for agent in self.env.agents}
 
 
 class WatchedTeam(ScriptedTeam):
-    """A scripted team that looks at prompts and scores, and has the replies of `probes` scored as well."""
+    """A scripted team that checks prompts and scores, and has the replies of the `probes` scored as well."""
 
     def __init__(
         self, trial: Trial, name: str, scripts: Mapping[str, Script], probes: Mapping[str, Mapping[str, Script]]
@@ -100,22 +291,22 @@ class WatchedTeam(ScriptedTeam):
         super().__init__(scripts, alpha=trial.alpha)
         self.policies.update({agent: _EndingPolicy(script) for agent, script in scripts.items()})
         self.trial, self.name, self.probes = trial, name, probes
-        self.asked = 0
+        self.requested = 0
         self._order = asyncio.Lock()
         self.fault: EnvironmentContractError | ScriptError | None = None
-        """The first one, kept here because an environment may catch what a decision raises."""
+        """The first error, kept because an environment may catch what a decision raises."""
 
     async def _decide(self, agent: str, prompt: Prompt, score: ScoreFunction | None) -> Candidate:
         try:
             if self.fault is not None:
                 raise self.fault
-            self.asked += 1
-            if self.asked > self.trial.max_decisions:
+            self.requested += 1
+            if self.requested > self.trial.max_decisions:
                 raise self.trial.fault("end", self.name, f"none after {self.trial.max_decisions} decisions")
             if not is_prompt(prompt):
-                raise self.trial.fault("prompt", self.name, f"{agent!r} is asked {prompt!r:.80}, no text, no chat")
+                raise self.trial.fault("prompt", self.name, f"{agent!r} gets {prompt!r:.80}, not a text or a chat")
             scored = functools.partial(self._scored, agent, score)
-            # In the order asked, as without probes: decisions of one agent at the same time are numbered by it.
+            # One at a time, in the order of requests: concurrent decisions of one agent are numbered in that order.
             async with self._order:
                 await self._probe(agent, prompt, scored)
                 return await super()._decide(agent, prompt, scored)
@@ -146,13 +337,13 @@ class WatchedTeam(ScriptedTeam):
             scored = await scored
         parts = (scored.team, scored.local) if isinstance(scored, Score) else (math.nan,)
         if not all(is_finite(part) and low - ROUNDING <= part <= high + ROUNDING for part in parts):
-            what = f"{agent!r} gets {scored!r:.80} for {reply!r:.40}, no Score inside [{low:g}, {high:g}]"
+            what = f"{agent!r} gets {scored!r:.80} for {reply!r:.40}, not a Score inside [{low:g}, {high:g}]"
             raise self.trial.fault("score", self.name, what)
         return scored
 
 
 class _EndingPolicy(ScriptedPolicy):
-    """Gives every answer one token, as a model ends even an empty one: it is an answer then, and no failure."""
+    """Returns one token for every answer: a model ends even an empty answer with one, so that it is no failure."""
 
     async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
         generation = await super().generate(decision_id, prompt_ids, seed)
@@ -160,220 +351,33 @@ class _EndingPolicy(ScriptedPolicy):
 
 
 def in_a_line(error: BaseException) -> str:
-    """Returns an error's class and message as the part of a line."""
+    """Returns an error's class and message in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
 def is_finite(value: object) -> bool:
-    """Returns whether `value` is a number other than infinity and nan."""
+    """Returns whether `value` is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 
 def is_prompt(prompt: object) -> bool:
-    """Returns whether `prompt` is a text or chat messages."""
+    """Returns whether `prompt` is a text or a list of chat messages."""
 
-    def told(message: object, key: str) -> bool:
+    def has_text(message: object, key: str) -> bool:
         return isinstance(message, Mapping) and isinstance(message.get(key), str)
 
     if isinstance(prompt, str) or not isinstance(prompt, Sequence):
         return isinstance(prompt, str)
-    return len(prompt) > 0 and all(told(message, "role") and told(message, "content") for message in prompt)
-
-
-Scripts = Callable[[Any], Mapping[str, Script]]
-"""Task -> the script of every agent."""
-Decided = tuple[list[int], str, Score]
-"""A prompt, the committed reply and its score."""
-Marks = tuple[str, str]
-"""A task's fingerprint and key."""
-_CONTROL = "\x00\x07\x1b[31m\r\u202e\u2028\ufeff\ufffd ٣½ \U0001f9e9 Ⅷ {}%s \\n ```python\n"
-_SPLITS: tuple[Split, ...] = ("train", "val")
-
-HOSTILE: dict[str, Script] = {
-    "empty": lambda prompt, k: "",
-    "garbage": lambda prompt, k: "the quick brown fox; 0 1 -1 1e999 nan [](){} None",
-    "huge": lambda prompt, k: "0 1 " * 25_000,
-    "control characters": lambda prompt, k: _CONTROL,
-    "echo": lambda prompt, k: prompt,
-    "echo in other case": lambda prompt, k: prompt.swapcase(),
-    "last line's echo": lambda prompt, k: prompt.rstrip().rpartition("\n")[2],
-}
-"""What no agent should be paid for, nor any environment fall over; a team that mixes them is played as well."""
-
-
-def check_environment(
-    make: str | Callable[..., Environment],
-    options: Mapping[str, Any] | None = None,
-    *,
-    gold: Scripts | None = None,
-    exploits: Sequence[Scripts] = (),
-    legal: Scripts | None = None,
-    plays: int = 1000,
-    tasks: int = 20,
-    episodes: int = 2,
-    bounds: tuple[float, float] = (-1.0, 1.0),
-    alpha: float = 1.0,
-    floor: float = 0.2,
-    max_decisions: int = 100,
-) -> None:
-    """Raises EnvironmentContractError if an environment breaks what training takes for granted, and ScriptError if one
-    of the caller's scripts raises.
-
-    Args:
-        make: as in a recipe, a registered name or "module:Class"; or a class or function that makes the environment.
-            A fresh process makes the tasks as well, if it can import this: a lambda or a local class leaves that out.
-        options: what a recipe says beside the name.
-        gold: task -> scripts that solve it, a good answer by every agent at every decision. Their episodes must
-            succeed; at their decisions no reply of the other scripts may be worth more; and no other episode may
-            have a larger sum of team parts, or a larger mean of mixed scores.
-        exploits: further scripts (task -> scripts) for that comparison, each of which tries to earn without solving.
-        legal: task -> scripts that play at random, by the rules. What they lead to on training tasks must not be the
-            first prompt of a validation task: then `task_key` holds something that a move changes.
-        plays: so many training tasks are played by `legal`, and compared with as many validation tasks.
-        tasks: so many of each split are made, and made again.
-        episodes: so many of those are played, with every kind of team.
-        bounds: of the team part and of the local part.
-        alpha: weight of the team part in the mixed score.
-        floor: the most that a hostile reply (`HOSTILE`) may earn at a decision, mixed; .2 is what the paper pays for
-            the form of an answer.
-        max_decisions: an episode that takes more is taken for one without end.
-    """
-    if exploits and gold is None:
-        raise ValueError("exploits are compared with gold scripts: give gold as well")
-    factory = functools.partial(environment.make, make) if isinstance(make, str) else make
-    options = dict(options or {})
-    env, again = factory(**options), factory(**options)
-    _check_agents(env)
-    known = {split: _check_tasks(env, again, split, tasks) for split in _SPLITS}
-    _check_disjoint(known)
-    _check_other_process(make, options, known)
-    for split in _SPLITS:
-        trials = [
-            Trial(env, split, index, bounds, alpha, floor, max_decisions)
-            for index in range(min(episodes, len(known[split])))
-        ]
-        outcomes = [outcome for trial in trials for outcome in _check_episodes(trial, gold, exploits)]
-        # verl averages metrics over the episodes of a split, and wants the same ones in each.
-        if len(kinds := {tuple(sorted(outcome.metrics)) for outcome in outcomes}) > 1:
-            raise EnvironmentContractError(f"metrics: the episodes of split {split!r} have {sorted(kinds)}")
-    if legal is not None:
-        _check_first_prompts(env, legal, plays)
-
-
-# ---------------------------------------------------------------------- tasks
-
-
-def _check_agents(env: Environment) -> None:
-    agents = getattr(env, "agents", None)
-    named = isinstance(agents, tuple) and all(isinstance(agent, str) and agent.isidentifier() for agent in agents)
-    if not agents or not named or len(set(agents)) < len(agents):
-        raise EnvironmentContractError(f"agents: {agents!r} is not a tuple of identifiers, each one once")
-
-
-def _check_tasks(env: Environment, again: Environment, split: Split, tasks: int) -> list[Marks]:
-    """Returns the fingerprints and keys of the first tasks, which both instances must make alike."""
-    size = env.num_tasks(split)
-    if size is not None and (not isinstance(size, int) or size < 1):
-        raise EnvironmentContractError(f"size: split {split!r} has {size!r} tasks; None, or 1 and more")
-    count = min(tasks, size or tasks)
-    known: list[Marks] = []
-    for index in sorted({*range(count), (size or count) - 1}):
-        where = f"task: task ({split}, {index})"
-        try:
-            made = [
-                (maker.fingerprint(task), maker.task_key(task), maker.dedup_text(task))
-                for maker in (env, env, again)
-                for task in [maker.task(split, index)]
-            ]
-        except Exception as error:
-            raise EnvironmentContractError(f"{where} cannot be made: {in_a_line(error)}") from error
-        fingerprint, key, text = made[0]
-        if not isinstance(fingerprint, str) or not isinstance(key, str) or not isinstance(text, str | None):
-            raise EnvironmentContractError(
-                f"{where}: fingerprint {fingerprint!r:.80}, task_key {key!r:.80}, text {text!r:.80}: no texts"
-            )
-        if made != made[:1] * 3:
-            raise EnvironmentContractError(f"{where} is another one when it is made again")
-        known.append((fingerprint, key))
-    return known[:count]
-
-
-def _check_disjoint(known: Mapping[Split, Sequence[Marks]]) -> None:
-    trained_on = [key for _, key in known["train"]]
-    for index, (_, key) in enumerate(known["val"]):
-        if key in trained_on:
-            same = trained_on.index(key)
-            raise EnvironmentContractError(f"splits: task (val, {index}) has the key of task (train, {same})")
-
-
-def _check_first_prompts(env: Environment, legal: Scripts, plays: int) -> None:
-    """Checks that random play of training tasks never comes to where a validation task starts."""
-
-    def prompts(split: Split, scripts: Scripts, first: bool) -> Iterator[tuple[int, str, tuple[int, ...]]]:
-        for index in range(min(plays, env.num_tasks(split) or plays)):
-            task = env.task(split, index)
-            record = asyncio.run(play(env, task, ScriptedTeam(scripts(task), candidates=1)))
-            for decision in record.decisions:
-                if decision.turn == 0 or not first:
-                    yield index, decision.agent, tuple(decision.prompt_ids)
-
-    starts = {
-        (agent, ids): index
-        for index, agent, ids in prompts("val", lambda task: dict.fromkeys(env.agents, lambda prompt, k: "?"), True)
-    }
-    for index, agent, ids in prompts("train", legal, False):
-        if (agent, ids) in starts:
-            raise EnvironmentContractError(
-                f"splits: random play of task (train, {index}) asks {agent!r} the first prompt of task "
-                f"(val, {starts[agent, ids]}): leave out of task_key what moves change"
-            )
-
-
-def _check_other_process(
-    make: str | Callable[..., Environment], options: Mapping[str, Any], known: Mapping[Split, Sequence[Marks]]
-) -> None:
-    """Checks that a fresh process, in which strings hash otherwise, makes the same tasks."""
-    factory = environment._load(make) if isinstance(make, str) else make
-    module, name = getattr(factory, "__module__", "__main__"), getattr(factory, "__qualname__", "")
-    if module == "__main__" or not name.isidentifier():
-        return
-    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
-    done = subprocess.run(
-        [sys.executable, "-c", "from verl_atgrpo import testing; testing._tell_tasks()"],
-        input=json.dumps([f"{module}:{name}", options, {split: len(marks) for split, marks in known.items()}]),
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    if done.returncode:
-        said = done.stderr.strip().rpartition("\n")[2]
-        raise EnvironmentContractError(f"task: {module}:{name} cannot make its tasks in another process: {said}")
-    told = json.loads(done.stdout.splitlines()[-1])
-    for split, marks in known.items():
-        for index, mark in enumerate(marks):
-            if mark != tuple(told[split][index]):
-                raise EnvironmentContractError(f"task: task ({split}, {index}) is another one in another process")
-
-
-def _tell_tasks() -> None:
-    """What the other process does: answers with fingerprints and keys, on a line of their own."""
-    name, options, counts = json.load(sys.stdin)
-    env = environment.make(name, **options)
-    tasks = {split: [env.task(split, index) for index in range(n)] for split, n in counts.items()}
-    told = {split: [(env.fingerprint(task), env.task_key(task)) for task in those] for split, those in tasks.items()}
-    sys.stdout.write("\n" + json.dumps(told))
-
-
-# ---------------------------------------------------------------------- episodes
+    return len(prompt) > 0 and all(has_text(message, "role") and has_text(message, "content") for message in prompt)
 
 
 @dataclass(frozen=True)
 class _Played:
-    """An episode as the checks see it: nothing here depends on the order in which agents finished."""
+    """An episode without the order in which agents finished."""
 
     outcome: Outcome
     decisions: dict[tuple[str, int], Decided]
-    """(agent, turn) -> what was decided."""
+    """(agent, turn) -> its decision."""
 
     @classmethod
     def of(cls, record: EpisodeRecord) -> _Played:
@@ -388,7 +392,7 @@ class _Played:
 
 
 def _check_episodes(trial: Trial, gold: Scripts | None, exploits: Sequence[Scripts]) -> list[Outcome]:
-    """Plays the task with every team and returns the outcomes."""
+    """Plays the task with every team; returns the outcomes."""
     task = trial.env.task(trial.split, trial.index)
     teams: dict[str, Mapping[str, Script]] = {
         name: dict.fromkeys(trial.env.agents, script) for name, script in {**HOSTILE, "medley": _medley}.items()
@@ -412,7 +416,7 @@ def _medley(prompt: str, k: int) -> str:
 
 
 def _play_twice(trial: Trial, task: object, name: str, teams: Mapping[str, Mapping[str, Script]]) -> _Played:
-    """Plays an episode twice at once, in one of them with probes scored at every decision: both must be alike."""
+    """Plays two equal episodes concurrently, one with probes scored at every decision; both must be the same."""
     pair = WatchedTeam(trial, name, teams[name], probes=teams), WatchedTeam(trial, name, teams[name], probes={})
 
     async def both() -> list[EpisodeRecord | None]:
@@ -441,7 +445,7 @@ def _play_twice(trial: Trial, task: object, name: str, teams: Mapping[str, Mappi
 async def _play(trial: Trial, task: object, team: WatchedTeam) -> EpisodeRecord | None:
     try:
         return await play(trial.env, task, team)
-    except Exception as error:  # noqa: BLE001  (whatever a user's environment raises is what we report)
+    except Exception as error:  # noqa: BLE001  (reports any exception of a user's environment)
         if team.fault is None:
             team.fault = trial.fault("run", team.name, f"raises {in_a_line(error)}")
             team.fault.__cause__ = error
@@ -450,10 +454,10 @@ async def _play(trial: Trial, task: object, team: WatchedTeam) -> EpisodeRecord 
 
 def _check_outcome(trial: Trial, name: str, outcome: object) -> None:
     if not isinstance(outcome, Outcome) or not isinstance(outcome.success, bool):
-        raise trial.fault("outcome", name, f"{outcome!r:.80} is no Outcome whose success is a bool")
+        raise trial.fault("outcome", name, f"{outcome!r:.80} is no Outcome with a bool as success")
     for key, value in {**outcome.metrics, "team_reward": outcome.team_reward}.items():
         if not is_finite(value):
-            raise trial.fault("outcome", name, f"{key}={value!r} is no finite number")
+            raise trial.fault("outcome", name, f"{key}={value!r} is not a finite number")
 
 
 def _check_earns_nothing(trial: Trial, name: str, played: _Played) -> None:

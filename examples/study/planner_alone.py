@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from verl_atgrpo.environment import Message
+from verl_atgrpo import Candidate, Message, Team
 from verl_atgrpo.environments.common.drafting import Draft, SingleAgent
 from verl_atgrpo.environments.plan_path import PlanPath
 from verl_atgrpo.environments.sudoku import Sudoku
-from verl_atgrpo.team import Candidate, Team
 
 
 class PlannerAlone(SingleAgent[Any, Any]):

@@ -127,7 +127,7 @@ VARIANTS: Mapping[str, Variant] = {
     ),
     "colocate_async": Variant(
         "AT-GRPO, updates not waiting for the slowest episodes",
-        # team/async.yaml, spelt out: a game's recipe is one of the synchronous mode.
+        # mode/async.yaml, spelt out: a game's recipe is one of the synchronous mode.
         (
             "at_grpo.mode=colocate_async",
             "trainer.v1.colocate_async.num_warmup_batches=1",

@@ -24,8 +24,8 @@ from transfer_queue import KVBatchMeta
 from waiting import HANG
 
 from verl_atgrpo import recipes
-from verl_atgrpo.config.policies import job_of
-from verl_atgrpo.config.run_check import expand_policies
+from verl_atgrpo.config.policies import expand_policies, job_of
+from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.environment import Environment, Outcome, Score
 from verl_atgrpo.estimators.spec import PRESETS
 from verl_atgrpo.rollout.manager import TeamRolloutManager
@@ -247,7 +247,7 @@ def job_config(folder: Path, steps: int, seed: int, timeout: float) -> DictConfi
         section.environment = {"name": "soak_job:SoakGame"}
         section.agents = {name: name for name in POLICIES}
         section.policies = {name: dict(model) for name, model in zip(POLICIES, section.policies.values(), strict=True)}
-    expand_policies(config)
+    expand_policies(config, AtGrpoConfig.from_config(config))
     return config
 
 

@@ -33,7 +33,7 @@ def refused(estimator: Any, message: str, **options: Any) -> None:
     [
         ("gigpo", "='gigpo' compares whole trajectories: use scheme: parallel"),
         (M_GRPO, "='m_grpo' aligns the calls of whole episodes: use scheme: parallel"),
-        ({"name": "mine", "step_weight": 1}, "='mine': step_weight=1 looks for equal prompts .* use scheme: parallel"),
+        ({"name": "mine", "step_weight": 1}, "='mine': step_weight=1 compares equal prompts .* use scheme: parallel"),
         ({"name": "mine", "unit": "trajectory"}, "='mine' compares whole trajectories: use scheme: parallel"),
         (
             {"preset": "at_grpo", "agents": {"planner": {"center_scope": "agent"}}},

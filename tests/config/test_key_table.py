@@ -1,4 +1,4 @@
-"""The table of verl's keys against the installed verl: complete, not stale, and true as far as code can say."""
+"""Compares the table of verl's keys with the installed verl: complete, not stale, and correct as far as testable."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from verl.utils.config import omega_conf_to_dataclass
 import verl_atgrpo
 from verl_atgrpo import recipes
 from verl_atgrpo.config.key_check import (
-    POLICY,
-    _check_key,
-    _View,
+    View,
+    check_key,
     check_keys,
     leaves,
     pattern_of,
@@ -33,8 +32,7 @@ from verl_atgrpo.config.key_check import (
     verls_defaults,
 )
 from verl_atgrpo.config.key_table import GIVEN, Default, Given, Like, Positive, Row
-from verl_atgrpo.config.policies import job_of
-from verl_atgrpo.config.run_check import expand_policies
+from verl_atgrpo.config.policies import expand_policies, job_of
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.trainer.dataset import wire
 
@@ -131,14 +129,14 @@ def written() -> Any:
     return OmegaConf.to_container(recipe(), resolve=False)
 
 
-def refusal(view: _View, config: Any, key: str, value: Any) -> str | None:
-    """What the start says to a value, which is in `config` for so long; None where it is accepted."""
+def refusal(view: View, config: Any, key: str, value: Any) -> str | None:
+    """Returns the message that refuses a value, which is set in `config` meanwhile, or None."""
     absent = OmegaConf.select(config, key) is None and key not in verls_defaults()
     with open_dict(config):
         kept = None if absent else _node(written(), key)
         OmegaConf.update(config, key, value, merge=False, force_add=True)
         try:
-            _check_key(view, key, value, POLICY)
+            check_key(view, key, value)
         except ConfigError as error:
             return str(error)
         finally:
@@ -164,7 +162,7 @@ def refused() -> Iterator[tuple[str, Row, str]]:
 
 def test_every_other_value_of_a_refused_key_stops_with_one_line_that_helps() -> None:
     config = copy.deepcopy(recipe())
-    view = _View(config)
+    view = View(config)
     for pattern, row, key in refused():
         accepted = [view.default(key) if isinstance(value, Default) else value for value in row.values]
         if any(isinstance(value, Like) for value in accepted):
@@ -182,7 +180,7 @@ def test_every_other_value_of_a_refused_key_stops_with_one_line_that_helps() -> 
 
 def test_what_is_accepted_is_accepted() -> None:
     config = copy.deepcopy(recipe())
-    view = _View(config)
+    view = View(config)
     for _, row, key in refused():
         for value in row.values:
             if isinstance(value, Like | Default):
@@ -192,7 +190,7 @@ def test_what_is_accepted_is_accepted() -> None:
 
 def test_what_works_is_accepted_beside_what_it_counts_with_and_refused_beside_anything_else() -> None:
     config = copy.deepcopy(recipe())
-    view = _View(config)
+    view = View(config)
     for pattern, row in rows().items():
         for key in keys_of(row, pattern) if row.status == "works" else ():
             value = row.values[-1] if row.values else other(view.value(key, None))
@@ -232,7 +230,7 @@ def test_keys_that_verl_does_not_have_are_refused_and_a_users_own_sections_are_n
 @pytest.mark.parametrize("name", ["plan_path_qwen3_1p7b", "plan_path_cpu_roles"])
 def test_a_configuration_passes_as_well_once_verl_has_resolved_it(name: str) -> None:
     config = recipes.compose(name)
-    expand_policies(config)
+    expand_policies(config, AtGrpoConfig.from_config(config))
     with open_dict(config):
         config.transfer_queue.enable = True  # verl's main does
     OmegaConf.resolve(config)
@@ -246,7 +244,7 @@ def test_a_configuration_passes_as_well_once_verl_has_resolved_it(name: str) -> 
 
 def changed_everywhere() -> dict[str, Any]:
     """Every key that works -> another value than the recipe's."""
-    view = _View(recipe())
+    view = View(recipe())
     found = {}
     for key in keys():
         row = row_of(key)
@@ -267,8 +265,8 @@ def test_what_works_reaches_the_policys_workers_and_the_trainer() -> None:
         config.at_grpo.policies = {"coder": {}, "planner": {}}
         config.at_grpo.agents = {"tool_user": "coder", "planner": "planner"}
     settings = AtGrpoConfig.from_config(config)
-    expand_policies(config)
-    wire(config, settings.make_environment())
+    expand_policies(config, AtGrpoConfig.from_config(config))
+    wire(config, settings, settings.make_environment())
     job = job_of(config, "planner")
     for key, value in changed.items():
         assert OmegaConf.select(job, key) == value, key
@@ -283,7 +281,7 @@ def test_what_works_reaches_the_policys_workers_and_the_trainer() -> None:
 
 
 def test_what_works_of_the_model_reaches_verls_model(tmp_path: Path) -> None:
-    """verl's dataclass of a model reads its files, so what names a file or a module names one that is there."""
+    """verl's model dataclass reads its files, so values that name files or modules must exist."""
     from verl_atgrpo.tiny_models.tiny import build_model, build_tokenizer
 
     tokenizer = build_tokenizer([])
@@ -302,8 +300,8 @@ def test_what_works_of_the_model_reaches_verls_model(tmp_path: Path) -> None:
     changed |= there
     config = copy.deepcopy(recipe())
     for key, value in changed.items():
-        OmegaConf.update(config, f"{POLICY}.model.{key}", value, merge=False, force_add=True)
-    expand_policies(config)
+        OmegaConf.update(config, f"actor_rollout_ref.model.{key}", value, merge=False, force_add=True)
+    expand_policies(config, AtGrpoConfig.from_config(config))
     model = omega_conf_to_dataclass(job_of(config, "shared").actor_rollout_ref.model)
     for key, value in changed.items():
         assert reached(model, key) == plain(value), key

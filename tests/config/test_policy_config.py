@@ -9,14 +9,14 @@ import pytest
 pytest.importorskip("verl")
 
 from verl_atgrpo import platform_choice
-from verl_atgrpo.config.policies import EXPANDED, job_of
-from verl_atgrpo.config.run_check import check_run, expand_policies
+from verl_atgrpo.config.policies import EXPANDED, expand_policies, job_of
+from verl_atgrpo.config.run_check import check_run
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 
 
 def expanded(compose: Any, *overrides: str) -> Any:
     config = compose("plan_path_qwen3_1p7b", "+at_grpo.agents.tool_user=coder", *overrides)
-    expand_policies(config)
+    expand_policies(config, AtGrpoConfig.from_config(config))
     return config
 
 
@@ -100,11 +100,11 @@ def test_what_holds_for_the_job_holds_for_every_policy(compose: Any, block: str,
 
 def test_an_adapter_of_the_only_policy_leaves_the_whole_model_out_as_well(compose: Any) -> None:
     config = compose("plan_path_qwen3_1p7b", "actor_rollout_ref.model.lora_rank=16")
-    expand_policies(config)
+    expand_policies(config, AtGrpoConfig.from_config(config))
     saved = config.actor_rollout_ref.actor.checkpoint
     assert list(saved.save_contents) == list(saved.load_contents) == ["model", "optimizer", "extra"]
     whole = compose("plan_path_qwen3_1p7b")
-    expand_policies(whole)
+    expand_policies(whole, AtGrpoConfig.from_config(whole))
     assert "hf_model" in whole.actor_rollout_ref.actor.checkpoint.save_contents
 
 

@@ -52,7 +52,7 @@ def test_the_documented_data_sets_are_read(tmp_path: Path, monkeypatch: pytest.M
     pytest.importorskip("verl")
     pytest.importorskip("math_verify")
     pandas = pytest.importorskip("pandas")
-    from verl_atgrpo.config.run_check import check_team_run
+    from verl_atgrpo.config.run_check import check_run
     from verl_atgrpo.recipes import compose
 
     monkeypatch.chdir(tmp_path)
@@ -61,7 +61,9 @@ def test_the_documented_data_sets_are_read(tmp_path: Path, monkeypatch: pytest.M
     train = [{"statement": f"Add {number} and 1.", "solution": f"#### {number + 1}"} for number in range(128)]
     pandas.DataFrame(train).to_json("mine/train.jsonl", orient="records", lines=True)
     pandas.DataFrame([{"problem": "Take 1 from 3.", "answer": "2"}]).to_parquet("mine/val.parquet")
-    environment = check_team_run(compose("own", folder=tmp_path))
+    settings = check_run(compose("own", folder=tmp_path))
+    assert settings is not None
+    environment = settings.make_environment()
     assert (environment.num_tasks("train"), environment.num_tasks("val")) == (128, 1)
     assert environment.task("train", 1).answer == "2"
 
@@ -83,7 +85,8 @@ def test_a_documented_recipe_is_accepted(
 ) -> None:
     pytest.importorskip("verl")
     from verl_atgrpo import environment, platform_choice
-    from verl_atgrpo.config import run_check
+    from verl_atgrpo.config.policy_check import check_policies
+    from verl_atgrpo.config.run_check import check_devices
     from verl_atgrpo.config.schema import AtGrpoConfig
     from verl_atgrpo.recipes import compose
 
@@ -92,9 +95,9 @@ def test_a_documented_recipe_is_accepted(
     config = compose("mine", folder=tmp_path)
     settings = AtGrpoConfig.from_config(config)
     # The class will do: its options may name data that are not here.
-    settings.policies_of(environment._load(settings.environment["name"]))  # type: ignore[arg-type]
-    run_check.check_devices(settings, config.trainer.n_gpus_per_node)
-    run_check._check_policies(config, settings)
+    settings.policies_of(environment.load(settings.environment["name"]))  # type: ignore[arg-type]
+    check_devices(settings, config.trainer.n_gpus_per_node)
+    check_policies(config, settings)
 
 
 def test_the_documented_overrides_for_a_running_cluster_leave_ray_no_sizes() -> None:

@@ -1,4 +1,4 @@
-"""Advantages against arithmetic worked by hand, the traps of the reference code, and rows that are refused."""
+"""Advantages: arithmetic by hand, the traps of the reference code, and rows that are refused."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from fakes.advantage_rows import ROW_PRESETS, estimate, ids, tensor
 from verl_atgrpo.estimators.kernel import at_grpo_advantage, group_advantages, inflation_factors
 from verl_atgrpo.estimators.spec import PRESETS, resolve_spec
 
-# --- worked by hand
+# --- by hand
 
 
 # Group 7: rewards 1, 2, 6; mean 3; deviations -2, -1, 3; sum of squares 14; variance 7 (ddof 1).
@@ -189,10 +189,10 @@ def test_trap_8_padding_copied_before_the_statistics(preset: str) -> None:
         ({"groups": ids(0)}, r"^groups: expected torch.int64 \(2,\), got torch.int64 \(1,\)$"),
         ({"groups": torch.zeros(2)}, r"^groups: expected torch.int64 \(2,\), got torch.float32 \(2,\)$"),
         ({"valid": ids(1, 1)}, r"^valid: expected torch.bool \(2,\), got torch.int64 \(2,\)$"),
-        ({"units": ids(0, 1)}, r"^units: given, but estimator 'grpo' has no use for them$"),
-        ({"agents": ids(0, 1)}, r"^agents: given, but estimator 'grpo' has no use for them$"),
-        ({"left": ids(0, 1)}, r"^left: given, but estimator 'grpo' has no use for them$"),
-        ({"anchors": ids(0, 1)}, r"^anchors: given, but estimator 'grpo' has no use for them$"),
+        ({"units": ids(0, 1)}, r"^units: given, but estimator 'grpo' does not need them$"),
+        ({"agents": ids(0, 1)}, r"^agents: given, but estimator 'grpo' does not need them$"),
+        ({"left": ids(0, 1)}, r"^left: given, but estimator 'grpo' does not need them$"),
+        ({"anchors": ids(0, 1)}, r"^anchors: given, but estimator 'grpo' does not need them$"),
         ({"mains": ids(0, 1)}, r"^mains: expected torch.bool \(2,\), got torch.int64 \(2,\)$"),
         ({"agents": ids(0)}, r"^agents: expected torch.int64 \(2,\), got torch.int64 \(1,\)$"),
         ({"spec": PRESETS["dr_mas"]}, r"^agents: missing, but estimator 'dr_mas' needs them$"),

@@ -1,4 +1,4 @@
-"""What holds for every preset, whatever the rows."""
+"""Properties of every preset for any rows."""
 
 import math
 from typing import Any

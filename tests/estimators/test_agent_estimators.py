@@ -1,4 +1,4 @@
-"""Single agents with fields of their own: whose advantages change, and over whose rows they are taken."""
+"""Specs of single agents: whose advantages change, and over which rows."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_row_without_an_agent_is_refused() -> None:
 
 
 @pytest.mark.parametrize("norm", [True, False])
-def test_verls_switch_takes_off_the_scales_that_nobody_asked_for(norm: bool) -> None:
+def test_verls_switch_removes_only_default_scales(norm: bool) -> None:
     rewards = [1.0, 2, 6, 0, 1]
     without = [-2, -1, 3, -0.5, 0.5]
     scaled = [value / std for value, std in zip(without, [7**0.5] * 3 + [0.5**0.5] * 2, strict=True)]

@@ -1,4 +1,4 @@
-"""What a configured estimator may be, and what the messages say where it may not."""
+"""Valid and invalid configured estimators, with the messages of the latter."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec, heeds_verls_switch, resolve_spec
+from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec, follows_verls_switch, resolve_spec
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_valid_config() -> None:
         PRESETS["grpo"].eps = 1.0  # type: ignore[misc]
 
 
-# --- of one's own, and of single agents
+# --- without a preset, and of single agents
 
 
 def test_a_spec_without_a_preset() -> None:
@@ -182,7 +182,7 @@ def test_what_means_nothing_is_refused_with_one_line(value: Any, message: str) -
 
 
 def test_verls_switch_takes_the_scale_off_grpos_own_formula_only() -> None:
-    for choice, heeds in (
+    for choice, follows in (
         ("at_grpo", True),
         ("grpo", True),
         ("dr_grpo", False),
@@ -194,9 +194,9 @@ def test_verls_switch_takes_the_scale_off_grpos_own_formula_only() -> None:
         ({"name": "mine", "scale_scope": "group"}, False),
         ({"name": "mine"}, False),
     ):
-        assert heeds_verls_switch(choice) is heeds, choice
+        assert follows_verls_switch(choice) is follows, choice
     with pytest.raises(ValueError, match="gpro"):
-        heeds_verls_switch("gpro")
+        follows_verls_switch("gpro")
 
 
 @pytest.mark.parametrize("scope", ["center_scope", "scale_scope"])

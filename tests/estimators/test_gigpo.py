@@ -1,4 +1,4 @@
-"""GiGPO (arXiv 2505.10978): the episode's advantage, and that among rows with the same prompt; worked by hand."""
+"""GiGPO (arXiv 2505.10978): the episode term and the step term, by hand."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_equal_outcomes_without_a_discount_give_exactly_zero(value: float) -> No
     assert estimate(UIDS, [value] * 7, gigpo(step_gamma=1)) == [0] * 7
 
 
-def test_agents_with_the_same_prompt_are_compared_unless_told_apart() -> None:
+def test_agents_with_the_same_prompt_are_compared_unless_the_scope_is_agent() -> None:
     # Agent y is absent from episode 1. Prompt A: x .5, 0; y 1. Together mean .5; apart x mean .25 and y alone.
     uids, rewards = ["q#0@x~1~A", "q#0@y~0~A", "q#1@x~0~A"], [1.0, 1.0, 0.0]
     together = estimate(uids, rewards, gigpo(scale="none"))
@@ -96,7 +96,7 @@ def test_agents_with_the_same_prompt_are_compared_unless_told_apart() -> None:
 
 def test_padding_enters_neither_term() -> None:
     clean = estimate(UIDS, REWARDS, gigpo())
-    for uid in ("pad7f", UIDS[0]):  # verl's own, and a copy of a real row that somebody masks
+    for uid in ("pad7f", UIDS[0]):  # verl's padding, and a masked copy of a real row
         padded = estimate([*UIDS, uid], [*REWARDS, 9], gigpo(), mask=[1] * 7 + [0])
         assert padded == [*clean, 0]
 

@@ -1,4 +1,4 @@
-"""M-GRPO (arXiv 2511.13288): every episode's sub-agent calls aligned to D without copying a row; worked by hand."""
+"""M-GRPO (arXiv 2511.13288): the sub-agent calls of every episode aligned to D without copying rows, by hand."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_calls_of_one_episode_alone_are_not_compared() -> None:
 
 def test_trap_8_padding_copied_before_the_statistics() -> None:
     clean = estimate(UIDS, REWARDS, m_grpo(2))
-    for uid in ("pad7f", UIDS[1]):  # verl's own, and a copy of a real row that somebody masks
+    for uid in ("pad7f", UIDS[1]):  # verl's padding, and a masked copy of a real row
         padded = estimate([*UIDS, uid], [*REWARDS, 1], m_grpo(2), mask=[1] * 11 + [0])
         assert padded == [*clean, 0]
     # Left unmasked, a copy changes how often the calls count.

@@ -32,7 +32,7 @@ def test_rows_are_numbered_by_what_the_estimator_reads_of_them_and_by_nothing_el
 
     groups = {"groups": [0, 1, 0, 0]}
     assert of("grpo") == groups
-    # Episodes of different groups are different, whatever their number.
+    # Episodes with the same number in different groups differ.
     assert of("mas_grpo") == {**groups, "units": [0, 1, 2, 0]}
     assert of("dr_mas") == {**groups, "agents": [0, 1, 0, 1]}
     assert of("gigpo") == {**groups, "units": [0, 1, 2, 0], "left": [1, 0, 0, 0], "anchors": [0, 1, 0, 0]}
@@ -71,7 +71,7 @@ def test_an_anchor_is_of_the_whole_prompt() -> None:
 
 
 class Corridor(Environment):
-    """The walker goes from 0 to 2; the scout is asked at 0 only, and both see where the walker stands."""
+    """The walker goes from 0 to 2; the scout acts at 0 only, and both see the walker's position."""
 
     agents = ("scout", "walker")
 

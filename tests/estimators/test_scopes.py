@@ -1,4 +1,4 @@
-"""Centre and scale over an agent's own rows or over everybody's: Dr. MAS and its ablation, worked by hand."""
+"""Centre and scale over an agent's own rows or over all rows: Dr. MAS and its ablation, by hand."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_preset_is_the_agent_wise_cell() -> None:
     assert PRESETS["grpo"].scopes == {"group"}
 
 
-# --- worked by hand
+# --- by hand
 
 # Two tasks, rows in any order, agent b acting less often than a in task q.
 # q, a: 1, 1, 0, 1; mean 3/4, squares 3/4, variance 1/4. q, b: 0, 0, 1; mean 1/3, squares 2/3, variance 1/3.
@@ -171,10 +171,10 @@ def test_rows_of_episodes_carry_their_agent(cell: tuple[str, str]) -> None:
     assert expected[3] == pytest.approx(
         [-4 / 7, -3 / 4][cell[0] == "agent"] / ([0.5345225, 0.5][cell[1] == "agent"] + 1e-6), abs=1e-6
     )
-    # verl's padding: a uid of its own that names no agent, and an empty mask.
+    # verl's padding: a separate uid without an agent, and an empty mask.
     padded = by_uid(choice(*cell), [*rewards, 5, 5], [*uids, "pad7f", "pad7f"], [1] * 7 + [0, 0])
     assert padded == [*by_uid(choice(*cell), rewards, uids), 0, 0]
-    # A copy of a real row that somebody masks is padding as well.
+    # A masked copy of a real row is padding as well.
     assert by_uid(choice(*cell), [*rewards, 1], [*uids, uids[0]], [1] * 7 + [0])[:7] == padded[:7]
 
 

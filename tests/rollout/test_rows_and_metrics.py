@@ -1,4 +1,4 @@
-"""From episodes to rows, from rows to mini-batches and figures; every number worked by hand."""
+"""Episodes to rows, rows to mini-batches and metrics; numbers by hand."""
 
 from __future__ import annotations
 
@@ -160,8 +160,8 @@ def test_rows_say_of_their_answer_what_became_of_it() -> None:
     candidates = tuple(Candidate(answer, Score(), 0.0) for answer in answers)
     for committed, truncated in ((0, True), (1, False)):
         played = record(True, 1.0, Decision("tool", 0, "p", [1], candidates, committed))
-        told = [(row.tags["truncated"], row.tags["resumed"]) for row in training_rows("uid", 0, played, "tree")]
-        assert told == [(True, 2), (False, 0)]
+        found = [(row.tags["truncated"], row.tags["resumed"]) for row in training_rows("uid", 0, played, "tree")]
+        assert found == [(True, 2), (False, 0)]
         assert [row.tags["truncated"] for row in validation_rows("uid", 0, played)] == [truncated]
 
 

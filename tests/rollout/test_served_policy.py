@@ -1,4 +1,4 @@
-"""Drawing candidates from verl's servers: what fails an episode, and how servers are shared."""
+"""Sampling candidates from verl's servers: what fails an episode, and what a server receives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Letters:
 
 
 class Server:
-    """Answers every request alike and keeps the sampling parameters it was given."""
+    """Gives every request the same answer and records the sampling parameters."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
@@ -64,7 +64,7 @@ def policy(answer: Any, **changes: Any) -> ServedPolicy:
     return ServedPolicy(**{**settings, **changes})
 
 
-def draw(served: ServedPolicy, seed: int | None = 7) -> Any:
+def sample(served: ServedPolicy, seed: int | None = 7) -> Any:
     return asyncio.run(served.generate("d", [1, 2], seed))
 
 
@@ -78,7 +78,7 @@ def test_a_prompt_that_is_too_long_fails_the_episode_instead_of_being_cut() -> N
 
 def test_sampled_ids_are_kept_and_decoded_once() -> None:
     served = policy(output([65, 66, 0]))
-    generation = draw(served)
+    generation = sample(served)
     assert generation.token_ids == [65, 66, 0]
     assert generation.log_probs == [-0.5] * 3
     assert generation.text == "AB"
@@ -89,22 +89,22 @@ def test_sampled_ids_are_kept_and_decoded_once() -> None:
 def test_an_answer_says_how_it_came_and_what_the_server_had_of_its_prompt() -> None:
     came = output([65, 0])
     served = policy(came)
-    assert (draw(served).resumed, draw(served).cached_tokens) == (0, 0)
+    assert (sample(served).resumed, sample(served).cached_tokens) == (0, 0)
     came.extra_fields |= {"resumed": 2, "num_cached_tokens": 1}
-    generation = draw(served)
+    generation = sample(served)
     assert (generation.resumed, generation.cached_tokens) == (2, 1)
     assert served.counts == {"candidates": 3, "prompt_tokens": 6, "cached_prompt_tokens": 1}
 
 
 def test_truncation_is_a_full_answer_without_an_end() -> None:
-    assert draw(policy(output([65, 66, 67, 68]))).truncated
-    assert not draw(policy(output([65, 66, 67, 0]))).truncated
+    assert sample(policy(output([65, 66, 67, 68]))).truncated
+    assert not sample(policy(output([65, 66, 67, 0]))).truncated
 
 
 def test_seed_and_length_reach_the_server_and_no_seed_is_no_key() -> None:
     served = policy(output([65, 0]))
-    draw(served, seed=7)
-    draw(served, seed=None)
+    sample(served, seed=7)
+    sample(served, seed=None)
     assert [params.get("seed") for params in served.client.params] == [7, None]
     assert all(params["max_tokens"] == 4 for params in served.client.params)
     assert "seed" not in served.sampling_params
@@ -119,5 +119,5 @@ def test_seed_and_length_reach_the_server_and_no_seed_is_no_key() -> None:
 )
 def test_failures_of_the_engine_fail_the_episode(answer: Any, reason: str, timeout: float) -> None:
     with pytest.raises(EpisodeFailed) as caught:
-        draw(policy(answer, request_timeout=timeout))
+        sample(policy(answer, request_timeout=timeout))
     assert caught.value.reason == reason

@@ -16,7 +16,7 @@ pytest.importorskip("verl")
 from omegaconf import OmegaConf
 from verl.utils.rollout_trace import RolloutTraceConfig, rollout_trace_op
 
-from verl_atgrpo.config.run_check import _check_trace, check_team_run
+from verl_atgrpo.config.run_check import check_run, check_trace
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.environment import Score
 from verl_atgrpo.rollout.trace import Episode, TraceBudget, TracedTeam
@@ -163,12 +163,12 @@ def test_verl_may_leave_its_tokenizer_with_the_clients() -> None:
 )
 def test_traces_that_cannot_work_are_refused(trace: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        _check_trace(OmegaConf.create(trace))
+        check_trace(OmegaConf.create(trace))
 
 
-def test_the_run_check_looks_at_the_trace(compose: Any) -> None:
+def test_the_run_check_checks_the_trace(compose: Any) -> None:
     with pytest.raises(ConfigError, match=r"actor_rollout_ref\.rollout\.trace\.backend=print"):
-        check_team_run(compose("plan_path_cpu", "actor_rollout_ref.rollout.trace.backend=print"))
+        check_run(compose("plan_path_cpu", "actor_rollout_ref.rollout.trace.backend=print"))
 
 
 def test_a_policy_has_no_trace_of_its_own() -> None:

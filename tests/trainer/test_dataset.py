@@ -12,16 +12,22 @@ pytest.importorskip("verl")
 
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer)
 
-from verl_atgrpo.config.run_check import check_team_run
+from verl_atgrpo.config.run_check import check_run
 from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.environment import Split
 from verl_atgrpo.trainer.dataset import TeamTaskDataset, wire
 
 
+def wire_checked(config: Any) -> None:
+    settings = check_run(config)
+    assert settings is not None
+    wire(config, settings, settings.make_environment())
+
+
 @pytest.mark.parametrize(("split", "size"), [("train", 40), ("val", 9)])
 def test_a_row_names_its_task(compose: Any, monkeypatch: pytest.MonkeyPatch, split: Split, size: int) -> None:
     config = compose("plan_path_cpu", "at_grpo.train_tasks=40", "at_grpo.val_tasks=9")
-    wire(config, check_team_run(config))
+    wire_checked(config)
     monkeypatch.setattr(AtGrpoConfig, "make_environment", None)
     tasks = TeamTaskDataset(split, None, config.data)
     assert len(tasks) == size
@@ -45,7 +51,7 @@ def test_a_row_names_its_data_set(compose: Any, tmp_path: Path) -> None:
         "at_grpo.val_tasks=4",
         "at_grpo.environment.val.path=null",  # a recipe's own is taken away
     )
-    wire(config, check_team_run(config))
+    wire_checked(config)
     sources = [TeamTaskDataset("val", None, config.data)[index]["data_source"] for index in range(4)]
     assert sources == ["one", "one", "two", "two"]
     assert TeamTaskDataset("train", None, config.data)[0]["data_source"] == "math"

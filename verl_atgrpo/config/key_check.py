@@ -1,4 +1,4 @@
-"""Refuses, by `key_table`, what is set of verl without an effect, or with another one than it seems to have."""
+"""Refuses values of verl's keys that would have no effect in a team's job, or an unexpected one (`key_table`)."""
 
 from __future__ import annotations
 
@@ -34,12 +34,10 @@ def rows() -> dict[str, Row]:
 
 
 @functools.cache
-def _compiled() -> tuple[dict[str, str], list[tuple[int, str, re.Pattern[str]]]]:
-    exact = {pattern: pattern for pattern in rows() if "*" not in pattern}
-    return exact, sorted(
-        ((len(pattern.replace("*", "")), pattern, _regex(pattern)) for pattern in rows() if "*" in pattern),
-        key=lambda item: -item[0],
-    )
+def _wildcards() -> list[tuple[int, str, re.Pattern[str]]]:
+    """Returns (number of fixed characters, pattern, regex) of the patterns with `*`, the most specific first."""
+    found = [(len(pattern.replace("*", "")), pattern, _regex(pattern)) for pattern in rows() if "*" in pattern]
+    return sorted(found, key=lambda item: -item[0])
 
 
 def _regex(pattern: str) -> re.Pattern[str]:
@@ -50,18 +48,17 @@ def _regex(pattern: str) -> re.Pattern[str]:
 
 @functools.cache
 def pattern_of(key: str) -> str | None:
-    """Returns the most specific pattern that a key fits, or None."""
-    exact, patterns = _compiled()
-    if key in exact:
+    """Returns the most specific pattern that matches a key, or None."""
+    if key in rows():
         return key
-    fitting = [(letters, pattern) for letters, pattern, regex in patterns if regex.fullmatch(key)]
-    if len(fitting) > 1 and fitting[0][0] == fitting[1][0]:
-        raise ValueError(f"key_table: {key} fits both {fitting[0][1]} and {fitting[1][1]}")
-    return fitting[0][1] if fitting else None
+    matching = [(letters, pattern) for letters, pattern, regex in _wildcards() if regex.fullmatch(key)]
+    if len(matching) > 1 and matching[0][0] == matching[1][0]:
+        raise ValueError(f"key_table: {key} fits both {matching[0][1]} and {matching[1][1]}")
+    return matching[0][1] if matching else None
 
 
 def row_of(key: str) -> Row | None:
-    """Returns what the table says of a key."""
+    """Returns the table's row for a key, or None."""
     pattern = pattern_of(key)
     return None if pattern is None else rows()[pattern]
 
@@ -69,7 +66,7 @@ def row_of(key: str) -> Row | None:
 def leaves(
     section: Mapping[str, Any], prefix: str = "", whole: frozenset[str] = frozenset()
 ) -> Iterator[tuple[str, Any]]:
-    """Yields dotted key and value of what is no section; an empty section is a value, and so are those in `whole`."""
+    """Yields dotted key and value of every leaf. Empty sections, and the sections at the keys `whole`, are leaves."""
     for key, value in section.items():
         if isinstance(value, Mapping) and value and f"{prefix}{key}" not in whole:
             yield from leaves(value, f"{prefix}{key}.", whole)
@@ -79,7 +76,7 @@ def leaves(
 
 @functools.cache
 def verls_defaults() -> dict[str, Any]:
-    """Returns verl's whole configuration, `ppo_trainer`: key -> value, interpolations open."""
+    """Returns the leaves of verl's `ppo_trainer`: key -> value, interpolations unresolved."""
     import verl
 
     composed = OmegaConf.load(Path(verl.__file__).parent / "trainer" / "config" / "_generated_ppo_trainer.yaml")
@@ -87,40 +84,48 @@ def verls_defaults() -> dict[str, Any]:
 
 
 @functools.cache
-def _handed_on() -> frozenset[str]:
-    """Keys that verl takes from another key: once resolved, what is there may be a section."""
+def _interpolated() -> frozenset[str]:
+    """Keys that are interpolations in verl's defaults: once resolved, their value may be a section."""
     return frozenset(key for key, value in verls_defaults().items() if isinstance(value, str) and "${" in value)
 
 
 @functools.cache
 def _sections() -> frozenset[str]:
-    """verl's keys of the first level; others are a user's own, for interpolations."""
+    """verl's top-level sections; others are a user's own, for interpolations."""
     return frozenset(key.partition(".")[0] for key in [*verls_defaults(), "model_engine"])
 
 
 def check_keys(config: DictConfig, policy: str | None = None) -> None:
-    """Raises ConfigError for a key of verl's whose value the table refuses, or that verl does not have.
+    """Raises ConfigError for a key of verl whose value the table refuses, or that verl does not have.
 
     Args:
-        config: the job's configuration; one policy's, with its own `actor_rollout_ref`, if `policy` says which.
-        policy: what the policy's section is called in messages; only `actor_rollout_ref` is looked at then. None: all
-            but that.
+        config: the job's configuration, with the policy's own `actor_rollout_ref` if `policy` is given.
+        policy: name of the policy's section in messages. Only `actor_rollout_ref` is checked then; with None,
+            everything else.
     """
-    view = _View(config)
-    for key, written in leaves(view.written, whole=_handed_on()):
+    view = View(config)
+    for key, written in leaves(view.written, whole=_interpolated()):
         if key.partition(".")[0] in _sections() and key.startswith(f"{POLICY}.") == (policy is not None):
-            _check_key(view, key, written, policy or POLICY)
+            check_key(view, key, written, policy or POLICY)
 
 
-def _check_key(view: _View, key: str, written: Any, shown: str) -> None:
+def check_key(view: View, key: str, written: Any, shown: str = POLICY) -> None:
+    """Raises ConfigError if the table refuses one key.
+
+    Args:
+        view: the configuration.
+        key: dotted, with `actor_rollout_ref` for any policy.
+        written: its value, interpolations unresolved.
+        shown: name of the policy's section in messages.
+    """
     name = key.replace(POLICY, shown, 1) if key.startswith(f"{POLICY}.") else key
     row = row_of(key)
     if row is None:
         close = difflib.get_close_matches(key, [*verls_defaults(), *rows()], n=1)
         hint = f", or did you mean {close[0].replace(POLICY, shown, 1)}?" if close else ""
         raise ConfigError(
-            f"{name}={shown_as(view.value(key, written))}: verl's configuration has no such key, so nobody would read "
-            f"it, remove it{hint}"
+            f"{name}={shown_as(view.value(key, written))}: verl's configuration has no such key, so it would be "
+            f"ignored, remove it{hint}"
         )
     if row.status == "no meaning":
         return
@@ -131,32 +136,32 @@ def _check_key(view: _View, key: str, written: Any, shown: str) -> None:
         raise ConfigError(f"{name}={shown_as(value)}{pause}{text}{_remedy(row, view, key)}")
     if row.beside is None or view.equals(key, written, DEFAULT):
         return
-    other, counts = row.beside
-    now = view.value(other, None)
-    if not any(_counts(now, accepted) for accepted in counts):
+    other, needed = row.beside
+    found = view.value(other, None)
+    if not any(_fulfils(found, accepted) for accepted in needed):
         raise ConfigError(
-            f"{name}={shown_as(value)} has no effect beside {other.replace(POLICY, shown, 1)}={shown_as(now)}: set it "
-            f"to {view.shown_default(key)}, or that to {' or '.join(map(shown_as, counts))}"
+            f"{name}={shown_as(value)} has no effect beside {other.replace(POLICY, shown, 1)}={shown_as(found)}: set "
+            f"it to {view.shown_default(key)}, or that to {' or '.join(map(shown_as, needed))}"
         )
 
 
-def _counts(value: Any, accepted: Any) -> bool:
+def _fulfils(value: Any, accepted: Any) -> bool:
     if isinstance(accepted, Given):
         return value is not None
     if isinstance(accepted, Positive):
         return isinstance(value, int | float) and value > 0
-    return _same(value, accepted)
+    return same(value, accepted)
 
 
-def _remedy(row: Row, view: _View, key: str) -> str:
+def _remedy(row: Row, view: View, key: str) -> str:
     if row.remedy:
         return row.remedy
     choices = [view.shown_default(key) if isinstance(value, Default) else shown_as(value) for value in row.values]
     return f"set it to {' or '.join(choices)}"
 
 
-class _View:
-    """A configuration with its open interpolations, and what verl's defaults come to in it."""
+class View:
+    """A configuration with unresolved interpolations, and verl's defaults resolved in it."""
 
     def __init__(self, config: DictConfig) -> None:
         self._config = config
@@ -171,7 +176,7 @@ class _View:
         return _plain(OmegaConf.select(self._config, key, default=written))
 
     def default(self, key: str) -> Any:
-        """Returns verl's default of a key, as it would come to here."""
+        """Returns verl's default of a key, its interpolations resolved in this configuration."""
         default = verls_defaults().get(key)
         if not isinstance(default, str) or "${" not in default:
             return default
@@ -184,28 +189,29 @@ class _View:
         return shown_as(self.default(key))
 
     def equals(self, key: str, written: Any, accepted: Any) -> bool:
-        """Returns whether a key has one of the values that its row accepts."""
+        """Returns whether a key has one value that its row accepts."""
         if isinstance(accepted, Default):
-            return _same(written, verls_defaults().get(key, _ABSENT)) or _same(
+            return same(written, verls_defaults().get(key, _ABSENT)) or same(
                 self.value(key, written), self.default(key)
             )
         if isinstance(accepted, Like):
-            return _same(self.value(key, written), self.value(accepted.key, None))
-        return _same(self.value(key, written), accepted)
+            return same(self.value(key, written), self.value(accepted.key, None))
+        return same(self.value(key, written), accepted)
 
 
 def _plain(value: Any) -> Any:
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
+    """Returns whether two values are equal; a bool equals no number."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     return bool(one == other)
 
 
 def shown_as(value: Any) -> str:
-    """Returns a value as a command line would have it, and what stands for several in words."""
+    """Returns a value in the command line's syntax; `GIVEN` and `POSITIVE` in words."""
     if isinstance(value, Given):
         return "anything but null"
     if isinstance(value, Positive):

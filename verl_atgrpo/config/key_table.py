@@ -1,7 +1,7 @@
-"""Each key of verl's configuration in a job with a team: it works, is refused, or has no meaning here.
+"""The status of each key of verl's configuration in a team's job: it works, is refused, or has no meaning.
 
-The start refuses by this table (`key_check`), docs/configuration.md prints it, and tests compare it with the installed
-verl: every key has one row, every row a key, and what works is named in the code that is said to read it.
+`key_check` refuses by this table and docs/configuration.md prints it. Tests compare it with the installed verl: every
+key has one row, every row matches a key, and the reader of a key that works contains its name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Like:
 
 @dataclass(frozen=True)
 class Default:
-    """Stands for verl's own value."""
+    """Stands for verl's default."""
 
 
 @dataclass(frozen=True)
@@ -41,40 +41,38 @@ DEFAULT, GIVEN, POSITIVE = Default(), Given(), Positive()
 
 @dataclass(frozen=True)
 class Row:
-    """What is true of one key, or of several that a pattern names."""
+    """The status of the keys that a pattern matches."""
 
     pattern: str
-    """Below its section's prefix. `{a,b}` is one of these, `*` one part of a key, `**` any number of parts. The row
-    with the most letters wins."""
+    """Below its section's prefix. `{a,b}` is either, `*` one part of a key, `**` any number of parts. The pattern with
+    the most fixed characters wins."""
     status: Status
     text: str
-    """Why it is refused, why it has no meaning, or what is to be known of a key that works."""
+    """Why it is refused or has no meaning, or a note on a key that works."""
     values: tuple[Any, ...] = ()
-    """What is accepted; empty: anything."""
+    """Accepted values; empty: any."""
     remedy: str = ""
-    """The end of the message; empty: the accepted values."""
+    """End of the message; empty: the accepted values."""
     reader: str = ""
-    """`module:name` of the code that reads a key that works, or the `section.key` that it is handed on to."""
+    """`module:name` of the code that reads a key that works."""
     beside: tuple[str, tuple[Any, ...]] | None = None
-    """Another key, and the values of it with which this one counts."""
+    """Another key, and its values with which this one has an effect."""
     added: bool = False
-    """verl reads the key, but its configuration does not list it."""
+    """verl reads the key but does not list it in its configuration."""
 
     @property
     def patterns(self) -> tuple[str, ...]:
         """The patterns without braces."""
-        parts = [
-            part.split(",") for part in re.split(r"[{}]", self.pattern)
-        ]  # a comma outside of braces does not occur
+        parts = [part.split(",") for part in re.split(r"[{}]", self.pattern)]  # commas occur in braces only
         return tuple("".join(choice) for choice in itertools.product(*parts))
 
 
 @dataclass(frozen=True)
 class Section:
-    """Rows whose keys begin alike."""
+    """Rows whose keys share a prefix."""
 
     prefix: str
-    """Without the dot at its end; empty for keys of the first level."""
+    """Without the final dot; empty for top-level keys."""
     rows: tuple[Row, ...]
 
 
@@ -102,7 +100,7 @@ def _nothing(pattern: str, why: str, *, added: bool = False) -> Row:
 
 _A, _M, _R = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 _CORRECTION = "algorithm.rollout_correction"
-# Who reads: modules of verl's and of this package.
+# Readers: modules of verl and of this package.
 _ENGINE = "verl.workers.engine.fsdp.transformer_impl:FSDPEngine"
 _ENGINES = "verl.workers.engine.fsdp.transformer_impl"
 _HEAD = "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead"
@@ -124,26 +122,25 @@ _UNIT = "verl_atgrpo.trainer.policy_unit:PolicyUnit"
 _TRAINER = "verl_atgrpo.trainer.trainer:AtGrpoTrainer"
 _CHECKPOINTS = "verl_atgrpo.trainer.checkpoints"
 _ROLLOUT = "verl_atgrpo.rollout.worker:TeamRolloutWorker"
-_SEPARATE = "verl_atgrpo.config.separate_check"
 _MODE = "verl_atgrpo.config.mode_check"
 
 _DYNAMIC = "has no effect, micro-batches are filled up to a number of tokens"
-_EPISODES = "has no effect, prompts come into being in the episode"
-_NOBODY = "has no effect, verl's V1 trainer reads it nowhere"
+_EPISODES = "has no effect, prompts are made during the episode"
+_NOBODY = "has no effect, verl's V1 trainer does not read it"
 _CRITIC = "has no effect, a group estimator has no critic"
-_SCORES = "has no effect, the environment scores"
+_SCORES = "has no effect, the environment computes the rewards"
 _LOOPS = "has no effect, a team's workflow is its environment's `run`"
-_GROUPS = "has no effect, advantages are those of at_grpo.estimator"
-_ENTROPY = "has no effect, no entropy is computed of the reference"
-_MEGATRON = "has no effect, it is Megatron's"
-_OTHER_ENGINE = "another engine's or other hardware's"
+_GROUPS = "has no effect, at_grpo.estimator computes the advantages"
+_ENTROPY = "has no effect, the entropy of the reference is not computed"
+_MEGATRON = "has no effect, only Megatron reads it"
+_OTHER_ENGINE = "for another engine or other hardware"
 
 TABLE: tuple[Section, ...] = (
     Section(
         "",
         (
             _refused("**._target_", "names verl's own class"),
-            _refused("model_engine", "policies are trained with FSDP, no other engine has been tried", ("dp",)),
+            _refused("model_engine", "policies are trained with FSDP; others have not been tried", ("dp",)),
             _refused("critic.**", _CRITIC),
             _refused("critic.enable", _CRITIC, (None, False), remedy="set it to false"),
             _refused("{reward,reward_model,custom_reward_function}.**", _SCORES),
@@ -161,14 +158,14 @@ TABLE: tuple[Section, ...] = (
     Section(
         "actor_rollout_ref",
         (
-            _works("hybrid_engine", _SEPARATE, "false with `at_grpo.mode: separate_async` alone"),
+            _works("hybrid_engine", _MODE, "false with `at_grpo.mode: separate_async` alone"),
             _refused("nccl_timeout", _NOBODY),
         ),
     ),
     Section(
         _A,
         (
-            _refused("strategy", "policies are trained with FSDP, no other engine has been tried", ("fsdp", "fsdp2")),
+            _refused("strategy", "policies are trained with FSDP; others have not been tried", ("fsdp", "fsdp2")),
             _works("ppo_mini_batch_size", _UNIT, "`data.train_batch_size` over it is the number of optimizer steps"),
             _refused("use_dynamic_bsz", "the number of rows varies between steps", (True,)),
             _works("ppo_max_token_len_per_gpu", _WORKER, "at least a prompt and an answer of full length"),
@@ -206,13 +203,16 @@ TABLE: tuple[Section, ...] = (
                 ),
             ),
             _works("ppo_epochs", _UNIT),
-            _refused("shuffle", "has no effect, the trainer shuffles rows over mini-batches itself"),
-            _refused("data_loader_seed", "has no effect, the trainer shuffles rows over mini-batches by the step"),
+            _refused("shuffle", "has no effect, the trainer itself shuffles rows over mini-batches"),
+            _refused(
+                "data_loader_seed",
+                "has no effect, the trainer shuffles rows with a seed of the step",
+            ),
             _refused(
                 "grad_clip",
                 "has no effect, gradients are clipped to actor.optim.clip_grad",
                 (DEFAULT, Like(f"{_A}.optim.clip_grad")),
-                remedy="set that to it",
+                remedy="set that instead",
             ),
             _refused("use_prefix_grouper", "has no effect, verl's V1 trainer never calls it"),
             _refused("{freeze_vision_tower,calculate_sum_pi_squared}", _NOBODY),
@@ -246,12 +246,12 @@ TABLE: tuple[Section, ...] = (
                 "checkpoint.{save_contents,load_contents}",
                 "verl.utils.checkpoint.checkpoint_manager:BaseCheckpointManager",
             ),
-            _refused("checkpoint.async_save", "a step is complete only once all of it is saved", (False,)),
+            _refused("checkpoint.async_save", "a checkpoint must be complete before the next step", (False,)),
             _refused("checkpoint.strict", _MEGATRON),
             _works(
                 "profiler.**",
                 _PROFILER,
-                "on every worker; the tools `npu` and `precision_debugger` are other hardware's",
+                "on every worker; the tools `npu` and `precision_debugger` are for other hardware",
             ),
             _refused(
                 "router_replay.mode",
@@ -351,7 +351,7 @@ TABLE: tuple[Section, ...] = (
         (
             _refused(
                 "strategy",
-                "the reference has the policy's engine",
+                "the reference uses the policy's engine",
                 (Like(f"{_A}.strategy"),),
                 remedy="set actor.strategy",
             ),
@@ -389,7 +389,7 @@ TABLE: tuple[Section, ...] = (
             _works("fsdp_config.mixed_precision.**", _ENGINE, added=True),
             _nothing(
                 "fsdp_config.{param_offload,optimizer_offload,offload_policy,use_no_sync_for_gradient_accumulation}",
-                "FSDP keeps the reference on the host and gives it no gradient in any case",
+                "FSDP always keeps the reference on the host, without gradients",
             ),
             _refused(
                 "fsdp_config.{use_torch_compile,entropy_from_logits_with_chunking,entropy_from_logits_chunk_size,"
@@ -433,7 +433,7 @@ TABLE: tuple[Section, ...] = (
             ),
             _works("target_parameters", _ENGINE, beside=(f"{_M}.lora_rank", (POSITIVE,)), added=True),
             _works("fused_kernel_options.**", _ENGINE, beside=(f"{_M}.use_fused_kernels", (True,))),
-            _refused("tiled_mlp.**", "has no effect, the engine does not hand it on"),
+            _refused("tiled_mlp.**", "has no effect, the engine does not pass it on"),
             _works("lora.merge", _ENGINE, "servers get the merged model", beside=(f"{_M}.lora_rank", (POSITIVE,))),
             _refused("lora.**", _MEGATRON, remedy="set model.lora_rank, lora_alpha, target_modules"),
             _refused("mtp.**", "multi-token prediction has not been tried with a team"),
@@ -446,7 +446,7 @@ TABLE: tuple[Section, ...] = (
             _refused("mode", "has no effect, servers are asynchronous", ("async",)),
             _works(
                 "{nnodes,n_gpus_per_node}",
-                f"{_SEPARATE}:devices_of",
+                f"{_MODE}:devices_of",
                 "the servers' devices with `at_grpo.mode: separate_async`; else refused",
             ),
             _works("temperature", f"{_LOOP}:AgentLoopWorkerTQ", "above 0, in training"),
@@ -465,13 +465,13 @@ TABLE: tuple[Section, ...] = (
             _works("full_determinism", _SERVER, "in `mode: sync`"),
             _refused(
                 "prompt_length",
-                "has no effect, prompts are as long as data says",
+                "has no effect, data.max_prompt_length is the limit",
                 (Like("data.max_prompt_length"),),
                 remedy="set data.max_prompt_length",
             ),
             _refused(
                 "response_length",
-                "has no effect, answers are as long as data says",
+                "has no effect, data.max_response_length is the limit",
                 (Like("data.max_response_length"),),
                 remedy="set data.max_response_length",
             ),
@@ -507,7 +507,7 @@ TABLE: tuple[Section, ...] = (
             ),
             _refused(
                 "calculate_log_probs",
-                "without the server's log-probs nothing shows that its weights are fresh",
+                "the server's log-probs show whether its weights are current",
                 (True,),
             ),
             _refused("enable_rollout_routing_replay", "a team's rows hold no routed experts", (False,)),
@@ -517,14 +517,14 @@ TABLE: tuple[Section, ...] = (
                 "engine_kwargs.vllm.{dtype,load_format,max_model_len,max_num_seqs,enable_chunked_prefill,"
                 "max_num_batched_tokens,enable_prefix_caching,enable_sleep_mode,logprobs_mode,enforce_eager,"
                 "gpu_memory_utilization,disable_log_stats,quantization,scheduling_policy}",
-                "goes past what is checked of rollout",
+                "bypasses the checks of rollout",
                 (None,),
                 remedy="set rollout's key of the same name",
                 added=True,
             ),
             _refused(
                 "engine_kwargs.vllm.{tensor_parallel_size,pipeline_parallel_size,data_parallel_size}",
-                "goes past what is checked of rollout",
+                "bypasses the checks of rollout",
                 (None,),
                 remedy="set rollout.tensor_model_parallel_size or rollout.data_parallel_size",
                 added=True,
@@ -543,7 +543,7 @@ TABLE: tuple[Section, ...] = (
             _refused("agent.{default_agent_loop,agent_loop_config_path}", _LOOPS),
             _refused(
                 "agent.agent_loop_manager_class",
-                "a team's episodes are played by this package's",
+                "a team's episodes need this package's manager",
                 (None, "verl_atgrpo.rollout.manager.TeamRolloutManager"),
                 added=True,
             ),
@@ -591,16 +591,16 @@ TABLE: tuple[Section, ...] = (
             _works("{val_batch_size,dataloader_num_workers,validation_shuffle}", _BASE),
             _refused(
                 "{train_files,val_files}",
-                "has no effect, the environment deals the tasks",
+                "has no effect, the environment provides the tasks",
                 remedy="name data sets in at_grpo.environment",
             ),
             _refused("train_max_samples", "has no effect, at_grpo.train_tasks is the number of tasks", (-1,)),
             _refused("val_max_samples", "has no effect, at_grpo.val_tasks is the number of tasks", (-1,)),
-            _refused("gen_batch_size", "has no effect, tasks are dealt one by one", (None, 1)),
-            _refused("custom_cls.**", "has no effect, the environment deals the tasks"),
+            _refused("gen_batch_size", "has no effect, tasks are submitted one by one", (None, 1)),
+            _refused("custom_cls.**", "has no effect, the environment provides the tasks"),
             _refused(
                 "{filter_overlong_prompts,filter_overlong_prompts_workers,truncation}",
-                "has no effect, prompts come into being in the episode, and one that is too long fails it",
+                "has no effect, prompts are made during the episode, and one that is too long fails it",
             ),
             _refused(
                 "{prompt_key,tokenizer,use_shm,trust_remote_code,return_raw_input_ids,return_raw_chat,"
@@ -619,7 +619,7 @@ TABLE: tuple[Section, ...] = (
         (
             _refused(
                 "adv_estimator",
-                "does not know the groups of a team",
+                "does not compare a team's groups",
                 ("at_grpo",),
                 remedy="set it to at_grpo and choose the formula with at_grpo.estimator",
             ),
@@ -629,7 +629,7 @@ TABLE: tuple[Section, ...] = (
             _refused("{gdpo_reward_keys,gdpo_reward_weights}", _GROUPS, (None,), added=True),
             _refused(
                 "filter_groups.**",
-                "filters whole tasks, not the groups of a team",
+                "filters whole tasks, not a team's groups",
                 remedy="set it to false and use at_grpo.group_filter",
             ),
             _refused(
@@ -705,9 +705,9 @@ TABLE: tuple[Section, ...] = (
             _nothing("v1.sync.**", "it is empty"),
             _works("v1.{colocate_async,separate_async}.num_warmup_batches", f"{_OURS}.trainer.schedule"),
             _refused(
-                "v1.separate_async.parameter_sync_step", "weights are handed over after every step", (DEFAULT, 1)
+                "v1.separate_async.parameter_sync_step", "weights are synchronised after every step", (DEFAULT, 1)
             ),
-            _refused("v1.separate_async.hybrid_rollout.**", "the trainer's devices are not lent to the rollout"),
+            _refused("v1.separate_async.hybrid_rollout.**", "the trainer's devices are not used for the rollout"),
             _works("v1.sampler.{max_off_policy_threshold,max_off_policy_strategy}", _BASE, "see `at_grpo.mode`"),
             _nothing("v1.sampler.sync_refill_failed_groups", "the trainer sets it"),
             _refused(
@@ -726,7 +726,7 @@ TABLE: tuple[Section, ...] = (
                 "global_tool_config.torch_memory.{trace_alloc_max_entries,stack_depth,memory_snapshot_num_steps}",
                 "verl.utils.profiler.config:TorchMemoryToolConfig",
             ),
-            _nothing("global_tool_config.torch_memory.{context,stacks,kw_args.**}", "verl hands these on to nobody"),
+            _nothing("global_tool_config.torch_memory.{context,stacks,kw_args.**}", "verl does not use these"),
             _nothing("global_tool_config.precision_debugger.**", _OTHER_ENGINE),
         ),
     ),

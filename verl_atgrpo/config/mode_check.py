@@ -1,64 +1,167 @@
-"""What `at_grpo.mode` and verl's keys about asynchronous training must be, checked before Ray starts."""
+"""Checks verl's keys of asynchronous training and of standalone servers against `at_grpo.mode`."""
 
 from __future__ import annotations
 
-import itertools
+import importlib.util
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_atgrpo.config.key_check import leaves, verls_defaults
+from verl_atgrpo import platform_choice
+from verl_atgrpo.config.key_check import POLICY, leaves, same, shown_as, verls_defaults
 from verl_atgrpo.config.schema import MODES, SECTION, ConfigError
-from verl_atgrpo.config.separate_check import check_separate, check_shared
 
+SEPARATE = "separate_async"
+_SHARED = ("sync", "colocate_async")
+_ASYNC = ("colocate_async", SEPARATE)
 _CORRECTION = "algorithm.rollout_correction"
 _SAMPLER = "trainer.v1.sampler"
+_ENGINE = "rollout.checkpoint_engine"
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _is_unset(value: Any) -> bool:
+    return not value
+
+
+class Rule(NamedTuple):
+    """A key whose value is refused in some modes."""
+
+    modes: tuple[str, ...]
+    key: str
+    """One below `actor_rollout_ref` is checked for every policy."""
+    allowed: Any
+    """The accepted value, or a predicate of values."""
+    why: str
+    """The message after `key=value`, with `{mode}` for the mode."""
+
+
+_HAS_NO_EFFECT = (
+    " has no effect with at_grpo.mode={mode}, whose servers are on the trainer's devices: set it to %s, or use "
+    "at_grpo.mode=separate_async"
+)
+_OWN_DEVICES = ": with at_grpo.mode={mode} the number of the servers' own devices, a whole number above 0"
+_NO_ADAPTERS = (
+    ": verl does not send adapters to standalone servers; train the whole model, or use at_grpo.mode=colocate_async"
+)
+RULES = (
+    Rule(_SHARED, f"{POLICY}.hybrid_engine", True, _HAS_NO_EFFECT % "true"),
+    Rule(_SHARED, f"{POLICY}.rollout.nnodes", 0, _HAS_NO_EFFECT % "0"),
+    Rule(_SHARED, f"{POLICY}.{_ENGINE}.backend", "naive", _HAS_NO_EFFECT % "naive"),
+    Rule(_SHARED, f"{POLICY}.{_ENGINE}.custom_backend_module", None, _HAS_NO_EFFECT % "null"),
+    Rule(
+        (SEPARATE,),
+        f"{SECTION}.placement",
+        lambda value: value in (None, "colocated"),
+        " has not been tried with at_grpo.mode={mode}: set it to colocated; the servers of every policy have devices "
+        "of their own anyway",
+    ),
+    Rule(
+        (SEPARATE,),
+        f"trainer.v1.{SEPARATE}.parameter_sync_step",
+        1,
+        ": weights are synchronised after every step, set it to 1",
+    ),
+    Rule((SEPARATE,), f"{SECTION}.restart_servers", 0, ": standalone servers are not restarted, set it to 0"),
+    Rule(
+        (SEPARATE,),
+        f"{POLICY}.hybrid_engine",
+        False,
+        ": with at_grpo.mode={mode} there are no servers on the trainer's devices, set it to false",
+    ),
+    Rule((SEPARATE,), f"{POLICY}.rollout.nnodes", _is_size, _OWN_DEVICES),
+    Rule((SEPARATE,), f"{POLICY}.rollout.n_gpus_per_node", _is_size, _OWN_DEVICES),
+    Rule((SEPARATE,), f"{POLICY}.model.lora_rank", _is_unset, _NO_ADAPTERS),
+    Rule((SEPARATE,), f"{POLICY}.model.lora_adapter_path", _is_unset, _NO_ADAPTERS),
+    Rule((SEPARATE,), f"{POLICY}.model.lora.rank", _is_unset, _NO_ADAPTERS),
+    Rule(
+        _ASYNC,
+        f"{_SAMPLER}.max_off_policy_strategy",
+        "wait",
+        " discards the longest episodes, so the policy would be trained on short ones; set it to wait",
+    ),
+    Rule(
+        _ASYNC,
+        f"{POLICY}.rollout.full_determinism",
+        _is_unset,
+        ": interruptions depend on time, so at_grpo.mode={mode} cannot be reproduced; set it to false, or use "
+        "at_grpo.mode=sync",
+    ),
+    Rule(
+        _ASYNC,
+        f"{POLICY}.rollout.disaggregation.enabled",
+        _is_unset,
+        ": requests of a prefill server cannot be interrupted; set it to false, or use at_grpo.mode=sync",
+    ),
+)
+
+_CPU_ENGINE = {"backend": "gloo", "custom_backend_module": "verl_atgrpo.cpu.checkpoint_engine"}
+_OTHERS = {
+    "naive": "syncs weights to servers on the trainer's own devices",
+    "delta_sharded": "sends weight deltas, which has not been tried with several policies or frozen ones",
+    "gloo": "is for machines without a GPU",
+}
+"""Backends that cannot sync weights to standalone servers on GPUs; verl's others are accepted."""
+_CUPY = "cupy-cuda12x or cupy-cuda13x, as torch's CUDA is"
+REQUIRED_MODULES = {
+    "nccl": {"cupy": _CUPY},
+    "nixl": {"cupy": _CUPY, "nixl": "nixl"},
+    "kimi_ckpt_engine": {"checkpoint_engine": "checkpoint-engine"},
+    "mooncake": {"mooncake": "mooncake-transfer-engine"},
+}
+"""Backend -> module that verl's checkpoint engine imports and verl does not install -> its distribution. verl skips an
+engine that it cannot import, and fails only when the models have been loaded."""
 
 
 def check_mode(config: DictConfig, mode: str, policies: Mapping[str, DictConfig]) -> None:
-    """Raises ConfigError for a key that the mode cannot work with, or that would have no effect in it.
+    """Raises ConfigError for a key that the mode does not support, or that has no effect in it.
 
     Args:
         config: the job's configuration.
-        mode: `at_grpo.mode`, one of `config.MODES`.
-        policies: key of a policy's section -> the section, with what `actor_rollout_ref` has.
+        mode: `at_grpo.mode`.
+        policies: key of a policy's section -> the section, with the keys of `actor_rollout_ref`.
     """
     _check_bypass(config)
+    _check_keys_of_other_modes(config, mode)
+    for rule in RULES:
+        if mode in rule.modes:
+            _check_rule(rule, config, mode, policies)
+    if mode == SEPARATE:
+        for key, policy in policies.items():
+            _check_backend(f"{key}.{_ENGINE}", policy.rollout.checkpoint_engine)
+            _check_server_size(key, policy.rollout)
+        _check_devices(config, policies)
+    if mode in _ASYNC:
+        _check_staleness(config, mode)
+        for key, policy in policies.items():
+            _check_correction(config, mode, key, policy)
+
+
+def _check_rule(rule: Rule, config: DictConfig, mode: str, policies: Mapping[str, DictConfig]) -> None:
+    below = rule.key.removeprefix(f"{POLICY}.")
+    places = {rule.key: config} if below == rule.key else {f"{key}.{below}": policies[key] for key in policies}
+    for key, section in places.items():
+        value: Any = OmegaConf.select(section, below)
+        accepted = rule.allowed(value) if callable(rule.allowed) else same(value, rule.allowed)
+        if not accepted:
+            raise ConfigError(f"{key}={shown_as(value)}{rule.why.format(mode=mode)}")
+
+
+def _check_keys_of_other_modes(config: DictConfig, mode: str) -> None:
+    """Raises ConfigError for a key below trainer.v1 that the mode does not read, unless it has verl's default."""
     ignored = [other for other in MODES if other != mode] + (["sampler.max_off"] if mode == "sync" else [])
-    for name, value in itertools.chain(*(_changed(config, beginning) for beginning in ignored)):
-        raise ConfigError(
-            f"trainer.v1.{name}={value} has no effect with {SECTION}.mode={mode}: remove it, or use another mode"
-        )
-    if mode == "separate_async":
-        check_separate(config, policies)
-    else:
-        check_shared(mode, policies)
-    if mode == "sync":
-        return
-    _check_staleness(config, mode)
-    for key, policy in policies.items():
-        _check_correction(config, mode, key, policy)
-        if OmegaConf.select(policy, "rollout.full_determinism"):
-            raise ConfigError(
-                f"{key}.rollout.full_determinism=true: what is interrupted when depends on time, so {SECTION}.mode="
-                f"{mode} cannot be reproduced; set it to false, or use {SECTION}.mode=sync"
-            )
-        if OmegaConf.select(policy, "rollout.disaggregation.enabled"):
-            raise ConfigError(
-                f"{key}.rollout.disaggregation.enabled=true: a prefill server's requests cannot be interrupted; set "
-                f"it to false, or use {SECTION}.mode=sync"
-            )
-
-
-def _changed(config: DictConfig, beginning: str) -> Iterator[tuple[str, Any]]:
-    """Yields keys below trainer.v1 that are not verl's defaults, to which they may have been set unseen."""
     section: Any = OmegaConf.to_container(config.trainer.v1, resolve=True)
-    for key, value in leaves(section):
-        default = f"trainer.v1.{key}"
-        if key.startswith(beginning) and (default not in verls_defaults() or value != verls_defaults()[default]):
-            yield key, value
+    for name, value in leaves(section):
+        default = verls_defaults().get(f"trainer.v1.{name}", ...)
+        if name.startswith(tuple(ignored)) and value != default:
+            raise ConfigError(
+                f"trainer.v1.{name}={value} has no effect with {SECTION}.mode={mode}: remove it, or use another mode"
+            )
 
 
 def _check_bypass(config: DictConfig) -> None:
@@ -72,7 +175,7 @@ def _check_bypass(config: DictConfig) -> None:
 
 
 def _check_correction(config: DictConfig, mode: str, key: str, policy: DictConfig) -> None:
-    """Raises ConfigError unless the loss reads with which probabilities a candidate was sampled."""
+    """Raises ConfigError unless the loss uses the log-probs of the weights that sampled the candidates."""
     correction = OmegaConf.select(config, _CORRECTION) or {}
     loss = OmegaConf.select(policy, "actor.policy_loss.loss_mode") or "vanilla"
     if correction.get("bypass_mode"):
@@ -85,10 +188,9 @@ def _check_correction(config: DictConfig, mode: str, key: str, policy: DictConfi
         return
     choice = correction.get("rollout_is")
     if choice not in ("token", "sequence"):
-        shown = "null" if choice is None else choice
         raise ConfigError(
-            f"{_CORRECTION}.rollout_is={shown}: with {SECTION}.mode={mode} candidates come from older weights, and "
-            "their log-probs would not be used; set it to token or sequence"
+            f"{_CORRECTION}.rollout_is={shown_as(choice)}: with {SECTION}.mode={mode} candidates come from older "
+            "weights, and their log-probs would not be used; set it to token or sequence"
         )
     if loss == "bypass_mode":
         raise ConfigError(
@@ -102,25 +204,77 @@ def _check_staleness(config: DictConfig, mode: str) -> None:
     warmup = _number(config, key)
     if warmup is None or not 0 < warmup < math.inf:
         raise ConfigError(
-            f"{key}={OmegaConf.select(config, key)}: above 0, or no task is under way beside a step's own and "
+            f"{key}={OmegaConf.select(config, key)}: above 0, or no task is in flight in addition to a step's own and "
             f"nothing is gained over {SECTION}.mode=sync"
-        )
-    strategy = OmegaConf.select(config, f"{_SAMPLER}.max_off_policy_strategy")
-    if strategy != "wait":
-        raise ConfigError(
-            f"{_SAMPLER}.max_off_policy_strategy={strategy} throws away the episodes that took long, so the policy "
-            "would be trained on short ones; set it to wait"
         )
     least = 1 + math.ceil(warmup)
     threshold = _number(config, f"{_SAMPLER}.max_off_policy_threshold")
     if threshold is None or threshold < least or threshold != int(threshold):
-        shown = OmegaConf.select(config, f"{_SAMPLER}.max_off_policy_threshold")
+        shown = shown_as(OmegaConf.select(config, f"{_SAMPLER}.max_off_policy_threshold"))
         raise ConfigError(
-            f"{_SAMPLER}.max_off_policy_threshold={'null' if shown is None else shown}: with {SECTION}.mode={mode} a "
-            f"number of steps, at least {least} (1 + {key}), which bounds how old an episode may be"
+            f"{_SAMPLER}.max_off_policy_threshold={shown}: with {SECTION}.mode={mode} a number of steps, at least "
+            f"{least} (1 + {key}), which bounds the age of an episode"
         )
 
 
 def _number(config: DictConfig, key: str) -> float | None:
     value: Any = OmegaConf.select(config, key)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+# ---------------------------------------------------------------------- standalone servers
+
+
+def devices_of(policy: DictConfig) -> int:
+    """Returns the number of devices of a policy's standalone servers."""
+    return int(policy.rollout.nnodes * policy.rollout.n_gpus_per_node)
+
+
+def _check_backend(key: str, engine: DictConfig) -> None:
+    if platform_choice.wants_cpu():
+        for name, needed in _CPU_ENGINE.items():
+            if engine.get(name) != needed:
+                raise ConfigError(
+                    f"{key}.{name}={shown_as(engine.get(name))}: without a GPU only this package's engine syncs "
+                    f"weights to standalone servers, set it to {needed}"
+                )
+    elif engine.backend in _OTHERS:
+        raise ConfigError(f"{key}.backend={engine.backend} {_OTHERS[engine.backend]}: set it to nccl")
+    elif engine.get("custom_backend_module") is None:  # such a module may have an engine of the same name
+        _check_modules(key, engine.backend)
+
+
+def _check_modules(key: str, backend: str) -> None:
+    """Raises ConfigError if verl could not import its engine; imports nothing, which would take seconds."""
+    if backend == "nccl" and importlib.util.find_spec("torch_npu") is not None:
+        return  # then HCCL has this name
+    for module, package in REQUIRED_MODULES.get(backend, {}).items():
+        if importlib.util.find_spec(module) is None:
+            raise ConfigError(
+                f"{key}.backend={backend}: verl's engine imports {module}, which is not installed: pip install "
+                f"{package}, or set another backend"
+            )
+
+
+def _check_server_size(key: str, rollout: DictConfig) -> None:
+    sizes = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
+    size = math.prod(rollout.get(name, 1) for name in sizes)
+    devices = rollout.nnodes * rollout.n_gpus_per_node
+    if devices % size:
+        raise ConfigError(
+            f"{key}.rollout.n_gpus_per_node={rollout.n_gpus_per_node}: {devices} devices (times nnodes) are "
+            f"not a multiple of the {size} that one server takes ({' * '.join(sizes)}); make it one"
+        )
+
+
+def _check_devices(config: DictConfig, policies: Mapping[str, DictConfig]) -> None:
+    """Raises ConfigError if Ray would start with fewer devices than are needed: the servers would wait for ever."""
+    available = OmegaConf.select(config, "ray_kwargs.ray_init.num_gpus")
+    trainer = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    servers = {key: devices_of(policy) for key, policy in policies.items()}
+    needed = trainer + sum(servers.values())
+    if available is not None and available < needed:
+        raise ConfigError(
+            f"ray_kwargs.ray_init.num_gpus={available}: the trainer has {trainer} devices and the servers "
+            f"{servers} of their own, set it to {needed}"
+        )

@@ -1,7 +1,7 @@
-"""The section `at_grpo.policies`: what each policy of a team changes about the job's `actor_rollout_ref`.
+"""The section `at_grpo.policies`: what each policy changes about the job's `actor_rollout_ref`.
 
-A policy's settings are laid over the job's while its interpolations are still open, so that verl's derived
-keys (token budgets, the served model's name, ...) follow from the policy's own values.
+A policy's settings are merged into the job's before interpolations are resolved, so that verl's derived keys (token
+budgets, the served model's name, ...) follow from the policy's own values.
 """
 
 from __future__ import annotations
@@ -13,15 +13,27 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_atgrpo.config.schema import ConfigError, Lora, PolicySettings
+from verl_atgrpo.config.schema import SHARED, AtGrpoConfig, ConfigError, Lora, PolicySettings
 
 logger = logging.getLogger(__name__)
 
 EXPANDED = "at_grpo_policies"
-"""Where the driver leaves every policy's resolved `actor_rollout_ref` for the trainer and the workers."""
+"""Key under which the driver stores every policy's resolved `actor_rollout_ref` for the trainer and the workers."""
 POLICIES_FILE = "policies.json"
 """In every complete checkpoint: trained policy -> its folder there."""
 _FULL_MODEL = "hf_model"
+
+
+def expand_policies(config: DictConfig, settings: AtGrpoConfig) -> None:
+    """Writes every policy's own `actor_rollout_ref` into a job that names several.
+
+    Raises ConfigError if a block has a key that verl's section does not.
+    """
+    if not settings.policies:
+        leave_out_full_model(SHARED, config.actor_rollout_ref)
+        return
+    with open_dict(config):
+        config[EXPANDED] = expanded(config, settings.policy_settings())
 
 
 def expanded(config: DictConfig, policies: Mapping[str, PolicySettings]) -> DictConfig:
@@ -38,7 +50,7 @@ def expanded(config: DictConfig, policies: Mapping[str, PolicySettings]) -> Dict
 def _actor_rollout_ref(config: DictConfig, name: str, settings: PolicySettings) -> Any:
     job = copy.deepcopy(config)
     if settings.gpus is not None:
-        job.trainer.n_gpus_per_node = settings.gpus  # what its servers' sizes derive from
+        job.trainer.n_gpus_per_node = settings.gpus  # the servers' sizes derive from it
     lora = {} if settings.lora is None else _lora(settings.lora)
     for section, block in (
         ("model", {**settings.model, **lora}),
@@ -46,7 +58,7 @@ def _actor_rollout_ref(config: DictConfig, name: str, settings: PolicySettings) 
         ("actor.optim", settings.optim),
         ("rollout", settings.rollout),
     ):
-        _lay_over(OmegaConf.select(job.actor_rollout_ref, section), block, f"at_grpo.policies.{name}.{section}")
+        _merge(OmegaConf.select(job.actor_rollout_ref, section), block, f"at_grpo.policies.{name}.{section}")
     leave_out_full_model(name, job.actor_rollout_ref)
     return OmegaConf.to_container(job.actor_rollout_ref, resolve=True)
 
@@ -56,10 +68,20 @@ def _lora(settings: Lora) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 
-def leave_out_full_model(name: str, policy: DictConfig) -> None:
-    """Takes the Hugging Face model out of what is saved of a policy with an adapter.
+def _merge(section: DictConfig, block: Mapping[str, Any], where: str) -> None:
+    for key, value in block.items():
+        if key not in section:
+            raise ConfigError(f"{where}.{key} is not a key of verl's section; it has {', '.join(section)}")
+        if isinstance(value, Mapping) and isinstance(section[key], DictConfig) and len(section[key]):
+            _merge(section[key], value, f"{where}.{key}")
+        else:
+            section[key] = value
 
-    verl would write the base model under the adapter's names, which nothing can load.
+
+def leave_out_full_model(name: str, policy: DictConfig) -> None:
+    """Removes the Hugging Face model from the checkpoint contents of a policy with an adapter.
+
+    verl would save the base model under the adapter's parameter names, which nothing can load.
     """
     checkpoint = policy.actor.checkpoint
     if policy.model.lora_rank > 0 and _FULL_MODEL in checkpoint.save_contents:
@@ -71,18 +93,8 @@ def leave_out_full_model(name: str, policy: DictConfig) -> None:
         )
 
 
-def _lay_over(section: DictConfig, block: Mapping[str, Any], where: str) -> None:
-    for key, value in block.items():
-        if key not in section:
-            raise ConfigError(f"{where}.{key} is not a key of verl's section; it has {', '.join(section)}")
-        if isinstance(value, Mapping) and isinstance(section[key], DictConfig) and len(section[key]):
-            _lay_over(section[key], value, f"{where}.{key}")
-        else:
-            section[key] = value
-
-
 def job_of(config: DictConfig, name: str) -> DictConfig:
-    """Returns the job's configuration as policy `name` sees it: its own `actor_rollout_ref`, all else shared."""
+    """Returns a copy of the job's configuration with policy `name`'s own `actor_rollout_ref`."""
     job: DictConfig = copy.deepcopy(config)
     with open_dict(job):
         if EXPANDED in job:

@@ -1,30 +1,84 @@
-"""What a policy's `actor_rollout_ref` must be where one key of it counts together with another."""
+"""Checks every policy's `actor_rollout_ref`: keys of it against each other and against the job."""
 
 from __future__ import annotations
 
+import copy
 import importlib
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig
 
-from verl_atgrpo.config.schema import ConfigError
+from verl_atgrpo import platform_choice
+from verl_atgrpo.config.key_check import POLICY, check_keys, shown_as
+from verl_atgrpo.config.mode_check import SEPARATE, check_mode
+from verl_atgrpo.config.policies import expanded
+from verl_atgrpo.config.schema import SECTION, AtGrpoConfig, ConfigError
 
 _CLIP_RATIO = 0.2
-"""verl's default of `clip_ratio`, which counts for nothing beside the two others."""
+"""verl's default of `clip_ratio`, which has no effect if the two others are set."""
 _PER_MICRO_BATCH = ("geo_mean",)
-"""Policy losses of verl's that are a mean over each micro-batch, which is as large as rows happen to fit in."""
+"""Policy losses of verl that average over each micro-batch, whose size varies with the lengths of its rows."""
+_MAX_MEMORY = 0.95
+"""Largest share of a GPU's memory that servers awake at the same time may claim together."""
 _SERVER = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
 
 
+def check_policies(config: DictConfig, settings: AtGrpoConfig) -> None:
+    """Raises ConfigError if a policy cannot be trained and served with its `actor_rollout_ref`."""
+    separate = settings.mode == SEPARATE
+    own = expanded(config, settings.policy_settings()) if settings.policies else None
+    sections: dict[str, DictConfig] = {}
+    for name, policy in settings.policy_settings().items():
+        key, job = POLICY, copy.deepcopy(config)
+        if own is not None:
+            key, job.actor_rollout_ref = f"{SECTION}.policies.{name}", own[name]
+        job.trainer.n_gpus_per_node = policy.gpus or config.trainer.n_gpus_per_node
+        check_keys(job, key)
+        if not separate:
+            _check_servers_devices(key, job)
+        devices = None if separate else job.trainer.n_gpus_per_node * job.trainer.nnodes
+        check_policy(key, job.actor_rollout_ref, config.data, devices)
+        sections[key] = job.actor_rollout_ref
+    check_mode(config, settings.mode, sections)
+    if own is not None and settings.placement == "colocated" and not separate:
+        memory = {name: float(own[name].rollout.gpu_memory_utilization) for name in settings.policy_settings()}
+        check_memory(f"{SECTION}.placement=colocated", memory, "lower them, or use placement: split")
+
+
+def _check_servers_devices(key: str, job: DictConfig) -> None:
+    servers, trainer = job.actor_rollout_ref.rollout.n_gpus_per_node, job.trainer.n_gpus_per_node
+    if servers != trainer:
+        raise ConfigError(
+            f"{key}.rollout.n_gpus_per_node={servers}: the servers are on the policy's {trainer} devices of a node, "
+            f"set it to {trainer}, or use {SECTION}.mode={SEPARATE}"
+        )
+
+
+def check_memory(where: str, shares: Mapping[str, float], remedy: str) -> None:
+    """Raises ConfigError if servers that share every GPU claim more memory than it has; accepts anything on the CPU.
+
+    Args:
+        where: beginning of the message.
+        shares: policy -> its servers' `gpu_memory_utilization`.
+        remedy: end of the message.
+    """
+    if not platform_choice.wants_cpu() and sum(shares.values()) > _MAX_MEMORY:
+        raise ConfigError(
+            f"{where}: the servers of all policies share every GPU, but their rollout.gpu_memory_utilization add up "
+            f"to {sum(shares.values()):.2f} ({dict(shares)}), more than {_MAX_MEMORY}; {remedy}"
+        )
+
+
 def check_policy(key: str, policy: DictConfig, data: DictConfig, devices: int | None) -> None:
-    """Raises ConfigError if a policy's settings contradict each other or what the job deals out.
+    """Raises ConfigError if a policy's settings contradict each other or the job's `data`.
 
     Args:
         key: of the policy's section, for messages.
-        policy: what `actor_rollout_ref` has.
+        policy: the section, with the keys of `actor_rollout_ref`.
         data: the job's `data`.
-        devices: on which the policy is trained and served; None if its servers have devices of their own.
+        devices: on which the policy is trained and served; None if its servers are standalone.
     """
     _check_steps(key, policy, data)
     _check_clipping(key, policy.actor)
@@ -45,7 +99,7 @@ def _check_steps(key: str, policy: DictConfig, data: DictConfig) -> None:
 
 def _check_clipping(key: str, actor: DictConfig) -> None:
     low, high = actor.clip_ratio_low, actor.clip_ratio_high
-    # Where one of them is null, verl takes clip_ratio for it.
+    # verl replaces a null by clip_ratio.
     if None not in (low, high) and actor.clip_ratio not in (_CLIP_RATIO, low, high):
         raise ConfigError(
             f"{key}.actor.clip_ratio={actor.clip_ratio} has no effect beside clip_ratio_low={low} and "
@@ -74,7 +128,7 @@ def _check_loss(key: str, policy: DictConfig) -> None:
         )
     if loss == "dro" and actor.policy_loss.dro_beta is None:
         raise ConfigError(f"{key}.actor.policy_loss.dro_beta=null: loss_mode=dro needs it, a number above 0")
-    if policy.model.external_lib is None:  # a worker may import losses from there
+    if policy.model.external_lib is None:  # else workers may register further losses
         known = importlib.import_module("verl.trainer.ppo.core_algos").POLICY_LOSS_REGISTRY
         if loss not in known:
             raise ConfigError(
@@ -84,16 +138,16 @@ def _check_loss(key: str, policy: DictConfig) -> None:
 
 
 def _check_lengths(key: str, policy: DictConfig, data: DictConfig) -> None:
-    """Raises ConfigError if a prompt and an answer that `data` allows have no room in the engine or in an update."""
+    """Raises ConfigError if the longest prompt and answer do not fit into the engine or into a micro-batch."""
     row = data.max_prompt_length + data.max_response_length
     needed = (
         f"data.max_prompt_length={data.max_prompt_length} and data.max_response_length={data.max_response_length} "
         f"make rows of up to {row} tokens"
     )
-    room = policy.rollout.max_model_len
-    if room is not None and room < row:
+    longest = policy.rollout.max_model_len
+    if longest is not None and longest < row:
         raise ConfigError(
-            f"{key}.rollout.max_model_len={room}: {needed}; set it to at least that, or shorten them: the server "
+            f"{key}.rollout.max_model_len={longest}: {needed}; set it to at least that, or shorten them: the server "
             "would cut answers off early, or refuse long prompts"
         )
     ranks = max(policy.actor.ulysses_sequence_parallel_size, policy.actor.fsdp_config.ulysses_sequence_parallel_size)
@@ -104,21 +158,17 @@ def _check_lengths(key: str, policy: DictConfig, data: DictConfig) -> None:
     }
     for name, budget in budgets.items():
         if budget is None or budget * ranks < row:
-            shown = "null" if budget is None else budget
             raise ConfigError(
-                f"{key}.{name}={shown}: {needed}, and a micro-batch holds whole rows; set it to at least "
+                f"{key}.{name}={shown_as(budget)}: {needed}, and a micro-batch holds whole rows; set it to at least "
                 f"{-(-row // ranks)}"
             )
 
 
 def _check_server_size(key: str, rollout: DictConfig, devices: int) -> None:
-    sizes = {name: rollout[name] for name in _SERVER}
-    size = 1
-    for value in sizes.values():
-        size *= value
+    size = math.prod(rollout[name] for name in _SERVER)
     if devices % size:
         raise ConfigError(
-            f"{key}.rollout.{_SERVER[0]}={sizes[_SERVER[0]]}: the policy has {devices} devices, which servers of "
+            f"{key}.rollout.{_SERVER[0]}={rollout[_SERVER[0]]}: the policy has {devices} devices, which servers of "
             f"{size} ({' * '.join(_SERVER)}) do not divide among them; choose one that does"
         )
     together = rollout.tensor_model_parallel_size * rollout.data_parallel_size
@@ -130,13 +180,13 @@ def _check_server_size(key: str, rollout: DictConfig, devices: int) -> None:
 
 
 def check_context(key: str, rollout: DictConfig, data: DictConfig, longest: int) -> None:
-    """Raises ConfigError if the model's own limit, which `max_model_len: null` stands for, leaves rows no room.
+    """Raises ConfigError if rows, or `max_model_len`, are longer than the model's context.
 
     Args:
         key: of the policy's section.
         rollout: its `rollout`.
         data: the job's `data`.
-        longest: how many positions the model has.
+        longest: the model's number of positions.
     """
     row = data.max_prompt_length + data.max_response_length
     if longest < row:

@@ -1,8 +1,7 @@
-"""What is checked on the driver before Ray starts, whatever trainer mode the user chose."""
+"""Checks of a job's configuration on the driver, before Ray starts."""
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import os
 import re
@@ -10,104 +9,80 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from verl_atgrpo import compat, contamination, platform_choice
 from verl_atgrpo.config.key_check import POLICY, check_keys
-from verl_atgrpo.config.mode_check import check_mode
-from verl_atgrpo.config.policies import EXPANDED, expanded, job_of, leave_out_full_model
-from verl_atgrpo.config.policy_check import check_context, check_policy
-from verl_atgrpo.config.schema import MODES, SECTION, SHARED, AtGrpoConfig, ConfigError
+from verl_atgrpo.config.policies import expand_policies, job_of
+from verl_atgrpo.config.policy_check import check_context, check_policies
+from verl_atgrpo.config.schema import MODES, SECTION, AtGrpoConfig, ConfigError
 from verl_atgrpo.environment import Environment
-from verl_atgrpo.estimators.spec import heeds_verls_switch, resolve_spec
+from verl_atgrpo.estimators.spec import follows_verls_switch, resolve_spec
 
 MODE = "at_grpo"
 ESTIMATOR = "at_grpo"
 _TRACERS = ("mlflow", "weave", "trackio")
-_MEMORY = 0.95
-"""Largest share of a GPU's memory that servers awake at the same time may claim together."""
 
 
 def check_run_or_exit(config: DictConfig, **_: Any) -> None:
-    """Ends the program with one line if the checks refuse the configuration."""
+    """Exits with one line if the checks refuse the configuration; else expands the policies of a team's job."""
     try:
-        check_run(config)
-        if OmegaConf.select(config, "trainer.v1.trainer_mode") == MODE:
-            expand_policies(config)
-            check_cpu_job(config)
+        settings = check_run(config)
+        if settings is not None:
+            expand_policies(config, settings)
+            check_cpu_job(config, settings)
     except (ConfigError, compat.CompatError) as error:
         raise SystemExit(f"verl-atgrpo: {error}") from None
 
 
-def check_run(config: DictConfig) -> None:
-    """Raises ConfigError or CompatError if a job that uses this plugin cannot work.
+def check_run(config: DictConfig) -> AtGrpoConfig | None:
+    """Returns the parsed section of a job with trainer mode at_grpo, None of any other.
 
-    Jobs that use neither the section, the mode nor the estimator are none of our business.
+    Jobs that use neither the section, the mode nor the estimator are not checked. Makes the environment, which may
+    read its data sets. Raises ConfigError or CompatError if the job cannot work.
     """
     mode = OmegaConf.select(config, "trainer.v1.trainer_mode")
     section = OmegaConf.select(config, SECTION)
     estimator = OmegaConf.select(config, "algorithm.adv_estimator")
     if mode != MODE and section is None and estimator != ESTIMATOR:
-        return
+        return None
+    compat.check_distributions(str(OmegaConf.select(config, "actor_rollout_ref.rollout.name")))
+    if not config.trainer.use_v1:
+        raise ConfigError("trainer.use_v1=false: the legacy trainer is not supported, set it to true")
     if mode == MODE:
-        check_team_run(config)
-        return
-    _check_stack(config)
+        settings = AtGrpoConfig.from_config(config)
+        _check_team_job(config, settings)
+        return settings
     if section is not None:
         raise ConfigError(
             f"trainer.v1.trainer_mode={mode} ignores the section {SECTION}: set trainer.v1.trainer_mode={MODE} and "
             f"choose with {SECTION}.mode, one of {', '.join(MODES)}"
         )
     _check_plain_job(config)
+    return None
 
 
-def check_team_run(config: DictConfig) -> Environment:
-    """Returns the environment of a job in our trainer mode: to make it may mean to read gigabytes of data.
+def check_cpu_job(config: DictConfig, settings: AtGrpoConfig) -> None:
+    """Raises ConfigError if a job in CPU mode uses chunked prefill, or names a model that does not exist or whose
+    vocabulary is padded.
 
-    Raises ConfigError or CompatError if the job cannot work.
-    """
-    _check_stack(config)
-    return _check_team_job(config)
-
-
-def _check_stack(config: DictConfig) -> None:
-    compat.check_distributions(str(OmegaConf.select(config, "actor_rollout_ref.rollout.name")))
-    if not config.trainer.use_v1:
-        raise ConfigError("trainer.use_v1=false: the legacy trainer is not supported, set it to true")
-
-
-def expand_policies(config: DictConfig) -> None:
-    """Writes every policy's own `actor_rollout_ref` into a job that names several."""
-    settings = AtGrpoConfig.from_config(config)
-    if not settings.policies:
-        leave_out_full_model(SHARED, config.actor_rollout_ref)
-        return
-    with open_dict(config):
-        config[EXPANDED] = expanded(config, settings.policy_settings())
-
-
-def check_cpu_job(config: DictConfig) -> None:
-    """Raises ConfigError if a job in CPU mode names a model that is not there or whose vocabulary is padded, or has
-    vLLM split prompts.
-
-    A seeded sample from a prompt that was split (`rollout.enable_chunked_prefill`) ends vLLM's engine on the CPU. And
-    verl masks logits beyond the tokenizer's length in vLLM but not in the actor, so with a padded
-    vocabulary the two disagree on every token. Trained models give those logits next to nothing; the small,
-    freshly made ones of CPU mode do not.
+    A seeded sample from a chunked prompt (`rollout.enable_chunked_prefill`) crashes vLLM's engine on the CPU. verl
+    masks logits beyond the tokenizer's length in vLLM but not in the actor, so that with a padded vocabulary the two
+    disagree on the log-prob of every token. Trained models give those logits almost no probability; the untrained
+    tiny models of CPU mode do not.
     """
     if not platform_choice.wants_cpu():
         return
-    policies = AtGrpoConfig.from_config(config).policies
-    for name in policies or {SHARED: None}:
-        key = f"{SECTION}.policies.{name}" if policies else "actor_rollout_ref"
-        settings = job_of(config, name).actor_rollout_ref
-        check_cpu_prefill(key, settings.rollout)
-        longest = _check_model(f"{key}.model.path", str(settings.model.path))
-        check_context(key, settings.rollout, config.data, longest)
+    for name in settings.policy_settings():
+        key = f"{SECTION}.policies.{name}" if settings.policies else POLICY
+        policy = job_of(config, name).actor_rollout_ref
+        check_cpu_prefill(key, policy.rollout)
+        longest = _check_model(f"{key}.model.path", str(policy.model.path))
+        check_context(key, policy.rollout, config.data, longest)
 
 
 def check_cpu_prefill(key: str, rollout: DictConfig) -> None:
-    """Raises ConfigError if a `rollout` section, under `key`, has vLLM for CPU split prompts."""
+    """Raises ConfigError if the `rollout` section under `key` has vLLM for CPU chunk prompts."""
     if rollout.enable_chunked_prefill:
         raise ConfigError(
             f"{key}.rollout.enable_chunked_prefill=true: samples have seeds, and vLLM for CPU fails on seeded "
@@ -116,7 +91,7 @@ def check_cpu_prefill(key: str, rollout: DictConfig) -> None:
 
 
 def _check_model(key: str, path: str) -> int:
-    """Returns how many positions the model has."""
+    """Returns the model's number of positions."""
     if not os.path.isfile(os.path.join(path, "config.json")):
         raise ConfigError(
             f"{key}={path}: there is no model; make one with verl-atgrpo make-model {path} --environment <name>"
@@ -156,18 +131,17 @@ def _check_plain_job(config: DictConfig) -> None:
 
 
 def _check_verls_switch(config: DictConfig, key: str, choice: str | Mapping[str, Any]) -> None:
-    if not config.algorithm.norm_adv_by_std_in_grpo and not heeds_verls_switch(choice):
+    if not config.algorithm.norm_adv_by_std_in_grpo and not follows_verls_switch(choice):
         raise ConfigError(
             "algorithm.norm_adv_by_std_in_grpo=false takes the scale off the presets at_grpo and grpo as they stand, "
             f"not off {key}={choice}: set it to true, and scale: none in the estimator"
         )
 
 
-def _check_team_job(config: DictConfig) -> Environment:
-    settings = AtGrpoConfig.from_config(config)
-    rollout, data = config.actor_rollout_ref.rollout, config.data
+def _check_team_job(config: DictConfig, settings: AtGrpoConfig) -> None:
+    rollout = config.actor_rollout_ref.rollout
     check_keys(config)
-    _check_trace(rollout.trace)
+    check_trace(rollout.trace)
     _check_verls_switch(config, f"{SECTION}.estimator", settings.estimator)
     check_sampling(rollout)
     _check_resume(config.trainer)
@@ -175,16 +149,15 @@ def _check_team_job(config: DictConfig) -> Environment:
     settings.validation_policies_of(environment)
     check_estimator_agents(settings, environment)
     check_devices(settings, config.trainer.n_gpus_per_node)
-    _check_policies(config, settings)
-    check_tasks(settings, environment, data.train_batch_size)
+    check_policies(config, settings)
+    check_tasks(settings, environment, config.data.train_batch_size)
     _check_storage(config, settings)
     if not settings.allow_overlap:
         check_disjoint(settings, environment)
-    return environment
 
 
 def check_estimator_agents(settings: AtGrpoConfig, env: Environment) -> None:
-    """Raises ConfigError if the estimator names agents that the environment has not."""
+    """Raises ConfigError if the estimator names an agent that the environment does not have."""
     spec, name = settings.spec, settings.environment["name"]
     key = f"{SECTION}.estimator"
     known = f"an agent of {name!r}: it has {', '.join(env.agents)}"
@@ -203,7 +176,7 @@ def check_estimator_agents(settings: AtGrpoConfig, env: Environment) -> None:
 
 
 def check_devices(settings: AtGrpoConfig, available: int) -> None:
-    """Raises ConfigError if the policies' devices do not add up to the `available` ones of a node."""
+    """Raises ConfigError unless the policies' devices add up to the `available` ones of a node."""
     policies = settings.policy_settings()
     for name, policy in policies.items():
         if settings.placement == "colocated" and policy.gpus is not None:
@@ -220,7 +193,7 @@ def check_devices(settings: AtGrpoConfig, available: int) -> None:
 
 
 def check_tasks(settings: AtGrpoConfig, env: Environment, train_batch_size: int) -> None:
-    """Raises ConfigError if there are too few training tasks for what a step plays."""
+    """Raises ConfigError if there are fewer training tasks than a step plays."""
     tasks = settings.split_size(env, "train")
     if tasks < train_batch_size:
         raise ConfigError(
@@ -241,10 +214,9 @@ def check_tasks(settings: AtGrpoConfig, env: Environment, train_batch_size: int)
 
 
 def check_disjoint(settings: AtGrpoConfig, env: Environment) -> None:
-    """Raises ConfigError if a validation task is also a training task, or nearly so by its text.
+    """Raises ConfigError if a validation task is also a training task, or a near duplicate of one by its text.
 
-    Looks at every task the run can deal out, so it holds for users' environments as well; `contamination.overlaps`
-    says what that costs.
+    Makes every task of the run; `contamination.overlaps` documents the cost.
     """
     sizes = settings.split_size(env, "train"), settings.split_size(env, "val")
     for overlap in contamination.overlaps(env, *sizes):
@@ -255,7 +227,7 @@ def check_disjoint(settings: AtGrpoConfig, env: Environment) -> None:
 
 
 def check_sampling(rollout: DictConfig) -> None:
-    """Raises ConfigError for a way to sample that verl's V1 rollout does not read, or that log-probs do not follow."""
+    """Raises ConfigError for sampling that verl's V1 rollout ignores, or that makes log-probs and samples disagree."""
     key, validation = "actor_rollout_ref.rollout", rollout.val_kwargs
     if not rollout.temperature > 0:
         raise ConfigError(f"{key}.temperature={rollout.temperature}: candidates of a decision must differ, above 0")
@@ -288,23 +260,24 @@ def _check_resume(trainer: DictConfig) -> None:
 
 
 def _check_storage(config: DictConfig, settings: AtGrpoConfig) -> None:
-    """Raises ConfigError if not even a step of one decision an episode fits into TransferQueue.
+    """Raises ConfigError if TransferQueue cannot hold a step with one decision per episode.
 
-    What episodes make of more decisions, only they know: the run stops at the first row that finds no place.
+    Episodes may take more decisions, whose number is not known here: a run stops at the first row that does not fit.
     """
     key = "transfer_queue.backend.SimpleStorage.total_storage_size"
-    room = OmegaConf.select(config, key)
+    size = OmegaConf.select(config, key)
     group_filter = settings.group_filter
     tasks = (group_filter.max_tasks if group_filter else None) or config.data.train_batch_size
     rows = tasks * settings.candidates
-    if OmegaConf.select(config, "transfer_queue.backend.storage_backend") == "SimpleStorage" and (room or rows) < rows:
+    if OmegaConf.select(config, "transfer_queue.backend.storage_backend") == "SimpleStorage" and (size or rows) < rows:
         raise ConfigError(
-            f"{key}={room}: a step makes at least {rows} rows, {tasks} tasks x {settings.candidates} candidates x "
+            f"{key}={size}: a step makes at least {rows} rows, {tasks} tasks x {settings.candidates} candidates x "
             "decisions of an episode: set it to a few times what all decisions make, or to null for no limit"
         )
 
 
-def _check_trace(trace: DictConfig) -> None:
+def check_trace(trace: DictConfig) -> None:
+    """Raises ConfigError for a trace backend that does not exist or is not installed, or options without one."""
     key = "actor_rollout_ref.rollout.trace"
     if trace.backend is None:
         for option in ("token2text", "max_samples_per_step_per_worker"):
@@ -317,53 +290,3 @@ def _check_trace(trace: DictConfig) -> None:
         raise ConfigError(f"{key}.backend={trace.backend}: use one of {', '.join(_TRACERS)}, or null")
     elif importlib.util.find_spec(trace.backend) is None:
         raise ConfigError(f"{key}.backend={trace.backend}: it is not installed, pip install {trace.backend}")
-
-
-def _check_policies(config: DictConfig, settings: AtGrpoConfig) -> None:
-    """Checks what every policy may have a value of its own for."""
-    separate = settings.mode == "separate_async"
-    if not settings.policies:
-        devices = None if separate else config.trainer.n_gpus_per_node * config.trainer.nnodes
-        check_keys(config, POLICY)
-        _check_devices_of_a_node(POLICY, config, separate)
-        check_policy(POLICY, config.actor_rollout_ref, config.data, devices)
-        check_mode(config, settings.mode, {"actor_rollout_ref": config.actor_rollout_ref})
-        return
-    names = settings.policy_settings()
-    policies = expanded(config, names)
-    for name, policy in names.items():
-        key, job = f"{SECTION}.policies.{name}", copy.deepcopy(config)
-        job.actor_rollout_ref = policies[name]
-        job.trainer.n_gpus_per_node = policy.gpus or config.trainer.n_gpus_per_node
-        check_keys(job, key)
-        _check_devices_of_a_node(key, job, separate)
-        devices = None if separate else job.trainer.n_gpus_per_node * job.trainer.nnodes
-        check_policy(key, job.actor_rollout_ref, config.data, devices)
-    check_mode(config, settings.mode, {f"{SECTION}.policies.{name}": policies[name] for name in names})
-    memory = {name: float(policies[name].rollout.gpu_memory_utilization) for name in names}
-    if settings.placement == "colocated" and not separate:
-        check_memory(f"{SECTION}.placement=colocated", memory, "lower them, or use placement: split")
-
-
-def _check_devices_of_a_node(key: str, job: DictConfig, separate: bool) -> None:
-    servers, trainer = job.actor_rollout_ref.rollout.n_gpus_per_node, job.trainer.n_gpus_per_node
-    if not separate and servers != trainer:
-        raise ConfigError(
-            f"{key}.rollout.n_gpus_per_node={servers}: the servers are on the policy's {trainer} devices of a node, "
-            f"set it to {trainer}, or use {SECTION}.mode=separate_async"
-        )
-
-
-def check_memory(where: str, shares: Mapping[str, float], remedy: str) -> None:
-    """Raises ConfigError if servers that share every GPU claim more of its memory than there is.
-
-    Args:
-        where: the beginning of the message.
-        shares: policy -> its servers' `gpu_memory_utilization`; of no account on the CPU.
-        remedy: the end of the message.
-    """
-    if not platform_choice.wants_cpu() and sum(shares.values()) > _MEMORY:
-        raise ConfigError(
-            f"{where}: the servers of all policies share every GPU, but their rollout.gpu_memory_utilization add up "
-            f"to {sum(shares.values()):.2f} ({dict(shares)}), more than {_MEMORY}; {remedy}"
-        )

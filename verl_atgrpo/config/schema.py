@@ -1,7 +1,4 @@
-"""The `at_grpo:` section of a recipe: its keys with their types and bounds, from which errors and docs are made.
-
-Everything here runs on the driver before Ray starts, so a mistake costs seconds and one line.
-"""
+"""The schema of the `at_grpo:` section: keys, types and bounds; error messages and docs are generated from it."""
 
 from __future__ import annotations
 
@@ -22,13 +19,13 @@ from verl_atgrpo.team import Selection, TeamOptions
 
 SECTION = "at_grpo"
 SHARED = "shared"
-"""The policy's name where the recipe lists none: the job's `actor_rollout_ref` as it stands."""
+"""Name of the only policy of a recipe without `policies`, which is the job's `actor_rollout_ref`."""
 Mode = Literal["sync", "colocate_async", "separate_async"]
 MODES: tuple[str, ...] = typing.get_args(Mode)
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot work; the message is one line with the key, the value and the remedy."""
+    """A configuration that cannot work. The message is one line with the key, the value and the remedy."""
 
 
 def _identifier(name: str) -> str:
@@ -43,11 +40,11 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Weight = Annotated[Finite, Field(ge=0)]
 Seconds = Annotated[Finite, Field(gt=0)]
 Options = dict[str, Any]
-"""A section whose keys are verl's, an environment's or an estimator's."""
+"""A section with keys of verl, of an environment or of an estimator."""
 
 
 class Section(BaseModel):
-    """A section of the recipe: unknown keys are refused, values are not converted."""
+    """A section of the recipe. Refuses unknown keys and does not convert values."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
@@ -56,7 +53,7 @@ class Lora(Section):
     """An adapter instead of full training: `at_grpo.policies.<name>.lora`."""
 
     rank: Count
-    """Of the adapter: verl's `model.lora_rank`."""
+    """The adapter's rank: verl's `model.lora_rank`."""
     alpha: int | None = None
     """verl's `model.lora_alpha`; null: the job's."""
     target_modules: str | list[str] | None = None
@@ -64,43 +61,43 @@ class Lora(Section):
 
 
 class PolicySettings(Section):
-    """One block of `at_grpo.policies`: what the policy changes about the job's `actor_rollout_ref`."""
+    """One block of `at_grpo.policies`: the policy's changes to the job's `actor_rollout_ref`."""
 
     model: Options = {}
-    """Laid over `actor_rollout_ref.model`."""
+    """Merged into `actor_rollout_ref.model`."""
     optim: Options = {}
-    """Laid over `actor_rollout_ref.actor.optim`."""
+    """Merged into `actor_rollout_ref.actor.optim`."""
     lora: Annotated[Lora | None, BeforeValidator(lambda block: None if block == {} else block)] = None
     """`rank`, `alpha`, `target_modules`: an adapter instead of full training."""
     actor: Options = {}
-    """Laid over `actor_rollout_ref.actor`."""
+    """Merged into `actor_rollout_ref.actor`."""
     rollout: Options = {}
-    """Laid over `actor_rollout_ref.rollout`; how answers are sampled is the job's, not a policy's."""
+    """Merged into `actor_rollout_ref.rollout`; sampling parameters are the job's, not a policy's."""
     trainable: bool = True
-    """False: the policy answers, and never changes."""
+    """False: the policy answers but is not trained."""
     gpus: Count | None = None
     """Devices of its own on every node, with `placement: split`."""
 
 
 class GroupFilter(Section):
-    """Groups without signal (every advantage is 0) are dropped, and the step is topped up by more tasks."""
+    """Drops groups without signal (every advantage is 0), and plays further tasks in their place."""
 
     min_groups: Count | None = None
-    """Groups that a step shall have after the dropping, over all trainable policies; tasks are added until it has
-    them. null: no top-up."""
+    """Groups with signal that a step needs, over all trainable policies; tasks are added until it has them. null: no
+    tasks are added."""
     max_tasks: Count | None = None
-    """Tasks that a step plays at most, those of `data.train_batch_size` included."""
+    """Maximum number of tasks of a step, including those of `data.train_batch_size`."""
 
 
 class RecordSettings(Section):
-    """What is recorded for `verl-atgrpo report`."""
+    """Episodes recorded for `verl-atgrpo report`."""
 
     train_tasks: Annotated[int, Field(ge=0)] = 4
-    """Tasks of every step whose episodes are recorded: those with the lowest numbers in the batch."""
+    """Tasks of every step whose episodes are recorded: those with the lowest indices in the batch."""
     val_tasks: Annotated[int, Field(ge=0)] = 4
-    """Tasks of every validation whose episodes are recorded: the first ones, so the same ones every time."""
+    """Tasks of every validation whose episodes are recorded: always the first ones."""
     max_megabytes: Annotated[Finite, Field(gt=0)] = 64.0
-    """Disk space for episodes; the oldest are deleted first. Metrics are not counted and never deleted."""
+    """Disk space for episodes (MB); the oldest are deleted first. Metrics are not counted and never deleted."""
 
 
 class AtGrpoConfig(Section):
@@ -111,23 +108,23 @@ class AtGrpoConfig(Section):
     agents: dict[str, str] = {"all": SHARED}
     """Agent -> policy. `all: shared` trains one policy for every agent."""
     val_agents: dict[str, str] | None = None
-    """Agent -> policy in validation, where it is not the one in training: swapped roles."""
+    """Agent -> policy in validation, where it differs from training: swapped roles."""
     policies: dict[Name, PolicySettings | None] | None = None
-    """Policy -> what it changes about `actor_rollout_ref`. null: one policy, `shared`."""
+    """Policy -> its changes to `actor_rollout_ref`. null: one policy, `shared`."""
     placement: Literal["colocated", "split"] = "colocated"
     """`colocated`: all policies share all devices, in turns. `split`: each has `gpus` of its own on every node."""
     mode: Mode = "sync"
-    """`sync`: a step plays its tasks to their end, then updates. `colocate_async`: it updates once enough tasks have
-    ended, and the others go on with the new weights. `separate_async`: servers have devices of their own and sample
-    during the update, too (see docs/async.md)."""
+    """`sync`: a step updates once all its tasks have finished. `colocate_async`: it updates once enough tasks have
+    finished, and the others continue with the new weights. `separate_async`: servers have devices of their own and
+    keep sampling during the update (see docs/async.md)."""
     candidates: Annotated[int, Field(ge=2)] = 4
     """K: candidates at every decision (`tree`), or episodes of every task (`parallel`)."""
     alpha: Weight = 1.0
     """Weight of the team part in the mixed reward alpha * team + local_weight * local (`tree`)."""
     local_weight: Weight = 1.0
-    """Weight of the local part (`tree`): 1 as in the paper; 0 leaves the team part alone."""
+    """Weight of the local part (`tree`): 1 as in the paper; 0 leaves only the team part."""
     scheme: Literal["tree", "parallel"] = "tree"
-    """`tree`: AT-GRPO. `parallel`: independent episodes with the shared outcome as everyone's reward."""
+    """`tree`: AT-GRPO. `parallel`: independent episodes, whose shared outcome is the reward of every row."""
     selection: Selection = "greedy"
     """Which candidate is committed (`tree`)."""
     softmax_temperature: Annotated[Finite, Field(gt=0)] | None = None
@@ -136,40 +133,39 @@ class AtGrpoConfig(Section):
     """A preset, `{preset: ..., <field>: ..., agents: {<agent>: ...}}`, or `{name: ..., <field>: ...}`; see
     docs/estimators.md."""
     group_filter: GroupFilter | None = None
-    """Drops comparison groups without signal: `{}`, or `{min_groups: ..., max_tasks: ...}` to play more tasks in
+    """Drops comparison groups without signal: `{}`, or `{min_groups: ..., max_tasks: ...}` to play further tasks in
     their place."""
     seed: int = 0
-    """Seeds of tasks and samples derive from it, with the task, the step, the agent, the turn and the candidate."""
+    """Seeds of samples derive from it, the task, the step, the agent, the turn and the candidate."""
     train_tasks: Count = 4096
     """Tasks in an epoch, for environments that generate tasks without end."""
     val_tasks: Count = 200
     """Tasks of the validation split, for environments that generate tasks without end."""
     allow_overlap: bool = False
-    """Accept validation tasks that also are training tasks, or nearly so by their texts."""
+    """Accept validation tasks that are also training tasks, or near duplicates of them by their texts."""
     request_timeout: Seconds = 600.0
-    """Seconds that a server has for a candidate, or for what remains of one that was interrupted."""
+    """Seconds that a server has for a candidate, or for the rest of an interrupted one."""
     request_retries: Annotated[int, Field(ge=0)] = 2
-    """How often a candidate that timed out, or whose server died, is retried on another replica before its episode
-    fails."""
+    """Retries on another replica for a candidate that timed out or whose server died; then its episode fails."""
     max_failed_episodes: Count = 64
-    """Failed episodes in one step after which the run stops: something is wrong with the engine or task."""
+    """The run stops after more failed episodes than this in one step: the engine or a task is defective."""
     restart_servers: Annotated[int, Field(ge=0)] = 3
-    """How often servers of one policy that died are started again in a run, before the next weight sync; 0: never."""
+    """Restarts of dead servers per policy and run, each before the next weight sync; 0: never."""
     poll_interval: Seconds = 0.2
-    """Seconds between two polls of the trainer for finished episodes (verl's own default is 2); more where a poll
-    takes long (2.7 s with 100,000 rows in the queue): four times what the last one took."""
+    """Seconds between the trainer's polls for finished episodes (verl's default is 2), or four times the duration of
+    the last poll if that is longer (a poll takes 2.7 s with 100,000 rows in the queue)."""
     record: RecordSettings | None = RecordSettings()
-    """What is recorded for `verl-atgrpo report`; null: nothing."""
+    """Episodes recorded for `verl-atgrpo report`; null: none."""
 
     @classmethod
     def from_config(cls, config: DictConfig) -> AtGrpoConfig:
-        """Reads the section out of a job's configuration, or out of its `data` part."""
+        """Parses the section of a job's configuration, or of its `data` part; raises ConfigError."""
         section = OmegaConf.select(config, SECTION)
         return cls.from_mapping(None if section is None else OmegaConf.to_container(section, resolve=True))  # type: ignore[arg-type]
 
     @classmethod
     def from_mapping(cls, section: Mapping[str, Any] | None) -> AtGrpoConfig:
-        """Reads the section; raises ConfigError for what it does not know or cannot accept."""
+        """Parses the section; raises ConfigError for unknown keys and refused values."""
         if not section:
             raise ConfigError(f"{SECTION}: the section is missing; trainer.v1.trainer_mode=at_grpo needs it")
         try:
@@ -180,7 +176,7 @@ class AtGrpoConfig(Section):
         return settings
 
     def _refuse(self) -> None:
-        """Raises ConfigError for values that do not go together."""
+        """Raises ConfigError for values that do not fit each other."""
         if not isinstance(self.environment.get("name"), str):
             raise ConfigError(f"{SECTION}.environment needs a name: one of {', '.join(environment.registered())}")
         for key, refused, why in _TOGETHER:
@@ -211,7 +207,7 @@ class AtGrpoConfig(Section):
 
     @functools.cached_property
     def spec(self) -> EstimatorSpec:
-        """The estimator's specification; raises ConfigError for one that cannot work."""
+        """The estimator's specification; raises ConfigError for an invalid one."""
         try:
             return resolve_spec(self.estimator)
         except ValueError as error:
@@ -226,13 +222,13 @@ class AtGrpoConfig(Section):
             raise ConfigError(str(error)) from error
 
     def policy_settings(self) -> dict[str, PolicySettings]:
-        """Returns policy -> settings; one policy, `shared`, where the recipe lists none."""
+        """Returns policy -> settings; one policy, `shared`, if the recipe lists none."""
         return {name: block or PolicySettings() for name, block in (self.policies or {SHARED: None}).items()}
 
     def policies_of(self, env: Environment) -> dict[str, str]:
-        """Returns agent -> policy for the environment's agents, with `all` spelt out.
+        """Returns agent -> policy for the environment's agents, with `all` expanded.
 
-        Raises ConfigError for an agent or policy that does not exist, or a policy without agents.
+        Raises ConfigError for an unknown agent or policy, or a policy without agents.
         """
         mapping = self._mapping(env, "agents", self.agents)
         for policy in self.policy_settings():
@@ -243,7 +239,7 @@ class AtGrpoConfig(Section):
         return mapping
 
     def validation_policies_of(self, env: Environment) -> dict[str, str]:
-        """Returns agent -> policy in validation: as in training, but for what `val_agents` says."""
+        """Returns agent -> policy in validation: that of training, updated with `val_agents`."""
         trained = self.policies_of(env)
         if self.val_agents is None:
             return trained
@@ -273,7 +269,7 @@ class AtGrpoConfig(Section):
         return mapping
 
     def team_options(self) -> TeamOptions:
-        """Returns what a team needs of this configuration."""
+        """Returns the settings of `Team`."""
         return TeamOptions(
             candidates=self.candidates,
             alpha=self.alpha,
@@ -284,11 +280,11 @@ class AtGrpoConfig(Section):
 
     @property
     def training_episodes(self) -> int:
-        """Episodes of a task in training."""
+        """Episodes per task in training."""
         return self.candidates if self.scheme == "parallel" else 1
 
     def split_size(self, env: Environment, split: Split) -> int:
-        """Returns how many tasks of `split` the run deals out."""
+        """Returns the number of tasks of `split` that the run uses."""
         wanted = self.train_tasks if split == "train" else self.val_tasks
         available = env.num_tasks(split)
         return wanted if available is None else min(wanted, available)
@@ -306,7 +302,7 @@ SAMPLING = (
     "agent",
     "trace",
 )
-"""Keys of `actor_rollout_ref.rollout` that no policy has of its own."""
+"""Keys of `actor_rollout_ref.rollout` that a policy's block cannot set."""
 
 
 def _filter_lacks(key: str, beside: str) -> Callable[[AtGrpoConfig], bool]:
@@ -335,7 +331,7 @@ _TOGETHER: tuple[tuple[str, Callable[[AtGrpoConfig], bool], str], ...] = (
     (
         "group_filter.min_groups",
         _filter_lacks("min_groups", "max_tasks"),
-        ": a policy that is always right never has them; say with max_tasks how many tasks a step plays at most",
+        ": a policy that is always right never has them; bound the tasks of a step with max_tasks",
     ),
     (
         "group_filter.max_tasks",
@@ -343,9 +339,9 @@ _TOGETHER: tuple[tuple[str, Callable[[AtGrpoConfig], bool], str], ...] = (
         " has no effect without min_groups; set that, or remove it",
     ),
 )
-"""Key, whether its value is refused beside the others, and why."""
+"""Key, predicate of configurations that refuse its value, and the message after `key=value`."""
 
-_OWN_ROWS = "each of several policies ({policies}) sees its own agents' only"
+_OWN_ROWS = "each of several policies ({policies}) has only its own agents'"
 _OF_ESTIMATORS: tuple[tuple[Callable[[AtGrpoConfig, EstimatorSpec], bool], str], ...] = (
     (
         lambda c, spec: c.scheme == "tree" and spec.unit == "trajectory",
@@ -357,7 +353,7 @@ _OF_ESTIMATORS: tuple[tuple[Callable[[AtGrpoConfig, EstimatorSpec], bool], str],
     ),
     (
         lambda c, spec: c.scheme == "tree" and bool(spec.step_weight),
-        ": step_weight={spec.step_weight} looks for equal prompts in different episodes, but with scheme: tree a "
+        ": step_weight={spec.step_weight} compares equal prompts of different episodes, but with scheme: tree a "
         "group has one prompt; use scheme: parallel, or step_weight: 0",
     ),
     (
@@ -365,7 +361,7 @@ _OF_ESTIMATORS: tuple[tuple[Callable[[AtGrpoConfig, EstimatorSpec], bool], str],
         ": the scope agent has no effect with scheme: tree, where a group has one agent; use scheme: parallel, or "
         "estimator: at_grpo",
     ),
-    # A policy's update is given its own agents' rows: the team's mean and std cannot be computed from those.
+    # A policy's update has only its own agents' rows, which do not give the team's mean and std.
     (
         lambda c, spec: (
             len(c.policies or {}) > 1
@@ -378,21 +374,21 @@ _OF_ESTIMATORS: tuple[tuple[Callable[[AtGrpoConfig, EstimatorSpec], bool], str],
     ),
     (
         lambda c, spec: len(c.policies or {}) > 1 and bool(spec.step_weight) and spec.step_scope == "group",
-        f" compares all rows with the same prompt, whoever answers, but {_OWN_ROWS}: use step_scope: agent, or one "
+        f" compares all rows with the same prompt, of any agent, but {_OWN_ROWS}: use step_scope: agent, or one "
         "policy",
     ),
 )
-"""Whether an estimator, or an agent's part of it, is refused in a job, and why."""
+"""Predicate of refused estimators (or an agent's part of one) in a configuration, and the message after the key."""
 
 
-# ---------------------------------------------------------------------- words for types and bounds
+# ---------------------------------------------------------------------- messages and docs from types and bounds
 
 
 def one_line(error: ValidationError, section: type[Section], prefix: str) -> str:
-    """Returns the first thing that pydantic found wrong: key, value, and what would do."""
-    # A key that is not known first: it may be what another one that is missing was meant to be.
+    """Returns the first error that pydantic found: key, value, and what is accepted."""
+    # Unknown keys first: one may be a misspelt required key.
     first = min(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
-    # pydantic names the alternative of a union as well, and says that a key of a mapping is meant.
+    # pydantic's location also holds union alternatives and markers for keys of a mapping.
     place = [str(part) for part in first["loc"] if part not in ("[key]", "str", "dict[str,any]")]
     key = ".".join([prefix, *place])
     if first["type"] == "extra_forbidden":
@@ -413,7 +409,7 @@ def _fields_at(section: type[Section], place: list[str]) -> list[str]:
 
 
 def words_at(section: type[Section], place: list[str]) -> str:
-    """Returns what would do in a place of a section, as docs and errors say it."""
+    """Returns what is accepted at a place of a section, in words."""
     hint: Any = section
     metadata: list[Any] = []
     for part in place:
@@ -444,7 +440,7 @@ def _only(hint: Any) -> Any:
 
 
 def words(hint: Any, metadata: typing.Sequence[Any] = ()) -> str:
-    """Returns what a field accepts: "a whole number, at least 2", "one of a, b", "a section, or null"."""
+    """Returns what a field accepts, such as "a whole number, at least 2", "one of a, b", "a section, or null"."""
     if typing.get_origin(hint) is Annotated:
         inner, *more = typing.get_args(hint)
         return words(inner, [*more, *metadata])

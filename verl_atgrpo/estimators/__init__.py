@@ -1,1 +1,1 @@
-"""From rewards to advantages: specifications, row ids and the kernel. No verl here."""
+"""Computes advantages from rewards: specifications, row ids and the kernel. Imports no verl."""

@@ -1,6 +1,6 @@
-"""Whom an estimator compares a row with: groups, trajectories, agents and prompts as numbers.
+"""Encodes the labels by which estimators compare rows (groups, trajectories, agents, prompts) as integers.
 
-Nothing here imports verl. The labels are tags that rows get in `rollout.rows`.
+The labels are tags of the rows, set in `rollout.rows`. Nothing here imports verl.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from verl_atgrpo.estimators.spec import EstimatorSpec, Need
 
 GROUP = "group"
 TAGS: Mapping[Need, str] = {"trajectory": "episode", "agent": "agent", "left": "left", "anchor": "anchor"}
-"""What an estimator needs to know of a row beside its group -> the row's tag."""
+"""Label that an estimator needs beside the group -> the row's tag."""
 
 
 def anchor_of(prompt_ids: Sequence[int]) -> str:
-    """Returns 32 hexadecimal digits that stand for a prompt: the same in every process and on every machine.
+    """Returns a prompt's hash, 32 hexadecimal digits: the same in every process and on every machine.
 
-    128 bits of BLAKE2b: among a million prompts, two share them with a probability below 1e-26.
+    128 bits of BLAKE2b: a collision among a million prompts has a probability below 1e-26.
     """
     return hashlib.blake2b(np.asarray(prompt_ids, dtype="<i8").tobytes(), digest_size=16).hexdigest()
 
 
 def factorise(labels: Sequence[Hashable] | npt.NDArray[Any]) -> tuple[Tensor, list[Hashable]]:
-    """Returns dense ids (N,) in order of first appearance, and the distinct labels they stand for."""
+    """Returns dense ids (N,) in order of first appearance, and the distinct labels."""
     values = labels.tolist() if isinstance(labels, np.ndarray) else labels
-    # The whole loop runs in C, about as fast as pandas.factorize, which would number None and NaN -1.
+    # Runs in C, about as fast as pandas.factorize, which would give None and NaN the id -1.
     ids: defaultdict[Hashable, int] = defaultdict(count().__next__)
     codes = np.fromiter(map(ids.__getitem__, values), dtype=np.int64, count=len(values))
     return torch.from_numpy(codes), list(ids)
@@ -43,26 +43,26 @@ def factorise(labels: Sequence[Hashable] | npt.NDArray[Any]) -> tuple[Tensor, li
 
 @dataclass(frozen=True)
 class RowIds:
-    """The rows' labels as numbers: (N,) int64 each, None for what the estimator does not read."""
+    """The rows' labels as integers: (N,) int64 each, None if the estimator does not need them."""
 
     groups: Tensor
     units: Tensor | None = None
     """Trajectories, distinct across groups."""
     agents: Tensor | None = None
-    """Positions in `agent_names`."""
+    """Indices into `agent_names`."""
     left: Tensor | None = None
-    """Decisions that the episode took after the row's, whoever took them."""
+    """Number of later decisions in the episode, of all agents."""
     anchors: Tensor | None = None
     agent_names: tuple[str, ...] = ()
 
     def of_agent(self, name: str) -> Tensor:
-        """Returns which rows are this agent's: (N,) bool."""
-        assert self.agents is not None  # encoded wherever an estimator names an agent
+        """Returns a mask of this agent's rows: (N,) bool."""
+        assert self.agents is not None  # encoded if the estimator names an agent
         return self.agents == (self.agent_names.index(name) if name in self.agent_names else -1)
 
 
 def row_ids(rows: Sequence[Mapping[str, Any]], spec: EstimatorSpec) -> RowIds:
-    """Returns the ids of rows by their tags: of their groups, and of whatever else the estimator needs.
+    """Returns the ids of rows from their tags: of their groups, and of the other labels that the estimator needs.
 
     Raises:
         ValueError: a row lacks a tag that the estimator needs.

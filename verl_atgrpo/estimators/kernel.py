@@ -1,6 +1,6 @@
-"""Group-relative advantages: one vectorised kernel for every estimator, of teams and of plain jobs.
+"""Group-relative advantages: one vectorised kernel for every estimator, for teams and for plain jobs.
 
-Nothing here imports verl. The plugin registers `at_grpo_advantage`, whose signature is verl's, with verl.
+The plugin registers `at_grpo_advantage` with verl; nothing here imports verl.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,18 +17,18 @@ from verl_atgrpo.estimators.spec import EstimatorSpec, configured_spec
 
 
 class RowInputs(NamedTuple):
-    """What `group_advantages` compares rows by, beside their groups; None for what the estimator has no use for."""
+    """The ids by which `group_advantages` compares rows, beside their groups; None for those that it does not need."""
 
     units: Tensor | None = None
     """(N,) int64 trajectories, distinct across groups."""
     agents: Tensor | None = None
     """(N,) int64."""
     left: Tensor | None = None
-    """(N,) int64 decisions that the episode took after the row's."""
+    """(N,) int64 number of later decisions in the episode."""
     anchors: Tensor | None = None
-    """(N,) int64, equal for equal prompts."""
+    """(N,) int64 prompts."""
     mains: Tensor | None = None
-    """(N,) bool, the rows of the main agent."""
+    """(N,) bool, True for the rows of the main agent."""
 
 
 def group_advantages(
@@ -43,20 +43,20 @@ def group_advantages(
     mains: Tensor | None = None,
     valid: Tensor | None = None,
 ) -> Tensor:
-    """Compare each reward with those of its group; a group without spread gets exactly 0 if centred on itself.
+    """Computes each row's advantage over its group; exactly 0 in a group without spread that is centred on itself.
 
-    With unit "call" (M-GRPO) no row is copied: a row stands in the statistics with the weight of its copies, and its
-    advantage is multiplied by them, so that a sum over the rows, such as a policy's gradient before it is divided by
-    a number of rows or tokens, is the sum over the copies. An agent without a call in an episode has no copies there.
+    With unit "call" (M-GRPO) no row is copied: a row is weighted in the statistics by its number of copies, and its
+    advantage is multiplied by it. So a sum over rows, such as a policy's gradient before the division by a number of
+    rows or tokens, equals the sum over copies. An agent without a call in an episode has no copies there.
 
-    Shapes: rewards (N,) floating; groups (N,) int64, any integers; what `spec.needs` and nothing else of units,
-    agents, left, anchors (N,) int64 and mains (N,) bool, see `RowInputs`; valid (N,) bool, False for padding, which
-    enters no statistic and gets 0 -> (N,) with dtype and device of `rewards`.
+    Shapes: rewards (N,) floating; groups (N,) int64, any integers; exactly those of units, agents, left, anchors (N,)
+    int64 and mains (N,) bool (see `RowInputs`) that `spec.needs`; valid (N,) bool, False for padding, which is in no
+    statistic and gets 0 -> (N,) with dtype and device of `rewards`.
 
     Raises:
-        ValueError: shapes or dtypes differ from these; a real reward is not finite; an input is missing or given
-            against `spec.needs`; a trajectory with two rewards or in two groups; `spec` changes single agents, whose
-            names only `team_advantages` knows.
+        ValueError: other shapes or dtypes; a valid reward is not finite; an input is missing, or given without need;
+            a trajectory with two rewards or in two groups; `spec` has specs of single agents, which need
+            `team_advantages`.
 
     Source: GRPO arXiv 2402.03300 section 4.1; Dr. GRPO arXiv 2503.20783; RLOO arXiv 2402.14740; AT-GRPO
     arXiv 2510.11062; Dr. MAS arXiv 2602.08847 Eq. 5; GiGPO arXiv 2505.10978; M-GRPO arXiv 2511.13288. The formulas of
@@ -67,7 +67,7 @@ def group_advantages(
     rows = RowInputs(units, agents, left, anchors, mains)
     _check_inputs(rewards, {"groups": groups, **rows._asdict(), "valid": valid}, spec)
 
-    # float64 throughout: a large common offset leaves no digits for the spread in float32.
+    # float64: in float32 a large common offset would leave no digits for the spread.
     values = rewards.detach().double()
     if valid is not None:
         values, groups = values[valid], groups[valid]
@@ -76,9 +76,9 @@ def group_advantages(
     if not bool(finite.all()):
         raise ValueError(f"rewards: {values[~finite][0].item()} is not finite")
 
-    result = _first_term(values, groups, spec, rows)
+    result = _main_term(values, groups, spec, rows)
     if spec.step_weight:
-        result = result + spec.step_weight * _second_term(values, groups, spec, rows)
+        result = result + spec.step_weight * _step_term(values, groups, spec, rows)
     result = result.to(rewards.dtype)
     return result if valid is None else torch.zeros_like(rewards).masked_scatter_(valid, result)
 
@@ -101,14 +101,14 @@ def _check_inputs(rewards: Tensor, inputs: Mapping[str, Tensor | None], spec: Es
     }
     for name, wanted in needed.items():
         if wanted != (inputs[name] is not None):
-            found, has = ("missing", "needs") if wanted else ("given", "has no use for")
+            found, has = ("missing", "needs") if wanted else ("given", "does not need")
             raise ValueError(f"{name}: {found}, but estimator {spec.name!r} {has} them")
     if spec.unit == "call" and spec.sub_calls is None:
         raise ValueError(f"spec: {spec.name!r} has no sub_calls")
 
 
-def _first_term(values: Tensor, groups: Tensor, spec: EstimatorSpec, rows: RowInputs) -> Tensor:
-    """The advantages of float64 values by everything in `spec` but its step fields: (N,)."""
+def _main_term(values: Tensor, groups: Tensor, spec: EstimatorSpec, rows: RowInputs) -> Tensor:
+    """Returns the advantages of float64 values without the step term: (N,)."""
     if spec.unit == "trajectory":
         assert rows.units is not None
         values, groups, unit_of_row = _collapse(values, groups, rows.units)
@@ -122,30 +122,30 @@ def _first_term(values: Tensor, groups: Tensor, spec: EstimatorSpec, rows: RowIn
     return copies * _standardise(values, scopes[spec.center_scope], spec, scale_groups, weights)
 
 
-def _second_term(values: Tensor, groups: Tensor, spec: EstimatorSpec, rows: RowInputs) -> Tensor:
-    """Each row's discounted outcome against those of the rows that answer the same prompt: (N,), 0 where none does."""
+def _step_term(values: Tensor, groups: Tensor, spec: EstimatorSpec, rows: RowInputs) -> Tensor:
+    """Returns the advantages of discounted outcomes over the rows with the same prompt: (N,), 0 without others."""
     assert rows.left is not None and rows.anchors is not None
     same_prompt = _pairs(groups, rows.anchors)
     if spec.step_scope == "agent":
         assert rows.agents is not None
         same_prompt = _pairs(same_prompt, rows.agents)
-    # The reward is paid at the episode's last decision, so this is all that is left of it here.
+    # The only reward is paid at the episode's last decision.
     returns = values * torch.pow(spec.step_gamma, rows.left.double())
     return _standardise(returns, same_prompt, replace(spec, singleton="zero"))
 
 
 def _aligned(values: Tensor, spec: EstimatorSpec, rows: RowInputs) -> tuple[Tensor, Tensor]:
-    """Each row's weight in the statistics, and the copies of it that are trained on: (N,) float64 each.
+    """Returns each row's weight in the statistics and its number of copies in training: (N,) float64 each.
 
-    Of the n rows of an episode and agent, every row has D // n copies and the D % n earliest one more: cyclic
-    duplicates where n < D, and the latest rows dropped where n > D. The main agent's are copied once each, and the
-    first of them stands for the episode.
+    Of the n rows of an episode and agent, each has D // n copies and the D % n earliest have one more: cyclic
+    duplicates if n < D, and the latest rows dropped if n > D. Each row of the main agent has one copy, and the first
+    represents the episode in the statistics.
     """
     assert rows.units is not None and rows.agents is not None and rows.left is not None and rows.mains is not None
     assert spec.sub_calls is not None
     call, total = _dense(_pairs(rows.units, rows.agents))
     count = torch.bincount(call, minlength=total)
-    # Sorted by episode and agent, then in the order of decisions, whatever the order of the batch.
+    # Sorted by episode and agent, then by decision, independently of the order in the batch.
     order = rows.left.argsort(descending=True, stable=True)
     order = order[call[order].argsort(stable=True)]
     position = torch.empty_like(order)
@@ -164,12 +164,12 @@ def _aligned(values: Tensor, spec: EstimatorSpec, rows: RowInputs) -> tuple[Tens
 
 
 def _collapse(values: Tensor, groups: Tensor, units: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One value and one group per trajectory, and for each row the position of its trajectory."""
+    """Returns value and group of each trajectory, and the index of each row's trajectory."""
     unit_of_row, total = _dense(units)
     unit_values = _group_min(values, unit_of_row, total)
     unit_groups = _group_min(groups, unit_of_row, total)
     for what, rows, chosen in (("rewards", values, unit_values), ("groups", groups, unit_groups)):
-        # All rows agree exactly when each equals the minimum.
+        # All rows are equal exactly if each equals the minimum.
         expected = chosen[unit_of_row]
         differs = rows != expected
         if bool(differs.any()):
@@ -188,31 +188,31 @@ def _standardise(
     scale_groups: Tensor | None = None,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Apply `spec` to float64 values, each counting once, or `weights` times, in its group; the scale may be of other
-    groups."""
+    """Centres and scales float64 values by their groups, each with its weight in `weights`; `scale_groups` are the
+    groups of the scale if they differ."""
     group, size, deviation = _deviations(values, groups, weights)
     result = values if spec.center == "none" else deviation
-    # One factor per group, gathered once: gathers are the larger part of the work.
+    # One factor per group, gathered once: gathers take most of the time.
     factor = torch.ones_like(size)
     if spec.center == "leave_one_out":
-        # r_i - (S - r_i) / (n - 1), written with the deviation, which keeps its digits.
+        # r_i - (S - r_i) / (n - 1), computed from the deviation for precision.
         factor = size / (size - 1)
     if scale_groups is not None:
         scaled_by = _deviations(values, scale_groups, weights)
         result = result * _over_std(torch.ones_like(scaled_by[1]), scaled_by, spec, weights)[scaled_by[0]]
     elif spec.scale == "std":
         factor = _over_std(factor, (group, size, deviation), spec, weights)
-    # A lone value's factor may be 0 / 0, and 0 * nan is nan: replaced before it is used.
+    # The factor of a group of one may be 0 / 0, and 0 * nan is nan.
     result = result * torch.where(size > 1, factor, 0.0)[group]
     return torch.where((size == 1)[group], values, result) if spec.singleton == "raw" else result
 
 
 def _deviations(values: Tensor, groups: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Each row's dense group (N,), the groups' sizes (G,), and each row's distance from its group's mean (N,)."""
+    """Returns dense group ids (N,), the groups' sizes (G,), and the deviations from the groups' means (N,)."""
     group, total = _dense(groups)
     size = torch.bincount(group, weights, minlength=total).to(values.dtype)
-    # Measured from a member of the group, equal rewards are exactly 0, and so is all that follows. The mean
-    # of eight times 0.1 is off by a rounding, which a division by eps = 1e-6 would turn into a signal.
+    # Relative to a member of the group, equal rewards are exactly 0 and stay 0. The mean of eight times 0.1 has a
+    # rounding error, which a division by eps = 1e-6 would turn into a signal.
     counted = values if weights is None else values.masked_fill(weights == 0, torch.inf)
     relative = values - _group_min(counted, group, total)[group]
     weighted = relative if weights is None else relative * weights
@@ -226,18 +226,18 @@ def _over_std(
     group, size, deviation = deviations
     squares = deviation.square() if weights is None else deviation.square() * weights
     std = (_group_sum(squares, group, len(size)) / (size - spec.ddof)).sqrt()
-    # Without spread, or with one value, there is no scale: what is not centred on that group must not explode.
+    # No scale without spread: values that are not centred on this group must not explode.
     return torch.where(std > 0, factor / (std + spec.eps), factor)
 
 
 def _pairs(first: Tensor, second: Tensor) -> Tensor:
-    """One id for each pair of ids."""
+    """Returns one id for each pair of ids."""
     (dense, _), (other, bound) = _dense(first), _dense(second)
     return dense * bound + other
 
 
 def _dense(ids: Tensor) -> tuple[Tensor, int]:
-    """Ids fit to index with, and their bound; ids that already fit are spared the sort (gaps do no harm)."""
+    """Returns ids to index with, and their bound; does not sort ids below their number (gaps are harmless)."""
     if len(ids) and int(ids.min()) >= 0 and (bound := int(ids.max()) + 1) <= len(ids):
         return ids, bound
     names, dense = torch.unique(ids, return_inverse=True)
@@ -259,18 +259,18 @@ def at_grpo_advantage(
     index: npt.NDArray[Any] | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages of a plain job's batch in the form verl asks of an estimator; `config` chooses which estimator.
+    """Computes the advantages of a plain job's batch, with verl's signature of an advantage estimator.
 
-    Reads from `config` (verl's `algorithm` section: DictConfig, dataclass or None) `at_grpo_estimator` for
-    `configured_spec`, and `norm_adv_by_std_in_grpo`. verl 0.9.1 gives custom estimators this switch inside `config`
-    only; as a keyword, which verl's own functions have, it goes first. Other keywords are not needed here.
+    Reads `at_grpo_estimator` and `norm_adv_by_std_in_grpo` from `config`, verl's `algorithm` section (DictConfig,
+    dataclass or None). verl 0.9.1 passes this switch to custom estimators in `config` only; a keyword, as verl's own
+    functions have, takes precedence. Ignores other keywords.
 
-    Shapes: token_level_rewards (N, L), summed to the reward of the row; response_mask (N, L), a row of zeros
-    is padding; index (N,) labels of groups, verl's `uid` -> advantages and returns, one tensor (N, L).
+    Shapes: token_level_rewards (N, L), summed to the reward of the row; response_mask (N, L), zeros in a row of
+    padding; index (N,) labels of groups, verl's `uid` -> advantages and returns, the same tensor (N, L).
 
     Raises:
-        ValueError: `index` missing or of another length, a mask of another shape, an estimator that compares more
-            than groups, and whatever `configured_spec` and `group_advantages` raise.
+        ValueError: `index` missing or of another length, a mask of another shape, an estimator that needs more than
+            groups, or an error of `configured_spec` or `group_advantages`.
 
     Source: AT-GRPO arXiv 2510.11062; outcome supervision, GRPO arXiv 2402.03300 section 4.1.2.
     """
@@ -293,7 +293,7 @@ def at_grpo_advantage(
     if spec.needs:
         raise ValueError(
             f"algorithm.at_grpo_estimator={spec.name!r} needs {', '.join(sorted(spec.needs))}, but a plain job's rows "
-            "tell their groups alone; set trainer.v1.trainer_mode=at_grpo"
+            "have groups only; set trainer.v1.trainer_mode=at_grpo"
         )
     valid = mask.bool().any(dim=-1)
     row_rewards = rewards.sum(dim=-1, dtype=torch.float64)
@@ -330,10 +330,10 @@ def _by_spec(rewards: Tensor, ids: RowIds, spec: EstimatorSpec) -> Tensor:
 
 
 def inflation_factors(rewards: Tensor, agents: Sequence[str]) -> dict[str, float]:
-    """How much pooled normalisation inflates each agent's gradient: (s_k^2 + (mu_k - mu)^2) / s^2.
+    """Returns the factor by which pooled normalisation inflates each agent's gradient: (s_k^2 + (mu_k - mu)^2) / s^2.
 
-    At 1 the pooled statistics fit the agent; above 1 its updates are larger than with its own. Population
-    variances, so that the factors, weighted by rows, average to 1. Without any spread all are 1.
+    With 1 the pooled statistics fit the agent; above 1 its updates are larger than with its own statistics. Uses
+    population variances, so that the row-weighted mean of the factors is 1. Without spread all are 1.
 
     Shapes: rewards (N,) of real rows only; agents: N names -> one factor per distinct name.
 

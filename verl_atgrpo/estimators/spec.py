@@ -1,6 +1,6 @@
-"""What an estimator is: a spec of its arithmetic, and the published ones as presets.
+"""Specifications of estimators, and the published estimators as presets.
 
-The arithmetic itself is in `kernel`. Nothing here imports verl or torch.
+`kernel` computes them. Nothing here imports verl or torch.
 """
 
 import functools
@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NoReturn, get_args
 
 CONFIG_KEY = "at_grpo.estimator"
-"""The key a user sets; every configuration error names it."""
+"""The user's key, in every error message."""
 
 Unit = Literal["row", "trajectory", "call"]
 Center = Literal["mean", "leave_one_out", "none"]
@@ -37,67 +37,67 @@ class EstimatorSpec:
     """How the rewards of a group become advantages.
 
     Raises:
-        ValueError: a field has a value outside its choices, or one without effect beside the others; the message
-            names the config key.
+        ValueError: a field has an invalid value, or one without effect beside the others; the message names the
+            config key.
     """
 
     name: str
-    """The preset this came from, or its own name, so that logs and verl's own switches can tell estimators apart."""
+    """Name of the preset it is based on, or its own; for logs and for verl's `norm_adv_by_std_in_grpo`."""
 
     unit: Unit = "row"
-    """What a group counts. "trajectory": one value per episode, because a shared outcome repeated on every
-    row would weigh an episode by its number of turns. "call": one value per episode for `main_agent`, and for every
-    other agent `sub_calls` values per episode in which it acted, as if its rows had been copied or dropped."""
+    """The values of a group. "row": one per row. "trajectory": one per episode, since a shared outcome on every row
+    would weight an episode by its number of turns. "call": one per episode for `main_agent`, and for every other agent
+    `sub_calls` per episode in which it acted, as if its rows had been copied or dropped."""
 
     center: Center = "mean"
-    """The baseline. "leave_one_out" keeps a row's own reward out of it, so that the gradient is unbiased."""
+    """The baseline. "leave_one_out" excludes a row's own reward, so that the gradient is unbiased."""
 
     scale: Scale = "std"
-    """The divisor. "none", because a std gives the groups that are nearly solved the largest gradients."""
+    """The divisor. "std" gives groups that are nearly solved the largest gradients; "none" does not."""
 
     ddof: int = 1
-    """Taken off the count in the variance; 1 is what verl's `torch.std` does, 0 the population variance."""
+    """Subtracted from the count in the variance: 1 as in verl's `torch.std`, 0 for the population variance."""
 
     eps: float = 1e-6
-    """Added to the standard deviation (not to the variance), as verl does, so that results match verl's."""
+    """Added to the standard deviation (not to the variance), as in verl."""
 
     singleton: Singleton = "zero"
-    """What a group of one gets. It has nothing to be compared with, so "zero"; "raw" passes its reward on,
-    as verl does, and turns every lone positive reward into a push. The step term gives it 0 in any case."""
+    """The advantage of a group of one, which has nothing to be compared with: "zero", or "raw" for its reward, as in
+    verl, which reinforces every lone positive reward. The step term is 0 in either case."""
 
     center_scope: Scope = "group"
-    """Whose rows the baseline is of: the whole group's, or, of these, the row's own agent's. A row alone there is a
-    singleton."""
+    """The rows of the baseline: those of the whole group, or only the row's own agent's among them. A row without
+    others there is a singleton."""
 
     scale_scope: Scope = "group"
-    """Whose rows the divisor is of. Where they have no spread there is no scale: a row keeps its centred value."""
+    """The rows of the divisor, as in `center_scope`. If they have no spread, values are not scaled."""
 
     main_agent: str | None = None
-    """The agent whose episodes count once, with unit "call"."""
+    """The agent with one value per episode, with unit "call"."""
 
     sub_calls: int | None = None
-    """D, the values that an episode has of every other agent, with unit "call"."""
+    """D, the number of values per episode of every other agent, with unit "call"."""
 
     step_weight: float = 0.0
-    """w of a second term, added w times: the row's discounted outcome against those of the group's rows that answer
-    the same prompt, with the same centre, scale, ddof and eps."""
+    """Weight of the step term: the advantage of the row's discounted outcome over the group's rows with the same
+    prompt, with the same center, scale, ddof and eps."""
 
     step_gamma: float = 1.0
-    """Discount of the outcome for every decision that the episode took after the row's, in the second term."""
+    """Discount of the outcome per later decision of the episode, in the step term."""
 
     step_scope: Scope = "group"
-    """Which rows with the same prompt the second term compares: the whole group's, or the row's own agent's."""
+    """The rows with the same prompt that the step term compares: the whole group's, or the row's own agent's."""
 
     agents: Mapping[str, "EstimatorSpec"] = field(default_factory=dict)
-    """What the rows of single agents get instead. An agent's spec still takes its statistics over the rows that its
-    own fields say, other agents' included."""
+    """Agent -> the specification for its rows. Its statistics are over the rows that its own fields select, including
+    other agents'."""
 
     def __post_init__(self) -> None:
         for key, choices in _CHOICES.items():
             value, valid = getattr(self, key), get_args(choices)
             if value not in valid:
                 _refuse(key, f"{value!r} is not one of {', '.join(valid)}")
-        # A bool passes for an int; a larger ddof would make a pair of rows divide by zero.
+        # A bool is an int; a larger ddof would divide by zero in a group of two.
         if isinstance(self.ddof, bool) or self.ddof not in (0, 1):
             _refuse("ddof", f"{self.ddof!r} is not one of 0, 1")
         for key in ("eps", "step_weight"):
@@ -144,12 +144,12 @@ class EstimatorSpec:
 
     @property
     def scopes(self) -> frozenset[Scope]:
-        """Whose statistics it uses; those of the second term are not meant."""
+        """The scopes of its statistics, without the step term's."""
         return frozenset((self.center_scope, self.scale_scope) if self.scale == "std" else (self.center_scope,))
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What it must know of a row beside its group."""
+        """The labels of a row that it needs beside the group."""
         needs: set[Need] = set()
         if self.unit == "trajectory":
             needs.add("trajectory")
@@ -182,20 +182,19 @@ PRESETS: Mapping[str, EstimatorSpec] = MappingProxyType(
         "m_grpo": EstimatorSpec(name="m_grpo", unit="call", ddof=0, center_scope="agent", scale_scope="agent"),
     }
 )
-"""Published estimators. `at_grpo` and `grpo` share their arithmetic and differ in the rows' group key.
+"""Published estimators. `at_grpo` and `grpo` have the same arithmetic; their rows' group keys differ.
 
 The ablation of `dr_mas`, (mu, s), (mu_k, s), (mu, s_k) and (mu_k, s_k), is its two scopes set to `group` or `agent`.
-All four count rows; a baseline that counts trajectories is `mas_grpo`. `m_grpo` is complete only with `main_agent` and
-`sub_calls`, which nobody else can choose.
+All four count rows; `mas_grpo` counts trajectories. `m_grpo` also needs `main_agent` and `sub_calls`.
 """
 
 ENTRY_POINTS = "verl_atgrpo.estimators"
-"""The group of entry points by which installed packages bring presets: a name, and "module:spec"."""
+"""Group of entry points with which installed packages register presets: a name and "module:spec"."""
 
 
 @functools.cache
 def presets() -> Mapping[str, EstimatorSpec]:
-    """Returns `PRESETS` and those that installed packages bring.
+    """Returns `PRESETS` and the presets of installed packages.
 
     Raises:
         ValueError: an entry point's name is taken, or it is no spec of that name.
@@ -222,16 +221,16 @@ _OF_AN_AGENT = tuple(name for name in _FIELDS if name != "main_agent")
 
 
 def resolve_spec(choice: str | Mapping[str, Any]) -> EstimatorSpec:
-    """Turns the configured estimator into a spec.
+    """Returns the spec of a configured estimator.
 
     Args:
-        choice: a preset, or `{preset: <name>, <field>: <value>, ...}`, or, for one of one's own,
-            `{name: <name>, <field>: <value>, ...}`; in either, `agents: {<agent>: {<field>: <value>, ...}}` says what
-            differs for single agents.
+        choice: a preset; or `{preset: <name>, <field>: <value>, ...}`; or, without a preset,
+            `{name: <name>, <field>: <value>, ...}`. In both mappings, `agents: {<agent>: {<field>: <value>, ...}}`
+            changes fields for single agents.
 
     Raises:
-        ValueError: unknown preset, unknown key, a value outside its choices, one that is missing or without effect;
-            one line with the config key, the bad value and the valid ones.
+        ValueError: unknown preset or key, or a value that is invalid, missing or without effect; one line with the
+            config key, the value and the valid ones.
     """
     options = dict(choice if isinstance(choice, Mapping) else {"preset": choice})
     base = _base(options)
@@ -246,7 +245,7 @@ def resolve_spec(choice: str | Mapping[str, Any]) -> EstimatorSpec:
 
 
 def _base(options: dict[str, Any]) -> EstimatorSpec:
-    """Takes `preset` or `name` out of the options and returns what the rest of them changes."""
+    """Removes `preset` or `name` from the options and returns the spec that the other options change."""
     name, preset = options.pop("name", None), options.pop("preset", None)
     if name is None:
         if not isinstance(preset, str) or preset not in presets():
@@ -288,18 +287,18 @@ def _of_agent(spec: EstimatorSpec, agent: str, options: Any) -> EstimatorSpec:
     try:
         return _complete(replace(spec, **options))
     except ValueError as error:
-        # A spec knows its fields, not where in the configuration they stood.
+        # A spec does not know its place in the configuration.
         raise ValueError(key + str(error).removeprefix(CONFIG_KEY)) from None
 
 
 def configured_spec(choice: str | Mapping[str, Any], norm_by_std: bool = True) -> EstimatorSpec:
-    """Returns the spec of a configured estimator beside verl's switch `algorithm.norm_adv_by_std_in_grpo`.
+    """Returns the spec of a configured estimator with verl's switch `algorithm.norm_adv_by_std_in_grpo` applied.
 
-    False takes the scale off the presets `at_grpo` and `grpo`, unless the mapping, or an agent's in it, sets `scale`
-    or `scale_scope` itself. Raises as `resolve_spec` does.
+    False sets `scale: none` in the presets `at_grpo` and `grpo`, unless the mapping (or that of an agent in it) sets
+    `scale` or `scale_scope` itself. Raises as `resolve_spec` does.
     """
     spec = resolve_spec(choice)
-    if norm_by_std or not heeds_verls_switch(choice):
+    if norm_by_std or not follows_verls_switch(choice):
         return spec
     agents = {
         agent: own if _sets_scale(choice["agents"][agent]) else replace(own, scale="none")  # type: ignore[index]
@@ -308,10 +307,10 @@ def configured_spec(choice: str | Mapping[str, Any], norm_by_std: bool = True) -
     return replace(spec, scale="none", agents=agents)
 
 
-def heeds_verls_switch(choice: str | Mapping[str, Any]) -> bool:
-    """Returns whether `algorithm.norm_adv_by_std_in_grpo: false` takes the scale off a configured estimator.
+def follows_verls_switch(choice: str | Mapping[str, Any]) -> bool:
+    """Returns whether `algorithm.norm_adv_by_std_in_grpo: false` sets `scale: none` in a configured estimator.
 
-    It does so with GRPO's own formula, unless the mapping sets the scale itself. Raises as `resolve_spec` does.
+    It does with the presets `at_grpo` and `grpo`, unless the mapping sets the scale. Raises as `resolve_spec` does.
     """
     return resolve_spec(choice).name in ("at_grpo", "grpo") and not _sets_scale(choice)
 

@@ -12,8 +12,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_atgrpo import platform_choice
 from verl_atgrpo.config.key_check import check_keys
-from verl_atgrpo.config.policies import job_of
-from verl_atgrpo.config.run_check import check_cpu_prefill, check_memory, check_sampling, expand_policies
+from verl_atgrpo.config.policies import expand_policies, job_of
+from verl_atgrpo.config.policy_check import check_memory
+from verl_atgrpo.config.run_check import check_cpu_prefill, check_sampling
 from verl_atgrpo.config.schema import SECTION, AtGrpoConfig
 from verl_atgrpo.environment import Environment
 from verl_atgrpo.evaluation.engine import engine_args
@@ -81,7 +82,7 @@ def make(options: Options) -> Plan:
     settings = AtGrpoConfig.from_config(config)
     check_keys(config)
     check_sampling(config.actor_rollout_ref.rollout)
-    expand_policies(config)
+    expand_policies(config, settings)
     environment = settings.make_environment()
     rollout, data = config.actor_rollout_ref.rollout, config.data
     agents, players = _players(config, settings, environment, options)

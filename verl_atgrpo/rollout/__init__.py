@@ -1,1 +1,1 @@
-"""Episodes on verl's servers: the agent-loop hook, the worker, the rows it writes."""
+"""Plays episodes on verl's servers: manager, worker, sampler, rows and trace."""

@@ -15,12 +15,12 @@ from verl_atgrpo.serving.health import RolloutFailed, last_line
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE = 30.0
-"""Seconds; a worker that is merely busy reports later and is not dead."""
+_REPORT_TIMEOUT = 30.0
+"""Seconds to wait for workers' reports; a busy worker reports with a later call."""
 
 
 class TeamRolloutManager(AgentLoopManagerTQ):  # type: ignore[misc]
-    """Hands tasks to the rollout workers and collects what they counted."""
+    """Sends tasks to the rollout workers and collects their counts."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -28,47 +28,47 @@ class TeamRolloutManager(AgentLoopManagerTQ):  # type: ignore[misc]
         self._late: dict[int, ray.ObjectRef] = {}
 
     def pause(self) -> None:
-        """Lets no request of a training episode be sent from now on; validation goes on.
+        """Pauses new requests of training episodes; validation continues.
 
-        Those under way are not ended: their servers do that, and their candidates then wait for `resume`. Raises
+        Requests in flight are aborted by their servers, and their candidates then wait for `resume`. Raises
         RolloutFailed if a worker has died.
         """
-        with _naming_workers():
+        with _raising_rollout_failed():
             ray.get([worker.pause.remote() for worker in self.agent_loop_workers])
 
     def resume(self) -> None:
-        """Lets requests be sent again; interrupted answers go on from their tokens so far.
+        """Resumes requests; interrupted answers continue from their tokens so far.
 
         Raises RolloutFailed if a worker has died.
         """
-        with _naming_workers():
+        with _raising_rollout_failed():
             ray.get([worker.resume.remote() for worker in self.agent_loop_workers])
 
     def drain_report(self) -> WorkerReport:
-        """Returns the workers' counts since the last call, added up, and the first error among them.
+        """Returns the sum of the workers' counts since the last call, and the first error among them.
 
-        What a worker does not tell in time comes with a later call. Raises RolloutFailed if one has died.
+        The report of a worker that is late is included in a later call. Raises RolloutFailed if a worker has died.
         """
-        asked = {
+        pending = {
             number: self._late.pop(number, None) or worker.drain_report.remote()
             for number, worker in enumerate(self.agent_loop_workers)
         }
-        ready, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=_PATIENCE)
+        ready, _ = ray.wait(list(pending.values()), num_returns=len(pending), timeout=_REPORT_TIMEOUT)
         total = WorkerReport()
-        for number, report in asked.items():
+        for number, report in pending.items():
             if report not in ready:
-                logger.warning("rollout worker %d has not reported for %s s", number, _PATIENCE)
+                logger.warning("rollout worker %d has not reported for %s s", number, _REPORT_TIMEOUT)
                 self._late[number] = report
                 continue
-            with _naming_workers():
-                told = ray.get(report)
-            total.counts.update(told.counts)
-            total.error = total.error or told.error
+            with _raising_rollout_failed():
+                received = ray.get(report)
+            total.counts.update(received.counts)
+            total.error = total.error or received.error
         return total
 
 
 @contextmanager
-def _naming_workers() -> Iterator[None]:
+def _raising_rollout_failed() -> Iterator[None]:
     try:
         yield
     except ray.exceptions.RayError as error:

@@ -1,4 +1,4 @@
-"""A policy served by verl: prompts in as token ids, sampled token ids and their log-probs out."""
+"""A sampler over verl's LLM servers."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ class ServedPolicy:
     """Samples candidates from verl's LLM servers."""
 
     client: Any
-    """Answers token ids with token ids, as verl's LLMServerClient does."""
+    """Has verl's `LLMServerClient.generate`."""
     tokenizer: Any
     chat_template_kwargs: dict[str, Any]
     sampling_params: dict[str, Any]
     max_prompt_length: int
     max_response_length: int
     request_timeout: float | None
-    """Seconds for an answer; None: the client has a clock of its own."""
+    """Seconds for an answer; None: the client has its own time-out."""
     counts: Counter[str] = field(default_factory=Counter)
-    """Answers asked for so far (`candidates`), and over those that came, tokens of their prompts (`prompt_tokens`) and
-    of these in the server's prefix cache (`cached_prompt_tokens`)."""
+    """Requested answers (`candidates`), and over the received ones the tokens of their prompts (`prompt_tokens`) and
+    those in the server's prefix cache (`cached_prompt_tokens`)."""
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Applies the model's chat template once; the ids are what is sampled from and trained on.
+        """Returns the token ids of a prompt, with the model's chat template; training uses the same ids.
 
-        Raises EpisodeFailed if the prompt is too long: cutting it would hide part of the game.
+        Raises EpisodeFailed if the prompt is too long: a truncated one would hide part of the task.
         """
         prompt_ids: list[int] = self.tokenizer.apply_chat_template(
             [dict(message) for message in messages],
@@ -49,9 +49,9 @@ class ServedPolicy:
         return prompt_ids
 
     async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
-        """Asks a server for one answer; candidates of a decision go to one replica and share its prefix cache.
+        """Samples one answer; candidates of a decision go to the same replica and share its prefix cache.
 
-        Raises EpisodeFailed on a time-out, an engine error or an aborted request; the client may raise it, too.
+        Raises EpisodeFailed on a time-out or an aborted request, as does the client on an engine error.
         """
         self.counts["candidates"] += 1
         params = {**self.sampling_params, "max_tokens": self.max_response_length}

@@ -1,7 +1,8 @@
-"""From an episode's record to rows of the trainer's queue: keys, tags, rewards and tensors.
+"""Converts an episode's record to rows of the trainer's queue: keys, tags, rewards and tensors.
 
-A row is one candidate. Its key orders it within the episode, its group label says with whom it is compared, its tags
-carry what the update and the metrics need."""
+A row is one candidate. Its key orders it within the episode, its group names the rows that it is compared with, and
+its tags hold what the update and the metrics need.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ class Row:
     """One candidate, ready to be written to the trainer's queue."""
 
     key: str
-    """`{uid}_{session}_{index}`, verl's convention; `uid` holds no underscore."""
+    """`{uid}_{session}_{index}`, verl's convention; `uid` has no underscore."""
     group: str
-    """Goes into verl's `uid` field, by which advantages are computed."""
+    """Goes into verl's `uid` field, by which advantages are grouped."""
     prompt_ids: list[int]
     generation: Generation
     reward: float
@@ -43,8 +44,8 @@ def training_rows(
     `parallel`: the group is the task, and the reward is the shared outcome.
 
     Args:
-        needs: `EstimatorSpec.needs`, what the estimator must know of a row beside its group. `left` counts the
-            decisions in the order in which they ended.
+        needs: `EstimatorSpec.needs`, the labels that the estimator reads beside the group. `left` counts decisions
+            in the order in which they finished.
     """
     index = 0
     for position, decision in enumerate(record.decisions):
@@ -78,7 +79,7 @@ def training_rows(
 
 
 def validation_rows(uid: str, session: int, record: EpisodeRecord) -> Iterator[Row]:
-    """Yields a row for every committed answer; verl scores an episode by its last row."""
+    """Yields a row for every committed answer. verl takes an episode's score from its last row."""
     for index, decision in enumerate(record.decisions):
         candidate = decision.candidates[decision.committed]
         reward = record.outcome.team_reward
@@ -98,7 +99,7 @@ def validation_rows(uid: str, session: int, record: EpisodeRecord) -> Iterator[R
 
 
 def failed_validation_row(uid: str, session: int, policy: str, token_id: int) -> Row:
-    """Returns the row that stands for a validation episode that failed: no text, no reward, no success."""
+    """Returns the row of a failed validation episode: no text, no reward, no success."""
     return Row(
         f"{uid}_{session}_0",
         uid,
@@ -110,7 +111,7 @@ def failed_validation_row(uid: str, session: int, policy: str, token_id: int) ->
 
 
 DEAL = "deal"
-"""Field of a submitted task: how often it was submitted before in the same step."""
+"""Field of a submitted task: its number of earlier submissions in the same step."""
 PositionIds = Callable[[Tensor], Tensor]
 """Token ids of one row (T,) -> its positions, the last dimension T."""
 
@@ -122,23 +123,23 @@ def episode_fields(
     data_source: str,
     position_ids: PositionIds | None = None,
 ) -> TensorDict:
-    """Returns the fields of an episode's rows, batch size (N,): what verl's V1 trainer and its workers read.
+    """Returns the fields of an episode's rows that verl's V1 trainer and workers read, with batch size (N,).
 
-    The same as `verl.utils.tensordict_utils.list_of_dict_to_tensordict` makes of `AgentLoopOutput`s, less the fields
-    that nobody reads after the rollout (`metrics`, `multi_modal_inputs`, `session_id`, `index`, `global_steps`):
-    token ids and masks int64 and log-probs and rewards float32, (N, T) where the rows are equally long and else
-    jagged; the rest non-tensors.
+    Equal to what `verl.utils.tensordict_utils.list_of_dict_to_tensordict` makes of `AgentLoopOutput`s, without the
+    fields that are not read after the rollout (`metrics`, `multi_modal_inputs`, `session_id`, `index`,
+    `global_steps`). Token ids and masks are int64, log-probs and rewards float32, (N, T) if all rows have the same
+    length and jagged otherwise; the others are non-tensors.
 
     Args:
-        rows: the rows of one episode; the log-probs are left out where a row has none, since TransferQueue
-            keeps a field only if every row has it.
+        rows: the rows of one episode. Log-probs are left out if a row has none, since TransferQueue needs a field
+            for every row of a batch.
         turns: decisions of the episode.
         info: `reward_extra_info` of every row.
         data_source: the name that validation reports the task under.
-        position_ids: for models whose positions are not simply 0, 1, 2, ...
+        position_ids: for models whose positions are not 0, 1, 2, ...
 
     Raises:
-        ValueError: there is no row, or an answer has no token, on which its reward could stand.
+        ValueError: there is no row, or an answer has no token to place its reward on.
     """
     if not rows:
         raise ValueError("the episode has no row: run() made no decision")
@@ -192,16 +193,16 @@ def episode_fields(
 
 
 def _flat(lists: Iterable[Iterable[float]], dtype: Any, count: int) -> Tensor:
-    # Several times as fast as torch.tensor, which looks at every element's type.
+    # Several times faster than torch.tensor, which checks the type of every element.
     return torch.from_numpy(np.fromiter(chain.from_iterable(lists), dtype=dtype, count=count))
 
 
 def _column(values: Tensor, lengths: Any) -> Tensor:
-    """Returns rows of so many of the values (N, T), jagged if their lengths differ."""
+    """Splits values into rows of these lengths: (N, T), jagged if the lengths differ."""
     if (lengths == lengths[0]).all():
         return values.view(len(lengths), -1)
     offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
-    # With bounds, as torch.nested.as_nested_tensor makes it: without them, it is padded to the sum of all lengths.
+    # With bounds, as torch.nested.as_nested_tensor sets them: without, padding would be to the sum of all lengths.
     return torch.nested.nested_tensor_from_jagged(
         values, offsets, min_seqlen=int(lengths.min()), max_seqlen=int(lengths.max())
     )
@@ -214,6 +215,6 @@ def _stack(rows: list[Tensor]) -> Tensor:
 
 
 def _stack_of(values: Sequence[Any], content: Callable[[Any], Any]) -> NonTensorStack:
-    """Wraps what a value stands for once for all rows that have that value: to wrap is what costs."""
+    """Stacks `content` of every value; wraps it once per distinct value, since wrapping is slow."""
     wrapped = {value: NonTensorData(content(value)) for value in dict.fromkeys(values)}
     return NonTensorStack(*(wrapped[value] for value in values))

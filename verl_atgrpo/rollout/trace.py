@@ -1,7 +1,8 @@
-"""verl's rollout trace (`actor_rollout_ref.rollout.trace`), one trace a decision."""
+"""verl's rollout trace (`actor_rollout_ref.rollout.trace`): one trace per decision."""
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -10,54 +11,49 @@ from typing import Any
 from verl.utils.rollout_trace import rollout_trace_attr, rollout_trace_op
 
 from verl_atgrpo.environment import Message
-from verl_atgrpo.team import Candidate, Decision, Prompt, ScoreFunction, Team, as_messages
+from verl_atgrpo.team import Decision, Prompt, ScoreFunction, Team, as_messages
 
 
 class TraceBudget:
-    """Says which tasks a worker traces: the first of every step and validation, as many as are allowed."""
+    """Limits the tasks that a worker traces per step and per validation."""
 
-    def __init__(self, most: int | None) -> None:
-        """Takes `trace.max_samples_per_step_per_worker`; None traces every task."""
-        self._most = most
+    def __init__(self, limit: int | None) -> None:
+        """`limit` is `trace.max_samples_per_step_per_worker`; None traces every task."""
+        self._limit = limit
         self._taken: Counter[tuple[int, bool]] = Counter()
 
     def take(self, step: int, validate: bool) -> bool:
-        """Returns whether the next task of a step is traced."""
-        if self._most is None:
+        """Counts a task of a step, and returns whether it is traced."""
+        if self._limit is None:
             return True
         self._taken = Counter({key: count for key, count in self._taken.items() if key[0] == step})
         self._taken[step, validate] += 1
-        return self._taken[step, validate] <= self._most
+        return self._taken[step, validate] <= self._limit
 
 
 @dataclass(frozen=True)
 class Episode:
-    """What every trace of an episode says about it; verl's names for task and episode are in brackets."""
+    """Attributes of every trace of an episode; verl's names are in brackets."""
 
     step: int
     task: int
     """(`sample_index`)"""
     number: int
-    """Among the episodes of the task in this step (`rollout_n`)."""
+    """Index among the task's episodes in this step (`rollout_n`)."""
     validate: bool
     traced: bool
 
 
 class TracedTeam(Team):
-    """A team whose decisions are traced where verl has a backend to trace to."""
+    """A team that sends its decisions to verl's trace backend."""
 
     def __init__(self, *args: Any, episode: Episode, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._episode = episode
 
-    async def _sample_and_commit(self, agent: str, prompt: Prompt, score: ScoreFunction | None) -> Candidate:
+    async def _sample_and_commit(self, agent: str, prompt: Prompt, score: ScoreFunction | None) -> Decision:
         episode, turn = self._episode, self._turns[agent]
-
-        async def sample() -> Decision:
-            await super(TracedTeam, self)._sample_and_commit(agent, prompt, score)
-            return next(made for made in self.decisions if (made.agent, made.turn) == (agent, turn))
-
-        decision = TracedDecision(sample)
+        traced = TracedDecision(functools.partial(super()._sample_and_commit, agent, prompt, score))
         with rollout_trace_attr(
             sample_index=episode.task,
             step=episode.step,
@@ -66,25 +62,24 @@ class TracedTeam(Team):
             validate=episode.validate,
             trace=episode.traced,
         ):
-            await decision.decide(
+            await traced.decide(
                 agent=agent, turn=turn, policy=self._policy_of[agent], messages=[dict(m) for m in as_messages(prompt)]
             )
-        return decision.committed
+        return traced.decision
 
 
 class TracedDecision:
-    """One decision as an operation that verl's trace knows: what goes in, what comes out."""
+    """One decision as an operation of verl's trace, with its inputs and outputs."""
 
     def __init__(self, sample: Callable[[], Awaitable[Decision]]) -> None:
         self._sample = sample
 
     @rollout_trace_op  # type: ignore[untyped-decorator]
     async def decide(self, *, agent: str, turn: int, policy: str, messages: list[Message]) -> dict[str, Any]:
-        """Samples and commits; returns what the trace shows of it."""
-        decision = await self._sample()
-        self.committed = decision.candidates[decision.committed]
+        """Makes the decision and returns what the trace shows of it."""
+        self.decision = decision = await self._sample()
         return {
-            "answer": self.committed.text,
+            "answer": decision.candidates[decision.committed].text,
             "committed": decision.committed,
             "candidates": [
                 {

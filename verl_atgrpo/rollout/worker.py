@@ -1,4 +1,4 @@
-"""verl's agent-loop worker, playing whole episodes: one prompt of verl is one task of the environment."""
+"""verl's agent-loop worker that plays whole episodes: a prompt of verl is a task of the environment."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class WorkerReport:
-    """What a worker counted since it was last asked."""
+    """A worker's counts since its last report."""
 
     counts: Counter[str] = field(default_factory=Counter)
     error: str | None = None
-    """A defect (not a failed candidate) in an environment or in the rollout; the run must stop."""
+    """An exception of an environment or of the rollout other than EpisodeFailed; the run must stop."""
 
 
 class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[misc,name-defined]
-    """Plays the episodes of the tasks it is given and writes their rows to TransferQueue."""
+    """Plays the episodes of its tasks and writes their rows to the queue."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -76,15 +76,15 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         }
 
     def pause(self) -> None:
-        """Lets no request of a training episode be sent; validation's pass."""
+        """Pauses new requests of training episodes; validation continues."""
         self._gate.pause()
 
     def resume(self) -> None:
-        """Lets requests be sent again."""
+        """Resumes requests."""
         self._gate.resume()
 
     def drain_report(self) -> WorkerReport:
-        """Returns the counts since the last call and starts over."""
+        """Returns and resets the counts."""
         report, self._report = self._report, WorkerReport(error=self._report.error)
         report.counts.update(POOL.drain_counts())
         return report
@@ -92,11 +92,11 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
     async def _run_prompt(
         self, prompt: dict[str, Any], sampling_params: dict[str, Any], trajectory: dict[str, Any], trace: bool = False
     ) -> None:
-        """Plays the episodes of one task; a failed episode in training leaves no row and is replaced."""
+        """Plays the episodes of one task; a failed training episode has no rows and its task is replaced."""
         validate = bool(trajectory["validate"])
         uid, partition = prompt["uid"], "val" if validate else "train"
         await queue.set_status(uid, partition, "running")
-        # verl's V1 loop always says no; its older one takes that many tasks of a step, with all their episodes.
+        # Not `trace`, which is always False in verl's V1 loop. Its older loop limits tasks, with all their episodes.
         traced = None if self._traces is None else self._traces.take(int(prompt["global_steps"]), validate)
         results = await asyncio.gather(
             *(
@@ -121,7 +121,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
                 *(self._write(prompt, session, result, validate, partition) for session, result in enumerate(results)),
                 return_exceptions=True,
             )
-            # Without a last status, such as after a put that the queue refuses, the trainer would wait for ever.
+            # The final status must be set even if the queue refuses a put, or the trainer would wait for ever.
             for error in (result for result in written if result is not None):
                 self._report_defect(prompt, partition, error)
                 status = "failure"
@@ -159,7 +159,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             )
             for name in set(policy_of.values())
         }
-        # Without a backend to trace to, no decision is wrapped.
+        # No wrapper without a trace backend.
         make: Callable[..., Team] = Team
         if traced is not None:
             episode = Episode(int(prompt["global_steps"]), index, session, validate, traced)
@@ -233,7 +233,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         }
 
     def _fields(self, rows: Sequence[Row], turns: int, info: dict[str, float], prompt: dict[str, Any]) -> TensorDict:
-        # Only a processor with rules of its own has other positions than 0, 1, 2, ...
+        # Only processors with `get_rope_index` have positions other than 0, 1, 2, ...
         own = self._own_position_ids if hasattr(self.processor, "get_rope_index") else None
         return episode_fields(rows, turns, info, prompt["data_source"], own)
 

@@ -55,9 +55,8 @@ class TeamTaskDataset(Dataset[dict[str, Any]]):
         return self._source
 
 
-def wire(config: DictConfig, environment: Environment) -> None:
+def wire(config: DictConfig, settings: AtGrpoConfig, environment: Environment) -> None:
     """Sets the keys of verl that follow from the `at_grpo:` section, so that a recipe need not name them."""
-    settings = AtGrpoConfig.from_config(config)
     splits: tuple[Split, ...] = ("train", "val")
     with open_dict(config):
         if EXPANDED in config:

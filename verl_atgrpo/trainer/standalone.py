@@ -12,7 +12,7 @@ from verl.single_controller.ray.base import create_colocated_worker_cls
 from verl.trainer.ppo.utils import Role
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_atgrpo.config.separate_check import devices_of
+from verl_atgrpo.config.mode_check import devices_of
 from verl_atgrpo.serving.client import balancer_class
 from verl_atgrpo.serving.health import PolicyFailed, naming, why_dead
 from verl_atgrpo.serving.replicas import Replicas

@@ -56,7 +56,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
     def __init__(self, config: DictConfig) -> None:
         compat.check_symbols(cpu=platform_choice.wants_cpu())
         self.settings = AtGrpoConfig.from_config(config)
-        wire(config, self.settings.make_environment())
+        wire(config, self.settings, self.settings.make_environment())
         self._spec = configured_spec(self.settings.estimator, config.algorithm.norm_adv_by_std_in_grpo)
         self.schedule = make_schedule(self.settings.mode, config.trainer)
         self._unfinished: deque[int] = deque()
