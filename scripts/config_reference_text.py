@@ -5,6 +5,8 @@ HEAD = """
 
 <!-- Written by scripts/config_reference.py from the code: change the docstrings there, then run it. -->
 
+*Reference.* Every key of `at_grpo:`, every option of the environments, and what each of verl's keys does here.
+
 A job of verl-atgrpo is a job of verl, and [each key of verl's](#verls-keys) works, is refused, or has no meaning here.
 Ours are in the section `at_grpo:`, which `trainer.v1.trainer_mode=at_grpo` needs. Recipes list all of them, so
 the command line has `at_grpo.candidates=8`, without `+`. Unknown keys, options and values are refused before Ray

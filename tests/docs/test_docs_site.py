@@ -130,16 +130,44 @@ def test_a_message_that_is_gone_is_found() -> None:
 # ---------------------------------------------------------------------- the site
 
 
-def test_every_page_is_in_the_navigation() -> None:
-    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+KINDS = ("Tutorial", "How-to", "Reference", "Explanation")
 
-    def pages(entries: list[Any]) -> Iterator[str]:
-        for entry in entries:
-            for target in entry.values():
-                yield from pages(target) if isinstance(target, list) else [target]
 
-    listed = list(pages(config["nav"]))
-    assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+def navigation() -> Iterator[tuple[str, str]]:
+    """Yields (section, page) of the site's navigation; a page outside any section has an empty one."""
+    for entry in yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]:
+        for name, target in entry.items():
+            if isinstance(target, str):
+                yield "", target
+            else:
+                yield from ((name, page) for part in target for page in part.values())
+
+
+def test_every_page_is_in_the_navigation_under_the_kind_that_it_names() -> None:
+    assert sorted(page for _, page in navigation()) == sorted(
+        str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")
+    )
+    for section, page in navigation():
+        text = re.sub(r"(?s)<!--.*?-->\s*", "", (DOCS / page).read_text())
+        first_line = re.match(r"# [^\n]+\n\n([^\n]*)", text)
+        assert first_line, page
+        if section:
+            assert section in KINDS
+            assert first_line[1].startswith(f"*{section}.* "), page
+        else:
+            assert page == "index.md"
+
+
+def test_the_tables_of_the_start_page_and_the_readme_name_every_page_and_its_kind() -> None:
+    rows = re.findall(r"(?m)^\| [^|]* \| ([^|]*) \| ([^|]*) \|$", (DOCS / "index.md").read_text())
+    kinds = {page: kind for links, kind in rows for page in re.findall(r"\]\((\w+\.md)\)", links)}
+    assert kinds == {page: section.lower() for section, page in navigation() if section}
+    listed = (ROOT / "README.md").read_text().partition("\n## Documentation\n")[2].partition("\n## ")[0]
+    listed_kinds = {
+        kind: set(re.findall(r"docs/(\w+\.md)", links))
+        for kind, links in re.findall(r"(?ms)^- \*\*([\w-]+)\*\*: (.*?)(?=^- |^$)", listed)
+    }
+    assert listed_kinds == {kind: {page for section, page in navigation() if section == kind} for kind in KINDS}
 
 
 def test_lists_are_set_off_and_nested_as_both_renderers_want() -> None:
