@@ -64,7 +64,7 @@ def rollout(monkeypatch: pytest.MonkeyPatch) -> object:
     """Returns a `made_team.Rollout` that TransferQueue's functions answer for."""
     pytest.importorskip("verl")
     import transfer_queue as tq
-    from fakes.made_team import Rollout
+    from fakes.fake_trainer import Rollout
 
     made = Rollout()
     for name in ("kv_list", "kv_clear", "kv_batch_put"):

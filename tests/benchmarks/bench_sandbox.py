@@ -26,9 +26,9 @@ from processes import children
 from verl_atgrpo.sandbox import runner
 
 
-async def sandboxed(runs: int, at_once: int) -> None:
+async def sandboxed(runs: int, concurrent: int) -> None:
     """Runs that many programs, and so many at a time, to a good end."""
-    free = asyncio.Semaphore(at_once)
+    free = asyncio.Semaphore(concurrent)
 
     async def one() -> None:
         async with free:
@@ -79,13 +79,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o711)
         tempfile.tempdir = folder
-        print(f"isolation: {runner.isolation()}, {options.at_once} at a time on {os.cpu_count()} cores")
-        asyncio.run(sandboxed(options.at_once, options.at_once))
+        print(f"isolation: {runner.isolation()}, {options.concurrent} at a time on {os.cpu_count()} cores")
+        asyncio.run(sandboxed(options.concurrent, options.concurrent))
         before = leftovers()
         after: dict[str, int] = {}
 
         def work(runs: int) -> None:
-            asyncio.run(sandboxed(runs, options.at_once))
+            asyncio.run(sandboxed(runs, options.concurrent))
             after.update(leftovers())
             runner.POOL.close()  # its CPU time counts from its end
 

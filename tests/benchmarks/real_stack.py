@@ -98,7 +98,7 @@ def end_step(trainer: Any) -> None:
 
     Raises RuntimeError if an episode met a defect.
     """
-    trainer._collect_report()
+    trainer.collect_report()
     trainer.checkpoint_manager.sleep_replicas()
     trainer.checkpoint_manager.update_weights(trainer.global_steps)
     trainer.global_steps += 1

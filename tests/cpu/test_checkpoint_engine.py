@@ -57,8 +57,8 @@ def engines(receivers: int, bucket: int = 4096, timeout: float = HANG) -> list[G
 
 def connect(group: list[GlooCheckpointEngine], executor: ThreadPoolExecutor) -> None:
     """As verl's CheckpointEngineManager does, with a thread for every process."""
-    meetings = [engine.prepare() for engine in group]
-    actors, rollouts = GlooCheckpointEngine.build_topology(2, len(group) - 2, meetings)
+    rendezvous = [engine.prepare() for engine in group]
+    actors, rollouts = GlooCheckpointEngine.build_topology(2, len(group) - 2, rendezvous)
     arguments = {key: actors[key] + rollouts[key] for key in actors}
     calls = [dict(zip(arguments, values, strict=True)) for values in zip(*arguments.values(), strict=True)]
     assert [call["rank"] for call in calls] == [0, -1, *range(1, len(group) - 1)]
@@ -110,10 +110,10 @@ def test_every_tensor_arrives_bit_by_bit_sync_after_sync(bucket: int, executor: 
 def test_a_process_holds_one_bucket_and_nothing_between_syncs(executor: ThreadPoolExecutor) -> None:
     group = engines(receivers=1)
     connect(group, executor)
-    assert [engine._bucket is None or engine._bucket.nbytes for engine in group] == [4096, True, 4096]
+    assert [engine.bucket is None or engine.bucket.nbytes for engine in group] == [4096, True, 4096]
     for engine in group:
         engine.finalize()
-        assert engine._bucket is engine._store is engine._group is None
+        assert engine.bucket is engine._store is engine._group is None
 
 
 def test_a_new_set_of_servers_is_reached(executor: ThreadPoolExecutor) -> None:
@@ -167,9 +167,9 @@ def test_a_sender_killed_in_the_middle_ends_the_receiving() -> None:
     process.start()
     try:
         assert pipe.poll(HANG), "the fork did not begin"  # threads of this process may have held locks
-        meeting = pipe.recv()
-        pipe.send(meeting)
-        receiver.init_process_group(1, 2, meeting)
+        rendezvous = pipe.recv()
+        pipe.send(rendezvous)
+        receiver.init_process_group(1, 2, rendezvous)
         # At once, not only after the time-out, which is that of a hang.
         with pytest.raises(ConnectionError, match="the weight transfer broke off"):
             asyncio.run(receive())

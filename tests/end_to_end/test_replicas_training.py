@@ -61,7 +61,7 @@ def test_a_replica_dies_and_comes_back_and_a_worker_dies(start: Start, tied_mode
     checkpoint = (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").read_text()
     assert f"the last complete checkpoint is {tmp_path}/checkpoints/global_step_{checkpoint}" in log
     # Whatever it was doing.
-    doing = "its update|handing its weights to its servers|saving its checkpoint|putting its servers to sleep"
+    doing = "its update|its weight sync|saving its checkpoint|putting its servers to sleep"
     assert re.search(rf"policy 'shared': ({doing}) failed: ActorDiedError", log)
     for said in ("server 1 is dead", "server 1 is started again; at_grpo.restart_servers=1 allows 0 more"):
         assert said in log

@@ -22,7 +22,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from verl_atgrpo.serving.decision_server import DecisionServer
 from verl_atgrpo.serving.requests import engine_params
-from verl_atgrpo.serving.workers import PolicyServers, StandaloneServers, deciding
+from verl_atgrpo.serving.workers import PolicyServers, StandaloneServers, with_decision_server
 
 
 class Engine:
@@ -109,7 +109,7 @@ def test_a_replica_without_that_attribute_is_not_used() -> None:
         """verl's, one day."""
 
     with pytest.raises(RuntimeError, match="Changed has no server_class"):
-        deciding(Changed)()
+        with_decision_server(Changed)()
 
 
 def test_verls_server_takes_what_we_give_it() -> None:

@@ -267,7 +267,7 @@ def test_a_candidate_that_is_cancelled_as_soon_as_it_asks_spoils_nothing(gone: i
 
         def ask(seed: int) -> asyncio.Task[TokenOutput]:
             request = client.Request(str(seed), [], {"max_tokens": 3, "seed": seed})
-            return asyncio.ensure_future(calls.ask(server, "d", [1, 2], request, 1.0))
+            return asyncio.ensure_future(calls.send(server, "d", [1, 2], request, 1.0))
 
         asked = [ask(seed) for seed in range(K)]
         for task in asked[:gone]:  # after the tasks have run for the first time, and before the call is sent

@@ -20,7 +20,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
 from verl_atgrpo.serving import workers
-from verl_atgrpo.serving.workers import PolicyWorker, ServerLink, bound_waiting
+from verl_atgrpo.serving.workers import PolicyWorker, ServerLink, set_socket_timeouts
 
 NAMES = ["embed", "layer", "head"]
 
@@ -177,8 +177,8 @@ def test_verls_sender_gives_a_server_up_that_fails_on_its_side(
     """It sends first: to nobody, where the server's engine died before it connected."""
     context = zmq.Context()
     monkeypatch.setattr(zmq.Context, "instance", lambda: context)
-    monkeypatch.setattr(workers, "ANSWER", 0.3)
-    bound_waiting()
+    monkeypatch.setattr(workers, "BUCKET_TIMEOUT", 0.3)
+    set_socket_timeouts()
     handle = f"ipc://{tmp_path}/weights.sock"
     receiver = zmq.Context()
     if connects:

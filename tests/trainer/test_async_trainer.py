@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("verl")
 
 import transfer_queue as tq
-from fakes.made_team import STEEP, Rollout, Team, Unit, tasks_of
+from fakes.fake_trainer import STEEP, Rollout, Team, Unit, tasks_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync

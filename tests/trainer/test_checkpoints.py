@@ -206,11 +206,11 @@ def test_an_old_step_that_cannot_be_removed_ends_no_run(
 def test_a_failed_run_says_from_where_the_next_one_goes_on(tmp_path: Path) -> None:
     named = {"resume_mode": "resume_path", "resume_from_path": str(tmp_path / "global_step_1")}
     for changes in ({}, {"resume_mode": "disable"}, named):
-        assert "begins where this one did" in checkpoints.way_on(trainer(tmp_path, **changes))
+        assert "begins where this one did" in checkpoints.resume_hint(trainer(tmp_path, **changes))
     folder = checkpoints.save(trainer(tmp_path), [Unit("coder")], 4, {})
-    assert checkpoints.way_on(trainer(tmp_path)).endswith(f"{folder}: the same command goes on from it")
+    assert checkpoints.resume_hint(trainer(tmp_path)).endswith(f"{folder}: the same command goes on from it")
     # It would not: it starts from scratch, or from the step that it names.
     for changes in ({"resume_mode": "disable"}, named):
-        assert checkpoints.way_on(trainer(tmp_path, **changes)).endswith(
+        assert checkpoints.resume_hint(trainer(tmp_path, **changes)).endswith(
             f"go on with trainer.resume_mode=resume_path trainer.resume_from_path={folder}"
         )

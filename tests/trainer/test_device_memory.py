@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("verl")
 
-from fakes.made_team import Rollout, Team
+from fakes.fake_trainer import Rollout, Team
 from fakes.simulated_devices import Device, Unit, simulated
 from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
 
@@ -28,12 +28,12 @@ class SharedTeam(Team):
     """The trainer over simulated devices; whether policies take turns is its own business."""
 
     @property
-    def _at_once(self) -> bool:
-        return AtGrpoTrainer._at_once.fget(self)  # type: ignore[attr-defined,no-any-return]
+    def concurrent(self) -> bool:
+        return AtGrpoTrainer.concurrent.fget(self)  # type: ignore[attr-defined,no-any-return]
 
     def begin(self) -> None:
         """What verl does before the first step."""
-        self.checkpoint_manager = TeamSync(self.units, self._at_once)
+        self.checkpoint_manager = TeamSync(self.units, self.concurrent)
         self.on_init_end()
 
     def step(self, save: bool = False) -> None:
@@ -76,7 +76,7 @@ def make(rollout: Rollout) -> Make:
             units.append(kind(name, copy.deepcopy(composed()), number, name != "p_c", own))
             units[-1].place(None)
         # As the trainer's set-up does.
-        for_all(units, PolicyUnit.start, at_once=split)
+        for_all(units, PolicyUnit.start, concurrent=split)
         team = SharedTeam(rollout, *units, mode=mode, **changes)
         team.settings = team.settings.model_copy(update={"placement": "split" if split else "colocated"})
         return team

@@ -10,7 +10,7 @@ import pytest
 ray = pytest.importorskip("ray")
 
 from verl_atgrpo.serving import health
-from verl_atgrpo.serving.health import PolicyFailed, naming, watched, why_dead
+from verl_atgrpo.serving.health import PolicyFailed, dead_replicas, naming, watched
 
 
 class Server:
@@ -43,20 +43,20 @@ def signs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_dead_replica_is_told_from_those_that_live() -> None:
-    dead = why_dead("planner", {4: [Server()], 5: [Server(engine="dead")], 6: [Server()]})
+    dead = dead_replicas("planner", {4: [Server()], 5: [Server(engine="dead")], 6: [Server()]})
     assert dead.keys() == {5}
     assert dead[5].startswith("RayActorError: ")
 
 
 def test_a_busy_server_is_not_dead(caplog: pytest.LogCaptureFixture) -> None:
-    assert why_dead("planner", {0: [Server(engine="busy")], 1: [Server()]}) == {}
-    assert "policy 'planner': server 0 gave no sign of life" in caplog.text
+    assert dead_replicas("planner", {0: [Server(engine="busy")], 1: [Server()]}) == {}
+    assert "policy 'planner': server 0 has not answered its health check" in caplog.text
 
 
 def test_a_replica_over_nodes_is_dead_as_a_whole() -> None:
     # Only the first node's server has an engine to ask.
     alive = [Server(), Server(engine="never asked")]
-    assert why_dead("planner", {0: alive, 1: [Server(), Server(actor="dead")]}).keys() == {1}
+    assert dead_replicas("planner", {0: alive, 1: [Server(), Server(actor="dead")]}).keys() == {1}
 
 
 def test_busy_replicas_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def test_busy_replicas_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> N
         raise ray.exceptions.GetTimeoutError()
 
     monkeypatch.setattr(ray, "get", get)
-    why_dead("planner", {replica: [Server(engine="busy")] for replica in range(8)})
+    dead_replicas("planner", {replica: [Server(engine="busy")] for replica in range(8)})
     assert len(waits) == 8
     assert sum(waits) < 0.02
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("verl")
 
 import transfer_queue as tq
-from fakes.made_team import AT_GRPO, FLAT, STEEP, Rollout, Tags, Team, Unit, episode
+from fakes.fake_trainer import AT_GRPO, FLAT, STEEP, Rollout, Tags, Team, Unit, episode
 from transfer_queue import KVBatchMeta
 
 from verl_atgrpo.config.schema import GroupFilter
@@ -118,7 +118,7 @@ def test_dropping_changes_no_advantage(drawn: list[tuple[int, int, str, float]],
         rewards = torch.tensor([tags["reward"] for tags in some])
         return team_advantages(rewards, row_ids(some, spec), spec).tolist()
 
-    before, left = advantages(rows), chosen.left()
+    before, left = advantages(rows), chosen.kept()
     assert not any(itertools.compress(before, [not flag for flag in left]))
     after = advantages(list(itertools.compress(rows, left)))
     assert after == pytest.approx(list(itertools.compress(before, left)), rel=1e-6)

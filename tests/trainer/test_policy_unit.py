@@ -20,7 +20,7 @@ import ray
 import torch
 import transfer_queue as tq
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer, and the unit with it)
-from fakes.obedient_workers import ObedientWorkers, Queue, process_group, save_model_folder
+from fakes.in_process_workers import InProcessWorkers, Queue, process_group, save_model_folder
 from omegaconf import OmegaConf
 from torch import Tensor
 from transfer_queue import KVBatchMeta
@@ -101,10 +101,10 @@ class Policy:
                 self.group = group
                 self.placed.append((resource_pool, device_name, options))
 
-            def spawn(group, prefix_set: set[str]) -> dict[str, ObedientWorkers]:
+            def spawn(group, prefix_set: set[str]) -> dict[str, InProcessWorkers]:
                 assert prefix_set == set(group.workers)
                 return {
-                    role: ObedientWorkers(
+                    role: InProcessWorkers(
                         worker.kwargs["config"], worker.kwargs["role"], self.queue, self.start, ranks
                     )
                     for role, worker in group.workers.items()
@@ -615,14 +615,14 @@ def test_servers_do_as_they_are_told(started: tuple[Policy, Servers]) -> None:
     assert unit.revive()
 
 
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("concurrent", [True, False])
 def test_the_teams_sync_is_that_of_all_policies(
-    monkeypatch: pytest.MonkeyPatch, started: tuple[Policy, Servers], at_once: bool
+    monkeypatch: pytest.MonkeyPatch, started: tuple[Policy, Servers], concurrent: bool
 ) -> None:
     policy, servers = started
     other = copy.copy(policy.unit)
     other.sync = other.replicas = others = Servers()  # type: ignore[assignment]
-    sync = TeamSync([policy.unit, other], at_once)
+    sync = TeamSync([policy.unit, other], concurrent)
     for act, state in (
         (lambda: sync.update_weights(6), "up"),
         (sync.abort_replicas, "interrupted"),
@@ -636,7 +636,7 @@ def test_the_teams_sync_is_that_of_all_policies(
     with pytest.raises(PolicyFailed, match="no server is left"):
         sync.abort_replicas()
     # Those that go on at once have all gone on when the first error is told; in turns, the next one's has not come.
-    assert others.state == ("interrupted" if at_once else "asleep")
+    assert others.state == ("interrupted" if concurrent else "asleep")
 
 
 def test_what_goes_wrong_with_a_server_is_told_with_what_was_asked(started: tuple[Policy, Servers]) -> None:
@@ -651,9 +651,9 @@ def test_what_goes_wrong_with_a_server_is_told_with_what_was_asked(started: tupl
     for doing, act in {
         "putting its servers to sleep": unit.sleep_servers,
         "interrupting its servers": unit.interrupt_servers,
-        "letting its servers go on": unit.resume_servers,
-        "handing its weights to its servers": lambda: unit.push_weights(1),
-        "starting its servers again": unit.revive,
+        "resuming its servers": unit.resume_servers,
+        "its weight sync": lambda: unit.push_weights(1),
+        "restarting its servers": unit.revive,
     }.items():
         with pytest.raises(PolicyFailed, match=f"policy 'coder': {doing} failed"):
             act()

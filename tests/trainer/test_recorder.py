@@ -21,7 +21,7 @@ from verl_atgrpo.report.records import RecordFiles, read
 from verl_atgrpo.rollout.rows import failed_validation_row, training_rows, validation_rows
 from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation
 from verl_atgrpo.trainer import queue as trainer_queue
-from verl_atgrpo.trainer.recorder import Recorder, SampledRow, chosen, decisions
+from verl_atgrpo.trainer.recorder import Recorder, SampledRow, decisions, selected_rows
 from verl_atgrpo.trainer.trainer import AtGrpoTrainer
 
 
@@ -123,11 +123,11 @@ def test_a_failed_validation_episode_is_on_record() -> None:
 def test_which_tasks_are_recorded() -> None:
     tags = [{"task": task} for task in (9, 30, 2, 9, 17, 2, 0)]
     settings = RecordSettings(train_tasks=3, val_tasks=3)
-    assert chosen(tags, "train", settings) == [0, 2, 3, 5, 6]
+    assert selected_rows(tags, "train", settings) == [0, 2, 3, 5, 6]
     # Validation comes in batches, and every time it is the same tasks.
-    assert chosen(tags, "val", settings) == [2, 5, 6]
-    assert chosen(tags[:2], "val", settings) == []
-    assert chosen(tags, "train", RecordSettings(train_tasks=0)) == []
+    assert selected_rows(tags, "val", settings) == [2, 5, 6]
+    assert selected_rows(tags[:2], "val", settings) == []
+    assert selected_rows(tags, "train", RecordSettings(train_tasks=0)) == []
 
 
 class Queue:

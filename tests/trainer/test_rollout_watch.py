@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("verl")
 ray = pytest.importorskip("ray")
 
-from fakes.made_team import Rollout, Team
+from fakes.fake_trainer import Rollout, Team
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_atgrpo.rollout.manager import TeamRolloutManager
@@ -104,8 +104,8 @@ def test_the_trainer_ends_a_wait_for_a_worker_that_died(rollout: Rollout, monkey
         raise RolloutFailed("a rollout worker failed")
 
     rollout.drain_report = died  # type: ignore[method-assign]
-    monkeypatch.setattr(queue, "CHECK", 0.0)
-    pace(team.replay_buffer, 0.0, team._collect_report)
+    monkeypatch.setattr(queue, "CHECK_INTERVAL", 0.0)
+    pace(team.replay_buffer, 0.0, team.collect_report)
     with pytest.raises(RolloutFailed):
         team.play()
 

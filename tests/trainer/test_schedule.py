@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("verl")
 
-from fakes.made_team import Rollout, Team
+from fakes.fake_trainer import Rollout, Team
 
 from verl_atgrpo.trainer.policy_unit import PolicyUnit, TeamSync
 
@@ -61,8 +61,8 @@ class Sync:
         self.calls.append(f"resume {self.name}")
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_every_policys_servers_are_interrupted_and_go_on(at_once: bool) -> None:
+@pytest.mark.parametrize("concurrent", [False, True])
+def test_every_policys_servers_are_interrupted_and_go_on(concurrent: bool) -> None:
     calls: list[str] = []
     units: Any = []
     for name, trainable in (("coder", True), ("judge", False)):
@@ -70,7 +70,7 @@ def test_every_policys_servers_are_interrupted_and_go_on(at_once: bool) -> None:
         unit.name, unit.trainable, unit.sync = name, trainable, Sync(name, calls)
         unit.replicas = SimpleNamespace(poll=lambda name=name: calls.append(f"poll {name}"))  # type: ignore[assignment]
         units.append(unit)
-    team = TeamSync(units, at_once)
+    team = TeamSync(units, concurrent)
     team.abort_replicas()
     assert sorted(calls) == ["abort coder", "abort judge", "poll coder", "poll judge"]
     for name in ("coder", "judge"):
@@ -89,4 +89,4 @@ def test_a_server_that_cannot_be_interrupted_is_named_by_its_policy() -> None:
     unit.name, unit.sync = "planner", SimpleNamespace(abort_replicas=dead)
     unit.replicas = SimpleNamespace(poll=lambda: None)  # type: ignore[assignment]
     with pytest.raises(RuntimeError, match="policy 'planner': interrupting its servers failed"):
-        TeamSync([unit], at_once=False).abort_replicas()
+        TeamSync([unit], concurrent=False).abort_replicas()

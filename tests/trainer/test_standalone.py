@@ -158,7 +158,7 @@ def test_a_lost_server_or_worker_is_named_by_its_policy() -> None:
         dead.push_weights(1)
     broken = unit()
     broken.sync.error = ray.exceptions.RayTaskError("update_weights", "the weight transfer broke off", OSError())
-    with pytest.raises(PolicyFailed, match=r"'coder': handing its weights to its servers failed: .*broke off"):
+    with pytest.raises(PolicyFailed, match=r"'coder': its weight sync failed: .*broke off"):
         broken.push_weights(1)
     assert not broken._has_weights
 

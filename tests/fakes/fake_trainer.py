@@ -252,7 +252,7 @@ class Team(AtGrpoTrainer):
         self.global_steps += 1
 
     @property
-    def _at_once(self) -> bool:
+    def concurrent(self) -> bool:
         return True
 
     def play(self) -> tuple[KVBatchMeta, dict[str, Any]]:

@@ -189,7 +189,7 @@ class _Worker(PolicyWorker):
             self.ref = _Trainer(Table(base, adapter=False), config, omega_conf_to_dataclass(config.actor))
 
 
-class ObedientWorkers:
+class InProcessWorkers:
     """Stands for a `RayWorkerGroup` of one process; its rows are in `queue`."""
 
     def __init__(self, config: Any, role: str, queue: Queue, base: Tensor, ranks: int = 1) -> None:
