@@ -90,7 +90,7 @@ def started(config: Any) -> Iterator[Any]:
 def play(trainer: Any) -> Any:
     """Plays a step's tasks as a training step does and returns their rows, which stay in the queue."""
     trainer.prepare_step()
-    return trainer._sample_rows(trainer.config.data.train_batch_size)
+    return trainer.sample_step(trainer.config.data.train_batch_size)
 
 
 def end_step(trainer: Any) -> None:

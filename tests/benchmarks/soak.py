@@ -143,7 +143,7 @@ class Job:
 
     def leases(self) -> int:
         """Returns how many servers are held, as clients and balancers have it."""
-        held = sum(len(client._leases) for client in self.clients)
+        held = sum(len(client.leases) for client in self.clients)
         return held + sum(balancer.get_total_inflight() for balancer in self.balancers)
 
     def use(self) -> Use:
@@ -241,13 +241,7 @@ class Job:
         """Runs the whole training."""
         self.trainer.init()
         manager = SoakManager([LocalActor(worker, self.loop) for worker in self.workers])
-        log = self.trainer._compute_metrics
-
-        def compute_metrics(*args: Any, **kwargs: Any) -> None:
-            self.trainer.logger.logger["soak"] = self
-            log(*args, **kwargs)
-
-        self.trainer._compute_metrics = compute_metrics  # type: ignore[method-assign]
+        self.trainer.watcher = self
         with self.background():
             self.trainer.fit(manager)
 

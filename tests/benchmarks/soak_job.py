@@ -199,7 +199,13 @@ class SoakTrainer(AtGrpoTrainer):
 
     def __init__(self, config: DictConfig, queue: LocalQueue, ledger: Ledger, servers_sleep: Any) -> None:
         self._parts = queue, ledger, servers_sleep
+        self.watcher: Any = None
+        """A further backend of the logger."""
         super().__init__(config)
+
+    def _compute_metrics(self, *args: Any, **kwargs: Any) -> None:
+        self.logger.logger["soak"] = self.watcher
+        super()._compute_metrics(*args, **kwargs)
 
     def _setup(self) -> None:
         queue, ledger, servers_sleep = self._parts
@@ -212,7 +218,7 @@ class SoakTrainer(AtGrpoTrainer):
         self.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
         self.watch = RolloutWatch(self.units, self.settings.max_failed_episodes, episodes=1)
         self.global_steps = 0
-        self._recorder = self._make_recorder()
+        self.recorder = self._make_recorder()
 
 
 def job_config(folder: Path, steps: int, seed: int, timeout: float) -> DictConfig:

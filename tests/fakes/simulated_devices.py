@@ -165,7 +165,7 @@ class Workers:
     """A policy's worker group; calls in its workers what is registered there, and nothing else, as Ray's does."""
 
     def __init__(self, workers: Sequence[Worker], serve: Callable[[], World]) -> None:
-        self._workers = workers
+        self.workers = workers
         self.serve = serve
         barrier = threading.Barrier(len(workers))
         for worker in workers:
@@ -190,17 +190,17 @@ class Workers:
             done = getattr(worker, name)(*args, **kwargs)
             return await done if asyncio.iscoroutine(done) else done
 
-        return list(await asyncio.gather(*map(one, self._workers)))
+        return list(await asyncio.gather(*map(one, self.workers)))
 
     # What the trainer calls with rows.
 
     def compute_log_prob(self, batch: Any) -> Any:
-        for worker in self._workers:
+        for worker in self.workers:
             worker.actor.use("log-probs")
         return batch
 
     def update_actor(self, batch: Any) -> Any:
-        for worker in self._workers:
+        for worker in self.workers:
             worker.actor.use("update")
         return {"metrics": {"loss": [0.0], "mfu": [0.0]}}
 
@@ -213,7 +213,7 @@ class Workers:
 
     def init_model(self) -> None:
         """verl's ends with an emptied cache."""
-        for worker in self._workers:
+        for worker in self.workers:
             worker.device.allocate("init", worker.policy)
 
 
@@ -272,7 +272,7 @@ class Unit(PolicyUnit):
         self.world.replicas = [DeviceReplica(self.world, self.first_replica, nodes=1)]
         (replica,) = self.world.replicas
         replica.place(self.name, self._devices)
-        for number, worker in enumerate(self.actor_rollout_wg._workers):
+        for number, worker in enumerate(self.actor_rollout_wg.workers):
             worker.rollout = _Adapter(worker, replica, leads=number == 0)
         return self.world
 

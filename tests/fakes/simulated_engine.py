@@ -82,8 +82,8 @@ class SimulatedEngine:
 
     def __post_init__(self) -> None:
         self._free = [asyncio.Semaphore(self.slots) for _ in range(self.replicas)]
-        self._decisions = [0] * self.replicas
-        self._leases: dict[str, list[int]] = {}
+        self.decisions = [0] * self.replicas
+        self.leases: dict[str, list[int]] = {}
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
         """Answers when a slot has decoded the answer; the ids are all the same."""
@@ -93,19 +93,19 @@ class SimulatedEngine:
     @asynccontextmanager
     async def serving(self, request_id: str, avoid: frozenset[str] = frozenset()) -> AsyncIterator[tuple[str, int]]:
         """Holds the replica of a decision, as `DecisionClient` does."""
-        lease = self._leases.get(request_id)
+        lease = self.leases.get(request_id)
         if lease is None:
-            replica = min(range(self.replicas), key=self._decisions.__getitem__)
-            lease = self._leases[request_id] = [replica, 0]
-            self._decisions[replica] += 1
+            replica = min(range(self.replicas), key=self.decisions.__getitem__)
+            lease = self.leases[request_id] = [replica, 0]
+            self.decisions[replica] += 1
         lease[1] += 1
         try:
             yield str(lease[0]), lease[0]
         finally:
             lease[1] -= 1
             if not lease[1]:
-                self._decisions[lease[0]] -= 1
-                del self._leases[request_id]
+                self.decisions[lease[0]] -= 1
+                del self.leases[request_id]
 
     async def attempt(
         self,

@@ -1,8 +1,7 @@
-"""A replica that dies is taken out, left out of the weight sync, and started again before the next one."""
+"""A dead replica is removed, left out of the weight sync, and restarted before the next one."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ import ray
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer, and the worker with it)
 from fakes.simulated_replicas import Method, World, get
 
-from verl_atgrpo.serving import replicas as module
 from verl_atgrpo.serving.health import PolicyFailed
 from verl_atgrpo.serving.replicas import Replicas
 
@@ -46,11 +44,13 @@ def test_nothing_happens_while_all_live() -> None:
 
 
 @pytest.mark.parametrize("of", ["actor", "engine"])
-def test_a_death_is_seen_by_balancer_and_manager_and_told_once(of: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_dead_replica_is_removed_from_balancer_and_manager_and_logged_once(
+    of: str, caplog: pytest.LogCaptureFixture
+) -> None:
     world = World()
     replicas = made(world)
     setattr(world[5].servers[0], f"{of}_lives", False)
-    world.balancer.remove_servers([world[5].server_address])  # as a client may have done before
+    world.balancer.remove_servers([world[5].server_address])  # a client may have removed it first
     for _ in range(3):
         replicas.poll()
     assert ranks(replicas) == [4]
@@ -69,7 +69,7 @@ def test_a_replica_over_two_nodes_is_dead_as_a_whole() -> None:
     assert ranks(replicas) == [5]
     first = world[4].servers[0]
     replicas.push(1)
-    assert not first.actor_lives, "its other server is ended, too: its name is needed"
+    assert not first.actor_lives, "its other server is killed, too: its name is needed"
     assert [server.identity for server in world[4].servers] == ["4.0.1", "4.1.1"]
 
 
@@ -88,7 +88,7 @@ def test_without_restarts_the_weights_go_to_the_others() -> None:
         replicas.push(8)
 
 
-def test_a_restart_ends_what_is_left_before_and_admits_requests_after_the_weights() -> None:
+def test_a_restart_kills_what_is_left_and_admits_requests_only_after_the_weight_sync() -> None:
     world = World()
     replicas = made(world)
     old = world[5].servers[0]
@@ -98,20 +98,20 @@ def test_a_restart_ends_what_is_left_before_and_admits_requests_after_the_weight
     replicas.push(2)
     assert not old.actor_lives
     assert world.log == [
-        ("empty",),  # the trainer's cache
-        ("end", 5, [(1, 0.5)]),  # the engine's processes, by worker of its node
+        ("empty",),  # the training workers' caches
+        ("end", 5, [(1, 0.5)]),  # kills the engine's processes, on a worker of its node
         ("launch", 5),
         ("sleep", 5),
         ("forget", 5),
         ("weights", 2, 4, 5),
     ]
-    assert admitted == [{"address-4-0"}], "no request may meet weights that are not the policy's"
+    assert admitted == [{"address-4-0"}], "requests need the policy's weights"
     assert world.admitted == {"address-4-0", "address-5-1"}
     assert world.managed == {4, 5}
     assert replicas.metrics() == {"team/replicas_alive": 2.0, "team/replicas_restarted": 1.0}
 
 
-def test_a_worker_that_kept_the_old_server_stops_the_run() -> None:
+def test_a_worker_with_the_old_server_stops_the_run() -> None:
     world = World()
     replicas = made(world)
     world[5].servers[0].engine_lives = False
@@ -122,7 +122,7 @@ def test_a_worker_that_kept_the_old_server_stops_the_run() -> None:
         replicas.push(2)
 
 
-def test_restarts_are_bounded_whoever_needs_them(caplog: pytest.LogCaptureFixture) -> None:
+def test_restarts_are_bounded_over_all_replicas(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     replicas = made(world, restarts=2)
     for step, rank in enumerate([4, 5, 4]):
@@ -136,7 +136,7 @@ def test_restarts_are_bounded_whoever_needs_them(caplog: pytest.LogCaptureFixtur
         replicas.push(3)
 
 
-def test_a_server_that_does_not_come_up_uses_restarts_up() -> None:
+def test_failed_restarts_count() -> None:
     world = World(ranks=(0,))
     replicas = made(world, restarts=2)
     world[0].servers[0].actor_lives = False
@@ -146,7 +146,7 @@ def test_a_server_that_does_not_come_up_uses_restarts_up() -> None:
     ):
         replicas.push(1)
     assert world.starts == 2
-    assert world[0].servers == [], "what came up of it is ended"
+    assert world[0].servers == [], "a partly started replica is killed"
     assert world.admitted == set()
 
 
@@ -161,7 +161,7 @@ def test_a_failed_restart_leaves_the_others_serving() -> None:
     assert world.log[-1] == ("weights", 2, 4, 5)
 
 
-def test_the_last_one_comes_back_at_once_with_the_weights_it_had() -> None:
+def test_the_last_replica_is_restarted_immediately_with_its_weights() -> None:
     world = World(ranks=(0,))
     replicas = made(world)
     replicas.push(6)
@@ -189,7 +189,7 @@ def test_a_death_during_the_sync_leaves_the_others_with_the_weights() -> None:
     assert world.log == [("weights", 1, 4, 5)]
 
 
-def test_a_death_of_the_last_during_the_sync_is_a_reason_to_send_again() -> None:
+def test_if_the_last_replica_dies_during_the_sync_it_is_repeated() -> None:
     world = World(ranks=(0,))
     replicas = made(world)
     deaths = iter([True, False])
@@ -208,7 +208,7 @@ def test_a_death_of_the_last_during_the_sync_is_a_reason_to_send_again() -> None
     ]
 
 
-def test_a_live_server_that_does_not_take_the_weights_ends_the_run() -> None:
+def test_a_live_server_that_does_not_load_the_weights_ends_the_run() -> None:
     world = World()
     replicas = made(world)
     world.while_sending = lambda: {5: "replica 5 did not take the weights within 120.0 s; its log says why"}
@@ -216,7 +216,7 @@ def test_a_live_server_that_does_not_take_the_weights_ends_the_run() -> None:
         replicas.push(1)
 
 
-def test_a_server_that_a_client_gave_up_for_nothing_is_admitted_again() -> None:
+def test_a_live_server_that_a_client_removed_is_added_again() -> None:
     world = World()
     replicas = made(world)
     world.balancer.remove_servers(["address-4-0"])
@@ -224,17 +224,20 @@ def test_a_server_that_a_client_gave_up_for_nothing_is_admitted_again() -> None:
     assert world.admitted == {"address-4-0", "address-5-0"}
 
 
-def test_a_name_is_free_when_ray_knows_of_the_death() -> None:
-    answers = iter(
+def test_a_restart_waits_until_ray_has_registered_the_death() -> None:
+    states = iter(
         [None, ray.exceptions.ActorUnavailableError("connection lost", None), ray.exceptions.RayActorError()]
     )
 
     def ready() -> None:
-        if (answer := next(answers)) is not None:
-            raise answer
+        assert not world.starts, "its name is not free yet"
+        if (state := next(states)) is not None:
+            raise state
 
     world = World(ranks=(0,))
+    replicas = made(world)
+    world[0].servers[0].engine_lives = False
     world[0].servers[0].__ray_ready__ = Method(ready)
-    asyncio.run(module._end(world[0]))  # type: ignore[arg-type]
-    assert next(answers, "none") == "none"
-    assert world[0].servers == []
+    replicas.push(1)
+    assert next(states, "none") == "none"
+    assert ranks(replicas) == [0]

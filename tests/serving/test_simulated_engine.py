@@ -91,8 +91,8 @@ def test_a_decision_goes_where_the_fewest_are_under_way() -> None:
         return asyncio.get_running_loop().time()
 
     assert run_virtually(main())[0] == pytest.approx(10)
-    assert loaded._decisions == [0, 0]
-    assert not loaded._leases
+    assert loaded.decisions == [0, 0]
+    assert not loaded.leases
 
 
 def test_answers_are_cut_at_the_limit() -> None:

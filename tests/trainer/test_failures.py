@@ -60,7 +60,7 @@ def test_a_replica_over_nodes_is_dead_as_a_whole() -> None:
 
 
 def test_busy_replicas_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "_PING_TIMEOUT", 0.01)
+    monkeypatch.setattr(health, "PING_TIMEOUT", 0.01)
     waits: list[float] = []
 
     def get(sign: str, timeout: float) -> None:

@@ -168,10 +168,10 @@ def test_advantages_are_read_for_trained_rows_only(tmp_path: Path, monkeypatch: 
 
 def test_the_trainer_adds_the_records_to_verls_loggers_and_raises_what_failed_in_the_background() -> None:
     trainer: Any = AtGrpoTrainer.__new__(AtGrpoTrainer)
-    trainer._recorder = object()
+    trainer.recorder = object()
     trainer.logger = SimpleNamespace(logger={"console": 1})
-    assert trainer.logger.logger == {"console": 1, "record": trainer._recorder}
-    trainer._recorder = None
+    assert trainer.logger.logger == {"console": 1, "record": trainer.recorder}
+    trainer.recorder = None
     trainer.logger = SimpleNamespace(logger={"console": 1})
     assert trainer.logger.logger == {"console": 1}
 
@@ -180,7 +180,7 @@ def test_the_trainer_adds_the_records_to_verls_loggers_and_raises_what_failed_in
     trainer._dump_futures = [broken]
     with ThreadPoolExecutor() as trainer._dump_executor:
         with pytest.raises(RuntimeError, match="a defect of ours"):
-            trainer._in_background(print)
+            trainer.in_background(print)
         trainer._dump_futures = []
-        trainer._in_background(dict)
+        trainer.in_background(dict)
     assert [future.result() for future in trainer._dump_futures] == [{}]

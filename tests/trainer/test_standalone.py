@@ -165,7 +165,7 @@ def test_a_lost_server_or_worker_is_named_by_its_policy() -> None:
 
 @pytest.mark.usefixtures("bare")
 def test_a_server_that_dies_during_the_transfer_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "_POLL_INTERVAL", 0.01)
+    monkeypatch.setattr(replicas, "POLL_INTERVAL", 0.01)
     never, dying = threading.Event(), unit()
 
     def wait(global_steps: int) -> None:

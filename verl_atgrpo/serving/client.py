@@ -15,7 +15,7 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from verl_atgrpo.serving.server import Answer
 
-_RETURN = 30.0
+GRACE = 30.0
 """Seconds after the requests' timeout until a call is given up; a healthy server has ended it before."""
 
 
@@ -47,7 +47,7 @@ class GroupCalls:
     """Sends requests of a decision that are made in the same iteration of the event loop as one call."""
 
     def __init__(self) -> None:
-        self._collecting: dict[Hashable, _Call] = {}
+        self.collecting: dict[Hashable, _Call] = {}
 
     async def send(
         self, server: ray.actor.ActorHandle, decision: str, prompt_ids: list[int], request: Request, timeout: float
@@ -60,9 +60,9 @@ class GroupCalls:
         Raises TooLate after `timeout` seconds without a response, and Ray's error if the server fails.
         """
         key = server, decision, tuple(prompt_ids), timeout
-        call = self._collecting.get(key)
+        call = self.collecting.get(key)
         if call is None:
-            call = self._collecting[key] = _Call()
+            call = self.collecting[key] = _Call()
             # Runs after all tasks that are ready now, and before a caller that one of them cancels.
             call.sending = asyncio.ensure_future(self._send(key, call))
         answer: asyncio.Future[TokenOutput] = asyncio.get_running_loop().create_future()
@@ -78,7 +78,7 @@ class GroupCalls:
 
     async def _send(self, key: tuple[ray.actor.ActorHandle, str, tuple[int, ...], float], call: _Call) -> None:
         """Sends the collected requests and distributes the responses as they arrive."""
-        del self._collecting[key]
+        del self.collecting[key]
         server, _, prompt_ids, timeout = key
         stream = server.generate_group.options(num_returns="streaming").remote(
             prompt_ids=list(prompt_ids),
@@ -91,7 +91,7 @@ class GroupCalls:
         failure: Exception = TooLate()
         try:
             # Not wait_for: before Python 3.12 it loses a cancellation that coincides with the result.
-            await asyncio.wait((receiving,), timeout=timeout + _RETURN)
+            await asyncio.wait((receiving,), timeout=timeout + GRACE)
             if receiving.done():
                 receiving.result()
         except ray.exceptions.RayError as error:
@@ -221,10 +221,10 @@ class DecisionClient(LLMServerClient):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         rollout = self.config.actor_rollout_ref.rollout
         self._slots_per_server = slots_per_server(rollout.max_num_seqs, rollout.agent.num_workers)
-        self._leases: dict[tuple[str, frozenset[str]], _Lease] = {}
+        self.leases: dict[tuple[str, frozenset[str]], _Lease] = {}
         self._slots: dict[str, asyncio.Semaphore] = {}
         self._known: dict[str, tuple[str, ray.actor.ActorHandle]] = {}
-        self._calls = GroupCalls()
+        self.calls = GroupCalls()
 
     @asynccontextmanager
     async def serving(self, request_id: str, avoid: frozenset[str] = frozenset()) -> AsyncIterator[Server]:
@@ -237,10 +237,10 @@ class DecisionClient(LLMServerClient):  # type: ignore[misc]
         Raises NoServer if the balancer has none left.
         """
         key = request_id, avoid
-        lease = self._leases.get(key)
+        lease = self.leases.get(key)
         if lease is None:
             acquiring = asyncio.ensure_future(self._acquire_server(request_id, avoid=sorted(avoid)))
-            lease = self._leases[key] = _Lease(acquiring)
+            lease = self.leases[key] = _Lease(acquiring)
         lease.users += 1
         try:
             server_id, server = await self._acquired(lease)
@@ -251,7 +251,7 @@ class DecisionClient(LLMServerClient):  # type: ignore[misc]
         finally:
             lease.users -= 1
             if lease.users == 0:
-                del self._leases[key]
+                del self.leases[key]
                 lease.server.add_done_callback(lambda acquired: self._give_back(request_id, acquired))
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> Server:
@@ -298,7 +298,7 @@ class DecisionClient(LLMServerClient):  # type: ignore[misc]
         Raises TooLate after `timeout` seconds, and Ray's error if the server fails.
         """
         request = Request(self._vllm_request_id(request_id), token_ids, sampling_params)
-        return await self._calls.send(server, request_id, prompt_ids, request, timeout)
+        return await self.calls.send(server, request_id, prompt_ids, request, timeout)
 
     def remove(self, server_id: str) -> None:
         """Removes a dead server from the balancer, for every client.

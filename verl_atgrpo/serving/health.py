@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_PING_TIMEOUT = 30.0
+PING_TIMEOUT = 30.0
 """Seconds; a server that takes longer is busy, not dead."""
 
 
@@ -63,7 +63,7 @@ def dead_replicas(policy: str, replicas: Mapping[int, Sequence[Any]]) -> dict[in
         ]
         for replica, servers in replicas.items()
     }
-    deadline = time.monotonic() + _PING_TIMEOUT
+    deadline = time.monotonic() + PING_TIMEOUT
     dead: dict[int, str] = {}
     for replica, pending in checks.items():
         try:
@@ -74,7 +74,7 @@ def dead_replicas(policy: str, replicas: Mapping[int, Sequence[Any]]) -> dict[in
                 "policy %r: server %d has not answered its health check for %s s; it is loading weights, or hangs",
                 policy,
                 replica,
-                _PING_TIMEOUT,
+                PING_TIMEOUT,
             )
         except ray.exceptions.RayError as error:
             dead[replica] = last_line(error)

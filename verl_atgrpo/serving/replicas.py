@@ -21,7 +21,7 @@ from verl_atgrpo.serving.workers import PolicyServers, WeightTarget, check_wirin
 
 logger = logging.getLogger(__name__)
 
-_POLL_INTERVAL = 10.0
+POLL_INTERVAL = 10.0
 """Seconds between two health checks during a weight sync."""
 _START_TIMEOUT = 1800.0
 """Seconds that a server may take to restart, which includes reading a large model from disk."""
@@ -120,7 +120,7 @@ class Replicas:
         self.poll()
         while True:
             self._restart()
-            failures = watched(lambda: self._send(global_steps), self.poll, every=_POLL_INTERVAL)
+            failures = watched(lambda: self._send(global_steps), self.poll, every=POLL_INTERVAL)
             self.poll()
             for replica, failure in failures.items():
                 if replica not in self._dead:

@@ -63,10 +63,10 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         self._deals = schedule.Deals()
         self._tags: list[dict[str, Any]] = []
         self._updated = False
-        self._recorder: Recorder | None = None
+        self.recorder: Recorder | None = None
         super().__init__(config)
         pace(self.replay_buffer, self.settings.poll_interval, check=self.collect_report)
-        on_validation_sample(self.replay_buffer, self._on_validation_sample)
+        on_validation_sample(self.replay_buffer, self.on_validation_sample)
 
     @property
     def trainer_mode(self) -> str:
@@ -110,7 +110,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         self.llm_server_manager = self.units[0].servers
         self.watch = RolloutWatch(self.units, self.settings.max_failed_episodes, self.settings.training_episodes)
         self._load_checkpoint()
-        self._recorder = self._make_recorder()
+        self.recorder = self._make_recorder()
 
     @property
     def _split(self) -> bool:
@@ -151,7 +151,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         """Samples a step's rows and updates every trainable policy on its own rows."""
         with marked_timer("gen", timing_raw, color="red"):
             self.on_sample_begin()
-            rows = self._sample_rows(sample_batch_size)
+            rows = self.sample_step(sample_batch_size)
             self.on_sample_end()
         metrics.update(rows.metrics)
         self._tags = rows.tags
@@ -197,7 +197,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             [tags for part in trained for tags in part.tags],
         )
 
-    def _sample_rows(self, tasks: int) -> StepRows:
+    def sample_step(self, tasks: int) -> StepRows:
         """Returns a step's rows; in sync mode all were sampled with the same weights."""
         buffer = self.replay_buffer
         rows = sample_rows(
@@ -245,7 +245,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         return TeamClient({unit.name: unit.client() for unit in self.units})
 
     def prepare_step(self) -> dict[str, Any]:
-        """Submits the step's tasks to the rollout; before the first step of an asynchronous mode also the warm-up's."""
+        """Submits the step's tasks to the rollout; before the first asynchronous step also the warm-up's."""
         batch = self.config.data.train_batch_size
         last_step = min(self.total_training_steps, self.steps_per_epoch * self.config.trainer.total_epochs)
         steps_left = last_step - self.global_steps + 1
@@ -288,17 +288,18 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             raise RuntimeError("every validation episode failed; the rollout workers' log says why")
         return metrics
 
-    def _on_validation_sample(self, batch: Rows) -> None:
+    def on_validation_sample(self, batch: Rows) -> None:
+        """Registers a validation batch with the tokenizer, and records it."""
         self.tokenizer.expect(batch.tags)
-        if self._recorder is not None:
-            self._recorder.record(self.global_steps, batch, trained=set())
+        if self.recorder is not None:
+            self.recorder.record(self.global_steps, batch, trained=set())
 
     # ------------------------------------------------------------ records
 
     def _record_rows(self, rows: StepRows, trained: set[str]) -> None:
         """Records a step's rows, including dropped ones and those of frozen policies, while they are in the queue."""
-        if self._recorder is not None:
-            self._recorder.record(self.global_steps, batch_of(rows.keys, rows.tags), trained)
+        if self.recorder is not None:
+            self.recorder.record(self.global_steps, batch_of(rows.keys, rows.tags), trained)
 
     def _make_recorder(self) -> Recorder | None:
         """Returns the writer of the report's records; needs the step that the run resumes from."""
@@ -309,9 +310,9 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         files = RecordFiles(
             Path(self.config.trainer.default_local_dir) / FOLDER, settings.max_megabytes, self.global_steps, about
         )
-        return Recorder(settings, files, {unit.name: unit.tokenizer for unit in self.units}, self._in_background)
+        return Recorder(settings, files, {unit.name: unit.tokenizer for unit in self.units}, self.in_background)
 
-    def _in_background(self, work: Callable[..., None], *arguments: Any) -> None:
+    def in_background(self, work: Callable[..., None], *arguments: Any) -> None:
         """Submits work to verl's executor for rollout dumps; raises the error of earlier work."""
         earlier, self._dump_futures = self._dump_futures, []
         for future in earlier:
@@ -328,8 +329,8 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
 
     @logger.setter
     def logger(self, tracking: Tracking) -> None:
-        if self._recorder is not None:
-            tracking.logger["record"] = self._recorder
+        if self.recorder is not None:
+            tracking.logger["record"] = self.recorder
         self._logger = tracking
 
     # ------------------------------------------------------------ checkpoints
@@ -368,8 +369,8 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         verl calls this after a step's validation, if one was due, so training episodes are resumed here.
         """
         self.schedule.step_over(self.agent_loop_manager)
-        if self._recorder is not None:
-            timing_raw["record"] = self._recorder.take_seconds()
+        if self.recorder is not None:
+            timing_raw["record"] = self.recorder.take_seconds()
         if self._updated:
             gpus = self._get_n_gpus_for_throughput()
             metrics.update(training_metrics(batch.tags, timing_raw, global_steps, epoch, gpus))

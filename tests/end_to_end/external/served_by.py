@@ -17,6 +17,8 @@ from verl_atgrpo.compat import when_imported
 
 
 def _record(requests: ModuleType) -> None:
+    from verl_atgrpo.serving.client import actor_id
+
     attempt = requests.DecisionClient.attempt
     answered: Counter[int] = Counter()
 
@@ -26,7 +28,7 @@ def _record(requests: ModuleType) -> None:
     async def recording(self: Any, server: Any, request_id: str, *arguments: Any) -> Any:
         output = await attempt(self, server, request_id, *arguments)
         served = {
-            "server": server._actor_id.hex(),
+            "server": actor_id(server),
             "decision": request_id,
             "weights": output.extra_fields["global_steps"],
         }
