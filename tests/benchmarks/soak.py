@@ -34,7 +34,8 @@ if __name__ == "__main__":  # before the imports: verl's modules read them
     os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")  # episodes fail by the hundred, on purpose
 
-from fakes.simulated_cluster import Faults, LocalActor, LocalQueue, SimulatedServer, event_loop, local_processes
+from fakes.local_queue import LocalQueue
+from fakes.simulated_cluster import Faults, LocalActor, SimulatedServer, event_loop, local_processes
 from soak_job import (
     POLICIES,
     WORKERS,

@@ -15,7 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from fakes.simulated_cluster import LocalActor, LocalQueue, SimulatedServer
+from fakes.local_queue import LocalQueue
+from fakes.simulated_cluster import LocalActor, SimulatedServer
 from fakes.simulated_worker import SimulatedWorker
 from omegaconf import DictConfig, open_dict
 from soak_ledger import Ledger

@@ -289,6 +289,7 @@ def test_the_balancer_sends_a_handle_once_per_actor() -> None:
     async def run() -> None:
         first = Server("a")
         servers = Servers(first, Server("b"))
+        servers.occupy("b", 9)
         acquire = servers.balancer.acquire_server
         sent: list[str | None] = []
 
@@ -298,7 +299,6 @@ def test_the_balancer_sends_a_handle_once_per_actor() -> None:
             return server_id, server
 
         servers.balancer.acquire_server = watched
-        servers.occupy("b", 9)
         for decision in "defg":
             assert (await servers.sample(decision)).token_ids == RESPONSE
         # Another server at the same address: a restarted one that got the port of the dead one.

@@ -1,4 +1,4 @@
-"""Our server over verl's own code: which replicas have it, and a decision's requests between gate and engine."""
+"""Our server on verl's code: which replicas use it, and a decision's requests between verl's gate and the engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from verl_atgrpo.serving.workers import PolicyServers, StandaloneServers, with_d
 
 
 class Engine:
-    """Stands for vLLM: a token a second; a prompt's last token says how many come, 0 that none ever does."""
+    """A fake of vLLM: a token per second; a prompt's last token is the number of tokens, 0 for a request that hangs."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[list[int], Any, str]] = []
@@ -35,7 +35,7 @@ class Engine:
         self._stop = asyncio.Event()
 
     async def generate(self, *, prompt: Any, sampling_params: Any, request_id: str, **_: Any) -> AsyncIterator[Any]:
-        """Yields the answer so far after every token."""
+        """Yields the response so far after every token."""
         ids = prompt["prompt_token_ids"]
         self.asked.append((ids, sampling_params, request_id))
         tokens: list[int] = []
@@ -52,7 +52,7 @@ class Engine:
             raise
 
     async def pause_generation(self, **_: Any) -> None:
-        """Ends what is under way."""
+        """Aborts requests in flight."""
         self._stop.set()
 
     def _output(self, tokens: list[int], params: Any, reason: str | None) -> Any:
@@ -64,7 +64,7 @@ class Engine:
 
 
 def made() -> DecisionServer:
-    """Returns a server with what verl's `generate` and its gate read."""
+    """Returns a server with the attributes that verl's `generate` and its gate use."""
     server = DecisionServer.__new__(DecisionServer)
     server.config = OmegaConf.create(
         {"max_model_len": 64, "full_determinism": False, "enable_rollout_routing_replay": False, "mtp": None}
@@ -79,7 +79,7 @@ def made() -> DecisionServer:
 
 
 async def group(server: DecisionServer, lengths: list[int], timeout: float = 100.0) -> list[Any]:
-    """Draws answers of so many tokens."""
+    """Samples responses of these lengths."""
     ids = [f"r{number}" for number in range(len(lengths))]
     params = [{"max_tokens": 20, "logprobs": True, "seed": number} for number in range(len(lengths))]
     return await gathered(server.generate_group([1, 2], ids, [[length] for length in lengths], params, timeout))
@@ -139,7 +139,7 @@ def test_every_request_is_one_of_the_engines_with_its_own_parameters() -> None:
     run_virtually(run())
 
 
-def test_the_engine_is_told_of_the_late_one_alone() -> None:
+def test_only_the_request_that_times_out_is_aborted_in_the_engine() -> None:
     async def run() -> None:
         server = made()
         answers = await group(server, [2, 0, 9], timeout=20.0)
@@ -150,7 +150,7 @@ def test_the_engine_is_told_of_the_late_one_alone() -> None:
     assert seconds == 20
 
 
-def test_an_abort_ends_the_call_with_what_there_is() -> None:
+def test_an_abort_returns_the_tokens_so_far() -> None:
     async def run() -> None:
         server = made()
         call = asyncio.ensure_future(group(server, [2, 12, 9]))
@@ -165,7 +165,7 @@ def test_an_abort_ends_the_call_with_what_there_is() -> None:
     assert seconds < 6
 
 
-def test_a_call_that_meets_a_closed_gate_waits_and_can_be_late() -> None:
+def test_a_call_at_a_closed_gate_waits_and_can_time_out() -> None:
     async def run() -> None:
         server = made()
         server._submission_paused = True
@@ -180,7 +180,7 @@ def test_a_call_that_meets_a_closed_gate_waits_and_can_be_late() -> None:
     run_virtually(run())
 
 
-def test_what_verls_server_refuses_is_that_requests_own_error() -> None:
+def test_an_error_of_verls_server_is_of_one_request() -> None:
     async def run() -> None:
         params = [{"max_tokens": 5}, {"max_tokens": 5}]
         answers = await gathered(made().generate_group([1, 2], ["x", "y"], [[3], [4] * 80], params, 100.0))

@@ -25,7 +25,7 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "kill", kill)
 
 
-def made(world: World, restarts: int = 3) -> Replicas:
+def replicas_of(world: World, restarts: int = 3) -> Replicas:
     return Replicas("planner", world, world, world.sync, restarts)  # type: ignore[arg-type]
 
 
@@ -35,7 +35,7 @@ def ranks(replicas: Replicas) -> list[int]:
 
 def test_nothing_happens_while_all_live() -> None:
     world = World()
-    replicas = made(world)
+    replicas = replicas_of(world)
     replicas.poll()
     replicas.push(3)
     assert world.log == [("weights", 3, 4, 5)]
@@ -44,11 +44,9 @@ def test_nothing_happens_while_all_live() -> None:
 
 
 @pytest.mark.parametrize("of", ["actor", "engine"])
-def test_a_dead_replica_is_removed_from_balancer_and_manager_and_logged_once(
-    of: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_dead_replica_is_removed_everywhere_and_logged_once(of: str, caplog: pytest.LogCaptureFixture) -> None:
     world = World()
-    replicas = made(world)
+    replicas = replicas_of(world)
     setattr(world[5].servers[0], f"{of}_lives", False)
     world.balancer.remove_servers([world[5].server_address])  # a client may have removed it first
     for _ in range(3):
@@ -63,7 +61,7 @@ def test_a_dead_replica_is_removed_from_balancer_and_manager_and_logged_once(
 
 def test_a_replica_over_two_nodes_is_dead_as_a_whole() -> None:
     world = World(nodes=2)
-    replicas = made(world)
+    replicas = replicas_of(world)
     world[4].servers[1].actor_lives = False
     replicas.poll()
     assert ranks(replicas) == [5]
@@ -75,7 +73,7 @@ def test_a_replica_over_two_nodes_is_dead_as_a_whole() -> None:
 
 def test_without_restarts_the_weights_go_to_the_others() -> None:
     world = World()
-    replicas = made(world, restarts=0)
+    replicas = replicas_of(world, restarts=0)
     world[4].servers[0].engine_lives = False
     replicas.push(7)
     assert world.log == [("weights", 7, 5)]
@@ -90,7 +88,7 @@ def test_without_restarts_the_weights_go_to_the_others() -> None:
 
 def test_a_restart_kills_what_is_left_and_admits_requests_only_after_the_weight_sync() -> None:
     world = World()
-    replicas = made(world)
+    replicas = replicas_of(world)
     old = world[5].servers[0]
     old.engine_lives = False
     admitted: list[set[str]] = []
@@ -113,7 +111,7 @@ def test_a_restart_kills_what_is_left_and_admits_requests_only_after_the_weight_
 
 def test_a_worker_with_the_old_server_stops_the_run() -> None:
     world = World()
-    replicas = made(world)
+    replicas = replicas_of(world)
     world[5].servers[0].engine_lives = False
     world.forget_servers = lambda replicas: None  # type: ignore[method-assign]
     with pytest.raises(
@@ -124,7 +122,7 @@ def test_a_worker_with_the_old_server_stops_the_run() -> None:
 
 def test_restarts_are_bounded_over_all_replicas(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
-    replicas = made(world, restarts=2)
+    replicas = replicas_of(world, restarts=2)
     for step, rank in enumerate([4, 5, 4]):
         world[rank].servers[0].engine_lives = False
         replicas.push(step)
@@ -138,7 +136,7 @@ def test_restarts_are_bounded_over_all_replicas(caplog: pytest.LogCaptureFixture
 
 def test_failed_restarts_count() -> None:
     world = World(ranks=(0,))
-    replicas = made(world, restarts=2)
+    replicas = replicas_of(world, restarts=2)
     world[0].servers[0].actor_lives = False
     world.broken_starts = 5
     with pytest.raises(
@@ -152,7 +150,7 @@ def test_failed_restarts_count() -> None:
 
 def test_a_failed_restart_leaves_the_others_serving() -> None:
     world = World()
-    replicas = made(world, restarts=2)
+    replicas = replicas_of(world, restarts=2)
     world[4].servers[0].engine_lives = False
     world.broken_starts = 1
     replicas.push(1)
@@ -163,7 +161,7 @@ def test_a_failed_restart_leaves_the_others_serving() -> None:
 
 def test_the_last_replica_is_restarted_immediately_with_its_weights() -> None:
     world = World(ranks=(0,))
-    replicas = made(world)
+    replicas = replicas_of(world)
     replicas.push(6)
     world[0].servers[0].engine_lives = False
     with pytest.raises(PolicyFailed, match=r"no server is left \(server 0: .*\)$"):
@@ -176,7 +174,7 @@ def test_the_last_replica_is_restarted_immediately_with_its_weights() -> None:
 
 def test_a_death_during_the_sync_leaves_the_others_with_the_weights() -> None:
     world = World()
-    replicas = made(world)
+    replicas = replicas_of(world)
 
     def die() -> dict[int, str]:
         world[4].servers[0].engine_lives = False
@@ -191,7 +189,7 @@ def test_a_death_during_the_sync_leaves_the_others_with_the_weights() -> None:
 
 def test_if_the_last_replica_dies_during_the_sync_it_is_repeated() -> None:
     world = World(ranks=(0,))
-    replicas = made(world)
+    replicas = replicas_of(world)
     deaths = iter([True, False])
 
     def die() -> dict[int, str]:
@@ -210,7 +208,7 @@ def test_if_the_last_replica_dies_during_the_sync_it_is_repeated() -> None:
 
 def test_a_live_server_that_does_not_load_the_weights_ends_the_run() -> None:
     world = World()
-    replicas = made(world)
+    replicas = replicas_of(world)
     world.while_sending = lambda: {5: "replica 5 did not take the weights within 120.0 s; its log says why"}
     with pytest.raises(PolicyFailed, match=r"^policy 'planner': replica 5 did not take the weights within 120\.0 s"):
         replicas.push(1)
@@ -218,7 +216,7 @@ def test_a_live_server_that_does_not_load_the_weights_ends_the_run() -> None:
 
 def test_a_live_server_that_a_client_removed_is_added_again() -> None:
     world = World()
-    replicas = made(world)
+    replicas = replicas_of(world)
     world.balancer.remove_servers(["address-4-0"])
     replicas.push(1)
     assert world.admitted == {"address-4-0", "address-5-0"}
@@ -235,7 +233,7 @@ def test_a_restart_waits_until_ray_has_registered_the_death() -> None:
             raise state
 
     world = World(ranks=(0,))
-    replicas = made(world)
+    replicas = replicas_of(world)
     world[0].servers[0].engine_lives = False
     world[0].servers[0].__ray_ready__ = Method(ready)
     replicas.push(1)
