@@ -1,8 +1,8 @@
 """A policy's workers in this process: verl's worker and engine with a lookup table as the model.
 
-verl's are the mini-batches, epochs and shuffling (`TrainingWorker`), temperature, entropy, loss scale and optimizer steps
-(`FSDPEngineWithLMHead`, `ppo_loss`), and disabling the adapter for reference log-probs. Only the model, the checkpoint
-files and the transport are fake.
+verl's are the mini-batches, epochs and shuffling (`TrainingWorker`), temperature, entropy, loss scale and optimizer
+steps (`FSDPEngineWithLMHead`, `ppo_loss`), and disabling the adapter for reference log-probs. Only the model, the
+checkpoint files and the transport are fake.
 """
 
 from __future__ import annotations

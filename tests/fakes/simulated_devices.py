@@ -1,7 +1,7 @@
 """Simulated GPUs shared by the training workers and servers of several policies; logs memory use in order.
 
-Workers, weight sync and everything above are real. Fake are `torch.cuda` as verl accesses it, verl's engine, its rollout
-adapter and its servers.
+Workers, weight sync and everything above are real. Fake are `torch.cuda` as verl accesses it, verl's engine, its
+rollout adapter and its servers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """An inference engine without a model, an event loop in virtual time, and rollouts with different schedules.
 
-Each replica has a number of slots. A request waits for a free slot in order of arrival, and occupies it for a fixed time
-per token. Decoding is assumed to be memory-bound, so a token's time does not depend on the number of busy slots, and
-prefill takes no time. As with verl's balancer and our client, all candidates of a decision go to the replica with the
-fewest decisions in flight. Lengths follow from the requests' seeds, so they are the same in every schedule.
+Each replica has a number of slots. A request waits for a free slot in order of arrival, and occupies it for a fixed
+time per token. Decoding is assumed to be memory-bound, so a token's time does not depend on the number of busy slots,
+and prefill takes no time. As with verl's balancer and our client, all candidates of a decision go to the replica with
+the fewest decisions in flight. Lengths follow from the requests' seeds, so they are the same in every schedule.
 """
 
 from __future__ import annotations

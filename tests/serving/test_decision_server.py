@@ -26,7 +26,7 @@ from verl_atgrpo.serving.workers import PolicyServers, StandaloneServers, with_d
 
 
 class Engine:
-    """A fake of vLLM: a token per second; a prompt's last token is the number of tokens, 0 for a request that hangs."""
+    """A fake of vLLM: a token per second; a prompt's last id is the number of tokens, 0 for a request that hangs."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[list[int], Any, str]] = []

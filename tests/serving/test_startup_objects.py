@@ -32,6 +32,4 @@ assert gc.get_threshold()[0] > 700
 
 
 def test_startup_objects_are_frozen_and_garbage_is_collected() -> None:
-    subprocess.run(
-        [sys.executable, "-c", SCRIPT], check=True
-    )  # in its own process, because freezing affects the whole process
+    subprocess.run([sys.executable, "-c", SCRIPT], check=True)  # freezing affects its process

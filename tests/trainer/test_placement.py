@@ -1,4 +1,4 @@
-"""Policies with devices of their own work at once; policies that share devices take turns."""
+"""Policies with devices of their own run concurrently; policies on shared devices take turns."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Unit:
         self.name = name
 
 
-def _meet(together: threading.Barrier) -> None:
-    together.wait()
+def test_policies_with_devices_of_their_own_run_concurrently() -> None:
+    barrier = threading.Barrier(2, timeout=HANG)
 
+    def work(_: object) -> None:
+        barrier.wait()
 
-def test_with_devices_of_their_own_policies_work_at_once() -> None:
-    together = threading.Barrier(2, timeout=HANG)
-    for_all([Unit("coder"), Unit("planner")], lambda _: _meet(together), concurrent=True)  # type: ignore[list-item]
+    for_all([Unit("coder"), Unit("planner")], work, concurrent=True)  # type: ignore[list-item]
 
 
 def test_on_shared_devices_policies_take_turns() -> None:

@@ -1,4 +1,4 @@
-"""Loaded into a job by VERL_USE_EXTERNAL_MODULES: keeps the first step's rows and their log-probs."""
+"""Loaded into a job by VERL_USE_EXTERNAL_MODULES: saves the first step's rows and their log-probs."""
 
 from __future__ import annotations
 
