@@ -14,7 +14,7 @@ from waiting import HANG
 
 pytest.importorskip("verl")
 
-from verl_atgrpo.serving.workers import PortWorker, reserve_master_port, reserve_port, use_port
+from verl_atgrpo.serving.workers import TrainerWorker, reserve_master_port, reserve_port, use_port
 
 _SECOND_RANK = """
 import torch
@@ -71,5 +71,5 @@ def test_all_processes_use_the_port_of_the_first() -> None:
 def test_only_the_first_process_opens_a_store() -> None:
     from verl.single_controller.base.decorator import MAGIC_ATTR, Execute
 
-    assert getattr(PortWorker.reserve_port, MAGIC_ATTR)["execute_mode"] == Execute.RANK_ZERO
-    assert getattr(PortWorker.use_port, MAGIC_ATTR)["execute_mode"] == Execute.ALL
+    assert getattr(TrainerWorker.reserve_port, MAGIC_ATTR)["execute_mode"] == Execute.RANK_ZERO
+    assert getattr(TrainerWorker.use_port, MAGIC_ATTR)["execute_mode"] == Execute.ALL

@@ -81,12 +81,12 @@ def test_a_decision_goes_to_the_replica_with_the_fewest_decisions() -> None:
     loaded = engine(2, 4)
 
     async def main() -> float:
-        def ask(decision: str, tokens: int) -> Any:
+        def sample(decision: str, tokens: int) -> Any:
             return loaded.generate(decision, prompt_ids=[], sampling_params={"seed": tokens, "max_tokens": 99})
 
-        long = asyncio.gather(*(ask("a", 20) for _ in range(4)))  # fills the first replica until 10 s
-        await ask("b", 2)
-        await ask("c", 2)  # the second again, as b is finished
+        long = asyncio.gather(*(sample("a", 20) for _ in range(4)))  # fills the first replica until 10 s
+        await sample("b", 2)
+        await sample("c", 2)  # the second again, as b is finished
         await long
         return asyncio.get_running_loop().time()
 
@@ -133,20 +133,22 @@ def by_decision(served: Served) -> dict[tuple[str, str], list[float]]:
     return found
 
 
-def test_schedules_take_what_follows_from_their_draws() -> None:
-    """With a slot for every request, each schedule's time is a formula of its draws."""
+def test_schedules_take_the_time_of_their_responses() -> None:
+    """With a slot for every request, each schedule's time is a formula of its response lengths."""
     runs = {
         (barriers, sequential): played(64, 8, barriers=barriers, sequential=sequential)
         for barriers in (False, True)
         for sequential in (False, True)
     }
-    draws = {key: by_decision(served) for key, (_, served) in runs.items()}
-    assert all(drawn == draws[False, False] for drawn in draws.values())
-    episodes = {episode for episode, _ in draws[False, False]}
-    decisions = {decision for _, decision in draws[False, False]}
+    lengths = {key: by_decision(served) for key, (_, served) in runs.items()}
+    assert all(seconds_of == lengths[False, False] for seconds_of in lengths.values())
+    episodes = {episode for episode, _ in lengths[False, False]}
+    decisions = {decision for _, decision in lengths[False, False]}
     assert (len(episodes), len(decisions)) == (8, 4)
     for (barriers, sequential), (seconds, _) in runs.items():
-        took = {key: (sum if sequential else max)(drawn) for key, drawn in draws[barriers, sequential].items()}
+        took = {
+            key: (sum if sequential else max)(seconds_of) for key, seconds_of in lengths[barriers, sequential].items()
+        }
         if barriers:
             expected = sum(max(took[episode, decision] for episode in episodes) for decision in decisions)
         else:

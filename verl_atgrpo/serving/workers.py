@@ -37,8 +37,11 @@ def use_port(port: int) -> None:
     os.environ["MASTER_PORT"] = str(port)
 
 
-class PortWorker(ActorRolloutRefWorker):  # type: ignore[misc]
-    """verl's worker, with a free port for its process group instead of one that another process may take."""
+class TrainerWorker(ActorRolloutRefWorker):  # type: ignore[misc]
+    """A training worker of one policy.
+
+    Its process group has a port that rank 0 has bound, instead of one that another process may take.
+    """
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, execute_mode=Execute.RANK_ZERO)  # type: ignore[untyped-decorator]
     def reserve_port(self) -> int:
@@ -50,6 +53,11 @@ class PortWorker(ActorRolloutRefWorker):  # type: ignore[misc]
     def use_port(self, port: int) -> None:
         """Sets the port of the process group in every process."""
         use_port(port)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def empty_cache(self) -> None:
+        """Frees the device memory in torch's cache, which other processes could not use."""
+        aggressive_empty_cache(force_sync=True)
 
 
 def reserve_master_port(workers: RayWorkerGroup) -> None:
@@ -122,15 +130,6 @@ class ServerLink:
         except ray.exceptions.RayError as error:
             self._open = False
             self.failure = f"replica {replica} did not take the weights: {last_line(error)}"
-
-
-class TrainerWorker(PortWorker):
-    """A training worker of one policy."""
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
-    def empty_cache(self) -> None:
-        """Frees the device memory in torch's cache, which other processes could not use."""
-        aggressive_empty_cache(force_sync=True)
 
 
 class PolicyWorker(TrainerWorker):

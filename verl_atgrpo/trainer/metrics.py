@@ -6,7 +6,8 @@ All are computed from tags, which are on the driver anyway, where verl's trainer
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -70,11 +71,6 @@ class _Columns:
         }
 
 
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return sum(listed) / len(listed) if listed else 0.0
-
-
 def step_metrics(rows: Sequence[Tags]) -> dict[str, float]:
     """Returns the metrics of one training step.
 
@@ -90,8 +86,8 @@ def step_metrics(rows: Sequence[Tags]) -> dict[str, float]:
     turn_of_row, prefixes = factorise([f"agent/{tags['agent']}/turn_{tags['turn']}" for tags in rows])
     metrics = {
         "team/episodes": float(len(episodes)),
-        "team/success": _mean(tags["episode_success"] for tags in episodes),
-        "team/episode_reward": _mean(tags["episode_reward"] for tags in episodes),
+        "team/success": fmean(tags["episode_success"] for tags in episodes),
+        "team/episode_reward": fmean(tags["episode_reward"] for tags in episodes),
         "team/rows_per_episode": len(rows) / len(episodes),
         "team/zero_variance_groups": columns.zero_variance(torch.zeros_like(agent_of_row), 1).item(),
         **columns.by(agent_of_row, [f"agent/{agent}" for agent in names]),

@@ -231,7 +231,7 @@ class PolicyUnit:
         return self.trainable and rows >= self._optimizer_steps
 
     def train(self, batch: Rows, global_steps: int) -> Update:
-        """Updates the policy on its rows."""
+        """Updates the policy on its rows; raises PolicyFailed if a worker dies."""
         with naming(self.name, "its update"):
             return self._train(batch, global_steps)
 
