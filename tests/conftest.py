@@ -61,12 +61,12 @@ def compose() -> Compose:
 
 @pytest.fixture
 def rollout(monkeypatch: pytest.MonkeyPatch) -> object:
-    """Returns a `made_team.Rollout` behind TransferQueue's functions."""
+    """Returns a `FakeRollout`, which replaces TransferQueue's functions."""
     pytest.importorskip("verl")
     import transfer_queue as tq
-    from fakes.made_team import Rollout
+    from fakes.fake_trainer import FakeRollout
 
-    made = Rollout()
+    made = FakeRollout()
     for name in ("kv_list", "kv_clear", "kv_batch_put"):
         monkeypatch.setattr(tq, name, getattr(made, name))
     return made

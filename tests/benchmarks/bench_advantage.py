@@ -1,4 +1,4 @@
-"""Time verl's GRPO advantage and ours on the same rows, string uids included.
+"""Times verl's GRPO advantage and ours on the same rows, including string uids.
 
 python tests/benchmarks/bench_advantage.py [--rows 1000000 --group 8 --response-length 1]
 """

@@ -1,10 +1,9 @@
-"""A step outside its rollout: AT-GRPO against verl's stock GRPO trainer with equal rows and tokens.
+"""Compares a step without its rollout in AT-GRPO and in verl's stock GRPO trainer, with equal rows and tokens.
 
-Both train the same model on the same kind of prompts with one answer each, of forced length, in groups of K, in as
-many optimizer steps, with verl's own estimator (`grpo`) there and `at_grpo` here; ours goes the whole way of a team
-that has one agent and one turn. The runs alternate. A cycle is the time from one step's line in the metrics file to
-the next one's, so it holds what verl does not count as the step, like metrics; the limit is on the cycle without
-`timing_s/gen`, medians of all runs.
+Both train the same model on prompts of equal length, with responses of forced length, in groups of K and with equally
+many optimizer steps; verl with its estimator `grpo`, we with `at_grpo` and a team of one agent and one turn. Runs
+alternate. A cycle is the time between two steps' lines in the metrics file, so it includes what verl does not count as
+the step, such as metrics. The limit is for the cycle without `timing_s/gen`, as a median over all runs.
 
 python tests/benchmarks/bench_against_grpo.py --model runs/models/plan_path_tiny [--rounds 2 --steps 8]
     [--tasks 32 --candidates 8 --answer-tokens 64] [--limit 1.05] [override ...]
@@ -38,23 +37,23 @@ _LETTERS = 40
 
 
 def prompt(index: int) -> str:
-    """Returns the problem of that number; all have equally many tokens."""
+    """Returns a prompt; all have equally many tokens."""
     rng = random.Random(index)
     return "".join(rng.choice("UDLR") for _ in range(_LETTERS))
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
-    """The reward on both sides, as verl's stock trainer asks for it."""
+    """The reward of both sides (interface of verl's stock trainer)."""
     return float(solution_str.count("U"))
 
 
 class OneAnswer(Environment):
-    """A team of one agent that answers once."""
+    """A team of one agent and one turn."""
 
     agents = ("writer",)
 
     def task(self, split: str, index: int) -> tuple[str, int]:
-        """Returns what tells validation from training, and the number."""
+        """Returns split and index."""
         return split, index
 
     def fingerprint(self, task: tuple[str, int]) -> str:
@@ -62,7 +61,7 @@ class OneAnswer(Environment):
         return f"{task[0]} {task[1]}"
 
     async def run(self, task: tuple[str, int], team: Any) -> Outcome:
-        """Asks once."""
+        """Plays the only turn."""
         answer = await team.writer.act(prompt(task[1]), score=lambda reply: Score(compute_score("", reply, "U")))
         return Outcome(success=False, team_reward=answer.score.team)
 
@@ -82,8 +81,10 @@ class Step:
 
 
 def stage_ratios(ours: Sequence[Step], stock: Sequence[Step]) -> dict[str, tuple[float, float]]:
-    """Returns stage -> median seconds of ours and of stock; what no timer covers is `rest`, what the limit is on
-    `outside rollout`."""
+    """Returns stage -> median seconds of ours and of stock.
+
+    `rest of the step` is not covered by a timer; the limit is for `outside rollout`.
+    """
 
     def medians(steps: Sequence[Step]) -> dict[str, float]:
         of = {stage: statistics.median(step.stages[stage] for step in steps) for stage in STAGES}
@@ -100,13 +101,13 @@ def stage_ratios(ours: Sequence[Step], stock: Sequence[Step]) -> dict[str, tuple
 
 
 def shapes(records: Sequence[dict[str, float]]) -> set[tuple[float, ...]]:
-    """Returns what the steps have to have in common on both sides: tokens and lengths."""
+    """Returns tokens and lengths of the steps, which must be equal on both sides."""
     names = ("perf/total_num_tokens", "prompt_length/mean", "response_length/mean")
     return {tuple(record[name] for name in names) for record in records}
 
 
 def write_prompts(path: Path) -> None:
-    """Writes the prompts as verl's stock data set reads them."""
+    """Writes the prompts for verl's stock data set."""
     import pandas
 
     rows = [
@@ -122,7 +123,7 @@ def write_prompts(path: Path) -> None:
 
 
 def overrides_of(side: str, options: argparse.Namespace, folder: Path) -> list[str]:
-    """Returns what a side's run sets above the recipe."""
+    """Returns a side's overrides of the recipe."""
     common = [
         f"data.train_batch_size={options.tasks}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={options.tasks // 2}",
@@ -190,7 +191,7 @@ def run(side: str, options: argparse.Namespace, folder: Path) -> tuple[list[Step
 
 
 def _times_of_lines(path: Path, job: subprocess.Popen[bytes]) -> list[float]:
-    """Returns when each line was written, once the job has ended."""
+    """Returns when each line was written, after the job has ended."""
     times: list[float] = []
     while True:
         running = job.poll() is None
@@ -202,17 +203,17 @@ def _times_of_lines(path: Path, job: subprocess.Popen[bytes]) -> list[float]:
 
 
 def main() -> int:
-    """Prints medians and ratios; status 1 if ours is over the limit."""
+    """Prints medians and ratios; status 1 if ours is above the limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--recipe", default="plan_path_cpu")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=8, help="of a run, after the warm-up")
+    parser.add_argument("--steps", type=int, default=8, help="per run, after the warm-up")
     parser.add_argument("--tasks", type=int, default=32)
     parser.add_argument("--candidates", type=int, default=8)
     parser.add_argument("--answer-tokens", type=int, default=64)
     parser.add_argument("--limit", type=float, default=1.05)
-    parser.add_argument("overrides", nargs="*", help="for both runs, as verl's command takes them")
+    parser.add_argument("overrides", nargs="*", help="overrides of verl's command, for both runs")
     options = parser.parse_args()
     exit_on_sigterm()
     import real_stack

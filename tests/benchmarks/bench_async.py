@@ -1,13 +1,13 @@
-"""Time to 90% success on Plan-Path: updates that wait for a step's slowest episodes, and updates that do not.
+"""Measures the time to 90% success on Plan-Path in sync and in colocate_async mode.
 
     python tests/benchmarks/bench_async.py [--seeds 0 1 2] [--out runs/async]
 
-Trains the study's variants `at_grpo` and `colocate_async` (examples/study) to 90%, one after the other, and prints
-for each the seconds of training (rollout, update, weight sync; no start-up, no validation, during which nothing is
-drawn for training) and the tokens to 90%, and how old the candidates were. Every step is validated. What is drawn
-between two steps, while metrics are computed and logged, is not in the seconds, which favours colocate_async a little.
-What is done is kept: started again, it goes on. Nothing else should run beside it; a training takes two to four
-minutes.
+Trains the study's variants `at_grpo` and `colocate_async` (examples/study) to 90%, one after the other. Prints for
+each the seconds of training (rollout, update and weight sync, without start-up and validation, during which no
+training episode runs), the tokens to 90%, and the staleness of candidates. Every step is validated. Sampling between
+two steps, while metrics are computed and logged, is not counted, which slightly favours colocate_async. Finished
+trainings are kept, and an interrupted benchmark resumes. Needs an otherwise idle machine; a training takes two to
+four minutes.
 """
 
 from __future__ import annotations
@@ -39,19 +39,21 @@ TARGET = 0.9
 
 @dataclass(frozen=True)
 class Result:
-    """What one training took to the target; infinite where it was not reached."""
+    """Seconds and tokens of a training to the target; infinite if it was not reached."""
 
     seconds: float
     tokens: float
     seconds_per_step: float
     staleness: float
-    """Mean over the candidates of the mean step; 0 where none can be old."""
+    """Mean over steps of the mean staleness; 0 in sync mode."""
     oldest: float
 
 
 def crossing(points: Sequence[Point], target: float) -> tuple[float, float]:
-    """Returns seconds and tokens at which this success was first reached, interpolated between two validations;
-    infinite if it was not."""
+    """Returns seconds and tokens to the first success rate of `target`, interpolated between validations.
+
+    Infinite if it was not reached.
+    """
     for before, after in pairwise(points):
         if after.success >= target:
             share = max(0.0, (target - before.success) / (after.success - before.success))
@@ -63,12 +65,12 @@ def crossing(points: Sequence[Point], target: float) -> tuple[float, float]:
 
 
 def result(metrics: Path, start: Point) -> Result:
-    """Returns what a training took; `start` is the validation of the model that it began with."""
+    """Returns the result of a training; `start` is the validation of its initial model."""
     points = read(metrics)
     seconds, tokens = crossing(points if points[0].step == 0 else [start, *points], TARGET)
     steps = [json.loads(line)["data"] for line in metrics.read_text().splitlines()]
     trained = [step for step in steps if "timing_s/step" in step]
-    # Its first step has the processes' first use of everything in it.
+    # The first step includes warm-up.
     usual = [step["timing_s/step"] for step in trained[1:]]
     return Result(
         seconds,
@@ -94,12 +96,12 @@ def table(seeds: Sequence[int], results: dict[str, list[Result]]) -> list[str]:
 
 
 def main() -> None:
-    """Trains what is missing and prints the table."""
+    """Runs missing trainings and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/async"))
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the training under way is ended, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the running training is ended, too
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     folder, game = options.out / GAME, replace(GAMES[GAME], test_every=1)
     results: dict[str, list[Result]] = {name: [] for name in MODES}

@@ -1,16 +1,15 @@
-"""Generated tokens a second inside a rollout against vLLM's own offline throughput on the same requests.
+"""Compares generated tokens per second in a rollout with vLLM's offline throughput on the same requests.
 
-Rollouts: everything a training job has (trainer, servers, rollout worker, queues), but no update; the clock runs
-from handing out a step's tasks to having its rows. Offline: `LLM.generate` is handed all requests of a rollout at
-once, with the recorded prompts and numbers of tokens, the servers' engine arguments, sampling parameters and number
-of threads. The rounds alternate; every rollout and its replay give one ratio, and the median counts. Then the CPU
-time of a rollout by process, in which the time that the engine did not have is to be found.
+Rollouts: a training job (trainer, servers, rollout worker, queues) without updates, timed from submitting a step's
+tasks to having its rows. Offline: `LLM.generate` with all requests of a rollout, with the recorded prompts and
+numbers of tokens, and the servers' engine arguments, sampling parameters and number of threads. Rounds alternate;
+every rollout and its replay give a ratio, and the result is the median. Then the CPU time of a rollout by process.
 
 python tests/benchmarks/bench_engine.py --model runs/models/plan_path_tiny [--rounds 2 --rollouts 5] [--limit 0.85]
     [--plain] [--answer-tokens 64] [override ...]
 
---plain replays without seeds and log-probs, which training needs and a server of chats does not.
---answer-tokens forces every answer to that length in the rollouts: longer answers, more engine and less of ours.
+--plain replays without seeds and log-probs, which training needs.
+--answer-tokens forces the length of every response in the rollouts.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def ratios(rollouts: Sequence[float], replays: Sequence[float]) -> list[float]:
 
 
 def replay_parameters(request: Request, sampling: dict[str, Any], plain: bool) -> dict[str, Any]:
-    """Returns vLLM's sampling parameters for drawing exactly as many tokens again.
+    """Returns vLLM's sampling parameters to generate exactly as many tokens again.
 
     Args:
         request: what was recorded.
@@ -54,7 +53,7 @@ def replay_parameters(request: Request, sampling: dict[str, Any], plain: bool) -
 
 
 def forced_length(max_prompt_length: int, tokens: int) -> list[str]:
-    """Returns the overrides that make every answer so long."""
+    """Returns the overrides that force the length of every response."""
     return [
         "actor_rollout_ref.rollout.ignore_eos=true",
         f"data.max_response_length={tokens}",
@@ -63,7 +62,7 @@ def forced_length(max_prompt_length: int, tokens: int) -> list[str]:
 
 
 def roll_out(options: argparse.Namespace) -> dict[str, Any]:
-    """Plays one rollout to warm up and `--rollouts` more, recorded into `--record`."""
+    """Plays a warm-up rollout and `--rollouts` more, and records them in `--record`."""
     config = real_stack.compose(options.recipe, options.model, options.overrides)
     seconds: list[float] = []
     recorded: list[list[Request]] = []
@@ -87,7 +86,7 @@ def roll_out(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def replay(options: argparse.Namespace) -> dict[str, Any]:
-    """Replays the recorded rollouts one after the other, the first one an extra time to warm up."""
+    """Replays the recorded rollouts one after the other, after a warm-up with the first."""
     from verl.plugin.platform import get_platform
 
     config = real_stack.compose(options.recipe, options.model, options.overrides)
@@ -123,7 +122,7 @@ def replay(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure(options: argparse.Namespace) -> float:
-    """Runs all rounds, prints what they took and returns the median ratio."""
+    """Runs all rounds, prints their times and returns the median ratio."""
     played: list[float] = []
     replayed: list[float] = []
     requests: list[int] = []
@@ -167,19 +166,19 @@ def measure(options: argparse.Namespace) -> float:
 
 
 def main() -> int:
-    """Prints the ratio; status 1 if it is under the limit."""
+    """Prints the ratio; status 1 if it is below the limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--recipe", default="plan_path_cpu")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--rollouts", type=int, default=5, help="of a round")
+    parser.add_argument("--rollouts", type=int, default=5, help="per round")
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--answer-tokens", type=int)
     parser.add_argument("--threads", type=int, help="of the offline engine; default: the servers' number")
     parser.add_argument("--limit", type=float, default=LIMIT)
     parser.add_argument("--part", choices=("rollout", "offline"), help=argparse.SUPPRESS)
     parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("overrides", nargs="*", help="as verl's command takes them")
+    parser.add_argument("overrides", nargs="*", help="overrides of verl's command")
     options = parser.parse_args()
     exit_on_sigterm()
     if options.part:

@@ -1,7 +1,7 @@
-"""What a second policy costs: steps with one shared policy against steps with one for each role.
+"""Measures the cost of a second policy: steps with one shared policy and with one per role.
 
-Both runs start from the same model and do not learn (learning rate 0), so they draw the same tokens and train
-on the same rows; only who answers and who is updated differs.
+Both runs start from the same model with a learning rate of 0, so they sample the same tokens and train on the same
+rows; only the policies differ.
 
 python tests/benchmarks/bench_policies.py --model runs/models/plan_path_tiny [--steps 8] [--limit 1.2] [override ...]
 """
@@ -23,7 +23,7 @@ STAGES = ("step", "gen", "old_log_prob", "update_actor", "update_weights")
 
 
 def run(recipe: str, folder: Path, model: Path, steps: int, *overrides: str) -> list[dict[str, float]]:
-    """Trains and returns the metrics of every step but the first, which compiles and fills caches."""
+    """Trains and returns the metrics of all steps but the first, which includes compilation."""
     own = folder / recipe
     own.mkdir()
     job = training_jobs.start(
@@ -46,12 +46,12 @@ def run(recipe: str, folder: Path, model: Path, steps: int, *overrides: str) -> 
 
 
 def main() -> int:
-    """Prints medians and their ratio; status 1 if it is over the limit."""
+    """Prints medians and their ratio; status 1 if it is above the limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--limit", type=float, default=1.2)
-    parser.add_argument("overrides", nargs="*", help="for both runs, as verl's command takes them")
+    parser.add_argument("overrides", nargs="*", help="overrides of verl's command, for both runs")
     options = parser.parse_args()
     exit_on_sigterm()
     model = options.model.resolve()

@@ -1,16 +1,16 @@
-"""How much of the candidates' prompts the engine takes from its prefix cache, and what that saves.
+"""Measures the prefix cache hit rate of the candidates' prompts, and the time that it saves.
 
-Decisions with prompts of 512 to 1,000 random tokens and K equal requests each go through the product's client to a
-real server; the share is the sum of vLLM's cached tokens over the sum of prompt tokens. K requests compute their
-prompt once at best, so the share is wanted to be 0.9 x (K - 1) / K. Orders: the decisions one after the other, all
-at once as in a rollout, and all at once with one candidate of each sent ahead of its siblings. A cache holds full
-blocks only, so their size matters: the first servers have `--block-size`, the second vLLM's own, the last no cache.
-Seconds are the median of `--rounds` with other prompts each.
+Decisions with prompts of 512 to 1,000 random tokens and K equal requests are sent through our client to a real server.
+The share is the sum of vLLM's cached tokens over the sum of prompt tokens. At best a prompt is computed once for K
+requests, so the target is 0.9 x (K - 1) / K. Orders: decisions one after the other, all concurrently as in a rollout,
+and all concurrently with one candidate of each sent ahead of its siblings. A cache only has full blocks, so their size
+matters: the first servers have `--block-size`, the second vLLM's default, the last no cache. Seconds are the median of
+`--rounds` with different prompts.
 
 python tests/benchmarks/bench_prefill.py --model runs/models/plan_path_tiny [--decisions 12] [--rounds 3]
     [--block-size 32] [--limit 0.9] [override ...]
 
-The limit holds for K > 1 with `--block-size`, whatever the order.
+The limit is for K > 1 with `--block-size`, in every order.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ ORDERS = ("in turn", "at once", "lead")
 
 
 @dataclass(frozen=True)
-class Draw:
-    """What some decisions took."""
+class Sampled:
+    """Cached tokens and seconds of some decisions."""
 
     candidates: int
     order: str
@@ -50,24 +50,24 @@ class Draw:
 
     @property
     def share(self) -> float:
-        """Of the prompts' tokens, those that were not computed."""
+        """The share of prompt tokens that were cached."""
         return self.cached / self.prompt
 
     @property
     def of_possible(self) -> float:
-        """The share over (K - 1) / K, what K equal prompts could share at best; 1 where there is nothing to share."""
+        """The share over (K - 1) / K, the best possible one; 1 for K = 1."""
         return self.share * self.candidates / (self.candidates - 1) if self.candidates > 1 else 1.0
 
 
 def prompts(decisions: int, tokens: int, seed: str) -> list[list[int]]:
-    """Returns prompts that share no beginning, of ids between 2 and `tokens`."""
+    """Returns prompts without a common prefix, of ids from 2 to `tokens` - 1."""
     rng = random.Random(seed)
     lengths = [rng.randint(SHORTEST, LONGEST) for _ in range(decisions)]
     return [[rng.randrange(2, tokens) for _ in range(length)] for length in lengths]
 
 
-async def draw(client: Any, asked: Sequence[list[int]], candidates: int, order: str) -> Draw:
-    """Draws candidates for every prompt and returns what was cached."""
+async def sample(client: Any, asked: Sequence[list[int]], candidates: int, order: str) -> Sampled:
+    """Samples candidates for every prompt."""
     cached = 0
 
     async def one(number: int, index: int) -> None:
@@ -93,17 +93,17 @@ async def draw(client: Any, asked: Sequence[list[int]], candidates: int, order: 
     else:
         await asyncio.gather(*map(decide, range(len(asked))))
     seconds = time.perf_counter() - began
-    return Draw(candidates, order, cached, candidates * sum(map(len, asked)), seconds)
+    return Sampled(candidates, order, cached, candidates * sum(map(len, asked)), seconds)
 
 
-def together(rounds: Sequence[Draw]) -> Draw:
-    """Returns all of a kind as one, with the median of their seconds."""
+def together(rounds: Sequence[Sampled]) -> Sampled:
+    """Returns the sum of several rounds, with the median of their seconds."""
     cached, prompt = (sum(getattr(made, name) for made in rounds) for name in ("cached", "prompt"))
     return replace(rounds[0], cached=cached, prompt=prompt, seconds=median(made.seconds for made in rounds))
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Starts servers and draws in every order with every K; run in a process of its own."""
+    """Starts servers and samples in every order with every K; runs in a process of its own."""
     fixed = [
         f"data.max_prompt_length={LONGEST}",
         f"data.max_response_length={ANSWER}",
@@ -111,12 +111,12 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     ]
     config = real_stack.compose(options.recipe, options.model, [*fixed, *options.overrides])
 
-    async def all_draws(client: Any, tokens: int) -> list[Draw]:
-        await draw(client, prompts(4, tokens, "warm-up"), 2, "at once")
+    async def sample_all(client: Any, tokens: int) -> list[Sampled]:
+        await sample(client, prompts(4, tokens, "warm-up"), 2, "at once")
         made = []
         for candidates, order in itertools.product(CANDIDATES, ORDERS):
             rounds = [
-                await draw(
+                await sample(
                     client, prompts(options.decisions, tokens, f"{order} {candidates} {number}"), candidates, order
                 )
                 for number in range(options.rounds)
@@ -125,12 +125,12 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         return made
 
     with real_stack.started(config) as trainer:
-        draws = all_draws(real_stack.client_of(trainer), len(trainer.units[0].tokenizer))
-        return [asdict(made) for made in asyncio.run(draws)]
+        sampled = sample_all(real_stack.client_of(trainer), len(trainer.units[0].tokenizer))
+        return [asdict(made) for made in asyncio.run(sampled)]
 
 
-def table(servers: dict[str, list[Draw]]) -> str:
-    """Returns the draws of all servers, the time saved beside each."""
+def table(servers: dict[str, list[Sampled]]) -> str:
+    """Returns a table of all servers, with the time saved by the cache."""
     without = {(made.candidates, made.order): made.seconds for made in servers["no cache"]}
     lines = [f"{'servers':12}  {'K':>2}  {'order':8}  {'share':>6}  {'/ (K-1)/K':>9}  {'seconds':>7}  no cache / this"]
     for name, draws in servers.items():
@@ -144,7 +144,7 @@ def table(servers: dict[str, list[Draw]]) -> str:
 
 
 def main() -> int:
-    """Prints the shares; status 1 if one is under the limit."""
+    """Prints the shares; status 1 if one is below the limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--recipe", default="plan_path_cpu")
@@ -153,7 +153,7 @@ def main() -> int:
     parser.add_argument("--block-size", type=int, default=32)
     parser.add_argument("--limit", type=float, default=0.9)
     parser.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("overrides", nargs="*", help="as verl's command takes them")
+    parser.add_argument("overrides", nargs="*", help="overrides of verl's command")
     options = parser.parse_args()
     exit_on_sigterm()
     if options.part:
@@ -177,7 +177,7 @@ def main() -> int:
             *overrides,
             *options.overrides,
         )
-        servers[name] = [Draw(**made) for made in found]
+        servers[name] = [Sampled(**made) for made in found]
         print(f"{name}: done, {real_stack.load_average()}", flush=True)
     print(table(servers))
     worst = min(made.of_possible for made in servers[blocks_of] if made.candidates > 1)

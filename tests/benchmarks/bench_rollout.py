@@ -1,16 +1,15 @@
 """A rollout's wall time against its lower bound, on a simulated engine (fakes/simulated_engine.py).
 
-The bound is of the same draws: the larger of all requests' time over all slots, and the longest chain of an episode's
-slowest candidates. In virtual time, where our code takes no time: our schedule, beside it barriers (all episodes wait
-before every decision) and candidates drawn one after the other, and 1 to 32 replicas. Then our schedule twice in real
-time, what our code adds: team and policy alone, and the product's rollout worker without Ray and TransferQueue. One
-process has all episodes; in training they are shared out over `rollout.agent.num_workers`.
+The bound is for the same responses: the larger of all requests' time over all slots, and the longest chain of an
+episode's slowest candidates. In virtual time, in which our code takes no time: our schedule, barriers (all episodes
+wait before every decision), candidates sampled one after the other, and 1 to 32 replicas. Then our schedule in real
+time, to measure our code: team and policy alone, and the rollout worker without Ray and TransferQueue. One process
+has all episodes; in training they are distributed over `rollout.agent.num_workers`.
 
 python tests/benchmarks/bench_rollout.py [--episodes 512 --turns 4 --candidates 8] [--limit 1.10] [--no-real-time]
 
-The limit holds for our schedule where the slots are few (work bounds) and at the default engine, in virtual time, and
-for the team in real time. Where work and the longest chain are of like length, no schedule has to come near the larger
-of them.
+The limit is for our schedule in virtual time with few slots (bounded by work) and with the default engine, and for the
+team in real time. If work and longest chain are similar, no schedule need reach the larger of them.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ def virtually(engine: SimulatedEngine, size: dict[str, int], **schedule: bool) -
 
 
 def bound_of(engine: SimulatedEngine) -> Any:
-    """Returns the lower bound for what the engine served."""
+    """Returns the lower bound for the engine's requests."""
     return lower_bound(engine.served, engine.replicas * engine.slots)
 
 
 def schedules(size: dict[str, int], slots: int) -> float:
-    """Prints every schedule's time with 8 replicas of so many slots; returns our ratio to the bound."""
+    """Prints every schedule's time with 8 replicas of `slots` slots; returns our ratio to the bound."""
     ratios = {}
     for name, schedule in SCHEDULES.items():
         engine = SimulatedEngine(slots=slots)
@@ -60,7 +59,7 @@ def schedules(size: dict[str, int], slots: int) -> float:
 
 
 def replicas(size: dict[str, int], slots: int) -> None:
-    """Prints how our schedule's time falls with more replicas, past the bend."""
+    """Prints our schedule's time by the number of replicas."""
     alone = 0.0
     for number in (1, 2, 4, 8, 16, 32):
         engine = SimulatedEngine(slots=slots, replicas=number)
@@ -76,7 +75,7 @@ def replicas(size: dict[str, int], slots: int) -> None:
 
 
 def in_real_time(size: dict[str, int], whole_worker: bool) -> float:
-    """Prints and returns the ratio to the bound with a clock that does not jump: our code's time included."""
+    """Prints and returns the ratio to the bound in real time, which includes our code."""
     engine = SimulatedEngine()
     if whole_worker:
         from fakes.simulated_worker import SimulatedWorker  # imports verl, which takes a while

@@ -1,9 +1,9 @@
-"""Trivial programs per second in the sandbox, beside bare interpreters, and what the runs leave behind.
+"""Measures trivial programs per second in the sandbox and in bare interpreters, and checks for leftovers.
 
 python tests/benchmarks/bench_sandbox.py [--runs 200] [--at-once 2] [--limit 40]
 
-The limit is for an idle machine with two cores; `--limit 0` where others are at work. CPU time per program, which
-hardly depends on them, is printed as well.
+The limit is for an idle machine with two cores; use `--limit 0` on a busy one. Also prints the CPU time per program,
+which hardly depends on other load.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from processes import children
 from verl_atgrpo.sandbox import runner
 
 
-async def sandboxed(runs: int, at_once: int) -> None:
-    """Runs that many programs, and so many at a time, to a good end."""
-    free = asyncio.Semaphore(at_once)
+async def sandboxed(runs: int, concurrent: int) -> None:
+    """Runs programs, `concurrent` at a time, all of which must succeed."""
+    free = asyncio.Semaphore(concurrent)
 
     async def one() -> None:
         async with free:
@@ -39,13 +39,13 @@ async def sandboxed(runs: int, at_once: int) -> None:
 
 
 def bare(runs: int, *options: str) -> None:
-    """Runs that many interpreters, one after the other."""
+    """Runs interpreters one after the other."""
     for _ in range(runs):
         subprocess.run([sys.executable, *options, "-c", "pass"], check=True)
 
 
 def rate(name: str, work: Callable[[int], None], runs: int) -> float:
-    """Does the work and prints and returns how many of its runs a second takes."""
+    """Runs the work; prints and returns its runs per second."""
     before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) + time.process_time()
     started = time.perf_counter()
     work(runs)
@@ -56,7 +56,7 @@ def rate(name: str, work: Callable[[int], None], runs: int) -> float:
 
 
 def leftovers() -> dict[str, int]:
-    """Counts the children of this process and of its pool, zombies apart, its open files and temporary files."""
+    """Counts child processes of this process and its pool (without zombies), open files and temporary files."""
     server = runner.POOL._server
     assert server is not None
     there = {*children(os.getpid()), *children(server.pid)} - {server.pid}
@@ -70,7 +70,7 @@ def leftovers() -> dict[str, int]:
 
 
 def main() -> int:
-    """Prints the rates and what is left; status 1 if the sandbox is too slow, or anything is left."""
+    """Prints rates and leftovers; status 1 if the sandbox is too slow, or anything is left."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--at-once", type=int, default=os.cpu_count())
@@ -87,7 +87,7 @@ def main() -> int:
         def work(runs: int) -> None:
             asyncio.run(sandboxed(runs, options.at_once))
             after.update(leftovers())
-            runner.POOL.close()  # its CPU time counts from its end
+            runner.POOL.close()  # its CPU time is counted after it has ended
 
         reached = rate("sandbox", work, options.runs)
     few = min(options.runs, 100)

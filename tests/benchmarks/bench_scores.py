@@ -1,4 +1,4 @@
-"""Scores a second on one core: whole, partial and invalid replies to puzzles, from the text to the Score.
+"""Measures scores per second on one core, for complete, partial and invalid replies to puzzles.
 
 python tests/benchmarks/bench_scores.py [--tasks 300] [--limit 20000]
 """
@@ -23,7 +23,7 @@ GAMES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def move_replies(gold: str, rng: random.Random) -> list[str]:
-    """Returns a solution, beginnings of it, detours, moves at random and what is no answer."""
+    """Returns a solution, prefixes of it, detours, random moves and invalid replies."""
     wandering = ["".join(rng.choices("UDLR", k=length)) for length in (1, 4, 12, 30)]
     lists = [gold, gold[: len(gold) // 2], gold[:-1] or "U", "UD" + gold, *wandering]
     replies = [f"I see a way.\nMoves: {', '.join(moves)}" for moves in lists]
@@ -31,7 +31,7 @@ def move_replies(gold: str, rng: random.Random) -> list[str]:
 
 
 def grid_replies(givens: str, solution: str, size: int, rng: random.Random) -> list[str]:
-    """Returns the solution, partial and wrong grids and what is no answer."""
+    """Returns the solution, partial and wrong grids and invalid replies."""
 
     def part(share: float) -> str:
         return "".join(s if g != "." or rng.random() < share else "." for g, s in zip(givens, solution, strict=True))
@@ -45,7 +45,7 @@ def grid_replies(givens: str, solution: str, size: int, rng: random.Random) -> l
 
 
 def scored_a_second(name: str, options: dict[str, Any], tasks: int) -> tuple[float, int]:
-    """Returns scores a second and how many were made, each task's replies from its fresh first state."""
+    """Returns scores per second and their number; every task starts from a fresh initial state."""
     env: Any = make(name, **options)
     rng = random.Random(0)
     gold: Callable[[Any], str] = (
@@ -59,7 +59,7 @@ def scored_a_second(name: str, options: dict[str, Any], tasks: int) -> tuple[flo
         else:
             replies = move_replies(gold(task), rng)
         rng.shuffle(replies)
-        work.append((env.initial(env.task("train", index)), replies))  # a task of its own: nothing is worked out yet
+        work.append((env.initial(env.task("train", index)), replies))  # a new task, without cached results
     started = time.process_time()
     for state, replies in work:
         for reply in replies:
@@ -69,10 +69,10 @@ def scored_a_second(name: str, options: dict[str, Any], tasks: int) -> tuple[flo
 
 
 def main() -> int:
-    """Prints a line for each game; status 1 if one is below the limit."""
+    """Prints a line per game; status 1 if one is below the limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, default=300)
-    parser.add_argument("--limit", type=float, default=20_000.0, help="least scores a second")
+    parser.add_argument("--limit", type=float, default=20_000.0, help="minimum of scores per second")
     options = parser.parse_args()
     below = False
     for title, (name, settings) in GAMES.items():

@@ -1,16 +1,16 @@
-"""What a step costs in our Python, from a thousand to a million candidates: the worker's part and the driver's.
+"""Measures CPU time and memory of our code for a step of a thousand to a million candidates, in worker and driver.
 
-Worker: the product's, on a simulated engine in virtual time, without Ray and TransferQueue; all episodes at once, so
-its memory is that of all answers of the step. Driver: keys and tags as they come from the queue, sorted, split by
-policy, asked which groups teach, balanced over ranks, dealt into mini-batches, given log-probs (made up where they are
-fetched, and thrown away where they are put) and advantages, and measured. Every size and part has a process of its
-own; memory is that process's peak above what its imports took.
+Worker: on a simulated engine in virtual time, without Ray and TransferQueue; all episodes run concurrently, so its
+memory is that of all responses of the step. Driver: keys and tags from the queue are sorted, filtered, split by
+policy, balanced over ranks and split into mini-batches; then log-probs (generated when fetched, dropped when
+written), advantages and metrics are computed. Every size and part runs in a process of its own; memory is its peak
+above that of the imports.
 
 python tests/benchmarks/bench_step_rows.py [--sizes 1000 10000 100000 1000000] [--no-tensors] [--max-bend 2]
                                            [--parts worker driver] [--answer-tokens 1024]
 
-Many workers share a step's episodes in training; here one has them all. Status 1 if a candidate of the largest size
-costs more than `--max-bend` times one of the second size, in either part.
+In training many workers share a step's episodes; here one has them all. Status 1 if a candidate of the largest size
+takes more than `--max-bend` times as long as one of the second size, in either part.
 """
 
 from __future__ import annotations
@@ -34,41 +34,41 @@ Costs = dict[str, float]
 """Seconds of every stage, `rows` and `megabytes`."""
 AGENTS, TURNS, CANDIDATES = 2, 4, 8
 BEND = 1.5
-"""Times linear growth at which a stage is said to bend."""
+"""Ratio to linear growth from which a stage is reported."""
 
 
 def peak() -> float:
-    """Returns the most memory that this process has had, in megabytes."""
+    """Returns this process's peak memory in megabytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 class Watch:
-    """Books CPU time, which hardly depends on what else the machine does, under stages' names."""
+    """Measures CPU time, which hardly depends on other load, by stage."""
 
     def __init__(self) -> None:
         self.costs: Costs = {}
         self._since = time.process_time()
 
     def skip(self) -> None:
-        """Books the time since the last stage nowhere."""
+        """Discards the time since the last stage."""
         self._since = time.process_time()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Books the time in it nowhere."""
+        """Does not count the time inside."""
         began = time.process_time()
         yield
         self._since += time.process_time() - began
 
     def stage(self, name: str) -> None:
-        """Books the time since the last stage under `name`."""
+        """Records the time since the last stage under `name`."""
         now = time.process_time()
         self.costs[name] = now - self._since
         self._since = now
 
 
 def work(rows: int, median_tokens: float, tensors: bool, queue: str) -> Costs:
-    """Plays episodes of about so many rows and writes their keys and tags to the file `queue`, an episode a pickle."""
+    """Plays episodes with about `rows` rows; writes keys and tags to the file `queue`, one pickle per episode."""
     from fakes.simulated_engine import SimulatedEngine, log_normal, run_virtually
     from fakes.simulated_worker import SimulatedWorker, without_tensors
 
@@ -86,18 +86,18 @@ def work(rows: int, median_tokens: float, tensors: bool, queue: str) -> Costs:
     return {"rows": len(engine.served), "play": playing, "write": worker.writing, "megabytes": peak() - before}
 
 
-class MadeUp:
-    """A queue without rows: what is fetched is drawn for the rows' lengths, what is put is dropped."""
+class RandomQueue:
+    """A queue without rows: fetched fields are random, of the rows' lengths; written ones are dropped."""
 
     def __init__(self, rows: dict[str, tuple[int, int]], watch: Watch) -> None:
         self._rows, self._watch = rows, watch
 
     def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
-        """Returns log-probs and entropies of whole rows, and masks and the servers' log-probs of answers."""
+        """Returns log-probs and entropies of whole rows, and masks and the servers' log-probs of responses."""
         with self._watch.paused():
-            return self._made(keys, select_fields)
+            return self._fields(keys, select_fields)
 
-    def _made(self, keys: list[str], select_fields: list[str]) -> Any:
+    def _fields(self, keys: list[str], select_fields: list[str]) -> Any:
         import torch
         from tensordict import TensorDict
 
@@ -117,13 +117,17 @@ class MadeUp:
         return TensorDict(fields, batch_size=[len(keys)])
 
     def kv_batch_put(self, **_: Any) -> None:
-        """Drops it."""
+        """Drops the fields."""
 
 
 def drive(queue: str, answer_tokens: int) -> Costs:
-    """Does the driver's part of a step with the rows in the file `queue`; 0 leaves the answers' lengths alone.
+    """Runs the driver's part of a step with the rows in the file `queue`.
 
-    Reading the file and making up what would be fetched is the benchmark's own, and booked nowhere.
+    Reading the file and generating fetched fields is not counted.
+
+    Args:
+        queue: written by `work`.
+        answer_tokens: longest response; 0 keeps the lengths in the file.
     """
     from omegaconf import OmegaConf
 
@@ -152,7 +156,7 @@ def drive(queue: str, answer_tokens: int) -> Costs:
     watch.stage("filter")
     batch, others = rows.rows_for({"shared"}), rows.rows_except({"shared"})
     assert len(batch) + len(others) == len(rows.keys)
-    watch.stage("of, but")
+    watch.stage("split")
     ranks = mini_batches = 8
     even = len(batch) // (ranks * mini_batches) * ranks * mini_batches
     batch = trainer_queue.batch_of(batch.keys[:even], batch.tags[:even], "train")
@@ -160,12 +164,12 @@ def drive(queue: str, answer_tokens: int) -> Costs:
     batch.reorder(order)
     watch.stage("balance")
     batch.reorder(spread_padding([False] * even, ranks, mini_batches, seed=0))
-    watch.stage("deal")
+    watch.stage("mini-batches")
     lengths = {
         key: (tags["prompt_len"], tags["response_len"]) for key, tags in zip(batch.keys, batch.tags, strict=True)
     }
     watch.skip()
-    trainer_queue.tq = MadeUp(lengths, watch)
+    trainer_queue.tq = RandomQueue(lengths, watch)
     write_old_log_probs(batch, OmegaConf.create({"loss_agg_mode": "token-mean", "loss_scale_factor": None}))
     watch.stage("log-probs")
     write_advantages(batch, PRESETS["at_grpo"], {"rollout_is": "token"})
@@ -182,13 +186,15 @@ def total(costs: Costs) -> float:
 
 
 def each(cost: Costs, stage: str) -> float:
-    """Returns a stage's microseconds a candidate."""
+    """Returns a stage's microseconds per candidate."""
     return cost[stage] / cost["rows"] * 1e6
 
 
 def show(part: str, costs: list[Costs]) -> None:
-    """Prints a part's costs, a size a line, and where a stage or the memory grows faster than the candidates; the
-    driver's memory is with what the benchmark makes up."""
+    """Prints a part's costs, one line per size, and which stages grow faster than the number of candidates.
+
+    The driver's memory includes fields generated by the benchmark.
+    """
     stages = [name for name in costs[0] if name not in ("rows", "megabytes")]
     heads = "  ".join(f"{name:>9}" for name in stages)
     print(
@@ -213,28 +219,26 @@ def show(part: str, costs: list[Costs]) -> None:
 
 
 def base(costs: list[Costs]) -> Costs:
-    """Returns the size that others are compared with: the smallest pays for first calls and says nothing of growth."""
+    """Returns the size to compare others with: not the smallest, which includes warm-up."""
     return costs[1] if len(costs) > 2 else costs[0]
 
 
 def alone(function: Callable[..., Costs], *arguments: object) -> Costs:
-    """Returns what the function returns in a process of its own."""
+    """Runs the function in a process of its own."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
         return executor.submit(function, *arguments).result()
 
 
 def main() -> int:
-    """Prints both tables; status 1 if a part bends."""
+    """Prints both tables; status 1 if a part grows too fast."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--median-tokens", type=float, default=16.0)
-    parser.add_argument(
-        "--no-tensors", dest="tensors", action="store_false", help="leave out the making of the rows' tensors"
-    )
+    parser.add_argument("--no-tensors", dest="tensors", action="store_false", help="do not create the rows' tensors")
     parser.add_argument("--max-bend", type=float, default=2.0)
     parser.add_argument("--parts", nargs="+", choices=("worker", "driver"), default=["worker", "driver"])
     parser.add_argument(
-        "--answer-tokens", type=int, default=0, help="let the driver see answers of 1 to so many tokens instead"
+        "--answer-tokens", type=int, default=0, help="longest response in the driver, of uniform lengths"
     )
     options = parser.parse_args()
     costs: dict[str, list[Costs]] = {part: [] for part in options.parts}
@@ -246,7 +250,7 @@ def main() -> int:
                 costs["worker"].append(played)
             if "driver" in costs:
                 costs["driver"].append(alone(drive, queue, options.answer_tokens))
-            # What is done is not lost if a larger size is stopped.
+            # Printed now, in case a larger size is interrupted.
             done = ", ".join(f"{part} {total(mine[-1]):.1f} s" for part, mine in costs.items())
             print(f"{played['rows']:>10,} candidates: {done}", flush=True)
     bends = {}

@@ -1,4 +1,4 @@
-"""Framework time per decision: everything but the model and the score.
+"""Measures framework time per decision: everything but model and score.
 
 python tests/benchmarks/bench_team.py [--episodes 64] [--turns 4] [--candidates 8] [--limit-ms 2]
 """
@@ -17,7 +17,7 @@ from verl_atgrpo.team import ScriptedTeam, play
 
 
 class TwoAgents(Environment):
-    """Two agents a turn with constant scores: nothing here costs time but the framework."""
+    """Two agents per turn with constant scores."""
 
     agents = ("tool_user", "planner")
 
@@ -48,7 +48,7 @@ async def step(environment: TwoAgents, episodes: int, candidates: int) -> tuple[
 
 
 def main() -> int:
-    """Prints the median over ten steps; status 1 if it is over the limit."""
+    """Prints the median over ten steps; status 1 if it is above the limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--episodes", type=int, default=64)
     parser.add_argument("--turns", type=int, default=4)

@@ -1,13 +1,13 @@
-"""Where the time of a training step goes: py-spy on every process of a job, top costs by process, as tables.
+"""Profiles a training step with py-spy in every process of a job; prints the top costs by process.
 
-Trains a recipe, leaves the first steps out, then samples the Python stacks of all processes for some steps. A sample
-counts for the innermost frame in one of the packages below (time in torch or the standard library goes to the code
-that called it); waiting is not sampled. CPU seconds beside are the system's and hold threads that know no Python.
+Trains a recipe, skips the first steps, then samples the Python stacks of all processes for some steps. A sample counts
+for the innermost frame in one of the packages below, so time in torch or the standard library counts for its caller;
+waiting is not sampled. CPU seconds are the system's and include threads without Python.
 
 python tests/benchmarks/profile_step.py --model runs/models/plan_path_tiny [--steps 4] [--rate 50] [--top 5]
     [--keep folder] [override ...]
 
-Needs py-spy ('py-spy>=0.4,<0.5' from pip; on the PATH or --py-spy) and the right to look into processes (root, or
+Needs py-spy ('py-spy>=0.4,<0.5' from pip; on the PATH or --py-spy) and permission to trace processes (root, or
 kernel.yama.ptrace_scope=0).
 """
 
@@ -72,7 +72,7 @@ def costs(folded: Iterable[str]) -> Counter[str]:
 
 
 def table(found: Counter[str], samples_a_second: float, steps: int, top: int) -> str:
-    """Returns the top places of a process as text: seconds a step and share of its samples."""
+    """Returns the top places of a process as text: seconds per step and share of its samples."""
     total = sum(found.values())
     return "\n".join(
         f"  {count / samples_a_second / steps:7.3f} s  {count / total:6.1%}  {where}"
@@ -81,7 +81,7 @@ def table(found: Counter[str], samples_a_second: float, steps: int, top: int) ->
 
 
 def processes_of(job: subprocess.Popen[bytes]) -> dict[int, str]:
-    """Returns pid -> name for the processes of the job whose titles say what they are."""
+    """Returns pid -> name for the job's processes with a title of Ray's or vLLM's."""
     found = {}
     for pid in of_session(job.pid):
         with suppress(psutil.NoSuchProcess):
@@ -92,7 +92,7 @@ def processes_of(job: subprocess.Popen[bytes]) -> dict[int, str]:
 
 
 def cpu_of(pids: Iterable[int]) -> dict[int, float]:
-    """Returns the CPU seconds of processes that are still there."""
+    """Returns the CPU seconds of the processes that are alive."""
     spent = {}
     for pid in pids:
         try:
@@ -104,7 +104,7 @@ def cpu_of(pids: Iterable[int]) -> dict[int, float]:
 
 
 def wait_for_lines(path: Path, lines: int, job: subprocess.Popen[bytes], log: Path) -> None:
-    """Waits until so many steps are in the metrics file; raises SystemExit if the job ends before."""
+    """Waits until `steps` steps are in the metrics file; raises SystemExit if the job ends before."""
     while not path.exists() or path.read_bytes().count(b"\n") < lines:
         if job.poll() is not None:
             raise SystemExit(f"the training ended early:\n{log.read_text(errors='replace')[-6000:]}")
@@ -112,7 +112,7 @@ def wait_for_lines(path: Path, lines: int, job: subprocess.Popen[bytes], log: Pa
 
 
 def record(spy: str, pid: int, out: Path, rate: int) -> subprocess.Popen[bytes]:
-    """Starts py-spy on a process; it writes what it has when it is interrupted."""
+    """Starts py-spy on a process; it writes its samples when it is interrupted."""
     where = [f"--pid={pid}", f"--output={out}", "--format=raw", "--function"]
     return subprocess.Popen(
         [spy, "record", *where, f"--rate={rate}", "--duration=unlimited", "--nonblocking"],
@@ -130,7 +130,7 @@ def profile(options: argparse.Namespace, spy: str, folder: Path) -> None:
         options.recipe,
         folder,
         options.model.resolve(),
-        # More than are looked at: the job is ended from here.
+        # More than are profiled; the job is ended below.
         f"trainer.total_training_steps={steps + 50}",
         "trainer.val_before_train=false",
         "trainer.test_freq=-1",
@@ -190,11 +190,11 @@ def main() -> int:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--recipe", default="plan_path_cpu")
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--rate", type=int, default=50, help="samples a second")
+    parser.add_argument("--rate", type=int, default=50, help="samples per second")
     parser.add_argument("--top", type=int, default=5)
     parser.add_argument("--py-spy", default=None)
-    parser.add_argument("--keep", type=Path, help="where the folded stacks, the log and the metrics shall stay")
-    parser.add_argument("overrides", nargs="*", help="as verl's command takes them")
+    parser.add_argument("--keep", type=Path, help="folder for the folded stacks, the log and the metrics")
+    parser.add_argument("overrides", nargs="*", help="overrides of verl's command")
     options = parser.parse_args()
     spy = options.py_spy or shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     if not spy:

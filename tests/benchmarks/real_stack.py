@@ -1,4 +1,4 @@
-"""The product's rollout on real servers, without training: for benchmarks that ask what the engine did."""
+"""Rollouts on real servers without training, for benchmarks of the engine."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ import training_jobs
 
 @dataclass(frozen=True)
 class Request:
-    """One candidate as the engine saw it."""
+    """A candidate's request to the engine."""
 
     prompt: list[int]
     tokens: int
-    """Generated."""
+    """Number of generated tokens."""
     seed: int
 
 
 def save(path: Path, rollouts: Sequence[Sequence[Request]]) -> None:
-    """Writes recorded rollouts, one a line."""
+    """Writes recorded rollouts, one per line."""
     path.write_text("".join(json.dumps([asdict(request) for request in rollout]) + "\n" for rollout in rollouts))
 
 
 def load(path: Path) -> list[list[Request]]:
-    """Reads what `save` wrote."""
+    """Reads rollouts written by `save`."""
     return [[Request(**request) for request in json.loads(line)] for line in path.read_text().splitlines()]
 
 
 def compose(recipe: str, model: Path, overrides: Sequence[str]) -> Any:
-    """Returns the recipe's configuration for this model, which is neither validated on nor saved."""
+    """Returns the recipe's configuration with this model, without checkpoints and records."""
     from omegaconf import OmegaConf
 
     from verl_atgrpo import recipes
@@ -57,7 +57,7 @@ def compose(recipe: str, model: Path, overrides: Sequence[str]) -> Any:
 
 @contextmanager
 def started(config: Any) -> Iterator[Any]:
-    """Starts everything a job has, as verl's main_ppo does, and yields the trainer, ready for a step's tasks."""
+    """Starts a job as verl's main_ppo, and yields the trainer, ready for a step."""
     import ray
     import transfer_queue as tq
     from omegaconf import OmegaConf
@@ -88,24 +88,24 @@ def started(config: Any) -> Iterator[Any]:
 
 
 def play(trainer: Any) -> Any:
-    """Plays a step's tasks as a training step does and returns their rows, which stay in the queue."""
+    """Plays a step's tasks as in training and returns their rows, which stay in the queue."""
     trainer.prepare_step()
-    return trainer._sample_rows(trainer.config.data.train_batch_size)
+    return trainer.sample_step(trainer.config.data.train_batch_size)
 
 
 def end_step(trainer: Any) -> None:
     """Syncs weights as after an update, which empties the servers' prefix cache.
 
-    Raises RuntimeError if an episode met a defect.
+    Raises RuntimeError after a defect in an episode.
     """
-    trainer._collect_report()
+    trainer.collect_report()
     trainer.checkpoint_manager.sleep_replicas()
     trainer.checkpoint_manager.update_weights(trainer.global_steps)
     trainer.global_steps += 1
 
 
 def client_of(trainer: Any) -> Any:
-    """Returns what rollout workers draw candidates with, for a job with one policy."""
+    """Returns the rollout workers' client of a job with one policy."""
     from verl_atgrpo.serving.requests import Gate, PatientClient
 
     (client,) = trainer.get_llm_client().clients.values()
@@ -113,7 +113,7 @@ def client_of(trainer: Any) -> Any:
 
 
 def requests_of(rows: Any) -> list[Request]:
-    """Takes a step's rows out of the queue and returns what was asked of the engine, candidates side by side."""
+    """Removes a step's rows from the queue and returns their requests; siblings are adjacent."""
     import transfer_queue as tq
 
     from verl_atgrpo.trainer.queue import PARTITION
@@ -127,7 +127,7 @@ def requests_of(rows: Any) -> list[Request]:
 
 
 def cpu_seconds() -> Counter[str]:
-    """Returns the CPU time so far of this process and its descendants by name; those of a name are added up."""
+    """Returns the CPU seconds so far of this process and its descendants, summed by name."""
     spent: Counter[str] = Counter()
     this = psutil.Process()
     for process in [this, *this.children(recursive=True)]:
@@ -140,7 +140,7 @@ def cpu_seconds() -> Counter[str]:
 
 
 def name_of(command: str, driver: bool = False) -> str:
-    """Returns what a process of a job is called in tables: Ray's and vLLM's own titles, without the method."""
+    """Returns a process's name in tables: Ray's or vLLM's title, without the method."""
     if driver:
         return "driver"
     for mark in ("ray::", "VLLM::"):
@@ -150,7 +150,7 @@ def name_of(command: str, driver: bool = False) -> str:
 
 
 def run_part(script: str, *arguments: str) -> Any:
-    """Runs a part of a benchmark in a process of its own and returns the JSON that it prints last.
+    """Runs a part of a benchmark in a process of its own; returns the JSON in its last line of output.
 
     Raises SystemExit with the end of its output if it fails.
     """
@@ -161,18 +161,18 @@ def run_part(script: str, *arguments: str) -> Any:
         try:
             output = part.communicate()[0].decode(errors="replace")
         finally:
-            training_jobs.end(part)  # with its Ray cluster, also where this process is ended meanwhile
+            training_jobs.end(part)  # with its Ray cluster, also if this process is terminated
     if part.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{output[-6000:]}")
     return json.loads(output.strip().splitlines()[-1])
 
 
 def environment() -> dict[str, str]:
-    """Returns the environment of a job that uses modules of the tests."""
+    """Returns the environment of a job that imports modules of the tests."""
     paths = [str(Path(__file__).parents[1]), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
 def load_average() -> str:
-    """Returns what else this machine has been doing, for beside a figure."""
+    """Returns the machine's load average as text."""
     return f"load {' '.join(f'{load:.1f}' for load in os.getloadavg())} on {os.cpu_count()} cores"

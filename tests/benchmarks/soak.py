@@ -1,10 +1,9 @@
-"""Soak and faults: a long training with simulated devices in which things break, and books that must balance.
+"""Soak test: a long training on simulated servers and devices with injected faults.
 
-The product's trainer, replay buffer, updates, rollout worker, clients, sandbox and records run as in training, in one
-process, over simulated servers (tests/soak_job.py). Engines raise, requests hang, a replica of each policy dies, and
-sandbox processes are killed. Every row that an episode wrote must be trained once or dropped for having nothing to
-teach; what is counted by servers, environment, queue and devices must agree with the metrics; and nothing may be left
-or grow: processes, files, memory, tasks, leases.
+Trainer, replay buffer, updates, rollout worker, clients, sandbox and records run as in training, in one process, on
+simulated servers (soak_job.py). Engines raise, requests hang, a replica of each policy dies, and sandbox processes are
+killed. Every row must be trained once or dropped for lack of signal; the counts of servers, environment, queue and
+devices must agree with the metrics; and processes, files, memory, tasks and leases must not leak.
 
 python tests/benchmarks/soak.py [--steps 2000] [--minutes 60] [--seed 0]
 
@@ -32,9 +31,10 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 if __name__ == "__main__":  # before the imports: verl's modules read them
     os.environ.setdefault("TQDM_DISABLE", "1")
-    os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")  # episodes fail by the hundred, on purpose
+    os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")  # hundreds of episodes fail on purpose
 
-from fakes.simulated_cluster import Faults, LocalActor, LocalQueue, SimulatedServer, event_loop, local_processes
+from fakes.local_queue import LocalQueue
+from fakes.simulated_cluster import Faults, LocalActor, SimulatedServer, event_loop, local_processes
 from soak_job import (
     POLICIES,
     WORKERS,
@@ -60,28 +60,28 @@ GROWTH = 1.05
 
 @dataclass(frozen=True)
 class Use:
-    """What the process has at one moment."""
+    """The process's resources."""
 
     megabytes: float
     processes: int
-    """Below this one, without the sandbox's interpreter, which stays."""
+    """Child processes, without the sandbox's interpreter, which stays."""
     files: int
-    """Open ones."""
+    """Open files."""
     temporary: int
     records_kb: int
     tasks: int
     """Of the event loop."""
     requests: int
-    """Under way in the servers, dead ones included."""
+    """Requests in flight in the servers, including dead ones."""
     leases: int
-    """Held by the clients, or counted by the balancers."""
+    """Servers acquired according to the clients and balancers."""
 
 
 NOTHING_LEFT = ("processes", "temporary", "tasks", "requests", "leases")
 
 
 def children_of(process: int) -> list[int]:
-    """Returns the processes below one, those below them included."""
+    """Returns the descendants of a process."""
     found = []
     with suppress(FileNotFoundError, ProcessLookupError):
         for task in os.listdir(f"/proc/{process}/task"):
@@ -96,10 +96,10 @@ def sandbox_process() -> int | None:
 
 
 class Job:
-    """One soak run: the parts, the faults and what is measured."""
+    """One soak run: its parts, faults and measurements."""
 
     def __init__(self, folder: Path, loop: asyncio.AbstractEventLoop, steps: int, seed: int, timeout: float) -> None:
-        self.there = set(children_of(os.getpid()))
+        self.earlier = set(children_of(os.getpid()))
         self.folder, self.loop, self.rng = folder, loop, random.Random(seed)
         self.ledger = SoakGame.ledger = Ledger()
         self.queue = LocalQueue(self.ledger.put)
@@ -125,29 +125,29 @@ class Job:
         self.until = float("inf")
 
     def _servers_sleep(self) -> None:
-        """What verl does after the rollout of a step: nobody may need the servers any more."""
+        """Called after the rollout of a step: no request may be in flight."""
         self.settled()
-        self.ledger.wrong["requests under way when servers sleep"] += self.requests()
+        self.ledger.wrong["requests in flight when servers sleep"] += self.requests()
 
     def requests(self) -> int:
-        """Returns how many requests are under way in the servers."""
+        """Returns the number of requests in flight in the servers."""
         return sum(len(server.running) for server in self.all_servers())
 
     def processes(self) -> int:
-        """Returns how many processes have come up below this one, without the sandbox's interpreter, which stays."""
-        return len(set(children_of(os.getpid())) - self.there - {sandbox_process()})
+        """Returns the number of new child processes, without the sandbox's interpreter."""
+        return len(set(children_of(os.getpid())) - self.earlier - {sandbox_process()})
 
     def all_servers(self) -> list[SimulatedServer]:
         """Returns the servers of all policies."""
         return [server for servers in self.servers.values() for server in servers]
 
     def leases(self) -> int:
-        """Returns how many servers are held, as clients and balancers have it."""
-        held = sum(len(client._leases) for client in self.clients)
+        """Returns the number of acquired servers according to clients and balancers."""
+        held = sum(len(client.leases) for client in self.clients)
         return held + sum(balancer.get_total_inflight() for balancer in self.balancers)
 
     def use(self) -> Use:
-        """Returns what the process has now."""
+        """Returns the process's resources."""
         gc.collect()
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         records = [path.stat().st_size for path in self.folder.rglob("*.jsonl") if not path.name.startswith("metrics")]
@@ -164,9 +164,9 @@ class Job:
         )
 
     def settled(self) -> None:
-        """Waits for what nobody waits for: a lease is given back, a request cancelled, a launcher says goodbye.
+        """Waits until leases are released, requests cancelled and launchers ended, which is asynchronous.
 
-        What does not go for a long time stays, and is not waited for again: the verdicts tell of it.
+        After a timeout it is not waited for again; the result then shows what was left.
         """
         until = time.monotonic() + HANG
         while not self.stuck and (self.requests() or self.leases() or self.processes()):
@@ -176,7 +176,7 @@ class Job:
     # ------------------------------------------------------------ one of verl's loggers
 
     def log(self, data: dict[str, Any], step: int) -> None:
-        """Settles a step's books; lets the next ones' faults happen."""
+        """Checks a step's rows, and injects the faults that are due."""
         self.ledger.settle(data, len(self.queue.tags["train"]))
         self.ledger.count["steps"] += 1
         if step % max(1, self.steps // 10) == 0 or step in (self.warm_up, self.trainer.total_training_steps):
@@ -191,13 +191,13 @@ class Job:
 
     @property
     def warm_up(self) -> int:
-        """The step from which on memory is compared."""
+        """The step with whose memory the end is compared."""
         return max(2, self.steps // 10)
 
     # ------------------------------------------------------------ faults
 
     async def kill_sandbox(self, every: float) -> None:
-        """Now and then kills a process of the sandbox: its interpreter, a launcher, or a program."""
+        """Randomly kills processes of the sandbox: its interpreter, a launcher, or a program."""
         while True:
             await asyncio.sleep(self.rng.uniform(0.5, 1.5) * every)
             server = sandbox_process()
@@ -208,7 +208,7 @@ class Job:
                     self.kills += 1
 
     async def interrupt(self, every: float) -> None:
-        """Now and then ends all requests early, as a change of weights in the midst of a rollout does."""
+        """Randomly interrupts all requests, as a weight sync during a rollout."""
         while True:
             await asyncio.sleep(self.rng.uniform(0.5, 1.5) * every)
             for worker in self.workers:
@@ -220,7 +220,7 @@ class Job:
                 worker.resume()
 
     async def watch_loop(self) -> None:
-        """Notes for how long the event loop did not come round."""
+        """Measures how long the event loop is blocked."""
         while True:
             began = time.monotonic()
             await asyncio.sleep(0.01)
@@ -228,7 +228,7 @@ class Job:
 
     @contextmanager
     def background(self) -> Iterator[None]:
-        """Runs the three."""
+        """Runs the three coroutines above."""
         coroutines = self.kill_sandbox(every=0.7), self.interrupt(every=1.0), self.watch_loop()
         running = [asyncio.run_coroutine_threadsafe(coroutine, self.loop) for coroutine in coroutines]
         try:
@@ -241,19 +241,13 @@ class Job:
         """Runs the whole training."""
         self.trainer.init()
         manager = SoakManager([LocalActor(worker, self.loop) for worker in self.workers])
-        log = self.trainer._compute_metrics
-
-        def compute_metrics(*args: Any, **kwargs: Any) -> None:
-            self.trainer.logger.logger["soak"] = self
-            log(*args, **kwargs)
-
-        self.trainer._compute_metrics = compute_metrics  # type: ignore[method-assign]
+        self.trainer.watcher = self
         with self.background():
             self.trainer.fit(manager)
 
 
 async def _tasks() -> int:
-    return len(asyncio.all_tasks()) - 4  # this one and those in the background
+    return len(asyncio.all_tasks()) - 4  # this one and the background tasks
 
 
 def show(use: Use) -> str:
@@ -264,8 +258,8 @@ def show(use: Use) -> str:
     )
 
 
-def verdicts(job: Job, seconds: float) -> list[tuple[str, str, bool]]:
-    """Returns name, figure and whether it is as it must be."""
+def results(job: Job, seconds: float) -> list[tuple[str, str, bool]]:
+    """Returns (name, value, whether the check passed)."""
     ledger, (_, warm), (_, last) = job.ledger, job.uses[0], job.uses[-1]
     lines = [(name, str(number), number == 0) for name, number in sorted(ledger.wrong.items())]
     for name, product, here in ledger.totals(CANDIDATES):
@@ -281,8 +275,8 @@ def verdicts(job: Job, seconds: float) -> list[tuple[str, str, bool]]:
     happened = {
         "engine errors": served["errors"],
         "requests that hung": served["hung"],
-        "requests sent again to another replica": ledger.metrics["rollout/requests_retried"],
-        "answers interrupted": ledger.count["requests interrupted"],
+        "requests retried on another replica": ledger.metrics["rollout/requests_retried"],
+        "responses interrupted": ledger.count["requests interrupted"],
         "requests whose replica died": ledger.count["requests whose server died"],
         "sandbox processes killed": job.kills,
         "programs run": ledger.count["programs"],
@@ -297,7 +291,7 @@ def verdicts(job: Job, seconds: float) -> list[tuple[str, str, bool]]:
 
 
 def soak(steps: int, minutes: float, seed: int, timeout: float) -> list[tuple[str, str, bool]]:
-    """Runs it in a temporary folder, prints what is used on the way, and returns the verdicts."""
+    """Runs the job in a temporary folder, prints its resources, and returns the results."""
     with tempfile.TemporaryDirectory(prefix="soak-") as folder, event_loop() as loop:
         os.chmod(folder, 0o711)  # programs run as other users
         there, tempfile.tempdir = tempfile.tempdir, folder
@@ -306,22 +300,22 @@ def soak(steps: int, minutes: float, seed: int, timeout: float) -> list[tuple[st
             job.until = time.monotonic() + 60 * minutes
             print("  step  RSS (MB)  processes  files  temporary  records KB  tasks  requests  leases")
             began = time.monotonic()
-            gc.freeze()  # what is imported stays: to look through it again and again would stop the event loop
+            gc.freeze()  # a full collection of all imported modules would block the event loop
             with local_processes(job.queue):
                 job.train()
-            return verdicts(job, time.monotonic() - began)
+            return results(job, time.monotonic() - began)
         finally:
             gc.unfreeze()
             tempfile.tempdir = there
 
 
 def main() -> int:
-    """Prints the table; status 1 if a line fails."""
+    """Prints the results; status 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--minutes", type=float, default=60.0, help="stops after the step in which they are over")
+    parser.add_argument("--minutes", type=float, default=60.0, help="stop after the step in which they have passed")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--timeout", type=float, default=0.25, help="seconds until a request that hangs is given up")
+    parser.add_argument("--timeout", type=float, default=0.25, help="seconds until a request times out")
     options = parser.parse_args()
     lines = soak(options.steps, options.minutes, options.seed, options.timeout)
     print()

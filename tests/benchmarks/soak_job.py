@@ -1,7 +1,6 @@
-"""A training job without Ray, vLLM and a model, over `simulated_cluster`.
+"""A training job without Ray, vLLM and a model, on `simulated_cluster`.
 
-The product's trainer, replay buffer, updates, rollout worker, clients and sandbox run as they are; what they stand on
-instead of devices counts what comes by.
+Trainer, replay buffer, updates, rollout worker, clients and sandbox are real; the simulated parts count in a `Ledger`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from fakes.simulated_cluster import LocalActor, LocalQueue, SimulatedServer
+from fakes.local_queue import LocalQueue
+from fakes.simulated_cluster import LocalActor, SimulatedServer
 from fakes.simulated_worker import SimulatedWorker
 from omegaconf import DictConfig, open_dict
 from soak_ledger import Ledger
@@ -46,7 +46,7 @@ _EPISODE = re.compile(r"episode (\d+),")
 
 
 class Letters:
-    """A tokenizer with one token a character."""
+    """A tokenizer with one token per character."""
 
     eos_token_id = pad_token_id = 0
 
@@ -54,7 +54,7 @@ class Letters:
         self._ledger = ledger
 
     def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> list[int]:
-        """Returns the code points of the messages' contents; asked once a decision."""
+        """Returns the code points of the messages' contents; called once per decision."""
         self._ledger.count["decisions"] += 1
         return [ord(char) for message in messages for char in message["content"]]
 
@@ -64,7 +64,7 @@ class Letters:
 
 
 def episode_of(prompt_ids: Any) -> tuple[int, int]:
-    """Returns which episode a prompt belongs to, and how many tokens of an answer follow it."""
+    """Returns the episode of a prompt, and the number of response tokens that follow it."""
     prompt, _, answer_so_far = "".join(map(chr, prompt_ids)).partition("\n")
     found = _EPISODE.match(prompt)
     assert found
@@ -72,17 +72,17 @@ def episode_of(prompt_ids: Any) -> tuple[int, int]:
 
 
 def answer(prompt_ids: list[int], seed: int) -> list[int]:
-    """Returns a number and filler of some length, by the draw's seed, and the token that ends it."""
+    """Returns a number, filler of random length and the end token, all from the seed."""
     rng = random.Random(seed)
     return [ord(char) for char in f"{rng.randrange(1000)} {'.' * rng.randrange(24)}"] + [0]
 
 
 class SoakGame(Environment):
-    """Two agents, two turns each; every eighth of the coder's answers is judged by a program in the sandbox."""
+    """Two agents, two turns each; every eighth response of the coder is scored by a program in the sandbox."""
 
     agents = POLICIES
     ledger: Ledger
-    """Set by the job before the trainer makes the environment."""
+    """Set by the job before the trainer creates the environment."""
 
     def task(self, split: str, index: int) -> int:
         """Returns the index, negative for validation."""
@@ -93,7 +93,7 @@ class SoakGame(Environment):
         return str(task)
 
     async def run(self, task: int, team: Team) -> Outcome:
-        """Plays the turns, in every third episode both agents at once; tells the ledger how it ended."""
+        """Plays the turns, in every third episode both agents concurrently; records the end in the ledger."""
         episode = self.ledger.begin()
 
         async def act(agent: str, turn: int) -> int:
@@ -124,7 +124,7 @@ class SoakGame(Environment):
 
 
 class SoakWorker(SimulatedWorker):
-    """The rollout worker, with verl's own dealing out of a batch and the clients of the simulated servers."""
+    """The rollout worker with verl's own handling of batches, and clients of simulated servers."""
 
     def __init__(self, config: DictConfig, settings: Any, client: TeamClient, tokenizers: Mapping[str, Any]) -> None:
         super().__init__(None, lambda *_: None)  # type: ignore[arg-type]
@@ -150,21 +150,21 @@ class SoakManager(TeamRolloutManager):
 
 
 class _Devices:
-    """A worker group of one rank: notes which rows it is trained on."""
+    """A worker group of one rank, which records the rows of its updates."""
 
     def __init__(self, name: str, queue: LocalQueue, ledger: Ledger) -> None:
         self._name, self._queue, self._ledger = name, queue, ledger
         self._dispatch_info = {"actor": [0]}
 
     def compute_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
-        """Writes what a model would find, a value a token."""
+        """Writes a log-prob and an entropy for every token."""
         values = [torch.full((tags["seq_len"],), -0.5) for tags in self._tags(batch)]
         nested = torch.nested.as_nested_tensor(values, layout=torch.jagged)
         fields = TensorDict({"log_probs": nested, "entropy": nested + 1.0}, batch_size=len(batch))
         return self._queue.kv_batch_put(batch.keys, "train", fields)
 
     def update_actor(self, batch: KVBatchMeta) -> Any:
-        """Books the rows; what a row's update needs must be there."""
+        """Records the rows, which must have all fields for an update."""
         data = self._queue.kv_batch_get(batch.keys, "train", ["input_ids", "old_log_probs", "advantages"])
         assert len(data.keys()) == 3
         rows = zip(batch.keys, self._tags(batch), strict=True)
@@ -172,13 +172,12 @@ class _Devices:
         return {"metrics": {"loss": [0.0], "mfu": [0.0], "grad_norm": [1.0]}}
 
     def _tags(self, batch: KVBatchMeta) -> list[dict[str, Any]]:
-        """The queue's: those of a batch stay with the driver."""
+        """Returns the queue's tags: workers receive none."""
         return [self._queue.tags["train"][key] for key in batch.keys]
 
 
 class SoakUnit(PolicyUnit):
-    """A policy whose devices are simulated. Its servers' deaths are the client's business here, not the weight
-    sync's, which there is none of."""
+    """A policy with simulated devices, without weight sync; only clients detect dead servers."""
 
     def __init__(self, name: str, job: DictConfig, queue: LocalQueue, ledger: Ledger) -> None:
         self.name, self.config, self.folder = name, job, name
@@ -190,16 +189,22 @@ class SoakUnit(PolicyUnit):
         self.actor_rollout_wg = self.ref_policy_wg = _Devices(name, queue, ledger)
 
     def revive(self) -> bool:
-        """Starts no server again."""
+        """Restarts no server."""
         return False
 
 
 class SoakTrainer(AtGrpoTrainer):
-    """The trainer over simulated policies; `fit` is the whole of verl's and ours."""
+    """The trainer with simulated policies and its real `fit`."""
 
     def __init__(self, config: DictConfig, queue: LocalQueue, ledger: Ledger, servers_sleep: Any) -> None:
         self._parts = queue, ledger, servers_sleep
+        self.watcher: Any = None
+        """A further backend of the logger."""
         super().__init__(config)
+
+    def _compute_metrics(self, *args: Any, **kwargs: Any) -> None:
+        self.logger.logger["soak"] = self.watcher
+        super()._compute_metrics(*args, **kwargs)
 
     def _setup(self) -> None:
         queue, ledger, servers_sleep = self._parts
@@ -212,11 +217,11 @@ class SoakTrainer(AtGrpoTrainer):
         self.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
         self.watch = RolloutWatch(self.units, self.settings.max_failed_episodes, episodes=1)
         self.global_steps = 0
-        self._recorder = self._make_recorder()
+        self.recorder = self._make_recorder()
 
 
 def job_config(folder: Path, steps: int, seed: int, timeout: float) -> DictConfig:
-    """Returns the configuration of a job of so many steps: 8 tasks, K = 4, two policies, filter and records on."""
+    """Returns the job's configuration: 8 tasks per step, K = 4, two policies, group filter and records."""
     config = recipes.compose(
         "plan_path_cpu_roles",
         [
@@ -224,7 +229,7 @@ def job_config(folder: Path, steps: int, seed: int, timeout: float) -> DictConfi
             f"at_grpo.seed={seed}",
             "at_grpo.candidates=4",
             f"at_grpo.request_timeout={timeout}",
-            "at_grpo.max_failed_episodes=1000000",  # on a machine that is busy enough, every request may be late
+            "at_grpo.max_failed_episodes=1000000",  # on a busy machine every request may time out
             "at_grpo.group_filter={min_groups: 26, max_tasks: 16}",
             "at_grpo.record={train_tasks: 2, val_tasks: 0, max_megabytes: 1}",
             "data.train_batch_size=8",
@@ -254,7 +259,7 @@ def job_config(folder: Path, steps: int, seed: int, timeout: float) -> DictConfi
 def client_of(
     config: DictConfig, policy: str, servers: list[SimulatedServer], loop: asyncio.AbstractEventLoop, ledger: Ledger
 ) -> tuple[DecisionClient, AvoidingBalancer]:
-    """Returns the product's client of these servers, and verl's balancer between them."""
+    """Returns the client of these servers, and their balancer."""
 
     delivered: set[str] = set()
 

@@ -1,6 +1,6 @@
-"""The books of a soak run: what servers, environment, queue and devices saw, against what the product counted.
+"""Counts of servers, environment, queue and devices in a soak run, compared with the metrics of the code under test.
 
-Rows are settled at the end of every step, so that the books stay as small as a step.
+Rows are checked at the end of every step, so the ledger stays as small as a step.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ Row = tuple[str, Mapping[str, Any]]
 
 @dataclass
 class _Episode:
-    """What the environment and the servers know of one episode."""
+    """One episode in the environment and the servers."""
 
     scored: int = 0
     answered: int = 0
     tokens: int = 0
-    """Of those answers."""
+    """Tokens of those responses."""
     failed: str | None = None
     ended: bool = False
     errors: int = 0
-    """Which are not tried again."""
+    """Engine errors, which are not retried."""
     deaths: int = 0
 
 
 @dataclass
 class Ledger:
-    """Counts independently of the product; `wrong` counts what must not be."""
+    """Counts independently of the code under test; `wrong` counts violations."""
 
     count: Counter[str] = field(default_factory=Counter)
     wrong: Counter[str] = field(default_factory=Counter)
     metrics: Counter[str] = field(default_factory=Counter)
-    """The product's own figures, added up over the steps."""
+    """Sums of the logged metrics over steps."""
     _episodes: dict[int, _Episode] = field(default_factory=dict)
     _written: dict[str, tuple[int, Mapping[str, Any]]] = field(default_factory=dict)
     """Key -> the row's episode and tags."""
@@ -54,44 +54,44 @@ class Ledger:
         return self.count["episodes begun"]
 
     def scored(self, episode: int) -> None:
-        """Books a candidate that got its score."""
+        """Counts a scored candidate."""
         self._episodes[episode].scored += 1
 
     def judge(self, right: bool) -> None:
-        """Books a program of the sandbox; all of them are right unless a run was lost."""
+        """Counts a program of the sandbox; all succeed unless a run is lost."""
         self.count["programs"] += 1
         self.wrong["scores lost in the sandbox"] += not right
 
     def end(self, episode: int) -> None:
-        """Books an episode that came to its end."""
+        """Records that an episode has ended."""
         self._episodes[episode].ended = True
 
     def fail(self, episode: int, reason: str) -> None:
-        """Books an episode that failed."""
+        """Records that an episode has failed."""
         self._episodes[episode].failed = reason
 
     # ------------------------------------------------------------ the servers
 
     def delivered(self, episode: int, before: int, got: Any) -> None:
-        """Books what a waiting caller got of a server: an answer, an error, or nothing since it stopped waiting.
+        """Counts what a caller received from a server: a response, an error, or nothing because it was cancelled.
 
         Args:
-            episode: whose request it was.
-            before: tokens of the answer that earlier servers gave.
-            got: the last part of the answer, or the error; None after a time-out.
+            episode: the request's episode.
+            before: tokens of the response from earlier requests.
+            got: the last part of the response, or the error; None after a timeout.
         """
         mine = self._episodes.get(episode)
         if mine is None:
-            self.wrong["answers after their step"] += 1
+            self.wrong["responses after their step"] += 1
         elif got is None or isinstance(got, asyncio.CancelledError):
-            self.count["requests withdrawn"] += 1  # after a time-out, or because the episode had failed
+            self.count["requests withdrawn"] += 1  # after a timeout, or because the episode had failed
         elif isinstance(got, BaseException):
             died = isinstance(got, ray.exceptions.RayActorError)
             mine.errors += not died
             mine.deaths += died
             self.count[f"requests whose server {'died' if died else 'failed'}"] += 1
         elif got.stop_reason == "aborted":
-            self.count["requests interrupted" if got.token_ids else "requests interrupted at once"] += 1
+            self.count["requests interrupted" if got.token_ids else "requests interrupted before a token"] += 1
         else:
             mine.answered += 1
             mine.tokens += before + len(got.token_ids)
@@ -99,7 +99,7 @@ class Ledger:
     # ------------------------------------------------------------ the queue and the devices
 
     def put(self, keys: Sequence[str], fields: Any, tags: Sequence[dict[str, Any]]) -> None:
-        """Books rows that the rollout wrote."""
+        """Counts rows that the rollout writes."""
         from soak_job import episode_of
 
         for key, prompt, mine in zip(keys, fields["prompts"].unbind(), tags, strict=True):
@@ -110,20 +110,20 @@ class Ledger:
             self.count["rows written"] += 1
 
     def train(self, policy: str, rows: Iterable[Row]) -> None:
-        """Books rows that a policy was updated with."""
+        """Counts rows of a policy's update."""
         for key, tags in rows:
-            self.wrong["rows trained that nobody wrote"] += key not in self._written
+            self.wrong["rows trained that were not written"] += key not in self._written
             self.wrong["rows trained by another's policy"] += tags["policy"] != policy
             self._trained[key] += 1
 
     # ------------------------------------------------------------ settling
 
     def settle(self, metrics: Mapping[str, Any], left: int) -> None:
-        """Closes a step: every row was trained once or dropped, and dropped rows had nothing to teach.
+        """Checks a step: every row was trained once or dropped, and dropped groups had no signal.
 
         Args:
-            metrics: what the product logged.
-            left: keys that are still in the queue.
+            metrics: the logged metrics.
+            left: number of keys that are still in the queue.
         """
         self.wrong["keys left in the queue"] += left
         self.wrong["rows trained twice"] += sum(times - 1 for times in self._trained.values())
@@ -151,7 +151,7 @@ class Ledger:
         for _, tags in self._written.values():
             rewards[tags["group"]].add(tags["reward"])
         lost = sum(len(rewards[self._written[key][1]["group"]]) > 1 for key in dropped)
-        self.wrong["rows lost: neither trained nor without a lesson"] += lost
+        self.wrong["rows lost: neither trained nor without signal"] += lost
 
     def _settle_episodes(self) -> None:
         rows = Counter(episode for episode, _ in self._written.values())
@@ -162,16 +162,16 @@ class Ledger:
             if episode.ended:
                 self.count["episodes ended"] += 1
                 self.wrong["candidates without a row"] += episode.scored - rows[number]
-                self.wrong["answers without a score"] += episode.answered - episode.scored
+                self.wrong["responses without a score"] += episode.answered - episode.scored
                 self.wrong["tokens lost on the way into rows"] += abs(episode.tokens - tokens[number])
-                self.wrong["engine errors that nobody minded"] += episode.errors
+                self.wrong["engine errors without a failed episode"] += episode.errors
                 self.count["tokens of episodes that ended"] += episode.tokens
                 continue
             self.count["episodes failed"] += 1
             self.count[f"failed/{episode.failed}"] += 1
             self.count["tokens of episodes that failed"] += episode.tokens
             self.wrong["rows of failed episodes"] += rows[number]
-            # A time-out needs none: on a slow machine it may come before the request is sent.
+            # A timeout needs no fault: on a slow machine it may occur before the request is sent.
             faults = {"engine": episode.errors + episode.deaths, "timeout": 1}
             self.wrong["failures without a fault"] += not faults.get(episode.failed or "", 0)
         self.wrong["rows of no episode"] += sum(
@@ -179,7 +179,7 @@ class Ledger:
         )
 
     def totals(self, candidates: int) -> list[tuple[str, int, int]]:
-        """Returns what the product counted beside what was counted here: (what, product, here)."""
+        """Returns (name, logged count, own count)."""
         here, product = self.count, self.metrics
         reasons = sorted({name for name in (*here, *product) if name.removeprefix("rollout/").startswith("failed/")})
         return [
@@ -198,22 +198,22 @@ class Ledger:
         ]
 
     def bounds(self, requests: int, candidates: int) -> list[tuple[str, int, int, int]]:
-        """Returns (what, least, product, most) where an answer may come, or not, in the moment its episode fails.
+        """Returns (name, minimum, logged count, maximum); inexact because a response may arrive as its episode fails.
 
         Args:
-            requests: that servers were sent.
-            candidates: of a decision.
+            requests: requests that servers received.
+            candidates: candidates per decision.
         """
         here, product = self.count, self.metrics
         ended = here["tokens of episodes that ended"]
         again = product["rollout/requests_retried"] + product["rollout/requests_resumed"]
-        sent = product["rollout/candidates"] + again + here["requests interrupted at once"]
+        sent = product["rollout/candidates"] + again + here["requests interrupted before a token"]
         of_failed = 2 * candidates * here["episodes failed"]
         resumed, interrupted = product["rollout/requests_resumed"], here["requests interrupted"]
-        # One that is given up during a hold is sent again without being counted: it had waited for new weights.
+        # A request that times out during a pause is sent again without being counted as a retry.
         least = requests - here["requests withdrawn"]
         return [
             ("tokens", ended, product["rollout/tokens"], ended + here["tokens of episodes that failed"]),
-            ("answers resumed", interrupted - of_failed, resumed, interrupted),
+            ("responses resumed", interrupted - of_failed, resumed, interrupted),
             ("requests", least, sent, requests + of_failed),
         ]

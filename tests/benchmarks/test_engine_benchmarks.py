@@ -1,4 +1,4 @@
-"""The pure parts of the benchmarks on the real engine and the real trainer; their figures are not for tests."""
+"""The pure functions of the benchmarks on the real stack; measurements are not tested."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from verl_atgrpo.rollout.rows import training_rows
 from verl_atgrpo.team import ScriptedTeam, play
 
 
-def test_recorded_requests_come_back(tmp_path: Path) -> None:
+def test_recorded_requests_are_read_back(tmp_path: Path) -> None:
     rollouts = [[Request([5, 6, 7], 3, 0), Request([8], 1, 1)], [Request([9, 9], 16, 0)]]
     real_stack.save(tmp_path / "rollouts", rollouts)
     assert real_stack.load(tmp_path / "rollouts") == rollouts
@@ -48,7 +48,7 @@ def test_recorded_requests_come_back(tmp_path: Path) -> None:
         ("", "Ray itself"),
     ],
 )
-def test_processes_go_by_their_titles(command: str, name: str) -> None:
+def test_processes_are_named_by_their_titles(command: str, name: str) -> None:
     assert real_stack.name_of(command) == name
 
 
@@ -77,7 +77,7 @@ subprocess.run(["sleep", "infinity"])
 """
 
 
-def test_a_benchmark_that_is_terminated_ends_its_part_and_what_that_has_started(tmp_path: Path) -> None:
+def test_a_terminated_benchmark_ends_its_part_and_the_parts_processes(tmp_path: Path) -> None:
     part = tmp_path / "part.py"
     part.write_text(PART)
 
@@ -85,7 +85,7 @@ def test_a_benchmark_that_is_terminated_ends_its_part_and_what_that_has_started(
         there = []
         for pid in of_session(session):
             with suppress(psutil.NoSuchProcess):
-                if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:  # nobody may reap orphans here
+                if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:  # orphans may not be reaped here
                     there.append(pid)
         return there
 
@@ -102,7 +102,7 @@ def test_a_benchmark_that_is_terminated_ends_its_part_and_what_that_has_started(
     wait_until(lambda: not living(session))
 
 
-def test_a_job_s_processes_are_those_of_its_session_that_have_a_title() -> None:
+def test_a_jobs_processes_are_those_of_its_session_with_a_title() -> None:
     def begun(script: str) -> subprocess.Popen[bytes]:
         command = ["ray::TaskRunnerV1.run", "-c", f"exec 3<&0; {script} read <&3"]
         return subprocess.Popen(command, executable="/bin/bash", stdin=subprocess.PIPE, start_new_session=True)
@@ -118,21 +118,21 @@ def test_a_job_s_processes_are_those_of_its_session_that_have_a_title() -> None:
 
 
 @pytest.mark.parametrize("plain", [False, True])
-def test_a_replay_draws_exactly_as_many_tokens(plain: bool) -> None:
+def test_a_replay_generates_exactly_as_many_tokens(plain: bool) -> None:
     sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
     parameters = bench_engine.replay_parameters(Request([5, 6], 7, 11), sampling, plain)
     assert (parameters["max_tokens"], parameters["ignore_eos"]) == (7, True)
-    # As in training unless plain: log-probs of the drawn tokens, a seed for every request.
+    # As in training unless plain: log-probs of the sampled tokens, a seed for every request.
     assert (parameters.get("seed"), parameters.get("logprobs")) == ((None, None) if plain else (11, 0))
     assert sampling.items() <= parameters.items()
 
 
 class CachingServer:
-    """Has the beginning of a prompt in its cache once a request with it has begun, in blocks of 32."""
+    """Caches prompts in blocks of 32 as soon as the first request has started."""
 
     def __init__(self) -> None:
         self.seen: set[tuple[int, ...]] = set()
-        self.under_way: dict[str, int] = {}
+        self.in_flight: dict[str, int] = {}
         self.most: dict[str, list[int]] = {}
         self.seeds: list[int] = []
 
@@ -142,34 +142,34 @@ class CachingServer:
         cached = (len(prompt) - 1) // 32 * 32 if prompt in self.seen else 0
         self.seen.add(prompt)
         self.seeds.append(sampling_params["seed"])
-        self.under_way[request_id] = self.under_way.get(request_id, 0) + 1
-        self.most.setdefault(request_id, []).append(self.under_way[request_id])
+        self.in_flight[request_id] = self.in_flight.get(request_id, 0) + 1
+        self.most.setdefault(request_id, []).append(self.in_flight[request_id])
         await asyncio.sleep(0)
-        self.under_way[request_id] -= 1
+        self.in_flight[request_id] -= 1
         return SimpleNamespace(extra_fields={"num_cached_tokens": cached})
 
 
 @pytest.mark.parametrize("order", bench_prefill.ORDERS)
 def test_the_share_of_cached_tokens(order: str) -> None:
     server, asked = CachingServer(), bench_prefill.prompts(3, 106, order)
-    made = asyncio.run(bench_prefill.draw(server, asked, 8, order))
+    made = asyncio.run(bench_prefill.sample(server, asked, 8, order))
     lengths = [len(prompt) for prompt in asked]
     expected = sum(7 * ((length - 1) // 32 * 32) for length in lengths) / (8 * sum(lengths))
     assert made.share == pytest.approx(expected)
     assert made.of_possible == pytest.approx(expected / (7 / 8))
     assert len(set(server.seeds)) == 24
-    # Siblings under way together: all eight, or the seven that follow the one sent ahead.
+    # Siblings in flight together: all eight, or the seven that follow the one sent ahead.
     assert {max(counts) for counts in server.most.values()} == {7 if order == "lead" else 8}
 
 
 def test_one_candidate_has_nothing_to_share() -> None:
-    made = asyncio.run(bench_prefill.draw(CachingServer(), bench_prefill.prompts(3, 106, "s"), 1, "at once"))
+    made = asyncio.run(bench_prefill.sample(CachingServer(), bench_prefill.prompts(3, 106, "s"), 1, "at once"))
     assert (made.share, made.of_possible) == (0.0, 1.0)
 
 
-def test_the_time_saved_is_that_of_the_same_draw_without_a_cache() -> None:
-    def draws(seconds: float) -> list[bench_prefill.Draw]:
-        return [bench_prefill.Draw(8, order, 600, 800, seconds + place) for place, order in enumerate(("a", "b"))]
+def test_the_time_saved_is_relative_to_the_same_requests_without_a_cache() -> None:
+    def draws(seconds: float) -> list[bench_prefill.Sampled]:
+        return [bench_prefill.Sampled(8, order, 600, 800, seconds + place) for place, order in enumerate(("a", "b"))]
 
     lines = bench_prefill.table({"block 32": draws(2.0), "no cache": draws(6.0)}).splitlines()
     assert [line.split()[-1] for line in lines[1:]] == ["3.00", "2.33", "1.00", "1.00"]
@@ -193,13 +193,13 @@ def test_a_step_is_split_into_stages_without_remainder() -> None:
         assert sum(parts) == pytest.approx(found["outside rollout"][side])
 
 
-def test_unequal_steps_are_told_apart() -> None:
+def test_unequal_steps_are_detected() -> None:
     record = {"perf/total_num_tokens": 100.0, "prompt_length/mean": 40.0, "response_length/mean": 60.0}
     assert len(bench_against_grpo.shapes([record, dict(record)])) == 1
     assert len(bench_against_grpo.shapes([record, {**record, "response_length/mean": 59.0}])) == 2
 
 
-def test_a_comparison_ends_with_the_first_run_whose_rows_are_not_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_ends_with_the_first_run_with_different_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[str] = []
 
     def run(side: str, *_: object) -> tuple[list[bench_against_grpo.Step], set[tuple[float, ...]]]:
@@ -220,8 +220,8 @@ def test_policies_are_compared_at_equal_tokens(
     tokens: float, status: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(recipe: str, *_: object) -> list[dict[str, float]]:
-        drawn = {"rollout/tokens": tokens if recipe.endswith("roles") else 1000.0}
-        return [{**drawn, **{f"timing_s/{stage}": 2.0 for stage in bench_policies.STAGES}}]
+        tokens_of_run = {"rollout/tokens": tokens if recipe.endswith("roles") else 1000.0}
+        return [{**tokens_of_run, **{f"timing_s/{stage}": 2.0 for stage in bench_policies.STAGES}}]
 
     monkeypatch.setattr(bench_policies, "run", run)
     monkeypatch.setattr(bench_policies, "exit_on_sigterm", lambda: None)
@@ -233,7 +233,7 @@ def test_policies_are_compared_at_equal_tokens(
         assert bench_policies.main() == status
 
 
-def test_our_side_has_a_group_of_k_rows_a_task_and_the_rewards_of_the_stock_side() -> None:
+def test_our_side_has_a_group_of_k_rows_per_task_and_the_rewards_of_the_stock_side() -> None:
     environment = bench_against_grpo.OneAnswer()
     team = ScriptedTeam({"writer": lambda prompt, index: "U" * (index + 1)}, candidates=8)
     record = asyncio.run(play(environment, environment.task("train", 3), team))
@@ -245,7 +245,7 @@ def test_our_side_has_a_group_of_k_rows_a_task_and_the_rewards_of_the_stock_side
     assert rows[0].prompt_ids == [ord(char) for char in bench_against_grpo.prompt(3)]
 
 
-def test_samples_go_to_the_innermost_frame_of_the_stack_that_is_the_stacks() -> None:
+def test_samples_count_for_the_innermost_frame_in_the_packages() -> None:
     driver = "main (verl/trainer/main_ppo.py);fit (verl/trainer/ppo/v1/trainer_base.py)"
     folded = [
         f"{driver};sample (verl/trainer/ppo/v1/replay_buffer.py);sleep (time.py) 30",
@@ -270,7 +270,9 @@ def test_samples_go_to_the_innermost_frame_of_the_stack_that_is_the_stacks() -> 
     assert second.split()[0] == "0.250"
 
 
-def test_without_py_spy_its_name_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_py_spy_the_error_names_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(profile_step.shutil, "which", lambda *_, **__: None)
     monkeypatch.setattr(sys, "argv", ["profile_step.py", "--model", "nowhere"])
     assert profile_step.main() == 1
@@ -283,7 +285,7 @@ def test_the_target_is_reached_between_two_validations() -> None:
     assert bench_async.crossing(points[:2], 0.9) == (math.inf, math.inf)
 
 
-def test_a_training_that_borrows_its_start_is_measured_from_there(tmp_path: Path) -> None:
+def test_a_training_without_an_initial_validation_uses_the_given_one(tmp_path: Path) -> None:
     steps = [
         {"timing_s/step": 20.0, "rollout/tokens": 4_000.0, "team/staleness_mean": 0.0, "team/staleness_max": 0.0},
         {"timing_s/step": 10.0, "rollout/tokens": 2_000.0, "team/staleness_mean": 0.5, "team/staleness_max": 2.0},

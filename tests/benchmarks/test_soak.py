@@ -1,4 +1,4 @@
-"""A short soak run, and that its books notice what they are kept for."""
+"""A short soak run, and the violations that its ledger detects."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from soak_ledger import Ledger
 from verl.workers.rollout.replica import TokenOutput
 from waiting import HANG
 
-# In a short run chance decides which faults come, and memory is not judged.
+# Random in a short run, like memory.
 FAULTS = (
     "engine errors",
     "requests that hung",
-    "requests sent again to another replica",
-    "answers interrupted",
+    "requests retried on another replica",
+    "responses interrupted",
     "requests whose replica died",
     "sandbox processes killed",
     "programs run again",
@@ -34,13 +34,13 @@ FAULTS = (
     ("steps", "by_chance"),
     [(6, ("memory", *FAULTS)), pytest.param(30, ("memory", *FAULTS[-3:]), marks=pytest.mark.slow)],
 )
-def test_a_short_run_in_which_everything_fails_now_and_then(steps: int, by_chance: tuple[str, ...]) -> None:
+def test_a_short_run_with_all_faults(steps: int, by_chance: tuple[str, ...]) -> None:
     lines = soak.soak(steps=steps, minutes=HANG / 60, seed=1, timeout=0.5)
     assert [line for line in lines if not line[2] and line[0].partition(":")[0] not in by_chance] == []
     assert dict((name, figure) for name, figure, _ in lines)["steps"].startswith(f"{steps} of {steps} in")
 
 
-# ------------------------------------------------------------------ the books
+# ------------------------------------------------------------------ the ledger
 
 
 def tags(reward: float, group: str = "g") -> dict[str, Any]:
@@ -48,7 +48,7 @@ def tags(reward: float, group: str = "g") -> dict[str, Any]:
 
 
 def played(ledger: Ledger, scored: int = 2) -> int:
-    """Books an episode of one decision that came to its end."""
+    """Records an episode of one decision."""
     episode = ledger.begin()
     for _ in range(scored):
         ledger.delivered(episode, 0, TokenOutput(token_ids=[1], stop_reason="completed"))
@@ -70,7 +70,7 @@ def settled(ledger: Ledger, left: int = 0) -> set[str]:
 ROWS = {"u_0_0": tags(0.0), "u_0_1": tags(1.0)}
 
 
-def test_what_is_trained_once_or_teaches_nothing_is_in_order() -> None:
+def test_rows_that_are_trained_once_or_have_no_signal_are_right() -> None:
     ledger = Ledger()
     put(ledger, played(ledger), ROWS)
     put(ledger, played(ledger), {"v_0_0": tags(1.0, "h"), "v_0_1": tags(1.0, "h")})
@@ -82,19 +82,19 @@ def test_what_is_trained_once_or_teaches_nothing_is_in_order() -> None:
 @pytest.mark.parametrize(
     ("trained", "wrong"),
     [
-        (["u_0_0"], {"rows lost: neither trained nor without a lesson"}),
+        (["u_0_0"], {"rows lost: neither trained nor without signal"}),
         (["u_0_0", "u_0_1", "u_0_1"], {"rows trained twice"}),
-        (["u_0_0", "u_0_1", "x_0_0"], {"rows trained that nobody wrote"}),
+        (["u_0_0", "u_0_1", "x_0_0"], {"rows trained that were not written"}),
     ],
 )
-def test_a_row_that_is_lost_or_trained_twice_is_noticed(trained: list[str], wrong: set[str]) -> None:
+def test_a_row_that_is_lost_or_trained_twice_is_detected(trained: list[str], wrong: set[str]) -> None:
     ledger = Ledger()
     put(ledger, played(ledger), ROWS)
     ledger.train("p", [(key, ROWS.get(key, tags(0.0))) for key in trained])
     assert settled(ledger) == wrong
 
 
-def test_a_candidate_without_a_row_a_key_left_and_a_lost_score_are_noticed() -> None:
+def test_a_candidate_without_a_row_a_key_left_and_a_lost_score_are_detected() -> None:
     ledger = Ledger()
     put(ledger, played(ledger, scored=3), ROWS)
     ledger.train("p", ROWS.items())
@@ -120,7 +120,7 @@ def test_a_failed_episode_leaves_no_row_and_fails_for_a_reason() -> None:
     assert settled(ledger) == {"failures without a fault", "rows of failed episodes"}
 
 
-def test_the_product_s_counts_are_compared_with_the_books() -> None:
+def test_metrics_are_compared_with_the_ledger() -> None:
     ledger = Ledger()
     put(ledger, played(ledger), ROWS)
     ledger.train("p", ROWS.items())
@@ -129,7 +129,7 @@ def test_the_product_s_counts_are_compared_with_the_books() -> None:
     assert differing == {"episodes"}
 
 
-def test_processes_below_this_one_are_found() -> None:
+def test_child_processes_are_found() -> None:
     with subprocess.Popen(["sleep", "infinity"]) as child:
         assert child.pid in soak.children_of(os.getpid())
         child.kill()

@@ -1,4 +1,4 @@
-"""The benchmark of a step's rows at a small size: it calls the product's functions in the trainer's order."""
+"""The benchmark of a step's rows runs at a small size."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from verl_atgrpo.trainer import queue as trainer_queue
 
 
 def test_a_step_goes_through_all_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_queue, "tq", trainer_queue.tq)  # puts back what the benchmark sets
+    monkeypatch.setattr(trainer_queue, "tq", trainer_queue.tq)  # restored after the test
     queue = str(tmp_path / "queue")
     played = bench_step_rows.work(128, 16.0, True, queue)
     driven = bench_step_rows.drive(queue, answer_tokens=0)
     assert played["rows"] == driven["rows"] == 128
-    stages = ["sort", "filter", "of, but", "balance", "deal", "log-probs", "advantage", "metrics"]
+    stages = ["sort", "filter", "split", "balance", "mini-batches", "log-probs", "advantage", "metrics"]
     assert [name for name in driven if name not in ("rows", "megabytes")] == stages
     assert bench_step_rows.total(driven) == pytest.approx(sum(driven[stage] for stage in stages))

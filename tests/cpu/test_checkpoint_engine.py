@@ -1,4 +1,4 @@
-"""The CPU's checkpoint engine: every bit arrives, memory is bounded, and a lost process ends in an error."""
+"""The CPU's checkpoint engine: exact weights, bounded memory, and errors when a process dies or hangs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def random_weights(seed: int) -> Weights:
-    """Of several types and odd sizes: a tensor of three bytes before one of floats leaves those unaligned."""
+    """Weights of several types and odd sizes, which are unaligned without padding."""
     generator = torch.Generator().manual_seed(seed)
     return {
         "embedding": torch.randn(1000, 7, generator=generator),  # larger than a bucket
@@ -46,7 +46,7 @@ def random_weights(seed: int) -> Weights:
 
 
 def engines(receivers: int, bucket: int = 4096, timeout: float = HANG) -> list[GlooCheckpointEngine]:
-    """A sender first, then a trainer's worker that does not send, then receivers."""
+    """A sender, a training worker that does not send, and receivers."""
     kwargs = {"bucket_size": bucket, "timeout": timeout}
     return [
         CheckpointEngineRegistry.new("gloo", is_master=True, **kwargs),
@@ -56,9 +56,9 @@ def engines(receivers: int, bucket: int = 4096, timeout: float = HANG) -> list[G
 
 
 def connect(group: list[GlooCheckpointEngine], executor: ThreadPoolExecutor) -> None:
-    """As verl's CheckpointEngineManager does, with a thread for every process."""
-    meetings = [engine.prepare() for engine in group]
-    actors, rollouts = GlooCheckpointEngine.build_topology(2, len(group) - 2, meetings)
+    """Connects as verl's CheckpointEngineManager, with a thread per process."""
+    rendezvous = [engine.prepare() for engine in group]
+    actors, rollouts = GlooCheckpointEngine.build_topology(2, len(group) - 2, rendezvous)
     arguments = {key: actors[key] + rollouts[key] for key in actors}
     calls = [dict(zip(arguments, values, strict=True)) for values in zip(*arguments.values(), strict=True)]
     assert [call["rank"] for call in calls] == [0, -1, *range(1, len(group) - 1)]
@@ -66,7 +66,7 @@ def connect(group: list[GlooCheckpointEngine], executor: ThreadPoolExecutor) -> 
 
 
 async def collected(engine: GlooCheckpointEngine) -> Weights:
-    # Copies, as the server's adapter makes: a tensor is valid until the next is asked for.
+    # Copies, as the server's adapter: a tensor is valid until the next one.
     return {name: weight.clone() async for name, weight in engine.receive_weights(global_steps=1)}
 
 
@@ -85,7 +85,7 @@ def transfer(group: list[GlooCheckpointEngine], weights: Weights, executor: Thre
     received = list(executor.map(lambda engine: asyncio.run(collected(engine)), group[2:]))
     for done in sending:
         done.result()
-    assert next(walked, None) is None  # making a weight whole takes every worker of the trainer
+    assert next(walked, None) is None  # all training workers gather the weights
     for engine in group:
         engine.finalize()
     return received
@@ -98,7 +98,7 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.mark.parametrize("bucket", [256, 4096, 1 << 20])
-def test_every_tensor_arrives_bit_by_bit_sync_after_sync(bucket: int, executor: ThreadPoolExecutor) -> None:
+def test_every_tensor_arrives_exactly_in_every_sync(bucket: int, executor: ThreadPoolExecutor) -> None:
     group = engines(receivers=2, bucket=bucket)
     for seed in (1, 2):
         weights = random_weights(seed)
@@ -107,16 +107,16 @@ def test_every_tensor_arrives_bit_by_bit_sync_after_sync(bucket: int, executor: 
             assert all(same_bits(received[name], weights[name]) for name in weights)
 
 
-def test_a_process_holds_one_bucket_and_nothing_between_syncs(executor: ThreadPoolExecutor) -> None:
+def test_a_process_has_one_bucket_and_none_between_syncs(executor: ThreadPoolExecutor) -> None:
     group = engines(receivers=1)
     connect(group, executor)
-    assert [engine._bucket is None or engine._bucket.nbytes for engine in group] == [4096, True, 4096]
+    assert [engine.bucket is None or engine.bucket.nbytes for engine in group] == [4096, True, 4096]
     for engine in group:
         engine.finalize()
-        assert engine._bucket is engine._store is engine._group is None
+        assert engine.bucket is None
 
 
-def test_a_new_set_of_servers_is_reached(executor: ThreadPoolExecutor) -> None:
+def test_the_servers_may_change_between_syncs(executor: ThreadPoolExecutor) -> None:
     group, weights = engines(receivers=2), random_weights(3)
     transfer(group, weights, executor)
     newcomer = CheckpointEngineRegistry.new("gloo", bucket_size=4096)
@@ -131,13 +131,13 @@ def endless() -> Iterator[tuple[str, torch.Tensor]]:
         number += 1
 
 
-def test_a_dead_receiver_ends_the_sending(executor: ThreadPoolExecutor) -> None:
+def test_a_dead_receiver_ends_the_send(executor: ThreadPoolExecutor) -> None:
     group = engines(receivers=1)
     connect(group, executor)
 
     async def die() -> None:
         async for _ in group[2].receive_weights():
-            group[2].finalize()  # closes its sockets, as the system does for a process that died
+            group[2].finalize()  # closes its sockets, as the system for a dead process
             return
 
     executor.submit(asyncio.run, die())
@@ -145,7 +145,7 @@ def test_a_dead_receiver_ends_the_sending(executor: ThreadPoolExecutor) -> None:
         asyncio.run(group[0].send_weights(endless()))
 
 
-def test_a_sender_killed_in_the_middle_ends_the_receiving() -> None:
+def test_a_killed_sender_ends_the_receive() -> None:
     sender, _, receiver = engines(receivers=1)
     fork = multiprocessing.get_context("fork")
     pipe, other_end = fork.Pipe()
@@ -166,11 +166,11 @@ def test_a_sender_killed_in_the_middle_ends_the_receiving() -> None:
 
     process.start()
     try:
-        assert pipe.poll(HANG), "the fork did not begin"  # threads of this process may have held locks
-        meeting = pipe.recv()
-        pipe.send(meeting)
-        receiver.init_process_group(1, 2, meeting)
-        # At once, not only after the time-out, which is that of a hang.
+        assert pipe.poll(HANG), "the fork did not start"  # threads of this process may have held locks
+        rendezvous = pipe.recv()
+        pipe.send(rendezvous)
+        receiver.init_process_group(1, 2, rendezvous)
+        # Immediately, not after the timeout.
         with pytest.raises(ConnectionError, match="the weight transfer broke off"):
             asyncio.run(receive())
     finally:
@@ -179,19 +179,19 @@ def test_a_sender_killed_in_the_middle_ends_the_receiving() -> None:
     assert process.exitcode == -signal.SIGKILL
 
 
-def test_a_sender_that_hangs_ends_the_receiving_after_the_time_out(executor: ThreadPoolExecutor) -> None:
+def test_a_hanging_sender_ends_the_receive_after_the_timeout(executor: ThreadPoolExecutor) -> None:
     for timeout in itertools.takewhile(lambda seconds: seconds < HANG, (2.0**number for number in itertools.count())):
         group = engines(receivers=1, timeout=timeout)
         try:
             connect(group, executor)
             break
-        except ConnectionError:  # connecting has no more time than a bucket
+        except ConnectionError:  # connecting has the same timeout
             continue
     with pytest.raises(ConnectionError, match="the weight transfer broke off"):
         asyncio.run(collected(group[2]))
 
 
-def test_a_transfer_that_broke_off_does_not_spoil_the_next(executor: ThreadPoolExecutor) -> None:
+def test_a_failed_sync_does_not_affect_the_next(executor: ThreadPoolExecutor) -> None:
     group, weights = engines(receivers=1), random_weights(5)
     connect(group, executor)
     group[0].finalize()
@@ -201,7 +201,7 @@ def test_a_transfer_that_broke_off_does_not_spoil_the_next(executor: ThreadPoolE
     assert all(same_bits(received[name], weights[name]) for name in weights)
 
 
-def test_a_process_that_never_comes_ends_the_meeting() -> None:
+def test_a_missing_process_ends_the_rendezvous() -> None:
     sender = CheckpointEngineRegistry.new("gloo", bucket_size=64, is_master=True, timeout=1.0)
     with pytest.raises(ConnectionError, match="the weight transfer did not begin"):
         sender.init_process_group(0, 2, sender.prepare())
@@ -215,4 +215,4 @@ def test_nothing_is_left_open(executor: ThreadPoolExecutor) -> None:
     before = opened()
     for _ in range(10):
         transfer(engines(receivers=1), random_weights(4), executor)
-    assert opened() < before + 5  # what other tests have left may come and go
+    assert opened() < before + 5  # other tests may open or close some meanwhile

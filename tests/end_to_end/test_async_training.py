@@ -1,4 +1,4 @@
-"""Asynchronous training with the real stack: interrupted candidates go on, and no task is lost or trained on twice."""
+"""Asynchronous training with the real stack: interrupted candidates resume, and every task is trained on once."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from verl_atgrpo.report.records import find, read
 pytestmark = [pytest.mark.slow, pytest.mark.training]
 
 OVERRIDES = (
-    # When the first episodes have ended, others are in the middle of an answer.
+    # When the first episodes have ended, others are in the middle of a response.
     "~at_grpo.environment",
     "+at_grpo.environment={name: 'uneven_writer:UnevenWriter'}",
     "actor_rollout_ref.rollout.ignore_eos=true",
     "data.max_response_length=64",
     "actor_rollout_ref.rollout.max_model_len=128",
-    # Small steps: all of a long answer's tokens are told the same, and importance weights are to stay near 1.
+    # Small steps: importance weights of long responses must stay near 1.
     "actor_rollout_ref.actor.optim.lr=2e-4",
     "at_grpo.candidates=4",
     "at_grpo.train_tasks=64",
@@ -48,16 +48,16 @@ def trained(folder: Path) -> dict[int, list[int]]:
 
 
 def versions(folder: Path) -> dict[int, set[int]]:
-    """The versions of the weights that have drawn what was trained on, by step."""
-    drawn_by: dict[int, set[int]] = {}
+    """The versions of the weights that sampled the rows that were trained on, by step."""
+    sampled_by: dict[int, set[int]] = {}
     for (split, step, *_), decisions in read(find(folder)).episodes.items():
         if split == "train":
             found = (one["version"] for decision in decisions for one in decision["candidates"])
-            drawn_by.setdefault(step, set()).update(chain.from_iterable(found))
-    return drawn_by
+            sampled_by.setdefault(step, set()).update(chain.from_iterable(found))
+    return sampled_by
 
 
-def test_the_slowest_go_on_with_new_weights_and_no_task_is_lost(
+def test_the_slowest_episodes_resume_with_new_weights_and_no_task_is_lost(
     start: Start, tied_model: Path, tmp_path: Path
 ) -> None:
     job = start("plan_path_cpu_async", tmp_path, tied_model, *OVERRIDES, "trainer.total_training_steps=5")
@@ -69,7 +69,7 @@ def test_the_slowest_go_on_with_new_weights_and_no_task_is_lost(
         assert data["rollout/episodes_failed"] == 0
         assert data["team/episodes"] == 4
         assert data["team/staleness_max"] <= 2
-        # Of candidates that were drawn with this step's weights alone: the servers have them.
+        # Over candidates sampled entirely with this step's weights.
         assert data.get("training/rollout_probs_diff_max", 0.0) < FRESH
         assert 0.5 < data["rollout_corr/rollout_is_mean"] < 2
     assert metrics[1]["team/staleness_max"] == 0
@@ -84,12 +84,12 @@ def test_the_slowest_go_on_with_new_weights_and_no_task_is_lost(
     first = trained(tmp_path)
     assert [len(first[step]) for step in range(1, 6)] == [4] * 5
     assert len(set(chain.from_iterable(first.values()))) == 20
-    drawn_by = versions(tmp_path)
+    sampled_by = versions(tmp_path)
     for step in range(1, 6):
-        assert max(drawn_by[step]) < step
-        assert metrics[step]["team/staleness_max"] == step - 1 - min(drawn_by[step])
+        assert max(sampled_by[step]) < step
+        assert metrics[step]["team/staleness_max"] == step - 1 - min(sampled_by[step])
 
-    # What is under way is in the checkpoints; the tests of the trainer resume from there.
+    # Unfinished tasks are in the checkpoints; the trainer's tests resume from there.
     unfinished = {
         step: json.loads((tmp_path / f"checkpoints/global_step_{step}/pending.json").read_text())["tasks"]
         for step in (2, 4)

@@ -1,4 +1,4 @@
-"""Training with the real stack at a temperature, with a reference: log-probs against a model's, and the KL loss."""
+"""Training with the real stack at a temperature, with a reference: log-probs compared with a model's, and KL loss."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.training]
 TEMPERATURE = 0.7
 
 
-def test_log_probs_are_of_the_temperature_and_the_reference_stays(
+def test_log_probs_are_at_the_temperature_and_the_reference_is_fixed(
     start: Start, tied_model: Path, tmp_path: Path
 ) -> None:
     job = start(
         "plan_path_cpu_roles",
         tmp_path,
         tied_model,
-        # One reference is a model of its own, the other is the policy without its adapter.
+        # One reference is a separate model, the other the policy without its adapter.
         f"at_grpo.policies.tool_user.model.path={tied_model}",
         f"at_grpo.policies.planner.model.path={tied_model}",
         "+at_grpo.policies.tool_user.lora={rank: 4}",
@@ -37,7 +37,7 @@ def test_log_probs_are_of_the_temperature_and_the_reference_stays(
         "at_grpo.environment.max_turns=2",
         "data.train_batch_size=4",
         "data.val_batch_size=8",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",  # one optimizer step: all of it with the rollout's weights
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",  # one optimizer step, with the rollout's weights
         "trainer.val_before_train=false",
         "trainer.test_freq=-1",
         "trainer.save_freq=2",
@@ -50,7 +50,7 @@ def test_log_probs_are_of_the_temperature_and_the_reference_stays(
         assert metrics[step]["training/rollout_probs_diff_max"] < FRESH
         for policy in ("tool_user", "planner"):
             assert metrics[step][f"policy/{policy}/grad_norm"] > 0
-            # What the update computes is what was computed before it.
+            # The update's log-probs equal those before it.
             assert abs(metrics[step][f"policy/{policy}/ppo_kl"]) < FRESH
             assert metrics[step][f"policy/{policy}/pg_clipfrac"] == 0
     for policy in ("tool_user", "planner"):
@@ -68,21 +68,21 @@ def test_log_probs_are_of_the_temperature_and_the_reference_stays(
 
 @torch.no_grad()
 def check_rows(file: Path, folder: Path) -> None:
-    """Compares the first step's log-probs with those of the model that the policy began with."""
+    """Compares the first step's log-probs with those of the initial model."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     rows = torch.load(file, weights_only=False)
     assert rows
-    away = []
+    differences = []
     for row in rows:
-        prompt, answer = row["prompts"], row["responses"]
-        logits = model(torch.cat([prompt, answer])[None]).logits[0, len(prompt) - 1 : -1]
-        expected = log_probs(logits / TEMPERATURE, answer)
+        prompt, response = row["prompts"], row["responses"]
+        logits = model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
+        expected = log_probs(logits / TEMPERATURE, response)
         for name in ("old_log_probs", "ref_log_prob"):
             torch.testing.assert_close(row[name], expected, atol=1e-4, rtol=0)
-        away.append((log_probs(logits, answer) - expected).abs().max().item())
-    assert max(away) > 0.1, "at temperature 1 they would be others"
+        differences.append((log_probs(logits, response) - expected).abs().max().item())
+    assert max(differences) > 0.1, "they differ at temperature 1"
 
 
 def log_probs(logits: Tensor, tokens: Tensor) -> Tensor:

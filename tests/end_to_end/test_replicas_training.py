@@ -1,4 +1,4 @@
-"""Two servers of one policy, with the real stack: one dies and comes back, then for good; a worker dies."""
+"""Two servers of one policy with the real stack: one dies and is restarted, then dies again; a worker dies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.training]
 TASKS = 16
 
 
-def test_a_replica_dies_and_comes_back_and_a_worker_dies(start: Start, tied_model: Path, tmp_path: Path) -> None:
+def test_a_replica_dies_and_is_restarted_and_a_worker_dies(start: Start, tied_model: Path, tmp_path: Path) -> None:
     served, dumps, shared = tmp_path / "served.jsonl", tmp_path / "rows", Path("/dev/shm")
     buckets = set(shared.glob("verl_weights_*"))
     metrics_file = tmp_path / "metrics.jsonl"
@@ -51,7 +51,7 @@ def test_a_replica_dies_and_comes_back_and_a_worker_dies(start: Start, tied_mode
     wait_for(served, job, tmp_path)
     kill_during_rollout(engine_of(1, job), 1, served, job)
     wait_for(dumps / "4.jsonl", job, tmp_path)
-    assert len(processes_of(job, "VLLM::EngineCore")) == 2, "the dead engine is gone, and one is in its place"
+    assert len(processes_of(job, "VLLM::EngineCore")) == 2, "the dead engine was replaced"
     kill_during_rollout(engine_of(1, job), 4, served, job)
     wait_for_lines(metrics_file, 7, job)
     assert len(processes_of(job, "VLLM::EngineCore")) == 1
@@ -60,11 +60,11 @@ def test_a_replica_dies_and_comes_back_and_a_worker_dies(start: Start, tied_mode
     log = (tmp_path / "log").read_text(errors="replace")
     checkpoint = (tmp_path / "checkpoints/latest_checkpointed_iteration.txt").read_text()
     assert f"the last complete checkpoint is {tmp_path}/checkpoints/global_step_{checkpoint}" in log
-    # Whatever it was doing.
-    doing = "its update|handing its weights to its servers|saving its checkpoint|putting its servers to sleep"
+    # In any stage of the step.
+    doing = "its update|its weight sync|saving its checkpoint|putting its servers to sleep"
     assert re.search(rf"policy 'shared': ({doing}) failed: ActorDiedError", log)
-    for said in ("server 1 is dead", "server 1 is started again; at_grpo.restart_servers=1 allows 0 more"):
-        assert said in log
+    for message in ("server 1 is dead", "server 1 is started again; at_grpo.restart_servers=1 allows 0 more"):
+        assert message in log
     assert not set(shared.glob("verl_weights_*")) - buckets
 
     records = [json.loads(line) for line in metrics_file.read_text().splitlines()]
@@ -73,7 +73,7 @@ def test_a_replica_dies_and_comes_back_and_a_worker_dies(start: Start, tied_mode
     assert alive == [2, 1, 2, 2, 1, 1, 1]
     assert [metrics[step]["team/replicas_restarted"] for step in range(1, 8)] == [0, 0, 1, 1, 1, 1, 1]
     for step in range(1, 8):
-        # Weights reach whoever serves: the survivor, and the server that has come back.
+        # All serving replicas have the weights: the survivor and the restarted one.
         assert metrics[step]["training/rollout_probs_diff_max"] < FRESH
         assert metrics[step]["actor/grad_norm"] > 0
         assert metrics[step]["rollout/episodes_failed"] == 0
@@ -87,21 +87,21 @@ def test_a_replica_dies_and_comes_back_and_a_worker_dies(start: Start, tied_mode
         if answer["weights"] not in (1, 4):
             servers[answer["decision"]].add(answer["server"])
     assert all(len(one) == 1 for one in servers.values()), "the candidates of a decision are on one server"
-    # In steps 2 and 5 the one that died may have answered nothing before.
+    # In steps 2 and 5 the dead server may not have returned a response.
     assert [len(by_step[step]) for step in (1, 3, 4, 6, 7)] == [2, 2, 2, 1, 1]
     for step in (1, 3, 4):
-        assert min(by_step[step].values()) > 0.25 * by_step[step].total(), "both servers take their share"
+        assert min(by_step[step].values()) > 0.25 * by_step[step].total(), "both servers have a share of the requests"
     assert by_step[1].keys() != by_step[3].keys() == by_step[4].keys()
     assert by_step[6].keys() == by_step[7].keys() == by_step[1].keys() & by_step[3].keys()
 
 
 def wait_for_lines(path: Path, lines: int, job: subprocess.Popen[bytes]) -> None:
-    """Waits until a file has so many whole lines."""
+    """Waits until a file has `lines` complete lines."""
     wait_until(lambda: path.read_text().count("\n") >= lines, lambda: job.poll() is None, TRAINING)
 
 
 def kill_during_rollout(process: int, weights: int, served: Path, job: subprocess.Popen[bytes]) -> None:
-    """Kills a process once some requests of the step with those weights have been answered; the step waits for it."""
+    """Kills a process after some requests of the step with those weights have finished; the step waits for it."""
     answered = f'"weights": {weights}}}'
     wait_until(lambda: served.read_text().count(answered) >= 8, lambda: job.poll() is None, TRAINING)
     os.kill(process, signal.SIGKILL)

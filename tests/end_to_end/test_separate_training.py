@@ -1,4 +1,4 @@
-"""Training with servers of their own, on the real stack: they draw while the policy is updated."""
+"""Training with standalone servers and the real stack: they sample while the policy is updated."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ SMALL = (
 )
 
 
-def test_servers_draw_during_the_update_and_follow_its_weights(start: Start, tied_model: Path, tmp_path: Path) -> None:
+def test_servers_sample_during_the_update_and_get_its_weights(start: Start, tied_model: Path, tmp_path: Path) -> None:
     shared_memory = set(os.listdir("/dev/shm"))
     job = start(
         "plan_path_cpu_separate",
         tmp_path,
         tied_model,
         *SMALL,
-        # Half of a step's tasks are drawn with its own weights.
+        # Half of a step's tasks are sampled with its own weights.
         "trainer.v1.separate_async.num_warmup_batches=0.5",
         "trainer.v1.sampler.max_off_policy_threshold=2",
         "trainer.total_training_steps=4",
         "trainer.test_freq=4",
         "trainer.save_freq=4",
-        # Long answers: some are under way during the update, and mostly when the weights come.
+        # Long responses: some are in flight during the update, and mostly during the weight sync.
         "actor_rollout_ref.rollout.ignore_eos=true",
         "data.max_response_length=64",
         "actor_rollout_ref.rollout.max_model_len=128",
@@ -61,7 +61,7 @@ def test_servers_draw_during_the_update_and_follow_its_weights(start: Start, tie
         assert data["actor/grad_norm"] > 0
         assert data["rollout/episodes_failed"] == 0
         assert data["team/staleness_max"] <= 1
-        # Rows that are drawn with the step's own weights: the server has what the trainer has.
+        # Over rows sampled with the step's own weights.
         assert data["training/rollout_probs_diff_max"] < FRESH
         assert "rollout_corr/rollout_is_mean" in data
     assert max(metrics[step]["team/staleness_max"] for step in (2, 3, 4)) == 1
@@ -74,7 +74,7 @@ def test_servers_draw_during_the_update_and_follow_its_weights(start: Start, tie
     during = [[one for one in requests if update["began"] < one["began"] < update["ended"]] for update in updates]
     assert all(during[:3]), "requests were sent while the policy was trained"
     assert any(one["ended"] < update["ended"] for update, sent in zip(updates, during, strict=True) for one in sent)
-    # Nothing was drawn beyond what the last step used.
+    # No task was sampled beyond those of the last step.
     assert sum(metrics[step]["team/episodes"] for step in (1, 2, 3, 4)) == 16
     assert {request["version"] for request in requests} == {0, 1, 2, 3, 4}
 

@@ -43,7 +43,7 @@ SMALL = (
 
 @pytest.fixture(scope="module")
 def models(tied_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Other models of the same kind beside it."""
+    """Returns the tied model and variants of it."""
     root = tmp_path_factory.mktemp("models")
     kinds = {"untied": {"tied": False}, "shallow": {"layers": 2, "seed": 1}}
     for name, changes in kinds.items():
@@ -52,13 +52,13 @@ def models(tied_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     return {"tied": tied_model, **{name: root / name for name in (*kinds, "renumbered")}}
 
 
-def test_steps_move_the_weights_and_the_server_follows(start: Start, models: dict[str, Path], tmp_path: Path) -> None:
+def test_steps_change_the_weights_of_the_server_too(start: Start, models: dict[str, Path], tmp_path: Path) -> None:
     job = start(
         "plan_path_cpu",
         tmp_path,
         models["tied"],
         *SMALL,
-        # Four tasks have sixteen groups at most, so four more are played, with the same weights.
+        # Four tasks have at most sixteen groups, so four more are played, with the same weights.
         "at_grpo.group_filter={min_groups: 40, max_tasks: 8}",
         "trainer.total_training_steps=3",
         "trainer.test_freq=2",
@@ -82,7 +82,7 @@ def test_steps_move_the_weights_and_the_server_follows(start: Start, models: dic
             assert f"agent/{agent}/inflation_factor" in data
         assert data["team/tasks"] == data["team/episodes"] == 8
         assert data["team/groups_missing"] == 40 - data["team/groups_kept"]
-        # Four rows a group, and nothing is played that is neither trained on nor dropped.
+        # Four rows per group, and every row is trained on or dropped.
         assert data["team/rows"] == 4 * data["team/groups_kept"]
         assert data["team/rows_dropped"] == 4 * data["team/groups_dropped"]
         assert data["team/rows"] + data["team/rows_dropped"] == data["rollout/candidates"]
@@ -100,7 +100,7 @@ def test_steps_move_the_weights_and_the_server_follows(start: Start, models: dic
 
 
 def check_records(folder: Path, metrics: dict[int, dict[str, float]]) -> None:
-    """What was recorded is what verl's logger got, and what the update used."""
+    """The records have the logger's metrics and the update's advantages."""
     run = read(find(folder))
     assert run.metrics == metrics
     trained = [rows for (split, *_), rows in run.episodes.items() if split == "train"]
@@ -110,7 +110,7 @@ def check_records(folder: Path, metrics: dict[int, dict[str, float]]) -> None:
         spread = statistics.stdev(rewards)
         for one in candidates:
             assert one["reward"] == pytest.approx(one["team"] + one["local"])
-            # A group without spread was dropped: nothing was learnt from it.
+            # A group of equal rewards was dropped.
             expected = (one["reward"] - statistics.mean(rewards)) / (spread + 1e-6) if spread else None
             assert one["advantage"] == (expected if expected is None else pytest.approx(expected, abs=1e-5))
     # Four tasks, twice each.
@@ -120,7 +120,9 @@ def check_records(folder: Path, metrics: dict[int, dict[str, float]]) -> None:
     assert all(metrics[step]["timing_s/record"] > 0 for step in (1, 2, 3))
 
 
-def test_an_update_of_one_policy_leaves_the_other_alone(start: Start, models: dict[str, Path], tmp_path: Path) -> None:
+def test_an_update_of_one_policy_does_not_change_the_other(
+    start: Start, models: dict[str, Path], tmp_path: Path
+) -> None:
     left, right = models["untied"], models["shallow"]
     job = start(
         "plan_path_cpu",
@@ -169,7 +171,7 @@ def test_an_update_of_one_policy_leaves_the_other_alone(start: Start, models: di
 
 
 def _largest_move(log_probs: dict[tuple[int, int], float]) -> float:
-    """The largest change of a first token's log-prob between the first weights and the last."""
+    """Returns the largest change of a first token's log-prob between the first and the last weights."""
     common = {token for step, token in log_probs if step == 0} & {token for step, token in log_probs if step == 2}
     assert common
     return max(abs(log_probs[0, token] - log_probs[2, token]) for token in common)
@@ -216,10 +218,10 @@ def test_policies_on_devices_of_their_own_with_tokenizers_of_their_own(
         assert data["training/rollout_probs_diff_max"] < FRESH
         for policy in ("tool_user", "planner"):
             assert data[f"policy/{policy}/grad_norm"] > 0
-        # Updates overlap: together they take longer than the time from the first one's start to the last one's end.
+        # Updates overlap: the sum of their times is more than the time of both.
         each = [data[f"policy/{policy}/update_seconds"] for policy in ("tool_user", "planner")]
         assert sum(each) > data["timing_s/policies"]
-        # Every row is decoded with the tokenizer of the policy that wrote it.
+        # Every row is decoded with its policy's tokenizer.
         prompts = [json.loads(line)["input"] for line in (tmp_path / f"rows/{step}.jsonl").read_text().splitlines()]
         assert {prompt.startswith("plan") for prompt in prompts} == {True, False}
         assert all(prompt.startswith(("draft", "plan")) for prompt in prompts)
@@ -231,12 +233,12 @@ def test_policies_on_devices_of_their_own_with_tokenizers_of_their_own(
         if policy == "tool_user":
             before = {name: tensor.bfloat16().float() for name, tensor in before.items()}  # as the export rounds
         moved = {name for name in before if not torch.equal(before[name], after[name])}
-        # An adapter is on the layers' matrices, and on nothing else.
+        # An adapter is only on the layers' matrices.
         assert "model.layers.0.mlp.down_proj.weight" in moved
         assert ("model.embed_tokens.weight" in moved) == (policy == "planner")
 
 
-def test_a_dead_server_ends_the_run_and_the_next_one_goes_on(
+def test_a_dead_server_ends_the_run_and_the_next_run_resumes(
     start: Start, models: dict[str, Path], tmp_path: Path
 ) -> None:
     dumps, checkpoints = tmp_path / "rows", tmp_path / "checkpoints"
@@ -257,14 +259,14 @@ def test_a_dead_server_ends_the_run_and_the_next_one_goes_on(
     assert "policy 'planner': " in log
     assert f"the last complete checkpoint is {checkpoints}/global_step_{resumed_from}" in log
 
-    # Step 3 was done, but not saved, unless the run was quicker than the kill.
+    # Step 3 was done but not saved, unless the run was faster than the kill.
     if resumed_from != 2:
         (checkpoints / "latest_checkpointed_iteration.txt").write_text("2")
         shutil.rmtree(checkpoints / "global_step_4")
     first = _first_prompts(dumps / "3.jsonl")
     (dumps / "3.jsonl").unlink()
     job = start("plan_path_cpu_roles", tmp_path, models["tied"], *overrides, "trainer.total_training_steps=40")
-    # This one dies while it saves.
+    # This run is killed while it saves.
     wait_for(checkpoints / "global_step_4", job, tmp_path)
     end(job)
     assert _first_prompts(dumps / "3.jsonl") == first
@@ -277,19 +279,19 @@ def test_a_dead_server_ends_the_run_and_the_next_one_goes_on(
 
 
 def _first_prompts(dump: Path) -> set[str]:
-    """The drafts asked for in a step: every task's first prompt is among them."""
+    """Returns the first prompt of every task in a step."""
     rows = [json.loads(line) for line in dump.read_text().splitlines()]
     return {row["input"] for row in rows if row["uid"].endswith("_0_0")}
 
 
 def test_parallel_scheme_of_one_agent(start: Start, models: dict[str, Path], tmp_path: Path) -> None:
-    # Of the estimators of this scheme, the one whose rows say most about themselves.
+    # The estimator that needs the most tags of a row.
     overrides = (*SMALL, "at_grpo.estimator=gigpo", "trainer.total_training_steps=1")
     job = start("plan_path_cpu_single", tmp_path, models["tied"], *overrides)
     data = finish(job, tmp_path)[1]
     assert math.isfinite(data["actor/pg_loss"])
     assert data["team/episodes"] == 4 * 4
-    # Everybody's reward is the outcome of the episode, so there is one agent and nothing to inflate.
+    # With one agent nothing is inflated.
     assert data["agent/solo/inflation_factor"] == pytest.approx(1.0)
     assert data["training/rollout_probs_diff_max"] < FRESH
 

@@ -1,4 +1,4 @@
-"""Rows in few letters, for the tests of estimators."""
+"""Rows in a short notation, for the estimators' tests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ids(*values: int) -> torch.Tensor:
 
 
 def tags_of(label: str) -> dict[str, Any]:
-    """The tags of a row in short: "GROUP#EPISODE@AGENT~LEFT~ANCHOR", or that without its last parts."""
+    """The tags of a row from "GROUP#EPISODE@AGENT~LEFT~ANCHOR"; later parts may be left out."""
     group, _, rest = label.rpartition("#")
     episode, _, rest = rest.partition("@")
     agent, _, rest = rest.partition("~")
@@ -41,9 +41,9 @@ def tags_of(label: str) -> dict[str, Any]:
 def estimate(
     labels: list[str], rewards: list[float], config: Any = None, mask: list[int] | None = None, **kwargs: Any
 ) -> list[float]:
-    """Advantages of one-token rows; those whose mask is 0 are padding.
+    """Advantages of one-token rows; rows with a mask of 0 are padding.
 
-    Labels with a `#` are a team's rows, others a plain job's, as verl asks for them.
+    Labels with a `#` are a team's rows, others those of a plain verl job.
     """
     column = tensor(*rewards)
     real = torch.ones_like(column).bool() if mask is None else ids(*mask).bool()

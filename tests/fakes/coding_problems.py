@@ -1,4 +1,4 @@
-"""What the tests of coding have in common: problems, rows of every data format, and how replies look."""
+"""Problems, rows of every data format and replies for the tests of coding."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from verl_atgrpo.environments.code.programs import Asserts, Call, Exchange, Prob
 from verl_atgrpo.sandbox.runner import Limits, isolation
 
 HUMANEVAL = Path("/work/shared/data/HumanEval.jsonl.gz")
-needs_humaneval = pytest.mark.skipif(not HUMANEVAL.exists(), reason=f"{HUMANEVAL} is not here")
-needs_namespaces = pytest.mark.skipif(isolation() != "namespaces", reason="this machine gives no namespaces")
+needs_humaneval = pytest.mark.skipif(not HUMANEVAL.exists(), reason=f"{HUMANEVAL} is missing")
+needs_namespaces = pytest.mark.skipif(isolation() != "namespaces", reason="this machine has no namespaces")
 Script = Callable[[str, int], str]
 
 DOUBLE = Problem(
@@ -40,7 +40,7 @@ ASSERTED = Problem(
 
 
 def verdict(problem: Problem, program: str, *tests: Test) -> Verdict:
-    # CPU time ends those that loop; it is many times what starts a program.
+    # The limit of CPU time ends infinite loops; it is many times what starting a program takes.
     limits = Limits(cpu_seconds=2 if "while" in program else 20, wall_seconds=HANG)
     return asyncio.run(judge(problem, program, tests or problem.tests, limits))
 

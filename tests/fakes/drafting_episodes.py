@@ -1,4 +1,4 @@
-"""Episodes of the drafting games with scripted players, as their tests play and read them."""
+"""Episodes of the drafting games with scripted players."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small stand-ins for the data sets of the hub that recipes name, with the columns that their cards state."""
+"""Small replacements for the hub data sets of the recipes, with the columns of their data cards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 LENGTH = 130
-"""Rows of each: a step of the recipes takes 128 tasks."""
+"""Rows per data set: a step of the recipes has 128 tasks."""
 
 
 def _apps(number: int) -> dict[str, Any]:
@@ -66,7 +66,7 @@ HUB: dict[str, Callable[[int], dict[str, Any]]] = {
 
 
 def overrides(config: DictConfig, folder: Path) -> list[str]:
-    """Returns what puts stand-ins in the place of a composed recipe's data sets; everything else stays."""
+    """Returns the overrides that replace a composed recipe's data sets."""
     changes = []
     for split in ("train", "val"):
         given = config.at_grpo.environment.get(split)

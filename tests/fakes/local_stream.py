@@ -1,4 +1,4 @@
-"""What a streaming method of an actor gives its caller, in one event loop."""
+"""The stream of an actor's streaming method, in one event loop."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import ray
 
 
 class LocalStream:
-    """Stands in for an ObjectRefGenerator: its values are made whether or not anybody waits for them."""
+    """A fake ObjectRefGenerator: the method runs whether or not a caller waits."""
 
     def __init__(self, values: AsyncIterator[Any], seen: Callable[[Any], None] = lambda _: None) -> None:
-        """Begins to make the values; `seen` is told what the caller gets: a value or an exception."""
+        """Starts the method; `seen` is called with what the caller receives: a value or an exception."""
         self._ready: asyncio.Queue[tuple[Any, BaseException | None] | None] = asyncio.Queue()
         self._making = asyncio.ensure_future(self._make(values))
         self._seen = seen
@@ -27,7 +27,7 @@ class LocalStream:
         self._ready.put_nowait(None)
 
     def cancel(self) -> None:
-        """Ends the method, as `ray.cancel` does."""
+        """Cancels the method, as `ray.cancel`."""
         self._making.cancel()
 
     def __aiter__(self) -> LocalStream:

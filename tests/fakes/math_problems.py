@@ -1,4 +1,4 @@
-"""What the tests of mathematics have in common: problems, scripts, and episodes of scripted teams."""
+"""Problems, scripts and episodes of scripted teams for the tests of mathematics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def program(answer: object) -> str:
 
 
 def sources(folder: Path, **rows: list[dict[str, object]]) -> tuple[dict[str, str], dict[str, str]]:
-    """Sections for `train` and `val`, one problem each where nothing is said."""
+    """Sections for `train` and `val`, by default with one problem each."""
     paths = []
     for split in ("train", "val"):
         given = rows.get(split) or [{"question": QUESTION + split, "answer": f"It takes 12 steps.\n#### {GOLD}"}]

@@ -1,4 +1,4 @@
-"""A model that says the same with other token ids and another chat template."""
+"""A copy of a model with permuted token ids and another chat template."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 
 def renumber(source: Path, target: Path, shift: int = 50) -> None:
-    """Copies a tied model; token `i` becomes `(i + shift) % vocabulary`, and prompts begin with `<|system|>`."""
+    """Copies a tied model; token `i` becomes `(i + shift) % vocabulary`, and prompts start with `<|system|>`."""
     shutil.copytree(source, target)
     weights = load_file(source / "model.safetensors")
     embedding = weights["model.embed_tokens.weight"]

@@ -18,7 +18,7 @@ STYLES = [{"style": "full", "tool": "moves"}, {"style": "compact", "tool": "move
 
 
 def task_from(drawing: str) -> PlanPathTask:
-    """The task drawn as lines of `.`, `#`, `P` and `G`."""
+    """The task from lines of `.`, `#`, `P` and `G`."""
     cells = {(r, c): mark for r, line in enumerate(drawing.split()) for c, mark in enumerate(line)}
     (start,) = (cell for cell, mark in cells.items() if mark == "P")
     (goal,) = (cell for cell, mark in cells.items() if mark == "G")
@@ -33,12 +33,12 @@ WALLED = task_from("P#G.. .#... .#.#. ...#. .....")
 
 
 def grid_in(prompt: str) -> str:
-    """The last grid drawn in a prompt."""
+    """The last grid in a prompt."""
     return re.findall(r"(?m)(?:^[.#PG]{2,}$\n?)+", prompt)[-1].strip()
 
 
 def solve(drawing: str) -> str:
-    """A shortest path by a search of this file's own, from the start, on the drawing alone."""
+    """A shortest path by an independent search on the grid's text."""
     rows = drawing.split()
     start = next((r, c) for r, line in enumerate(rows) for c, mark in enumerate(line) if mark == "P")
     paths = {start: ""}
@@ -73,7 +73,7 @@ ORACLES: dict[str, Script] = {"full": full_oracle, "compact": compact_oracle}
 
 @contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """Breaks into a loop that does not end: it has so many seconds of CPU time."""
+    """Ends an infinite loop after `seconds` of CPU time."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise AssertionError(f"still running after {seconds} s of CPU time")

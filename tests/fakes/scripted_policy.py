@@ -1,4 +1,4 @@
-"""Teams over a policy that writes down what it is asked, and lets the test answer."""
+"""Teams with a policy that records its requests and responds by a function of the test."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Play(Environment):
-    """An environment that is nothing but its workflow."""
+    """An environment that runs a given workflow."""
 
     agents = ("left", "right")
 
@@ -44,7 +44,7 @@ class Play(Environment):
 
 
 class Recorder:
-    """A policy that writes down what it was asked and lets the test answer."""
+    """A policy that records its requests and responds by a function of the test."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
@@ -87,7 +87,7 @@ def run(workflow: Workflow, team: Team) -> EpisodeRecord:
 
 
 def bounded(main: Coroutine[Any, Any, T]) -> T:
-    """Runs `main`; what would wait for ever fails the test instead, and so does a task left running."""
+    """Runs `main`; fails after a timeout, or if a task is still running."""
 
     async def whole() -> T:
         before = asyncio.all_tasks()

@@ -1,7 +1,7 @@
-"""GPUs that the trainers and servers of several policies share: who takes and gives memory, in order, without a GPU.
+"""Simulated GPUs shared by the training workers and servers of several policies; logs memory use in order.
 
-The workers are the product's, with verl's own weight sync, and so is everything above them. What is made up:
-`torch.cuda` as verl reaches it, verl's engine, its rollout adapter and its servers.
+Workers, weight sync and everything above are real. Fake are `torch.cuda` as verl accesses it, verl's engine, its
+rollout adapter and its servers.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from verl_atgrpo.trainer import policy_unit
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
 
 _RUNNING: contextvars.ContextVar[Worker] = contextvars.ContextVar("worker")
-"""In which worker's process the code at hand runs."""
+"""The worker whose process the code runs in."""
 
 
 class Device:
-    """A GPU. Every entry of `log` is what was done and by which policy; emptying a cache that is empty is none."""
+    """A GPU; `log` has entries "<action> <policy>", none for emptying an empty cache."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
         self.cached: set[Worker] = set()
-        """Trainers with blocks that they do not use, and nobody else can."""
+        """Workers with unused memory in torch's cache."""
         self.awake: set[str] = set()
         self.refused: list[str] = []
-        """What was done while others held memory for nothing."""
+        """Allocations that would have failed because of other workers' caches."""
 
     def note(self, what: str, policy: str) -> None:
         self.log.append(f"{what} {policy}")
 
     def allocate(self, what: str, policy: str, besides: Worker | None = None) -> None:
-        """Notes what needs memory that no trainer, `besides` one, may keep for later."""
+        """Logs an action for which no worker, except `besides`, may have memory cached."""
         self.note(what, policy)
         if holders := self.cached - {besides}:
             self.refused.append(f"{what} {policy}: {', '.join(sorted(each.policy for each in holders))}")
@@ -57,7 +57,7 @@ class Device:
 
 
 class _Cuda:
-    """`torch.cuda` of the process at hand; figures are in bytes."""
+    """`torch.cuda` of the current process; in bytes."""
 
     def is_available(self) -> bool:
         return True
@@ -93,7 +93,7 @@ _PLATFORM = SimpleNamespace(
 
 
 class _Trainer:
-    """verl's training engine of a process, and the worker around it: everything that it does leaves blocks behind."""
+    """verl's training engine and its worker: every action leaves memory in the cache."""
 
     is_param_offload_enabled = False
 
@@ -102,7 +102,7 @@ class _Trainer:
         self.engine = self
 
     def use(self, what: str) -> None:
-        """Does what needs the device's whole memory."""
+        """Runs an action that needs the whole device."""
         worker = self._worker
         assert not worker.device.awake, f"{what} {worker.policy} beside {worker.device.awake}"
         worker.device.allocate(what, worker.policy, besides=worker)
@@ -115,7 +115,7 @@ class _Trainer:
         self._keep("load")
 
     def _keep(self, what: str) -> None:
-        """Does what needs little memory, and leaves some behind."""
+        """Runs an action that needs little memory."""
         self._worker.device.note(what, self._worker.policy)
         self._worker.device.cached.add(self._worker)
 
@@ -124,7 +124,7 @@ class _Trainer:
 
 
 class _Adapter:
-    """verl's rollout adapter: the first worker of a replica talks to its server."""
+    """verl's rollout adapter: the first worker of a replica calls its server."""
 
     sleep_level = 2
 
@@ -148,7 +148,7 @@ class _Adapter:
 
 
 class Worker(PolicyWorker):
-    """A trainer's process of a policy."""
+    """A policy's training process."""
 
     barrier: threading.Barrier
 
@@ -162,10 +162,10 @@ class Worker(PolicyWorker):
 
 
 class Workers:
-    """A policy's worker group; calls in its workers what is registered there, and nothing else, as Ray's does."""
+    """A policy's worker group; as verl's, it calls only registered methods of its workers."""
 
     def __init__(self, workers: Sequence[Worker], serve: Callable[[], World]) -> None:
-        self._workers = workers
+        self.workers = workers
         self.serve = serve
         barrier = threading.Barrier(len(workers))
         for worker in workers:
@@ -190,21 +190,21 @@ class Workers:
             done = getattr(worker, name)(*args, **kwargs)
             return await done if asyncio.iscoroutine(done) else done
 
-        return list(await asyncio.gather(*map(one, self._workers)))
+        return list(await asyncio.gather(*map(one, self.workers)))
 
-    # What the trainer calls with rows.
+    # Called with rows.
 
     def compute_log_prob(self, batch: Any) -> Any:
-        for worker in self._workers:
+        for worker in self.workers:
             worker.actor.use("log-probs")
         return batch
 
     def update_actor(self, batch: Any) -> Any:
-        for worker in self._workers:
+        for worker in self.workers:
             worker.actor.use("update")
         return {"metrics": {"loss": [0.0], "mfu": [0.0]}}
 
-    # What it calls at the start.
+    # Called at the start.
 
     def reserve_port(self) -> int:
         return 1
@@ -212,8 +212,8 @@ class Workers:
     def use_port(self, port: int) -> None: ...
 
     def init_model(self) -> None:
-        """verl's ends with an emptied cache."""
-        for worker in self._workers:
+        """Leaves no cache, as verl's."""
+        for worker in self.workers:
             worker.device.allocate("init", worker.policy)
 
 
@@ -221,7 +221,7 @@ class Workers:
 
 
 class DeviceReplica(Replica):
-    """A server over all devices of its policy's workers."""
+    """A server on all devices of its policy."""
 
     policy: str
     devices: Sequence[Device]
@@ -231,7 +231,7 @@ class DeviceReplica(Replica):
         self.start()
 
     def start(self) -> None:
-        """A start takes the server's share of the device, like a waking, and measures what is free."""
+        """Allocates the server's share of the device, as `wake`."""
         for device in self.devices:
             device.allocate("start", self.policy)
             device.awake.add(self.policy)
@@ -256,7 +256,7 @@ class DeviceReplica(Replica):
 
 
 class Unit(PolicyUnit):
-    """A policy on simulated devices, one worker on each and one server over all."""
+    """A policy with one worker per simulated device and one server on all."""
 
     def __init__(self, name: str, job: Any, number: int, trainable: bool, devices: Sequence[Device]) -> None:
         super().__init__(name, job, f"policies/{name}", trainable, number, restarts=9, spec=PRESETS["at_grpo"])
@@ -272,12 +272,12 @@ class Unit(PolicyUnit):
         self.world.replicas = [DeviceReplica(self.world, self.first_replica, nodes=1)]
         (replica,) = self.world.replicas
         replica.place(self.name, self._devices)
-        for number, worker in enumerate(self.actor_rollout_wg._workers):
+        for number, worker in enumerate(self.actor_rollout_wg.workers):
             worker.rollout = _Adapter(worker, replica, leads=number == 0)
         return self.world
 
     def die(self) -> None:
-        """Ends the policy's engine, which frees its memory."""
+        """Kills the policy's engine, which frees its memory."""
         (replica,) = self.world.replicas
         replica.servers[0].engine_lives = False
         for device in self._devices:
@@ -296,9 +296,10 @@ def _dataclass(section: Any) -> SimpleNamespace:
 
 @contextmanager
 def simulated() -> Iterator[None]:
-    """Has verl find these devices, and `ray` their servers.
+    """Patches verl and Ray for simulated devices and servers.
 
-    Everything is patched here, before there are threads: units that start at once would restore each other's patches.
+    All patches are applied here, before threads start: units that start concurrently would restore each other's
+    patches.
     """
 
     def kill(server: Server) -> None:
@@ -308,13 +309,13 @@ def simulated() -> Iterator[None]:
         mock.patch("verl.utils.device.get_platform", lambda: _PLATFORM),
         mock.patch.object(
             memory_utils, "gc", SimpleNamespace(collect=lambda: 0)
-        ),  # of the test's process, half a second
+        ),  # takes half a second in the test's process
         mock.patch.object(torch.distributed, "barrier", lambda: _RUNNING.get().barrier.wait()),
         mock.patch.object(policy_unit, "omega_conf_to_dataclass", _dataclass),
         mock.patch.object(policy_unit, "balancer_class", lambda rollout: None),
         mock.patch.object(PolicyServers, "create", lambda worker_group, **_: worker_group.serve()),
         mock.patch.object(ray, "get", get),
         mock.patch.object(ray, "kill", kill),
-        mock.patch.object(zmq.Context, "setsockopt", lambda *_: None),  # of the whole process
+        mock.patch.object(zmq.Context, "setsockopt", lambda *_: None),  # would affect the whole process
     ):
         yield

@@ -1,10 +1,9 @@
-"""An inference engine without a model, an event loop whose clock jumps, and the schedules of a rollout over them.
+"""An inference engine without a model, an event loop in virtual time, and rollouts with different schedules.
 
-The engine: each replica has so many slots; a request waits for a free one in the order of arrival, and holds it for
-its answer's tokens times a fixed time. Decoding is taken to be bound by memory, so a token's time does not depend on
-how many slots are busy; reading the prompt costs nothing. As with verl's balancer and our client, all candidates of a
-decision go to the replica that has the fewest decisions under way. Lengths come from the requests' seeds, so every
-schedule of the same episodes draws the same ones.
+Each replica has a number of slots. A request waits for a free slot in order of arrival, and occupies it for a fixed
+time per token. Decoding is assumed to be memory-bound, so a token's time does not depend on the number of busy slots,
+and prefill takes no time. As with verl's balancer and our client, all candidates of a decision go to the replica with
+the fewest decisions in flight. Lengths follow from the requests' seeds, so they are the same in every schedule.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from verl_atgrpo.team import EpisodeRecord, Team, TeamOptions, episode_seed, pla
 
 
 class _Jump(selectors.SelectSelector):
-    """Instead of waiting until the next timer, moves the clock to it."""
+    """Advances the clock to the next timer instead of waiting."""
 
     now = 0.0
 
@@ -39,14 +38,14 @@ class _Jump(selectors.SelectSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop in which code takes no time and sleeping takes no waiting; for one thread, without I/O."""
+    """An event loop in virtual time, in which code takes no time; for one thread, without I/O."""
 
     def __init__(self) -> None:
         self._jump = _Jump()
         super().__init__(self._jump)
 
     def time(self) -> float:
-        """Returns the virtual seconds since the loop was made."""
+        """Returns the virtual seconds since the loop was created."""
         return self._jump.now
 
 
@@ -69,43 +68,43 @@ def log_normal(median: float, sigma: float) -> Callable[[int], int]:
 
 @dataclass
 class SimulatedEngine:
-    """Stands in for verl's client of a policy's servers."""
+    """A fake of verl's client for a policy's servers."""
 
     tokens_of: Callable[[int], int] = log_normal(128, 0.8)
-    """Seed -> tokens of the answer, before the length limit cuts it."""
+    """Seed -> tokens of the response, before the length limit."""
     seconds_per_token: float = 0.01
     replicas: int = 8
     slots: int = 256
-    """Requests that a replica decodes at a time (vLLM's `max_num_seqs`)."""
+    """Requests that a replica decodes concurrently (vLLM's `max_num_seqs`)."""
     served: list[tuple[str, float]] = field(default_factory=list)
-    """Decision and seconds of every request."""
+    """(decision, seconds) of every request."""
 
     def __post_init__(self) -> None:
         self._free = [asyncio.Semaphore(self.slots) for _ in range(self.replicas)]
-        self._decisions = [0] * self.replicas
-        self._leases: dict[str, list[int]] = {}
+        self.decisions = [0] * self.replicas
+        self.leases: dict[str, list[int]] = {}
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
-        """Answers when a slot has decoded the answer; the ids are all the same."""
+        """Returns a response when a slot has decoded it; all token ids are equal."""
         async with self.serving(request_id) as (_, replica):
             return await self.attempt(replica, request_id, prompt_ids, [], sampling_params)
 
     @asynccontextmanager
     async def serving(self, request_id: str, avoid: frozenset[str] = frozenset()) -> AsyncIterator[tuple[str, int]]:
-        """Holds the replica of a decision, as `DecisionClient` does."""
-        lease = self._leases.get(request_id)
+        """Acquires the replica of a decision, as `DecisionClient`."""
+        lease = self.leases.get(request_id)
         if lease is None:
-            replica = min(range(self.replicas), key=self._decisions.__getitem__)
-            lease = self._leases[request_id] = [replica, 0]
-            self._decisions[replica] += 1
+            replica = min(range(self.replicas), key=self.decisions.__getitem__)
+            lease = self.leases[request_id] = [replica, 0]
+            self.decisions[replica] += 1
         lease[1] += 1
         try:
             yield str(lease[0]), lease[0]
         finally:
             lease[1] -= 1
             if not lease[1]:
-                self._decisions[lease[0]] -= 1
-                del self._leases[request_id]
+                self.decisions[lease[0]] -= 1
+                del self.leases[request_id]
 
     async def attempt(
         self,
@@ -116,7 +115,7 @@ class SimulatedEngine:
         sampling_params: dict[str, Any],
         timeout: float | None = None,
     ) -> Any:
-        """Answers when a slot of the replica has decoded the answer."""
+        """Returns a response when a slot of the replica has decoded it."""
         tokens = min(self.tokens_of(sampling_params["seed"]), sampling_params["max_tokens"])
         seconds = tokens * self.seconds_per_token
         self.served.append((request_id, seconds))
@@ -132,24 +131,24 @@ class SimulatedEngine:
 
 @dataclass
 class OneAtATime:
-    """An engine that is asked for a decision's candidates one after the other."""
+    """Sends a decision's candidates to the engine one after the other."""
 
     engine: SimulatedEngine
     _turn: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
 
     async def generate(self, request_id: str, **request: Any) -> Any:
-        """Asks the engine once the candidates before this one have come."""
+        """Sends the request after the decision's earlier ones have finished."""
         async with self._turn[request_id]:
             return await self.engine.generate(request_id, **request)
 
 
 class Bound(NamedTuple):
-    """What no schedule of these requests can be faster than, in seconds."""
+    """Lower bounds on the time of any schedule of these requests, in seconds."""
 
     work: float
-    """All requests' time over all slots."""
+    """Total time of all requests, divided by the number of slots."""
     chain: float
-    """Of the episode that takes longest: the slowest candidate of each of its decisions, one after the other."""
+    """The longest episode: the sum of its decisions' slowest candidates."""
 
     @property
     def seconds(self) -> float:
@@ -158,9 +157,9 @@ class Bound(NamedTuple):
 
 
 def lower_bound(served: Iterable[tuple[str, float]], slots: int) -> Bound:
-    """Returns the bound for these requests (see `SimulatedEngine.served`) on so many slots in all.
+    """Returns the bound for requests (see `SimulatedEngine.served`) on `slots` slots in total.
 
-    For episodes whose decisions follow one another; decision ids are Team's, "EPISODE.AGENT.TURN".
+    For episodes with sequential decisions; decision ids have Team's form, "EPISODE.AGENT.TURN".
     """
     work = 0.0
     slowest: dict[str, float] = defaultdict(float)
@@ -177,7 +176,7 @@ def lower_bound(served: Iterable[tuple[str, float]], slots: int) -> Bound:
 
 
 class Lengths:
-    """A tokenizer with one token a character, which reads an answer as its number of tokens."""
+    """A tokenizer with one token per character, which decodes a response as its number of tokens."""
 
     eos_token_id = 0
 
@@ -191,7 +190,7 @@ class Lengths:
 
 
 class Barrier:
-    """Lets nobody pass before all have come."""
+    """A reusable barrier."""
 
     def __init__(self, parties: int) -> None:
         self._parties = parties
@@ -199,7 +198,7 @@ class Barrier:
         self._open = asyncio.Event()
 
     async def wait(self) -> None:
-        """Returns when all have called it, and is ready for the next time."""
+        """Returns when all parties have called it."""
         self._here += 1
         opens = self._open
         if self._here == self._parties:
@@ -209,14 +208,14 @@ class Barrier:
 
 
 class Turns(Environment):
-    """Two agents in turns; scores follow from the answer's length and take no time."""
+    """Two agents in turns; scores depend on the response's length and take no time."""
 
     agents = ("tool_user", "planner")
 
     def __init__(self, turns: int = 4, barrier: Barrier | None = None) -> None:
         self._turns = turns
         self._barrier = barrier
-        """Where every episode waits for all others before each of its decisions."""
+        """If given, every episode waits there for all others before each decision."""
 
     def task(self, split: str, index: int) -> int:
         """Returns the index."""
@@ -227,7 +226,7 @@ class Turns(Environment):
         return str(task)
 
     async def run(self, task: int, team: Team) -> Outcome:
-        """Plays the turns; each agent is told the other's last answer."""
+        """Plays the turns; an agent's prompt has the other's last response."""
         last = ""
         for turn in range(self._turns):
             for agent in self.agents:
@@ -243,7 +242,7 @@ def _score(reply: str) -> Score:
 
 
 def served_policy(client: SimulatedEngine | OneAtATime, max_tokens: int = 1024) -> ServedPolicy:
-    """Returns the product's policy with this client."""
+    """Returns a `ServedPolicy` with this client."""
     return ServedPolicy(
         client=client,
         tokenizer=Lengths(),
@@ -264,11 +263,11 @@ async def rollout(
     barriers: bool = False,
     sequential: bool = False,
 ) -> list[EpisodeRecord]:
-    """Plays the episodes with the product's team, all at once: as it does without either flag.
+    """Plays the episodes concurrently; without either flag, as in training.
 
     Args:
         barriers: every episode waits for all others before each decision.
-        sequential: a decision's candidates are drawn one after the other.
+        sequential: a decision's candidates are sampled one after the other.
     """
     environment = Turns(turns, Barrier(episodes) if barriers else None)
     policies = {"shared": served_policy(OneAtATime(engine) if sequential else engine)}

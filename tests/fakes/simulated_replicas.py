@@ -1,4 +1,4 @@
-"""Replicas and workers of a policy without processes; verl's own balancer and manager beside them."""
+"""Replicas and workers of a policy without processes, with verl's balancer and weight sync manager."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verl_atgrpo.serving.workers import WeightTarget
 
 
 class Ref:
-    """Stands for an ObjectRef: what a call gives is known when it is looked at."""
+    """A fake ObjectRef: the call runs when its result is fetched."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self.call = call
@@ -25,7 +25,7 @@ class Ref:
 
 
 def get(refs: Any, timeout: float | None = None) -> Any:
-    """ray.get for those."""
+    """Replaces `ray.get`."""
     return [get(ref) for ref in refs] if isinstance(refs, list) else refs.call()
 
 
@@ -34,8 +34,8 @@ class Method:
         self.remote = lambda *args, **kwargs: Ref(lambda: function(*args, **kwargs))
 
 
-class AtOnce:
-    """Stands for an actor whose calls need not be waited for."""
+class EagerActor:
+    """A fake actor whose calls run immediately."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -49,7 +49,7 @@ class AtOnce:
 
 
 class Server:
-    """An actor with an engine; both are alive until a test says otherwise."""
+    """An actor with an engine; tests set `actor_lives` and `engine_lives`."""
 
     def __init__(self, identity: str) -> None:
         self.identity = identity
@@ -88,7 +88,7 @@ class Replica:
         self.server_address = f"address-{self.replica_rank}-{time}"
 
     async def launch_servers(self) -> None:
-        assert not self.servers, "names of the old ones are taken"
+        assert not self.servers, "the old servers still have their names"
         self.world.log.append(("launch", self.replica_rank))
         self.world.starts += 1
         self.up(self.world.starts)
@@ -101,7 +101,7 @@ class Replica:
 
 
 class World:
-    """Everything that `Replicas` works with; `log` has what was done, in order."""
+    """All collaborators of `Replicas`; `log` has their calls in order."""
 
     def __init__(self, ranks: Sequence[int] = (4, 5), nodes: int = 1) -> None:
         self.log: list[tuple[Any, ...]] = []
@@ -109,7 +109,7 @@ class World:
         self.while_sending: Callable[[], dict[int, str]] = dict
         self.replicas = [Replica(self, rank, nodes) for rank in ranks]
         self.balancer = GlobalRequestLoadBalancer({each.server_address: each.server_handle for each in self.replicas})
-        self.global_load_balancer = AtOnce(self.balancer)
+        self.global_load_balancer = EagerActor(self.balancer)
         config: Any = SimpleNamespace(backend="naive", custom_backend_module=None)
         self.sync = CheckpointEngineManager(config, self, list(self.replicas))  # type: ignore[arg-type]
 
@@ -127,7 +127,7 @@ class World:
     def managed(self) -> set[int]:
         return {replica.replica_rank for replica in self.sync.replicas}
 
-    # What the workers' group does.
+    # Interface of the worker group.
 
     def weight_target(self) -> list[WeightTarget]:
         return [
@@ -136,7 +136,7 @@ class World:
         ]
 
     def _known(self, replica: Replica) -> str:
-        """A worker keeps the server that it has found once."""
+        """Returns the worker's server, which it looks up only once."""
         self.found: dict[int, str] = getattr(self, "found", {})
         return self.found.setdefault(replica.replica_rank, replica.servers[0].identity if replica.servers else "?")
 
@@ -153,5 +153,5 @@ class World:
         self.log.append(
             ("weights", global_steps, *(each.replica_rank for each in self.replicas if each.replica_rank not in dead))
         )
-        told = self.while_sending()
-        return [Ref(lambda: told), Ref(dict)]
+        failures = self.while_sending()
+        return [Ref(lambda: failures), Ref(dict)]

@@ -1,4 +1,4 @@
-"""Servers as a client sees them, without Ray: actors that are objects of this process, and verl's balancer."""
+"""Fake servers for the client without Ray: actors are objects of this process; the balancer is verl's."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ import ray
 from fakes.local_stream import LocalStream
 from omegaconf import OmegaConf
 from verl.workers.rollout.replica import TokenOutput
+from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from verl_atgrpo.serving.client import AvoidingBalancer, DecisionClient
 from verl_atgrpo.serving.requests import Gate, PatientClient
 from verl_atgrpo.serving.server import GroupAnswers
 
-WHOLE = [102 + number for number in range(10)]
-"""The answer to `Servers.draw`."""
+RESPONSE = [102 + number for number in range(10)]
+"""The response to `Servers.sample`."""
 
 
 class Call:
-    """A method of an actor."""
+    """An actor's method."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -35,7 +36,7 @@ class Call:
 
 
 class StreamingCall:
-    """A streaming method of an actor."""
+    """An actor's streaming method."""
 
     def __init__(self, function: Callable[..., AsyncIterator[Any]]) -> None:
         self._function = function
@@ -49,7 +50,7 @@ class StreamingCall:
 
 
 class Actor:
-    """An object with its methods as an actor's; what they raise is Ray's error."""
+    """Wraps an object as an actor; a RuntimeError of its methods becomes Ray's error."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -65,41 +66,41 @@ class Actor:
 
 
 class Server(GroupAnswers):
-    """Answers a token every `pace` seconds: 100, 101, ... from the length of what it was given, until told to stop."""
+    """Generates a token every `pace` seconds: 100 + the sequence's length so far, up to `max_tokens` or an abort."""
 
     def __init__(self, name: str, version: int = 1, pace: float = 0.001) -> None:
         self.name = name
         self._actor_id = uuid4().bytes
         self.version = version
         self.pace = pace
-        self.fate: Exception | None = None
-        """What the requests meet from now on; the server's own death if it is a RayActorError."""
+        self.error: Exception | None = None
+        """Raised by all requests from now on; a RayActorError is the server's death."""
         self.hangs = False
         self.hangs_on: set[int] = set()
         """Seeds of requests that hang."""
         self.cached: int | None = None
         self.calls: list[int] = []
-        """How many requests there were in each call."""
+        """Number of requests of every call."""
         self.requests: list[dict[str, Any]] = []
         self.in_flight = 0
         self.most_in_flight = 0
         self.cancelled = 0
-        self.drawn = 0
-        """Tokens of all requests."""
+        self.generated = 0
+        """Number of tokens of all requests."""
         self._stops: set[asyncio.Event] = set()
         self.generate = self._generate
         self.generate_group = StreamingCall(self._generate_group)  # type: ignore[assignment]
 
     def abort_all(self) -> None:
-        """Ends every request with its tokens so far."""
+        """Aborts every request, which returns its tokens so far."""
         for stop in self._stops:
             stop.set()
 
     async def _generate_group(self, **requests: Any) -> AsyncIterator[Any]:
         self.calls.append(len(requests["request_ids"]))
         async for answers in GroupAnswers.generate_group(self, **requests):
-            if isinstance(self.fate, ray.exceptions.RayActorError):
-                raise self.fate  # a dead server returns nothing
+            if isinstance(self.error, ray.exceptions.RayActorError):
+                raise self.error  # a dead server returns nothing
             yield answers
 
     async def _generate(self, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any) -> TokenOutput:
@@ -112,15 +113,15 @@ class Server(GroupAnswers):
         try:
             while len(tokens) < sampling_params["max_tokens"]:
                 if stop.is_set():
-                    return self._output(tokens, "aborted")
+                    return self.output_of(tokens, "aborted")
                 if self.hangs or sampling_params.get("seed") in self.hangs_on:
                     await asyncio.Event().wait()
                 await asyncio.sleep(self.pace)
-                if self.fate is not None:
-                    raise self.fate
+                if self.error is not None:
+                    raise self.error
                 tokens.append(100 + len(prompt_ids) + len(tokens))
-                self.drawn += 1
-            return self._output(tokens, "aborted" if stop.is_set() else "completed")
+                self.generated += 1
+            return self.output_of(tokens, "aborted" if stop.is_set() else "completed")
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
@@ -128,7 +129,7 @@ class Server(GroupAnswers):
             self.in_flight -= 1
             self._stops.discard(stop)
 
-    def _output(self, tokens: list[int], stop_reason: str) -> TokenOutput:
+    def output_of(self, tokens: list[int], stop_reason: str) -> TokenOutput:
         return TokenOutput(
             token_ids=tokens,
             log_probs=[-token / 1000 for token in tokens],
@@ -144,35 +145,51 @@ def config(max_num_seqs: int = 8, workers: int = 1) -> Any:
 
 
 class Servers:
-    """A policy's servers with their balancer, and one client."""
+    """A policy's servers, their balancer and one client."""
 
-    def __init__(self, *servers: Server, timeout: float = 5.0, retries: int = 2, slots: int | None = None) -> None:
+    def __init__(
+        self,
+        *servers: Server,
+        timeout: float = 5.0,
+        retries: int = 2,
+        slots: int = 900,
+        balancer: type[GlobalRequestLoadBalancer] = AvoidingBalancer,
+        client: type[DecisionClient] = DecisionClient,
+    ) -> None:
+        """Creates them; `slots` per server must divide 900, which the workers share."""
         self.servers = {server.name: server for server in servers}
-        self.balancer = AvoidingBalancer(self.servers)
-        self.client = DecisionClient(config(), load_balancer_handle=Actor(self.balancer))
-        if slots is not None:
-            self.client._slots_per_server = slots
+        self.balancer = balancer(self.servers)
+        self.client = client(config(workers=900 // slots), load_balancer_handle=Actor(self.balancer))
         self.gate = Gate()
         self.counted: list[str] = []
         self.training = PatientClient(self.client, self.gate, timeout, retries, self.counted.append)
         self.validation = PatientClient(self.client, Gate(), timeout, retries, self.counted.append)
 
-    async def draw(self, request_id: str = "d", *, validate: bool = False, **params: Any) -> TokenOutput:
-        """Draws an answer to a prompt of two tokens: 102, 103, ... if nothing goes wrong."""
+    async def sample(self, request_id: str = "d", *, validate: bool = False, **params: Any) -> TokenOutput:
+        """Samples a response to a prompt of two tokens; `RESPONSE` if nothing fails."""
         client = self.validation if validate else self.training
         return await client.generate(
             request_id, prompt_ids=[1, 2], sampling_params={"max_tokens": 10, "seed": 7, **params}
         )
 
     async def settled(self) -> dict[str, int]:
-        """Returns the balancer's counts once everything sent to it has come."""
+        """Returns the balancer's requests in flight after all calls to it have arrived."""
         await asyncio.sleep(0.01)
-        assert not self.client._leases
-        return dict(self.balancer._inflight_requests)
+        assert not self.client.leases
+        return self.in_flight()
+
+    def in_flight(self) -> dict[str, int]:
+        """Returns the balancer's number of requests in flight by server."""
+        return dict(self.balancer.get_status()["servers"])
+
+    def occupy(self, server: str, requests: int) -> None:
+        """Has the balancer count `requests` other requests at a server."""
+        for number in range(requests):
+            self.balancer.acquire_server(f"other {number}", avoid=self.servers.keys() - {server})
 
 
 async def interrupt(servers: Servers, version: int) -> None:
-    """What the trainer does between two steps, but for the update."""
+    """Pauses and aborts requests, and sets the servers' version, as a trainer between two steps."""
     servers.gate.pause()
     for server in servers.servers.values():
         server.abort_all()
@@ -181,7 +198,7 @@ async def interrupt(servers: Servers, version: int) -> None:
         server.version = version
 
 
-async def renew(servers: Servers) -> None:
-    """Interrupts what is under way, gives the servers the next weights, and lets requests go on."""
+async def sync_weights(servers: Servers) -> None:
+    """Interrupts requests, gives the servers the next version and resumes the requests."""
     await interrupt(servers, version=1 + max(server.version for server in servers.servers.values()))
     servers.gate.resume()

@@ -1,4 +1,4 @@
-"""The product's rollout worker without Ray and TransferQueue: everything it does for a row, in this process."""
+"""The rollout worker without Ray and TransferQueue, in this process."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty"
 
 @contextmanager
 def without_tensors() -> Iterator[None]:
-    """Spares workers the making of the rows' tensors, the larger part of the work."""
+    """Skips creating the rows' tensors, which is most of a worker's CPU time."""
     with mock.patch.object(SimulatedWorker, "_fields", lambda *_: None):
         yield
 
 
 class SimulatedWorker(worker.TeamRolloutWorker):  # type: ignore[misc]
-    """Plays `Turns` on a simulated engine; its queue is a function that is handed keys and tags."""
+    """Plays `Turns` on a simulated engine; calls `put` with keys and tags instead of a queue."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class SimulatedWorker(worker.TeamRolloutWorker):  # type: ignore[misc]
         candidates: int = 8,
         put_status: Callable[..., Awaitable[None]] | None = None,
     ) -> None:
-        """Sets what the real worker makes of a job's configuration and of verl's servers."""
+        """Sets the attributes that the worker derives from the configuration and verl's servers."""
         self.config = OmegaConf.create(_CONFIG)
         self.processor = None
         self._settings = AtGrpoConfig(
@@ -64,9 +64,9 @@ class SimulatedWorker(worker.TeamRolloutWorker):  # type: ignore[misc]
         self._training_clients = self._patient(Gate())
         self._put, self._put_status = put, put_status
         self.writing = 0.0
-        """Seconds spent on making rows of episodes that had ended, the queue's own apart."""
+        """CPU seconds for the rows of finished episodes, without `queueing`."""
         self.queueing = 0.0
-        """Seconds spent in `put`."""
+        """CPU seconds in `put`."""
 
     async def _write(self, *args: Any, **kwargs: Any) -> None:
         started, queued = time.process_time(), self.queueing
@@ -74,9 +74,9 @@ class SimulatedWorker(worker.TeamRolloutWorker):  # type: ignore[misc]
         self.writing += time.process_time() - started - (self.queueing - queued)
 
     async def play_all(self, episodes: int, tasks: int | None = None) -> None:
-        """Plays so many tasks at once, from the first on again after `tasks`, and hands over their rows.
+        """Plays episodes concurrently, of tasks 0 to `tasks` - 1 repeatedly, and puts their rows.
 
-        Raises RuntimeError on a defect.
+        Raises RuntimeError after a defect.
         """
 
         async def ignore(**_: Any) -> None: ...

@@ -40,7 +40,7 @@ def full(moves: str) -> str:
 
 
 def board_in(prompt: str) -> SokobanTask:
-    """The first board drawn in a prompt: the one that the question is about."""
+    """The first board in a prompt, which the question is about."""
     found = re.search(r"(?m)(?:^[-#.$*@+]{5,}$\n?)+", prompt)
     assert found
     return SokobanTask(found[0].strip().replace("-", " "))
@@ -59,7 +59,7 @@ def nothing(prompt: str, k: int) -> str:
 
 
 def in_turn(*answers: str) -> Script:
-    """A script of answers given one after the other, whatever is asked."""
+    """A script that returns these replies one after the other."""
     left = itertools.cycle(answers)
     return lambda prompt, k: next(left)
 
@@ -69,7 +69,7 @@ def earned(agent: str, record: EpisodeRecord) -> list[float]:
 
 
 def moved(task: SokobanTask, position: Position, name: str) -> Position | None:
-    """What a move comes to, by the rules alone; None if it is blocked."""
+    """The state after a move, by the rules alone; None if it is blocked."""
     player, boxes = position
     row = task.drawing.index("\n") + 1
     step = {"U": -row, "D": row, "L": -1, "R": 1}[name]
@@ -82,7 +82,7 @@ def moved(task: SokobanTask, position: Position, name: str) -> Position | None:
 
 
 def distances(task: SokobanTask) -> dict[Position, float]:
-    """Moves to a solution from every position that play can come to (infinite: none), by trying everything."""
+    """Moves to a solution from every reachable position (infinite: none), by exhaustive search."""
     start = (task.player, task.boxes)
     before: dict[Position, list[Position]] = {start: []}
     queue = deque([start])

@@ -17,7 +17,7 @@ ALL_OPTIONS = [*STYLES, {"style": "full", "tool": "python"}]
 
 
 def all_4x4() -> list[str]:
-    """Every full 4x4 grid, by brute force over rows: this file's own check of the rules."""
+    """Every full 4x4 grid, by brute force over rows: an independent check of the rules."""
     rows = list(itertools.permutations("1234"))
     boxes = [[(r, c), (r, c + 1), (r + 1, c), (r + 1, c + 1)] for r in (0, 2) for c in (0, 2)]
     return [
@@ -75,7 +75,7 @@ def written(text: str, options: dict[str, Any]) -> str:
 
 
 def grids_in(prompt: str) -> list[str]:
-    """All 4x4 grids drawn in a prompt."""
+    """All 4x4 grids in a prompt."""
     lines = [line.replace(" ", "").partition(">")[0] for line in prompt.split("\n")]
     marks = "".join("x" if re.fullmatch("[.1-4]{4}", line) else "-" for line in lines)
     return [

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.made_run import ABOUT, candidate, decision, write_run
+from fakes.recorded_run import ABOUT, candidate, decision, write_run
 
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError, RecordSettings
 from verl_atgrpo.report import records

@@ -14,7 +14,7 @@ CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
 if not (os.path.exists(CHROMIUM) and os.path.exists(DRIVER)):
     pytest.skip("no chromium here: scripts/install_browser.sh installs Debian's", allow_module_level=True)
 
-from fakes.made_run import HOSTILE, write_run
+from fakes.recorded_run import HOSTILE, write_run
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By

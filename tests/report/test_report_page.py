@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.made_run import HOSTILE, step_metrics, write_run
+from fakes.recorded_run import HOSTILE, step_metrics, write_run
 
 from verl_atgrpo.cli import main
 from verl_atgrpo.report.page import contents, embedded, render, thinned

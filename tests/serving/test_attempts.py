@@ -1,4 +1,4 @@
-"""Requests that are held, interrupted, lost or too slow: what becomes of their candidates."""
+"""Candidates whose requests are paused, interrupted, aborted or lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("verl")
 
 from fakes.simulated_engine import run_virtually
-from fakes.simulated_servers import WHOLE, Server, Servers, interrupt
+from fakes.simulated_servers import RESPONSE, Server, Servers, interrupt
 from waiting import until
 
 from verl_atgrpo.serving.requests import Gate
@@ -18,23 +18,23 @@ from verl_atgrpo.team import EpisodeFailed
 pytestmark = pytest.mark.usefixtures("cancelled_calls")
 
 
-# ------------------------------------------------------------------ held and interrupted
+# ------------------------------------------------------------------ paused and interrupted
 
 
-def test_an_interrupted_answer_goes_on_from_its_tokens() -> None:
+def test_an_interrupted_response_continues_from_its_tokens() -> None:
     async def run() -> None:
         server = Server("a", version=3)
         server.cached = 1
         servers = Servers(server)
-        drawing = asyncio.ensure_future(servers.draw())
-        await until(lambda: server.drawn > 2)
+        sampling = asyncio.ensure_future(servers.sample())
+        await until(lambda: server.generated > 2)
         await interrupt(servers, version=4)
-        assert (len(server.requests), server.in_flight, drawing.done()) == (1, 0, False)
+        assert (len(server.requests), server.in_flight, sampling.done()) == (1, 0, False)
         server.cached = 0
         servers.gate.resume()
-        output = await drawing
-        assert output.token_ids == WHOLE
-        assert output.log_probs == [-token / 1000 for token in WHOLE]
+        output = await sampling
+        assert output.token_ids == RESPONSE
+        assert output.log_probs == [-token / 1000 for token in RESPONSE]
         assert output.stop_reason == "completed"
         assert output.extra_fields == {
             "min_global_steps": 3, "max_global_steps": 4, "num_cached_tokens": 1, "resumed": 1,
@@ -42,7 +42,7 @@ def test_an_interrupted_answer_goes_on_from_its_tokens() -> None:
         first, second = server.requests
         done = len(second["prompt_ids"]) - 2
         assert 0 < done < 10
-        assert second["prompt_ids"] == [1, 2, *WHOLE[:done]]
+        assert second["prompt_ids"] == [1, 2, *RESPONSE[:done]]
         assert (first["max_tokens"], second["max_tokens"]) == (10, 10 - done)
         assert first["seed"] == 7 != second["seed"]
         assert servers.counted == ["requests_resumed"]
@@ -55,13 +55,13 @@ def test_every_part_has_a_seed_of_its_own_and_the_same_in_every_run() -> None:
     async def run() -> list[int]:
         server = Server("a")
         servers = Servers(server)
-        drawing = asyncio.ensure_future(servers.draw(max_tokens=60))
+        sampling = asyncio.ensure_future(servers.sample(max_tokens=60))
         for version in (2, 3):
-            drawn = server.drawn
-            await until(lambda drawn=drawn: server.drawn > drawn + 2)
+            generated = server.generated
+            await until(lambda generated=generated: server.generated > generated + 2)
             await interrupt(servers, version)
             servers.gate.resume()
-        output = await drawing
+        output = await sampling
         assert output.extra_fields["resumed"] == 2
         assert output.extra_fields["max_global_steps"] == 3
         return [request["seed"] for request in server.requests]
@@ -72,42 +72,42 @@ def test_every_part_has_a_seed_of_its_own_and_the_same_in_every_run() -> None:
     assert run_virtually(run())[0] == seeds
 
 
-def test_without_a_seed_none_is_made_up() -> None:
+def test_without_a_seed_none_is_added() -> None:
     async def run() -> None:
         server = Server("a")
         servers = Servers(server)
-        drawing = asyncio.ensure_future(
+        sampling = asyncio.ensure_future(
             servers.training.generate("d", prompt_ids=[1, 2], sampling_params={"max_tokens": 10})
         )
-        await until(lambda: server.drawn > 2)
+        await until(lambda: server.generated > 2)
         await interrupt(servers, version=2)
         servers.gate.resume()
-        await drawing
+        await sampling
         assert len(server.requests) == 2
         assert all("seed" not in request for request in server.requests)
 
     run_virtually(run())
 
 
-def test_an_answer_that_is_interrupted_before_its_first_token_is_drawn_as_if_it_had_not_been() -> None:
+def test_a_response_interrupted_before_its_first_token_keeps_its_seed() -> None:
     async def run() -> None:
         server = Server("a", version=3, pace=0.01)
         servers = Servers(server)
-        drawing = asyncio.ensure_future(servers.draw())
+        sampling = asyncio.ensure_future(servers.sample())
         await until(lambda: server.in_flight)
         server.pace = 0.0
         servers.gate.pause()
-        server._output, whole = (
+        server.output_of, whole = (
             lambda tokens, reason: type(output)(token_ids=[], stop_reason="aborted"),
-            server._output,
+            server.output_of,
         )
         output = whole([], "aborted")
         server.abort_all()
         await until(lambda: not server.in_flight)
-        server._output, server.version = whole, 4
+        server.output_of, server.version = whole, 4
         servers.gate.resume()
-        answer = await drawing
-        assert answer.token_ids == WHOLE
+        answer = await sampling
+        assert answer.token_ids == RESPONSE
         assert [request["seed"] for request in server.requests] == [7, 7]
         assert [request["max_tokens"] for request in server.requests] == [10, 10]
         # No token came from the old weights.
@@ -117,76 +117,76 @@ def test_an_answer_that_is_interrupted_before_its_first_token_is_drawn_as_if_it_
     run_virtually(run())
 
 
-def test_an_answer_that_is_interrupted_at_its_last_token_is_whole() -> None:
+def test_a_response_interrupted_at_its_last_token_is_complete() -> None:
     async def run() -> None:
         server = Server("a")
         servers = Servers(server)
-        whole = server._output
-        server._output = lambda tokens, reason: whole(tokens, "aborted")
+        whole = server.output_of
+        server.output_of = lambda tokens, reason: whole(tokens, "aborted")
         servers.gate.pause()
-        drawing = asyncio.ensure_future(servers.draw())
+        sampling = asyncio.ensure_future(servers.sample())
         await asyncio.sleep(0.005)
         assert not server.requests
         servers.gate.resume()
-        output = await drawing
-        assert (output.token_ids, output.stop_reason) == (WHOLE, "completed")
+        output = await sampling
+        assert (output.token_ids, output.stop_reason) == (RESPONSE, "completed")
         assert (len(server.requests), servers.counted) == (1, [])
 
     run_virtually(run())
 
 
-def test_held_requests_wait_outside_their_clock_and_validation_passes() -> None:
+def test_paused_requests_do_not_time_out_and_validation_is_not_paused() -> None:
     async def run() -> None:
         server = Server("a")
         servers = Servers(server, timeout=0.2)
         servers.gate.pause()
-        drawing = asyncio.ensure_future(servers.draw("training"))
+        sampling = asyncio.ensure_future(servers.sample("training"))
         await asyncio.sleep(0.25)
-        assert (await servers.draw("validation", validate=True)).token_ids == WHOLE
+        assert (await servers.sample("validation", validate=True)).token_ids == RESPONSE
         assert len(server.requests) == 1
         servers.gate.resume()
-        assert (await drawing).token_ids == WHOLE
+        assert (await sampling).token_ids == RESPONSE
         assert servers.counted == []
 
     run_virtually(run())
 
 
-def test_a_request_that_waited_for_its_place_is_not_sent_into_a_hold() -> None:
+def test_a_request_that_waited_for_a_slot_is_not_sent_while_paused() -> None:
     async def run() -> None:
         server = Server("a")
         servers = Servers(server, slots=1)
-        drawing = [asyncio.ensure_future(servers.draw(str(number))) for number in range(3)]
+        sampling = [asyncio.ensure_future(servers.sample(str(number))) for number in range(3)]
         await until(lambda: server.in_flight)
         servers.gate.pause()
-        await until(lambda: any(task.done() for task in drawing))
+        await until(lambda: any(task.done() for task in sampling))
         await asyncio.sleep(0.01)
-        assert (len(server.requests), sum(task.done() for task in drawing)) == (1, 1)
+        assert (len(server.requests), sum(task.done() for task in sampling)) == (1, 1)
         assert await servers.settled() == {"a": 0}
         servers.gate.resume()
-        await asyncio.gather(*drawing)
+        await asyncio.gather(*sampling)
 
     run_virtually(run())
 
 
-def test_an_abort_that_nobody_announced_does_not_spin() -> None:
-    """A server that turns away whatever comes would be asked for ever."""
+def test_an_abort_without_a_pause_does_not_spin() -> None:
+    """Or a server that rejects all requests would be called forever."""
 
     async def run() -> None:
         refusing, other = Server("a"), Server("b")
-        refusing._output = lambda tokens, reason: type(whole)(token_ids=[], stop_reason="aborted")
-        whole = other._output([], "completed")
+        refusing.output_of = lambda tokens, reason: type(whole)(token_ids=[], stop_reason="aborted")
+        whole = other.output_of([], "completed")
         refusing.pace = 0
         servers = Servers(refusing, other)
-        outputs = await asyncio.gather(*(servers.draw(str(number)) for number in range(4)))
-        assert all(output.token_ids == WHOLE for output in outputs)
+        outputs = await asyncio.gather(*(servers.sample(str(number)) for number in range(4)))
+        assert all(output.token_ids == RESPONSE for output in outputs)
         assert len(refusing.requests) == servers.counted.count("requests_retried") > 0
         with pytest.raises(EpisodeFailed, match="aborted"):
-            await Servers(refusing).draw()
+            await Servers(refusing).sample()
 
     run_virtually(run())
 
 
-def test_a_gate_counts_its_holds() -> None:
+def test_a_gate_counts_its_pauses() -> None:
     gate = Gate()
     gate.resume()
     gate.pause()

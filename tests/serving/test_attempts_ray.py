@@ -1,4 +1,4 @@
-"""The client on real actors of Ray and a real balancer: what only Ray can show about lost and unwanted requests."""
+"""The client with real Ray actors and a real balancer: timeouts, cancellation and death."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ pytestmark = pytest.mark.slow
 
 
 class EngineDeadError(Exception):
-    """vLLM's, by its name."""
+    """Has the name of vLLM's error."""
 
 
 @ray.remote(num_cpus=0)
 class Server(GroupAnswers):
-    """Answers at once, never, or not any more; and says what became of its requests."""
+    """Responds immediately, never, or with an error, depending on `mode`; counts its requests."""
 
-    def __init__(self, mood: str = "well") -> None:
-        self._mood = mood
-        self._counts = {"calls": 0, "asked": 0, "cancelled": 0}
+    def __init__(self, mode: str = "normal") -> None:
+        self._mode = mode
+        self._counts = {"calls": 0, "requests": 0, "cancelled": 0}
 
     async def generate_group(self, *args: Any, **kwargs: Any) -> AsyncIterator[list[tuple[int, Answer]]]:
         self._counts["calls"] += 1
@@ -44,11 +44,11 @@ class Server(GroupAnswers):
             yield answers
 
     async def generate(self, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any) -> TokenOutput:
-        self._counts["asked"] += 1
-        if self._mood == "engine died":
+        self._counts["requests"] += 1
+        if self._mode == "engine died":
             raise EngineDeadError("EngineCore encountered an issue")
         try:
-            if self._mood == "hangs" or (self._mood == "one hangs" and sampling_params["seed"] == 1):
+            if self._mode == "hangs" or (self._mode == "one hangs" and sampling_params["seed"] == 1):
                 await asyncio.Event().wait()
         except asyncio.CancelledError:
             self._counts["cancelled"] += 1
@@ -62,7 +62,7 @@ class Server(GroupAnswers):
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    # Actors of this file's classes import this file, and that the fakes.
+    # Actors import this file, which imports the fakes.
     here = Path(__file__).parent
     paths = os.pathsep.join([str(here), str(here.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     ray.init(
@@ -78,26 +78,26 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def patient_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An actor may take its time to start: a call is not given up for that."""
-    monkeypatch.setattr(client, "_RETURN", HANG)
+    """Calls are not given up because an actor starts slowly."""
+    monkeypatch.setattr(client, "GRACE", HANG)
 
 
 class Group:
-    """Servers, balancer and client; the first server is preferred.
+    """Servers, balancer and client; the balancer prefers the first server.
 
-    A request's time begins in its server, so those that are answered at once are never late, however busy the machine.
+    A request's timeout starts in the server, so immediate responses never time out on a busy machine.
     """
 
-    def __init__(self, *moods: str, timeout: float = HANG) -> None:
-        self.servers = {str(number): Server.remote(mood) for number, mood in enumerate(moods)}
+    def __init__(self, *modes: str, timeout: float = HANG) -> None:
+        self.servers = {str(number): Server.remote(mode) for number, mode in enumerate(modes)}
         self.balancer = ray.remote(AvoidingBalancer).options(num_cpus=0).remote(servers=self.servers)
         self.counted: list[str] = []
         client = DecisionClient(config(), load_balancer_handle=self.balancer)
         self.client = PatientClient(client, Gate(), timeout, 2, self.counted.append)
-        for number in range(1, len(moods)):
+        for number in range(1, len(modes)):
             ray.get(self.balancer.acquire_server.remote(f"other {number}", ["0", *map(str, range(1, number))]))
 
-    async def draw(self, seed: int = 7) -> list[int]:
+    async def sample(self, seed: int = 7) -> list[int]:
         output = await self.client.generate("d", prompt_ids=[1, 2], sampling_params={"max_tokens": 3, "seed": seed})
         return list(output.token_ids)
 
@@ -105,7 +105,7 @@ class Group:
         return ray.get(self.servers[server].counts.remote())
 
     async def counted_to(self, what: str, number: int) -> None:
-        """Returns when the first server has so many of its requests so far."""
+        """Returns when the first server has counted `number` requests."""
         while (await self.servers["0"].counts.remote())[what] < number:
             await asyncio.sleep(0.05)
 
@@ -114,24 +114,24 @@ class Group:
 
 
 async def all_of(group: Group, number: int = 4) -> list[list[int]]:
-    return await asyncio.gather(*(group.draw(seed) for seed in range(number)))
+    return await asyncio.gather(*(group.sample(seed) for seed in range(number)))
 
 
-def test_a_late_request_ends_in_its_server_and_is_answered_by_another() -> None:
-    group = Group("hangs", "well", timeout=1.0)
-    assert asyncio.run(group.draw()) == [2, 2, 2]
-    assert group.counts("0") == {"calls": 1, "asked": 1, "cancelled": 1}
-    assert group.counts("1") == {"calls": 1, "asked": 1, "cancelled": 0}
+def test_a_request_that_times_out_is_aborted_and_retried_on_another_server() -> None:
+    group = Group("hangs", "normal", timeout=1.0)
+    assert asyncio.run(group.sample()) == [2, 2, 2]
+    assert group.counts("0") == {"calls": 1, "requests": 1, "cancelled": 1}
+    assert group.counts("1") == {"calls": 1, "requests": 1, "cancelled": 0}
     assert group.in_flight() == {"0": 0, "1": 1}
 
 
 def test_siblings_of_a_candidate_that_hangs_do_not_wait_for_it() -> None:
-    group = Group("one hangs", "well")
+    group = Group("one hangs", "normal")
 
     async def run() -> None:
-        drawing = [asyncio.ensure_future(group.draw(seed)) for seed in range(4)]
-        hanging = drawing.pop(1)
-        assert await asyncio.gather(*drawing) == [[2, 2, 2]] * 3
+        sampling = [asyncio.ensure_future(group.sample(seed)) for seed in range(4)]
+        hanging = sampling.pop(1)
+        assert await asyncio.gather(*sampling) == [[2, 2, 2]] * 3
         assert not hanging.done()
         hanging.cancel()
         await asyncio.gather(hanging, return_exceptions=True)
@@ -140,59 +140,59 @@ def test_siblings_of_a_candidate_that_hangs_do_not_wait_for_it() -> None:
     assert group.counts("1")["calls"] == 0
 
 
-def test_candidates_are_one_call_and_one_that_hangs_is_late_alone() -> None:
-    group = Group("one hangs", "well", timeout=1.0)
+def test_candidates_are_one_call_and_only_one_that_hangs_times_out() -> None:
+    group = Group("one hangs", "normal", timeout=1.0)
     assert asyncio.run(all_of(group)) == [[2, 2, 2]] * 4
-    assert group.counts("0") == {"calls": 1, "asked": 4, "cancelled": 1}
-    assert group.counts("1") == {"calls": 1, "asked": 1, "cancelled": 0}
+    assert group.counts("0") == {"calls": 1, "requests": 4, "cancelled": 1}
+    assert group.counts("1") == {"calls": 1, "requests": 1, "cancelled": 0}
     assert group.counted == ["requests_retried"]
 
 
-def test_without_another_server_a_late_request_fails() -> None:
+def test_without_another_server_a_timeout_is_a_failure() -> None:
     group = Group("hangs", timeout=1.0)
     with pytest.raises(EpisodeFailed) as caught:
-        asyncio.run(group.draw())
+        asyncio.run(group.sample())
     assert (caught.value.reason, group.in_flight()) == ("timeout", {"0": 0})
 
 
-def test_a_cancelled_candidate_ends_in_its_server() -> None:
+def test_a_cancelled_candidate_is_aborted_in_its_server() -> None:
     group = Group("hangs")
 
     async def run() -> None:
-        drawing = asyncio.ensure_future(group.draw())
-        await group.counted_to("asked", 1)
-        drawing.cancel()
-        await asyncio.gather(drawing, return_exceptions=True)
+        sampling = asyncio.ensure_future(group.sample())
+        await group.counted_to("requests", 1)
+        sampling.cancel()
+        await asyncio.gather(sampling, return_exceptions=True)
         await group.counted_to("cancelled", 1)
 
     asyncio.run(asyncio.wait_for(run(), HANG))
     assert group.in_flight() == {"0": 0}
 
 
-def test_a_killed_server_leaves_the_balancer_and_its_decision_moves() -> None:
-    group = Group("hangs", "well")
+def test_a_killed_server_is_removed_and_its_decision_is_retried() -> None:
+    group = Group("hangs", "normal")
 
     async def run() -> list[list[int]]:
-        drawing = asyncio.ensure_future(all_of(group))
-        await group.counted_to("asked", 4)
+        sampling = asyncio.ensure_future(all_of(group))
+        await group.counted_to("requests", 4)
         ray.kill(group.servers["0"])
-        return await drawing
+        return await sampling
 
     assert asyncio.run(run()) == [[2, 2, 2]] * 4
     assert group.in_flight() == {"1": 1}
     assert group.counted == ["requests_retried"] * 4
 
 
-def test_a_server_whose_engine_died_leaves_the_balancer() -> None:
-    group = Group("engine died", "well")
+def test_a_server_with_a_dead_engine_is_removed() -> None:
+    group = Group("engine died", "normal")
     assert asyncio.run(all_of(group)) == [[2, 2, 2]] * 4
     assert group.in_flight() == {"1": 1}
-    assert group.counts("0") == {"calls": 1, "asked": 4, "cancelled": 0}
+    assert group.counts("0") == {"calls": 1, "requests": 4, "cancelled": 0}
 
 
 def test_with_no_server_left_a_request_fails_with_the_reason() -> None:
     group = Group("engine died")
-    for _ in range(2):  # the second meets an empty balancer
+    for _ in range(2):  # the second time the balancer is empty
         with pytest.raises(EpisodeFailed) as caught:
-            asyncio.run(group.draw())
+            asyncio.run(group.sample())
         assert caught.value.reason == "engine"

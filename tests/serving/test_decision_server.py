@@ -1,4 +1,4 @@
-"""Our server over verl's own code: which replicas have it, and a decision's requests between gate and engine."""
+"""Our server on verl's code: which replicas use it, and a decision's requests between verl's gate and the engine."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from vllm.sampling_params import RequestOutputKind
 
 from verl_atgrpo.serving.decision_server import DecisionServer
 from verl_atgrpo.serving.requests import engine_params
-from verl_atgrpo.serving.workers import PolicyServers, StandaloneServers, deciding
+from verl_atgrpo.serving.workers import PolicyServers, StandaloneServers, with_decision_server
 
 
 class Engine:
-    """Stands for vLLM: a token a second; a prompt's last token says how many come, 0 that none ever does."""
+    """A fake of vLLM: a token per second; a prompt's last id is the number of tokens, 0 for a request that hangs."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[list[int], Any, str]] = []
+        self.requests: list[tuple[list[int], Any, str]] = []
         self.aborted: list[str] = []
         self.output_processor = SimpleNamespace(request_states={})
         self._stop = asyncio.Event()
 
     async def generate(self, *, prompt: Any, sampling_params: Any, request_id: str, **_: Any) -> AsyncIterator[Any]:
-        """Yields the answer so far after every token."""
+        """Yields the response so far after every token."""
         ids = prompt["prompt_token_ids"]
-        self.asked.append((ids, sampling_params, request_id))
+        self.requests.append((ids, sampling_params, request_id))
         tokens: list[int] = []
         try:
             while len(tokens) < ids[-1] or not ids[-1]:
@@ -52,7 +52,7 @@ class Engine:
             raise
 
     async def pause_generation(self, **_: Any) -> None:
-        """Ends what is under way."""
+        """Aborts requests in flight."""
         self._stop.set()
 
     def _output(self, tokens: list[int], params: Any, reason: str | None) -> Any:
@@ -63,8 +63,8 @@ class Engine:
         return SimpleNamespace(outputs=[completion], num_cached_tokens=1, prompt_logprobs=None)
 
 
-def made() -> DecisionServer:
-    """Returns a server with what verl's `generate` and its gate read."""
+def fake_server() -> DecisionServer:
+    """Returns a server with the attributes that verl's `generate` and its gate use."""
     server = DecisionServer.__new__(DecisionServer)
     server.config = OmegaConf.create(
         {"max_model_len": 64, "full_determinism": False, "enable_rollout_routing_replay": False, "mtp": None}
@@ -79,13 +79,13 @@ def made() -> DecisionServer:
 
 
 async def group(server: DecisionServer, lengths: list[int], timeout: float = 100.0) -> list[Any]:
-    """Draws answers of so many tokens."""
+    """Samples responses of these lengths."""
     ids = [f"r{number}" for number in range(len(lengths))]
     params = [{"max_tokens": 20, "logprobs": True, "seed": number} for number in range(len(lengths))]
-    return await gathered(server.generate_group([1, 2], ids, [[length] for length in lengths], params, timeout))
+    return await responses(server.generate_group([1, 2], ids, [[length] for length in lengths], params, timeout))
 
 
-async def gathered(stream: AsyncIterator[list[tuple[int, Any]]]) -> list[Any]:
+async def responses(stream: AsyncIterator[list[tuple[int, Any]]]) -> list[Any]:
     """Returns a call's answers in the order of its requests."""
     return [answer for _, answer in sorted([one async for batch in stream for one in batch], key=lambda one: one[0])]
 
@@ -99,7 +99,7 @@ def test_every_replica_has_our_server_also_when_it_is_started_again() -> None:
     for servers in PolicyServers(config=config, worker_group=[], start_rank=7), StandaloneServers(config=config):
         plain = {name: value for name, value in rollout.items() if name != "disaggregation"}
         replica = servers.rollout_replica_class(7, OmegaConf.create(plain), {}, gpus_per_node=1)
-        # verl starts what this attribute says, as often as it is asked to.
+        # verl starts the class in this attribute, also after a restart.
         assert issubclass(replica.server_class.__ray_metadata__.modified_class, DecisionServer)
         assert "self.server_class.options(" in inspect.getsource(replica.launch_servers)
 
@@ -109,7 +109,7 @@ def test_a_replica_without_that_attribute_is_not_used() -> None:
         """verl's, one day."""
 
     with pytest.raises(RuntimeError, match="Changed has no server_class"):
-        deciding(Changed)()
+        with_decision_server(Changed)()
 
 
 def test_verls_server_takes_what_we_give_it() -> None:
@@ -123,14 +123,14 @@ def test_verls_server_takes_what_we_give_it() -> None:
 
 def test_every_request_is_one_of_the_engines_with_its_own_parameters() -> None:
     async def run() -> None:
-        server = made()
+        server = fake_server()
         params = {"max_tokens": 20, "logprobs": True, "temperature": 0.5, **engine_params("vllm", "sync")}
         both = [{**params, "seed": 8}, {**params, "seed": 9, "max_tokens": 18}]
-        answers = await gathered(server.generate_group([1, 2], ["x", "y"], [[3], [4, 5]], both, 100.0))
+        answers = await responses(server.generate_group([1, 2], ["x", "y"], [[3], [4, 5]], both, 100.0))
         assert [answer.token_ids for answer in answers] == [[7] * 3, [7] * 5]
         assert [answer.log_probs for answer in answers] == [[-0.5, -1.5, -2.5], [-0.5, -1.5, -2.5, -3.5, -4.5]]
         assert all(answer.extra_fields == {"global_steps": 3, "num_cached_tokens": 1} for answer in answers)
-        (first, mine, one), (second, yours, other) = server.engine.asked
+        (first, mine, one), (second, yours, other) = server.engine.requests
         assert (first, second, one, other) == ([1, 2, 3], [1, 2, 4, 5], "x", "y")
         assert (mine.seed, mine.max_tokens, yours.seed, yours.max_tokens) == (8, 20, 9, 18)
         assert mine.output_kind is yours.output_kind is RequestOutputKind.FINAL_ONLY
@@ -139,9 +139,9 @@ def test_every_request_is_one_of_the_engines_with_its_own_parameters() -> None:
     run_virtually(run())
 
 
-def test_the_engine_is_told_of_the_late_one_alone() -> None:
+def test_only_the_request_that_times_out_is_aborted_in_the_engine() -> None:
     async def run() -> None:
-        server = made()
+        server = fake_server()
         answers = await group(server, [2, 0, 9], timeout=20.0)
         assert [None if answer is None else len(answer.token_ids) for answer in answers] == [2, None, 9]
         assert (server.engine.aborted, server._admitting) == (["r1"], 0)
@@ -150,9 +150,9 @@ def test_the_engine_is_told_of_the_late_one_alone() -> None:
     assert seconds == 20
 
 
-def test_an_abort_ends_the_call_with_what_there_is() -> None:
+def test_an_abort_returns_the_tokens_so_far() -> None:
     async def run() -> None:
-        server = made()
+        server = fake_server()
         call = asyncio.ensure_future(group(server, [2, 12, 9]))
         await asyncio.sleep(4.5)
         await server.abort_all_requests()
@@ -165,25 +165,25 @@ def test_an_abort_ends_the_call_with_what_there_is() -> None:
     assert seconds < 6
 
 
-def test_a_call_that_meets_a_closed_gate_waits_and_can_be_late() -> None:
+def test_a_call_at_a_closed_gate_waits_and_can_time_out() -> None:
     async def run() -> None:
-        server = made()
+        server = fake_server()
         server._submission_paused = True
         late = await group(server, [2, 2], timeout=5.0)
-        assert (late, server.engine.asked, server._admitting) == ([None, None], [], 0)
+        assert (late, server.engine.requests, server._admitting) == ([None, None], [], 0)
         waiting = asyncio.ensure_future(group(server, [2, 2], timeout=50.0))
         await asyncio.sleep(10)
-        assert (server.engine.asked, waiting.done()) == ([], False)
+        assert (server.engine.requests, waiting.done()) == ([], False)
         await server.open_submission_gate()
         assert [len(answer.token_ids) for answer in await waiting] == [2, 2]
 
     run_virtually(run())
 
 
-def test_what_verls_server_refuses_is_that_requests_own_error() -> None:
+def test_an_error_of_verls_server_is_of_one_request() -> None:
     async def run() -> None:
         params = [{"max_tokens": 5}, {"max_tokens": 5}]
-        answers = await gathered(made().generate_group([1, 2], ["x", "y"], [[3], [4] * 80], params, 100.0))
+        answers = await responses(fake_server().generate_group([1, 2], ["x", "y"], [[3], [4] * 80], params, 100.0))
         assert len(answers[0].token_ids) == 3
         assert isinstance(answers[1].cause, ValueError)
         assert "leaves no room to generate" in str(answers[1])

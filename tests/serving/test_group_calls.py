@@ -1,4 +1,4 @@
-"""A decision's requests in one call: what they share, and what they must not."""
+"""A decision's requests in one call: they share the call, and not each other's failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytest.importorskip("verl")
 
 import ray
 from fakes.simulated_engine import run_virtually
-from fakes.simulated_servers import WHOLE, Server, Servers, StreamingCall, renew
+from fakes.simulated_servers import RESPONSE, Server, Servers, StreamingCall, sync_weights
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_atgrpo.serving import client
@@ -25,9 +25,9 @@ K = 4
 pytestmark = pytest.mark.usefixtures("cancelled_calls")
 
 
-def drawn(servers: Servers, decision: str = "d", **params: Any) -> list[asyncio.Task[TokenOutput]]:
-    """Starts a decision's candidates, with the seeds 0, 1, ..."""
-    return [asyncio.ensure_future(servers.draw(decision, seed=seed, **params)) for seed in range(K)]
+def candidates(servers: Servers, decision: str = "d", **params: Any) -> list[asyncio.Task[TokenOutput]]:
+    """Starts sampling a decision's candidates, with seeds 0, 1, ..."""
+    return [asyncio.ensure_future(servers.sample(decision, seed=seed, **params)) for seed in range(K)]
 
 
 # ------------------------------------------------------------------ what makes a call
@@ -37,23 +37,23 @@ def test_candidates_of_a_decision_are_one_call_and_decisions_are_not_mixed() -> 
     async def run() -> None:
         server = Server("a")
         servers = Servers(server, slots=100)
-        outputs = await asyncio.gather(*drawn(servers, "d"), *drawn(servers, "e"), servers.draw("f"))
-        assert [output.token_ids for output in outputs] == [WHOLE] * (2 * K + 1)
+        outputs = await asyncio.gather(*candidates(servers, "d"), *candidates(servers, "e"), servers.sample("f"))
+        assert [output.token_ids for output in outputs] == [RESPONSE] * (2 * K + 1)
         assert server.calls == [K, K, 1]
         assert [request["seed"] for request in server.requests] == [*range(K), *range(K), 7]
-        assert not servers.client._calls._collecting
+        assert not servers.client.calls.collecting
 
     run_virtually(run())
 
 
-def test_answers_go_to_those_who_asked() -> None:
+def test_every_caller_gets_its_own_response() -> None:
     """The longest candidate is not the last."""
 
     async def run() -> None:
         server = Server("a")
         servers = Servers(server)
         lengths = 3, 9, 1, 6
-        outputs = await asyncio.gather(*(servers.draw(max_tokens=length) for length in lengths))
+        outputs = await asyncio.gather(*(servers.sample(max_tokens=length) for length in lengths))
         assert [len(output.token_ids) for output in outputs] == list(lengths)
         assert server.calls == [K]
 
@@ -81,51 +81,51 @@ def test_requests_with_other_prompts_or_later_ones_are_other_calls() -> None:
     run_virtually(run())
 
 
-def test_interrupted_candidates_go_on_in_one_call_each_from_its_own_tokens() -> None:
+def test_interrupted_candidates_resume_in_one_call_each_from_its_own_tokens() -> None:
     async def run() -> None:
         server = Server("a")
         servers = Servers(server)
-        drawing = [
-            asyncio.ensure_future(servers.draw(seed=seed, max_tokens=length))
+        sampling = [
+            asyncio.ensure_future(servers.sample(seed=seed, max_tokens=length))
             for seed, length in enumerate((2, 10, 20, 30))
         ]
         await asyncio.sleep(0.0055)
-        await renew(servers)
-        outputs = await asyncio.gather(*drawing)
+        await sync_weights(servers)
+        outputs = await asyncio.gather(*sampling)
         assert [len(output.token_ids) for output in outputs] == [2, 10, 20, 30]
         assert all(output.token_ids == [102 + n for n in range(len(output.token_ids))] for output in outputs)
         assert [output.extra_fields["resumed"] for output in outputs] == [0, 1, 1, 1]
-        # The first was whole when the others were interrupted.
+        # The first was complete when the others were interrupted.
         assert server.calls == [4, 3]
         assert servers.counted == ["requests_resumed"] * 3
 
     run_virtually(run())
 
 
-def test_a_long_answer_holds_its_siblings_up_for_a_moment_only() -> None:
+def test_a_long_response_delays_its_siblings_only_briefly() -> None:
     async def run() -> list[float]:
         server, loop = Server("a"), asyncio.get_running_loop()
         servers = Servers(server, slots=K)
         times = {}
 
         async def timed(length: int) -> None:
-            await servers.draw("d", max_tokens=length)
+            await servers.sample("d", max_tokens=length)
             times[length] = loop.time()
 
-        drawing = [asyncio.ensure_future(timed(length)) for length in (10, 20, 500, 1000)]
-        other = drawn(servers, "e")
-        await asyncio.gather(*drawing, *other)
-        assert server.most_in_flight == K, "a place is free as soon as its answer is there"
+        sampling = [asyncio.ensure_future(timed(length)) for length in (10, 20, 500, 1000)]
+        other = candidates(servers, "e")
+        await asyncio.gather(*sampling, *other)
+        assert server.most_in_flight == K, "a slot is free as soon as its response is complete"
         assert server.calls[0] == K
         return [times[length] for length in (10, 20, 500, 1000)]
 
     first, second, third, last = run_virtually(run())[0]
     assert first == second == pytest.approx(0.010 + TOGETHER, abs=0.005)
     assert third == pytest.approx(0.500 + TOGETHER, abs=0.02)
-    assert last == pytest.approx(1.000, abs=0.02), "the last one waits for nobody"
+    assert last == pytest.approx(1.000, abs=0.02), "the last one does not wait"
 
 
-def test_answers_that_come_together_are_handed_over_together() -> None:
+def test_responses_that_finish_together_are_returned_together() -> None:
     async def run() -> int:
         batches, server = 0, Server("a")
         params = [{"max_tokens": 10 + number} for number in range(K)]
@@ -136,33 +136,33 @@ def test_answers_that_come_together_are_handed_over_together() -> None:
 
     batches, seconds = run_virtually(run())
     assert batches == 1
-    assert seconds < 0.02  # nothing is left to wait for
+    assert seconds < 0.02  # the last one does not wait
 
 
-# ------------------------------------------------------------------ trouble of one, trouble of all
+# ------------------------------------------------------------------ failures of one and of all
 
 
-def test_one_that_hangs_is_late_alone_and_its_siblings_keep_their_answers(cancelled_calls: list[Any]) -> None:
+def test_only_the_request_that_hangs_times_out(cancelled_calls: list[Any]) -> None:
     async def run() -> None:
         slow, other = Server("a"), Server("b")
         slow.hangs_on = {2}
         servers = Servers(slow, other, timeout=0.2)
-        servers.balancer._inflight_requests["b"] = 5
-        outputs = await asyncio.gather(*drawn(servers))
-        assert [output.token_ids for output in outputs] == [WHOLE] * K
+        servers.occupy("b", 5)
+        outputs = await asyncio.gather(*candidates(servers))
+        assert [output.token_ids for output in outputs] == [RESPONSE] * K
         assert (slow.calls, slow.cancelled, slow.in_flight) == ([K], 1, 0)
         assert [request["seed"] for request in other.requests] == [2]
         assert (servers.counted, cancelled_calls) == (["requests_retried"], [])
         assert 0.2 < asyncio.get_running_loop().time() < 0.25
 
         alone = Servers(slow, timeout=0.2)
-        got = await asyncio.gather(*drawn(alone), return_exceptions=True)
+        got = await asyncio.gather(*candidates(alone), return_exceptions=True)
         assert [getattr(one, "reason", None) for one in got] == [None, None, "timeout", None]
 
     run_virtually(run())
 
 
-def test_one_that_fails_leaves_its_siblings_their_answers() -> None:
+def test_a_failing_request_does_not_affect_its_siblings() -> None:
     class Refusing(Server):
         async def _generate(self, **request: Any) -> TokenOutput:
             if request["sampling_params"]["seed"] == 1:
@@ -171,21 +171,21 @@ def test_one_that_fails_leaves_its_siblings_their_answers() -> None:
 
     async def run() -> None:
         server = Refusing("a")
-        got = await asyncio.gather(*drawn(Servers(server)), return_exceptions=True)
+        got = await asyncio.gather(*candidates(Servers(server)), return_exceptions=True)
         failed = got.pop(1)
         assert isinstance(failed, EpisodeFailed)
         assert failed.reason == "engine"
         assert "ValueError: no room" in str(failed)
-        assert [output.token_ids for output in got] == [WHOLE] * (K - 1)
+        assert [output.token_ids for output in got] == [RESPONSE] * (K - 1)
         assert server.calls == [K]
 
     run_virtually(run())
 
 
-def test_a_server_that_returns_nothing_at_all_is_given_up(
+def test_a_call_to_a_server_that_never_returns_is_given_up(
     monkeypatch: pytest.MonkeyPatch, cancelled_calls: list[Any]
 ) -> None:
-    """Its own clock has stopped with it."""
+    """Its own timeout does not fire either."""
 
     async def silent(**_: Any) -> AsyncIterator[Any]:
         await asyncio.Event().wait()
@@ -195,25 +195,25 @@ def test_a_server_that_returns_nothing_at_all_is_given_up(
         stopped, other = Server("a"), Server("b")
         stopped.generate_group = StreamingCall(silent)
         servers = Servers(stopped, other, timeout=2.0)
-        servers.balancer._inflight_requests["b"] = 5
-        outputs = await asyncio.gather(*drawn(servers))
-        assert [output.token_ids for output in outputs] == [WHOLE] * K
+        servers.occupy("b", 5)
+        outputs = await asyncio.gather(*candidates(servers))
+        assert [output.token_ids for output in outputs] == [RESPONSE] * K
         assert len(cancelled_calls) == 1
-        assert asyncio.get_running_loop().time() == pytest.approx(2.0 + client._RETURN, abs=0.1)
+        assert asyncio.get_running_loop().time() == pytest.approx(2.0 + client.GRACE, abs=0.1)
 
     run_virtually(run())
 
 
-def test_a_server_that_dies_takes_a_call_and_the_decision_moves_as_one() -> None:
+def test_after_a_servers_death_the_whole_decision_is_retried() -> None:
     async def run() -> None:
         dying, other = Server("a"), Server("b")
         servers = Servers(dying, other)
-        servers.balancer._inflight_requests["b"] = 5
-        drawing = drawn(servers)
+        servers.occupy("b", 5)
+        sampling = candidates(servers)
         await asyncio.sleep(0.005)
-        dying.fate = ray.exceptions.RayActorError()
-        outputs = await asyncio.gather(*drawing)
-        assert [output.token_ids for output in outputs] == [WHOLE] * K
+        dying.error = ray.exceptions.RayActorError()
+        outputs = await asyncio.gather(*sampling)
+        assert [output.token_ids for output in outputs] == [RESPONSE] * K
         assert (dying.calls, other.calls) == ([K], [K])
         assert servers.counted == ["requests_retried"] * K
         assert await servers.settled() == {"b": 5}
@@ -224,35 +224,35 @@ def test_a_server_that_dies_takes_a_call_and_the_decision_moves_as_one() -> None
 # ------------------------------------------------------------------ cancellation
 
 
-def test_a_cancelled_candidate_leaves_its_siblings_the_call_and_ends_with_it(cancelled_calls: list[Any]) -> None:
+def test_cancelling_a_candidate_does_not_cancel_its_siblings_call(cancelled_calls: list[Any]) -> None:
     async def run() -> None:
         server = Server("a")
         server.hangs_on = {0}
         servers = Servers(server, timeout=0.2)
-        drawing = drawn(servers)
+        sampling = candidates(servers)
         await asyncio.sleep(0.005)
-        drawing[0].cancel()
-        outputs = await asyncio.gather(*drawing, return_exceptions=True)
+        sampling[0].cancel()
+        outputs = await asyncio.gather(*sampling, return_exceptions=True)
         assert isinstance(outputs[0], asyncio.CancelledError)
-        assert [output.token_ids for output in outputs[1:]] == [WHOLE] * (K - 1)
+        assert [output.token_ids for output in outputs[1:]] == [RESPONSE] * (K - 1)
         assert await servers.settled() == {"a": 0}
         assert (server.cancelled, server.in_flight, len(cancelled_calls)) == (1, 0, 1)
 
     run_virtually(run())
 
 
-def test_a_call_that_nobody_waits_for_ends_in_the_server_at_once(cancelled_calls: list[Any]) -> None:
+def test_a_call_without_callers_is_cancelled_in_the_server(cancelled_calls: list[Any]) -> None:
     async def run() -> None:
         server = Server("a", pace=1.0)
         servers = Servers(server, timeout=100.0)
-        drawing = drawn(servers)
+        sampling = candidates(servers)
         await asyncio.sleep(2.5)
-        for task in drawing[1:]:
+        for task in sampling[1:]:
             task.cancel()
         await asyncio.sleep(0.1)
         assert (server.in_flight, cancelled_calls) == (K, [])
-        drawing[0].cancel()
-        await asyncio.gather(*drawing, return_exceptions=True)
+        sampling[0].cancel()
+        await asyncio.gather(*sampling, return_exceptions=True)
         assert await servers.settled() == {"a": 0}
         assert (server.cancelled, server.in_flight, len(cancelled_calls)) == (K, 0, 1)
 
@@ -260,14 +260,14 @@ def test_a_call_that_nobody_waits_for_ends_in_the_server_at_once(cancelled_calls
 
 
 @pytest.mark.parametrize("gone", [1, K])
-def test_a_candidate_that_is_cancelled_as_soon_as_it_asks_spoils_nothing(gone: int) -> None:
+def test_a_candidate_may_be_cancelled_before_its_call_is_sent(gone: int) -> None:
     async def run() -> None:
         server = Server("a")
-        calls = Servers(server).client._calls
+        calls = client.GroupCalls()
 
         def ask(seed: int) -> asyncio.Task[TokenOutput]:
             request = client.Request(str(seed), [], {"max_tokens": 3, "seed": seed})
-            return asyncio.ensure_future(calls.ask(server, "d", [1, 2], request, 1.0))
+            return asyncio.ensure_future(calls.send(server, "d", [1, 2], request, 1.0))
 
         asked = [ask(seed) for seed in range(K)]
         for task in asked[:gone]:  # after the tasks have run for the first time, and before the call is sent
@@ -276,12 +276,12 @@ def test_a_candidate_that_is_cancelled_as_soon_as_it_asks_spoils_nothing(gone: i
         assert [isinstance(one, asyncio.CancelledError) for one in got] == [True] * gone + [False] * (K - gone)
         assert (await ask(9)).token_ids == [102, 103, 104]
         assert server.requests[-1]["seed"] == 9
-        assert (server.in_flight, calls._collecting) == (0, {})
+        assert (server.in_flight, calls.collecting) == (0, {})
 
     run_virtually(run())
 
 
-def test_a_cancelled_call_ends_its_requests_in_the_server() -> None:
+def test_cancelling_a_call_aborts_its_requests_in_the_server() -> None:
     async def run() -> None:
         ended: list[str] = []
 
@@ -290,7 +290,7 @@ def test_a_cancelled_call_ends_its_requests_in_the_server() -> None:
                 try:
                     await asyncio.Event().wait()
                 finally:
-                    await asyncio.sleep(0.1)  # vLLM is told, which takes a message
+                    await asyncio.sleep(0.1)  # an abort in vLLM takes a message
                     ended.append(request_id)
 
         async def answers(*ids: str) -> list[Any]:

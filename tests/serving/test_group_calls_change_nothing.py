@@ -1,4 +1,4 @@
-"""Calls for groups beside one call a request: the same answers, whatever happens to servers."""
+"""Group calls give the same responses as one call per request, with and without failing servers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytest.importorskip("verl")
 
 import ray
 from fakes.simulated_engine import run_virtually
-from fakes.simulated_servers import Call, Server, Servers, renew
+from fakes.simulated_servers import Call, Server, Servers, sync_weights
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_atgrpo.serving.client import DecisionClient, TooLate
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("cancelled_calls")
 
 
 class SingleClient(DecisionClient):
-    """Sends every request by itself, as before there were calls for groups."""
+    """Sends every request in a call of its own."""
 
     async def attempt(
         self,
@@ -50,13 +50,13 @@ class SingleClient(DecisionClient):
             answer.cancel()
 
 
-async def _peace(servers: Servers) -> None: ...
+async def _nothing(servers: Servers) -> None: ...
 
 
 async def _new_weights(servers: Servers) -> None:
     for _ in range(2):
         await asyncio.sleep(0.0245)
-        await renew(servers)
+        await sync_weights(servers)
 
 
 async def _hangs(servers: Servers) -> None:
@@ -66,34 +66,33 @@ async def _hangs(servers: Servers) -> None:
 
 async def _death(servers: Servers) -> None:
     await asyncio.sleep(0.0245)
-    servers.servers["a"].fate = ray.exceptions.RayActorError()
+    servers.servers["a"].error = ray.exceptions.RayActorError()
 
 
 async def _refusals(servers: Servers) -> None:
     await asyncio.sleep(0.0245)
     for server in servers.servers.values():
-        server.fate = ValueError("no room")
+        server.error = ValueError("no room")
 
 
 async def _played(client: type[DecisionClient], script: Callable[..., Any]) -> tuple[list[Any], Servers]:
-    servers = Servers(Server("a", version=3), Server("b", version=3), timeout=0.2)
-    servers.client.__class__ = client
-    trouble = asyncio.ensure_future(script(servers))
-    drawing = [
-        asyncio.ensure_future(servers.draw(f"{decision}", seed=seed, max_tokens=5 + 7 * seed + 3 * decision))
+    servers = Servers(Server("a", version=3), Server("b", version=3), timeout=0.2, client=client)
+    faults = asyncio.ensure_future(script(servers))
+    sampling = [
+        asyncio.ensure_future(servers.sample(f"{decision}", seed=seed, max_tokens=5 + 7 * seed + 3 * decision))
         for decision in range(6)
         for seed in range(K)
     ]
-    got = await asyncio.gather(*drawing, return_exceptions=True)
-    await trouble
+    got = await asyncio.gather(*sampling, return_exceptions=True)
+    await faults
     settled = await servers.settled()
     assert not any(settled.values())
     outcomes = [one.reason if isinstance(one, EpisodeFailed) else one.model_dump() for one in got]
     return [*outcomes, settled], servers
 
 
-@pytest.mark.parametrize("script", [_peace, _new_weights, _hangs, _death, _refusals])
-def test_a_call_for_a_group_changes_no_answer(script: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("script", [_nothing, _new_weights, _hangs, _death, _refusals])
+def test_a_group_call_changes_no_response(script: Callable[..., Any]) -> None:
     (grouped, ours), _ = run_virtually(_played(DecisionClient, script))
     (single, theirs), _ = run_virtually(_played(SingleClient, script))
     assert grouped == single
@@ -101,5 +100,5 @@ def test_a_call_for_a_group_changes_no_answer(script: Callable[..., Any]) -> Non
     assert sum(sum(server.calls) for server in ours.servers.values()) == sum(
         len(server.requests) for server in ours.servers.values()
     )
-    if script is not _death:  # which takes those answers of a call, too, that had come
+    if script is not _death:  # which also loses the finished responses of a call
         assert sorted(ours.counted) == sorted(theirs.counted)

@@ -1,4 +1,4 @@
-"""The port of a process group is held from the moment it is chosen, so nothing else can take it meanwhile."""
+"""The port of a process group is bound as soon as it is chosen, so no other process can take it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from waiting import HANG
 
 pytest.importorskip("verl")
 
-from verl_atgrpo.serving.workers import PortWorker, reserve_master_port, reserve_port, use_port
+from verl_atgrpo.serving.workers import TrainerWorker, reserve_master_port, reserve_port, use_port
 
 _SECOND_RANK = """
 import torch
@@ -24,7 +24,7 @@ torch.distributed.destroy_process_group()
 """
 
 
-def test_a_group_meets_although_its_given_port_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_connects_although_its_configured_port_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as other:
         other.bind(("", 0))
         other.listen()
@@ -45,7 +45,7 @@ def test_a_group_meets_although_its_given_port_was_taken(monkeypatch: pytest.Mon
         assert second.wait(HANG) == 0
 
 
-def test_a_chosen_port_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chosen_port_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     first, second = reserve_port(), reserve_port()
     assert first.port != second.port
@@ -53,23 +53,23 @@ def test_a_chosen_port_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
         other.bind(("", first.port))
 
 
-def test_all_processes_go_where_the_first_one_listens() -> None:
+def test_all_processes_use_the_port_of_the_first() -> None:
     class Group:
-        went: int | None = None
+        port: int | None = None
 
         def reserve_port(self) -> int:
             return 4711
 
         def use_port(self, port: int) -> None:
-            self.went = port
+            self.port = port
 
     group = Group()
     reserve_master_port(group)  # type: ignore[arg-type]
-    assert group.went == 4711
+    assert group.port == 4711
 
 
-def test_the_first_process_alone_listens() -> None:
+def test_only_the_first_process_opens_a_store() -> None:
     from verl.single_controller.base.decorator import MAGIC_ATTR, Execute
 
-    assert getattr(PortWorker.reserve_port, MAGIC_ATTR)["execute_mode"] == Execute.RANK_ZERO
-    assert getattr(PortWorker.use_port, MAGIC_ATTR)["execute_mode"] == Execute.ALL
+    assert getattr(TrainerWorker.reserve_port, MAGIC_ATTR)["execute_mode"] == Execute.RANK_ZERO
+    assert getattr(TrainerWorker.use_port, MAGIC_ATTR)["execute_mode"] == Execute.ALL

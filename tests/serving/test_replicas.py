@@ -1,8 +1,7 @@
-"""A replica that dies is taken out, left out of the weight sync, and started again before the next one."""
+"""A dead replica is removed, left out of the weight sync, and restarted before the next one."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ import ray
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer, and the worker with it)
 from fakes.simulated_replicas import Method, World, get
 
-from verl_atgrpo.serving import replicas as module
 from verl_atgrpo.serving.health import PolicyFailed
 from verl_atgrpo.serving.replicas import Replicas
 
@@ -27,7 +25,7 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "kill", kill)
 
 
-def made(world: World, restarts: int = 3) -> Replicas:
+def replicas_of(world: World, restarts: int = 3) -> Replicas:
     return Replicas("planner", world, world, world.sync, restarts)  # type: ignore[arg-type]
 
 
@@ -37,7 +35,7 @@ def ranks(replicas: Replicas) -> list[int]:
 
 def test_nothing_happens_while_all_live() -> None:
     world = World()
-    replicas = made(world)
+    replicas = replicas_of(world)
     replicas.poll()
     replicas.push(3)
     assert world.log == [("weights", 3, 4, 5)]
@@ -46,11 +44,11 @@ def test_nothing_happens_while_all_live() -> None:
 
 
 @pytest.mark.parametrize("of", ["actor", "engine"])
-def test_a_death_is_seen_by_balancer_and_manager_and_told_once(of: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_dead_replica_is_removed_everywhere_and_logged_once(of: str, caplog: pytest.LogCaptureFixture) -> None:
     world = World()
-    replicas = made(world)
+    replicas = replicas_of(world)
     setattr(world[5].servers[0], f"{of}_lives", False)
-    world.balancer.remove_servers([world[5].server_address])  # as a client may have done before
+    world.balancer.remove_servers([world[5].server_address])  # a client may have removed it first
     for _ in range(3):
         replicas.poll()
     assert ranks(replicas) == [4]
@@ -63,19 +61,19 @@ def test_a_death_is_seen_by_balancer_and_manager_and_told_once(of: str, caplog: 
 
 def test_a_replica_over_two_nodes_is_dead_as_a_whole() -> None:
     world = World(nodes=2)
-    replicas = made(world)
+    replicas = replicas_of(world)
     world[4].servers[1].actor_lives = False
     replicas.poll()
     assert ranks(replicas) == [5]
     first = world[4].servers[0]
     replicas.push(1)
-    assert not first.actor_lives, "its other server is ended, too: its name is needed"
+    assert not first.actor_lives, "its other server is killed, too: its name is needed"
     assert [server.identity for server in world[4].servers] == ["4.0.1", "4.1.1"]
 
 
 def test_without_restarts_the_weights_go_to_the_others() -> None:
     world = World()
-    replicas = made(world, restarts=0)
+    replicas = replicas_of(world, restarts=0)
     world[4].servers[0].engine_lives = False
     replicas.push(7)
     assert world.log == [("weights", 7, 5)]
@@ -88,9 +86,9 @@ def test_without_restarts_the_weights_go_to_the_others() -> None:
         replicas.push(8)
 
 
-def test_a_restart_ends_what_is_left_before_and_admits_requests_after_the_weights() -> None:
+def test_a_restart_kills_what_is_left_and_admits_requests_only_after_the_weight_sync() -> None:
     world = World()
-    replicas = made(world)
+    replicas = replicas_of(world)
     old = world[5].servers[0]
     old.engine_lives = False
     admitted: list[set[str]] = []
@@ -98,22 +96,22 @@ def test_a_restart_ends_what_is_left_before_and_admits_requests_after_the_weight
     replicas.push(2)
     assert not old.actor_lives
     assert world.log == [
-        ("empty",),  # the trainer's cache
-        ("end", 5, [(1, 0.5)]),  # the engine's processes, by worker of its node
+        ("empty",),  # the training workers' caches
+        ("end", 5, [(1, 0.5)]),  # kills the engine's processes, on a worker of its node
         ("launch", 5),
         ("sleep", 5),
         ("forget", 5),
         ("weights", 2, 4, 5),
     ]
-    assert admitted == [{"address-4-0"}], "no request may meet weights that are not the policy's"
+    assert admitted == [{"address-4-0"}], "requests need the policy's weights"
     assert world.admitted == {"address-4-0", "address-5-1"}
     assert world.managed == {4, 5}
     assert replicas.metrics() == {"team/replicas_alive": 2.0, "team/replicas_restarted": 1.0}
 
 
-def test_a_worker_that_kept_the_old_server_stops_the_run() -> None:
+def test_a_worker_with_the_old_server_stops_the_run() -> None:
     world = World()
-    replicas = made(world)
+    replicas = replicas_of(world)
     world[5].servers[0].engine_lives = False
     world.forget_servers = lambda replicas: None  # type: ignore[method-assign]
     with pytest.raises(
@@ -122,9 +120,9 @@ def test_a_worker_that_kept_the_old_server_stops_the_run() -> None:
         replicas.push(2)
 
 
-def test_restarts_are_bounded_whoever_needs_them(caplog: pytest.LogCaptureFixture) -> None:
+def test_restarts_are_bounded_over_all_replicas(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
-    replicas = made(world, restarts=2)
+    replicas = replicas_of(world, restarts=2)
     for step, rank in enumerate([4, 5, 4]):
         world[rank].servers[0].engine_lives = False
         replicas.push(step)
@@ -136,9 +134,9 @@ def test_restarts_are_bounded_whoever_needs_them(caplog: pytest.LogCaptureFixtur
         replicas.push(3)
 
 
-def test_a_server_that_does_not_come_up_uses_restarts_up() -> None:
+def test_failed_restarts_count() -> None:
     world = World(ranks=(0,))
-    replicas = made(world, restarts=2)
+    replicas = replicas_of(world, restarts=2)
     world[0].servers[0].actor_lives = False
     world.broken_starts = 5
     with pytest.raises(
@@ -146,13 +144,13 @@ def test_a_server_that_does_not_come_up_uses_restarts_up() -> None:
     ):
         replicas.push(1)
     assert world.starts == 2
-    assert world[0].servers == [], "what came up of it is ended"
+    assert world[0].servers == [], "a partly started replica is killed"
     assert world.admitted == set()
 
 
 def test_a_failed_restart_leaves_the_others_serving() -> None:
     world = World()
-    replicas = made(world, restarts=2)
+    replicas = replicas_of(world, restarts=2)
     world[4].servers[0].engine_lives = False
     world.broken_starts = 1
     replicas.push(1)
@@ -161,9 +159,9 @@ def test_a_failed_restart_leaves_the_others_serving() -> None:
     assert world.log[-1] == ("weights", 2, 4, 5)
 
 
-def test_the_last_one_comes_back_at_once_with_the_weights_it_had() -> None:
+def test_the_last_replica_is_restarted_immediately_with_its_weights() -> None:
     world = World(ranks=(0,))
-    replicas = made(world)
+    replicas = replicas_of(world)
     replicas.push(6)
     world[0].servers[0].engine_lives = False
     with pytest.raises(PolicyFailed, match=r"no server is left \(server 0: .*\)$"):
@@ -176,7 +174,7 @@ def test_the_last_one_comes_back_at_once_with_the_weights_it_had() -> None:
 
 def test_a_death_during_the_sync_leaves_the_others_with_the_weights() -> None:
     world = World()
-    replicas = made(world)
+    replicas = replicas_of(world)
 
     def die() -> dict[int, str]:
         world[4].servers[0].engine_lives = False
@@ -189,9 +187,9 @@ def test_a_death_during_the_sync_leaves_the_others_with_the_weights() -> None:
     assert world.log == [("weights", 1, 4, 5)]
 
 
-def test_a_death_of_the_last_during_the_sync_is_a_reason_to_send_again() -> None:
+def test_if_the_last_replica_dies_during_the_sync_it_is_repeated() -> None:
     world = World(ranks=(0,))
-    replicas = made(world)
+    replicas = replicas_of(world)
     deaths = iter([True, False])
 
     def die() -> dict[int, str]:
@@ -208,33 +206,36 @@ def test_a_death_of_the_last_during_the_sync_is_a_reason_to_send_again() -> None
     ]
 
 
-def test_a_live_server_that_does_not_take_the_weights_ends_the_run() -> None:
+def test_a_live_server_that_does_not_load_the_weights_ends_the_run() -> None:
     world = World()
-    replicas = made(world)
+    replicas = replicas_of(world)
     world.while_sending = lambda: {5: "replica 5 did not take the weights within 120.0 s; its log says why"}
     with pytest.raises(PolicyFailed, match=r"^policy 'planner': replica 5 did not take the weights within 120\.0 s"):
         replicas.push(1)
 
 
-def test_a_server_that_a_client_gave_up_for_nothing_is_admitted_again() -> None:
+def test_a_live_server_that_a_client_removed_is_added_again() -> None:
     world = World()
-    replicas = made(world)
+    replicas = replicas_of(world)
     world.balancer.remove_servers(["address-4-0"])
     replicas.push(1)
     assert world.admitted == {"address-4-0", "address-5-0"}
 
 
-def test_a_name_is_free_when_ray_knows_of_the_death() -> None:
-    answers = iter(
+def test_a_restart_waits_until_ray_has_registered_the_death() -> None:
+    states = iter(
         [None, ray.exceptions.ActorUnavailableError("connection lost", None), ray.exceptions.RayActorError()]
     )
 
     def ready() -> None:
-        if (answer := next(answers)) is not None:
-            raise answer
+        assert not world.starts, "its name is not free yet"
+        if (state := next(states)) is not None:
+            raise state
 
     world = World(ranks=(0,))
+    replicas = replicas_of(world)
+    world[0].servers[0].engine_lives = False
     world[0].servers[0].__ray_ready__ = Method(ready)
-    asyncio.run(module._end(world[0]))  # type: ignore[arg-type]
-    assert next(answers, "none") == "none"
-    assert world[0].servers == []
+    replicas.push(1)
+    assert next(states, "none") == "none"
+    assert ranks(replicas) == [0]

@@ -1,4 +1,4 @@
-"""A worker whose server is dead takes its part in gathering the weights: the others would wait for it."""
+"""A worker with a dead server still takes part in gathering the weights, or the others would wait forever."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
 from verl_atgrpo.serving import workers
-from verl_atgrpo.serving.workers import PolicyWorker, ServerLink, bound_waiting
+from verl_atgrpo.serving.workers import PolicyWorker, ServerLink, set_socket_timeouts
 
 NAMES = ["embed", "layer", "head"]
 
 
 class Adapter:
-    """Stands for verl's rollout adapter: its server takes `takes` parameters and then fails with `error`."""
+    """A fake of verl's rollout adapter: its server loads `takes` parameters and then fails with `error`."""
 
     replica_rank = 3
     sleep_level = 2
@@ -61,7 +61,7 @@ class Gathering:
 
 
 def sync(link: ServerLink, gathering: Gathering) -> None:
-    """What verl's workers do in a weight sync."""
+    """Runs a weight sync as verl's workers."""
 
     async def run() -> None:
         await link.resume(tags=["weights"])
@@ -71,7 +71,7 @@ def sync(link: ServerLink, gathering: Gathering) -> None:
     asyncio.run(run())
 
 
-def test_a_live_server_gets_all_of_it() -> None:
+def test_a_live_server_gets_all_weights() -> None:
     adapter, gathering = Adapter(), Gathering()
     link = ServerLink(adapter, serves=True)
     sync(link, gathering)
@@ -80,13 +80,13 @@ def test_a_live_server_gets_all_of_it() -> None:
     assert link.failure is None
 
 
-def test_a_dead_server_is_neither_called_nor_waited_for() -> None:
+def test_a_dead_server_is_not_called() -> None:
     adapter, gathering = Adapter(), Gathering()
     link = ServerLink(adapter, serves=False)
     sync(link, gathering)
     assert adapter.calls == []
     assert gathering.gathered == NAMES
-    assert link.failure is None, "nobody expected anything of it"
+    assert link.failure is None, "it does not serve"
 
 
 @pytest.mark.parametrize("takes", [0, 1])
@@ -97,12 +97,12 @@ def test_a_dead_server_is_neither_called_nor_waited_for() -> None:
         (ray.exceptions.RayError("EngineDeadError: gone"), "replica 3 did not take the weights: RayError: .*gone"),
     ],
 )
-def test_the_rest_is_gathered_when_a_server_dies_meanwhile(takes: int, error: Exception, failure: str) -> None:
+def test_gathering_continues_if_the_server_dies_meanwhile(takes: int, error: Exception, failure: str) -> None:
     adapter, gathering = Adapter(takes, error), Gathering()
     link = ServerLink(adapter, serves=True)
     sync(link, gathering)
     assert gathering.gathered == NAMES
-    assert ["kv_cache"] not in adapter.calls, "a server that failed is left alone"
+    assert ["kv_cache"] not in adapter.calls, "a server that failed is not called again"
     assert re.fullmatch(failure, str(link.failure))
 
 
@@ -112,7 +112,7 @@ def test_an_error_of_the_worker_itself_is_raised() -> None:
         sync(link, Gathering())
 
 
-def test_weights_that_come_asynchronously_are_gathered_too() -> None:
+def test_asynchronous_weights_are_gathered_too() -> None:
     gathered: list[str] = []
 
     async def weights() -> AsyncIterator[tuple[str, int]]:
@@ -124,7 +124,7 @@ def test_weights_that_come_asynchronously_are_gathered_too() -> None:
     assert gathered == NAMES
 
 
-def test_what_verl_sets_reaches_the_adapter() -> None:
+def test_the_sleep_level_is_the_adapters() -> None:
     adapter = Adapter()
     link = ServerLink(adapter, serves=True)
     link.sleep_level = 1
@@ -132,15 +132,15 @@ def test_what_verl_sets_reaches_the_adapter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("adapter", "dead", "told"),
+    ("adapter", "dead", "failures"),
     [
         (Adapter(), [4], {}),
         (Adapter(), [3, 4], {}),
         (Adapter(1, zmq.Again()), [], {3: "replica 3 did not take the weights within 120.0 s; its log says why"}),
     ],
 )
-def test_a_worker_tells_whether_its_replica_took_the_weights(
-    adapter: Adapter, dead: list[int], told: dict[int, str], monkeypatch: pytest.MonkeyPatch
+def test_a_worker_returns_whether_its_replica_loaded_the_weights(
+    adapter: Adapter, dead: list[int], failures: dict[int, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gathering = Gathering()
 
@@ -150,14 +150,14 @@ def test_a_worker_tells_whether_its_replica_took_the_weights(
     monkeypatch.setattr(ActorRolloutRefWorker, "update_weights", verls)
     worker = object.__new__(PolicyWorker)
     worker.rollout = adapter
-    assert asyncio.run(worker.update_weights(global_steps=7, mode="naive", dead=dead)) == told
+    assert asyncio.run(worker.update_weights(global_steps=7, mode="naive", dead=dead)) == failures
     assert worker.rollout is adapter
     assert gathering.gathered == NAMES
     assert bool(adapter.calls) == (3 not in dead)
 
 
 @pytest.mark.parametrize(("load_format", "has_base"), [("dummy", False), ("auto", True)])
-def test_a_server_that_was_started_again_is_looked_up_anew(load_format: str, has_base: bool) -> None:
+def test_a_restarted_server_is_looked_up_again(load_format: str, has_base: bool) -> None:
     worker = object.__new__(PolicyWorker)
     worker.rollout = SimpleNamespace(replica_rank=3, server_handle="old")
     worker.config = SimpleNamespace(rollout=SimpleNamespace(load_format=load_format))
@@ -166,23 +166,23 @@ def test_a_server_that_was_started_again_is_looked_up_anew(load_format: str, has
     assert worker.rollout.server_handle == "old"
     worker.forget_servers([3])
     assert worker.rollout.server_handle is None
-    # All workers gather what is below an adapter together, so all send it again, or none.
+    # All workers gather the base weights together, so all send them again, or none.
     assert worker.base_sync_done == has_base
 
 
 @pytest.mark.parametrize("connects", [False, True])
-def test_verls_sender_gives_a_server_up_that_fails_on_its_side(
+def test_verls_sender_times_out_if_the_server_fails(
     connects: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It sends first: to nobody, where the server's engine died before it connected."""
+    """It sends first, also if the server's engine died before it connected."""
     context = zmq.Context()
     monkeypatch.setattr(zmq.Context, "instance", lambda: context)
-    monkeypatch.setattr(workers, "ANSWER", 0.3)
-    bound_waiting()
+    monkeypatch.setattr(workers, "BUCKET_TIMEOUT", 0.3)
+    set_socket_timeouts()
     handle = f"ipc://{tmp_path}/weights.sock"
     receiver = zmq.Context()
     if connects:
-        receiver.socket(zmq.REP).connect(handle)  # and never answers
+        receiver.socket(zmq.REP).connect(handle)  # and never replies
     sender = BucketedWeightSender(handle, bucket_size_mb=1, use_shm=True)
     with pytest.raises(zmq.Again):
         asyncio.run(sender.async_send_weights(iter([("embed", torch.zeros(2))])))

@@ -1,4 +1,4 @@
-"""The simulated engine is the one its docstring describes, and our schedule reaches the bound on it."""
+"""The simulated engine behaves as documented, and our schedule reaches the bound on it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_sleeping_takes_virtual_time_only() -> None:
     assert woken == [("b", 2), ("a", 3), ("b", 4), ("b", 6), ("a", pytest.approx(1e6 + 3))]
 
 
-def test_a_time_out_comes_when_it_should() -> None:
+def test_timeouts_use_virtual_time() -> None:
     async def main() -> None:
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.sleep(10), 4)
@@ -49,7 +49,7 @@ def test_waiting_for_nothing_is_an_error() -> None:
 
 
 def ends(engine: SimulatedEngine, *requests: tuple[str, int]) -> list[float]:
-    """When requests of (decision, tokens), all sent at once, are answered."""
+    """Returns when requests of (decision, tokens), sent concurrently, are finished."""
 
     async def one(decision: str, tokens: int) -> float:
         params: dict[str, Any] = {"seed": tokens, "max_tokens": 50}
@@ -68,34 +68,34 @@ def engine(replicas: int, slots: int) -> SimulatedEngine:
 
 
 def test_requests_wait_for_a_slot_in_the_order_of_arrival() -> None:
-    # Two slots, half a second a token: 6 and 10 tokens start; 4 at 3 s and 2 at 5 s, when slots fall free.
+    # Two slots, half a second per token: 6 and 10 tokens start; 4 at 3 s and 2 at 5 s, when slots are free.
     assert ends(engine(1, 2), ("a", 6), ("a", 10), ("b", 4), ("b", 2)) == [3, 5, 5, 6]
 
 
 def test_candidates_of_a_decision_share_a_replica() -> None:
-    # One slot each. a on the first, b on the second, c on the first again.
+    # One slot each: a on the first replica, b on the second, c on the first again.
     assert ends(engine(2, 1), ("a", 6), ("a", 10), ("b", 4), ("c", 2)) == [3, 8, 2, 9]
 
 
-def test_a_decision_goes_where_the_fewest_are_under_way() -> None:
+def test_a_decision_goes_to_the_replica_with_the_fewest_decisions() -> None:
     loaded = engine(2, 4)
 
     async def main() -> float:
-        def ask(decision: str, tokens: int) -> Any:
+        def sample(decision: str, tokens: int) -> Any:
             return loaded.generate(decision, prompt_ids=[], sampling_params={"seed": tokens, "max_tokens": 99})
 
-        long = asyncio.gather(*(ask("a", 20) for _ in range(4)))  # fills the first replica until 10 s
-        await ask("b", 2)
-        await ask("c", 2)  # the second again, as b has been answered
+        long = asyncio.gather(*(sample("a", 20) for _ in range(4)))  # fills the first replica until 10 s
+        await sample("b", 2)
+        await sample("c", 2)  # the second again, as b is finished
         await long
         return asyncio.get_running_loop().time()
 
     assert run_virtually(main())[0] == pytest.approx(10)
-    assert loaded._decisions == [0, 0]
-    assert not loaded._leases
+    assert loaded.decisions == [0, 0]
+    assert not loaded.leases
 
 
-def test_answers_are_cut_at_the_limit() -> None:
+def test_responses_are_cut_at_the_limit() -> None:
     assert ends(engine(1, 1), ("a", 80)) == [25]
 
 
@@ -133,20 +133,22 @@ def by_decision(served: Served) -> dict[tuple[str, str], list[float]]:
     return found
 
 
-def test_schedules_take_what_follows_from_their_draws() -> None:
-    """With a slot for every request, each schedule's time is a formula of its draws."""
+def test_schedules_take_the_time_of_their_responses() -> None:
+    """With a slot for every request, each schedule's time is a formula of its response lengths."""
     runs = {
         (barriers, sequential): played(64, 8, barriers=barriers, sequential=sequential)
         for barriers in (False, True)
         for sequential in (False, True)
     }
-    draws = {key: by_decision(served) for key, (_, served) in runs.items()}
-    assert all(drawn == draws[False, False] for drawn in draws.values())
-    episodes = {episode for episode, _ in draws[False, False]}
-    decisions = {decision for _, decision in draws[False, False]}
+    lengths = {key: by_decision(served) for key, (_, served) in runs.items()}
+    assert all(seconds_of == lengths[False, False] for seconds_of in lengths.values())
+    episodes = {episode for episode, _ in lengths[False, False]}
+    decisions = {decision for _, decision in lengths[False, False]}
     assert (len(episodes), len(decisions)) == (8, 4)
     for (barriers, sequential), (seconds, _) in runs.items():
-        took = {key: (sum if sequential else max)(drawn) for key, drawn in draws[barriers, sequential].items()}
+        took = {
+            key: (sum if sequential else max)(seconds_of) for key, seconds_of in lengths[barriers, sequential].items()
+        }
         if barriers:
             expected = sum(max(took[episode, decision] for episode in episodes) for decision in decisions)
         else:

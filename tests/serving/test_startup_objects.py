@@ -1,4 +1,4 @@
-"""What is there when a process is ready is looked at no more; what comes later is."""
+"""The garbage collector ignores objects from before `freeze_startup_objects`, and collects later ones."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def made():
 gc.disable()
 before, kept = made(), Node()
 freeze_startup_objects()
-assert before() is None, "garbage is kept for ever"
+assert before() is None, "garbage is never collected"
 assert gc.get_freeze_count() > 1000
-assert not any(kept is other for other in gc.get_objects()), "it is looked at"
+assert not any(kept is other for other in gc.get_objects()), "it is still tracked"
 after = made()
 gc.enable()
 gc.collect()
-assert after() is None, "nothing is collected any more"
+assert after() is None, "later garbage is not collected"
 assert gc.get_threshold()[0] > 700
 """
 
 
-def test_garbage_goes_and_the_rest_is_spared() -> None:
-    subprocess.run([sys.executable, "-c", SCRIPT], check=True)  # its own process: this one shall go on as it was
+def test_startup_objects_are_frozen_and_garbage_is_collected() -> None:
+    subprocess.run([sys.executable, "-c", SCRIPT], check=True)  # freezing affects its process

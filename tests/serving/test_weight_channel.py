@@ -1,4 +1,4 @@
-"""Two jobs on one machine, each the first of its own Ray cluster, do not share the socket that weights go through."""
+"""Two jobs on one machine, each the first of its own Ray cluster, have different weight sockets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from verl_atgrpo.serving.server import name_receiver, name_sender
 
 
 def _in_job(monkeypatch: pytest.MonkeyPatch, cluster: str) -> None:
-    """This process belongs to the first job of the cluster with this address."""
+    """Makes this process the first job of the cluster with this address."""
     context = SimpleNamespace(gcs_address=cluster, get_job_id=lambda: "01000000")
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
 
@@ -28,7 +28,7 @@ def _sender() -> str:
 
 
 def _receiver(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where verl's worker in the engine listens."""
+    """Returns the socket of verl's worker in the engine."""
     monkeypatch.setenv("VERL_RAY_JOB_ID", "01000000")
     monkeypatch.setenv("VERL_REPLICA_RANK", "0")
     name_receiver()
@@ -41,7 +41,7 @@ def test_both_ends_have_the_same_name(monkeypatch: pytest.MonkeyPatch, cluster: 
     _in_job(monkeypatch, cluster)
     channel = _sender()
     assert channel == _receiver(monkeypatch)
-    assert len(channel.removeprefix("ipc://")) <= 107  # of a socket's address on Linux, its end included
+    assert len(channel.removeprefix("ipc://")) <= 107  # limit of a socket's address on Linux
 
 
 def test_first_jobs_of_two_clusters_have_different_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ def test_first_jobs_of_two_clusters_have_different_names(monkeypatch: pytest.Mon
     assert len(names) == 2
 
 
-def test_a_channel_of_another_form_is_not_taken_for_the_job_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_name_of_another_form_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     _in_job(monkeypatch, "192.0.2.2:6379")
     with pytest.raises(RuntimeError, match=r"'ipc:///tmp/elsewhere\.sock' does not name the job 01000000"):
         name_sender(SimpleNamespace(zmq_handle="ipc:///tmp/elsewhere.sock"))

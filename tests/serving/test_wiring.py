@@ -1,4 +1,4 @@
-"""Workers must push weights to their own policy's servers: anything else stops the run with the policy's name."""
+"""Workers must send weights to their own policy's servers; anything else ends the run with the policy's name."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def test_own_servers_are_accepted() -> None:
         ([target(1, "b")], r"no worker pushes weights to replicas \[2\]"),
     ],
 )
-def test_anything_else_stops_the_run(targets: list[WeightTarget], problem: str) -> None:
+def test_anything_else_is_refused(targets: list[WeightTarget], problem: str) -> None:
     with pytest.raises(RuntimeError, match=f"policy 'planner': .*{problem}"):
         check_wiring("planner", targets, {1: ["b"], 2: ["c"]})

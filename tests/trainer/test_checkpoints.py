@@ -1,4 +1,4 @@
-"""All policies are saved as one: a step is complete, or it is not there."""
+"""All policies are saved together, and an incomplete step is never resumed from."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_all_policies_resume_from_the_same_step_with_the_same_tasks(tmp_path: Pa
     assert [unit.weights for unit in resumed] == [2, 2]
 
 
-def test_a_step_that_was_not_saved_to_its_end_is_not_resumed_from(tmp_path: Path) -> None:
+def test_an_incomplete_step_is_not_resumed_from(tmp_path: Path) -> None:
     checkpoints.save(trainer(tmp_path, max_actor_ckpt_to_keep=1), [Unit("coder"), Unit("planner")], 1, {})
     with pytest.raises(OSError, match="disk full"):
         checkpoints.save(
@@ -77,7 +77,7 @@ def test_the_state_of_the_data_loader_may_hold_any_object(tmp_path: Path) -> Non
     assert checkpoints.load(trainer(tmp_path), [Unit("coder")]).tasks == state
 
 
-def test_a_team_that_trains_nothing_saves_its_place_in_the_tasks(tmp_path: Path) -> None:
+def test_a_team_without_trained_policies_saves_the_order_of_tasks(tmp_path: Path) -> None:
     class Frozen(Unit):
         def save(self, step_folder: str, remote_folder: str | None, global_steps: int) -> None: ...
 
@@ -88,25 +88,25 @@ def test_a_team_that_trains_nothing_saves_its_place_in_the_tasks(tmp_path: Path)
     assert checkpoints.load(trainer(tmp_path / "not" / "there"), [frozen]) == (2, {"next": 4}, [])
 
 
-def test_tasks_that_were_dealt_and_not_trained_on_are_saved(tmp_path: Path) -> None:
+def test_tasks_that_were_submitted_and_not_trained_on_are_saved(tmp_path: Path) -> None:
     checkpoints.save(trainer(tmp_path), [Unit("coder")], 1, {}, [7, 3, 3])
     assert checkpoints.load(trainer(tmp_path), [Unit("coder")]).unfinished == [7, 3, 3]
-    # A checkpoint of a version that had none to save.
+    # A checkpoint of a version without unfinished tasks.
     (tmp_path / "global_step_1" / "pending.json").unlink()
     assert checkpoints.load(trainer(tmp_path), [Unit("coder")]).unfinished == []
 
 
-def test_old_steps_go_only_when_the_new_one_is_complete(tmp_path: Path) -> None:
+def test_old_steps_are_removed_after_the_new_one_is_complete(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         checkpoints.save(trainer(tmp_path, max_actor_ckpt_to_keep=2), [Unit("coder")], step, {})
     assert sorted(path.name for path in tmp_path.glob("global_step_*")) == ["global_step_2", "global_step_3"]
 
 
-def test_a_run_that_went_back_keeps_what_it_has_just_saved(tmp_path: Path) -> None:
+def test_a_run_resumed_from_an_earlier_step_keeps_what_it_saves(tmp_path: Path) -> None:
     for step in (1, 2, 3, 10):
         checkpoints.save(trainer(tmp_path), [Unit("coder")], step, {})
     (tmp_path / "global_step_of_mine").mkdir()
-    # Resumed from step 1: the steps behind the new one are another run's, and do not count.
+    # Resumed from step 1: later steps are of an earlier run, and are not counted.
     folder = checkpoints.save(trainer(tmp_path, max_actor_ckpt_to_keep=1), [Unit("coder")], 2, {})
     assert folder == tmp_path / "global_step_2"
     left = {path.name.removeprefix("global_step_") for path in tmp_path.glob("global_step_*")}
@@ -114,7 +114,7 @@ def test_a_run_that_went_back_keeps_what_it_has_just_saved(tmp_path: Path) -> No
     assert checkpoints.load(trainer(tmp_path), [Unit("coder")]).global_steps == 2
 
 
-def test_a_remote_copy_is_of_the_same_step_and_there_is_none_unasked(tmp_path: Path) -> None:
+def test_a_remote_copy_is_of_the_same_step_and_only_if_configured(tmp_path: Path) -> None:
     unit = Unit("coder")
     checkpoints.save(trainer(tmp_path, default_hdfs_dir="hdfs://far/away"), [unit], 3, {})
     assert unit.remote == "hdfs://far/away/global_step_3"
@@ -123,7 +123,7 @@ def test_a_remote_copy_is_of_the_same_step_and_there_is_none_unasked(tmp_path: P
 
 
 @pytest.mark.parametrize("delete", [True, False])
-def test_policies_are_told_whether_to_delete_what_they_load(tmp_path: Path, delete: bool) -> None:
+def test_policies_delete_what_they_load_if_configured(tmp_path: Path, delete: bool) -> None:
     unit = Unit("coder")
     checkpoints.save(trainer(tmp_path), [unit], 1, {})
     checkpoints.load(trainer(tmp_path, del_local_ckpt_after_load=delete), [unit])
@@ -147,7 +147,7 @@ def test_a_checkpoint_whose_policies_have_other_folders_is_refused(tmp_path: Pat
         checkpoints.load(trainer(tmp_path), [moved])
 
 
-def test_a_folder_that_is_no_teams_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_teams_checkpoint_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "global_step_5"
     (folder / "actor").mkdir(parents=True)
     named = trainer(tmp_path, resume_mode="resume_path", resume_from_path=str(folder))
@@ -155,7 +155,7 @@ def test_a_folder_that_is_no_teams_checkpoint_is_refused(tmp_path: Path) -> None
         checkpoints.load(named, [Unit("coder")])
 
 
-def test_the_last_complete_step_is_where_the_next_run_goes_on_from(tmp_path: Path) -> None:
+def test_the_next_run_resumes_from_the_last_complete_step(tmp_path: Path) -> None:
     assert checkpoints.last_complete(trainer(tmp_path)) is None
     checkpoints.save(trainer(tmp_path), [Unit("coder")], 3, {})
     with pytest.raises(OSError, match="disk full"):
@@ -163,7 +163,7 @@ def test_the_last_complete_step_is_where_the_next_run_goes_on_from(tmp_path: Pat
     assert checkpoints.last_complete(trainer(tmp_path)) == tmp_path / "global_step_3"
 
 
-def test_a_frozen_policy_may_come_and_go(tmp_path: Path) -> None:
+def test_a_frozen_policy_may_be_added_or_removed(tmp_path: Path) -> None:
     checkpoints.save(trainer(tmp_path), [Unit("coder"), Unit("judge", trainable=False)], 1, {})
     assert checkpoints.load(trainer(tmp_path), [Unit("coder")])[0] == 1
 
@@ -181,7 +181,7 @@ def test_a_named_step_is_resumed_from(tmp_path: Path) -> None:
     assert checkpoints.load(named, [Unit("coder")])[0] == 1
 
 
-def test_a_step_that_is_saved_anew_is_not_complete_meanwhile(tmp_path: Path) -> None:
+def test_a_step_that_is_saved_again_is_not_complete_meanwhile(tmp_path: Path) -> None:
     checkpoints.save(trainer(tmp_path), [Unit("coder"), Unit("planner")], 1, {})
     with pytest.raises(OSError, match="disk full"):
         checkpoints.save(trainer(tmp_path), [Unit("coder"), Unit("planner", broken=True)], 1, {})
@@ -190,7 +190,7 @@ def test_a_step_that_is_saved_anew_is_not_complete_meanwhile(tmp_path: Path) -> 
         checkpoints.load(trainer(tmp_path), [Unit("coder"), Unit("planner")])
 
 
-def test_an_old_step_that_cannot_be_removed_ends_no_run(
+def test_an_old_step_that_cannot_be_removed_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def busy(folder: Path) -> None:
@@ -203,14 +203,14 @@ def test_an_old_step_that_cannot_be_removed_ends_no_run(
     assert "global_step_1: device or resource busy" in caplog.text
 
 
-def test_a_failed_run_says_from_where_the_next_one_goes_on(tmp_path: Path) -> None:
+def test_a_failed_run_says_where_the_next_one_resumes(tmp_path: Path) -> None:
     named = {"resume_mode": "resume_path", "resume_from_path": str(tmp_path / "global_step_1")}
     for changes in ({}, {"resume_mode": "disable"}, named):
-        assert "begins where this one did" in checkpoints.way_on(trainer(tmp_path, **changes))
+        assert "begins where this one did" in checkpoints.resume_hint(trainer(tmp_path, **changes))
     folder = checkpoints.save(trainer(tmp_path), [Unit("coder")], 4, {})
-    assert checkpoints.way_on(trainer(tmp_path)).endswith(f"{folder}: the same command goes on from it")
-    # It would not: it starts from scratch, or from the step that it names.
+    assert checkpoints.resume_hint(trainer(tmp_path)).endswith(f"{folder}: the same command goes on from it")
+    # The same command would start from scratch, or from the step that it names.
     for changes in ({"resume_mode": "disable"}, named):
-        assert checkpoints.way_on(trainer(tmp_path, **changes)).endswith(
+        assert checkpoints.resume_hint(trainer(tmp_path, **changes)).endswith(
             f"go on with trainer.resume_mode=resume_path trainer.resume_from_path={folder}"
         )

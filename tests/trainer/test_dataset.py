@@ -1,4 +1,4 @@
-"""verl's dataset of tasks: as many as the run deals out, without reading any data again."""
+"""The dataset of tasks has the configured size, without reading any data set again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several policies on the same devices: no server wakes while a trainer keeps memory that it does not use."""
+"""Several policies on the same devices: no server wakes while a training worker keeps unused memory cached."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("verl")
 
-from fakes.made_team import Rollout, Team
+from fakes.fake_trainer import FakeRollout, FakeTrainer
 from fakes.simulated_devices import Device, Unit, simulated
 from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
 
@@ -24,35 +24,42 @@ from verl_atgrpo.trainer.standalone import StandaloneUnit
 from verl_atgrpo.trainer.trainer import AtGrpoTrainer
 
 
-class SharedTeam(Team):
-    """The trainer over simulated devices; whether policies take turns is its own business."""
+class DeviceTrainer(FakeTrainer):
+    """The trainer on simulated devices, with its own rule for when policies take turns."""
 
     @property
-    def _at_once(self) -> bool:
-        return AtGrpoTrainer._at_once.fget(self)  # type: ignore[attr-defined,no-any-return]
+    def concurrent(self) -> bool:
+        return AtGrpoTrainer.concurrent.fget(self)  # type: ignore[attr-defined,no-any-return]
 
     def begin(self) -> None:
-        """What verl does before the first step."""
-        self.checkpoint_manager = TeamSync(self.units, self._at_once)
+        """Does what verl does before the first step."""
+        self.checkpoint_manager = TeamSync(self.units, self.concurrent)
         self.on_init_end()
 
     def step(self, save: bool = False) -> None:
         batch, metrics = self.play()
         if save:
-            self._save_checkpoint()
+            self.save()
         self.finish(batch, metrics)
 
 
 @pytest.fixture(autouse=True)
 def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(platform_choice, "wants_cpu", lambda: False)
-    for name in ("write_old_log_probs", "write_advantages"):
-        monkeypatch.setattr(policy_unit, name, lambda *_: {})  # of rows that are not there
+    monkeypatch.setattr(policy_unit, "write_old_log_probs", lambda *_: {})
+    monkeypatch.setattr(policy_unit, "write_advantages", tag_rows)
     with simulated():
         yield
 
 
-Make = Callable[..., SharedTeam]
+Make = Callable[..., DeviceTrainer]
+
+
+def tag_rows(batch: Any, *_: Any) -> dict[str, float]:
+    """Replaces `write_advantages`, for rows without fields."""
+    for tags in batch.tags:
+        tags.update(advantage=0.0, trained_tokens=1)
+    return {}
 
 
 @functools.cache
@@ -63,23 +70,23 @@ def composed() -> Any:
 
 
 @pytest.fixture
-def make(rollout: Rollout) -> Make:
-    """Returns a function that makes a team of two trained policies and a frozen one, started."""
+def make(rollout: FakeRollout) -> Make:
+    """Returns a function that creates a trainer with two trained policies and a frozen one, started."""
     rollout.agents = ["a", "b", "c"]
 
     def made(
         *devices: Device, mode: str = "sync", split: bool = False, kind: type[Unit] = Unit, **changes: Any
-    ) -> SharedTeam:
+    ) -> DeviceTrainer:
         units = []
         for number, name in enumerate(("p_a", "p_b", "p_c")):
             own = devices[number : number + 1] if split else devices
             units.append(kind(name, copy.deepcopy(composed()), number, name != "p_c", own))
             units[-1].place(None)
-        # As the trainer's set-up does.
-        for_all(units, PolicyUnit.start, at_once=split)
-        team = SharedTeam(rollout, *units, mode=mode, **changes)
-        team.settings = team.settings.model_copy(update={"placement": "split" if split else "colocated"})
-        return team
+        # As the trainer's setup does.
+        for_all(units, PolicyUnit.start, concurrent=split)
+        trainer = DeviceTrainer(rollout, *units, mode=mode, **changes)
+        trainer.settings = trainer.settings.model_copy(update={"placement": "split" if split else "colocated"})
+        return trainer
 
     return made
 
@@ -94,78 +101,78 @@ AWAKE = ["wake p_a", "wake p_b", "wake p_c"]
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])
 @pytest.mark.parametrize("number", [1, 2], ids=["one device", "a server over two"])
-def test_policies_on_the_same_devices_clear_them_for_each_other(make: Make, number: int, mode: str) -> None:
+def test_policies_on_the_same_devices_empty_their_caches_for_each_other(make: Make, number: int, mode: str) -> None:
     devices = [Device() for _ in range(number)]
-    team = make(*devices, mode=mode)
-    team.begin()
+    trainer = make(*devices, mode=mode)
+    trainer.begin()
     for device in devices:
         device.log.clear()
     for _ in range(2):
-        team.step()
+        trainer.step()
     for device in devices:
         assert device.log == [*ASLEEP, *UPDATES, *AWAKE] * 2
         assert device.refused == []
 
 
-def test_what_a_checkpoint_leaves_behind_is_gone_before_a_server_wakes(make: Make, tmp_path: Path) -> None:
+def test_memory_cached_by_a_checkpoint_is_freed_before_a_server_wakes(make: Make, tmp_path: Path) -> None:
     device = Device()
-    team = make(device, folder=tmp_path)
-    team.begin()
+    trainer = make(device, folder=tmp_path)
+    trainer.begin()
     assert device.log[-3:] == AWAKE
     device.log.clear()
-    team.step(save=True)
+    trainer.step(save=True)
     assert device.log == [*ASLEEP, *UPDATES, "save p_a", "save p_b", "empty p_a", "empty p_b", *AWAKE]
 
     resumed = Device()
-    team = make(resumed, folder=tmp_path)
-    assert team.global_steps == 2
-    team.begin()
+    trainer = make(resumed, folder=tmp_path)
+    assert trainer.global_steps == 2
+    trainer.begin()
     started = [f"{what} {policy}" for policy in ("p_a", "p_b", "p_c") for what in ("init", "start", "sleep")]
     assert resumed.log == [*started, "load p_a", "load p_b", "empty p_a", "empty p_b", *AWAKE]
     assert device.refused == resumed.refused == []
 
 
-def test_a_dead_server_starts_again_where_no_trainer_keeps_memory(make: Make) -> None:
+def test_a_dead_server_restarts_when_no_memory_is_cached(make: Make) -> None:
     device = Device()
-    team = make(device)
-    team.begin()
-    team.units[1].die()
+    trainer = make(device)
+    trainer.begin()
+    trainer.units[1].die()
     device.log.clear()
-    team.step()
+    trainer.step()
     assert device.log == [
         *("sleep p_a", "sleep p_c"),
         *UPDATES,
         *("wake p_a", "start p_b", "sleep p_b", "wake p_b", "wake p_c"),
     ]
-    # Between two updates, when it is the policy's last server.
-    team.units[0].die()
+    # During the rollout, if it is the policy's last server.
+    trainer.units[0].die()
     device.log.clear()
-    team.watch.check_servers()
+    trainer.watch.check_servers()
     assert device.log == ["start p_a", "sleep p_a", "wake p_a"]
-    team.step()
+    trainer.step()
     assert device.refused == []
 
 
-def test_on_devices_of_their_own_policies_do_not_wait_for_each_other(make: Make) -> None:
+def test_policies_with_devices_of_their_own_do_not_wait_for_each_other(make: Make) -> None:
     devices = [Device(), Device(), Device()]
-    team = make(*devices, split=True)
-    team.begin()
-    team.units[1].die()
+    trainer = make(*devices, split=True)
+    trainer.begin()
+    trainer.units[1].die()
     for device in devices:
         device.log.clear()
-    team.step()
+    trainer.step()
     assert [device.log for device in devices] == [
         ["sleep p_a", "log-probs p_a", "update p_a", "empty p_a", "wake p_a"],
         ["log-probs p_b", "update p_b", "empty p_b", "start p_b", "sleep p_b", "wake p_b"],
         ["sleep p_c", "wake p_c"],
     ]
     assert [device.refused for device in devices] == [[]] * 3
-    # verl's own weight sync does it for the others.
-    assert ["empty_cache" in unit.actor_rollout_wg.called for unit in team.units] == [False, True, False]
+    # verl's weight sync empties the caches of the others.
+    assert ["empty_cache" in unit.actor_rollout_wg.called for unit in trainer.units] == [False, True, False]
 
 
-class Apart(Unit, StandaloneUnit):
-    """A policy whose servers are elsewhere; its weights go through buffers that are not torch's."""
+class Separate(Unit, StandaloneUnit):
+    """A policy with servers on other devices; its weights are sent through buffers that torch does not allocate."""
 
     def _start(self) -> None:
         self.replicas = SimpleNamespace(  # type: ignore[assignment]
@@ -176,28 +183,28 @@ class Apart(Unit, StandaloneUnit):
         )
 
 
-def test_trainers_of_servers_apart_clear_their_devices_for_the_transfer(make: Make) -> None:
+def test_training_workers_empty_their_caches_before_a_sync_to_separate_servers(make: Make) -> None:
     device = Device()
-    team = make(device, mode="separate_async", kind=Apart)
-    team.begin()
+    trainer = make(device, mode="separate_async", kind=Separate)
+    trainer.begin()
     assert device.log == ["transfer p_a", "transfer p_b", "transfer p_c"]
     device.log.clear()
-    team.step()
+    trainer.step()
     assert device.log == [*UPDATES, "transfer p_a", "transfer p_b"]
     assert device.refused == []
 
 
-def test_the_cpu_takes_no_time_for_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_the_cpu_no_cache_is_emptied(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform_choice, "wants_cpu", lambda: True)
-    team = make(Device())
-    team.begin()
-    team.step()
-    called = {name for unit in team.units for name in unit.actor_rollout_wg.called}
+    trainer = make(Device())
+    trainer.begin()
+    trainer.step()
+    called = {name for unit in trainer.units for name in unit.actor_rollout_wg.called}
     assert called == {"update_weights", "weight_target"}
 
 
 @pytest.mark.parametrize("kind", [PolicyUnit, StandaloneUnit])
-def test_every_trainer_can_be_told_to(kind: type[PolicyUnit], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_training_worker_can_empty_its_cache(kind: type[PolicyUnit], monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[type] = []
 
     class Group:

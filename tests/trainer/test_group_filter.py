@@ -1,4 +1,4 @@
-"""The group filter in a step: which groups have no signal, how it is topped up, and that nothing is left behind."""
+"""The group filter in a step: which groups have signal, how a step is topped up, and that no row is left behind."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("verl")
 
-import transfer_queue as tq
-from fakes.made_team import AT_GRPO, FLAT, STEEP, Rollout, Tags, Team, Unit, episode
+from fakes.fake_trainer import AT_GRPO, FLAT, STEEP, FakeRollout, FakeTrainer, FakeUnit, Tags, episode
 from transfer_queue import KVBatchMeta
 
 from verl_atgrpo.config.schema import GroupFilter
@@ -60,7 +59,7 @@ def test_tree_groups_are_decisions() -> None:
 
 
 def test_parallel_groups_are_tasks_and_a_policy_sees_its_own_rows() -> None:
-    # Agent b is only asked in the episode that is solved: it has nothing to be compared with.
+    # Agent b only acts in the solved episode, so its row has no other to be compared with.
     solved, failed = episode(1.0, ("a", 0, [0]), ("b", 0, [0])), episode(0.0, ("a", 0, [0]))
     other = episode(1.0, ("a", 0, [0]), ("b", 0, [0]))
     rows = tags_of("parallel", ("t", 0, solved), ("t", 1, failed), ("u", 0, other), ("u", 1, other))
@@ -73,7 +72,7 @@ def test_parallel_groups_are_tasks_and_a_policy_sees_its_own_rows() -> None:
         }
 
 
-def test_an_estimator_that_does_not_centre_keeps_equal_rewards_that_push() -> None:
+def test_an_estimator_that_does_not_centre_keeps_equal_nonzero_rewards() -> None:
     rows = [row("half", 0.5), row("half", 0.5), row("none", 0.0), row("none", 0.0), row("single", 0.5)]
 
     def of(**changes: Any) -> list[str]:
@@ -85,13 +84,13 @@ def test_an_estimator_that_does_not_centre_keeps_equal_rewards_that_push() -> No
     assert of(center="none", scale="none", singleton="raw") == ["half", "single"]
 
 
-def test_any_row_decides_whether_its_group_has_a_signal_wherever_it_stands() -> None:
-    # One of the three is at the mean, and has an advantage of 0.
+def test_a_group_has_a_signal_in_any_order_of_its_rows() -> None:
+    # One of the three rewards is the mean, so its advantage is 0.
     for rewards in itertools.permutations([1.0, 0.0, 0.5]):
         assert groups_with_signal([row("g", reward) for reward in rewards], AT_GRPO) == {("shared", "g"): True}
 
 
-def test_a_group_teaches_what_not_to_do() -> None:
+def test_negative_advantages_are_a_signal() -> None:
     uncentred = resolve_spec({"preset": "at_grpo", "center": "none", "scale": "none"})
     assert groups_with_signal([row("g", -1.0), row("g", -1.0)], uncentred) == {("shared", "g"): True}
 
@@ -101,7 +100,7 @@ def test_a_group_teaches_what_not_to_do() -> None:
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.sampled_from("ab"), st.sampled_from([0.0, 0.1, 1.0]))),
     st.sampled_from(["at_grpo", "dr_grpo", "rloo", "mas_grpo", "dr_mas"]),
 )
-def test_dropping_changes_no_advantage(drawn: list[tuple[int, int, str, float]], estimator: str) -> None:
+def test_dropping_changes_no_advantage(sampled: list[tuple[int, int, str, float]], estimator: str) -> None:
     outcome: dict[tuple[int, int], float] = {}
     rows = [
         {
@@ -109,7 +108,7 @@ def test_dropping_changes_no_advantage(drawn: list[tuple[int, int, str, float]],
             "agent": agent,
             "episode": f"g{group}_{trajectory}",
         }
-        for group, trajectory, agent, reward in drawn
+        for group, trajectory, agent, reward in sampled
     ]
     spec = resolve_spec(estimator)
     chosen = StepRows(["-"] * len(rows), rows, groups_with_signal(rows, spec))
@@ -118,7 +117,7 @@ def test_dropping_changes_no_advantage(drawn: list[tuple[int, int, str, float]],
         rewards = torch.tensor([tags["reward"] for tags in some])
         return team_advantages(rewards, row_ids(some, spec), spec).tolist()
 
-    before, left = advantages(rows), chosen.left()
+    before, left = advantages(rows), chosen.kept()
     assert not any(itertools.compress(before, [not flag for flag in left]))
     after = advantages(list(itertools.compress(rows, left)))
     assert after == pytest.approx(list(itertools.compress(before, left)), rel=1e-6)
@@ -127,23 +126,23 @@ def test_dropping_changes_no_advantage(drawn: list[tuple[int, int, str, float]],
 # ------------------------------------------------------------------ topping up
 
 
-def test_without_a_filter_every_row_is_trained_on(rollout: Rollout) -> None:
+def test_without_a_filter_every_row_is_trained_on(rollout: FakeRollout) -> None:
     rollout.rewards = [[FLAT]] * 4
-    unit = Unit("p_a", 2)
-    batch, metrics = Team(rollout, unit).play()
+    unit = FakeUnit("p_a", 2)
+    batch, metrics = FakeTrainer(rollout, unit).play()
     assert len(batch) == len(unit.updates[0]) == 8
     assert "team/groups_dropped" not in metrics
     assert metrics["team/rows"] == 8
 
 
-def test_dropped_rows_are_cleared_and_counted_and_stay_in_the_figures(rollout: Rollout) -> None:
+def test_dropped_rows_are_removed_and_counted_and_stay_in_the_metrics(rollout: FakeRollout) -> None:
     rollout.rewards = [[STEEP, FLAT], [FLAT], [FLAT, FLAT], [FLAT, STEEP]]
-    unit = Unit("p_a", 2)
-    team = Team(rollout, unit, filters={})
-    batch, metrics = team.play()
+    unit = FakeUnit("p_a", 2)
+    trainer = FakeTrainer(rollout, unit, filters={})
+    batch, metrics = trainer.play()
     (trained,) = unit.updates
     assert sorted(tags["turn"] for tags in trained.tags) == [0, 0, 1, 1]
-    # Nothing but the batch that verl itself clears is left.
+    # Only the batch that verl removes is left in the queue.
     assert set(rollout.items) == set(batch.keys) == set(trained.keys)
     assert set(rollout.cleared.values()) == {1}
     assert {name: metrics[f"team/{name}"] for name in ("groups_kept", "groups_dropped", "rows", "rows_dropped")} == {
@@ -155,78 +154,77 @@ def test_dropped_rows_are_cleared_and_counted_and_stay_in_the_figures(rollout: R
     assert metrics["team/groups_dropped_share"] == metrics["team/rows_dropped_share"] == 5 / 7
     assert metrics["team/tasks"] == 4
     assert "team/groups_missing" not in metrics
-    assert len(team._tags) == 14
-    assert len({tags["episode"] for tags in team._tags}) == 4
+    trainer.finish(batch, metrics)
+    assert (metrics["team/episodes"], metrics["team/rows_per_episode"]) == (4, 14 / 4)
 
 
-def test_tasks_are_added_until_there_are_enough_groups(rollout: Rollout) -> None:
+def test_tasks_are_added_until_there_are_enough_groups(rollout: FakeRollout) -> None:
     # One group in four tasks: two more take 8, of which 4 are played; then two in eight: one more takes 4.
     rollout.rewards = [[STEEP]] + [[FLAT]] * 5 + [[STEEP]] + [[FLAT]] * 2 + [[STEEP]] + [[FLAT]] * 2 + [[STEEP]] * 9
-    unit = Unit("p_a", 2)
-    team = Team(rollout, unit, filters={"min_groups": 3, "max_tasks": 16})
-    batch, metrics = team.play()
-    assert rollout.dealt == list(range(12))
+    unit = FakeUnit("p_a", 2)
+    trainer = FakeTrainer(rollout, unit, filters={"min_groups": 3, "max_tasks": 16})
+    batch, metrics = trainer.play()
+    assert rollout.submitted == list(range(12))
     assert (metrics["team/tasks"], metrics["team/groups_kept"], metrics["team/groups_missing"]) == (12, 3, 0)
     assert len(batch) == len(unit.updates[0]) == 6
     assert set(rollout.items) == set(batch.keys)
     assert rollout.calls == ["sleep"]
-    # A resumed run goes on with the first task that was not dealt.
-    state = team.train_dataloader.state_dict()
-    resumed = Team(rollout)
+    # A resumed run continues with the first task that was not submitted.
+    state = trainer.train_dataloader.state_dict()
+    resumed = FakeTrainer(rollout)
     resumed.train_dataloader.load_state_dict(state)
     rollout.update_weights(1)
     resumed.play()
-    assert rollout.dealt[12:] == [12, 13, 14, 15]
+    assert rollout.submitted[12:] == [12, 13, 14, 15]
 
 
-def test_the_bound_ends_the_top_up(rollout: Rollout, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_bound_ends_the_top_up(rollout: FakeRollout, caplog: pytest.LogCaptureFixture) -> None:
     rollout.rewards = [[STEEP]] + [[FLAT]] * 9
-    unit = Unit("p_a", 2)
-    _, metrics = Team(rollout, unit, filters={"min_groups": 3, "max_tasks": 10}).play()
+    unit = FakeUnit("p_a", 2)
+    _, metrics = FakeTrainer(rollout, unit, filters={"min_groups": 3, "max_tasks": 10}).play()
     assert (metrics["team/tasks"], metrics["team/groups_kept"], metrics["team/groups_missing"]) == (10, 1, 2)
     assert len(unit.updates[0]) == 2
     assert "1 groups have a signal after 10 tasks, fewer than at_grpo.group_filter.min_groups=3" in caplog.text
 
 
-def test_failed_episodes_of_a_top_up_are_replaced_and_counted_as_such(rollout: Rollout) -> None:
+def test_failed_episodes_of_a_top_up_are_replaced_and_counted_as_such(rollout: FakeRollout) -> None:
     rollout.rewards = [[FLAT]] * 4 + [[STEEP]] * 4
     rollout.fails = lambda task: task == 5
-    _, metrics = Team(rollout, filters={"min_groups": 1, "max_tasks": 12}).play()
-    assert rollout.dealt == list(range(9))
+    _, metrics = FakeTrainer(rollout, filters={"min_groups": 1, "max_tasks": 12}).play()
+    assert rollout.submitted == list(range(9))
     assert metrics["team/tasks"] == 8
     assert metrics["training/rollout_failure/evicted_samples"] == 1
     rollout.rewards = [[FLAT]] * 16
     rollout.fails = lambda task: task in (4, 5, 6)
     rollout.update_weights(1)
     with pytest.raises(RuntimeError, match=r"3 episodes of step 1 failed .*max_failed_episodes=2"):
-        Team(rollout, filters={"min_groups": 1, "max_tasks": 16}).play()
+        FakeTrainer(rollout, filters={"min_groups": 1, "max_tasks": 16}).play()
 
 
-def test_a_step_in_which_no_policy_is_updated_does_not_end_the_run(rollout: Rollout) -> None:
+def test_a_step_in_which_no_policy_is_updated_does_not_end_the_run(rollout: FakeRollout) -> None:
     rollout.rewards = [[FLAT]] * 4
-    unit = Unit("p_a", 2)
-    team = Team(rollout, unit, filters={})
-    batch, metrics = team.play()
+    unit = FakeUnit("p_a", 2)
+    trainer = FakeTrainer(rollout, unit, filters={})
+    batch, metrics = trainer.play()
     assert unit.updates == []
     assert (metrics["team/rows"], metrics["team/updated"], metrics["team/groups_kept"]) == (0, 0, 0)
-    # verl must be given something to clear.
+    # verl needs rows to remove.
     assert set(batch.keys) == set(rollout.items)
-    tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+    # verl's metrics are of advantages, of which there are none.
+    trainer.finish(batch, metrics)
     assert not rollout.items
-    # No advantages were computed, of which verl's own metrics are.
-    team._compute_metrics(batch, metrics, {"gen": 2.0}, global_steps=3, epoch=0)
     assert metrics["team/episodes"] == 4
     assert metrics["team/success"] == 1.0
-    assert (metrics["timing_s/gen"], metrics["training/global_step"]) == (2.0, 3)
+    assert (metrics["timing_s/gen"], metrics["training/global_step"]) == (2.0, 1)
 
 
-def test_fewer_rows_than_optimizer_steps_are_no_update(rollout: Rollout, caplog: pytest.LogCaptureFixture) -> None:
+def test_fewer_rows_than_optimizer_steps_are_no_update(rollout: FakeRollout, caplog: pytest.LogCaptureFixture) -> None:
     rollout.rewards = [[STEEP]] + [[FLAT]] * 3
     for optimizer_steps, updates in ((2, 1), (3, 0)):
         rollout.rewards, rollout.items = [[STEEP]] + [[FLAT]] * 3, {}
         rollout.update_weights(0)
-        unit = Unit("p_a", optimizer_steps)
-        batch, metrics = Team(rollout, unit, filters={}).play()
+        unit = FakeUnit("p_a", optimizer_steps)
+        batch, metrics = FakeTrainer(rollout, unit, filters={}).play()
         assert (len(unit.updates), metrics["team/updated"], metrics["team/rows"]) == (updates, updates, 2)
         assert set(batch.keys) == set(rollout.items)
     assert "policy 'p_a' is not updated: it has 2 rows for 3 optimizer steps" in caplog.text
@@ -236,20 +234,20 @@ def test_rows_are_in_the_same_order_whatever_episode_ended_first() -> None:
     both = [episode(1.0, ("b", 0, [0, 1]), ("a", 0, [0, 1]), ("a", 1, [0, 1])) for _ in range(2)]
     rows = [
         (item.key, {**item.tags, "task": task, "global_steps": 1})
-        # A task's uid is drawn anew in every run.
+        # A task's uid is random in every run.
         for task, uid in ((10, "x"), (9, "z"), (2, "y"))
         for session in (1, 0)
         for item in training_rows(uid, session, both[session], "tree")
     ]
 
     def order(arrived: list[tuple[str, Tags]]) -> list[str]:
-        drawn = StepRows([key for key, _ in arrived], [tags for _, tags in arrived])
-        drawn.sort()
-        assert [dict(arrived)[key] for key in drawn.keys] == drawn.tags
-        return drawn.keys
+        sampled = StepRows([key for key, _ in arrived], [tags for _, tags in arrived])
+        sampled.sort()
+        assert [dict(arrived)[key] for key in sampled.keys] == sampled.tags
+        return sampled.keys
 
     first = order(rows)
-    # By number, not by name: task 2, 9, 10; episode 0, 1; agent a before b although b was asked first.
+    # By number, not by name: task 2, 9, 10; episode 0, 1; agent a before b, although b acted first.
     of_episode = [2, 3, 4, 5, 0, 1]
     assert first == [f"{uid}_{session}_{row}" for uid in "yzx" for session in (0, 1) for row in of_episode]
     random.Random(1).shuffle(rows)
@@ -265,10 +263,10 @@ def test_a_task_that_is_there_twice_is_two_tasks() -> None:
     ]
     for seed in range(3):
         random.Random(seed).shuffle(rows)
-        drawn = StepRows([key for key, _ in rows], [tags for _, tags in rows])
-        drawn.sort()
-        # By the step of submission; an epoch may turn within a step, and episodes stay whole all the same.
-        assert drawn.keys == [f"{uid}_0_{index}" for uid in "zuwx" for index in range(4)]
+        sampled = StepRows([key for key, _ in rows], [tags for _, tags in rows])
+        sampled.sort()
+        # By the step of submission; if a new epoch begins within a step, episodes still stay together.
+        assert sampled.keys == [f"{uid}_0_{index}" for uid in "zuwx" for index in range(4)]
 
 
 def test_a_frozen_policys_groups_are_neither_dropped_nor_counted() -> None:
@@ -279,15 +277,15 @@ def test_a_frozen_policys_groups_are_neither_dropped_nor_counted() -> None:
     ]
     batch = KVBatchMeta(keys=[str(number) for number in range(len(rows))], tags=rows, partition_id="train")
     filters = GroupFilter(min_groups=1, max_tasks=9)
-    drawn = sample_rows(lambda tasks: (batch, {}), lambda tasks: 1 / 0, 1, filters, {"left"}, AT_GRPO)
-    assert drawn.metrics["team/groups_kept"] == 1
-    assert (drawn.metrics["team/groups_dropped"], drawn.metrics["team/rows_dropped"]) == (2, 3)
-    assert drawn.rows_for({"left"}).keys == ["5", "6"]
-    assert drawn.rows_for({"judge"}).keys == ["3", "4", "7", "8"]
-    assert drawn.rows_except({"left"}).keys == ["0", "1", "2", "3", "4", "7", "8"]
+    sampled = sample_rows(lambda tasks: (batch, {}), lambda tasks: 1 / 0, 1, filters, {"left"}, AT_GRPO)
+    assert sampled.metrics["team/groups_kept"] == 1
+    assert (sampled.metrics["team/groups_dropped"], sampled.metrics["team/rows_dropped"]) == (2, 3)
+    assert sampled.rows_for({"left"}).keys == ["5", "6"]
+    assert sampled.rows_for({"judge"}).keys == ["3", "4", "7", "8"]
+    assert sampled.rows_except({"left"}).keys == ["0", "1", "2", "3", "4", "7", "8"]
 
 
-def test_what_verl_counts_while_it_waits_is_added_up() -> None:
+def test_verls_metrics_of_the_wait_are_added_up() -> None:
     steps = iter([[("flat", 0.0), ("flat", 0.0)], [("steep", 0.0), ("steep", 1.0)], [("last", 0.0), ("last", 1.0)]])
 
     def sample(tasks: int) -> tuple[KVBatchMeta, dict[str, float]]:
@@ -296,24 +294,24 @@ def test_what_verl_counts_while_it_waits_is_added_up() -> None:
         return KVBatchMeta(keys=keys, tags=rows, partition_id="train"), {"waited": tasks}
 
     added: list[int] = []
-    drawn = sample_rows(sample, added.append, 2, GroupFilter(min_groups=1, max_tasks=9), {"shared"}, AT_GRPO)
-    assert drawn.metrics["waited"] == drawn.metrics["team/tasks"] == 2 + sum(added) > 2
+    sampled = sample_rows(sample, added.append, 2, GroupFilter(min_groups=1, max_tasks=9), {"shared"}, AT_GRPO)
+    assert sampled.metrics["waited"] == sampled.metrics["team/tasks"] == 2 + sum(added) > 2
     assert sample_rows(sample, added.append, 2, None, {"shared"}, AT_GRPO).metrics == {"waited": 2}
 
 
-def test_where_there_is_nothing_to_train_no_group_is_dropped_and_more_than_enough_is_none_missing(
+def test_without_a_trained_policy_no_group_is_dropped_and_with_more_groups_than_needed_none_is_missing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     rows = [row("flat", 0.0, "judge"), row("steep", 0.0, "left"), row("steep", 1.0, "left")]
     batch = KVBatchMeta(keys=["0", "1", "2"], tags=rows, partition_id="train")
     for trainable, kept in (({"nobody"}, 0), ({"left"}, 1)):
         filters = GroupFilter(max_tasks=1)
-        drawn = sample_rows(lambda tasks: (batch, {}), lambda tasks: None, 1, filters, trainable, AT_GRPO)
-        assert (drawn.metrics["team/groups_kept"], drawn.metrics["team/groups_dropped_share"]) == (kept, 0.0)
+        sampled = sample_rows(lambda tasks: (batch, {}), lambda tasks: None, 1, filters, trainable, AT_GRPO)
+        assert (sampled.metrics["team/groups_kept"], sampled.metrics["team/groups_dropped_share"]) == (kept, 0.0)
     more = [row(f"steep {number}", reward, "left") for number in range(3) for reward in (0.0, 1.0)]
     batch = KVBatchMeta(keys=[str(number) for number in range(6)], tags=more, partition_id="train")
-    drawn = sample_rows(
+    sampled = sample_rows(
         lambda tasks: (batch, {}), lambda tasks: 1 / 0, 1, GroupFilter(min_groups=2, max_tasks=9), {"left"}, AT_GRPO
     )
-    assert (drawn.metrics["team/groups_kept"], drawn.metrics["team/groups_missing"]) == (3, 0)
+    assert (sampled.metrics["team/groups_kept"], sampled.metrics["team/groups_missing"]) == (3, 0)
     assert not caplog.records

@@ -1,4 +1,4 @@
-"""Policies with devices of their own work at once; policies that share devices take turns."""
+"""Policies with devices of their own run concurrently; policies on shared devices take turns."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Unit:
         self.name = name
 
 
-def _meet(together: threading.Barrier) -> None:
-    together.wait()
+def test_policies_with_devices_of_their_own_run_concurrently() -> None:
+    barrier = threading.Barrier(2, timeout=HANG)
 
+    def work(_: object) -> None:
+        barrier.wait()
 
-def test_with_devices_of_their_own_policies_work_at_once() -> None:
-    together = threading.Barrier(2, timeout=HANG)
-    for_all([Unit("coder"), Unit("planner")], lambda _: _meet(together), at_once=True)  # type: ignore[list-item]
+    for_all([Unit("coder"), Unit("planner")], work, concurrent=True)  # type: ignore[list-item]
 
 
 def test_on_shared_devices_policies_take_turns() -> None:
@@ -40,18 +40,18 @@ def test_on_shared_devices_policies_take_turns() -> None:
         order.append(unit.name)
         busy.release()
 
-    for_all([Unit("coder"), Unit("planner")], work, at_once=False)  # type: ignore[list-item]
+    for_all([Unit("coder"), Unit("planner")], work, concurrent=False)  # type: ignore[list-item]
     assert order == ["coder", "planner"]
 
 
-@pytest.mark.parametrize("at_once", [True, False])
-def test_an_error_of_one_policy_is_raised(at_once: bool) -> None:
+@pytest.mark.parametrize("concurrent", [True, False])
+def test_an_error_of_one_policy_is_raised(concurrent: bool) -> None:
     def work(unit: Any) -> None:
         if unit.name == "planner":
             raise RuntimeError("policy 'planner' failed")
 
     with pytest.raises(RuntimeError, match="planner"):
-        for_all([Unit("coder"), Unit("planner")], work, at_once)  # type: ignore[list-item]
+        for_all([Unit("coder"), Unit("planner")], work, concurrent)  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(

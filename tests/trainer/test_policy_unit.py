@@ -1,6 +1,6 @@
-"""What a policy's update, reference, checkpoints and start come to, with workers that heed what they are sent.
+"""A policy's update, reference, checkpoints and start, with in-process workers.
 
-The update is compared with gradient descent that is written down here, on a model that is a table.
+The update is compared with gradient descent written out here, on a lookup table as the model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import ray
 import torch
 import transfer_queue as tq
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer, and the unit with it)
-from fakes.obedient_workers import ObedientWorkers, Queue, process_group, save_model_folder
+from fakes.in_process_workers import InProcessWorkers, process_group, save_model_folder
+from fakes.local_queue import LocalQueue
 from omegaconf import OmegaConf
 from torch import Tensor
 from transfer_queue import KVBatchMeta
@@ -64,8 +65,8 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def job(recipe: Any, **changes: Any) -> Any:
-    """The recipe with three optimizer steps an epoch, whose gradients nothing clips."""
-    config = pickle.loads(pickle.dumps(recipe))  # several times as fast as to copy
+    """The recipe with three optimizer steps per epoch, without clipping."""
+    config = pickle.loads(pickle.dumps(recipe))  # several times faster than a deep copy
     defaults = {
         "data.train_batch_size": 6,
         f"{ACTOR}.ppo_mini_batch_size": 2,
@@ -82,29 +83,31 @@ def job(recipe: Any, **changes: Any) -> Any:
 
 
 class Policy:
-    """A unit over obedient workers, and its queue."""
+    """A unit with in-process workers, and its queue."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, config: Any, trainable: bool = True, ranks: int = 1) -> None:
-        self.queue = Queue()
-        monkeypatch.setattr(tq, "kv_batch_get", self.queue.get)
-        monkeypatch.setattr(tq, "kv_batch_put", self.queue.put)
+        self.queue = LocalQueue()
+        self.rows = self.queue.fields["train"]
+        """Key -> field -> value."""
+        for name in ("kv_batch_get", "kv_batch_put"):
+            monkeypatch.setattr(tq, name, getattr(self.queue, name))
         self.temperature = float(config.actor_rollout_ref.rollout.temperature)
         self.start = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(0))
         self.placed: list[Any] = []
         self.group: Any = None
 
         class Group:
-            """Stands for `RayWorkerGroup`: its workers are those that the class it is given would start."""
+            """A fake `RayWorkerGroup` with in-process workers of the given class."""
 
             def __init__(group, resource_pool: Any, ray_cls_with_init: Any, device_name: str, **options: Any) -> None:
                 group.workers = ray_cls_with_init
                 self.group = group
                 self.placed.append((resource_pool, device_name, options))
 
-            def spawn(group, prefix_set: set[str]) -> dict[str, ObedientWorkers]:
+            def spawn(group, prefix_set: set[str]) -> dict[str, InProcessWorkers]:
                 assert prefix_set == set(group.workers)
                 return {
-                    role: ObedientWorkers(
+                    role: InProcessWorkers(
                         worker.kwargs["config"], worker.kwargs["role"], self.queue, self.start, ranks
                     )
                     for role, worker in group.workers.items()
@@ -120,13 +123,13 @@ class Policy:
 
     @property
     def weights(self) -> Tensor:
-        """The trained policy's logits, next token by last token."""
+        """The trained policy's logits (last token, next token)."""
         logits: Tensor = self.workers.table.logits.detach().clone()
         return logits
 
     def log_probs(self, table: Tensor, key: str) -> Tensor:
-        """Log-probs of a row's answer, at the job's temperature (T,)."""
-        row = self.queue.rows[key]
+        """Log-probs of a row's response at the job's temperature: (T,)."""
+        row = self.rows[key]
         tokens = row["input_ids"].tolist()
         prompt = len(row["prompts"])
         return torch.stack(
@@ -137,19 +140,19 @@ class Policy:
         )
 
     def entropies(self, table: Tensor, key: str) -> Tensor:
-        """Entropy of the distribution that each token of an answer was drawn from (T,)."""
-        row = self.queue.rows[key]
+        """Entropies of a response's sampling distributions: (T,)."""
+        row = self.rows[key]
         last = row["input_ids"].tolist()[len(row["prompts"]) - 1 : -1]
         chances = torch.softmax(table[last] / self.temperature, dim=-1)
         return -(chances * chances.log()).sum(dim=-1)
 
     def play(self, rows: int, step: int = 1) -> KVBatchMeta:
-        """Puts a step's rows into the queue: groups of two, one of them better, answers of one to four tokens."""
-        draw = torch.Generator().manual_seed(0)  # the same answers in every step: the last update has changed them
-        made = []
+        """Puts a step's rows into the queue: groups of two with different rewards, responses of one to four tokens."""
+        generator = torch.Generator().manual_seed(0)  # the same responses in every step
+        new = []
         for number in range(rows):
             prompt = [5 + number % 7, 20 + number % 3]
-            answer = torch.randint(2, VOCABULARY, (1 + number % 4,), generator=draw).tolist()
+            answer = torch.randint(2, VOCABULARY, (1 + number % 4,), generator=generator).tolist()
             tags = {
                 "group": f"t{number // 2}.0.a.0",
                 "policy": "coder",
@@ -162,13 +165,13 @@ class Policy:
                 "max_global_steps": step - 1,
             }
             generation = Generation(answer, [-1.0] * len(answer), "", weights_version=(step - 1, step - 1))
-            made.append(Row(f"t{step}-{number}_0_0", tags["group"], prompt, generation, tags["reward"], tags))
-        keys = [row.key for row in made]
-        self.queue.put(keys, "train", episode_fields(made, 1, {}, "test"))
+            new.append(Row(f"t{step}-{number}_0_0", tags["group"], prompt, generation, tags["reward"], tags))
+        keys = [row.key for row in new]
+        self.queue.kv_batch_put(keys, "train", episode_fields(new, 1, {}, "test"))
         for key in keys:
-            # What a server says that has the policy's weights.
-            self.queue.rows[key]["rollout_log_probs"] = self.log_probs(self.weights, key)
-        return KVBatchMeta(keys=keys, tags=[row.tags for row in made], partition_id="train")
+            # As from a server with the policy's weights.
+            self.rows[key]["rollout_log_probs"] = self.log_probs(self.weights, key)
+        return KVBatchMeta(keys=keys, tags=[row.tags for row in new], partition_id="train")
 
     def train(self, rows: int, step: int = 1) -> tuple[KVBatchMeta, dict[str, Any]]:
         update = self.unit.train(self.play(rows, step), step)
@@ -176,7 +179,7 @@ class Policy:
 
 
 def descended(policy: Policy, start: Tensor, batch: KVBatchMeta, steps: Sequence[Sequence[str]], rows: int) -> Tensor:
-    """Gradient descent on the loss of the configuration, one step for each of `steps` (keys of rows)."""
+    """Gradient descent on the configured loss, one step for each element of `steps` (keys of rows)."""
     actor = policy.unit.config.actor_rollout_ref.actor
     advantages = {key: tags["advantage"] for key, tags in zip(batch.keys, batch.tags, strict=True)}
     real = {key for key, tags in zip(batch.keys, batch.tags, strict=True) if not tags.get("is_padding")}
@@ -194,7 +197,7 @@ def descended(policy: Policy, start: Tensor, batch: KVBatchMeta, steps: Sequence
                 of_tokens = of_tokens + actor.kl_loss_coef * (apart.exp() - apart - 1)
             loss = loss + of_tokens.sum()
             tokens += len(now)
-        # The rows of a step are on average those of all optimizer steps: no step weighs more for having more rows.
+        # Divided by the mean number of rows per optimizer step, so every row has the same weight.
         loss = loss / (tokens if actor.loss_agg_mode == "token-mean" else rows / 3)
         (gradient,) = torch.autograd.grad(loss, table)
         table = (table - RATE * gradient).detach().requires_grad_()
@@ -220,14 +223,14 @@ def test_an_update_is_gradient_descent_on_the_configured_loss(
 ) -> None:
     policy = Policy(monkeypatch, job(recipe, **{f"{ACTOR}.loss_agg_mode": mode, **changes}))
     actor, engine = policy.unit.config.actor_rollout_ref.actor, policy.workers.engine
-    for step in (1, 2) if actor.use_kl_loss else (1,):  # in the second, the policy is no longer its reference
+    for step in (1, 2) if actor.use_kl_loss else (1,):  # in the second, the policy differs from its reference
         start = policy.weights
         engine.steps.clear()
         batch, metrics = policy.train(rows, step)
         assert len(engine.steps) == 3 * actor.ppo_epochs == metrics["team/optimizer_steps"]
         for epoch in range(actor.ppo_epochs):
             taken = engine.steps[3 * epoch : 3 * epoch + 3]
-            # In the order in which the driver spread rows and padding.
+            # In the driver's order of rows and padding.
             assert [key for keys in taken for key in keys] == batch.keys
             assert len({len(keys) for keys in taken}) == 1
         expected = descended(policy, start, batch, engine.steps, rows)
@@ -239,7 +242,7 @@ def test_an_update_is_gradient_descent_on_the_configured_loss(
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.4])
-def test_log_probs_are_of_the_distribution_that_was_drawn_from(
+def test_log_probs_are_at_the_sampling_temperature(
     monkeypatch: pytest.MonkeyPatch, recipe: Any, temperature: float
 ) -> None:
     policy = Policy(monkeypatch, job(recipe, **{f"{ROLLOUT}.temperature": temperature, **KL}))
@@ -248,22 +251,22 @@ def test_log_probs_are_of_the_distribution_that_was_drawn_from(
     batch, metrics = policy.train(6, step=2)
     entropies = []
     for key in batch.keys:
-        torch.testing.assert_close(policy.queue.rows[key]["old_log_probs"], policy.log_probs(changed, key))
-        torch.testing.assert_close(policy.queue.rows[key]["ref_log_prob"], policy.log_probs(policy.start, key))
+        torch.testing.assert_close(policy.rows[key]["old_log_probs"], policy.log_probs(changed, key))
+        torch.testing.assert_close(policy.rows[key]["ref_log_prob"], policy.log_probs(policy.start, key))
         entropies.append(policy.entropies(changed, key))
     assert metrics[PROBS_DIFF] < 1e-6
     assert metrics["actor/entropy"] == pytest.approx(float(torch.cat(entropies).mean()), rel=1e-5)
 
 
 @pytest.mark.parametrize("where", ["lora_rank", "lora.rank"])
-def test_an_adapters_reference_is_the_model_below_it(monkeypatch: pytest.MonkeyPatch, recipe: Any, where: str) -> None:
+def test_an_adapters_reference_is_its_base_model(monkeypatch: pytest.MonkeyPatch, recipe: Any, where: str) -> None:
     policy = Policy(monkeypatch, job(recipe, **KL, **{f"{MODEL}.{where}": 4}))
     assert "ref" not in policy.workers.role
     policy.train(6)
     assert not torch.equal(policy.weights, policy.start)
     batch, metrics = policy.train(6, step=2)
     for key in batch.keys:
-        torch.testing.assert_close(policy.queue.rows[key]["ref_log_prob"], policy.log_probs(policy.start, key))
+        torch.testing.assert_close(policy.rows[key]["ref_log_prob"], policy.log_probs(policy.start, key))
     assert metrics["actor/kl_loss"] > 1e-3
 
 
@@ -277,23 +280,23 @@ def test_an_adapters_reference_is_the_model_below_it(monkeypatch: pytest.MonkeyP
         ({**KL, f"{MODEL}.lora_adapter_path": "somewhere"}, True, "actor_rollout"),
     ],
 )
-def test_workers_hold_a_reference_model_only_where_it_is_needed(
+def test_workers_have_a_reference_model_only_if_needed(
     monkeypatch: pytest.MonkeyPatch, recipe: Any, changes: dict[str, Any], trainable: bool, role: str
 ) -> None:
     policy = Policy(monkeypatch, job(recipe, **changes), trainable)
     assert policy.workers.role == role
     assert policy.unit.ref_policy_wg is policy.workers
-    # Those of the policy's servers: weights of one policy never get to another's.
+    # The number of the policy's first server, so that weights are not sent to another policy's.
     worker = policy.group.workers[role]
     assert worker.kwargs["first_replica"] == 3
     assert issubclass(worker.cls.__ray_metadata__.modified_class, PolicyWorker)
     assert policy.placed == [("pool", "cpu", {})]
 
 
-def test_without_a_need_there_is_no_reference(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
+def test_without_a_kl_loss_no_reference_log_probs_are_computed(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
     policy = Policy(monkeypatch, job(recipe))
     update = policy.unit.train(policy.play(6), 1)
-    assert not any("ref_log_prob" in policy.queue.rows[key] for key in update.rows.keys)
+    assert not any("ref_log_prob" in policy.rows[key] for key in update.rows.keys)
     assert update.timing.keys() == {"old_log_prob", "adv", "update_actor"}
 
 
@@ -318,10 +321,10 @@ def test_in_bypass_mode_the_servers_log_probs_are_the_actors(
 ) -> None:
     policy = Policy(monkeypatch, job(recipe, **{"algorithm.rollout_correction.bypass_mode": bypass}))
     batch = policy.play(6)
-    for row in policy.queue.rows.values():
+    for row in policy.rows.values():
         row["rollout_log_probs"] = row["rollout_log_probs"] - 0.25
     for key in policy.unit.train(batch, 1).rows.keys:
-        row = policy.queue.rows[key]
+        row = policy.rows[key]
         actual = row["old_log_probs"] - row["rollout_log_probs"]
         torch.testing.assert_close(actual, torch.full_like(actual, 0.0 if bypass else 0.25))
 
@@ -330,22 +333,22 @@ def test_without_a_section_for_correction_the_actor_computes(monkeypatch: pytest
     policy = Policy(monkeypatch, job(recipe, **{"algorithm.rollout_correction": None}))
     batch, _ = policy.train(6)
     key = batch.keys[0]
-    torch.testing.assert_close(policy.queue.rows[key]["old_log_probs"], policy.log_probs(policy.start, key))
+    torch.testing.assert_close(policy.rows[key]["old_log_probs"], policy.log_probs(policy.start, key))
 
 
-def test_mini_batches_have_equal_work_and_padding_and_change_from_step_to_step(
+def test_mini_batches_have_equal_workload_and_padding_and_differ_between_steps(
     monkeypatch: pytest.MonkeyPatch, recipe: Any
 ) -> None:
     policy = Policy(monkeypatch, job(recipe), ranks=2)
     orders = []
     for step in (1, 2, 2):
-        batch, metrics = policy.unit._balanced(policy.play(19), seed=step)
+        batch, metrics = policy.train(19, step)
         assert len(batch) == 24  # 2 ranks x 3 optimizer steps
         ranks = [batch.tags[:12], batch.tags[12:]]
         for rank in ranks:
             padding = [sum(tags.get("is_padding", False) for tags in rank[row : row + 4]) for row in (0, 4, 8)]
             assert max(padding) - min(padding) <= 1
-        # The rows of padding are the longest, and work counts.
+        # Padding rows are the longest, and count as workload.
         assert metrics["team/padding_rows"] == 5
         work = [sum(tags["seq_len"] for tags in rank) for rank in ranks]
         assert max(work) == metrics["global_seqlen/balanced_max"]
@@ -354,21 +357,21 @@ def test_mini_batches_have_equal_work_and_padding_and_change_from_step_to_step(
     assert orders[1] == orders[2]
 
 
-def test_an_update_deals_its_rows_anew_in_every_step(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
+def test_an_update_shuffles_its_rows_in_every_step(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
     policy = Policy(monkeypatch, job(recipe))
     first, second = ([key.split("-")[1] for key in policy.train(12, step)[0].keys] for step in (1, 2))
     assert first != second
     assert sorted(first) == sorted(second)
 
 
-def test_the_rank_of_every_process_is_asked_for_once(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
+def test_ranks_are_queried_once(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
     policy = Policy(monkeypatch, job(recipe), ranks=2)
     for _ in range(2):
-        assert len(policy.unit._balanced(policy.play(5), seed=1)[0]) == 6
+        assert len(policy.train(5)[0]) == 6
         monkeypatch.setattr(policy.workers, "_query_dispatch_info", None)
 
 
-def test_a_worker_that_computes_fewer_rows_is_noticed(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
+def test_missing_rows_of_a_worker_are_an_error(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
     policy = Policy(monkeypatch, job(recipe))
     compute = policy.workers.compute_log_prob
     monkeypatch.setattr(policy.workers, "compute_log_prob", lambda batch: compute(batch).keys[1:])
@@ -411,12 +414,12 @@ def test_loaded_weights_are_those_that_were_saved(
     resumed.unit.load(str(tmp_path / "global_step_1"), delete=False)
     assert torch.equal(resumed.weights, saved)
     assert not torch.equal(saved, policy.start)
-    # From here on it goes as it would have gone.
+    # Training continues as without the restart.
     resumed.train(6, step=2)
     assert torch.equal(resumed.weights, policy.weights)
 
 
-def test_a_checkpoint_is_in_the_policys_folder_here_and_remotely(
+def test_a_checkpoint_is_in_the_policys_local_and_remote_folder(
     monkeypatch: pytest.MonkeyPatch, recipe: Any, tmp_path: Path
 ) -> None:
     policy = Policy(monkeypatch, job(recipe))
@@ -443,7 +446,7 @@ def test_a_frozen_policy_is_neither_saved_nor_loaded(
     assert (tmp_path / "coder_folder").exists()
 
 
-def test_a_lost_worker_is_named_with_what_it_was_doing(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
+def test_a_dead_worker_is_reported_with_policy_and_action(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
     policy = Policy(monkeypatch, job(recipe))
 
     def die(*_: Any, **__: Any) -> None:
@@ -476,9 +479,9 @@ def test_a_tokenizer_without_a_chat_template_is_refused(
 def test_only_in_sync_mode_must_every_row_be_fresh(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
     for mode, old in (("sync", True), ("colocate_async", False)):
         policy = Policy(monkeypatch, job(recipe, **{"at_grpo.mode": mode}))
-        batch = policy.play(6)  # at step 1, drawn with version 0
+        batch = policy.play(6)  # at step 1, sampled with version 0
         assert (PROBS_DIFF in policy.unit.train(batch, 2).metrics) is old
-    # A recipe that does not say is in sync mode.
+    # The default is sync mode.
     policy = Policy(monkeypatch, job(OmegaConf.masked_copy(recipe, [key for key in recipe if key != "at_grpo"])))
     assert PROBS_DIFF in policy.unit.train(policy.play(6), 2).metrics
 
@@ -491,7 +494,7 @@ def test_only_in_sync_mode_must_every_row_be_fresh(monkeypatch: pytest.MonkeyPat
         ("nsys", {"profile_steps": [2], "worker_nsight_options": {"trace": "cuda"}}),
     ],
 )
-def test_workers_are_told_the_steps_to_profile(
+def test_workers_get_the_steps_to_profile(
     monkeypatch: pytest.MonkeyPatch, recipe: Any, tool: str | None, options: dict[str, Any]
 ) -> None:
     tools = {"nsys": {"worker_nsight_options": {"trace": "cuda"}}}
@@ -503,19 +506,19 @@ def test_workers_are_told_the_steps_to_profile(
 
 
 class Servers:
-    """A policy's servers, replicas and weight sync in one; `state` is what became of them."""
+    """A policy's servers, replicas and weight sync in one object; `state` is their current state."""
 
     def __init__(self) -> None:
         self.state = "down"
         self.given: dict[str, Any] = {}
         self.version = -1
-        self.looks = 0
+        self.polls = 0
         self.dead = False
 
     # PolicyServers
 
     def create(self, **given: Any) -> Servers:
-        assert self.state == "loaded", "the models take the memory that the servers leave"
+        assert self.state == "loaded", "the model must be loaded before the servers start"
         self.given, self.state = given, "up"
         return self
 
@@ -529,11 +532,11 @@ class Servers:
     # CheckpointEngineManager
 
     def sleep_replicas(self) -> None:
-        assert self.looks, "a dead one must be left out"
+        assert self.polls, "dead replicas must be removed first"
         self.state = "asleep"
 
     def abort_replicas(self) -> None:
-        assert self.looks, "a dead one must be left out"
+        assert self.polls, "dead replicas must be removed first"
         self.state = "interrupted"
 
     def resume_generation_replicas(self) -> None:
@@ -544,7 +547,7 @@ class Servers:
     def poll(self) -> None:
         if self.dead:
             raise PolicyFailed("policy 'coder': no server is left")
-        self.looks += 1
+        self.polls += 1
 
     def push(self, global_steps: int) -> None:
         self.version, self.state = global_steps, "up"
@@ -580,7 +583,7 @@ def started(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> tuple[Policy, Serve
     return policy, servers
 
 
-def test_servers_sleep_after_the_start_over_the_policys_workers(started: tuple[Policy, Servers]) -> None:
+def test_servers_sleep_after_the_start_on_the_policys_workers(started: tuple[Policy, Servers]) -> None:
     policy, servers = started
     assert servers.state == "asleep"
     assert servers.given == {
@@ -592,7 +595,7 @@ def test_servers_sleep_after_the_start_over_the_policys_workers(started: tuple[P
     }
 
 
-def test_servers_do_as_they_are_told(started: tuple[Policy, Servers]) -> None:
+def test_a_units_calls_reach_its_servers(started: tuple[Policy, Servers]) -> None:
     policy, servers = started
     unit = policy.unit
     unit.push_weights(4)
@@ -602,7 +605,7 @@ def test_servers_do_as_they_are_told(started: tuple[Policy, Servers]) -> None:
         (unit.resume_servers, "up"),
         (unit.sleep_servers, "asleep"),
     ):
-        servers.looks = 0
+        servers.polls = 0
         act()
         assert servers.state == state
     assert unit.client() == DecisionClient.__name__
@@ -615,14 +618,14 @@ def test_servers_do_as_they_are_told(started: tuple[Policy, Servers]) -> None:
     assert unit.revive()
 
 
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("concurrent", [True, False])
 def test_the_teams_sync_is_that_of_all_policies(
-    monkeypatch: pytest.MonkeyPatch, started: tuple[Policy, Servers], at_once: bool
+    monkeypatch: pytest.MonkeyPatch, started: tuple[Policy, Servers], concurrent: bool
 ) -> None:
     policy, servers = started
     other = copy.copy(policy.unit)
     other.sync = other.replicas = others = Servers()  # type: ignore[assignment]
-    sync = TeamSync([policy.unit, other], at_once)
+    sync = TeamSync([policy.unit, other], concurrent)
     for act, state in (
         (lambda: sync.update_weights(6), "up"),
         (sync.abort_replicas, "interrupted"),
@@ -635,11 +638,11 @@ def test_the_teams_sync_is_that_of_all_policies(
     servers.dead = True
     with pytest.raises(PolicyFailed, match="no server is left"):
         sync.abort_replicas()
-    # Those that go on at once have all gone on when the first error is told; in turns, the next one's has not come.
-    assert others.state == ("interrupted" if at_once else "asleep")
+    # Concurrently, all policies have finished before the error is raised; in turns, the next one has not started.
+    assert others.state == ("interrupted" if concurrent else "asleep")
 
 
-def test_what_goes_wrong_with_a_server_is_told_with_what_was_asked(started: tuple[Policy, Servers]) -> None:
+def test_a_dead_server_is_reported_with_policy_and_action(started: tuple[Policy, Servers]) -> None:
     policy, servers = started
     unit = policy.unit
 
@@ -651,9 +654,9 @@ def test_what_goes_wrong_with_a_server_is_told_with_what_was_asked(started: tupl
     for doing, act in {
         "putting its servers to sleep": unit.sleep_servers,
         "interrupting its servers": unit.interrupt_servers,
-        "letting its servers go on": unit.resume_servers,
-        "handing its weights to its servers": lambda: unit.push_weights(1),
-        "starting its servers again": unit.revive,
+        "resuming its servers": unit.resume_servers,
+        "its weight sync": lambda: unit.push_weights(1),
+        "restarting its servers": unit.revive,
     }.items():
         with pytest.raises(PolicyFailed, match=f"policy 'coder': {doing} failed"):
             act()

@@ -1,4 +1,4 @@
-"""From rows of the queue to decisions on record."""
+"""Decision records from the rows of the queue."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ tq = pytest.importorskip("transfer_queue")
 
 import torch
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer)
+from fakes.local_queue import LocalQueue
+from tensordict import TensorDict
 
 from verl_atgrpo.config.schema import RecordSettings
 from verl_atgrpo.environment import Outcome, Score
@@ -21,12 +23,12 @@ from verl_atgrpo.report.records import RecordFiles, read
 from verl_atgrpo.rollout.rows import failed_validation_row, training_rows, validation_rows
 from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation
 from verl_atgrpo.trainer import queue as trainer_queue
-from verl_atgrpo.trainer.recorder import Recorder, SampledRow, chosen, decisions
+from verl_atgrpo.trainer.recorder import Recorder, SampledRow, decisions, selected_rows
 from verl_atgrpo.trainer.trainer import AtGrpoTrainer
 
 
 class Letters:
-    """A tokenizer with a case of its own and special tokens in angle brackets (60, 62)."""
+    """A tokenizer of upper- or lower-case letters, whose special tokens are angle brackets (60, 62)."""
 
     def __init__(self, upper: bool = False) -> None:
         self._upper = upper
@@ -90,15 +92,15 @@ def test_decisions_in_their_order_with_their_tokenizer_and_the_committed_one() -
         assert (row["success"], row["episode_reward"], row["prompt_tokens"]) == (True, 0.75, 4)
 
 
-def test_episodes_of_a_task_are_told_apart() -> None:
+def test_episodes_of_a_task_are_numbered() -> None:
     rows = rows_of(5, "uid", 1, "parallel") + rows_of(5, "uid", 0, "parallel") + rows_of(6, "other", 0, "parallel")
     found = decisions(rows, "train", 1, TOKENIZERS)
     assert [(row["task"], row["episode"]) for row in found] == [(5, 0)] * 3 + [(5, 1)] * 3 + [(6, 0)] * 3
-    # In the parallel scheme everybody's reward is the outcome.
+    # In the parallel scheme the reward of every row is the outcome.
     assert {one["reward"] for row in found for one in row["candidates"]} == {0.75}
 
 
-def test_a_task_that_comes_twice_in_a_step_is_two_episodes() -> None:
+def test_a_task_submitted_twice_in_a_step_is_two_episodes() -> None:
     found = decisions(rows_of(5, "first") + rows_of(5, "second"), "train", 1, TOKENIZERS)
     assert [row["episode"] for row in found] == [0] * 3 + [1] * 3
     assert {len(row["candidates"]) for row in found} == {2}
@@ -111,7 +113,7 @@ def test_validation_rows_have_scores_and_one_candidate() -> None:
     assert (first["success"], first["episode_reward"]) == (True, 0.75)
 
 
-def test_a_failed_validation_episode_is_on_record() -> None:
+def test_a_failed_validation_episode_is_recorded() -> None:
     row = failed_validation_row("uid", 0, "one", 9)
     failed = SampledRow(row.key, {**row.tags, "task": 3}, row.prompt_ids, [9], None)
     (found,) = decisions([failed], "val", 4, TOKENIZERS)
@@ -123,42 +125,27 @@ def test_a_failed_validation_episode_is_on_record() -> None:
 def test_which_tasks_are_recorded() -> None:
     tags = [{"task": task} for task in (9, 30, 2, 9, 17, 2, 0)]
     settings = RecordSettings(train_tasks=3, val_tasks=3)
-    assert chosen(tags, "train", settings) == [0, 2, 3, 5, 6]
-    # Validation comes in batches, and every time it is the same tasks.
-    assert chosen(tags, "val", settings) == [2, 5, 6]
-    assert chosen(tags[:2], "val", settings) == []
-    assert chosen(tags, "train", RecordSettings(train_tasks=0)) == []
-
-
-class Queue:
-    """TransferQueue, as far as the recorder asks it: variable lengths are nested, like there."""
-
-    def __init__(self, rows: list[SampledRow]) -> None:
-        self.rows = {row.key: row for row in rows}
-        self.asked: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
-
-    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> dict[str, torch.Tensor]:
-        self.asked.append((tuple(keys), tuple(select_fields)))
-        mine = [self.rows[key] for key in keys]
-        columns = {
-            "prompts": [torch.tensor(row.prompt_ids) for row in mine],
-            "responses": [torch.tensor(row.response_ids) for row in mine],
-            "advantages": [torch.full((len(row.response_ids),), row.advantage or 0.0) for row in mine],
-        }
-        return {name: torch.nested.nested_tensor(columns[name], layout=torch.jagged) for name in select_fields}
+    assert selected_rows(tags, "train", settings) == [0, 2, 3, 5, 6]
+    # Validation has several batches, and records the same tasks every time.
+    assert selected_rows(tags, "val", settings) == [2, 5, 6]
+    assert selected_rows(tags[:2], "val", settings) == []
+    assert selected_rows(tags, "train", RecordSettings(train_tasks=0)) == []
 
 
 def test_advantages_are_read_for_trained_rows_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rows_of(1, "seen") + rows_of(2, "unseen")
-    queue = Queue(rows)
+    trained = {row.key for row in rows if row.tags["policy"] == "two"}
+    queue = LocalQueue()
+    for row in rows:
+        fields = {"prompts": torch.tensor(row.prompt_ids), "responses": torch.tensor(row.response_ids)}
+        if row.key in trained:
+            fields["advantages"] = torch.full((len(row.response_ids),), row.advantage)
+        queue.kv_put(row.key, "train", TensorDict(fields).unsqueeze(0), row.tags)
     monkeypatch.setattr(trainer_queue, "tq", queue)
     files = RecordFiles(tmp_path, 1, 0, {})
     recording = Recorder(RecordSettings(train_tasks=1), files, TOKENIZERS, lambda work, *given: work(*given))
     batch = SimpleNamespace(keys=[row.key for row in rows], tags=[row.tags for row in rows], partition_id="train")
-    trained = {row.key for row in rows if row.tags["policy"] == "two"}
     recording.record(7, batch, trained)
-    asked = {key: fields for keys, fields in queue.asked for key in keys}
-    assert set(asked) == {row.key for row in rows[:6]}
     (found,) = read(tmp_path).episodes.values()
     advantages = {row["agent"] + str(row["turn"]): [one["advantage"] for one in row["candidates"]] for row in found}
     assert advantages == {"b0": pytest.approx([0.0, 0.1]), "a0": [None, None], "b1": pytest.approx([0.4, 0.5])}
@@ -166,12 +153,12 @@ def test_advantages_are_read_for_trained_rows_only(tmp_path: Path, monkeypatch: 
     assert recording.take_seconds() == 0
 
 
-def test_the_trainer_adds_the_records_to_verls_loggers_and_raises_what_failed_in_the_background() -> None:
+def test_the_trainer_adds_the_records_to_verls_logger_and_raises_errors_of_background_work() -> None:
     trainer: Any = AtGrpoTrainer.__new__(AtGrpoTrainer)
-    trainer._recorder = object()
+    trainer.recorder = object()
     trainer.logger = SimpleNamespace(logger={"console": 1})
-    assert trainer.logger.logger == {"console": 1, "record": trainer._recorder}
-    trainer._recorder = None
+    assert trainer.logger.logger == {"console": 1, "record": trainer.recorder}
+    trainer.recorder = None
     trainer.logger = SimpleNamespace(logger={"console": 1})
     assert trainer.logger.logger == {"console": 1}
 
@@ -180,7 +167,7 @@ def test_the_trainer_adds_the_records_to_verls_loggers_and_raises_what_failed_in
     trainer._dump_futures = [broken]
     with ThreadPoolExecutor() as trainer._dump_executor:
         with pytest.raises(RuntimeError, match="a defect of ours"):
-            trainer._in_background(print)
+            trainer.in_background(print)
         trainer._dump_futures = []
-        trainer._in_background(dict)
+        trainer.in_background(dict)
     assert [future.result() for future in trainer._dump_futures] == [{}]

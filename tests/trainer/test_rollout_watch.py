@@ -1,4 +1,4 @@
-"""Rollout workers that died or hang: verl waits for their rows, so the trainer looks after them itself."""
+"""Rollout workers that die or hang: verl would wait for their rows, so the trainer checks them itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("verl")
 ray = pytest.importorskip("ray")
 
-from fakes.made_team import Rollout, Team
+from fakes.fake_trainer import FakeRollout, FakeTrainer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_atgrpo.rollout.manager import TeamRolloutManager
@@ -23,7 +23,7 @@ from verl_atgrpo.trainer.queue import pace
 
 
 class Worker:
-    """A worker's handle: what it has counted is there at once, late, or never, since it is dead."""
+    """A worker's handle, whose report arrives immediately, late, or never because it is dead."""
 
     def __init__(self, tokens: int, error: str | None = None) -> None:
         self.left = WorkerReport(Counter(tokens=tokens), error)
@@ -52,21 +52,22 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "get", get)
 
 
-def manager(*workers: Worker) -> TeamRolloutManager:
-    made = TeamRolloutManager.__new__(TeamRolloutManager)
-    made.agent_loop_workers, made._late = list(workers), {}
-    return made
+class Manager(TeamRolloutManager):
+    """The manager of given workers."""
+
+    def __init__(self, *workers: Worker) -> None:
+        self.agent_loop_workers, self._late = list(workers), {}
 
 
-def test_reports_are_added_up_and_the_first_error_is_told() -> None:
-    report = manager(Worker(3), Worker(4, "task 1: KeyError"), Worker(5, "task 2: KeyError")).drain_report()
+def test_reports_are_added_up_and_the_first_error_is_returned() -> None:
+    report = Manager(Worker(3), Worker(4, "task 1: KeyError"), Worker(5, "task 2: KeyError")).drain_report()
     assert (report.counts, report.error) == (Counter(tokens=12), "task 1: KeyError")
 
 
-def test_what_a_busy_worker_counted_comes_later_and_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_busy_workers_counts_arrive_later_and_once(caplog: pytest.LogCaptureFixture) -> None:
     busy = Worker(4)
     busy.late = True
-    workers = manager(Worker(3), busy)
+    workers = Manager(Worker(3), busy)
     assert workers.drain_report().counts == Counter(tokens=3)
     assert "rollout worker 1 has not reported" in caplog.text
     busy.late = False
@@ -75,48 +76,48 @@ def test_what_a_busy_worker_counted_comes_later_and_once(caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("what", ["drain_report", "pause", "resume"])
-def test_a_dead_worker_is_told_of_in_one_line(what: str) -> None:
+def test_a_dead_worker_is_reported_in_one_line(what: str) -> None:
     dead = Worker(3)
     dead.dead = True
     with pytest.raises(RolloutFailed, match=r"^a rollout worker failed: ActorDiedError: ") as raised:
-        getattr(manager(Worker(1), dead), what)()
+        getattr(Manager(Worker(1), dead), what)()
     assert "\n" not in str(raised.value)
 
 
-def test_workers_are_looked_after_while_their_rows_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_checked_while_the_trainer_waits_for_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr(queue.time, "monotonic", lambda: clock[0])
-    looks, checks = [], []
-    buffer = SimpleNamespace(_sync_metadata_from_transfer_queue=lambda: looks.append(clock[0]))
+    polls, checks = [], []
+    buffer = SimpleNamespace(_sync_metadata_from_transfer_queue=lambda: polls.append(clock[0]))
     pace(buffer, 0.5, lambda: checks.append(clock[0]))
     for clock[0] in (1000.0, 1029.0, 1031.0, 1032.0, 1060.0, 1062.0):
         buffer._sync_metadata_from_transfer_queue()
-    assert len(looks) == 6
+    assert len(polls) == 6
     assert checks == [1031.0, 1062.0]
     assert buffer.poll_interval == 0.5
 
 
-def test_the_trainer_ends_a_wait_for_a_worker_that_died(rollout: Rollout, monkeypatch: pytest.MonkeyPatch) -> None:
-    team = Team(rollout)
-    rollout.looks = lambda task: 10**9  # its rows never come
+def test_the_trainer_ends_a_wait_for_a_worker_that_died(rollout: FakeRollout, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = FakeTrainer(rollout)
+    rollout.polls = lambda task: 10**9  # its rows never arrive
 
     def died() -> WorkerReport:
         raise RolloutFailed("a rollout worker failed")
 
     rollout.drain_report = died  # type: ignore[method-assign]
-    monkeypatch.setattr(queue, "CHECK", 0.0)
-    pace(team.replay_buffer, 0.0, team._collect_report)
+    monkeypatch.setattr(queue, "CHECK_INTERVAL", 0.0)
+    pace(trainer.replay_buffer, 0.0, trainer.collect_report)
     with pytest.raises(RolloutFailed):
-        team.play()
+        trainer.play()
 
 
 @pytest.mark.parametrize("failure", [PolicyFailed("policy 'coder': gone"), RolloutFailed("a rollout worker failed")])
-def test_the_error_says_where_the_run_can_go_on(
-    failure: RuntimeError, rollout: Rollout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_error_says_where_the_run_can_resume(
+    failure: RuntimeError, rollout: FakeRollout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fit(*_: Any) -> None:
         raise failure
 
     monkeypatch.setattr(PPOTrainer, "fit", fit)
     with pytest.raises(type(failure), match=rf"^{failure}; there is no complete checkpoint yet"):
-        Team(rollout, folder=tmp_path).fit(None)
+        FakeTrainer(rollout, folder=tmp_path).fit(None)

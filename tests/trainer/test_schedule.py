@@ -1,4 +1,4 @@
-"""The order of what a step does to servers and rollout workers, per mode, validation included."""
+"""The order of a step's calls to servers and rollout workers, by mode."""
 
 from __future__ import annotations
 
@@ -9,47 +9,45 @@ import pytest
 
 pytest.importorskip("verl")
 
-from fakes.made_team import Rollout, Team
+from fakes.fake_trainer import FakeRollout, FakeTrainer
 
 from verl_atgrpo.trainer.policy_unit import PolicyUnit, TeamSync
 
 
-def test_a_synchronous_step_sleeps_and_wakes(rollout: Rollout) -> None:
-    team = Team(rollout)
-    team.on_init_end()
-    team.run(2)
+def test_a_synchronous_step_sleeps_and_wakes(rollout: FakeRollout) -> None:
+    trainer = FakeTrainer(rollout)
+    trainer.on_init_end()
+    trainer.run(2)
     assert rollout.calls == ["update", "sleep", "update", "sleep", "update"]
     assert rollout.weights == 2
 
 
-def test_an_asynchronous_step_holds_first_and_releases_last(rollout: Rollout) -> None:
-    team = Team(rollout, mode="colocate_async")
-    team.on_init_end()
-    batch, metrics = team.play()
+def test_an_asynchronous_step_pauses_first_and_resumes_last(rollout: FakeRollout) -> None:
+    trainer = FakeTrainer(rollout, mode="colocate_async")
+    trainer.on_init_end()
+    batch, metrics = trainer.play()
     assert rollout.calls == ["update", "pause", "abort", "sleep"]
-    team.on_step_end()
-    # Validation would come now: the servers answer, and training still waits.
+    trainer.on_step_end()
+    # A validation would run now: the servers accept requests, and training requests are still paused.
     assert rollout.calls[4:] == ["update", "resume"]
-    team._updated = False
-    team._compute_metrics(batch, metrics, {}, global_steps=1, epoch=0)
+    trainer.end_step(batch, metrics)
     assert rollout.calls[6:] == ["resume"]
 
 
-def test_separate_servers_are_interrupted_for_the_transfer_alone(rollout: Rollout) -> None:
-    team = Team(rollout, mode="separate_async")
-    team.on_init_end()
-    batch, metrics = team.play()
-    # No word to the servers: they draw while the policies are updated.
+def test_separate_servers_are_interrupted_only_for_the_weight_sync(rollout: FakeRollout) -> None:
+    trainer = FakeTrainer(rollout, mode="separate_async")
+    trainer.on_init_end()
+    batch, metrics = trainer.play()
+    # The servers are not called: they continue while the policies are updated.
     assert rollout.calls == ["update"]
-    team.on_step_end()
+    trainer.on_step_end()
     assert rollout.calls[1:] == ["pause", "update"]
-    team._updated = False
-    team._compute_metrics(batch, metrics, {}, global_steps=1, epoch=0)
+    trainer.end_step(batch, metrics)
     assert rollout.calls[3:] == ["resume"]
 
 
 class Sync:
-    """One policy's servers."""
+    """The weight sync of one policy."""
 
     def __init__(self, name: str, calls: list[str]) -> None:
         self.name, self.calls = name, calls
@@ -61,8 +59,8 @@ class Sync:
         self.calls.append(f"resume {self.name}")
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_every_policys_servers_are_interrupted_and_go_on(at_once: bool) -> None:
+@pytest.mark.parametrize("concurrent", [False, True])
+def test_every_policys_servers_are_interrupted_and_resumed(concurrent: bool) -> None:
     calls: list[str] = []
     units: Any = []
     for name, trainable in (("coder", True), ("judge", False)):
@@ -70,12 +68,12 @@ def test_every_policys_servers_are_interrupted_and_go_on(at_once: bool) -> None:
         unit.name, unit.trainable, unit.sync = name, trainable, Sync(name, calls)
         unit.replicas = SimpleNamespace(poll=lambda name=name: calls.append(f"poll {name}"))  # type: ignore[assignment]
         units.append(unit)
-    team = TeamSync(units, at_once)
-    team.abort_replicas()
+    trainer = TeamSync(units, concurrent)
+    trainer.abort_replicas()
     assert sorted(calls) == ["abort coder", "abort judge", "poll coder", "poll judge"]
     for name in ("coder", "judge"):
-        assert calls.index(f"poll {name}") < calls.index(f"abort {name}"), "a dead one cannot be asked"
-    team.resume_generation_replicas()
+        assert calls.index(f"poll {name}") < calls.index(f"abort {name}"), "a dead one must be removed first"
+    trainer.resume_generation_replicas()
     assert sorted(calls[4:]) == ["resume coder", "resume judge"]
 
 
@@ -89,4 +87,4 @@ def test_a_server_that_cannot_be_interrupted_is_named_by_its_policy() -> None:
     unit.name, unit.sync = "planner", SimpleNamespace(abort_replicas=dead)
     unit.replicas = SimpleNamespace(poll=lambda: None)  # type: ignore[assignment]
     with pytest.raises(RuntimeError, match="policy 'planner': interrupting its servers failed"):
-        TeamSync([unit], at_once=False).abort_replicas()
+        TeamSync([unit], concurrent=False).abort_replicas()

@@ -1,4 +1,4 @@
-"""How old a step's candidates are, by hand; and the proof that servers have the new weights, by fresh ones alone."""
+"""Staleness metrics by hand, and the difference between servers and actor over fresh rows only."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def row(group: str, first: int, last: int, resumed: int = 0, policy: str = "shar
     }
 
 
-def test_figures_of_a_step() -> None:
+def test_metrics_of_a_step() -> None:
     rows = [
         *(row("fresh", 6, 6) for _ in range(2)),
         row("mixed", 5, 5),
         row("mixed", 5, 6, resumed=1),
         row("old", 4, 4),
-        # Interrupted before its first token with the new weights came: a part of its own, of the same version.
+        # Resumed with the same version: interrupted again before the first token with new weights.
         row("old", 4, 4, resumed=1),
         # The same label with another policy is another group.
         row("fresh", 5, 5, policy="other"),
@@ -50,7 +50,7 @@ def test_figures_of_a_step() -> None:
     }
 
 
-def test_without_a_trainable_policys_rows_there_are_no_figures() -> None:
+def test_without_rows_of_a_trainable_policy_there_are_no_metrics() -> None:
     assert staleness_metrics([], 7) == {}
 
 
@@ -62,17 +62,17 @@ def test_a_group_with_two_versions_is_mixed() -> None:
 @pytest.mark.parametrize(
     ("mode", "versions", "expected"),
     [
-        ("colocate_async", [(2, 2), (1, 1), (1, 2), (2, 2)], 0.25),  # the second and third are off by more
-        ("colocate_async", [(1, 1), (1, 1), (2, 2), (1, 1)], 0.5),  # the actor thinks less of it
+        ("colocate_async", [(2, 2), (1, 1), (1, 2), (2, 2)], 0.25),  # the second and third differ by more
+        ("colocate_async", [(1, 1), (1, 1), (2, 2), (1, 1)], 0.5),  # the actor's probability is lower
         ("colocate_async", [(2, 2), (2, 2), (1, 1), (1, 1)], 0.5),
         ("colocate_async", [(2, 2), (1, 1), (1, 1), (1, 1)], 0.0),
         ("colocate_async", [(1, 1)] * 4, None),
-        # A label that is behind is a defect in sync mode, and must show.
+        # In sync mode an older version is a defect, and must be visible.
         ("sync", [(1, 1)] * 4, 0.5),
     ],
 )
 @pytest.mark.parametrize("tokens", [queue.TOKENS, 1], ids=["one part", "a row a part"])
-def test_the_difference_to_the_server_is_of_fresh_rows(
+def test_the_difference_to_the_servers_is_over_fresh_rows(
     monkeypatch: pytest.MonkeyPatch, tokens: int, mode: str, versions: list[tuple[int, int]], expected: float | None
 ) -> None:
     monkeypatch.setattr(queue, "TOKENS", tokens)

@@ -1,4 +1,4 @@
-"""A policy with servers of its own: its weights get to all of them and to no others, and failures carry its name."""
+"""A policy with servers on devices of their own: weight sync, wiring and failures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class Call:
 
 class Server:
     def __init__(self, identity: str) -> None:
-        self._actor_id = SimpleNamespace(hex=lambda: identity)
+        self.identity = identity
+        self._actor_id = SimpleNamespace(hex=lambda: self.identity)
         self.version = 0
         self.alive = True
         self.set_global_steps = Call(lambda version: setattr(self, "version", version))
@@ -45,7 +46,7 @@ class Server:
 
 
 class Sync:
-    """Stands for verl's manager of weight transfers."""
+    """A fake of verl's CheckpointEngineManager."""
 
     def __init__(self) -> None:
         self.transfers: list[int] = []
@@ -112,7 +113,7 @@ def unit(name: str = "coder", trainable: bool = True, servers: int = 2, first: i
 
 
 @pytest.mark.usefixtures("bare")
-def test_policies_transfer_under_names_of_their_own() -> None:
+def test_every_policy_has_its_own_group_name() -> None:
     names = set()
     for policy, given in (("coder", "default"), ("tester", "default"), ("judge", "mine"), ("coder", "mine")):
         made = StandaloneUnit(policy, job(given), "actor", True, 0, 0)
@@ -121,8 +122,8 @@ def test_policies_transfer_under_names_of_their_own() -> None:
 
 
 @pytest.mark.usefixtures("bare")
-def test_servers_are_counted_where_they_are() -> None:
-    """Their numbers are over all policies, and devices of their own are devices of the job."""
+def test_devices_of_servers_are_counted() -> None:
+    """Devices that only serve are devices of the job."""
     made = unit(servers=3)
     assert made.own_server_devices == made.server_devices(SimpleNamespace(world_size=2)) == 3
     shared = PolicyUnit("coder", job(), "actor", True, 0, 0)
@@ -131,21 +132,21 @@ def test_servers_are_counted_where_they_are() -> None:
 
 
 @pytest.mark.usefixtures("bare")
-def test_a_trained_policys_weights_are_handed_over_at_every_step_and_a_frozen_ones_once() -> None:
+def test_a_trained_policys_weights_are_synced_every_step_and_a_frozen_ones_once() -> None:
     trained, frozen = unit(), unit("judge", trainable=False)
     for step in (3, 4, 5):
         for each in (trained, frozen):
             each.push_weights(step)
     assert trained.sync.transfers == [3, 4, 5]
     assert frozen.sync.transfers == [3]
-    # Its weights are as fresh as any: nothing of it counts as drawn with older ones.
+    # Its version is current: its candidates do not count as stale.
     assert {server.version for server in frozen.fakes.values()} == {5}
 
 
 @pytest.mark.usefixtures("bare")
 def test_wiring_is_checked_at_every_server() -> None:
     crossed = unit()  # raises nothing
-    crossed.servers.get_replicas()[1].servers[0]._actor_id.hex = lambda: "another job's"
+    crossed.servers.get_replicas()[1].servers[0].identity = "another job's"
     with pytest.raises(RuntimeError, match="policy 'coder': replica 5 is served by"):
         StandaloneReplicas("coder", None, crossed.servers, crossed.sync, restarts=0)  # type: ignore[arg-type]
 
@@ -156,16 +157,18 @@ def test_a_lost_server_or_worker_is_named_by_its_policy() -> None:
     dead.fakes[5].alive = False
     with pytest.raises(PolicyFailed, match=r"policy 'coder': server [45] is dead"):
         dead.push_weights(1)
-    broken = unit()
+    broken = unit(trainable=False)
     broken.sync.error = ray.exceptions.RayTaskError("update_weights", "the weight transfer broke off", OSError())
-    with pytest.raises(PolicyFailed, match=r"'coder': handing its weights to its servers failed: .*broke off"):
+    with pytest.raises(PolicyFailed, match=r"'coder': its weight sync failed: .*broke off"):
         broken.push_weights(1)
-    assert not broken._has_weights
+    broken.sync.error = None
+    broken.push_weights(2)
+    assert broken.sync.transfers == [2], "a frozen policy's weights are sent until they have arrived"
 
 
 @pytest.mark.usefixtures("bare")
-def test_a_server_that_dies_during_the_transfer_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "_POLL_INTERVAL", 0.01)
+def test_a_server_that_dies_during_the_sync_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "POLL_INTERVAL", 0.01)
     never, dying = threading.Event(), unit()
 
     def wait(global_steps: int) -> None:
@@ -180,7 +183,7 @@ def test_a_server_that_dies_during_the_transfer_ends_the_wait(monkeypatch: pytes
         never.set()
 
 
-def test_a_server_that_does_not_take_the_weights_ends_the_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_load_the_weights_ends_the_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     async def silent(self: Any, global_steps: int | None = None) -> None:
         raise zmq.Again()
 

@@ -13,40 +13,39 @@ from verl_atgrpo.compat import when_imported
 _THREADS = min(4, os.cpu_count() or 1)
 
 ENVIRONMENT = {
-    # Read by this plugin in child processes, so that they agree with the driver.
+    # Read by this plugin in child processes.
     "VERL_PLATFORM": "cpu",
-    # verl's engines are registered for cuda and npu; this is its own switch to use them elsewhere.
+    # verl's engines are registered for cuda and npu; this is verl's switch to use them elsewhere.
     "VERL_ENGINE_DEVICE": "cuda",
     # "auto" would pin every server to core 0.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # Rollout and training take turns, so each may use what there is, up to a laptop's worth.
+    # Rollout and training take turns, so each may use all cores, up to four.
     "OMP_NUM_THREADS": str(_THREADS),
     # OpenMP's threads spin for each other too long by default where something else has their core: beside two other
     # trainings a step of plan_path_cpu took 9 to 30 s, and 6 to 9 s with this. Idle, 100 steps of a warm start took
     # 6.6 s either way.
     "GOMP_SPINCOUNT": "3000",
-    # A server's threads spin while they wait for each other, and the rollout needs cores of its own.
+    # A server's threads busy-wait for each other, and the rollout workers need cores, too.
     "VERL_ATGRPO_SERVER_THREADS": str(max(1, _THREADS // 2)),
-    # Keep freed memory: returning it to the system and faulting it in again costs a fifth of an update.
+    # Keep freed memory: returning it to the system and faulting it in again took a fifth of an update.
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "4294967296",
     # Compiling takes longer than a small model's whole step.
     "TORCHDYNAMO_DISABLE": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""Set unless the user has set them; Ray hands the driver's environment on to its workers."""
+"""Set unless the user has set them; Ray passes the driver's environment to its workers."""
 
 
 def activate() -> None:
-    """Makes verl see the CPU as its platform, in this process and those it starts."""
+    """Sets the CPU as verl's platform, in this process and its children."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from verl.plugin.platform import platform_manager
 
     from verl_atgrpo.cpu.platform import PlatformCPU
 
-    # `import verl` has already looked for an accelerator and fallen back to nvidia; replacing that through
-    # set_platform() would warn about it in every process.
+    # `import verl` has already detected no accelerator and chosen nvidia; set_platform() would warn in every process.
     platform_manager._current_platform = PlatformCPU()
     when_imported("verl.utils.distributed", _use_gloo)
     when_imported("verl.utils.torch_functional", _vectorise_log_probs)
@@ -54,7 +53,7 @@ def activate() -> None:
 
 
 def _use_gloo(distributed: ModuleType) -> None:
-    """verl asks for "cpu:gloo,cpu:gloo" here, which torch refuses for naming a device twice."""
+    """Sets the backend to "cpu:gloo"; verl's "cpu:gloo,cpu:gloo" names a device twice, which torch refuses."""
     original = distributed.initialize_global_process_group_ray
 
     def initialize_global_process_group_ray(timeout_second: float | None = None, backend: str | None = None) -> None:
@@ -64,12 +63,15 @@ def _use_gloo(distributed: ModuleType) -> None:
 
 
 def _vectorise_log_probs(torch_functional: ModuleType) -> None:
-    """verl takes the log-sum-exp token by token to save GPU memory: thousands of calls a step, and as many
-    nodes to walk backwards, which took a third of an update here."""
+    """Computes log-probs of all tokens at once.
+
+    To save GPU memory verl computes the log-sum-exp per token: thousands of calls and autograd nodes per step, a
+    third of the time of an update here.
+    """
     setattr(torch_functional, "logprobs_from_logits_v2", torch_functional.logprobs_from_logits_naive)  # noqa: B010
 
 
 def _leave_memory_unpinned(fsdp_utils: ModuleType) -> None:
-    """verl keeps a reference model in pinned memory, which torch has for an accelerator only."""
+    """Keeps a reference model in ordinary memory; pinned memory needs an accelerator."""
     policy = fsdp_utils.CPUOffloadPolicy
     setattr(fsdp_utils, "CPUOffloadPolicy", lambda pin_memory: policy(pin_memory=False))  # noqa: B010

@@ -1,7 +1,7 @@
-"""verl's checkpoint engine `gloo`: weights from the trainer to servers of their own, on machines without a GPU.
+"""Checkpoint engine `gloo`: sends weights from the trainer to standalone servers on machines without a GPU.
 
-None of verl's own engines runs there: they copy through device memory. Named in a job by
-`rollout.checkpoint_engine.backend: gloo` with this module as `custom_backend_module`.
+verl's own engines copy through device memory. Set `rollout.checkpoint_engine.backend: gloo` with this module as
+`custom_backend_module`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from verl.checkpoint_engine.base import (
 
 BACKEND = "gloo"
 _ALIGNMENT = 16
-"""Bytes: no element of torch is larger, so every tensor of a bucket can be viewed where it lies."""
+"""Bytes, the size of torch's largest element: every tensor in a bucket is aligned and can be viewed in place."""
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """Where a transfer's processes find each other: a store of the sender's, made anew for every transfer."""
+class Rendezvous:
+    """Address of the sender's store, which is created anew for every transfer."""
 
     host: str
     port: int
@@ -41,76 +41,79 @@ class Meeting:
 class GlooCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     """Broadcasts buckets of weights from the trainer's first worker to every server's workers.
 
-    Every process holds one bucket, and a tensor that is larger than that while it is put together.
+    Every process allocates one bucket, and temporarily a tensor if it is larger than the bucket.
     """
 
     def __init__(self, bucket_size: int, is_master: bool = False, timeout: float = 300.0) -> None:
         """Opens no connection yet.
 
         Args:
-            bucket_size: bytes that are sent at once.
+            bucket_size: bytes per broadcast.
             is_master: whether this process is the trainer's first worker.
-            timeout: seconds to wait for the others to come, or for the next bucket. Processes that die are noticed at
-                once; this is for those that hang. Longer than a server may take, so that the error names the server.
+            timeout: seconds to wait for other processes or for the next bucket. For processes that hang; dead ones are
+                detected immediately. Longer than `workers.BUCKET_TIMEOUT`, so that a server's timeout names the
+                server.
         """
         self.bucket_size = bucket_size
         self._sends = is_master
         self._timeout = timedelta(seconds=timeout)
         self._store: TCPStore | None = None
         self._group: ProcessGroupGloo | None = None
-        self._bucket: torch.Tensor | None = None
+        self.bucket: torch.Tensor | None = None
 
-    def prepare(self) -> Meeting | None:
-        """Returns where the others find this process if it is the sender."""
+    def prepare(self) -> Rendezvous | None:
+        """Returns the address of the store if this process is the sender."""
         if not self._sends:
             return None
         host = ray.util.get_node_ip_address().strip("[]")
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
-        return Meeting(host, self._store.port)
+        return Rendezvous(host, self._store.port)
 
     @classmethod
     def build_topology(
-        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Meeting | None]
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Rendezvous | None]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Returns the arguments of `init_process_group`: rank 0 for the sender, then the receivers; -1 for the
-        trainer's other workers, which take no part."""
+        """Returns the arguments of `init_process_group` for the trainer's workers and for the receivers.
+
+        Rank 0 is the sender; rank -1 marks the trainer's other workers, which do not take part.
+        """
         senders = [0] + [-1] * (actor_wg_world_size - 1)
         receivers = list(range(1, rollout_world_size + 1))
 
         def arguments(ranks: list[int]) -> dict[str, list[Any]]:
             size = 1 + rollout_world_size
-            return {"rank": ranks, "size": [size] * len(ranks), "meeting": [metadata[0]] * len(ranks)}
+            return {"rank": ranks, "size": [size] * len(ranks), "rendezvous": [metadata[0]] * len(ranks)}
 
         return arguments(senders), arguments(receivers)
 
-    def init_process_group(self, rank: int, size: int, meeting: Meeting) -> None:
-        """Connects the processes of one transfer; raises ConnectionError if they do not find each other."""
+    def init_process_group(self, rank: int, size: int, rendezvous: Rendezvous) -> None:
+        """Connects the processes of one transfer; raises ConnectionError on failure."""
         if rank < 0:
             return
         try:
             if not self._sends:
-                self._store = TCPStore(meeting.host, meeting.port, is_master=False, timeout=self._timeout)
+                self._store = TCPStore(rendezvous.host, rendezvous.port, is_master=False, timeout=self._timeout)
             assert self._store is not None
             self._group = ProcessGroupGloo(self._store, rank, size, self._timeout)
         except RuntimeError as error:
             raise ConnectionError(f"the weight transfer did not begin: {error}") from error
-        self._bucket = torch.empty(self.bucket_size, dtype=torch.uint8)
+        self.bucket = torch.empty(self.bucket_size, dtype=torch.uint8)
 
     def finalize(self) -> None:
         """Closes the connections and frees the bucket."""
-        self._group = self._store = self._bucket = None
+        self._group = self._store = self.bucket = None
 
     @torch.no_grad()
     async def send_weights(
         self, weights: Generator[tuple[str, torch.Tensor], None, None], global_steps: int | None = None
     ) -> None:
-        """Sends all weights; raises ConnectionError if a receiver died or does not answer."""
+        """Sends all weights; raises ConnectionError if a receiver has died or hangs."""
         if self._group is None:
-            # To make a weight whole takes all of the trainer's workers.
+            # All training workers take part in gathering the weights.
             for _ in weights:
                 pass
             return
-        assert self._bucket is not None
+        assert self.bucket is not None
         metas: list[TensorMeta] = []
         end = 0
         async for meta, chunk in split_weight_chunks(weights, self.bucket_size):
@@ -119,45 +122,47 @@ class GlooCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
                 await self._send_bucket(metas, end, is_last=False)
                 metas, meta.offset = [], 0
             end = meta.offset + meta.chunk_size
-            self._bucket[meta.offset : end] = chunk
+            self.bucket[meta.offset : end] = chunk
             metas.append(meta)
         await self._send_bucket(metas, end, is_last=True)
 
     async def _send_bucket(self, metas: list[TensorMeta], end: int, is_last: bool) -> None:
-        assert self._bucket is not None
+        assert self.bucket is not None
         described = [{**vars(meta), "dtype": str(meta.dtype).removeprefix("torch.")} for meta in metas]
         text = torch.frombuffer(bytearray(json.dumps([is_last, described]).encode()), dtype=torch.uint8)
         await self._broadcast(torch.tensor([len(text), end]))
         await self._broadcast(text)
-        await self._broadcast(self._bucket[:end])
+        await self._broadcast(self.bucket[:end])
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
-        """Yields names and tensors, each valid until the next is asked for; raises ConnectionError if the sender died
-        or sends nothing for too long."""
+        """Yields names and tensors, each valid until the next one.
+
+        Raises ConnectionError if the sender has died, or after the timeout.
+        """
         async for name, weight in merge_weight_chunks(self._chunks(), self.bucket_size):
             yield name, weight
 
     async def _chunks(self) -> AsyncGenerator[tuple[TensorMeta, torch.Tensor], None]:
-        assert self._bucket is not None
+        assert self.bucket is not None
         is_last = False
         while not is_last:
             sizes = torch.empty(2, dtype=torch.int64)
             await self._broadcast(sizes)
             text = torch.empty(int(sizes[0]), dtype=torch.uint8)
             await self._broadcast(text)
-            await self._broadcast(self._bucket[: int(sizes[1])])
+            await self._broadcast(self.bucket[: int(sizes[1])])
             is_last, described = json.loads(text.numpy().tobytes())
             for item in described:
                 meta = TensorMeta(
                     **{**item, "shape": torch.Size(item["shape"]), "dtype": getattr(torch, item["dtype"])}
                 )
-                yield meta, self._bucket[meta.offset : meta.offset + meta.chunk_size]
+                yield meta, self.bucket[meta.offset : meta.offset + meta.chunk_size]
 
     async def _broadcast(self, tensor: torch.Tensor) -> None:
         group = self._group
         assert group is not None
         try:
-            # Beside the event loop: the worker has other calls to answer meanwhile.
+            # In a thread, so that the worker can serve other calls meanwhile.
             await asyncio.to_thread(lambda: group.broadcast(tensor, 0).wait())  # type: ignore[attr-defined]
         except RuntimeError as error:
             raise ConnectionError(f"the weight transfer broke off: {error}") from error

@@ -1,4 +1,4 @@
-"""The CPU as a platform of verl: torch.cuda-style calls that do nothing, and memory figures of the process."""
+"""The CPU as a platform of verl: torch.cuda calls that do nothing, and the process's memory use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 
-def _nothing(*_: Any, **__: Any) -> None:
+def _no_op(*_: Any, **__: Any) -> None:
     return None
 
 
@@ -32,15 +32,15 @@ def _memory_info(*_: Any, **__: Any) -> tuple[int, int]:
 
 
 def _device_module() -> types.ModuleType:
-    """Returns torch.cpu with the calls of torch.cuda that verl makes."""
+    """Returns torch.cpu with the functions of torch.cuda that verl calls."""
     module = types.ModuleType("verl_atgrpo.cpu.device_module")
     for name in dir(torch.cpu):
         if not name.startswith("__"):
             setattr(module, name, getattr(torch.cpu, name))
     for name in ("set_device", "synchronize", "empty_cache", "ipc_collect"):
-        setattr(module, name, _nothing)
+        setattr(module, name, _no_op)
     for name in ("reset_peak_memory_stats", "reset_max_memory_allocated"):
-        setattr(module, name, _nothing)
+        setattr(module, name, _no_op)
     for name in ("memory_allocated", "memory_reserved"):
         setattr(module, name, _memory_in_use)
     for name in ("max_memory_allocated", "max_memory_reserved"):
@@ -121,14 +121,14 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
         return None
 
     def ray_resource_name(self) -> str:
-        # Logical GPUs declared by ray_init.num_gpus: verl asks Ray for ids of an accelerator it knows.
+        # Logical GPUs declared by ray_init.num_gpus: verl needs a resource for which Ray assigns ids.
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:
         return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
 
     def is_ipc_supported(self) -> bool:
-        # Weights travel to the server through shared memory.
+        # Weights are sent to the server through shared memory.
         return False
 
     def rollout_env_vars(self) -> dict[str, str]:

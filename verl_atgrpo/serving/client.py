@@ -1,4 +1,4 @@
-"""verl's server client with one routing decision, and one call, for all candidates of a decision."""
+"""verl's server client, with one routing step and one actor call for all candidates of a decision."""
 
 from __future__ import annotations
 
@@ -15,56 +15,55 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from verl_atgrpo.serving.server import Answer
 
-_RETURN = 30.0
-"""Seconds beyond the requests' time after which a call is given up; a server that lives has ended it before."""
+GRACE = 30.0
+"""Seconds after the requests' timeout until a call is given up; a healthy server has ended it before."""
 
 
 class TooLate(Exception):
-    """A server has not answered in time; another one may."""
+    """A server has not responded within the timeout; another one may."""
 
 
 class Request(NamedTuple):
-    """What a candidate asks for beside the prompt."""
+    """A candidate's request, without the prompt."""
 
     request_id: str
     token_ids: list[int]
-    """Its answer so far."""
+    """The response so far."""
     sampling_params: dict[str, Any]
 
 
 @dataclass
 class _Call:
-    """Requests that are sent together."""
+    """Requests that are sent in one call."""
 
     sending: asyncio.Task[None] = field(init=False)
     requests: list[Request] = field(default_factory=list)
     answers: list[asyncio.Future[TokenOutput]] = field(default_factory=list)
     callers: int = 0
-    """Those who still wait for an answer."""
+    """Number of callers still waiting for a response."""
 
 
 class GroupCalls:
-    """Sends requests of a decision that are made in the same round of the event loop as one call."""
+    """Sends requests of a decision that are made in the same iteration of the event loop as one call."""
 
     def __init__(self) -> None:
-        self._collecting: dict[Hashable, _Call] = {}
+        self.collecting: dict[Hashable, _Call] = {}
 
-    async def ask(
+    async def send(
         self, server: ray.actor.ActorHandle, decision: str, prompt_ids: list[int], request: Request, timeout: float
     ) -> TokenOutput:
-        """Returns the answer to a request.
+        """Returns the response to a request.
 
-        A caller that is cancelled leaves its siblings their call: its request ends in the server with theirs, or at
-        once if nobody waits any more.
+        Cancelling one caller does not cancel its siblings' call: its request ends in the server together with theirs,
+        or immediately if no caller is left.
 
-        Raises TooLate if the answer did not come within `timeout` seconds, and what Ray raises for a server that
-        failed.
+        Raises TooLate after `timeout` seconds without a response, and Ray's error if the server fails.
         """
         key = server, decision, tuple(prompt_ids), timeout
-        call = self._collecting.get(key)
+        call = self.collecting.get(key)
         if call is None:
-            call = self._collecting[key] = _Call()
-            # Runs when all that is ready has run, and before a caller that is cancelled meanwhile.
+            call = self.collecting[key] = _Call()
+            # Runs after all tasks that are ready now, and before a caller that one of them cancels.
             call.sending = asyncio.ensure_future(self._send(key, call))
         answer: asyncio.Future[TokenOutput] = asyncio.get_running_loop().create_future()
         call.requests.append(request)
@@ -78,8 +77,8 @@ class GroupCalls:
                 call.sending.cancel()
 
     async def _send(self, key: tuple[ray.actor.ActorHandle, str, tuple[int, ...], float], call: _Call) -> None:
-        """Sends what has been collected and hands out the answers as they come."""
-        del self._collecting[key]
+        """Sends the collected requests and distributes the responses as they arrive."""
+        del self.collecting[key]
         server, _, prompt_ids, timeout = key
         stream = server.generate_group.options(num_returns="streaming").remote(
             prompt_ids=list(prompt_ids),
@@ -91,8 +90,8 @@ class GroupCalls:
         receiving = asyncio.ensure_future(_receive(stream, call.answers))
         failure: Exception = TooLate()
         try:
-            # Not wait_for, which before Python 3.12 forgets a cancellation that meets the answer.
-            await asyncio.wait((receiving,), timeout=timeout + _RETURN)
+            # Not wait_for: before Python 3.12 it loses a cancellation that coincides with the result.
+            await asyncio.wait((receiving,), timeout=timeout + GRACE)
             if receiving.done():
                 receiving.result()
         except ray.exceptions.RayError as error:
@@ -100,8 +99,8 @@ class GroupCalls:
         finally:
             if not receiving.done():
                 receiving.cancel()
-                # Ends the call in the server's actor, upon which vLLM ends the requests. verl's own `abort_request`
-                # looks for the id that was sent, but vLLM files a request under that id with a random ending.
+                # Cancels the call in the server's actor, whereupon vLLM aborts the requests. verl's `abort_request`
+                # has no effect: it uses the id that was sent, to which vLLM appends a random suffix.
                 ray.cancel(stream)
             for answer in call.answers:
                 if not answer.done():
@@ -111,17 +110,17 @@ class GroupCalls:
 async def _receive(
     stream: AsyncIterable[Awaitable[list[tuple[int, Answer]]]], answers: Sequence[asyncio.Future[TokenOutput]]
 ) -> None:
-    """Returns when every request has got its answer, or the reason why there is none."""
+    """Returns when every request has its response or error."""
     left = len(answers)
     async for batch in stream:
         for number, answer in await batch:
             left -= 1
-            if answers[number].done():  # whoever asked for it has gone
+            if answers[number].done():  # its caller was cancelled
                 continue
             if answer is None:
                 answers[number].set_exception(TooLate())
             elif isinstance(answer, ray.exceptions.RayTaskError):
-                answers[number].set_exception(answer.as_instanceof_cause())  # as Ray raises it
+                answers[number].set_exception(answer.as_instanceof_cause())  # the error that Ray would raise
             else:
                 answers[number].set_result(answer)
         if not left:
@@ -129,24 +128,24 @@ async def _receive(
 
 
 class AvoidingBalancer(GlobalRequestLoadBalancer):  # type: ignore[misc]
-    """Sends a request that failed at some servers to another one."""
+    """Routes a request that has failed on some servers to another one."""
 
     def require_acquire_fields(self) -> list[str]:
-        """Tells verl's client to send `avoid` and `known`."""
+        """Returns the further arguments that verl's client passes to `acquire_server`."""
         return ["avoid", "known"]
 
     def acquire_server(
         self, request_id: str, avoid: Sequence[str] = (), known: Collection[str] = ()
     ) -> tuple[str, Any]:
-        """Returns id and handle of a server that is not to be avoided.
+        """Returns id and handle of a server that is not in `avoid`.
 
         Args:
-            request_id: Team's decision id.
+            request_id: the decision's id.
             avoid: server ids.
-            known: actors whose handles the client has: it gets None instead of another one, which would be hundreds
-                of objects to it.
+            known: ids of actors whose handles the client has. For them the handle is None: unpickling another one
+                would create hundreds of objects.
 
-        Raises RuntimeError if there is none.
+        Raises RuntimeError if there is no such server.
         """
         hidden = {server: self._inflight_requests.pop(server) for server in avoid if server in self._inflight_requests}
         try:
@@ -157,41 +156,41 @@ class AvoidingBalancer(GlobalRequestLoadBalancer):  # type: ignore[misc]
 
 
 def actor_id(server: Any) -> str:
-    """Returns Ray's id of an actor: unlike its address, a server that is started anew does not take it over."""
+    """Returns Ray's id of an actor; unlike its address, a restarted server does not inherit it."""
     identity: str = server._actor_id.hex()
     return identity
 
 
 def balancer_class(rollout: Any) -> type[AvoidingBalancer] | None:
-    """Returns the balancer for a policy's servers; None leaves verl to make its own.
+    """Returns the balancer class for a policy's servers, or None for verl's own.
 
     Args:
-        rollout: `actor_rollout_ref.rollout`; a router of the user's is not replaced, nor is routing by the request's
-            id (`full_determinism`), which verl offers in its own class only.
+        rollout: `actor_rollout_ref.rollout`. A user's router is not replaced, nor is routing by request id
+            (`full_determinism`), which only verl's own class supports.
     """
     return None if rollout.get("router_config_path") or rollout.get("full_determinism") else AvoidingBalancer
 
 
 @dataclass
 class TeamClient:
-    """The clients of all policies, as one thing for verl to hand to the rollout workers."""
+    """The clients of all policies, in one object that verl can pass to the rollout workers."""
 
     clients: dict[str, DecisionClient]
     """Policy name -> client."""
     tokenizer: Any = None
-    """Where verl leaves its tokenizer for `trace.token2text`; every client gets its policy's own."""
+    """Set by verl for `trace.token2text`; every client gets its policy's own instead."""
 
 
 Server = tuple[str, ray.actor.ActorHandle]
 
 
 class NoServer(Exception):
-    """There is no server to ask, or none but those that are to be avoided."""
+    """There is no server, or none that is not to be avoided."""
 
 
 @dataclass
 class _Lease:
-    """A server held for a request id while `users` requests with that id are under way."""
+    """A server acquired for a request id, kept while `users` requests with that id are in flight."""
 
     server: asyncio.Future[Server]
     users: int = 0
@@ -201,63 +200,62 @@ def slots_per_server(max_num_seqs: int, workers: int) -> int:
     """Returns how many requests a rollout worker may have in flight at one server.
 
     A server's actor runs `max(1000, max_num_seqs + 16)` calls at a time (verl's `RolloutReplica.max_concurrency`). If
-    requests took all of them, the call that ends them for a weight update would wait for an answer to come. What waits
-    here instead waits outside the request's clock, and is not sent when requests are held.
+    requests took all of them, the call that aborts them for a weight sync would wait for one to finish. Requests that
+    wait here are outside their timeout, and are not sent while requests are paused.
 
     Args:
-        max_num_seqs: how many requests the engine decodes at a time; it is never bounded below that.
-        workers: rollout workers, which share the server's calls equally.
+        max_num_seqs: how many requests the engine decodes at a time; the bound is at least that.
+        workers: number of rollout workers, which share the server's calls equally.
     """
     return max(1, max(900, max_num_seqs) // workers)
 
 
 class DecisionClient(LLMServerClient):  # type: ignore[misc]
-    """Asks the load balancer once for all requests with the same id, sends them as one call, and bounds how many
-    requests a server has.
+    """Routes all requests with the same id to one replica, sends them as one call, and bounds requests per server.
 
-    The K candidates of a decision share an id, so they go to one replica, whose prefix cache then holds
-    their prompt, and the balancer (one actor for the whole job) sees K times fewer calls, as does the server.
+    The K candidates of a decision share an id. So the replica's prefix cache has their prompt, and balancer (one actor
+    for the whole job) and server receive K times fewer calls.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         rollout = self.config.actor_rollout_ref.rollout
         self._slots_per_server = slots_per_server(rollout.max_num_seqs, rollout.agent.num_workers)
-        self._leases: dict[tuple[str, frozenset[str]], _Lease] = {}
+        self.leases: dict[tuple[str, frozenset[str]], _Lease] = {}
         self._slots: dict[str, asyncio.Semaphore] = {}
         self._known: dict[str, tuple[str, ray.actor.ActorHandle]] = {}
-        self._calls = GroupCalls()
+        self.calls = GroupCalls()
 
     @asynccontextmanager
     async def serving(self, request_id: str, avoid: frozenset[str] = frozenset()) -> AsyncIterator[Server]:
-        """Holds a place at the server for requests with this id: requests that avoid the same servers share one.
+        """Acquires a server, and a slot on it, for a request; requests with equal id and `avoid` share the server.
 
         Args:
-            request_id: Team's decision id.
-            avoid: servers at which a request with this id has failed.
+            request_id: the decision's id.
+            avoid: servers on which a request with this id has failed.
 
         Raises NoServer if the balancer has none left.
         """
         key = request_id, avoid
-        lease = self._leases.get(key)
+        lease = self.leases.get(key)
         if lease is None:
             acquiring = asyncio.ensure_future(self._acquire_server(request_id, avoid=sorted(avoid)))
-            lease = self._leases[key] = _Lease(acquiring)
+            lease = self.leases[key] = _Lease(acquiring)
         lease.users += 1
         try:
             server_id, server = await self._acquired(lease)
-            if server_id in avoid:  # a balancer that knows nothing of avoiding
+            if server_id in avoid:  # a balancer that ignores `avoid`
                 raise NoServer(f"no server but {', '.join(sorted(avoid))}")
             async with self._slots.setdefault(server_id, asyncio.Semaphore(self._slots_per_server)):
                 yield server_id, server
         finally:
             lease.users -= 1
             if lease.users == 0:
-                del self._leases[key]
+                del self.leases[key]
                 lease.server.add_done_callback(lambda acquired: self._give_back(request_id, acquired))
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> Server:
-        """Returns id and handle of a server; the balancer sends a handle once."""
+        """Returns id and handle of a server; the balancer sends each handle once."""
         known = [identity for identity, _ in self._known.values()]
         server_id, server = await super()._acquire_server(request_id, known=known, **extra)
         if server is None:
@@ -267,7 +265,7 @@ class DecisionClient(LLMServerClient):  # type: ignore[misc]
 
     async def _acquired(self, lease: _Lease) -> Server:
         try:
-            # Shielded: a cancelled candidate must not take the server from its siblings.
+            # Shielded: cancelling a candidate must not release its siblings' server.
             return await asyncio.shield(lease.server)
         except ray.exceptions.RayError as error:
             raise NoServer(f"the load balancer gave no server: {error}") from error
@@ -285,23 +283,26 @@ class DecisionClient(LLMServerClient):  # type: ignore[misc]
         sampling_params: dict[str, Any],
         timeout: float,
     ) -> TokenOutput:
-        """Sends one request, together with its siblings of the same moment, and returns its answer; a request that is
-        late, or for which nobody waits any more, ends in the server, too.
+        """Sends one request, in one call with its concurrent siblings, and returns its response.
+
+        A request that times out or whose caller is cancelled is aborted in the server, too.
 
         Args:
-            server: who shall answer.
-            request_id: Team's decision id.
+            server: the server's actor.
+            request_id: the decision's id.
             prompt_ids: the decision's prompt.
-            token_ids: the candidate's answer so far.
+            token_ids: the candidate's response so far.
             sampling_params: verl's.
-            timeout: seconds that the server has.
+            timeout: seconds.
 
-        Raises TooLate after `timeout` seconds, and what Ray raises for a server that failed.
+        Raises TooLate after `timeout` seconds, and Ray's error if the server fails.
         """
         request = Request(self._vllm_request_id(request_id), token_ids, sampling_params)
-        return await self._calls.ask(server, request_id, prompt_ids, request, timeout)
+        return await self.calls.send(server, request_id, prompt_ids, request, timeout)
 
     def remove(self, server_id: str) -> None:
-        """Takes a dead server out of the balancer, for every client: it fails at once, so it always has the fewest
-        requests in flight and would be given all others."""
+        """Removes a dead server from the balancer, for every client.
+
+        Its requests fail immediately, so it would always have the fewest in flight and be sent all others.
+        """
         self._load_balancer.remove_servers.remote(server_ids=[server_id])

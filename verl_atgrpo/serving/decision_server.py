@@ -1,4 +1,4 @@
-"""verl's vLLM server, answering decisions. Imported where a server is started: vLLM configures logging on import."""
+"""verl's vLLM server with group calls. Imported only in server processes: importing vLLM configures logging."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from verl_atgrpo.serving.server import GroupAnswers, name_receiver
 
 
 class DecisionServer(GroupAnswers, vLLMHttpServer):  # type: ignore[misc]
-    """A server for `DecisionClient`."""
+    """The server of `DecisionClient`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        name_receiver()  # verl has named it, and starts the engines later
+        name_receiver()  # after verl has set the name, before it starts the engines
 
     async def launch_server(self, *args: Any, **kwargs: Any) -> None:
         """Starts the engine."""

@@ -1,4 +1,4 @@
-"""A worker or server that dies ends the run with its policy's name, and never with a silent wait."""
+"""Detects dead workers and servers, so that a run ends with the policy's name instead of waiting forever."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RolloutFailed(RuntimeError):
 
 
 def last_line(error: BaseException) -> str:
-    """Returns the error itself; Ray's text begins with the remote traceback."""
+    """Returns the error's type and its last line: Ray's message starts with the remote traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"
 
@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_PING_TIMEOUT = 30.0
-"""Seconds; a server that is merely busy answers later and is not dead."""
+PING_TIMEOUT = 30.0
+"""Seconds; a server that takes longer is busy, not dead."""
 
 
 class PolicyFailed(RuntimeError):
@@ -36,9 +36,9 @@ class PolicyFailed(RuntimeError):
 
 @contextmanager
 def naming(policy: str, doing: str) -> Iterator[None]:
-    """Turns an error of a remote process into one that names the policy.
+    """Adds the policy's name to errors of remote processes.
 
-    Raises PolicyFailed for any error that Ray reports.
+    Raises PolicyFailed for any error of Ray's.
     """
     try:
         yield
@@ -46,36 +46,35 @@ def naming(policy: str, doing: str) -> Iterator[None]:
         raise PolicyFailed(f"policy {policy!r}: {doing} failed: {last_line(error)}") from error
 
 
-def why_dead(policy: str, replicas: Mapping[int, Sequence[Any]]) -> dict[int, str]:
-    """Asks every replica for a sign of life.
+def dead_replicas(policy: str, replicas: Mapping[int, Sequence[Any]]) -> dict[int, str]:
+    """Checks the health of every replica; returns the number of every dead one with the reason.
+
+    A replica that does not answer in time is busy: it is logged, and not dead.
 
     Args:
         policy: the policy's name.
-        replicas: number of a replica -> actor handles of verl's vLLM servers, one a node. The first forwards calls to
-            the engine: a process of its own, which may die alone. The others have no engine to ask.
-
-    Returns the number of every dead replica with what it died of. One that does not answer in time is busy, and only
-    reported.
+        replicas: replica number -> actor handles of verl's vLLM servers, one per node. The first one forwards calls to
+            the engine, a separate process that may die alone. The others have no engine to check.
     """
-    signs = {
+    checks = {
         replica: [
             servers[0].collective_rpc.remote("check_health"),
             *(each.__ray_ready__.remote() for each in servers[1:]),
         ]
         for replica, servers in replicas.items()
     }
-    deadline = time.monotonic() + _PING_TIMEOUT
+    deadline = time.monotonic() + PING_TIMEOUT
     dead: dict[int, str] = {}
-    for replica, asked in signs.items():
+    for replica, pending in checks.items():
         try:
-            for sign in asked:
-                ray.get(sign, timeout=max(0.0, deadline - time.monotonic()))
+            for check in pending:
+                ray.get(check, timeout=max(0.0, deadline - time.monotonic()))
         except ray.exceptions.GetTimeoutError:
             logger.warning(
-                "policy %r: server %d gave no sign of life for %s s; it takes weights, or hangs",
+                "policy %r: server %d has not answered its health check for %s s; it is loading weights, or hangs",
                 policy,
                 replica,
-                _PING_TIMEOUT,
+                PING_TIMEOUT,
             )
         except ray.exceptions.RayError as error:
             dead[replica] = last_line(error)
@@ -83,10 +82,10 @@ def why_dead(policy: str, replicas: Mapping[int, Sequence[Any]]) -> dict[int, st
 
 
 def watched(action: Callable[[], T], check: Callable[[], None], every: float) -> T:
-    """Returns what `action` does, calling `check` every so many seconds while it lasts; raises the error of either.
+    """Returns the result of `action`, calling `check` every `every` seconds meanwhile; raises the error of either.
 
-    For actions that wait for ever when the other side dies. After an error of `check` the action's thread is
-    left behind: the error ends the process, and Ray whatever is still waiting in it.
+    For actions that would wait forever if the other side dies. After an error of `check` the action's thread keeps
+    running: the error ends the run, and the process with it.
     """
     executor = ThreadPoolExecutor(max_workers=1)
     try:

@@ -1,4 +1,4 @@
-"""The servers of one policy: those that died are taken out, and started again before the next weight sync."""
+"""The replicas of one policy: dead ones are removed, and restarted before the next weight sync."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from verl.workers.rollout.replica import RolloutReplica
 
 from verl_atgrpo.config.schema import SECTION
 from verl_atgrpo.serving.client import actor_id
-from verl_atgrpo.serving.health import PolicyFailed, last_line, watched, why_dead
+from verl_atgrpo.serving.health import PolicyFailed, dead_replicas, last_line, watched
 from verl_atgrpo.serving.workers import PolicyServers, WeightTarget, check_wiring
 
 logger = logging.getLogger(__name__)
 
-_POLL_INTERVAL = 10.0
-"""Seconds between two looks at the servers during a weight sync."""
-_START = 1800.0
-"""Seconds that a server may take to come up again; a large model is read from disk meanwhile."""
+POLL_INTERVAL = 10.0
+"""Seconds between two health checks during a weight sync."""
+_START_TIMEOUT = 1800.0
+"""Seconds that a server may take to restart, which includes reading a large model from disk."""
 
 Processes = list[tuple[int, float]]
-"""Process id and time of creation: together they are never another process's."""
+"""(process id, creation time), which together identify a process."""
 
 
 class Replicas:
-    """The replicas of one policy that serve, and those that are dead.
+    """The serving and the dead replicas of one policy.
 
-    verl's weight sync, its balancer and its list of replicas know nothing of death. A replica over several nodes is
-    dead as soon as one of its servers is.
+    verl's weight sync, balancer and list of replicas do not handle dead ones. A replica over several nodes is dead as
+    soon as one of its servers is.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class Replicas:
         sync: CheckpointEngineManager,
         restarts: int,
     ) -> None:
-        """Takes charge of `servers`, which have just been started; they may be started again `restarts` times in all.
+        """Manages `servers`, which have just been started and may be restarted `restarts` times in total.
 
-        Raises RuntimeError if `workers` would push their weights elsewhere.
+        Raises RuntimeError if `workers` would send their weights to other servers.
         """
         self._policy = policy
         self._workers = workers
@@ -64,42 +64,42 @@ class Replicas:
 
     @property
     def serving(self) -> list[RolloutReplica]:
-        """The replicas that are not known to be dead."""
+        """The replicas not known to be dead."""
         return [replica for replica in self._servers.get_replicas() if replica.replica_rank not in self._dead]
 
     def metrics(self) -> dict[str, float]:
-        """Returns how many replicas serve, and how many restarts there have been."""
+        """Returns the numbers of serving replicas and of restarts so far."""
         return {
             "team/replicas_alive": float(len(self.serving)),
             "team/replicas_restarted": float(self._restarted),
         }
 
     def poll(self) -> None:
-        """Takes out what has died; raises PolicyFailed if nothing is left and nothing may be started again."""
-        reasons = why_dead(self._policy, {replica.replica_rank: replica.servers for replica in self.serving})
+        """Removes dead replicas; raises PolicyFailed if none is left and no restart is allowed."""
+        reasons = dead_replicas(self._policy, {replica.replica_rank: replica.servers for replica in self.serving})
         for replica in self.serving:
             reason = reasons.get(replica.replica_rank)
             if reason is not None:
-                self._take_out(replica, reason)
+                self._remove(replica, reason)
         if not self.serving and not self._restarts_left:
             raise PolicyFailed(
-                f"{self._nothing_left()}, and {SECTION}.restart_servers={self._allowed} allows no further restart"
+                f"{self._none_left()}, and {SECTION}.restart_servers={self._allowed} allows no further restart"
             )
 
     def check(self) -> None:
-        """Raises PolicyFailed if nothing is left."""
+        """Raises PolicyFailed if no replica is left."""
         self.poll()
         if not self.serving:
-            raise PolicyFailed(self._nothing_left())
+            raise PolicyFailed(self._none_left())
 
-    def _nothing_left(self) -> str:
+    def _none_left(self) -> str:
         why = "; ".join(f"server {replica}: {reason}" for replica, reason in sorted(self._dead.items()))
         return f"policy {self._policy!r}: no server is left ({why})"
 
-    def _take_out(self, replica: RolloutReplica, reason: str) -> None:
+    def _remove(self, replica: RolloutReplica, reason: str) -> None:
         self._dead[replica.replica_rank] = reason
         self._sync.remove_replicas([replica])
-        # The rollout's clients may have done so already.
+        # A client may have removed it already.
         self._servers.global_load_balancer.remove_servers.remote([replica.server_address])
         logger.warning(
             "policy %r: server %d is dead (%s); %d of %d are left",
@@ -113,16 +113,16 @@ class Replicas:
     # ------------------------------------------------------------ weights
 
     def push(self, global_steps: int) -> None:
-        """Starts dead replicas again and hands the policy's weights to all that serve.
+        """Restarts dead replicas and sends the policy's weights to all.
 
-        One that dies meanwhile is left out, or started again if it was the last. Raises PolicyFailed if none is left.
+        One that dies meanwhile is removed, or restarted if it was the last. Raises PolicyFailed if none is left.
         """
         self.poll()
         while True:
             self._restart()
-            told = watched(lambda: self._send(global_steps), self.poll, every=_POLL_INTERVAL)
+            failures = watched(lambda: self._send(global_steps), self.poll, every=POLL_INTERVAL)
             self.poll()
-            for replica, failure in told.items():
+            for replica, failure in failures.items():
                 if replica not in self._dead:
                     raise PolicyFailed(f"policy {self._policy!r}: {failure}")
             if self.serving:
@@ -131,7 +131,7 @@ class Replicas:
         self._admit()
 
     def revive(self) -> bool:
-        """Brings replicas back at once if none is left; returns whether that was so."""
+        """Restarts replicas immediately if none is left; returns whether that was the case."""
         self.poll()
         if self.serving:
             return False
@@ -139,14 +139,14 @@ class Replicas:
         return True
 
     def _send(self, global_steps: int) -> dict[int, str]:
-        """Returns what went wrong, by replica; verl's manager does the same without telling who is dead."""
+        """Sends the weights; returns replica -> error. As verl's manager, but skips dead replicas."""
         answers: list[dict[int, str]] = ray.get(
             self._workers.update_weights(global_steps=global_steps, mode="naive", dead=sorted(self._dead))
         )
         return {replica: failure for answer in answers for replica, failure in answer.items()}
 
     def _admit(self) -> None:
-        """Lets requests come to the replicas that have come back, or that a client gave up for no lasting reason."""
+        """Adds replicas to the balancer that were restarted, or that a client removed although they are alive."""
         balancer = self._servers.global_load_balancer
         known = ray.get(balancer.get_all_servers.remote())
         new = {each.server_address: each.server_handle for each in self.serving if each.server_address not in known}
@@ -156,17 +156,17 @@ class Replicas:
     # ------------------------------------------------------------ restarts
 
     def _restart(self) -> None:
-        """Starts dead replicas again, as many as may be; without weights yet, asleep and without requests."""
+        """Restarts dead replicas, as many as allowed; they sleep, without weights or requests yet."""
         dead = [replica for replica in self._servers.get_replicas() if replica.replica_rank in self._dead]
         trying = dead[: self._restarts_left]
         if not trying:
             return
         self._restarts_left -= len(trying)
-        # vLLM does not start unless its whole share of the device is free. The caches of other policies are empty:
-        # `TeamSync` sees to that, and no trainer allocates anything until the servers sleep again.
+        # vLLM starts only if its whole share of the device is free. `TeamSync` has emptied the caches of other
+        # policies, and no training worker allocates memory until the servers sleep again.
         self._workers.empty_cache()
-        errors = asyncio.run(_start_again(trying, self._processes))
-        back = [replica for replica, error in zip(trying, errors, strict=True) if self._is_up(replica, error)]
+        errors = asyncio.run(_restart_all(trying, self._processes))
+        back = [replica for replica, error in zip(trying, errors, strict=True) if self._record_restart(replica, error)]
         if back:
             self._workers.forget_servers([replica.replica_rank for replica in back])
             self._check_wiring()
@@ -174,8 +174,8 @@ class Replicas:
             self._sync.add_replicas(back)
         self.poll()
 
-    def _is_up(self, replica: RolloutReplica, error: BaseException | None) -> bool:
-        """Notes how the start of a replica went."""
+    def _record_restart(self, replica: RolloutReplica, error: BaseException | None) -> bool:
+        """Records the result of a restart; returns whether it succeeded."""
         left = f"{SECTION}.restart_servers={self._allowed} allows {self._restarts_left} more"
         rank = replica.replica_rank
         if error is None:
@@ -183,7 +183,9 @@ class Replicas:
             self._restarted += 1
             logger.warning("policy %r: server %d is started again; %s", self._policy, rank, left)
         elif isinstance(error, ray.exceptions.RayError | asyncio.TimeoutError):
-            reason = last_line(error) if isinstance(error, ray.exceptions.RayError) else f"not up after {_START} s"
+            reason = (
+                last_line(error) if isinstance(error, ray.exceptions.RayError) else f"not up after {_START_TIMEOUT} s"
+            )
             self._dead[rank] = f"its restart failed: {reason}"
             logger.warning("policy %r: server %d does not come up again: %s; %s", self._policy, rank, reason, left)
         else:
@@ -191,7 +193,7 @@ class Replicas:
         return error is None
 
     def _check_wiring(self) -> None:
-        """Compares where the workers will push weights to with the servers that answer for this policy."""
+        """Checks that the workers send weights to this policy's servers."""
         targets = [target for target in self._targets() if target.replica not in self._dead]
         check_wiring(
             self._policy,
@@ -204,23 +206,23 @@ class Replicas:
         return targets
 
     def _remember(self, replicas: list[RolloutReplica]) -> None:
-        """Notes the engines' processes: a server that is killed leaves them behind, with the device's memory."""
+        """Records the engines' processes: those of a killed server stay alive and keep the device's memory."""
         for replica in replicas:
             self._processes[replica.replica_rank] = ray.get(
                 [server.__ray_call__.remote(_children) for server in replica.servers]
             )
 
 
-async def _start_again(
+async def _restart_all(
     replicas: Sequence[RolloutReplica], processes: Mapping[int, list[Processes]]
 ) -> list[BaseException | None]:
-    """Starts replicas at once; returns why one did not come up, or None, for each."""
-    starts = [asyncio.wait_for(_start(each, processes[each.replica_rank]), _START) for each in replicas]
+    """Restarts replicas concurrently; returns an error or None for each."""
+    starts = [asyncio.wait_for(_restart(each, processes[each.replica_rank]), _START_TIMEOUT) for each in replicas]
     return await asyncio.gather(*starts, return_exceptions=True)
 
 
-async def _start(replica: RolloutReplica, processes: list[Processes]) -> None:
-    """Ends what is left of a replica, and starts its servers over the workers that it had."""
+async def _restart(replica: RolloutReplica, processes: list[Processes]) -> None:
+    """Ends what is left of a replica, and starts its servers on the same workers."""
     await _end(replica)
     for node, engines in enumerate(processes):
         worker = replica.workers[node * replica.gpus_per_replica_node]
@@ -246,19 +248,19 @@ async def _is_gone(server: ray.actor.ActorHandle) -> bool:
     try:
         await server.__ray_ready__.remote()
     except ray.exceptions.ActorUnavailableError:
-        return False  # Ray does not know yet, and keeps the name
+        return False  # Ray has not registered its death yet, and keeps the name
     except ray.exceptions.RayActorError:
         return True
     return False
 
 
 def _children(_: Any) -> Processes:
-    """Returns the processes that the actor it is called in has started."""
+    """Runs in an actor; returns the processes that it has started."""
     return [(child.pid, child.create_time()) for child in psutil.Process().children(recursive=True)]
 
 
 def _end_processes(_: Any, processes: Processes) -> None:
-    """Ends those of the processes, on the node of the actor it is called in, that are still there."""
+    """Runs in an actor; kills those of the processes that are still alive on its node."""
     alive = []
     for pid, created in processes:
         with contextlib.suppress(psutil.NoSuchProcess):

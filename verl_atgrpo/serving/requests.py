@@ -1,4 +1,4 @@
-"""From a candidate to requests: paused during a weight sync, resumed after it, retried on another replica."""
+"""A candidate's requests: paused during a weight sync, resumed after it, retried on another replica."""
 
 from __future__ import annotations
 
@@ -21,57 +21,57 @@ logger = logging.getLogger(__name__)
 
 
 class Gate:
-    """Holds requests back while the servers are given new weights."""
+    """Pauses requests during a weight sync."""
 
     def __init__(self) -> None:
         self._open = asyncio.Event()
         self._open.set()
         self.pauses = 0
-        """How often requests were held: a request during which it grew was interrupted."""
+        """Number of pauses: a request during which it increases was interrupted."""
 
     @property
     def paused(self) -> bool:
-        """Whether requests are held."""
+        """Whether requests are paused."""
         return not self._open.is_set()
 
     def pause(self) -> None:
-        """Lets no request pass from now on; holding twice is holding once."""
+        """Pauses requests; has no effect if they are paused already."""
         self.pauses += not self.paused
         self._open.clear()
 
     def resume(self) -> None:
-        """Lets requests pass again."""
+        """Resumes requests."""
         self._open.set()
 
     async def wait(self) -> None:
-        """Returns when requests may pass."""
+        """Returns when requests are not paused."""
         await self._open.wait()
 
 
 @dataclass
 class Answer:
-    """An answer that comes in parts."""
+    """A response that may consist of several parts, one per request."""
 
     prompt_ids: list[int]
     sampling_params: dict[str, Any]
-    """With `max_tokens`; a `seed` is the first part's."""
+    """With `max_tokens`; `seed`, if there is one, is the first part's."""
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
-    """Version of the weights of every part that has tokens."""
+    """Version of the weights for every part with tokens."""
     cached_tokens: int | None = None
-    """Tokens of the prompt that the first server to look found in its prefix cache."""
+    """Prompt tokens that the first server found in its prefix cache."""
 
     @property
     def room(self) -> int:
-        """Tokens that the answer may still have."""
+        """Number of tokens that may still be generated."""
         return int(self.sampling_params["max_tokens"]) - len(self.token_ids)
 
     def next_request(self) -> tuple[list[int], list[int], dict[str, Any]]:
-        """Returns prompt, answer so far and sampling parameters of the next part.
+        """Returns prompt, response so far and sampling parameters of the next part.
 
-        Every part has a seed of its own: vLLM starts a generator for each request, and would answer on with the noise
-        of the beginning. A part that ended before its first token was none, and is asked for as before.
+        Every part has a seed of its own: vLLM seeds a generator per request, so with the same seed a part would
+        repeat the random numbers of the first. A part without tokens does not count.
         """
         params = {**self.sampling_params, "max_tokens": self.room}
         if self.versions and "seed" in params:
@@ -79,7 +79,7 @@ class Answer:
         return self.prompt_ids, list(self.token_ids), params
 
     def add(self, output: TokenOutput) -> None:
-        """Appends what a server answered."""
+        """Appends a server's output."""
         if output.token_ids:
             self.token_ids += output.token_ids
             self.log_probs += output.log_probs or ()
@@ -88,7 +88,7 @@ class Answer:
             self.cached_tokens = output.extra_fields.get("num_cached_tokens")
 
     def whole(self) -> TokenOutput:
-        """Returns the answer as verl's clients return one."""
+        """Returns the response in the form of verl's clients."""
         return TokenOutput(
             token_ids=self.token_ids,
             log_probs=self.log_probs,
@@ -104,30 +104,29 @@ class Answer:
 
 @dataclass
 class PatientClient:
-    """Gets whole answers from a client's servers, whatever happens to single requests."""
+    """Returns complete responses: resumes interrupted requests and retries failed ones."""
 
     client: DecisionClient
     gate: Gate
     timeout: float
-    """Seconds that a server has for one request; those in which requests are held or wait for a place do not count."""
+    """Seconds per request; the time in which it is paused or waits for a slot does not count."""
     retries: int
-    """How often a candidate is tried again, each time at another server."""
+    """How often a candidate is retried, each time on another server."""
     count: Callable[[str], None]
-    """Is told of every request that is sent again: `requests_resumed`, `requests_retried`."""
+    """Is called with `requests_resumed` or `requests_retried` for every request that is sent again."""
     tokenizer: Any = None
-    """What verl's trace decodes with."""
+    """Used by verl's trace."""
 
     @rollout_trace_op  # type: ignore[untyped-decorator]
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]
     ) -> TokenOutput:
-        """Returns the answer to a prompt.
+        """Returns the response to a prompt.
 
-        A server that is about to get new weights ends its requests early. The answer then goes on from its tokens so
-        far, never from scratch: long answers are the ones that are interrupted, so sampling them anew would prefer
-        short ones.
+        A weight sync aborts requests. The response then continues from its tokens so far, never from scratch: long
+        responses are the ones that are interrupted, so sampling them again would favour short ones.
 
-        Raises EpisodeFailed: "timeout" or "engine", after the retries, or with no server left to try.
+        Raises EpisodeFailed "timeout" or "engine" after the retries, or if no server is left.
         """
         answer = Answer(prompt_ids, sampling_params)
         failure: EpisodeFailed | None = None
@@ -137,7 +136,7 @@ class PatientClient:
             await self.gate.wait()
             try:
                 async with self.client.serving(request_id, avoid) as (server_id, server):
-                    if self.gate.paused:  # since this request waited for its place
+                    if self.gate.paused:  # while this request waited for its slot
                         continue
                     if retried < len(avoid):
                         retried = len(avoid)
@@ -148,11 +147,11 @@ class PatientClient:
                 raise failure or EpisodeFailed("engine", str(error)) from error
             except TooLate:
                 if pauses != self.gate.pauses:
-                    continue  # The server had it wait for new weights: it was sent just before the hold.
+                    continue  # Sent just before the pause, it waited in the server for the weight sync.
                 failure = EpisodeFailed("timeout", f"no answer within {self.timeout} s")
             except ray.exceptions.RayError as error:
                 failure = EpisodeFailed("engine", f"the server failed: {last_line(error)}")
-                if not may_do_elsewhere(error):
+                if not is_retryable(error):
                     raise failure from error
                 if is_dead(error):
                     self.client.remove(server_id)
@@ -164,7 +163,7 @@ class PatientClient:
                     self.count("requests_resumed")
                 if output.token_ids or pauses != self.gate.pauses:
                     continue
-                # Nothing came, and nobody here has asked for an end: to ask again at once might go on for ever.
+                # Aborted without a token or a weight sync: sending it again could go on forever.
                 failure = EpisodeFailed("engine", "the server aborted the request")
             avoid |= {server_id}
             if len(avoid) > self.retries:
@@ -173,34 +172,34 @@ class PatientClient:
 
 
 def is_dead(error: ray.exceptions.RayError) -> bool:
-    """Returns whether a server's process has ended, or the engine's behind it, which no request will change."""
+    """Returns whether the process of the server or its engine is dead."""
     if isinstance(error, ray.exceptions.RayActorError):
         return not isinstance(error, ray.exceptions.ActorUnavailableError)
-    # By its name, since vLLM need not be the engine.
+    # By name: vLLM need not be the engine, nor installed.
     return any(kind.__name__ == "EngineDeadError" for kind in type(getattr(error, "cause", None)).__mro__)
 
 
-def may_do_elsewhere(error: ray.exceptions.RayError) -> bool:
-    """Returns whether the error is the server's; what a live engine raises it would raise anywhere."""
+def is_retryable(error: ray.exceptions.RayError) -> bool:
+    """Returns whether another server may succeed; an error of a live engine would occur on any."""
     return isinstance(error, ray.exceptions.RayActorError) or is_dead(error)
 
 
 def engine_params(engine: str, mode: str) -> dict[str, Any]:
-    """Returns further sampling parameters of every request.
+    """Returns additional sampling parameters for every request.
 
     Args:
-        engine: `rollout.name`; only vLLM's server takes parameters that verl has no key for.
+        engine: `rollout.name`; only vLLM's server accepts parameters for which verl has no key.
         mode: `at_grpo.mode`.
     """
     if engine != "vllm":
         return {}
-    # The text is decoded by the rollout worker, once and as a whole; vLLM need not do it token by token. Log-probs in
-    # flat lists are a few objects for an answer, not three for every token.
+    # The rollout worker decodes a whole response at once, so vLLM need not detokenize. Flat log-probs are a few
+    # objects per response instead of three per token.
     params: dict[str, Any] = {"detokenize": False, "flat_logprobs": True}
     if mode == "sync":
         from vllm.sampling_params import RequestOutputKind
 
-        # verl's server waits for the end, and by default is handed the whole answer so far after every token. Where
-        # requests are interrupted it needs that: it ends none whose first token it has not seen.
+        # By default vLLM passes verl's server the whole response after every token. Only modes with interrupted
+        # requests need that: verl does not abort a request before its first token.
         params["output_kind"] = RequestOutputKind.FINAL_ONLY
     return params

@@ -1,4 +1,4 @@
-"""A server's side of a decision: its requests in one call, and the name of the socket that weights come through."""
+"""The server side of group calls, and the name of the socket that receives weights."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import ray
 from verl.workers.rollout.replica import TokenOutput
 
 Answer: TypeAlias = TokenOutput | ray.exceptions.RayTaskError | None
-"""What a request gets: its answer, why there is none, or None after its time."""
+"""A request's response, its error, or None after the timeout."""
 TOGETHER = 0.05
-"""Seconds that an answer waits for its siblings' at most, to be handed over with them."""
+"""Most seconds that a response waits for its siblings, to be returned together with them."""
 
 
 class GroupAnswers:
     """Adds `generate_group` to a server with verl's `generate`.
 
-    A call of an actor costs its caller and the actor more than a short answer costs the engine, and the requests of a
-    decision come at once, with the same prompt.
+    An actor call costs caller and actor more CPU time than a short response costs the engine, and the requests of a
+    decision are concurrent and have the same prompt.
     """
 
     generate: Any
@@ -35,17 +35,17 @@ class GroupAnswers:
         sampling_params: Sequence[dict[str, Any]],
         timeout: float,
     ) -> AsyncIterator[list[tuple[int, Answer]]]:
-        """Answers requests side by side; yields those that are there, with their numbers, until all are.
+        """Runs requests concurrently; yields finished ones, with their indices, until all are.
 
-        What fails or is late leaves the others alone. A request that is late ends here, and all that are left do if
+        A request that fails or times out does not affect the others. Requests are aborted after the timeout, or when
         the call is cancelled.
 
         Args:
             prompt_ids: the prompt of all requests.
-            request_ids: an id for each.
-            token_ids: for each, the tokens of its answer that came before it was interrupted.
-            sampling_params: for each.
-            timeout: seconds for every request.
+            request_ids: one id per request.
+            token_ids: for each request, the tokens of its response from before it was interrupted.
+            sampling_params: one per request.
+            timeout: seconds, for every request.
         """
         numbers = {
             asyncio.ensure_future(
@@ -75,7 +75,7 @@ class GroupAnswers:
 
 
 async def _end(tasks: Iterable[asyncio.Future[TokenOutput]]) -> None:
-    """Ends requests: the engine is told by the task that waits for it."""
+    """Cancels requests; each task aborts its request in the engine."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -85,30 +85,30 @@ def _answer(task: asyncio.Future[TokenOutput]) -> Answer:
     error = task.exception()
     if error is None:
         return task.result()
-    # As Ray hands on what a call raises; it replaces a cause that cannot be sent.
+    # As Ray transfers the error of a call; it replaces a cause that cannot be pickled.
     return ray.exceptions.RayTaskError("generate", "".join(traceback.format_exception(error)), error)
 
 
 _JOB = "VERL_RAY_JOB_ID"
-"""The variable from which verl's vLLM worker takes its part of the name."""
+"""Environment variable from which verl's vLLM worker takes a part of the socket's name."""
 
 
 def job_name() -> str:
-    """Returns Ray's number of this job, and eight digits of a hash of its cluster's address."""
+    """Returns Ray's job id with a hash of the cluster's address: unique also with several clusters on a machine."""
     context = ray.get_runtime_context()
     cluster = hashlib.sha256(context.gcs_address.encode()).hexdigest()[:8]
     return f"{context.get_job_id()}-{cluster}"
 
 
 def name_receiver() -> None:
-    """Has the engines that this server starts listen to this job's workers."""
+    """Names the weight socket of the engines that this server starts after this job."""
     os.environ[_JOB] = job_name()
 
 
 def name_sender(adapter: Any) -> None:
-    """Has verl's rollout adapter send to this job's servers.
+    """Names the weight socket of verl's rollout adapter after this job.
 
-    Raises RuntimeError if verl names its channel in another way than this package knows.
+    Raises RuntimeError if verl's name does not have the expected form.
     """
     job_id = ray.get_runtime_context().get_job_id()
     renamed = adapter.zmq_handle.replace(f"-{job_id}-replica-", f"-{job_name()}-replica-")

@@ -1,4 +1,4 @@
-"""verl's workers and replicas for one policy among several: ports, weight channels, caches, dead servers."""
+"""verl's workers and replicas, extended for several policies per job: ports, weight sockets, caches, dead servers."""
 
 from __future__ import annotations
 
@@ -25,74 +25,81 @@ from verl_atgrpo.serving.server import name_sender
 
 
 def reserve_port() -> TCPStore:
-    """Opens the store of a process group at a port of the system's choice; to be kept until the group is made.
+    """Opens a process group's store on a free port, in the process of rank 0; keep it until the group is created.
 
-    In the process of rank 0. torch takes a store that this process has open at `MASTER_PORT` for its own, because both
-    are `multi_tenant`.
+    Both stores are `multi_tenant`, so torch uses the one that this process has open on `MASTER_PORT`.
     """
     return TCPStore(os.environ["MASTER_ADDR"], 0, is_master=True, wait_for_workers=False, multi_tenant=True)
 
 
 def use_port(port: int) -> None:
-    """Makes this process look for its group at `port`."""
+    """Sets the port of this process's group."""
     os.environ["MASTER_PORT"] = str(port)
 
 
-class PortWorker(ActorRolloutRefWorker):  # type: ignore[misc]
-    """verl's worker, which can choose the port of its process group itself."""
+class TrainerWorker(ActorRolloutRefWorker):  # type: ignore[misc]
+    """A training worker of one policy.
+
+    Its process group has a port that rank 0 has bound, instead of one that another process may take.
+    """
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, execute_mode=Execute.RANK_ZERO)  # type: ignore[untyped-decorator]
     def reserve_port(self) -> int:
-        """Returns the port at which the first process listens from now on."""
+        """Opens the store in the process of rank 0; returns its port."""
         self._store = reserve_port()
         return int(self._store.port)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def use_port(self, port: int) -> None:
-        """Makes every process look for its group at `port`."""
+        """Sets the port of the process group in every process."""
         use_port(port)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def empty_cache(self) -> None:
+        """Frees the device memory in torch's cache, which other processes could not use."""
+        aggressive_empty_cache(force_sync=True)
 
 
 def reserve_master_port(workers: RayWorkerGroup) -> None:
-    """Gives the processes of a worker group a port of their own; to be called before their models are loaded."""
+    """Reserves the master port of a worker group; call it before the models are loaded."""
     workers.use_port(workers.reserve_port())
 
 
-ANSWER = 120.0
-"""Seconds that a server may take for one bucket of weights."""
+BUCKET_TIMEOUT = 120.0
+"""Seconds that a server may take to load one bucket of weights."""
 
 
-def bound_waiting() -> None:
-    """Bounds how long sockets that are opened from now on wait, verl's sender's among them.
+def set_socket_timeouts() -> None:
+    """Sets timeouts for ZeroMQ sockets opened from now on, including that of verl's weight sender.
 
-    A server that fails on its side never answers, or never even connects, and the sender would wait for ever.
+    A server that fails never replies, or never connects, and the sender would wait forever.
     """
     for option in (zmq.RCVTIMEO, zmq.SNDTIMEO):
-        zmq.Context.instance().setsockopt(option, int(ANSWER * 1000))
+        zmq.Context.instance().setsockopt(option, int(BUCKET_TIMEOUT * 1000))
 
 
-def too_late(replica: int) -> str:
-    """Returns what is said of a replica whose server did not answer the sender in time."""
-    return f"replica {replica} did not take the weights within {ANSWER} s; its log says why"
+def timeout_message(replica: int) -> str:
+    """Returns the error message for a replica that did not load the weights in time."""
+    return f"replica {replica} did not take the weights within {BUCKET_TIMEOUT} s; its log says why"
 
 
 class ServerLink:
-    """Stands in for verl's rollout adapter during one weight sync.
+    """Wraps verl's rollout adapter for one weight sync.
 
-    All workers gather a parameter together, whoever it is for. A worker that stopped because its own server is dead
-    would leave the others waiting, so it takes its part in the rest, and sends none of it.
+    Gathering a parameter is a collective operation of all workers. If a worker stopped because its server is dead, the
+    others would wait forever; instead it continues to gather, and discards the weights.
     """
 
     def __init__(self, adapter: Any, serves: bool) -> None:
-        """Leads to the server of `adapter`, or, if that does not serve, to nowhere."""
+        """Sends weights to the server of `adapter`, or discards them if that does not serve."""
         self._adapter = adapter
         self._open = serves
         self.failure: str | None = None
-        """Why the server did not take the weights, if it was expected to."""
+        """Why the server did not load the weights; None if it did, or does not serve."""
 
     @property
     def sleep_level(self) -> int:
-        """How deep the server sleeps; verl sets it for adapters."""
+        """The adapter's sleep level, which verl sets for adapters."""
         level: int = self._adapter.sleep_level
         return level
 
@@ -101,12 +108,12 @@ class ServerLink:
         self._adapter.sleep_level = level
 
     async def resume(self, tags: list[str]) -> None:
-        """Wakes that part of the server."""
+        """Wakes the parts of the server named by `tags`."""
         if self._open:
             await self._attempt(self._adapter.resume(tags=tags))
 
     async def update_weights(self, weights: Any, **options: Any) -> None:
-        """Sends `weights`, an iterator of (name, tensor); takes all of them out of it in any case."""
+        """Sends `weights`, an iterator of (name, tensor); always exhausts it."""
         if self._open:
             await self._attempt(self._adapter.update_weights(weights, **options))
         if not self._open:
@@ -119,23 +126,14 @@ class ServerLink:
             await call
         except zmq.Again:
             self._open = False
-            self.failure = too_late(replica)
+            self.failure = timeout_message(replica)
         except ray.exceptions.RayError as error:
             self._open = False
             self.failure = f"replica {replica} did not take the weights: {last_line(error)}"
 
 
-class TrainerWorker(PortWorker):
-    """Trains one policy."""
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
-    def empty_cache(self) -> None:
-        """Gives the device memory back that torch keeps for later: to other processes it is taken."""
-        aggressive_empty_cache(force_sync=True)
-
-
 class PolicyWorker(TrainerWorker):
-    """Trains one policy and pushes its weights to that policy's own servers."""
+    """A training worker of one policy that sends its weights to the policy's servers."""
 
     rollout: Any
 
@@ -145,14 +143,13 @@ class PolicyWorker(TrainerWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def init_model(self) -> None:
-        """Builds the engines, then names the replica that this worker's rollout adapter talks to: this job's, by the
-        policy's numbers."""
+        """Builds the engines, then points the rollout adapter to this job's and policy's replica."""
         super().init_model()
         adapter = self.rollout
         name_sender(adapter)
-        counted, renumbered = adapter.replica_rank, adapter.replica_rank + self._first_replica
-        adapter.replica_rank = renumbered
-        channel = adapter.zmq_handle.replace(f"-replica-{counted}-", f"-replica-{renumbered}-")
+        old, new = adapter.replica_rank, adapter.replica_rank + self._first_replica
+        adapter.replica_rank = new
+        channel = adapter.zmq_handle.replace(f"-replica-{old}-", f"-replica-{new}-")
         if self._first_replica and channel == adapter.zmq_handle:
             raise RuntimeError(f"verl's weight channel {channel!r} does not name the replica any more")
         adapter.zmq_handle = channel
@@ -161,12 +158,12 @@ class PolicyWorker(TrainerWorker):
     async def update_weights(
         self, global_steps: int | None = None, mode: str = "auto", dead: Sequence[int] = ()
     ) -> dict[int, str]:
-        """Pushes the weights to this worker's replica, unless it is one of the `dead` ones.
+        """Sends the weights to this worker's replica, unless that is one of the `dead` ones.
 
-        Returns the replica's number and what went wrong, if it did not take them: then this worker has gathered all
-        weights nevertheless, as the others need it to.
+        Returns replica number -> error if the replica did not load them; this worker has gathered all weights in any
+        case.
         """
-        bound_waiting()
+        set_socket_timeouts()
         adapter = self.rollout
         link = ServerLink(adapter, serves=adapter.replica_rank not in dead)
         self.rollout = link
@@ -178,43 +175,43 @@ class PolicyWorker(TrainerWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def forget_servers(self, replicas: Sequence[int]) -> None:
-        """Looks up the servers of `replicas` anew for the next weight sync: they were started again."""
+        """Has the next weight sync look up the servers of `replicas`, which were restarted."""
         if self.rollout.replica_rank in replicas:
             self.rollout.server_handle = None
-        # A new server with dummy weights needs those below an adapter, too, which verl sends once; all workers gather
-        # them together.
+        # With LoRA verl sends the base weights only once, and a server restarted with dummy weights needs them again.
+        # All workers gather them together, so all reset the flag.
         self.base_sync_done = "dummy" not in self.config.rollout.load_format
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def weight_target(self) -> WeightTarget:
-        """Returns where this worker will push its weights to; to be asked once the servers are up."""
+        """Returns where this worker sends its weights; call it after the servers have started."""
         return WeightTarget.of(self.rollout)
 
 
 @dataclass(frozen=True)
 class WeightTarget:
-    """Where a worker pushes its weights to, as verl's rollout adapter found it."""
+    """Where a worker sends its weights, as found by verl's rollout adapter."""
 
     replica: int
     channel: str
-    """The socket that the weights go through."""
+    """The weight socket."""
     server: str | None
-    """Identity of the server that is told to receive them; None on ranks that leave that to another."""
+    """Actor id of the server that is called to receive them; None on ranks that do not call it."""
 
     @classmethod
     def of(cls, adapter: Any) -> WeightTarget:
-        """Returns the target of verl's rollout adapter, whose server must be up."""
+        """Returns the target of verl's rollout adapter, whose server must have started."""
         server = actor_id(adapter.server_handle) if adapter._ensure_server_handle() else None
         return cls(adapter.replica_rank, adapter.zmq_handle, server)
 
 
 def check_wiring(policy: str, targets: Sequence[WeightTarget], servers: Mapping[int, Sequence[str]]) -> None:
-    """Raises RuntimeError unless workers push weights to their own policy's servers, and reach all of them.
+    """Raises RuntimeError unless workers send weights to their own policy's servers, and to all of them.
 
     Args:
         policy: the policy's name.
-        targets: where its workers push to.
-        servers: number of a replica -> identities of its server processes.
+        targets: the targets of its workers.
+        servers: replica number -> actor ids of its servers.
     """
     for target in targets:
         own = servers.get(target.replica)
@@ -235,23 +232,23 @@ def check_wiring(policy: str, targets: Sequence[WeightTarget], servers: Mapping[
         raise RuntimeError(f"policy {policy!r}: no worker pushes weights to replicas {unreached}")
 
 
-def deciding(base: type) -> type:
-    """Returns verl's replica class with our server in it, also when it is started again."""
+def with_decision_server(base: type) -> type:
+    """Returns verl's replica class `base` with `DecisionServer` as its server class, also for restarts."""
     from verl_atgrpo.serving.decision_server import DecisionServer
 
-    class DecidingReplica(base):  # type: ignore[misc,valid-type]
+    class DecisionReplica(base):  # type: ignore[misc,valid-type]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             if not hasattr(self, "server_class"):
                 raise RuntimeError(f"verl's {base.__name__} has no server_class any more")
             self.server_class = ray.remote(DecisionServer)
 
-    return DecidingReplica
+    return DecisionReplica
 
 
 def _replica_class(base: type, first_replica: int) -> type:
-    class PolicyReplica(deciding(base)):  # type: ignore[misc]
-        """A server over workers that are counted from 0, while replicas count from `first_replica`."""
+    class PolicyReplica(with_decision_server(base)):  # type: ignore[misc]
+        """A replica whose number starts at `first_replica`, while its workers' ranks start at 0."""
 
         async def init_hybrid(self, worker_group: Any) -> None:
             self.rollout_mode = RolloutMode.HYBRID
@@ -272,7 +269,7 @@ class PolicyServers(LLMServerManager):  # type: ignore[misc]
 
 
 class ServerWorker(CheckpointEngineWorker):  # type: ignore[misc]
-    """Sits beside a standalone server, takes the trainer's weights and hands them to it."""
+    """Receives the trainer's weights for a standalone server."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -280,15 +277,15 @@ class ServerWorker(CheckpointEngineWorker):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)  # type: ignore[untyped-decorator]
     async def update_weights(self, global_steps: int | None = None) -> None:
-        """Hands on the weights; raises TimeoutError if the server does not take them."""
-        bound_waiting()
+        """Sends the received weights to the server; raises TimeoutError if it does not load them."""
+        set_socket_timeouts()
         try:
             await super().update_weights(global_steps=global_steps)
         except zmq.Again as error:
-            raise TimeoutError(too_late(self.server_adapter.replica_rank)) from error
+            raise TimeoutError(timeout_message(self.server_adapter.replica_rank)) from error
 
     def weight_target(self) -> WeightTarget:
-        """Returns where this worker will hand the weights to; to be asked once the servers are up."""
+        """Returns where this worker sends the weights; call it after the servers have started."""
         return WeightTarget.of(self.server_adapter)
 
 
@@ -299,7 +296,7 @@ class StandaloneServers(LLMServerManager):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         base: type = self.rollout_replica_class  # type: ignore[has-type]
 
-        class StandaloneReplica(deciding(base)):  # type: ignore[misc]
+        class StandaloneReplica(with_decision_server(base)):  # type: ignore[misc]
             def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
                 """verl's, with our worker."""
                 worker = super().get_ray_class_with_init_args()

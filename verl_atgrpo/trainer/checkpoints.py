@@ -1,4 +1,4 @@
-"""Saving and resuming all policies of a team as one: a step is complete, or it is not there."""
+"""Saves and resumes all policies of a team together: an incomplete step is never resumed from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def save(
     tasks: dict[str, Any],
     unfinished: Sequence[int] = (),
 ) -> Path:
-    """Saves every trainable policy and the order of tasks; names the step complete last, then removes old ones.
+    """Saves every trainable policy and the order of tasks, then marks the step complete, then removes old steps.
 
     Returns the step's folder.
 
@@ -42,12 +42,12 @@ def save(
         units: the policies.
         global_steps: the step just done.
         tasks: the state of the training data loader.
-        unfinished: tasks that it has dealt and that were not trained on.
+        unfinished: tasks that were submitted and not trained on.
     """
     root = Path(trainer.default_local_dir)
     folder = root / f"{_STEP}{global_steps}"
     remote = trainer.default_hdfs_dir and os.path.join(trainer.default_hdfs_dir, folder.name)
-    # An earlier run may have saved this step here: it is complete no longer.
+    # If an earlier run saved this step here, it is no longer complete.
     (folder / POLICIES_FILE).unlink(missing_ok=True)
     for unit in units:
         unit.save(str(folder), remote, global_steps)
@@ -75,21 +75,21 @@ def _remove_old(root: Path, keep: int, global_steps: int) -> None:
         try:
             shutil.rmtree(root / f"{_STEP}{step}")
         except OSError as error:
-            logger.warning("an old checkpoint is left behind: %s", error)
+            logger.warning("an old checkpoint could not be removed: %s", error)
 
 
 class Resumed(NamedTuple):
-    """Where a run goes on from."""
+    """Where a run resumes."""
 
     global_steps: int = 0
     tasks: dict[str, Any] | None = None
     """The state of the training data loader; None where training starts from scratch."""
     unfinished: Sequence[int] = ()
-    """Tasks that the data loader has dealt and that were not trained on."""
+    """Tasks that were submitted and not trained on."""
 
 
 def load(trainer: DictConfig, units: Sequence[PolicyUnit]) -> Resumed:
-    """Loads the checkpoint that `trainer.resume_mode` asks for into the policies.
+    """Loads the checkpoint selected by `trainer.resume_mode` into the policies.
 
     Raises:
         ValueError: the checkpoint is not a team's, or its trainable policies are not this job's.
@@ -122,13 +122,13 @@ def load(trainer: DictConfig, units: Sequence[PolicyUnit]) -> Resumed:
 
 
 def last_complete(trainer: DictConfig) -> Path | None:
-    """Returns the folder of the last step that was saved to its end, or None."""
+    """Returns the folder of the last complete step, or None."""
     found = find_latest_ckpt_path(os.path.abspath(trainer.default_local_dir))
     return None if found is None else Path(found)
 
 
-def way_on(trainer: DictConfig) -> str:
-    """Returns from where a run that has failed can go on, as the end of its error."""
+def resume_hint(trainer: DictConfig) -> str:
+    """Returns the end of a failed run's error message: where the next run can resume."""
     checkpoint = last_complete(trainer)
     if checkpoint is None:
         return "there is no complete checkpoint yet: the same command begins where this one did"

@@ -1,9 +1,13 @@
-"""Metrics of a step, from the rows' tags: verl's own, the team's, and how old the weights were."""
+"""Metrics of a step: verl's own, the team's, and staleness.
+
+All are computed from tags, which are on the driver anyway, where verl's trainer fetches all tokens again.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -15,15 +19,15 @@ from verl.trainer.ppo.metric_utils import compute_data_metrics, compute_througho
 
 from verl_atgrpo.estimators.ids import factorise
 from verl_atgrpo.estimators.kernel import inflation_factors
-from verl_atgrpo.trainer.queue import Rows, Tags, batch_of, each, is_padding
+from verl_atgrpo.trainer.queue import Rows, Tags, batch_of, fetch_parts, is_padding
 from verl_atgrpo.trainer.step_rows import group_of
 
 PROBS_DIFF = "training/rollout_probs_diff_max"
-"""verl's largest difference of a token's probability between server and actor."""
+"""verl's largest difference between a token's probabilities under server and actor."""
 
 
 class _Columns:
-    """The rows' figures as arrays, read from their tags once."""
+    """The rows' numeric tags as tensors."""
 
     def __init__(self, rows: Sequence[Tags]) -> None:
         self._rows = rows
@@ -42,7 +46,7 @@ class _Columns:
         return torch.from_numpy(values)
 
     def zero_variance(self, labels: Tensor, total: int) -> Tensor:
-        """Returns for each of `total` labels the share of its groups whose rewards are all equal: (total,)."""
+        """Returns, for each of `total` labels, the share of its groups whose rewards are all equal: (total,)."""
         bound = int(self._groups.max()) + 1
         pairs, pair = torch.unique(labels * bound + self._groups, return_inverse=True)
         lowest, highest = (
@@ -54,7 +58,7 @@ class _Columns:
         return torch.bincount(label, equal, minlength=total) / torch.bincount(label, minlength=total)
 
     def by(self, labels: Tensor, prefixes: Sequence[str]) -> dict[str, float]:
-        """Returns the means of the rows of each label, under the label's prefix."""
+        """Returns means over the rows of each label, named by the label's prefix."""
         total = len(prefixes)
         rows = torch.bincount(labels, minlength=total)
         figures = {key: torch.bincount(labels, values, minlength=total) / rows for key, values in self.means.items()}
@@ -65,11 +69,6 @@ class _Columns:
             for label, prefix in enumerate(prefixes)
             for key, values in figures.items()
         }
-
-
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return sum(listed) / len(listed) if listed else 0.0
 
 
 def step_metrics(rows: Sequence[Tags]) -> dict[str, float]:
@@ -87,8 +86,8 @@ def step_metrics(rows: Sequence[Tags]) -> dict[str, float]:
     turn_of_row, prefixes = factorise([f"agent/{tags['agent']}/turn_{tags['turn']}" for tags in rows])
     metrics = {
         "team/episodes": float(len(episodes)),
-        "team/success": _mean(tags["episode_success"] for tags in episodes),
-        "team/episode_reward": _mean(tags["episode_reward"] for tags in episodes),
+        "team/success": fmean(tags["episode_success"] for tags in episodes),
+        "team/episode_reward": fmean(tags["episode_reward"] for tags in episodes),
         "team/rows_per_episode": len(rows) / len(episodes),
         "team/zero_variance_groups": columns.zero_variance(torch.zeros_like(agent_of_row), 1).item(),
         **columns.by(agent_of_row, [f"agent/{agent}" for agent in names]),
@@ -100,10 +99,9 @@ def step_metrics(rows: Sequence[Tags]) -> dict[str, float]:
 
 
 def policy_metrics(by_policy: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Returns what the policies' updates reported; under `policy/<name>/` where there are several.
+    """Returns the metrics of the policies' updates: with one policy under verl's names, else under `policy/<name>/`.
 
-    With one policy, verl's own names stay. `training/rollout_probs_diff_max` is there in any case: the
-    largest over all policies.
+    `training/rollout_probs_diff_max` keeps its name in any case, as the maximum over all policies.
     """
     if len(by_policy) == 1:
         return dict(next(iter(by_policy.values())))
@@ -119,13 +117,13 @@ def policy_metrics(by_policy: Mapping[str, Mapping[str, float]]) -> dict[str, fl
 
 
 def every_episode_failed(validation: Mapping[str, float]) -> bool:
-    """Returns whether no validation episode came to an end: the engine is down, or every prompt is too long."""
+    """Returns whether every validation episode failed: the engine is down, or every prompt is too long."""
     failed = [share for name, share in validation.items() if "/failed/mean@" in name]
     return bool(failed) and min(failed) == 1.0
 
 
 def rollout_metrics(counts: Mapping[str, int]) -> dict[str, float]:
-    """Returns the metrics of what the rollout workers counted in one step."""
+    """Returns the metrics of the rollout workers' counts of one step."""
     failed = {key: value for key, value in counts.items() if key.startswith("failed/")}
     return {
         "rollout/episodes_failed": float(counts.get("episodes_failed", 0)),
@@ -145,14 +143,14 @@ def _versions(tags: Tags) -> tuple[int, int]:
 
 
 def staleness_metrics(rows: Sequence[Tags], global_steps: int) -> dict[str, float]:
-    """Returns the figures of a step whose candidates may have been sampled with older weights.
+    """Returns the staleness metrics of a step whose candidates may have been sampled with older weights.
 
-    A candidate's staleness is the number of weight syncs between its first token and the step: 0 where all of it was
-    sampled with the weights that the step began with.
+    A candidate's staleness is the number of weight syncs between its first token and the step: 0 if all of it was
+    sampled with the weights at the start of the step.
 
     Args:
         rows: the tags of the trainable policies' real rows.
-        global_steps: the step, which begins with the weights of version `global_steps - 1`.
+        global_steps: the step, which starts with weights of version `global_steps - 1`.
     """
     if not rows:
         return {}
@@ -170,8 +168,9 @@ def staleness_metrics(rows: Sequence[Tags], global_steps: int) -> dict[str, floa
 
 
 def fresh_probs_diff(batch: Rows, global_steps: int) -> dict[str, float]:
-    """Returns the largest difference of a token's probability between server and actor, over rows that were sampled
-    with the weights that the step began with: others differ rightly. No figure where there are none.
+    """Returns `PROBS_DIFF` over the rows sampled with the weights at the start of the step; {} if there are none.
+
+    Rows of older weights are expected to differ.
 
     Args:
         batch: rows in the queue, with `old_log_probs`.
@@ -187,7 +186,7 @@ def fresh_probs_diff(batch: Rows, global_steps: int) -> dict[str, float]:
         return {}
     rows = batch_of([key for key, _ in fresh], [tags for _, tags in fresh], batch.partition_id)
     largest = 0.0
-    for _, data in each(rows, ["old_log_probs", "rollout_log_probs"]):
+    for _, data in fetch_parts(rows, ["old_log_probs", "rollout_log_probs"]):
         actor, server = _tokens(data["old_log_probs"]), _tokens(data["rollout_log_probs"])
         largest = max(largest, float((actor.exp() - server.exp()).abs().max()))
     return {PROBS_DIFF: largest}
@@ -200,12 +199,12 @@ def _tokens(column: Tensor) -> Tensor:
 def training_metrics(
     rows: Sequence[Tags], timing: Mapping[str, float], global_steps: int, epoch: int, gpus: int
 ) -> dict[str, float]:
-    """Returns what verl's `PPOTrainer._compute_metrics` adds after a step.
+    """Returns the metrics of verl's `PPOTrainer._compute_metrics`.
 
     Args:
-        rows: tags of the rows with padding, advantages in them (see `advantages.write_advantages`).
-        timing: seconds of every stage, `step` among them.
-        gpus: the job's devices.
+        rows: tags of the rows with padding, after `update.write_advantages`.
+        timing: seconds of every stage, including `step`.
+        gpus: number of the job's devices.
     """
     real = [tags for tags in rows if not is_padding(tags)]
     return {
@@ -213,7 +212,6 @@ def training_metrics(
         "training/epoch": epoch,
         **_data_metrics(real, rows),
         **_throughput(rows, timing, gpus),
-        **_turns(real),
         **_off_policy(real, global_steps),
     }
 
@@ -224,7 +222,7 @@ def _column(rows: Sequence[Tags], key: str) -> torch.Tensor:
 
 def _data_metrics(real: Sequence[Tags], rows: Sequence[Tags]) -> dict[str, float]:
     def width(key: str) -> torch.Tensor:
-        # verl takes the longest row's length, padding's included, from a shape; so this costs no memory.
+        # verl takes the longest row's length, padding included, from a shape: an expanded view needs no memory.
         return torch.zeros(1, 1).expand(len(real), max(tags[key] for tags in rows))
 
     advantages, tokens = _column(real, "advantage"), _column(real, "trained_tokens")
@@ -240,10 +238,17 @@ def _data_metrics(real: Sequence[Tags], rows: Sequence[Tags]) -> dict[str, float
         "prompt_length": _column(real, "prompt_len"),
         "response_length": _column(real, "response_len"),
     }
-    metrics = compute_data_metrics(DataProto(batch=TensorDict(data, batch_size=[len(real)])), use_critic=False)
-    # A row counted once above; its advantage stands on each of its tokens.
+    turns = {"__num_turns__": np.array([tags["num_turns"] for tags in real])}
+    batch = DataProto(batch=TensorDict(data, batch_size=[len(real)]), non_tensor_batch=turns)
+    metrics = compute_data_metrics(batch, use_critic=False)
+    # verl's mean is over tokens, and each row is a single one above.
     mean = ((advantages.double() * tokens.double()).sum() / tokens.double().sum()).item()
-    return {**metrics, "critic/advantages/mean": mean, "critic/returns/mean": mean}
+    return {
+        **metrics,
+        **{f"training/num_turns/{key}": metrics[f"num_turns/{key}"] for key in ("mean", "max", "min")},
+        "critic/advantages/mean": mean,
+        "critic/returns/mean": mean,
+    }
 
 
 def _throughput(rows: Sequence[Tags], timing: Mapping[str, float], gpus: int) -> dict[str, float]:
@@ -253,12 +258,6 @@ def _throughput(rows: Sequence[Tags], timing: Mapping[str, float], gpus: int) ->
         meta_info={"global_token_num": [tags["seq_len"] for tags in rows]},
     )
     return {**compute_timing_metrics(data, dict(timing)), **compute_throughout_metrics(data, dict(timing), gpus)}
-
-
-def _turns(real: Sequence[Tags]) -> dict[str, float]:
-    turns = np.array([tags["num_turns"] for tags in real])
-    figures = {"mean": turns.mean(), "max": turns.max(), "min": turns.min()}
-    return {f"{prefix}num_turns/{key}": value for prefix in ("", "training/") for key, value in figures.items()}
 
 
 def _off_policy(real: Sequence[Tags], global_steps: int) -> dict[str, float]:

@@ -46,17 +46,17 @@ logger = logging.getLogger(__name__)
 
 
 class Update(NamedTuple):
-    """What an update leaves."""
+    """The result of an update."""
 
     rows: Rows
-    """With padding, in the order of training."""
+    """With padding, in training order."""
     metrics: dict[str, Any]
     timing: dict[str, float]
-    """Seconds of its stages, under verl's names."""
+    """Seconds of its stages, by verl's names."""
 
 
 class PolicyUnit:
-    """Trains and serves one policy; knows nothing of agents, episodes or other policies."""
+    """Trains and serves one policy, independent of agents, episodes and other policies."""
 
     def __init__(
         self,
@@ -68,18 +68,18 @@ class PolicyUnit:
         restarts: int,
         spec: EstimatorSpec,
     ) -> None:
-        """Holds the policy's configuration; `place` and `start` build it.
+        """Loads tokenizer and configuration; `place` and `start` create workers and servers.
 
         Args:
             name: the policy's name.
             job: the job's configuration with this policy's `actor_rollout_ref`.
             folder: the policy's folder inside a checkpoint.
             trainable: whether `train` may be called.
-            first_replica: number of its first server; unique over all policies.
-            restarts: how often servers of this policy may be started again.
-            spec: the estimator of its rows' advantages.
+            first_replica: number of its first replica; replica numbers are unique over all policies.
+            restarts: how many restarts of its servers are allowed.
+            spec: the advantage estimator.
 
-        Raises ConfigError if its tokenizer has no chat template, or its model too few positions.
+        Raises ConfigError if the tokenizer has no chat template, or the model too few positions.
         """
         self.name = name
         self.config = job
@@ -107,7 +107,7 @@ class PolicyUnit:
         self._optimizer_steps = job.data.train_batch_size // actor.ppo_mini_batch_size
 
     def place(self, pool: RayResourcePool) -> None:
-        """Creates the worker processes on the devices of `pool`; not to be called for two policies at once."""
+        """Creates the worker processes on the devices of `pool`; must not run concurrently for two policies."""
         own_reference = self.use_reference_policy and not self.ref_in_actor
         role = str(Role.ActorRolloutRef if own_reference else Role.ActorRollout)
         worker = RayClassWithInitArgs(
@@ -128,17 +128,18 @@ class PolicyUnit:
 
     @property
     def own_server_devices(self) -> int:
-        """How many devices the policy's servers have on which nothing is trained."""
+        """Number of devices that only serve this policy."""
         return 0
 
     def server_devices(self, pool: RayResourcePool) -> int:
-        """Returns on how many devices the policy's servers are: their own, or those of `pool`, where it is trained."""
+        """Returns how many devices the policy's servers have: their own, or those of `pool`, shared with training."""
         return self.own_server_devices or int(pool.world_size)
 
     def start(self) -> None:
-        """Loads the model and starts the servers; they sleep afterwards, without weights yet.
+        """Loads the model and starts the servers, which then sleep and have no weights yet.
 
-        Raises PolicyFailed if a worker or server does not come up, RuntimeError if they are cross-wired.
+        Raises PolicyFailed if a worker or server does not start, RuntimeError if workers and servers of different
+        policies are connected.
         """
         with naming(self.name, "its start"):
             self._start()
@@ -179,32 +180,32 @@ class PolicyUnit:
             self.sync.sleep_replicas()
 
     def empty_cache(self) -> None:
-        """Has the trainer give device memory back that it keeps for later, for the processes of other policies."""
-        with naming(self.name, "emptying its trainer's cache"):
+        """Frees the device memory cached by the training workers, for the processes of other policies."""
+        with naming(self.name, "emptying its device cache"):
             self.actor_rollout_wg.empty_cache()
 
     def interrupt_servers(self) -> None:
-        """Ends the requests under way, each with its tokens so far, and takes no others."""
+        """Aborts requests in flight, which return their tokens so far, and accepts no others."""
         with naming(self.name, "interrupting its servers"):
             self.replicas.poll()
             self.sync.abort_replicas()
 
     def resume_servers(self) -> None:
-        """Takes requests again."""
-        with naming(self.name, "letting its servers go on"):
+        """Accepts requests again."""
+        with naming(self.name, "resuming its servers"):
             self.sync.resume_generation_replicas()
 
     def push_weights(self, global_steps: int) -> None:
-        """Wakes the servers with the policy's weights, dead ones anew; raises PolicyFailed if none is left."""
-        with naming(self.name, "handing its weights to its servers"):
+        """Wakes the servers with the policy's weights, restarting dead ones; raises PolicyFailed if none is left."""
+        with naming(self.name, "its weight sync"):
             self.replicas.push(global_steps)
 
     def revive(self) -> bool:
-        """Starts the servers again if all are dead, with the last weights; returns whether that was so.
+        """Restarts the servers with the last weights if all are dead; returns whether they were.
 
-        Raises PolicyFailed if that does not work, or was done too often.
+        Raises PolicyFailed if that fails, or if no restart is left.
         """
-        with naming(self.name, "starting its servers again"):
+        with naming(self.name, "restarting its servers"):
             return self.replicas.revive()
 
     def client(self) -> DecisionClient:
@@ -215,8 +216,10 @@ class PolicyUnit:
     # ------------------------------------------------------------ update
 
     def can_learn_from(self, rows: int) -> bool:
-        """Returns whether so many rows are enough for an update: an optimizer step without a row would have a loss of
-        0 / 0, or move the weights by momentum alone."""
+        """Returns whether the number of rows is enough for an update.
+
+        An optimizer step without a row would have a loss of 0 / 0, or move the weights by momentum alone.
+        """
         if self.trainable and 0 < rows < self._optimizer_steps:
             logger.warning(
                 "policy %r is not updated: it has %d rows for %d optimizer steps (data.train_batch_size over "
@@ -228,7 +231,7 @@ class PolicyUnit:
         return self.trainable and rows >= self._optimizer_steps
 
     def train(self, batch: Rows, global_steps: int) -> Update:
-        """Updates the policy on its rows."""
+        """Updates the policy on its rows; raises PolicyFailed if a worker dies."""
         with naming(self.name, "its update"):
             return self._train(batch, global_steps)
 
@@ -240,7 +243,7 @@ class PolicyUnit:
         batch, metrics = self._balanced(batch, seed=global_steps)
         with marked_timer("old_log_prob", timing, color="blue"):
             metrics |= self._old_log_probs(batch, correction)
-            # In sync mode every row must be fresh, and the figure must say so if one is not.
+            # In sync mode every row must be fresh, so verl's metric over all rows is kept as a check.
             if not self._sync_mode and metrics.pop(PROBS_DIFF, None) is not None:
                 metrics |= fresh_probs_diff(batch, global_steps)
         if self.use_reference_policy:
@@ -254,9 +257,9 @@ class PolicyUnit:
         return Update(batch, metrics, timing)
 
     def _balanced(self, batch: Rows, seed: int) -> tuple[Rows, dict[str, Any]]:
-        """Pads, balances tokens over ranks, and spreads rows and padding over mini-batches; returns metrics as well.
+        """Pads rows to a multiple of ranks x optimizer steps, balances tokens over ranks, and orders mini-batches.
 
-        The number of rows becomes one that every rank and mini-batch gets equally many of.
+        Returns the batch and verl's metrics of the balance.
         """
         workers = self.actor_rollout_wg
         if "actor" not in workers._dispatch_info:
@@ -270,7 +273,7 @@ class PolicyUnit:
         return batch, {**metrics, "team/padding_rows": float(sum(padding))}
 
     def _old_log_probs(self, batch: Rows, correction: DictConfig | None) -> dict[str, float]:
-        """Has the workers compute the actor's log-probs, or takes the servers' in bypass mode; returns metrics."""
+        """Computes the actor's log-probs, or uses the servers' in bypass mode; returns metrics."""
         if correction is not None and correction.get("bypass_mode", False):
             bypass_old_log_probs(batch)
             return {}
@@ -290,7 +293,7 @@ class PolicyUnit:
         assert len(done) == len(batch)
 
     def _update_actor(self, batch: Rows) -> dict[str, Any]:
-        """Updates the policy in the configured number of optimizer steps, whatever the number of rows."""
+        """Updates the policy in the configured number of optimizer steps, independent of the number of rows."""
         actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
         real_rows = sum(not is_padding(tags) for tags in batch.tags)
         rows = for_workers(
@@ -299,7 +302,7 @@ class PolicyUnit:
                 "calculate_entropy": actor.calculate_entropy or actor.entropy_coeff != 0.0,
                 "distillation_use_topk": False,
                 "distillation_only": False,
-                # The denominator of sequence-mean losses: real rows only, the same in every mini-batch.
+                # The denominator of sequence-mean losses: real rows only, equal for all mini-batches.
                 "global_batch_size": real_rows / self._optimizer_steps,
                 "mini_batch_size": len(batch) // self._optimizer_steps,
                 "epochs": actor.ppo_epochs,
@@ -316,14 +319,14 @@ class PolicyUnit:
     # ------------------------------------------------------------ checkpoints
 
     def save(self, step_folder: str, remote_folder: str | None, global_steps: int) -> None:
-        """Saves a trainable policy into its folder; old checkpoints are the caller's to remove."""
+        """Saves a trainable policy into its folder; the caller removes old checkpoints."""
         if self.trainable:
             remote = None if remote_folder is None else os.path.join(remote_folder, self.folder)
             with naming(self.name, "saving its checkpoint"):
                 self.actor_rollout_wg.save_checkpoint(os.path.join(step_folder, self.folder), remote, global_steps)
 
     def load(self, step_folder: str, delete: bool) -> None:
-        """Loads a trainable policy; a frozen one has what its model path gave it."""
+        """Loads a trainable policy; a frozen one keeps the weights of its model path."""
         if self.trainable:
             with naming(self.name, "loading its checkpoint"):
                 self.actor_rollout_wg.load_checkpoint(
@@ -331,12 +334,12 @@ class PolicyUnit:
                 )
 
 
-def for_all(units: Sequence[PolicyUnit], action: Callable[[PolicyUnit], None], at_once: bool) -> None:
-    """Does something with every policy: at once where they have devices of their own, in turns where not.
+def for_all(units: Sequence[PolicyUnit], action: Callable[[PolicyUnit], None], concurrent: bool) -> None:
+    """Calls `action` with every policy, concurrently or one after the other.
 
-    Raises the first error: at once when every policy is done, in turns before the next one's.
+    Raises the first error: concurrently after all policies are done, otherwise before the next policy.
     """
-    if not at_once:
+    if not concurrent:
         for unit in units:
             action(unit)
         return
@@ -346,30 +349,30 @@ def for_all(units: Sequence[PolicyUnit], action: Callable[[PolicyUnit], None], a
 
 
 class TeamSync:
-    """All policies' weight syncs under the names by which verl's trainers call for the one they know."""
+    """The weight sync of all policies, with the interface of verl's `CheckpointEngineManager`."""
 
-    def __init__(self, units: Sequence[PolicyUnit], at_once: bool) -> None:
+    def __init__(self, units: Sequence[PolicyUnit], concurrent: bool) -> None:
         self._units = units
-        self._at_once = at_once
+        self._concurrent = concurrent
 
     def sleep_replicas(self) -> None:
         """Puts every policy's servers to sleep."""
-        for_all(self._units, PolicyUnit.sleep_servers, self._at_once)
+        for_all(self._units, PolicyUnit.sleep_servers, self._concurrent)
 
     def update_weights(self, global_steps: int) -> None:
-        """Wakes every policy's servers; a frozen policy's, too, lost their weights to the sleep.
+        """Wakes every policy's servers with its weights, frozen ones included: sleep discards the weights.
 
-        On shared devices all trainers empty their caches before: the first server that wakes, or is started again,
-        needs what the last trainer keeps of its update or of a checkpoint.
+        On shared devices all training workers empty their caches first: the first server that wakes or restarts needs
+        the memory that the last worker has cached during its update or checkpoint.
         """
-        if not self._at_once:
-            for_all(self._units, PolicyUnit.empty_cache, at_once=False)
-        for_all(self._units, lambda unit: unit.push_weights(global_steps), self._at_once)
+        if not self._concurrent:
+            for_all(self._units, PolicyUnit.empty_cache, concurrent=False)
+        for_all(self._units, lambda unit: unit.push_weights(global_steps), self._concurrent)
 
     def abort_replicas(self) -> None:
-        """Interrupts every policy's servers: all sleep during the update, a frozen policy's as well."""
-        for_all(self._units, PolicyUnit.interrupt_servers, self._at_once)
+        """Interrupts every policy's servers, frozen ones included: all sleep during the update."""
+        for_all(self._units, PolicyUnit.interrupt_servers, self._concurrent)
 
     def resume_generation_replicas(self) -> None:
-        """Lets every policy's servers take requests again."""
-        for_all(self._units, PolicyUnit.resume_servers, self._at_once)
+        """Has every policy's servers accept requests again."""
+        for_all(self._units, PolicyUnit.resume_servers, self._concurrent)

@@ -1,7 +1,7 @@
-"""The queue between rollout and trainer: the only module that knows TransferQueue.
+"""The queue between rollout and trainer: the only module that uses TransferQueue.
 
-A row has a key, tags (plain values that travel with the key) and fields (tensors, fetched by name). The trainer reads
-and writes fields in parts, so that the number of rows does not decide how much memory the driver takes.
+A row has a key, tags (plain values, sent with the key) and fields (tensors, fetched by name). The trainer reads and
+writes fields in parts, so that the driver's memory for tokens does not grow with the number of rows.
 """
 
 from __future__ import annotations
@@ -24,37 +24,40 @@ Tags = Mapping[str, Any]
 Rows: TypeAlias = KVBatchMeta
 """Keys and tags of rows, as verl's trainer and workers take and return them."""
 PARTITION = "train"
-"""Of the queue: what is not validation."""
+"""TransferQueue's partition of training rows."""
+VALIDATION = "val"
+"""verl's partition of validation rows."""
 TOKENS = 1 << 22
-"""Tokens of answers, padded to the longest, that a part holds at most: some 300 MB with what is computed of them."""
+"""Most response tokens of a part, padded to the longest row: about 300 MB with what is computed from them."""
 
 
 def batch_of(keys: list[str], tags: list[dict[str, Any]], partition: str = PARTITION) -> Rows:
-    """Returns rows as verl hands them about, with these very tags: its constructor makes a deep copy of them all."""
+    """Returns rows as verl passes them, without the deep copy of all tags that the constructor makes."""
     batch = Rows(partition_id=partition)
     batch.keys, batch.tags, batch._size = keys, tags, len(keys)
     return batch
 
 
 def is_padding(tags: Tags) -> bool:
-    """Returns whether verl added the row to make their number even."""
+    """Returns whether verl added the row as padding, to make the number of rows divisible."""
     return bool(tags.get("is_padding", False))
 
 
 def response_lengths(rows: Sequence[Tags]) -> Tensor:
-    """Returns the rows' tokens of answers, padding's one included: (N,) int64."""
+    """Returns the rows' response lengths, padding included (1 token each): (N,) int64."""
     return torch.tensor([tags["response_len"] for tags in rows], dtype=torch.int64)
 
 
 def real_rows(rows: Sequence[Tags]) -> Tensor:
-    """Returns which rows are not padding: (N,) bool."""
+    """Returns a mask of the rows that are not padding: (N,) bool."""
     return torch.tensor([not is_padding(tags) for tags in rows])
 
 
 def parts(rows: Sequence[Tags], tokens: int | None = None) -> list[list[int]]:
-    """Splits rows into parts of at most `tokens` (`TOKENS`) padded tokens of answers; each has its share of real rows.
+    """Splits row indices into parts of at most `tokens` (default `TOKENS`) padded response tokens.
 
-    A part of padding alone would have no mean of anything, so there are no more parts than real rows.
+    Real rows and padding are spread evenly. There are no more parts than real rows: means over a part of padding alone
+    would be undefined.
     """
     order = sorted(range(len(rows)), key=lambda row: is_padding(rows[row]))
     longest = max(tags["response_len"] for tags in rows)
@@ -63,13 +66,13 @@ def parts(rows: Sequence[Tags], tokens: int | None = None) -> list[list[int]]:
     return [order[part::number] for part in range(number)]
 
 
-def fetched(keys: Sequence[str], fields: Sequence[str], partition: str = PARTITION) -> TensorDict:
-    """Returns the fields of rows, (n, T) jagged each."""
+def fetch(keys: Sequence[str], fields: Sequence[str], partition: str = PARTITION) -> TensorDict:
+    """Returns fields of rows, each (n, T) jagged."""
     return tq.kv_batch_get(keys=list(keys), partition_id=partition, select_fields=list(fields))
 
 
 def put(batch: Rows, part: Sequence[int], fields: Mapping[str, Tensor]) -> None:
-    """Writes fields of some of the rows, (n, T) jagged each."""
+    """Writes fields of the rows with indices `part`, each (n, T) jagged."""
     keys = [batch.keys[row] for row in part]
     tq.kv_batch_put(
         keys=keys, partition_id=batch.partition_id, fields=TensorDict(dict(fields), batch_size=[len(keys)])
@@ -77,22 +80,22 @@ def put(batch: Rows, part: Sequence[int], fields: Mapping[str, Tensor]) -> None:
 
 
 def remove(batch: Rows) -> None:
-    """Takes rows out of the queue."""
+    """Removes rows from the queue."""
     tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
 
 
-def announce(uids: Sequence[str], tags: Sequence[Tags]) -> None:
-    """Writes the tags of tasks that are about to be submitted: all that a restart needs to know."""
+def put_tasks(uids: Sequence[str], tags: Sequence[Tags]) -> None:
+    """Writes the tags of tasks before they are submitted: a restart needs nothing else."""
     tq.kv_batch_put(keys=list(uids), partition_id=PARTITION, tags=list(tags))
 
 
-def listed() -> list[Tags]:
-    """Returns the tags of everything in the queue that is not validation, tasks and rows."""
+def list_tags() -> list[Tags]:
+    """Returns the tags of all training tasks and rows in the queue."""
     return list((tq.kv_list(PARTITION) or {}).get(PARTITION, {}).values())
 
 
 async def set_status(uid: str, partition: str, status: str) -> None:
-    """Writes how far a task is: `running`, `finished` or `failure`, which verl's replay buffer waits for."""
+    """Writes a task's status, `running`, `finished` or `failure`, which verl's replay buffer polls."""
     await tq.async_kv_put(key=uid, partition_id=partition, tag={"status": status})
 
 
@@ -101,47 +104,60 @@ async def write(keys: Sequence[str], fields: TensorDict, tags: Sequence[Tags], p
     await tq.async_kv_batch_put(keys=list(keys), fields=fields, tags=list(tags), partition_id=partition)
 
 
-def each(batch: Rows, fields: Sequence[str]) -> Iterator[tuple[list[int], TensorDict]]:
-    """Yields the rows in parts, with their fields."""
+def fetch_parts(batch: Rows, fields: Sequence[str]) -> Iterator[tuple[list[int], TensorDict]]:
+    """Yields the rows in parts: row indices and their fields."""
     for part in parts(batch.tags):
-        yield part, fetched([batch.keys[row] for row in part], fields, batch.partition_id)
+        yield part, fetch([batch.keys[row] for row in part], fields, batch.partition_id)
 
 
 def for_workers(batch: Rows, **extra_info: Any) -> Rows:
-    """Returns the rows as workers need them, without their tags: these would be copied and sent several times."""
+    """Returns the rows without their tags, which workers do not need and verl would copy and send several times."""
     view = copy.copy(batch)
-    view.tags = [{}] * len(batch)  # one and the same, so that a deep copy of all is one of it
+    view.tags = [{}] * len(batch)  # one shared dict, so that a deep copy copies one
     view.extra_info = extra_info
     return view
 
 
-PAUSE = 4.0
-"""Pause after a look, in times of what the look took: looking takes a fifth of the trainer's time at most."""
-CHECK = 30.0
-"""Seconds between two looks at the rollout workers: verl waits for the rows of a worker that has died."""
+POLL_PAUSE = 4.0
+"""Pause after a poll, as a multiple of the poll's duration: polling takes at most a fifth of the trainer's time."""
+CHECK_INTERVAL = 30.0
+"""Seconds between two checks of the rollout workers: verl would wait forever for the rows of one that has died."""
 
 
 def pace(buffer: ReplayBuffer, interval: float, check: Callable[[], None]) -> None:
-    """Has a replay buffer look every so many seconds, and less often where a look takes long.
+    """Sets a replay buffer's polling interval, longer where a poll takes long.
 
-    Every look copies the tags of all rows that are in the queue, through a process that also takes the rows in: some
-    25 us a row, 2.7 s of 100,000 rows.
+    Every poll copies the tags of all rows in the queue through the process that also receives new rows: about 25 us a
+    row, 2.7 s for 100,000 rows.
 
     Args:
         buffer: verl's.
-        interval: seconds between two looks.
-        check: is called while the trainer waits, every `CHECK` seconds.
+        interval: seconds between two polls.
+        check: is called while the trainer waits, every `CHECK_INTERVAL` seconds.
     """
-    look = buffer._sync_metadata_from_transfer_queue
+    poll = buffer._sync_metadata_from_transfer_queue
     checked = time.monotonic()
 
     def paced() -> None:
         nonlocal checked
-        if time.monotonic() - checked > CHECK:
+        if time.monotonic() - checked > CHECK_INTERVAL:
             check()
             checked = time.monotonic()
         started = time.perf_counter()
-        look()
-        buffer.poll_interval = max(interval, PAUSE * (time.perf_counter() - started))
+        poll()
+        buffer.poll_interval = max(interval, POLL_PAUSE * (time.perf_counter() - started))
 
     buffer._sync_metadata_from_transfer_queue = paced
+
+
+def on_validation_sample(buffer: ReplayBuffer, callback: Callable[[Rows], None]) -> None:
+    """Has a replay buffer call `callback` with every validation batch that is sampled, before verl decodes it."""
+    sample = buffer.sample
+
+    def sampled(*args: Any, **kwargs: Any) -> tuple[Rows, dict[str, Any]]:
+        batch, metrics = sample(*args, **kwargs)
+        if batch.partition_id == VALIDATION:
+            callback(batch)
+        return batch, metrics
+
+    buffer.sample = sampled

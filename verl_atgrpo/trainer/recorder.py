@@ -1,4 +1,4 @@
-"""From a step's rows in TransferQueue to the records that the report reads."""
+"""Writes the report's records from a step's rows in the queue."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from verl_atgrpo.config.schema import SECTION, RecordSettings
 from verl_atgrpo.report.records import METRICS, TRAIN, VAL, RecordFiles, metrics_row, plain
-from verl_atgrpo.trainer.queue import Rows, Tags, fetched
+from verl_atgrpo.trainer.queue import VALIDATION, Rows, Tags, fetch
 
 if TYPE_CHECKING:
     from verl_atgrpo.trainer.policy_unit import PolicyUnit
 
 
 def about_run(config: DictConfig, units: Sequence[PolicyUnit]) -> dict[str, Any]:
-    """Returns what the first line of every file says about the run."""
+    """Returns the description of the run in the first line of every record file."""
     return {
         "project": config.trainer.project_name,
         "experiment": config.trainer.experiment_name,
@@ -33,18 +33,18 @@ def about_run(config: DictConfig, units: Sequence[PolicyUnit]) -> dict[str, Any]
 
 @dataclass(frozen=True)
 class SampledRow:
-    """One row of the queue, taken out for the records."""
+    """A row copied from the queue for the records."""
 
     key: str
     tags: Tags
     prompt_ids: list[int]
     response_ids: list[int]
     advantage: float | str | None
-    """What the update used; None for a row that nothing was learnt from."""
+    """As used by the update; None for a row that was not trained on."""
 
 
-def chosen(tags: Sequence[Tags], split: str, settings: RecordSettings) -> list[int]:
-    """Returns which rows are recorded: all of the tasks that `settings` asks for, as chosen by their numbers."""
+def selected_rows(tags: Sequence[Tags], split: str, settings: RecordSettings) -> list[int]:
+    """Returns the indices of the rows to record: all rows of the tasks with the lowest numbers."""
     if split == VAL:
         return [index for index, row in enumerate(tags) if row["task"] < settings.val_tasks]
     tasks = set(sorted({row["task"] for row in tags})[: settings.train_tasks])
@@ -54,13 +54,13 @@ def chosen(tags: Sequence[Tags], split: str, settings: RecordSettings) -> list[i
 def decisions(
     rows: Sequence[SampledRow], split: str, step: int, tokenizers: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Returns the records of rows: one a decision, or one for an episode that failed.
+    """Returns the records of rows: one per decision, or one for a failed episode.
 
     Args:
         rows: whole episodes, in any order.
         split: `train` or `val`.
         step: the training step.
-        tokenizers: policy -> the tokenizer its rows are decoded with.
+        tokenizers: policy -> tokenizer.
     """
     by_decision: dict[tuple[Any, ...], list[tuple[int, SampledRow]]] = defaultdict(list)
     episodes: dict[int, list[tuple[str, int]]] = defaultdict(list)
@@ -100,7 +100,7 @@ def _decision(rows: Sequence[SampledRow], tokenizers: Mapping[str, Any]) -> dict
         "committed": next(number for number, row in enumerate(rows) if row.tags["committed"]),
         "candidates": [
             {
-                # As the environment saw it.
+                # As the environment sees it.
                 "text": tokenizer.decode(row.response_ids, skip_special_tokens=True),
                 "tokens": len(row.response_ids),
                 "team": row.tags["team_reward"],
@@ -116,7 +116,7 @@ def _decision(rows: Sequence[SampledRow], tokenizers: Mapping[str, Any]) -> dict
 
 
 class Recorder:
-    """Takes the records of a run; one of verl's loggers (`log`) besides."""
+    """Writes a run's records; also one of verl's loggers (`log`)."""
 
     def __init__(
         self,
@@ -125,13 +125,13 @@ class Recorder:
         tokenizers: Mapping[str, Any],
         in_background: Callable[..., None],
     ) -> None:
-        """Binds the parts.
+        """Writes nothing yet.
 
         Args:
-            settings: what is recorded.
-            files: where.
+            settings: what to record.
+            files: where to.
             tokenizers: policy -> tokenizer.
-            in_background: runs a function with arguments without making the training wait.
+            in_background: runs a function with arguments without blocking the training.
         """
         self._settings = settings
         self._files = files
@@ -146,26 +146,27 @@ class Recorder:
         self._seconds += time.perf_counter() - began
 
     def take_seconds(self) -> float:
-        """Returns for how long the training waited for the records since the last call."""
+        """Returns the seconds for which the records have blocked the training since the last call."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
-        """Writes a step's metrics: the interface of verl's loggers."""
+        """Writes a step's metrics (interface of verl's loggers)."""
         with self._timed():
             self._files.append(METRICS, [metrics_row(step, time.time(), data)])
 
     def record(self, step: int, batch: Rows, trained: set[str]) -> None:
-        """Takes a batch's chosen episodes out of the queue, to be decoded and written in the background.
+        """Fetches a batch's selected episodes, then decodes and writes them in the background.
 
         Args:
             step: the training step.
             batch: rows of whole episodes, still in the queue.
-            trained: keys of the rows that have advantages.
+            trained: keys of the rows that were trained on and have advantages.
         """
         with self._timed():
-            split = VAL if batch.partition_id == "val" else TRAIN
-            wanted = [(batch.keys[index], batch.tags[index]) for index in chosen(batch.tags, split, self._settings)]
+            split = VAL if batch.partition_id == VALIDATION else TRAIN
+            selected = selected_rows(batch.tags, split, self._settings)
+            wanted = [(batch.keys[row], batch.tags[row]) for row in selected]
             rows = [
                 *_fetch([row for row in wanted if row[0] in trained], batch.partition_id, advantages=True),
                 *_fetch([row for row in wanted if row[0] not in trained], batch.partition_id, advantages=False),
@@ -181,7 +182,7 @@ def _fetch(wanted: Sequence[tuple[str, Tags]], partition: str, advantages: bool)
     if not wanted:
         return []
     fields = ["prompts", "responses", *(["advantages"] if advantages else [])]
-    data = fetched([key for key, _ in wanted], fields, partition)
+    data = fetch([key for key, _ in wanted], fields, partition)
     columns: list[Sequence[Tensor | None]] = [data[field].unbind() for field in fields]
     if not advantages:
         columns.append([None] * len(wanted))
@@ -191,7 +192,7 @@ def _fetch(wanted: Sequence[tuple[str, Tags]], partition: str, advantages: bool)
             tags,
             prompt.tolist(),
             response.tolist(),
-            # The same for every token of a row, unless an estimator says otherwise.
+            # Equal for all tokens of a row, unless an estimator sets it per token.
             None if advantage is None else plain(float(advantage.double().mean())),
         )
         for (key, tags), prompt, response, advantage in zip(wanted, *columns, strict=True)

@@ -1,4 +1,4 @@
-"""What the rollout workers count: too many failed episodes, a defect or a worker that died end the run."""
+"""Counts of the rollout workers; too many failed episodes, a defect or a dead worker end the run."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class RolloutWatch:
-    """Adds up what the rollout workers counted since the last step."""
+    """Sums the rollout workers' counts since the last step."""
 
     def __init__(self, units: Sequence[PolicyUnit], most_failed: int, episodes: int) -> None:
-        """Watches the rollout of a team.
+        """Starts with counts of zero.
 
         Args:
-            units: its policies.
-            most_failed: episodes that may fail between two steps.
-            episodes: episodes of a task.
+            units: the team's policies.
+            most_failed: how many episodes may fail between two steps.
+            episodes: episodes per task.
         """
         self._units = units
         self._most_failed = most_failed
@@ -33,10 +33,10 @@ class RolloutWatch:
         self._excused = 0
 
     def collect(self, manager: TeamRolloutManager, step: int) -> None:
-        """Adds up what the workers counted.
+        """Adds the workers' counts since the last call.
 
-        Raises RuntimeError if one of them met a defect, or too much failed, RolloutFailed if one has died, and
-        PolicyFailed if a policy has no server left and gets none.
+        Raises RuntimeError after a defect in a worker or too many failed episodes, RolloutFailed if a worker has died,
+        and PolicyFailed if a policy has no server left and none can be started.
         """
         report = manager.drain_report()
         self._counts.update(report.counts)
@@ -52,13 +52,13 @@ class RolloutWatch:
             )
 
     def check_servers(self) -> None:
-        """Brings back a policy that has no server left; raises PolicyFailed if that is not to be."""
+        """Restarts the servers of policies that have none left; raises PolicyFailed if that fails."""
         if any([unit.revive() for unit in self._units]):
-            # Every episode under way fails with it: those do not count, nor do those that already have.
+            # Episodes that have failed with the servers, or are still in flight and will fail, do not count.
             self._excused = self._counts["episodes_failed"] + self._episodes * len(schedule.unfinished_tasks())
 
     def take_metrics(self) -> dict[str, float]:
-        """Returns the metrics of what was counted, and starts over."""
+        """Returns the metrics of the counts, and resets them."""
         metrics = rollout_metrics(self._counts)
         self._counts.clear()
         self._excused = 0
@@ -66,5 +66,5 @@ class RolloutWatch:
 
     @property
     def _failed(self) -> int:
-        """Failed episodes, but those that failed with all servers of a policy."""
+        """Failed episodes, except those that failed because a policy had no server left."""
         return self._counts["episodes_failed"] - self._excused

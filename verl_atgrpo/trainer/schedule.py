@@ -1,4 +1,4 @@
-"""When tasks are handed to the rollout, when requests are paused, and what a restart must play again."""
+"""When tasks are submitted, when requests are paused, and which tasks a resumed run replays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from omegaconf import DictConfig
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from verl_atgrpo.trainer.queue import listed
+from verl_atgrpo.trainer.queue import list_tags
 
 
 class Servers(Protocol):
@@ -23,44 +23,44 @@ class Servers(Protocol):
         """Wakes them with new weights."""
 
     def sleep_replicas(self) -> None:
-        """Frees their memory, and with it their weights."""
+        """Frees their memory, including their weights."""
 
     def abort_replicas(self) -> None:
-        """Ends the requests under way, each with its tokens so far."""
+        """Aborts requests in flight, which return their tokens so far."""
 
     def resume_generation_replicas(self) -> None:
-        """Lets them take requests again."""
+        """Accepts requests again."""
 
 
 class Rollout(Protocol):
     """All rollout workers (see `rollout.manager.TeamRolloutManager`)."""
 
     def pause(self) -> None:
-        """Returns once no request of a training episode is sent any more; what is scored goes on."""
+        """Returns once no training request is sent any more; scoring continues."""
 
     def resume(self) -> None:
-        """Sends what waited, interrupted candidates with their tokens so far."""
+        """Sends the waiting requests; interrupted candidates continue from their tokens so far."""
 
 
 class Schedule(Protocol):
-    """What a mode does at the points of a step; a step is sampling, update, weight sync and, where due, validation."""
+    """What a mode does during a step: sampling, update, weight sync and, if one is due, validation."""
 
     @property
     def prefetch(self) -> float:
-        """Batches of tasks under way beside the one that the step will train on."""
+        """Batches of tasks in flight in addition to the one that the step will train on."""
 
     def sample_end(self, servers: Servers, rollout: Rollout) -> None:
-        """A step's rows are there; the update comes next."""
+        """Is called when a step's rows are complete, before the update."""
 
     def step_end(self, servers: Servers, rollout: Rollout, global_steps: int) -> None:
-        """The policies are updated, and saved where that was due."""
+        """Is called after the update and, if one was due, the checkpoint."""
 
     def step_over(self, rollout: Rollout) -> None:
-        """Validation, where it was due, is done."""
+        """Is called after the validation, or at the end of a step without one."""
 
 
 class Sync:
-    """Samples all of a step's episodes, then updates: nothing is under way during the update."""
+    """Samples all of a step's episodes, then updates: nothing is in flight during the update."""
 
     prefetch = 0.0
 
@@ -73,27 +73,27 @@ class Sync:
         servers.update_weights(global_steps)
 
     def step_over(self, rollout: Rollout) -> None:
-        """Nothing waits."""
+        """Does nothing: no request is paused."""
 
 
 @dataclass(frozen=True)
 class ColocateAsync:
-    """Updates as soon as a batch of episodes has ended; the others are interrupted and go on with the new weights.
+    """Updates as soon as a batch of episodes has ended; the others are interrupted and resume with the new weights.
 
-    Training requests are held from the end of sampling to the end of a validation, so validation has the servers to
-    itself, and the time it takes is no time for training episodes.
+    Training requests are paused from the end of sampling to the end of a validation, so validation has the servers to
+    itself.
     """
 
     prefetch: float
 
     def sample_end(self, servers: Servers, rollout: Rollout) -> None:
-        """Interrupts what is under way and puts the servers to sleep: held first, or workers would send more."""
+        """Interrupts requests in flight and puts the servers to sleep; pauses first, or workers would send more."""
         rollout.pause()
         servers.abort_replicas()
         servers.sleep_replicas()
 
     def step_end(self, servers: Servers, rollout: Rollout, global_steps: int) -> None:
-        """Wakes the servers with the new weights; training requests still wait."""
+        """Wakes the servers with the new weights; training requests stay paused."""
         servers.update_weights(global_steps)
         servers.resume_generation_replicas()
 
@@ -104,16 +104,19 @@ class ColocateAsync:
 
 @dataclass(frozen=True)
 class SeparateAsync:
-    """Samples on servers with devices of their own, also while the policies are updated; requests are interrupted for
-    the transfer of the weights alone, and go on with the new ones, after a validation where one is due."""
+    """Samples on servers with devices of their own, also while the policies are updated.
+
+    Requests are interrupted only for the weight sync, and resume with the new weights, after a validation if one is
+    due.
+    """
 
     prefetch: float
 
     def sample_end(self, servers: Servers, rollout: Rollout) -> None:
-        """The servers go on."""
+        """Does nothing: the servers continue."""
 
     def step_end(self, servers: Servers, rollout: Rollout, global_steps: int) -> None:
-        """Interrupts what is under way and hands over the weights: held first, or workers would send more."""
+        """Interrupts requests in flight and syncs weights; pauses first, or workers would send more."""
         rollout.pause()
         servers.update_weights(global_steps)
 
@@ -134,18 +137,17 @@ _FILE = "pending.json"
 
 
 def tags_of(tasks: Sequence[Any], global_steps: int) -> list[dict[str, Any]]:
-    """Returns what TransferQueue is told of newly submitted tasks: verl's own tags, and which task of the data set."""
+    """Returns the queue's tags for newly submitted tasks: verl's own, and the index of the task."""
     return [
         {"is_prompt": True, "status": "pending", "global_steps": global_steps, "task": int(task)} for task in tasks
     ]
 
 
 class Deals:
-    """Counts a step's submissions of each task, so that two episodes of one task do not have the same seed.
+    """Counts how often each task was submitted in a step, so that two submissions of a task have different seeds.
 
-    A task comes twice where the data set begins anew within a step. The count follows the order of submission, which
-    is the data loader's, so it is the same however long episodes take; a step that is begun again after a restart
-    counts from 0 as it did the first time.
+    A task is submitted twice where a new epoch begins within a step. The count follows the data loader's order, so it
+    does not depend on how long episodes take, and a step that is repeated after a restart has the same counts.
     """
 
     def __init__(self) -> None:
@@ -153,7 +155,7 @@ class Deals:
         self._dealt: Counter[int] = Counter()
 
     def number(self, tasks: Sequence[Any], global_steps: int) -> list[int]:
-        """Returns for each of newly submitted tasks how often it was submitted before in this step."""
+        """Returns, for each newly submitted task, how often it was already submitted in this step."""
         if global_steps != self._step:
             self._step, self._dealt = global_steps, Counter()
         numbers = []
@@ -164,37 +166,37 @@ class Deals:
 
 
 def unfinished_tasks() -> list[int]:
-    """Returns the tasks in TransferQueue, by the step of their submission: being played, played, or failed."""
-    prompts = [tags for tags in listed() if tags.get("is_prompt")]
+    """Returns the tasks in the queue (running, finished or failed) by the step of their submission."""
+    prompts = [tags for tags in list_tags() if tags.get("is_prompt")]
     return [tags["task"] for tags in sorted(prompts, key=lambda tags: tags["global_steps"])]
 
 
-def tasks_to_submit(under_way: int, batch: int, prefetch: float, steps_left: int) -> int:
+def tasks_to_submit(in_flight: int, batch: int, prefetch: float, steps_left: int) -> int:
     """Returns how many tasks to submit before a step.
 
     Args:
-        under_way: tasks submitted and not yet trained on.
-        batch: tasks of a step.
-        prefetch: batches under way beside the step's own; of a part of a batch, whole tasks.
-        steps_left: this one included; what they cannot use is not submitted.
+        in_flight: tasks submitted and not yet trained on.
+        batch: tasks per step.
+        prefetch: batches in flight in addition to the step's own; a fraction of a batch is rounded down to tasks.
+        steps_left: including this one; tasks that they would not use are not submitted.
     """
     wanted = min(batch + math.floor(prefetch * batch), steps_left * batch)
-    return max(0, wanted - under_way)
+    return max(0, wanted - in_flight)
 
 
 def save(folder: Path, tasks: Sequence[int]) -> None:
-    """Writes tasks into a checkpoint's folder."""
+    """Writes unfinished tasks into a checkpoint's folder."""
     (folder / _FILE).write_text(json.dumps({"tasks": list(tasks)}))
 
 
 def load(folder: Path) -> list[int]:
-    """Returns the tasks of a checkpoint; none where it was saved before there were any to save."""
+    """Returns a checkpoint's unfinished tasks; none for checkpoints from before they were saved."""
     path = folder / _FILE
     return [int(task) for task in json.loads(path.read_text())["tasks"]] if path.is_file() else []
 
 
 def replay_unfinished(dataset: Any, tasks: deque[int]) -> Iterator[dict[str, Any]]:
-    """Yields tasks as verl's data loader does, one at a time, and takes each from `tasks`.
+    """Yields tasks in the form of verl's data loader, one at a time, and removes each from `tasks`.
 
     Raises ValueError if the data set has become smaller.
     """

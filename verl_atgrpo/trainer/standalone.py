@@ -1,4 +1,4 @@
-"""A policy whose servers have devices of their own, and sample while it is updated (`mode: separate_async`)."""
+"""A policy whose servers have devices of their own and sample while it is updated (`mode: separate_async`)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from verl_atgrpo.config.mode_check import devices_of
 from verl_atgrpo.serving.client import balancer_class
-from verl_atgrpo.serving.health import PolicyFailed, naming, why_dead
+from verl_atgrpo.serving.health import PolicyFailed, dead_replicas, naming
 from verl_atgrpo.serving.replicas import Replicas
 from verl_atgrpo.serving.workers import StandaloneServers, TrainerWorker, WeightTarget, reserve_master_port
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
 
 
 class StandaloneReplicas(Replicas):
-    """Replicas of one policy on devices of their own: a transfer of weights needs all of them, so one that dies ends
-    the run."""
+    """Replicas of one policy on devices of their own.
+
+    Their weight sync needs all of them, so a dead one ends the run.
+    """
 
     def poll(self) -> None:
         """Raises PolicyFailed if one of them is dead."""
-        dead = why_dead(self._policy, {replica.replica_rank: replica.servers for replica in self.serving})
+        dead = dead_replicas(self._policy, {replica.replica_rank: replica.servers for replica in self.serving})
         for replica, reason in dead.items():
             raise PolicyFailed(
                 f"policy {self._policy!r}: server {replica} is dead ({reason}), and servers on devices of their own "
@@ -50,18 +52,18 @@ class StandaloneUnit(PolicyUnit):
         super().__init__(*args, **kwargs)
         options = self.config.actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs
         with open_dict(options):
-            # verl finds the processes of a transfer by this name: two policies with the same would mix theirs.
+            # verl looks up the processes of a weight sync by this name, so each policy needs its own.
             given = OmegaConf.select(options, "nccl.group_name") or "at_grpo"
             OmegaConf.update(options, "nccl.group_name", f"{given}-{self.name}")
         self._has_weights = False
 
     @property
     def own_server_devices(self) -> int:
-        """How many devices the policy's servers have: all of them."""
+        """Number of devices that only serve this policy: all of its servers'."""
         return devices_of(self.config.actor_rollout_ref)
 
     def place(self, pool: RayResourcePool) -> None:
-        """Creates the trainer's processes on the devices of `pool`, which no server shares."""
+        """Creates the training workers on the devices of `pool`, which no server shares."""
         roles = [Role.Actor]
         if self.use_reference_policy and not self.ref_in_actor:
             roles.append(Role.RefPolicy)
@@ -99,12 +101,12 @@ class StandaloneUnit(PolicyUnit):
         self.replicas = StandaloneReplicas(self.name, self.actor_rollout_wg, self.servers, self.sync, restarts=0)
 
     def push_weights(self, global_steps: int) -> None:
-        """Interrupts the servers' requests, hands over the policy's weights and lets the servers go on.
+        """Interrupts the servers' requests, syncs the weights and resumes the requests.
 
-        A frozen policy's servers keep the weights that they got at the start, and are told the number alone. Raises
-        PolicyFailed if a server is dead, or dies meanwhile.
+        A frozen policy's servers get weights only once, and afterwards only the version. Raises PolicyFailed if a
+        server is dead or dies meanwhile.
         """
-        with naming(self.name, "handing its weights to its servers"):
+        with naming(self.name, "its weight sync"):
             if self.trainable or not self._has_weights:
                 self.replicas.push(global_steps)
                 self._has_weights = True

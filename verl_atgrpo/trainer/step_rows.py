@@ -1,4 +1,4 @@
-"""The rows of a step: sampled from the queue, without groups that have no signal, topped up by more tasks."""
+"""The rows of a step: sampled from the queue, filtered by group signal, topped up with more tasks."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from verl_atgrpo.trainer.queue import Rows, Tags, batch_of
 logger = logging.getLogger(__name__)
 
 Group = tuple[str, str]
-"""Policy and group: a policy's update compares its own rows only."""
+"""(policy, group): an update compares only rows of its own policy."""
 
 
 def group_of(tags: Tags) -> Group:
-    """Returns the group that a row is compared within."""
+    """Returns a row's group."""
     return tags["policy"], tags["group"]
 
 
 def groups_with_signal(rows: Iterable[Tags], spec: EstimatorSpec) -> dict[Group, bool]:
-    """Returns for every group whether one of its rows has an advantage other than 0.
+    """Returns, for every group, whether one of its rows has an advantage other than 0.
 
-    The estimator itself is asked, with a policy's rows as its update hands them over: so groups are what it
-    compares, and a group of equal rewards that it does not centre is not dropped. No estimator has a statistic of
-    several groups, so the others' advantages stay what they are.
+    Computes the advantages as the policy's update does, so a group of equal rewards counts if the estimator does not
+    centre. No estimator has statistics over several groups, so dropping a group leaves the others' advantages
+    unchanged.
 
     Args:
         rows: the tags of real rows (see `rollout.rows.training_rows`), groups complete.
@@ -43,7 +43,7 @@ def groups_with_signal(rows: Iterable[Tags], spec: EstimatorSpec) -> dict[Group,
         by_policy[tags["policy"]].append(tags)
     signal: dict[Group, bool] = {}
     for mine in by_policy.values():
-        # In float32, as in an update.
+        # In float32, as in the update.
         rewards = torch.tensor([tags["reward"] for tags in mine], dtype=torch.float32)
         advantages = team_advantages(rewards, row_ids(mine, spec), spec)
         for tags, advantage in zip(mine, advantages.tolist(), strict=True):
@@ -52,51 +52,51 @@ def groups_with_signal(rows: Iterable[Tags], spec: EstimatorSpec) -> dict[Group,
     return signal
 
 
-def _place(key: str, tags: Tags) -> tuple[Any, ...]:
+def _sort_key(key: str, tags: Tags) -> tuple[Any, ...]:
     uid, session, _ = key.rsplit("_", 2)
-    # A task may be there twice: submitted in two steps, or in one step at the turn of an epoch. Of the latter the
-    # order is open, but their samples have the same seeds.
+    # A task may be submitted twice: in two steps, or in one step in which a new epoch begins. The latter are ordered
+    # by uid, which is random.
     return tags["task"], tags["global_steps"], uid, int(session), tags["agent"], tags["turn"], tags["candidate"]
 
 
 @dataclass
 class StepRows:
-    """Everything that was played in a step, and which of its rows are left to train on."""
+    """All rows of a step, and which of them are trained on."""
 
     keys: list[str] = field(default_factory=list)
     tags: list[dict[str, Any]] = field(default_factory=list)
     signal: dict[Group, bool] = field(default_factory=dict)
-    """Empty without a filter; a frozen policy's groups are not in it."""
+    """Empty without a filter; does not contain the groups of frozen policies."""
     metrics: dict[str, float] = field(default_factory=dict)
 
     def sort(self) -> None:
-        """Orders rows by task, the step of its submission, episode, agent, turn and candidate: they came in the order
-        in which episodes ended.
+        """Sorts rows by task, step of submission, episode, agent, turn and candidate.
 
-        Mini-batches are dealt from this order, so equal rollouts give equal updates.
+        They arrive in the order in which episodes end, and mini-batches follow the order of rows: sorted, equal
+        rollouts give equal updates.
         """
-        order = sorted(range(len(self.keys)), key=lambda row: _place(self.keys[row], self.tags[row]))
+        order = sorted(range(len(self.keys)), key=lambda row: _sort_key(self.keys[row], self.tags[row]))
         self.keys, self.tags = [self.keys[row] for row in order], [self.tags[row] for row in order]
 
-    def left(self) -> list[bool]:
-        """Returns for every row whether it was not dropped."""
+    def kept(self) -> list[bool]:
+        """Returns, for every row, whether the filter keeps it."""
         if not self.signal:
             return [True] * len(self.tags)
         return [self.signal.get(group_of(tags), True) for tags in self.tags]
 
     def rows_for(self, policies: Collection[str]) -> Rows:
-        """Returns the rows of these policies that were not dropped."""
+        """Returns the rows of these policies that the filter keeps."""
         return self._rows(policies, True)
 
     def rows_except(self, policies: Collection[str]) -> Rows:
-        """Returns all rows that `rows_for` leaves out."""
+        """Returns all other rows than `rows_for`."""
         return self._rows(policies, False)
 
     def _rows(self, policies: Collection[str], theirs: bool) -> Rows:
         rows = [
             row
-            for row, (left, tags) in enumerate(zip(self.left(), self.tags, strict=True))
-            if (left and tags["policy"] in policies) == theirs
+            for row, (kept, tags) in enumerate(zip(self.kept(), self.tags, strict=True))
+            if (kept and tags["policy"] in policies) == theirs
         ]
         return batch_of([self.keys[row] for row in rows], [self.tags[row] for row in rows])
 
@@ -112,12 +112,12 @@ def sample_rows(
     """Returns the rows of a step.
 
     Args:
-        sample: waits for so many tasks, and returns their rows with verl's counts of the waiting.
-        add_tasks: hands so many more tasks to the rollout. As many are waited for, so as many are left to the next
-            step as before; in an asynchronous mode these may be others.
-        tasks: how many of those that the rollout has been handed are waited for at first.
+        sample: waits for a number of tasks, and returns their rows and verl's metrics of the wait.
+        add_tasks: submits a number of further tasks. As many are sampled in addition, so the next step has as many
+            tasks in flight as without a filter; in an asynchronous mode they may be others.
+        tasks: how many of the submitted tasks to sample at first.
         group_filter: None keeps every row.
-        trainable: names of the policies that are trained; the filter leaves the others' rows alone.
+        trainable: names of the trained policies; rows of others are never dropped.
         spec: the estimator.
     """
     rows = StepRows()
@@ -141,10 +141,9 @@ def sample_rows(
 
 
 def tasks_to_add(group_filter: GroupFilter, groups: int, played: int) -> int:
-    """Returns how many tasks to play on top of those `played`, which left so many groups; 0 ends the top-up.
+    """Returns how many tasks to add after `played` tasks gave `groups` groups with signal; 0 ends the top-up.
 
-    As many as the missing groups take at the rate so far, but no more than were played already: the rate of a
-    few tasks says little.
+    The number follows from the rate so far, but is at most `played`: a rate from a few tasks is unreliable.
     """
     wanted, most = group_filter.min_groups, group_filter.max_tasks
     if wanted is None or most is None or groups >= wanted:
@@ -155,7 +154,7 @@ def tasks_to_add(group_filter: GroupFilter, groups: int, played: int) -> int:
 
 
 def _filter_metrics(rows: StepRows, group_filter: GroupFilter, played: int) -> dict[str, float]:
-    groups, kept, dropped = len(rows.signal), sum(rows.signal.values()), rows.left().count(False)
+    groups, kept, dropped = len(rows.signal), sum(rows.signal.values()), rows.kept().count(False)
     metrics = {
         "team/tasks": float(played),
         "team/groups_kept": float(kept),

@@ -1,4 +1,4 @@
-"""verl's trainer with what a team needs: episodes, several policies, per-agent metrics."""
+"""verl's trainer, extended by episodes, several policies and per-agent metrics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from verl_atgrpo.trainer.metrics import (
     training_metrics,
 )
 from verl_atgrpo.trainer.policy_unit import PolicyUnit, TeamSync, Update, for_all
-from verl_atgrpo.trainer.queue import PARTITION, Rows, announce, batch_of, pace, remove
+from verl_atgrpo.trainer.queue import PARTITION, Rows, batch_of, on_validation_sample, pace, put_tasks, remove
 from verl_atgrpo.trainer.recorder import Recorder, about_run
 from verl_atgrpo.trainer.rollout_watch import RolloutWatch
 from verl_atgrpo.trainer.schedule import make_schedule
@@ -49,7 +49,7 @@ _POOL = "global_pool"
 
 @register_trainer(MODE)
 class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
-    """Trains a team's policies from its episodes."""
+    """Trains a team's policies on the episodes it plays."""
 
     _dump_futures: list[Future[None]]
 
@@ -63,13 +63,14 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         self._deals = schedule.Deals()
         self._tags: list[dict[str, Any]] = []
         self._updated = False
-        self._recorder: Recorder | None = None
+        self.recorder: Recorder | None = None
         super().__init__(config)
-        pace(self.replay_buffer, self.settings.poll_interval, check=self._collect_report)
+        pace(self.replay_buffer, self.settings.poll_interval, check=self.collect_report)
+        on_validation_sample(self.replay_buffer, self.on_validation_sample)
 
     @property
     def trainer_mode(self) -> str:
-        """The mode verl's base class shall see: it compares with the literal "sync" in several places."""
+        """The mode for verl's base class, which compares it with the literal "sync" in several places."""
         return self.settings.mode
 
     @trainer_mode.setter
@@ -79,7 +80,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
     # ------------------------------------------------------------ policies
 
     def _setup(self) -> None:
-        """Starts every policy's workers and servers and resumes."""
+        """Starts every policy's workers and servers, and resumes from a checkpoint if there is one."""
         self._init_tokenizer()
         self._init_dataloader()
         self._init_dump_executor()
@@ -90,40 +91,42 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         replicas = 0
         for name, settings in policies.items():
             job = job_of(self.config, name)
-            # verl's own folder where there is one policy, so that its tools find it.
+            # A single policy is saved where verl's tools expect it.
             folder = "actor" if len(policies) == 1 else f"policies/{name}"
             restarts = self.settings.restart_servers
             self.units.append(kind(name, job, folder, settings.trainable, replicas, restarts, self._spec))
-            replicas += self.units[-1].server_devices(pools[name])  # no policy has more servers than devices
+            replicas += self.units[-1].server_devices(pools[name])  # at least as many as the policy has servers
         for unit in self.units:
             unit.place(pools[unit.name])
-        for_all(self.units, PolicyUnit.start, self._at_once)
-        self.checkpoint_manager = TeamSync(self.units, self._at_once)
+        for_all(self.units, PolicyUnit.start, self.concurrent)
+        self.checkpoint_manager = TeamSync(self.units, self.concurrent)
         self.tokenizer = TeamTokenizer({unit.name: unit.tokenizer for unit in self.units})
-        # Environments score; verl asks only whether there is a reward model.
+        # Environments compute rewards; verl only checks whether there is a reward model.
         self.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])
         self.teacher_model_manager = None
         self.distillation_config = None
-        # For verl's profiling, which knows one policy.
+        # verl's profiling supports one policy.
         self.actor_rollout_wg, self.ref_policy_wg = self.units[0].actor_rollout_wg, self.units[0].ref_policy_wg
         self.llm_server_manager = self.units[0].servers
         self.watch = RolloutWatch(self.units, self.settings.max_failed_episodes, self.settings.training_episodes)
         self._load_checkpoint()
-        self._recorder = self._make_recorder()
+        self.recorder = self._make_recorder()
 
     @property
     def _split(self) -> bool:
         return self.settings.placement == "split"
 
     @property
-    def _at_once(self) -> bool:
-        """Colocated policies take turns: two updates may not fit into a GPU's memory, and servers that start
-        together misjudge what is free. The CPU's memory is not shared out, and what one policy leaves idle
-        another can use."""
+    def concurrent(self) -> bool:
+        """Whether policies start, update and sync weights concurrently instead of one after the other.
+
+        Colocated policies on GPUs take turns: two updates may not fit into a GPU's memory, and servers that start at
+        the same time misjudge how much is free. On the CPU, one policy uses the cores that another leaves idle.
+        """
         return self._split or platform_choice.wants_cpu()
 
     def _make_pools(self, policies: Mapping[str, PolicySettings]) -> dict[str, RayResourcePool]:
-        """Returns policy -> devices: the same for all, or some of their own for each."""
+        """Returns policy -> resource pool: one for all policies, or one for each."""
         trainer = self.config.trainer
         own = {name: settings.gpus or trainer.n_gpus_per_node for name, settings in policies.items()}
         spec = own if self._split else {_POOL: trainer.n_gpus_per_node}
@@ -137,7 +140,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         return {name: pools[name if self._split else _POOL] for name in policies}
 
     def _init_dataloader(self) -> None:
-        """Hands every policy the length of its schedule, which verl derives from the data."""
+        """Sets every policy's number of training steps, which verl derives from the data."""
         super()._init_dataloader()
         steps = self.config.actor_rollout_ref.actor.optim.total_training_steps
         for policy in self.config.get(EXPANDED, {}).values():
@@ -145,10 +148,10 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
                 policy.actor.optim.total_training_steps = steps
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> Rows:
-        """Samples a step's rows and updates every trainable policy on its own."""
+        """Samples a step's rows and updates every trainable policy on its own rows."""
         with marked_timer("gen", timing_raw, color="red"):
             self.on_sample_begin()
-            rows = self._sample_rows(sample_batch_size)
+            rows = self.sample_step(sample_batch_size)
             self.on_sample_end()
         metrics.update(rows.metrics)
         self._tags = rows.tags
@@ -165,7 +168,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         self._updated = bool(learning)
         unused = rows.rows_except({unit.name for unit in learning})
         if not learning:
-            # verl clears what it gets back, and stops at a step without rows.
+            # verl removes the returned rows from the queue, and stops at a step without rows.
             metrics.update(policy_metrics(by_policy))
             self._record_rows(rows, trained=set())
             return unused
@@ -173,35 +176,35 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
 
         def train(unit: PolicyUnit) -> None:
             updates[unit.name] = unit.train(parts[unit.name], self.global_steps)
-            if not self._at_once:
+            if not self.concurrent:
                 unit.empty_cache()  # the next policy is updated on the same devices
 
         with marked_timer("policies", timing_raw, color="red"):
-            for_all(learning, train, self._at_once)
+            for_all(learning, train, self.concurrent)
         for name, update in updates.items():
             by_policy[name] |= update.metrics
         metrics.update(policy_metrics(by_policy))
-        total = max if self._at_once else sum
+        total = max if self.concurrent else sum
         for stage in {stage for update in updates.values() for stage in update.timing}:
             timing_raw[stage] = total(update.timing.get(stage, 0.0) for update in updates.values())
         trained = [updates[unit.name].rows for unit in learning]
         self._record_rows(rows, {key for part in trained for key in part.keys})
         if len(unused):
-            # Nothing is computed from them; verl clears only what it gets back.
+            # verl removes only the returned rows.
             remove(unused)
         return batch_of(
             [key for part in trained for key in part.keys],
             [tags for part in trained for tags in part.tags],
         )
 
-    def _sample_rows(self, tasks: int) -> StepRows:
-        """Returns a step's rows, in sync mode all played with the same weights."""
+    def sample_step(self, tasks: int) -> StepRows:
+        """Returns a step's rows; in sync mode all were sampled with the same weights."""
         buffer = self.replay_buffer
         rows = sample_rows(
             sample=lambda number: buffer.sample(
                 global_steps=self.global_steps, partition_id=PARTITION, batch_size=number
             ),
-            add_tasks=super()._add_prompts_to_generate,  # not ours: no episode has failed
+            add_tasks=super()._add_prompts_to_generate,  # not ours, which is for failed episodes
             tasks=tasks,
             group_filter=self.settings.group_filter,
             trainable={unit.name for unit in self.units if unit.trainable},
@@ -211,27 +214,27 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         return rows
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Trains; when a process dies, the error says where the next run can go on from."""
+        """Trains; when a process dies, the error names the checkpoint that the next run can resume from."""
         try:
             super().fit(agent_loop_manager)
         except (PolicyFailed, RolloutFailed) as failure:
-            raise type(failure)(f"{failure}; {checkpoints.way_on(self.config.trainer)}") from failure
+            raise type(failure)(f"{failure}; {checkpoints.resume_hint(self.config.trainer)}") from failure
 
     # ------------------------------------------------------------ schedule
 
     def on_init_end(self) -> None:
-        """Hands the servers the weights that training starts or goes on with."""
+        """Sends the servers the initial or resumed weights."""
         self.checkpoint_manager.update_weights(self.global_steps)
 
     def on_sample_end(self) -> None:
-        """Ends the rollout, or interrupts it, for the update."""
+        """Ends the rollout before the update, or interrupts it."""
         with marked_timer("end_rollout", self.timing_raw, color="red"):
             self.schedule.sample_end(self.checkpoint_manager, self.agent_loop_manager)
         if self.curr_step_profile:
             self._stop_rollout_profiling()
 
     def on_step_end(self) -> None:
-        """Hands the servers the new weights."""
+        """Sends the servers the new weights."""
         with marked_timer("update_weights", self.timing_raw, color="red"):
             self.schedule.step_end(self.checkpoint_manager, self.agent_loop_manager, self.global_steps)
 
@@ -242,7 +245,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         return TeamClient({unit.name: unit.client() for unit in self.units})
 
     def prepare_step(self) -> dict[str, Any]:
-        """Hands tasks to the rollout: the step's, and at first those that are to be under way beside them."""
+        """Submits the step's tasks to the rollout; before the first asynchronous step also the warm-up's."""
         batch = self.config.data.train_batch_size
         last_step = min(self.total_training_steps, self.steps_per_epoch * self.config.trainer.total_epochs)
         steps_left = last_step - self.global_steps + 1
@@ -252,58 +255,54 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         return {}
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
-        """Submits tasks; of each TransferQueue is told all that a restart needs to know."""
+        """Submits tasks to the rollout workers, and records them in the queue for a restart."""
         tasks = list(batch["index"])
         batch[DEAL] = torch.tensor(self._deals.number(tasks, self.global_steps))
         tags = schedule.tags_of(tasks, self.global_steps)
-        announce(list(batch["uid"]), tags)
+        put_tasks(list(batch["uid"]), tags)
         self.agent_loop_manager.generate_sequences(batch)
         return len(batch)
 
     def _add_prompts_to_generate(self, num_prompts: int) -> int:
-        """Puts other tasks in the place of those that verl's replay buffer has thrown away: their episodes failed."""
-        self._collect_report()
+        """Replaces tasks that verl's replay buffer has evicted because their episodes failed."""
+        self.collect_report()
         self.watch.check_servers()
         submitted: int = super()._add_prompts_to_generate(num_prompts)
         return submitted
 
-    def _collect_report(self) -> None:
-        """Adds up what the rollout workers counted; raises what `RolloutWatch.collect` does."""
+    def collect_report(self) -> None:
+        """Collects the rollout workers' counts; raises what `RolloutWatch.collect` does."""
         self.watch.collect(self.agent_loop_manager, self.global_steps)
 
     def _validate(self) -> dict[str, float]:
         """Returns the team's success on the validation tasks (`val-core/<environment or data set>/acc/mean@n`)."""
-        sample = self.replay_buffer.sample
-
-        def announced(*args: Any, **kwargs: Any) -> Any:
-            batch, metrics = sample(*args, **kwargs)
-            self.tokenizer.expect(batch.tags)
-            if self._recorder is not None:
-                self._recorder.record(self.global_steps, batch, trained=set())
-            return batch, metrics
-
-        self.replay_buffer.sample = announced
         try:
             metrics: dict[str, float] = super()._validate()
+            self.tokenizer.check_complete()
         finally:
-            self.replay_buffer.sample = sample
-            # A defect leaves verl with an empty batch; its own error would not say why.
-            self._collect_report()
+            # After a defect in a rollout worker verl gets an empty batch, and its error would not name the cause.
+            self.collect_report()
         if every_episode_failed(metrics):
             for unit in self.units:
                 unit.replicas.check()
             raise RuntimeError("every validation episode failed; the rollout workers' log says why")
         return metrics
 
+    def on_validation_sample(self, batch: Rows) -> None:
+        """Registers a validation batch with the tokenizer, and records it."""
+        self.tokenizer.expect(batch.tags)
+        if self.recorder is not None:
+            self.recorder.record(self.global_steps, batch, trained=set())
+
     # ------------------------------------------------------------ records
 
     def _record_rows(self, rows: StepRows, trained: set[str]) -> None:
-        """Records a step's rows, dropped ones and frozen policies' included, while they are in the queue."""
-        if self._recorder is not None:
-            self._recorder.record(self.global_steps, batch_of(rows.keys, rows.tags), trained)
+        """Records a step's rows, including dropped ones and those of frozen policies, while they are in the queue."""
+        if self.recorder is not None:
+            self.recorder.record(self.global_steps, batch_of(rows.keys, rows.tags), trained)
 
     def _make_recorder(self) -> Recorder | None:
-        """Returns what writes the report's records, once it is known from which step the run goes on."""
+        """Returns the writer of the report's records; needs the step that the run resumes from."""
         settings = self.settings.record
         if settings is None:
             return None
@@ -311,10 +310,10 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         files = RecordFiles(
             Path(self.config.trainer.default_local_dir) / FOLDER, settings.max_megabytes, self.global_steps, about
         )
-        return Recorder(settings, files, {unit.name: unit.tokenizer for unit in self.units}, self._in_background)
+        return Recorder(settings, files, {unit.name: unit.tokenizer for unit in self.units}, self.in_background)
 
-    def _in_background(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Hands work to verl's writer of rollout dumps; raises what earlier work raised."""
+    def in_background(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Submits work to verl's executor for rollout dumps; raises the error of earlier work."""
         earlier, self._dump_futures = self._dump_futures, []
         for future in earlier:
             if future.done():
@@ -325,19 +324,19 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
 
     @property
     def logger(self) -> Tracking:
-        """What verl logs to; the records are one logger among those of `trainer.logger`."""
+        """verl's logger, with the report's records as one more backend."""
         return self._logger
 
     @logger.setter
     def logger(self, tracking: Tracking) -> None:
-        if self._recorder is not None:
-            tracking.logger["record"] = self._recorder
+        if self.recorder is not None:
+            tracking.logger["record"] = self.recorder
         self._logger = tracking
 
     # ------------------------------------------------------------ checkpoints
 
     def _save_checkpoint(self) -> None:
-        """Saves all policies as one step: complete, or not there; with the tasks that are under way."""
+        """Saves all policies and the unfinished tasks as one step; an incomplete step is never resumed from."""
         unfinished = [*schedule.unfinished_tasks(), *self._unfinished]
         tasks = self.train_dataloader.state_dict()
         folder = checkpoints.save(self.config.trainer, self.units, self.global_steps, tasks, unfinished)
@@ -346,7 +345,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         )
 
     def _load_checkpoint(self) -> None:
-        """Resumes all policies and the order of tasks from the last complete step; unfinished ones come first."""
+        """Resumes all policies and the order of tasks from the last complete step; unfinished tasks come first."""
         self.global_steps, tasks, unfinished = checkpoints.load(self.config.trainer, self.units)
         if tasks is not None:
             self.train_dataloader.load_state_dict(tasks)
@@ -358,20 +357,20 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
     # ------------------------------------------------------------ metrics
 
     def _get_n_gpus_for_throughput(self) -> int:
-        """Returns the job's devices, those that servers have to themselves included."""
+        """Returns the number of the job's devices, including those that only serve."""
         devices: int = super()._get_n_gpus_for_throughput()
         return devices + sum(unit.own_server_devices for unit in self.units)
 
     def _compute_metrics(
         self, batch: Rows, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
     ) -> None:
-        """Adds verl's metrics, which are of the rows that were trained on, and the team's.
+        """Adds verl's metrics of the rows that were trained on, and the team's metrics of all rows.
 
-        verl calls this after a step's validation, where that is due: training episodes need not wait any longer.
+        verl calls this after a step's validation, if one was due, so training episodes are resumed here.
         """
         self.schedule.step_over(self.agent_loop_manager)
-        if self._recorder is not None:
-            timing_raw["record"] = self._recorder.take_seconds()
+        if self.recorder is not None:
+            timing_raw["record"] = self.recorder.take_seconds()
         if self._updated:
             gpus = self._get_n_gpus_for_throughput()
             metrics.update(training_metrics(batch.tags, timing_raw, global_steps, epoch, gpus))
@@ -383,10 +382,11 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             trainable = {unit.name for unit in self.units if unit.trainable}
             trained = [tags for tags in self._tags if tags["policy"] in trainable]
             metrics.update(staleness_metrics(trained, global_steps))
-        self._collect_report()
+        self.collect_report()
         metrics.update(self.watch.take_metrics())
 
     def _log_rollout_data(self, batch: Rows, timing_raw: dict[str, float], rollout_data_dir: str) -> None:
         """Writes the step's rows as text, each decoded with its policy's tokenizer."""
         self.tokenizer.expect(batch.tags)
         super()._log_rollout_data(batch, timing_raw, rollout_data_dir)
+        self.tokenizer.check_complete()

@@ -1,4 +1,10 @@
-"""What a policy's update computes on the driver: log-probs, advantages, rollout correction, mini-batches."""
+"""The driver's part of a policy's update: log-probs, advantages, rollout correction, mini-batches.
+
+Functions that read or write tokens work on parts of a step's rows (`queue.parts`), where verl's trainer loads all rows
+padded: a million rows of up to 1,024 tokens would take gigabytes per field. They call verl's functions on every part;
+what is not a sum over parts is combined here from sums (`merged`, `ProbsDifference`).
+tests/trainer/test_row_parts.py compares all of it with verl's own trainer.
+"""
 
 from __future__ import annotations
 
@@ -19,21 +25,22 @@ from verl.workers.utils.padding import response_from_nested, response_to_nested
 from verl_atgrpo.estimators.ids import row_ids
 from verl_atgrpo.estimators.kernel import team_advantages
 from verl_atgrpo.estimators.spec import EstimatorSpec
-from verl_atgrpo.trainer.queue import Rows, each, fetched, parts, put, real_rows, response_lengths
+from verl_atgrpo.trainer.queue import Rows, fetch, fetch_parts, parts, put, real_rows, response_lengths
 
 Part = tuple[dict[str, float], int, int]
-"""Metrics of a part, its tokens, and its rows with padding."""
+"""Metrics of a part, its number of tokens, and its number of rows including padding."""
 _PREFIX = "rollout_corr/"
 
 
 def merged(parts: Sequence[Part], per_row: bool) -> dict[str, float]:
-    """Returns the metrics of all parts together; of one part, what verl computed.
+    """Combines verl's rollout correction metrics of parts into those of all rows.
 
-    Means are over tokens, over rows, or largest or smallest, as in verl's `rollout_corr_helper`; spreads are put
-    together from means and spreads of the parts.
+    A metric is a mean over tokens or rows, a maximum or a minimum, as in verl's `rollout_corr_helper`; standard
+    deviations are combined from the parts' means and standard deviations.
 
     Args:
-        per_row: whether weights are those of whole rows (`rollout_is: sequence`).
+        parts: at least one.
+        per_row: whether importance weights are per row (`rollout_is: sequence`).
     """
     if len(parts) == 1:
         return parts[0][0]
@@ -50,7 +57,7 @@ def _merge(name: str, parts: Sequence[Part], per_row: bool) -> float:
     if name == "rollout_is_seq_std":
         means = [metrics[_PREFIX + "rollout_is_seq_mean"] for metrics, _, _ in parts]
         mean, total = _mean(means, rows), sum(rows)
-        # Of a sample, as torch.std is.
+        # Sample standard deviation, as torch.std.
         within = sum(value**2 * (n - 1) for value, n in zip(values, rows, strict=True))
         between = sum(n * (own - mean) ** 2 for own, n in zip(means, rows, strict=True))
         return math.sqrt((within + between) / (total - 1))
@@ -61,7 +68,7 @@ def _merge(name: str, parts: Sequence[Part], per_row: bool) -> float:
             return math.sqrt(
                 _mean([value**2 + (own - mean) ** 2 for value, own in zip(values, means, strict=True)], tokens)
             )
-        # It is mean^2 / (mean of squares).
+        # Defined as mean^2 / (mean of squares).
         return mean**2 / _mean([own**2 / value for value, own in zip(values, means, strict=True)], tokens)
     of_rows = "ppl" in name or "seq" in name or (per_row and name.startswith("rollout_is_ratio_fraction"))
     return _mean(values, rows if of_rows else tokens)
@@ -72,16 +79,15 @@ def _mean(values: Sequence[float], weights: Sequence[int]) -> float:
 
 
 def spread_padding(padding: Sequence[bool], ranks: int, mini_batches: int, seed: int) -> list[int]:
-    """Returns an order of the rows in which every mini-batch of every rank has its share of padding.
+    """Returns an order of the rows that spreads padding evenly over the mini-batches of every rank.
 
     Args:
-        padding: one flag a row, in the balanced order: rank r owns the r-th of `ranks` equal runs.
+        padding: one flag per row, in the balanced order: rank r owns the r-th of `ranks` equal slices.
         ranks: data-parallel ranks.
         mini_batches: optimizer steps; rows per rank must be a multiple of it.
-        seed: real rows are shuffled within their rank, so that a mini-batch is not all one agent.
+        seed: of the shuffle of real rows within their rank, which mixes agents in a mini-batch.
 
-    Raises:
-        ValueError: the rows cannot be divided evenly.
+    Raises ValueError if the rows cannot be divided evenly.
     """
     per_rank, rest = divmod(len(padding), ranks)
     size, rest_of_rank = divmod(per_rank, mini_batches)
@@ -95,8 +101,8 @@ def spread_padding(padding: Sequence[bool], ranks: int, mini_batches: int, seed:
         pads = [row for row in mine if padding[row]]
         random.Random(f"{seed}.{rank}").shuffle(real)
         for step in range(mini_batches):
-            # Dealt out in turn, from one rank to the next: shares differ by one at most within a rank, and over all
-            # ranks as well, so that no mini-batch is all padding where another has two real rows.
+            # Round-robin, continued over ranks: shares differ by at most one within a rank and over all ranks, so no
+            # mini-batch is all padding while another has two real rows.
             share = [pad for number, pad in enumerate(pads, placed) if number % mini_batches == step]
             order += [real.pop() for _ in range(size - len(share))] + share
         placed += len(pads)
@@ -104,10 +110,14 @@ def spread_padding(padding: Sequence[bool], ranks: int, mini_batches: int, seed:
 
 
 def balanced(lengths: Sequence[int], ranks: int) -> tuple[list[int], dict[str, float]]:
-    """Returns an order of rows of so many tokens in which every rank's run is as much work, and verl's metrics of it.
+    """Returns an order of rows that gives every rank a slice of equal workload, and verl's metrics of it.
 
-    As `PPOTrainer._balance_batch` does, which hands over a tensor: Python's sums of its elements take twenty times as
-    long as sums of numbers. The number of rows must be a multiple of `ranks`.
+    As `PPOTrainer._balance_batch`, with the workload as a list: verl passes a tensor, and Python's sums over its
+    elements take 20 times as long.
+
+    Args:
+        lengths: tokens of each row; their number must be a multiple of `ranks`.
+        ranks: data-parallel ranks.
     """
     runs = [list(range(len(lengths)))]
     if ranks > 1:
@@ -118,9 +128,9 @@ def balanced(lengths: Sequence[int], ranks: int) -> tuple[list[int], dict[str, f
 
 
 class ProbsDifference:
-    """How far the probabilities of actor and server are apart, over all tokens that were added.
+    """Accumulates the difference between the actor's and the servers' token probabilities.
 
-    The metrics of `verl.utils.debug.metrics.calculate_debug_metrics`, from sums.
+    Computes the metrics of `verl.utils.debug.metrics.calculate_debug_metrics` from sums over parts.
     """
 
     def __init__(self) -> None:
@@ -129,7 +139,7 @@ class ProbsDifference:
         self._largest = 0.0
 
     def add(self, actor: Tensor, server: Tensor) -> None:
-        """Adds tokens: probabilities (T,) float32 each, at least one."""
+        """Adds the probabilities of at least one token, each (T,) float32."""
         difference = (actor - server).abs()
         self._largest = max(self._largest, difference.max().item())
         self._tokens += len(actor)
@@ -152,41 +162,41 @@ class ProbsDifference:
 
 
 def bypass_old_log_probs(batch: Rows) -> None:
-    """Takes the server's log-probs for the actor's, as `algorithm.rollout_correction.bypass_mode` asks."""
-    for part, data in each(batch, ["rollout_log_probs"]):
+    """Uses the servers' log-probs as the actor's (`algorithm.rollout_correction.bypass_mode`)."""
+    for part, data in fetch_parts(batch, ["rollout_log_probs"]):
         put(batch, part, {"old_log_probs": data["rollout_log_probs"]})
 
 
 def write_old_log_probs(batch: Rows, actor: DictConfig) -> dict[str, float]:
-    """Writes the answers' part of what the workers computed of whole rows, and returns verl's metrics of it."""
+    """Writes the responses' part of the log-probs and entropies of whole rows; returns verl's metrics of them."""
     real, lengths = real_rows(batch.tags), response_lengths(batch.tags)
     entropy, difference = 0.0, ProbsDifference()
-    for part, data in each(batch, ["entropy", "log_probs", "response_mask", "rollout_log_probs"]):
-        answers = {
+    for part, data in fetch_parts(batch, ["entropy", "log_probs", "response_mask", "rollout_log_probs"]):
+        responses = {
             "old_log_probs": response_from_nested(data["log_probs"], data["response_mask"]),
             "entropy": response_from_nested(data["entropy"], data["response_mask"]),
         }
-        put(batch, part, answers)
+        put(batch, part, responses)
         mask = data["response_mask"].to_padded_tensor(0)
         entropy += agg_loss(
-            loss_mat=answers["entropy"].to_padded_tensor(0),
+            loss_mat=responses["entropy"].to_padded_tensor(0),
             loss_mask=mask,
             loss_agg_mode=actor.loss_agg_mode,
-            # Of all rows, not of this part: so the parts add up. Every token of a real row counts, none of padding.
+            # Totals of all rows, so that the parts' values add up. Every response token of a real row counts.
             batch_num_tokens=int(lengths[real].sum()),
             global_batch_size=int(real.sum()),
             loss_scale_factor=actor.loss_scale_factor or int(lengths.max()),
         ).item()
         counted = data["response_mask"].values().bool()
         difference.add(
-            answers["old_log_probs"].values()[counted].exp(), data["rollout_log_probs"].values()[counted].exp()
+            responses["old_log_probs"].values()[counted].exp(), data["rollout_log_probs"].values()[counted].exp()
         )
     return {"actor/entropy": entropy, **difference.metrics()}
 
 
 def write_ref_log_probs(batch: Rows) -> None:
-    """Writes the answers' part of what the reference computed of whole rows."""
-    for part, data in each(batch, ["log_probs", "response_mask"]):
+    """Writes the responses' part of the reference log-probs of whole rows."""
+    for part, data in fetch_parts(batch, ["log_probs", "response_mask"]):
         put(batch, part, {"ref_log_prob": response_from_nested(data["log_probs"], data["response_mask"])})
 
 
@@ -194,9 +204,9 @@ _FIELDS = ("response_mask", "old_log_probs", "rollout_log_probs")
 
 
 def write_advantages(batch: Rows, spec: EstimatorSpec, correction: Any = None) -> dict[str, float]:
-    """Writes the rows' advantages (and what rollout correction makes of them) to the queue and into their tags.
+    """Writes the rows' advantages, after rollout correction, to the queue and into their tags.
 
-    A row's tags gain `advantage`, and `trained_tokens`, those that rejection left.
+    Adds two tags to a row: `advantage`, and `trained_tokens`, the response tokens that were not rejected.
 
     Args:
         batch: rows with padding; groups complete.
@@ -210,7 +220,7 @@ def write_advantages(batch: Rows, spec: EstimatorSpec, correction: Any = None) -
     if correction is not None and not correction.get("bypass_mode", False):
         rejects = correction.get("rollout_rs", None) is not None
         metrics, tokens = _correct(batch, correction, rejects, tokens)
-    # In float32, as a row's rm_scores are. Padding and rejected rows enter no statistic.
+    # In float32, as `rm_scores`. Padding and rejected rows are in no group statistic.
     rewards = torch.tensor([tags["reward"] for tags in batch.tags], dtype=torch.float32)
     counted = tokens > 0
     ids = row_ids([tags for tags, counts in zip(batch.tags, counted.tolist(), strict=True) if counts], spec)
@@ -220,19 +230,19 @@ def write_advantages(batch: Rows, spec: EstimatorSpec, correction: Any = None) -
     for part in parts(batch.tags):
         values = torch.repeat_interleave(advantages[part], lengths[part])
         if rejects:
-            values = values * fetched([batch.keys[row] for row in part], ["response_mask"])["response_mask"].values()
+            values = values * fetch([batch.keys[row] for row in part], ["response_mask"])["response_mask"].values()
         put(batch, part, {"advantages": _jagged(values, lengths[part])})
     return metrics
 
 
 def _correct(batch: Rows, correction: Any, rejects: bool, tokens: Tensor) -> tuple[dict[str, float], Tensor]:
-    """Computes what the correction's section asks for; returns metrics and the tokens left of every row."""
-    # Weights with a mean of 1 over the batch, and spreads of what is rejected, are no sums over rows.
+    """Applies rollout correction; returns its metrics and the number of tokens of every row that were not rejected."""
+    # Weights normalised over the batch, and statistics of rejected rows, cannot be combined from parts.
     at_once = rejects or correction.get("rollout_is_batch_normalize", False)
     collected = []
     left = tokens.clone()
     for part in [list(range(len(batch)))] if at_once else parts(batch.tags):
-        data = fetched([batch.keys[row] for row in part], _FIELDS)
+        data = fetch([batch.keys[row] for row in part], _FIELDS)
         shape = data["response_mask"]
         rows, metrics = compute_rollout_correction_and_add_to_batch(
             DataProto(batch=data.to_padded_tensor(0)), correction

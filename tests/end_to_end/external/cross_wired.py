@@ -1,4 +1,4 @@
-"""Loaded into a job by VERL_USE_EXTERNAL_MODULES: every policy pushes its weights to replica 0, as plain verl does."""
+"""Loaded into a job by VERL_USE_EXTERNAL_MODULES: every policy sends its weights to replica 0, as in plain verl."""
 
 from __future__ import annotations
 

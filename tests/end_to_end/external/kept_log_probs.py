@@ -1,4 +1,4 @@
-"""Loaded into a job by VERL_USE_EXTERNAL_MODULES: keeps the first step's rows and their log-probs."""
+"""Loaded into a job by VERL_USE_EXTERNAL_MODULES: saves the first step's rows and their log-probs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIELDS = ("prompts", "responses", "old_log_probs", "ref_log_prob")
 
 
 def _keep(policy_unit: ModuleType) -> None:
-    from verl_atgrpo.trainer.queue import each, is_padding
+    from verl_atgrpo.trainer.queue import fetch_parts, is_padding
 
     original = policy_unit.write_advantages
 
@@ -24,7 +24,7 @@ def _keep(policy_unit: ModuleType) -> None:
         if not file.exists():
             rows = [
                 {name: data[name][number].clone() for name in FIELDS}
-                for part, data in each(batch, FIELDS)
+                for part, data in fetch_parts(batch, FIELDS)
                 for number, row in enumerate(part)
                 if not is_padding(batch.tags[row])
             ]

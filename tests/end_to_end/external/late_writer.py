@@ -1,6 +1,6 @@
-"""An environment some of whose episodes begin during an update, and a record of when servers answered.
+"""An environment with some episodes that begin during an update, and a record of the times of requests.
 
-Loaded into a job by VERL_USE_EXTERNAL_MODULES; NOTES names the file with the times of answers and updates.
+Loaded into a job by VERL_USE_EXTERNAL_MODULES; NOTES names the file with the times of requests and updates.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from verl_atgrpo.team import Team
 
 UPDATING = Path(os.environ["NOTES"] + ".updating")
 PATIENCE = 600.0
-"""Seconds for which an update waits for a request at most: with none at all the test fails by what it asserts."""
+"""Most seconds that an update waits for a request; without one the test fails in its assertions."""
 
 
 class LateWriter(Environment):
-    """Writes as many U as it can, five times; every third of the first twelve episodes waits for an update before."""
+    """Is rewarded for every U, in five turns; every third of the first twelve episodes first waits for an update."""
 
     agents = ("writer",)
 
@@ -53,7 +53,7 @@ async def _an_update() -> None:
 
 def _note(what: str, began: float, **more: Any) -> None:
     line = json.dumps({"what": what, "began": began, "ended": time.time(), **more}) + "\n"
-    with open(os.environ["NOTES"], "a") as notes:  # a line is written at once, whoever else writes
+    with open(os.environ["NOTES"], "a") as notes:  # a line is written in one call, also with several writers
         notes.write(line)
 
 
@@ -83,7 +83,7 @@ def _updates(units: ModuleType) -> None:
         began = time.time()
         UPDATING.touch()
         metrics = update(self, *args)
-        # A tiny model's update may be over before a busy machine gets to the request that is to come meanwhile.
+        # On a busy machine a tiny model's update may end before a request is sent.
         until = time.monotonic() + PATIENCE
         while len(updates) < 3 and not _answered_since(began) and time.monotonic() < until:
             time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""An environment in which one agent alone is trained, and a record of what both servers answered.
+"""An environment in which only one agent is trained, and a record of the servers' responses.
 
 Loaded into a job by VERL_USE_EXTERNAL_MODULES; SERVED_FILE names the record.
 """
@@ -16,7 +16,7 @@ from verl_atgrpo.team import Generation, Team
 
 
 class LoneLearner(Environment):
-    """`left` writes as many U as it can, and so does `judge`; `right` answers in validation only."""
+    """`left` and `judge` are rewarded for every U; `right` acts only in validation."""
 
     agents = ("left", "right", "judge")
 

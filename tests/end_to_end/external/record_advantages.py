@@ -1,4 +1,4 @@
-"""Loaded into a job by VERL_USE_EXTERNAL_MODULES: keeps what the estimator was given and what it answered."""
+"""Loaded into a job by VERL_USE_EXTERNAL_MODULES: saves the estimator's inputs and outputs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Loaded into a job by VERL_USE_EXTERNAL_MODULES: keeps which server answered what, in the file SERVED_FILE.
+"""Loaded into a job by VERL_USE_EXTERNAL_MODULES: records the server of every response in the file SERVED_FILE.
 
-KILLED_AT names versions of the weights: with those, answers wait after the first ones until the test has killed a
-server and made the file `<SERVED_FILE>.killed.<version>`, so the death comes in the middle of the rollout.
+KILLED_AT lists versions of the weights: with those, responses after the first ones wait until the test has killed a
+server and created the file `<SERVED_FILE>.killed.<version>`, so the death is in the middle of the rollout.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from verl_atgrpo.compat import when_imported
 
 
 def _record(requests: ModuleType) -> None:
+    from verl_atgrpo.serving.client import actor_id
+
     attempt = requests.DecisionClient.attempt
     answered: Counter[int] = Counter()
 
@@ -26,7 +28,7 @@ def _record(requests: ModuleType) -> None:
     async def recording(self: Any, server: Any, request_id: str, *arguments: Any) -> Any:
         output = await attempt(self, server, request_id, *arguments)
         served = {
-            "server": server._actor_id.hex(),
+            "server": actor_id(server),
             "decision": request_id,
             "weights": output.extra_fields["global_steps"],
         }
@@ -41,5 +43,5 @@ def _record(requests: ModuleType) -> None:
     requests.DecisionClient.attempt = recording
 
 
-# Not the client's own module: importing that imports verl, which loads this file.
+# Not the client's module: importing it imports verl, which loads this file.
 when_imported("verl_atgrpo.serving.requests", _record)

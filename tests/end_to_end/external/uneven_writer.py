@@ -7,7 +7,7 @@ from verl_atgrpo.team import Team
 
 
 class UnevenWriter(Environment):
-    """Writes as many U as it can, twice or twelve times."""
+    """Is rewarded for every U, in two or twelve turns."""
 
     agents = ("writer",)
 

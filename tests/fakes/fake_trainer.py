@@ -1,4 +1,4 @@
-"""The trainer with verl's replay buffers and data loader, and a rollout, servers and policies that are made up."""
+"""The trainer with verl's replay buffers and data loader, on a fake rollout, fake servers and fake policies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FLAT, STEEP = [0.0, 0.0], [0.0, 1.0]
 
 
 def episode(team_reward: float, *decisions: tuple[str, int, list[float]]) -> EpisodeRecord:
-    """An episode from (agent, turn, candidates' rewards); agent a is played by policy p_a."""
+    """An episode of decisions (agent, turn, candidates' rewards); agent a is played by policy p_a."""
     answer = Generation([7], [-0.1], "x")
     return EpisodeRecord(
         [
@@ -47,25 +47,25 @@ def episode(team_reward: float, *decisions: tuple[str, int, list[float]]) -> Epi
     )
 
 
-class Rollout:
-    """TransferQueue, the rollout behind it and its servers, with a look of the trainer as the unit of time.
+class FakeRollout:
+    """TransferQueue, rollout workers and servers; the unit of time is a poll of the replay buffer.
 
-    A task is played by so many looks of the replay buffer as `looks` says, while it is neither held nor are the
-    servers asleep; then its rows are there, or it has failed.
+    A task takes `polls(task)` polls in which requests are not paused and the servers are awake. Then its rows are in
+    the queue, or it has failed.
     """
 
     def __init__(self) -> None:
         self.rewards: list[list[list[float]]] = []
-        """Of the next tasks to end: for every decision, its candidates' rewards. Then they all differ."""
+        """Rewards of the next tasks to end: task -> decision -> candidate. By default `STEEP` for every decision."""
         self.agents = ["a"]
-        """Who decides, in turns."""
-        self.looks: Callable[[int], int] = lambda task: 0
+        """The agents, in the order of their turns."""
+        self.polls: Callable[[int], int] = lambda task: 0
         self.fails: Callable[[int], bool] = lambda task: False
         self.items: dict[str, Tags] = {}
         self.cleared: Counter[str] = Counter()
-        self.dealt: list[int] = []
-        self.seeded: list[tuple[int, int, int]] = []
-        """Of every submission, what its episodes' seeds follow from: step, task, number in the step."""
+        self.submitted: list[int] = []
+        self.seeds: list[tuple[int, int, int]] = []
+        """What the seeds of every submission depend on: step, task, and how often it was submitted in the step."""
         self.calls: list[str] = []
         self.weights = 0
         self._left: dict[str, int] = {}
@@ -73,16 +73,16 @@ class Rollout:
         self._counts: Counter[str] = Counter()
         self._paused = self._asleep = False
 
-    # The rollout's manager.
+    # Interface of the rollout manager.
 
     def generate_sequences(self, batch: Any) -> None:
-        assert not self._asleep or self._paused, "the servers have no weights any more"
+        assert not self._asleep or self._paused, "the servers have no weights"
         for uid, task in zip(list(batch["uid"]), list(batch["index"]), strict=True):
             assert self.items[uid]["task"] == task
-            self.dealt.append(int(task))
-            self._left[uid] = self.looks(int(task))
+            self.submitted.append(int(task))
+            self._left[uid] = self.polls(int(task))
         step = int(batch["global_steps"])
-        self.seeded += [(step, int(task), int(deal)) for task, deal in zip(batch["index"], batch[DEAL], strict=True)]
+        self.seeds += [(step, int(task), int(deal)) for task, deal in zip(batch["index"], batch[DEAL], strict=True)]
         self._play()
 
     def pause(self) -> None:
@@ -93,12 +93,17 @@ class Rollout:
         self._paused = False
         self.calls.append("resume")
 
+    def crash(self) -> None:
+        """Ends the process, whose queue and tasks in flight are lost; what is submitted next is in a new one."""
+        self.items, self.submitted, self._left = {}, [], {}
+        self._paused = False
+
     def drain_report(self) -> WorkerReport:
         report = WorkerReport(self._counts)
         self._counts = Counter()
         return report
 
-    # Its servers.
+    # Interface of the servers.
 
     def sleep_replicas(self) -> None:
         self._asleep = True
@@ -114,7 +119,7 @@ class Rollout:
     def resume_generation_replicas(self) -> None:
         self.calls.append("resume")
 
-    # TransferQueue.
+    # Interface of TransferQueue.
 
     def kv_list(self, partition_id: str | None = None) -> dict[str, dict[str, Tags]]:
         if partition_id is None:
@@ -154,7 +159,9 @@ class Rollout:
                 self.items[item.key] = {
                     **item.tags,
                     "task": task,
+                    "num_turns": len(rewards),
                     "global_steps": self.items[uid]["global_steps"],
+                    "prompt_len": 1,
                     "response_len": 1,
                     "seq_len": 2,
                     "min_global_steps": began,
@@ -164,8 +171,8 @@ class Rollout:
             self.items[uid]["status"] = "finished"
 
 
-class Unit(PolicyUnit):
-    """A policy whose update is noted instead of done."""
+class FakeUnit(PolicyUnit):
+    """A policy that records its updates."""
 
     def __init__(self, name: str, optimizer_steps: int, trainable: bool = True) -> None:
         self.name, self.folder, self.trainable, self._optimizer_steps = name, name, trainable, optimizer_steps
@@ -179,6 +186,8 @@ class Unit(PolicyUnit):
 
     def train(self, batch: KVBatchMeta, global_steps: int) -> Update:
         self.updates.append(batch)
+        for tags in batch.tags:
+            tags.update(advantage=0.0, trained_tokens=tags["response_len"])
         return Update(batch, {}, {"update_actor": 1.0})
 
     def save(self, step_folder: str, remote_folder: str | None, global_steps: int) -> None:
@@ -188,13 +197,13 @@ class Unit(PolicyUnit):
         pass
 
 
-class Team(AtGrpoTrainer):
-    """The trainer without processes: four tasks a step, at most two failed episodes."""
+class FakeTrainer(AtGrpoTrainer):
+    """The trainer without processes: four tasks per step, at most two failed episodes."""
 
     def __init__(
         self,
-        rollout: Rollout,
-        *units: Unit,
+        rollout: FakeRollout,
+        *units: FakeUnit,
         filters: Any = None,
         mode: str = "sync",
         warmup: float = 1,
@@ -228,14 +237,15 @@ class Team(AtGrpoTrainer):
             }
         )
         self.schedule = make_schedule(mode, self.config.trainer)
-        self.units = list(units or [Unit("p_a", 2)])
+        self.units = list(units or [FakeUnit("p_a", 2)])
         self.total_training_steps, self.steps_per_epoch = steps, max(1, tasks // 4)
         self.timing_raw: dict[str, float] = {}
         self.curr_step_profile = False
-        self._updated, self._recorder, self._deals = False, None, schedule.Deals()
+        self.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
+        self._updated, self.recorder, self._deals = False, None, schedule.Deals()
         self._spec = AT_GRPO
         self.saved: list[dict[str, Any]] = []
-        """What a checkpoint callback of the user's is told."""
+        """Events of the checkpoint callback."""
         self.checkpoint_callback = SimpleNamespace(on_save=lambda **event: self.saved.append(event))
         self.watch = RolloutWatch(self.units, failures, episodes=1)
         refill = self._add_prompts_to_generate
@@ -252,25 +262,32 @@ class Team(AtGrpoTrainer):
         self.global_steps += 1
 
     @property
-    def _at_once(self) -> bool:
+    def concurrent(self) -> bool:
         return True
 
     def play(self) -> tuple[KVBatchMeta, dict[str, Any]]:
-        """A step as verl's `fit` does it, up to the saving."""
+        """Runs a step as verl's `fit`, up to the checkpoint."""
         metrics: dict[str, Any] = {}
         self.prepare_step()
         return self._step_once(metrics, {}, 4), metrics
 
+    def save(self) -> None:
+        """Saves a checkpoint, as verl does before `on_step_end`."""
+        self._save_checkpoint()
+
     def finish(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
-        """The rest of a step."""
+        """Runs the rest of a step."""
         self.on_step_end()
-        self._updated = False  # verl's own metrics are of the rows' data, which are not made up
-        self._compute_metrics(batch, metrics, {}, global_steps=self.global_steps, epoch=0)
+        self.end_step(batch, metrics)
+
+    def end_step(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
+        """Runs the rest of a step after `on_step_end` and the validation."""
+        self._compute_metrics(batch, metrics, {"gen": 2.0, "step": 3.0}, global_steps=self.global_steps, epoch=0)
         tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
         self.global_steps += 1
 
     def run(self, steps: int) -> list[dict[str, Any]]:
-        """Whole steps; returns their metrics."""
+        """Runs whole steps; returns their metrics."""
         played = []
         for _ in range(steps):
             batch, metrics = self.play()
@@ -279,8 +296,8 @@ class Team(AtGrpoTrainer):
         return played
 
 
-def tasks_of(unit: Unit) -> list[list[int]]:
-    """The tasks that a policy was updated on, by update; a task counts once for every submission."""
+def tasks_of(unit: FakeUnit) -> list[list[int]]:
+    """The tasks of every update of a policy; a task counts once per submission."""
     by_update = []
     for update in unit.updates:
         submitted = {tags["episode"]: tags["task"] for tags in update.tags}

@@ -1,4 +1,4 @@
-"""Records of a run that never was: two agents, three steps, validation at both ends."""
+"""Records of a fictitious run: two agents, three steps, validation before and after."""
 
 from __future__ import annotations
 

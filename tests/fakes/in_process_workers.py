@@ -1,9 +1,8 @@
-"""A policy's workers in this process, which heed whatever they are sent: verl's own worker and engine around a model
-that is a table.
+"""A policy's workers in this process: verl's worker and engine with a lookup table as the model.
 
-What is verl's: the split into mini-batches, epochs and shuffling (`TrainingWorker`), temperature, entropy, the scale
-of the loss and the optimizer steps (`FSDPEngineWithLMHead`, `ppo_loss`), and the adapter that is left out for
-reference log-probs. Only the model, the files of a checkpoint and the transport are made up.
+verl's are the mini-batches, epochs and shuffling (`TrainingWorker`), temperature, entropy, loss scale and optimizer
+steps (`FSDPEngineWithLMHead`, `ppo_loss`), and disabling the adapter for reference log-probs. Only the model, the
+checkpoint files and the transport are fake.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from fakes.local_queue import LocalQueue
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
@@ -33,12 +33,10 @@ from verl.workers.utils.losses import ppo_loss
 from verl_atgrpo.serving.workers import PolicyWorker
 from verl_atgrpo.tiny_models.tiny import build_model, build_tokenizer
 
-Row = dict[str, Any]
-
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """A process group of this process alone, which verl's engine asks for its size and sums."""
+    """A process group of one process, which verl's engine needs."""
     store = torch.distributed.HashStore()  # type: ignore[attr-defined]
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
@@ -46,7 +44,7 @@ def process_group() -> Iterator[None]:
 
 
 def save_model_folder(folder: Path, chat_template: str | None = "default") -> None:
-    """Writes a tokenizer and a model's configuration: all that a policy reads of its model on the driver."""
+    """Writes a tokenizer and a model configuration: all that the driver reads of a model."""
     tokenizer = build_tokenizer(())
     if chat_template != "default":
         tokenizer.chat_template = chat_template
@@ -61,33 +59,8 @@ def _model_config(path: str) -> Any:
     return AutoConfig.from_pretrained(path)
 
 
-class Queue:
-    """TransferQueue's rows and their fields."""
-
-    def __init__(self) -> None:
-        self.rows: dict[str, Row] = {}
-
-    def get(self, keys: list[str], partition_id: str, select_fields: list[str] | None = None) -> TensorDict:
-        names = [name for name in self.rows[keys[0]] if all(name in self.rows[key] for key in keys)]
-        fields: dict[str, Any] = {}
-        for name in names if select_fields is None else select_fields:
-            values = [self.rows[key][name] for key in keys]
-            fields[name] = (
-                torch.nested.as_nested_tensor(values, layout=torch.jagged)
-                if isinstance(values[0], Tensor)
-                else NonTensorStack(*map(NonTensorData, values))
-            )
-        return TensorDict(fields, batch_size=[len(keys)])
-
-    def put(self, keys: list[str], partition_id: str, fields: TensorDict, tags: list[Any] | None = None) -> None:
-        for name, values in fields.items():
-            parts = values.unbind() if isinstance(values, Tensor) else list(values)
-            for key, value in zip(keys, parts, strict=True):
-                self.rows.setdefault(key, {})[name] = value
-
-
 class Table(torch.nn.Module):
-    """A language model whose next token depends on the last one alone; with an adapter, only that is trained."""
+    """A bigram language model; with an adapter, only that is trained."""
 
     def __init__(self, base: Tensor, adapter: bool) -> None:
         super().__init__()
@@ -97,7 +70,7 @@ class Table(torch.nn.Module):
 
     @property
     def logits(self) -> Tensor:
-        """Logits of the next token by the last one (V, V)."""
+        """Logits (last token, next token): (V, V)."""
         return self.base + self.adapter if self.adapter is not None and self._adapted else self.base
 
     def forward(self, input_ids: Tensor, **_: Any) -> SimpleNamespace:
@@ -105,14 +78,14 @@ class Table(torch.nn.Module):
 
     @contextmanager
     def disable_adapter(self) -> Iterator[None]:
-        assert self.adapter is not None, "the model has no adapter to leave out"
+        assert self.adapter is not None, "the model has no adapter"
         self._adapted = False
         yield
         self._adapted = True
 
 
 class TableEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
-    """verl's engine without sharding, with plain gradient descent; notes the rows of every optimizer step."""
+    """verl's engine without sharding, with SGD; records the rows of every optimizer step."""
 
     def __init__(self, module: Table, section: Any) -> None:
         self.module = module
@@ -122,10 +95,10 @@ class TableEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         self.ulysses_device_mesh = self.ulysses_parallel_group = None
         self.ulysses_sequence_parallel_size, self.use_ulysses_sp = 1, False
         self.pad_to_length = False
-        trained = [each for each in module.parameters() if each.requires_grad]
+        trained = [weight for weight in module.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.SGD(trained, lr=section.optim.lr)
         self.steps: list[list[str]] = []
-        """Keys of the rows that each optimizer step was made on, as they came."""
+        """Keys of the rows of every optimizer step, in order."""
         self.schedule_steps = 0
         self._seen: list[str] = []
 
@@ -160,13 +133,13 @@ class TableEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
 
 
 class _Trainer(TrainingWorker):  # type: ignore[misc]
-    """verl's, of one process, around a table."""
+    """verl's training worker with a table as the model."""
 
     def __init__(self, module: Table, config: Any, section: Any) -> None:
         self.model_config = {"use_remove_padding": config.model.use_remove_padding}
         self.engine = TableEngine(module, section)
         self.engine_config = section.engine
-        # What verl's worker sets in `init_model`.
+        # Set by verl's worker in `init_model`.
         self.engine_config.use_dynamic_bsz = True
         self.engine_config.max_token_len_per_gpu = config.actor.ppo_max_token_len_per_gpu
         self.engine_config.infer_max_token_len_per_gpu = config.rollout.log_prob_max_token_len_per_gpu
@@ -177,7 +150,7 @@ class _Trainer(TrainingWorker):  # type: ignore[misc]
 
 
 class _Worker(PolicyWorker):
-    """The worker of a policy, with the models that its role asks for."""
+    """The worker of a policy, with the models of its role."""
 
     def __init__(self, config: Any, role: str, base: Tensor) -> None:
         self.config, self.role, self.enable_routing_replay = config, role, False
@@ -189,17 +162,17 @@ class _Worker(PolicyWorker):
             self.ref = _Trainer(Table(base, adapter=False), config, omega_conf_to_dataclass(config.actor))
 
 
-class ObedientWorkers:
-    """Stands for a `RayWorkerGroup` of one process; its rows are in `queue`."""
+class InProcessWorkers:
+    """A fake `RayWorkerGroup` of one process; its rows are in `queue`."""
 
-    def __init__(self, config: Any, role: str, queue: Queue, base: Tensor, ranks: int = 1) -> None:
+    def __init__(self, config: Any, role: str, queue: LocalQueue, base: Tensor, ranks: int = 1) -> None:
         self.config, self.role, self.queue = config, role, queue
         self._dispatch_info: dict[str, list[int]] = {}
         self._ranks = ranks
         self._worker = _Worker(config, role, base)
 
     def empty_cache(self) -> None:
-        """There is no device whose memory could be kept."""
+        """Does nothing: there is no device."""
 
     @property
     def table(self) -> Table:
@@ -209,19 +182,19 @@ class ObedientWorkers:
 
     @property
     def engine(self) -> TableEngine:
-        """What the policy is trained with."""
+        """The policy's training engine."""
         engine: TableEngine = self._worker.actor.engine
         return engine
 
     def _query_dispatch_info(self, mesh: str) -> list[int]:
-        # Two processes a rank: as many ranks as there are, and not as many as processes.
+        # Two processes per rank: the number of ranks is not that of processes.
         return {"actor": [rank for rank in range(self._ranks) for _ in range(2)]}[mesh]
 
     def compute_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
         return self._compute(self._worker.compute_log_prob, batch)
 
     def compute_ref_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
-        assert "ref" in self.role, "these workers hold no reference model"
+        assert "ref" in self.role, "these workers have no reference model"
         return self._compute(self._worker.compute_ref_log_prob, batch)
 
     def update_actor(self, batch: KVBatchMeta) -> TensorDict:
@@ -236,12 +209,12 @@ class ObedientWorkers:
 
     def _compute(self, compute: Callable[[TensorDict], TensorDict], batch: KVBatchMeta) -> KVBatchMeta:
         output = compute(self._fetch(batch))
-        self.queue.put(batch.keys, batch.partition_id, output.exclude("metrics"))
+        self.queue.kv_batch_put(batch.keys, batch.partition_id, output.exclude("metrics"))
         return batch
 
     def _fetch(self, batch: KVBatchMeta) -> TensorDict:
-        """Returns rows as a worker of verl's gets them: their fields, and `extra_info` as it is sent."""
-        data = self.queue.get(batch.keys, batch.partition_id)
+        """Returns rows as verl's workers receive them: fields and a copy of `extra_info`."""
+        data = self.queue.kv_batch_get(batch.keys, batch.partition_id)
         data["key"] = NonTensorStack(*map(NonTensorData, batch.keys))
         for name, value in copy.deepcopy(batch.extra_info).items():
             tu.assign_non_tensor_data(data, name, value)
