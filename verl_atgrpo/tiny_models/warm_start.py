@@ -21,8 +21,7 @@ import torch
 from verl_atgrpo.environment import Environment, stable_hash
 from verl_atgrpo.tiny_models.demonstrations import DEMONSTRATORS
 from verl_atgrpo.tiny_models.demonstrations.demonstrator import END, Demonstration, Demonstrator
-from verl_atgrpo.tiny_models.local_policy import LocalPolicy, evaluate
-from verl_atgrpo.tiny_models.tiny import build_model, build_tokenizer
+from verl_atgrpo.tiny_models.tiny import LocalPolicy, build_model, build_tokenizer, evaluate
 
 logger = logging.getLogger(__name__)
 
