@@ -11,8 +11,16 @@ import numpy as np
 import pytest
 
 from verl_atgrpo.evaluation import figures as figures_module
-from verl_atgrpo.evaluation import text
-from verl_atgrpo.evaluation.figures import Figures, bootstrap, by_task, compare, figures, pass_at_k
+from verl_atgrpo.evaluation.figures import (
+    Figures,
+    bootstrap,
+    by_task,
+    compare,
+    comparison_table,
+    figures,
+    figures_table,
+    pass_at_k,
+)
 from verl_atgrpo.evaluation.results import AgentUsage, EpisodeRow, Failure
 
 
@@ -175,7 +183,7 @@ def test_tasks_count_alike_however_many_episodes_they_have() -> None:
 def test_by_seed() -> None:
     rows = [row(0, 0, True, seed=5), row(1, 0, False, seed=5), row(0, 0, True, seed=7), row(1, 0, True, seed=7)]
     assert figures(rows).by_seed == {5: 0.5, 7: 1.0}
-    assert "by seed" in text.of_figures(figures(rows))
+    assert "by seed" in figures_table(figures(rows))
 
 
 def test_each_data_set_has_its_own_figure() -> None:
@@ -188,7 +196,7 @@ def test_each_data_set_has_its_own_figure() -> None:
     }
     # Two tasks, of which one is solved always and one half of the time: every draw lies between.
     assert (found.by_data_set["first"].low, found.by_data_set["first"].high) == (0.5, 1.0)
-    told = [line.split("  ")[:2] for line in text.of_figures(found).splitlines()]
+    told = [line.split("  ")[:2] for line in figures_table(found).splitlines()]
     assert ["", "second"] in told
     assert figures(rows).by_data_set == {}
 
@@ -196,20 +204,20 @@ def test_each_data_set_has_its_own_figure() -> None:
 def test_nothing_solved_is_said_in_words() -> None:
     found: Figures = figures(rows_of([0, 0], [0, 0]))
     assert found.tokens_per_solved.value == math.inf
-    assert "none: nothing is solved" in text.of_figures(found)
-    assert "nan" not in text.of_figures(found)
+    assert "none: nothing is solved" in figures_table(found)
+    assert "nan" not in figures_table(found)
     with pytest.raises(ValueError, match="no episode"):
         figures([])
 
 
 def test_one_turn_and_one_episode_are_singular() -> None:
-    told = text.of_figures(figures([row(0, 0, True, turns=1), row(1, 0, True, turns=2)]))
+    told = figures_table(figures([row(0, 0, True, turns=1), row(1, 0, True, turns=2)]))
     assert "2, 1 episode each;" in told
     assert [line.partition("  ")[0] for line in told.splitlines() if "solved within" in line] == [
         "solved within 1 turn",
         "solved within 2 turns",
     ]
-    assert "3, 2 episodes each;" in text.of_figures(figures(by_hand()))
+    assert "3, 2 episodes each;" in figures_table(figures(by_hand()))
 
 
 def test_a_paired_difference_by_hand() -> None:
@@ -219,7 +227,7 @@ def test_a_paired_difference_by_hand() -> None:
     assert (found.better, found.worse, found.equal) == (3, 1, 0)
     assert found.difference.value == pytest.approx((0.5 + 1 - 1 + 0.5) / 4)
     assert found.difference.low < 0 < found.difference.high
-    assert "+25.0 points" in text.of_comparison(found, "a", "b")
+    assert "+25.0 points" in comparison_table(found, "a", "b")
 
 
 def test_pairing_takes_what_tasks_have_in_common_out_of_the_interval() -> None:
@@ -238,7 +246,7 @@ def test_tasks_are_known_by_their_problems_not_by_their_numbers() -> None:
         compare(first, second)
     found = compare(first, second, common_only=True)
     assert (found.equal, found.left_out) == (2, (0, 1))
-    assert "tasks left out" in text.of_comparison(found, "a", "b")
+    assert "tasks left out" in comparison_table(found, "a", "b")
     with pytest.raises(ValueError, match="no task"):
         compare(first, [row(0, 0, True, fingerprint="w")], common_only=True)
 

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_atgrpo.evaluation import figures, text
+from verl_atgrpo.evaluation import figures
 from verl_atgrpo.evaluation.episodes import Lineup, pending, play_all, wanted
 from verl_atgrpo.evaluation.results import EpisodeKey, ResultFile, read
 from verl_atgrpo.evaluation.sources import Endpoint
@@ -50,7 +50,7 @@ def evaluate(options: Options, out: Path, *, ks: Sequence[int] | None = None, in
         if todo:
             asyncio.run(_play(plan, todo, results, in_flight))
         rows = [results.rows[key] for key in keys]
-        return text.of_figures(figures.figures(rows, ks, data_sets=plan.environment.data_sets("val")))
+        return figures.figures_table(figures.figures(rows, ks, data_sets=plan.environment.data_sets("val")))
 
 
 async def _play(plan: Plan, keys: Sequence[EpisodeKey], results: ResultFile, in_flight: int) -> None:
@@ -113,4 +113,6 @@ def compare(first: Path, second: Path, *, common_only: bool = False) -> str:
     Raises ValueError if the files do not hold the same tasks, or only some in common and not `common_only`.
     """
     rows = [list(read(path).rows.values()) for path in (first, second)]
-    return text.of_comparison(figures.compare(rows[0], rows[1], common_only=common_only), str(first), str(second))
+    return figures.comparison_table(
+        figures.compare(rows[0], rows[1], common_only=common_only), str(first), str(second)
+    )

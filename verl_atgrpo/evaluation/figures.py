@@ -6,6 +6,7 @@ a task's episodes, and the bootstrap draws tasks.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_atgrpo.evaluation.results import EpisodeRow
+from verl_atgrpo.report.text import counted
 
 RESAMPLES = 10_000
 LEVEL = 0.95
@@ -269,3 +271,68 @@ def _success_by_problem(rows: Iterable[EpisodeRow]) -> Mapping[tuple[str, int], 
         found[fingerprint, seen[fingerprint]] = float(np.mean([row.success for row in mine]))
         seen[fingerprint] += 1
     return found
+
+
+# ---------------------------------------------------------------------- as text
+
+
+def figures_table(figures: Figures) -> str:
+    """Returns an evaluation's figures as text, a line each."""
+    fewest, most = figures.episodes
+    n = str(most) if fewest == most else f"{fewest}..{most}"
+    each = counted(most, "episode") if fewest == most else f"{n} episodes"
+    lines = [
+        ("tasks", f"{figures.tasks}, {each} each; intervals: {LEVEL:.0%}, bootstrap over tasks"),
+        (f"avg@{n}", _share(figures.success)),
+        *((f"  {name}", _share(estimate)) for name, estimate in figures.by_data_set.items()),
+        *((f"pass@{k}", _share(estimate)) for k, estimate in figures.pass_at.items()),
+        *((f"solved within {counted(turn, 'turn')}", _share(estimate)) for turn, estimate in figures.by_turn.items()),
+        ("generated tokens per solved episode", _tokens(figures.tokens_per_solved)),
+        ("with the prompts' tokens", _tokens(figures.all_tokens_per_solved)),
+        ("answers cut off at the limit", f"{figures.truncated:.1%}"),
+    ]
+    if len(figures.by_seed) > 1:
+        lines.append(("by seed", ", ".join(f"{seed}: {share:.1%}" for seed, share in figures.by_seed.items())))
+    if figures.failed:
+        reasons = ", ".join(f"{reason} {number}" for reason, number in sorted(figures.failed.items()))
+        lines.append(
+            ("failed", f"{sum(figures.failed.values())} ({reasons}): counted as not solved; run again to retry")
+        )
+    return _table(lines)
+
+
+def comparison_table(comparison: Comparison, first: str, second: str) -> str:
+    """Returns the comparison of the files called `first` and `second` as text, a line each."""
+    difference = comparison.difference
+    lines = [
+        ("tasks", f"{comparison.tasks} in both; interval: {LEVEL:.0%}, paired bootstrap over tasks"),
+        (first, f"{comparison.first:.1%}"),
+        (second, f"{comparison.second:.1%}"),
+        (
+            "difference",
+            f"{100 * difference.value:+.1f} points  [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]",
+        ),
+        ("tasks better, worse, equal", f"{comparison.better}, {comparison.worse}, {comparison.equal}"),
+    ]
+    if any(comparison.left_out):
+        lines.append(
+            ("tasks left out", f"{comparison.left_out[0]} of the first, {comparison.left_out[1]} of the second")
+        )
+    return _table(lines)
+
+
+def _share(estimate: Estimate) -> str:
+    return f"{estimate.value:.1%}  [{estimate.low:.1%}, {estimate.high:.1%}]"
+
+
+def _tokens(estimate: Estimate) -> str:
+    if math.isinf(estimate.value):
+        return "none: nothing is solved"
+    high = "unbounded" if math.isinf(estimate.high) else f"{estimate.high:,.1f}"
+    return f"{estimate.value:,.1f}  [{estimate.low:,.1f}, {high}]"
+
+
+def _table(lines: Iterable[tuple[str, str]]) -> str:
+    pairs = list(lines)
+    width = max(len(name) for name, _ in pairs)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in pairs)

@@ -13,9 +13,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from verl_atgrpo.evaluation.text import counted
 from verl_atgrpo.report.panels import MOST_POINTS, figures, panels
 from verl_atgrpo.report.records import Run, find, read
+from verl_atgrpo.report.text import about, counted, title
 
 _SCRIPTS = ("curves.js", "episodes.js", "page.js")
 _KEPT = ("agent", "turn", "policy", "prompt", "prompt_tokens", "committed", "candidates")
@@ -40,7 +40,7 @@ def render(run: Run, max_megabytes: float) -> str:
     style = _part("page.css")
     script = "\n".join(_part(name) for name in _SCRIPTS)
     parts = {
-        "title": html.escape(_title(run.about)),
+        "title": html.escape(title(run.about)),
         # What is not ours by its hash does not run, whatever a model wrote.
         "policy": html.escape(
             f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'"
@@ -63,8 +63,8 @@ def contents(run: Run, max_megabytes: float) -> dict[str, Any]:
     if not drawn:
         notes.insert(0, "No metrics were recorded yet.")
     return {
-        "title": _title(run.about),
-        "about": _about(run.about),
+        "title": title(run.about),
+        "about": about(run.about),
         "notes": notes,
         "figures": figures(run.metrics),
         "panels": drawn,
@@ -121,30 +121,6 @@ def _within(run: Run, budget: int) -> tuple[list[dict[str, Any]], list[str]]:
                 "more with --max-megabytes."
             )
     return [entry for entry in episodes if entry["step"] in kept[entry["split"]]], notes
-
-
-def _title(about: Mapping[str, Any]) -> str:
-    return str(about.get("experiment") or "a run of verl-atgrpo")
-
-
-def _about(about: Mapping[str, Any]) -> list[str]:
-    section = about.get("section", {})
-    environment = dict(section.get("environment", {}))
-    said = []
-    if environment:
-        name = environment.pop("name", "")
-        options = ", ".join(f"{key} {value}" for key, value in environment.items())
-        said.append(f"{name} ({options})" if options else str(name))
-    if section.get("scheme") == "parallel":
-        said.append(f"{counted(section.get('candidates', 0), 'episode')} a task")
-    elif "candidates" in section:
-        said.append(f"{counted(section['candidates'], 'candidate')} a decision")
-    if "estimator" in section:
-        said.append(f"estimator {section['estimator']}")
-    frozen = about.get("frozen", [])
-    for policy, model in about.get("models", {}).items():
-        said.append(f"policy {policy}: {model}" + (" (frozen)" if policy in frozen else ""))
-    return said
 
 
 def _part(name: str) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from verl_atgrpo.evaluation.text import counted
+from verl_atgrpo.report.text import counted
 
 Metrics = Mapping[int, Mapping[str, float | str]]
 Panel = dict[str, Any]
