@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import random
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -21,7 +20,7 @@ from verl_atgrpo.environment import (
 )
 from verl_atgrpo.environments.adapters.foreign import FAULTS, line, own_dice
 from verl_atgrpo.environments.common.options import check_choice, check_installed, check_mapping, check_whole_numbers
-from verl_atgrpo.environments.common.replies import after_thoughts, labelled, labels
+from verl_atgrpo.environments.common.replies import after_thoughts, labelled, labels, quoted, shortened
 from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.environments.common.workflow import STYLES, Style
 from verl_atgrpo.team import Team
@@ -29,8 +28,6 @@ from verl_atgrpo.team import Team
 LONGEST = 10_000
 """Characters of an answer; a longer one is none."""
 _FORMAT = 0.1
-_SHOWN = 1500
-"""Characters of a draft, from its end, that prompts show."""
 _EVALUATING = (
     "binary_matrix",
     "countdown",
@@ -215,9 +212,11 @@ class ReasoningGym(Environment):
         role = "solver" if draft is None else "checker"
         told = [task.question]
         if wrong:
-            told.append("These answers were wrong:\n" + "\n".join(_quoted(answer or "(none)") for answer in wrong))
+            told.append(
+                "These answers were wrong:\n" + "\n".join(quoted(shortened(answer or "(none)")) for answer in wrong)
+            )
         if draft is not None:
-            told.append(f"A solver drafted this; it may be wrong:\n{_quoted(draft)}")
+            told.append(f"A solver drafted this; it may be wrong:\n{quoted(shortened(draft))}")
         return [
             {"role": "system", "content": f"You are the {role} of a team that answers a question."},
             {"role": "user", "content": "\n\n".join([*told, _ASK])},
@@ -279,7 +278,9 @@ class SingleReasoningGym(ReasoningGym):
             return [{"role": "user", "content": "\n".join([task.question, *(answer[:20] for answer in answers)])}]
         told = [task.question]
         if answers:
-            told.append("You have answered:\n" + "\n".join(_quoted(answer or "(none)") for answer in answers))
+            told.append(
+                "You have answered:\n" + "\n".join(quoted(shortened(answer or "(none)")) for answer in answers)
+            )
             told.append("Check your last answer: give it again if it is right, and another one if not.")
         return [
             {"role": "system", "content": "You answer a question."},
@@ -287,9 +288,9 @@ class SingleReasoningGym(ReasoningGym):
         ]
 
 
+def _listed(answers: Sequence[str]) -> str:
+    return "\n".join(quoted(shortened(answer or "(none)")) for answer in answers)
+
+
 def _flat(text: str) -> str:
     return " ".join(text.casefold().split())
-
-
-def _quoted(text: str) -> str:
-    return textwrap.indent(text if len(text) <= _SHOWN else f"[...]{text[-_SHOWN:]}", "> ", lambda line: True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
@@ -20,8 +19,9 @@ from verl_atgrpo.environments.code.programs import Call, Exchange, Problem, Test
 from verl_atgrpo.environments.code.replies import parse_test
 from verl_atgrpo.environments.common.options import check_choice, check_isolation, check_whole_numbers
 from verl_atgrpo.environments.common.records import data_sets
+from verl_atgrpo.environments.common.replies import extract_python, quoted
 from verl_atgrpo.environments.common.workflow import STYLES, Style, once
-from verl_atgrpo.sandbox.runner import Limits, extract_python
+from verl_atgrpo.sandbox.runner import Limits
 from verl_atgrpo.team import Team
 
 Judged: TypeAlias = Callable[[str], "asyncio.Task[Verdict]"]
@@ -321,4 +321,4 @@ def _texts(test: Test) -> tuple[str, str]:
 
 
 def _quoted(text: str) -> str:
-    return textwrap.indent(text.rstrip(), "> ", lambda line: True)
+    return quoted(text.rstrip())

@@ -8,15 +8,15 @@ it stands. `SingleAgent` plays the same games without all of that: the paper's b
 from __future__ import annotations
 
 import functools
-import textwrap
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score
 from verl_atgrpo.environments.common.options import check_choice, check_isolation, check_whole_numbers
+from verl_atgrpo.environments.common.replies import extract_python, quoted
 from verl_atgrpo.environments.common.workflow import STYLES, Style, once
-from verl_atgrpo.sandbox.runner import extract_python, run_python
+from verl_atgrpo.sandbox.runner import run_python
 from verl_atgrpo.team import Agent, Candidate, Team
 
 State = TypeVar("State")
@@ -195,5 +195,4 @@ def told_of(draft: Draft[Answer]) -> str:
 
     Quoted, because a line of the tool user's own must not read as the planner's answer.
     """
-    said = f"A tool user wrote this:\n{draft.text}\nIt printed:\n{draft.output or '(nothing)'}\n"
-    return textwrap.indent(said, "> ", lambda line: True)
+    return quoted(f"A tool user wrote this:\n{draft.text}\nIt printed:\n{draft.output or '(nothing)'}\n")

@@ -7,9 +7,12 @@ nothing is raised for any text.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+SHOWN = 1500
+"""Characters of an earlier reply, from its end, that prompts show."""
 _MOST_LABELS = 20
 """Labels of one text, its last ones, that are looked at."""
 _CUT = "\0"
@@ -17,6 +20,9 @@ _CUT = "\0"
 _BOXED = re.compile(r"\\(?:boxed|fbox)[ \t]*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _FENCE = re.compile(r"[ \t]*`{3,}[ \t]*([\w+#.-]*)[^`]*")
+_STRICT_CODE = re.compile(r"([ \t]*)```(python)?[ \t]*\r?$")
+_CODE = re.compile(r"([ \t]*)```+[ \t]*([\w+#.-]*)[^`]*$")
+_PYTHON = ("python", "python3", "py")
 
 
 @dataclass(frozen=True)
@@ -117,3 +123,45 @@ def block_below(lines: Sequence[str]) -> list[str] | None:
         if number and fence(line) == "":
             return list(lines[1:number])
     return None
+
+
+def extract_python(reply: str, strict: bool = False) -> str | None:
+    """Returns the body of the last closed ```python block of `reply`, or None if there is none.
+
+    `py` and `python3` name the language as well, in any case. A block that names none is read where no block names
+    Python and no other one names nothing. What is indented with its fence is taken back by as much. `strict` knows
+    blocks that begin with a line "```python" alone.
+    """
+    blocks: dict[bool, list[str]] = {True: [], False: []}
+    body: list[str] = []
+    opened: re.Match[str] | None = None
+    wanted = False
+    for line in reply.split("\n"):
+        match = _STRICT_CODE.match(line) if strict else _CODE.match(line)
+        if match is None or (strict and opened is not None and match[2]):
+            body.append(line)
+        elif opened is not None and not match[2]:
+            if wanted:
+                text = "".join(f"{kept}\n" for kept in body)
+                blocks[bool(opened[2])].append(text if strict else _dedented(text, opened[1]))
+            opened = None
+        elif match[2] or not strict:
+            opened, body = match, []
+            wanted = not match[2] or match[2].casefold() in _PYTHON
+    if blocks[True]:
+        return blocks[True][-1]
+    return blocks[False][0] if len(blocks[False]) == 1 else None
+
+
+def _dedented(text: str, indent: str) -> str:
+    return re.sub(rf"(?m)^{indent}", "", text) if indent else text
+
+
+def shortened(text: str) -> str:
+    """Returns what prompts show of an earlier reply: its last `SHOWN` characters."""
+    return text if len(text) <= SHOWN else f"[...]{text[-SHOWN:]}"
+
+
+def quoted(text: str) -> str:
+    """Returns `text` quoted for a prompt, `> ` before every line, which no parser reads as an answer."""
+    return textwrap.indent(text, "> ", lambda line: True)

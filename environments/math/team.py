@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from verl_atgrpo.environments.common.options import (
     check_whole_numbers,
 )
 from verl_atgrpo.environments.common.records import data_sets, read_records
+from verl_atgrpo.environments.common.replies import extract_python, quoted, shortened
 from verl_atgrpo.environments.common.workflow import STYLES, Style, once
 from verl_atgrpo.environments.math.answers import (
     equal,
@@ -32,15 +32,13 @@ from verl_atgrpo.environments.math.answers import (
     parse_printed,
     verifiable,
 )
-from verl_atgrpo.sandbox.runner import Limits, extract_python, run_python
+from verl_atgrpo.sandbox.runner import Limits, run_python
 from verl_atgrpo.team import Agent, EpisodeFailed, Team
 
 logger = logging.getLogger(__name__)
 
 _TRIED = 20
 """Answers of a data set, from its start, of which one must be verifiable: else the column is the wrong one."""
-SHOWN = 1500
-"""Characters of an earlier reply, from its end, that prompts show."""
 _COMPACT = 8
 """Characters of an earlier answer, from its start, that compact prompts show."""
 ASK_REASONING = r"Reason step by step. End with the final answer in \boxed{}, and nothing but the answer in it."
@@ -80,9 +78,8 @@ class Attempt:
 
     def told(self, speaker: str) -> str:
         """Returns the attempt as a prompt quotes it."""
-        text = self.text if len(self.text) <= SHOWN else f"[...]{self.text[-SHOWN:]}"
         printed = "" if self.printed is None else f"\nThe program printed:\n{self.printed or '(nothing)'}"
-        return f"{speaker}:\n{textwrap.indent(text + printed, '> ', lambda line: True)}"
+        return f"{speaker}:\n{quoted(shortened(self.text) + printed)}"
 
 
 Turn = tuple[Attempt, Attempt]

@@ -29,11 +29,12 @@ from fakes.math_problems import (
 )
 
 from verl_atgrpo.environment import EnvironmentConfigError, make
+from verl_atgrpo.environments.common.replies import SHOWN, extract_python
 from verl_atgrpo.environments.math import MathDebate
 from verl_atgrpo.environments.math import team as math_team
 from verl_atgrpo.environments.math.answers import parse_answer
 from verl_atgrpo.environments.math.team import ASK_REASONING, Math, MathTask, ask_program
-from verl_atgrpo.sandbox.runner import extract_python, run_python
+from verl_atgrpo.sandbox.runner import run_python
 from verl_atgrpo.team import EpisodeFailed
 
 # ------------------------------------------------------------------ episodes
@@ -160,7 +161,7 @@ def test_nothing_in_a_prompt_counts_as_an_answer_and_long_replies_are_cut(tmp_pa
     env = Math(*sources(tmp_path), max_turns=2)
     long = episode(env, {"tool_user": by_turn("x" * 9999, "x"), "reasoner": by_turn("y" * 9999 + box("3"), "z")})
     prompt = prompt_of(of("reasoner", long)[1])
-    assert len(prompt) < 2 * math_team.SHOWN + 1000 and box("3") in prompt
+    assert len(prompt) < 2 * SHOWN + 1000 and box("3") in prompt
 
 
 # ------------------------------------------------------------------ problems and options

@@ -32,9 +32,10 @@ from waiting import HANG
 from verl_atgrpo.environment import Score
 from verl_atgrpo.environments.common import drafting
 from verl_atgrpo.environments.common.drafting import Draft
+from verl_atgrpo.environments.common.replies import extract_python
 from verl_atgrpo.environments.sudoku import Sudoku
 from verl_atgrpo.environments.sudoku.grid import State, SudokuTask, enter
-from verl_atgrpo.sandbox.runner import Limits, extract_python, run_python
+from verl_atgrpo.sandbox.runner import Limits, run_python
 
 # ------------------------------------------------------------------ prompts
 

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from uuid import uuid4
@@ -25,7 +24,7 @@ from verl_atgrpo.environments.common import options
 from verl_atgrpo.sandbox import runner
 from verl_atgrpo.sandbox.launcher import Request
 from verl_atgrpo.sandbox.pool import Pool
-from verl_atgrpo.sandbox.runner import ExecutionResult, Limits, extract_python, isolation, run_python
+from verl_atgrpo.sandbox.runner import ExecutionResult, Limits, isolation, run_python
 
 PATIENT = Limits(cpu_seconds=20, wall_seconds=HANG)
 needs_namespaces = pytest.mark.skipif(isolation() != "namespaces", reason="this machine gives no namespaces")
@@ -378,29 +377,6 @@ import other
     assert "ModuleNotFoundError: No module named 'other'" in result.stderr
     if isolation() == "namespaces":
         assert result.stdout == "given False False\nread only\n"
-
-
-@pytest.mark.parametrize(
-    ("reply", "code"),
-    [
-        ("no code", None),
-        ("```python\nx = 1\n", None),
-        ("a\n```python\nx = 1\n```\nb\n```python\ny = '```'\n```\nend", "y = '```'\n"),
-        ("```python\r\nx\r\n```\r\n", "x\r\n"),
-        ("```python\n```", ""),
-    ],
-)
-def test_extract_python(reply: str, code: str | None) -> None:
-    assert extract_python(reply) == extract_python(reply, strict=True) == code
-
-
-def test_fences_are_read_in_linear_time() -> None:
-    """40,000 characters of them took 1.3 s, a megabyte more than ten minutes."""
-    before = time.process_time()
-    for line in ("```python\n", "```\n", "```python\nx\n", "`"):
-        for strict in (False, True):
-            extract_python(line * (1_000_000 // len(line)), strict)
-    assert time.process_time() - before < 20
 
 
 # ------------------------------------------------------------------ how many at a time, and how often

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from verl_atgrpo.environments.common.replies import extract_python
+
 pytest.importorskip("math_verify")
 
 from verl_atgrpo.environment import Score, Split
@@ -21,7 +23,6 @@ from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, walk
 from verl_atgrpo.environments.sokoban.board import SokobanTask
 from verl_atgrpo.environments.sokoban.levels import solve
 from verl_atgrpo.environments.sudoku.grid import EMPTY, SudokuTask
-from verl_atgrpo.sandbox.runner import extract_python
 from verl_atgrpo.testing import Script, check_environment
 from verl_atgrpo.tiny_models.demonstrations import DEMONSTRATORS, arithmetic, small_programs, sokoban
 from verl_atgrpo.tiny_models.demonstrations.demonstrator import END, SPLITS, Demonstration, write

@@ -7,7 +7,6 @@ import contextlib
 import functools
 import importlib.util
 import os
-import re
 import shutil
 import signal
 import socket
@@ -265,40 +264,3 @@ async def _run(request: Request, stdin: str, limits: Limits) -> ExecutionResult 
         timed_out=(stopped and not truncated) or code == 128 + signal.SIGXCPU,
         output_truncated=truncated,
     )
-
-
-def extract_python(reply: str, strict: bool = False) -> str | None:
-    """Returns the body of the last closed ```python block of `reply`, or None if there is none.
-
-    `py` and `python3` name the language as well, in any case. A block that names none is read where no block names
-    Python and no other one names nothing. What is indented with its fence is taken back by as much. `strict` knows
-    blocks that begin with a line "```python" alone.
-    """
-    blocks: dict[bool, list[str]] = {True: [], False: []}
-    body: list[str] = []
-    opened: re.Match[str] | None = None
-    wanted = False
-    for line in reply.split("\n"):
-        match = _STRICT_FENCE.match(line) if strict else _FENCE.match(line)
-        if match is None or (strict and opened is not None and match[2]):
-            body.append(line)
-        elif opened is not None and not match[2]:
-            if wanted:
-                text = "".join(f"{kept}\n" for kept in body)
-                blocks[bool(opened[2])].append(text if strict else _dedented(text, opened[1]))
-            opened = None
-        elif match[2] or not strict:
-            opened, body = match, []
-            wanted = not match[2] or match[2].casefold() in _PYTHON
-    if blocks[True]:
-        return blocks[True][-1]
-    return blocks[False][0] if len(blocks[False]) == 1 else None
-
-
-_STRICT_FENCE = re.compile(r"([ \t]*)```(python)?[ \t]*\r?$")
-_FENCE = re.compile(r"([ \t]*)```+[ \t]*([\w+#.-]*)[^`]*$")
-_PYTHON = ("python", "python3", "py")
-
-
-def _dedented(text: str, indent: str) -> str:
-    return re.sub(rf"(?m)^{indent}", "", text) if indent else text
