@@ -212,9 +212,7 @@ class ReasoningGym(Environment):
         role = "solver" if draft is None else "checker"
         told = [task.question]
         if wrong:
-            told.append(
-                "These answers were wrong:\n" + "\n".join(quoted(shortened(answer or "(none)")) for answer in wrong)
-            )
+            told.append(f"These answers were wrong:\n{_listed(wrong)}")
         if draft is not None:
             told.append(f"A solver drafted this; it may be wrong:\n{quoted(shortened(draft))}")
         return [
@@ -278,9 +276,7 @@ class SingleReasoningGym(ReasoningGym):
             return [{"role": "user", "content": "\n".join([task.question, *(answer[:20] for answer in answers)])}]
         told = [task.question]
         if answers:
-            told.append(
-                "You have answered:\n" + "\n".join(quoted(shortened(answer or "(none)")) for answer in answers)
-            )
+            told.append(f"You have answered:\n{_listed(answers)}")
             told.append("Check your last answer: give it again if it is right, and another one if not.")
         return [
             {"role": "system", "content": "You answer a question."},

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 from urllib.parse import unquote
 
-from verl_atgrpo.environment import EnvironmentConfigError
+from verl_atgrpo.environment import Environment, EnvironmentConfigError, Split
 
+Task = TypeVar("Task")
 Record = dict[str, Any]
 Rows = tuple[Sequence[str], Callable[[list[str]], Iterable[Record]]]
 """The columns of a data set, and a function that yields its rows with some of them."""
@@ -89,6 +90,40 @@ def data_sets(source: object, option: str) -> dict[str, tuple[str, object]]:
         if not re.fullmatch(r"[\w.-]+", name):
             raise EnvironmentConfigError(f"{where}.{name}: a data set's name has letters, digits, '.', '_' and '-'")
     return {name: (f"{option}.{name}", section) for name, section in given.items()}
+
+
+class DataSetEnvironment(Environment, Generic[Task]):
+    """An environment whose tasks are the rows of data sets."""
+
+    def read_tasks(self, train: object, val: object, read: Callable[[Split, object, str], Sequence[Task]]) -> None:
+        """Reads the tasks of both splits, each from one data set or several named ones.
+
+        Args:
+            train: the option of this name.
+            val: the option of this name.
+            read: returns the tasks of a data set; called with the split, the section and the section's path in the
+                options for messages.
+        """
+        self._tasks: dict[Split, tuple[Task, ...]] = {}
+        self._data_sets: dict[Split, dict[str, int]] = {}
+        sources: tuple[tuple[Split, object], ...] = ("train", train), ("val", val)
+        for split, source in sources:
+            parts = data_sets(source, split).items()
+            tasks = {name: read(split, section, where) for name, (where, section) in parts}
+            self._tasks[split] = tuple(chain.from_iterable(tasks.values()))
+            self._data_sets[split] = {name: len(mine) for name, mine in tasks.items() if name}
+
+    def task(self, split: Split, index: int) -> Task:
+        """Returns task `index` of `split`, in the order of the data."""
+        return self._tasks[split][index]
+
+    def num_tasks(self, split: Split) -> int:
+        """Returns how many tasks `split` has."""
+        return len(self._tasks[split])
+
+    def data_sets(self, split: Split) -> dict[str, int]:
+        """Returns the named data sets of `split` and how many tasks each has."""
+        return self._data_sets[split]
 
 
 @contextmanager

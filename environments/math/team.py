@@ -11,10 +11,9 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import ClassVar
 
-from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score, Split
+from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score
 from verl_atgrpo.environments.common.options import (
     check_choice,
     check_installed,
@@ -22,7 +21,7 @@ from verl_atgrpo.environments.common.options import (
     check_libraries,
     check_whole_numbers,
 )
-from verl_atgrpo.environments.common.records import data_sets, read_records
+from verl_atgrpo.environments.common.records import DataSetEnvironment, read_records
 from verl_atgrpo.environments.common.replies import extract_python, quoted, shortened
 from verl_atgrpo.environments.common.workflow import STYLES, Style, once
 from verl_atgrpo.environments.math.answers import (
@@ -86,7 +85,7 @@ Turn = tuple[Attempt, Attempt]
 """What the tool user and the reasoner said at once."""
 
 
-class MathEnvironment(Environment):
+class MathEnvironment(DataSetEnvironment[MathTask]):
     """Problems from data sets, and the two ways to answer one; subclasses say who answers when."""
 
     style: Style = "full"
@@ -107,25 +106,7 @@ class MathEnvironment(Environment):
         an answer that can be verified.
         """
         check_installed("math_verify", "math-verify, which checks answers,", "math")
-        self._tasks: dict[Split, tuple[MathTask, ...]] = {}
-        self._data_sets: dict[Split, dict[str, int]] = {}
-        sources: tuple[tuple[Split, object], ...] = ("train", train), ("val", val)
-        for split, source in sources:
-            read = {name: _read_tasks(section, where) for name, (where, section) in data_sets(source, split).items()}
-            self._tasks[split] = tuple(chain.from_iterable(read.values()))
-            self._data_sets[split] = {name: len(tasks) for name, tasks in read.items() if name}
-
-    def task(self, split: Split, index: int) -> MathTask:
-        """Returns problem `index` of `split`, in the order of the data set."""
-        return self._tasks[split][index]
-
-    def num_tasks(self, split: Split) -> int:
-        """Returns how many problems `split` has."""
-        return len(self._tasks[split])
-
-    def data_sets(self, split: Split) -> dict[str, int]:
-        """Returns the named data sets of `split`, and how many problems each has."""
-        return self._data_sets[split]
+        self.read_tasks(train, val, lambda split, section, where: _read_tasks(section, where))
 
     def fingerprint(self, task: MathTask) -> str:
         """Returns the problem's text without case, blanks, punctuation and LaTeX that is layout alone."""
