@@ -10,17 +10,16 @@ import asyncio
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
 from typing import ClassVar, Literal, TypeAlias
 
-from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score, Split
+from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split
 from verl_atgrpo.environments.code.formats import read_problems
 from verl_atgrpo.environments.code.programs import Call, Exchange, Problem, Test, Verdict, judge
 from verl_atgrpo.environments.code.replies import parse_test
 from verl_atgrpo.environments.common.options import check_choice, check_isolation, check_whole_numbers
-from verl_atgrpo.environments.common.records import data_sets
+from verl_atgrpo.environments.common.records import DataSetEnvironment
 from verl_atgrpo.environments.common.replies import extract_python, quoted
-from verl_atgrpo.environments.common.workflow import STYLES, Style, once
+from verl_atgrpo.environments.common.workflow import STYLES, Style, fixed_options, once
 from verl_atgrpo.sandbox.runner import Limits
 from verl_atgrpo.team import Team
 
@@ -46,7 +45,7 @@ class State:
         return self.verdict is not None and all(self.verdict.passed)
 
 
-class Code(Environment):
+class Code(DataSetEnvironment[Problem]):
     """A coder and a tester work in parallel until the program passes the test, for up to `max_turns` turns."""
 
     agents: ClassVar[tuple[str, ...]] = ("coder", "tester")
@@ -94,18 +93,9 @@ class Code(Environment):
         check_choice("style", style, STYLES)
         check_choice("tester_reward", tester_reward, ("golden", "format"))
         check_isolation(require_isolation)
-        self._problems: dict[Split, tuple[Problem, ...]] = {}
-        self._data_sets: dict[Split, dict[str, int]] = {}
-        sources: tuple[tuple[Split, object, int | None], ...] = (
-            ("train", train, max_tests),
-            ("val", val, val_max_tests),
-        )
-        for split, source, most in sources:
-            parts = data_sets(source, split).items()
-            read = {name: read_problems(section, where, most) for name, (where, section) in parts}
-            self._problems[split] = tuple(chain.from_iterable(read.values()))
-            self._data_sets[split] = {name: len(problems) for name, problems in read.items() if name}
-        if tester_reward == "golden" and not any(problem.solution for problem in self._problems["train"]):
+        most: dict[Split, int | None] = {"train": max_tests, "val": val_max_tests}
+        self.read_tasks(train, val, lambda split, section, where: read_problems(section, where, most[split]))
+        if tester_reward == "golden" and not any(problem.solution for problem in self._tasks["train"]):
             raise EnvironmentConfigError(
                 "at_grpo.environment.tester_reward='golden': the data of train have no solutions; use format"
             )
@@ -114,18 +104,6 @@ class Code(Environment):
         self._asks_solution = tester_reward == "golden"
         # On the clock a busy machine takes longer, and a score must not follow from that; golden output may be long.
         self._limits = Limits(cpu_seconds, 4.0 * cpu_seconds + 2, memory_mb, output_bytes=1 << 20)
-
-    def task(self, split: Split, index: int) -> Problem:
-        """Returns problem `index` of `split`, in the order of the data."""
-        return self._problems[split][index]
-
-    def num_tasks(self, split: Split) -> int:
-        """Returns how many problems of `split` have tests."""
-        return len(self._problems[split])
-
-    def data_sets(self, split: Split) -> dict[str, int]:
-        """Returns the named data sets of `split`, and how many problems each has."""
-        return self._data_sets[split]
 
     def fingerprint(self, task: Problem) -> str:
         """Returns the statement without its spacing and case."""
@@ -218,6 +196,7 @@ class Code(Environment):
         )
 
 
+@fixed_options(tester_reward="format")
 class SingleCode(Code):
     """One agent writes programs, sees its last one, and stops when it repeats it (the paper's single agent).
 
@@ -225,22 +204,6 @@ class SingleCode(Code):
     """
 
     agents: ClassVar[tuple[str, ...]] = ("solo",)
-
-    def __init__(
-        self,
-        train: object = None,
-        val: object = None,
-        max_turns: int = 4,
-        max_tests: int = 20,
-        cpu_seconds: int = 2,
-        memory_mb: int = 256,
-        require_isolation: bool = False,
-        style: Style = "full",
-        val_max_tests: int | None = None,
-    ) -> None:
-        """Takes the team's options, but for the tester's."""
-        limits = cpu_seconds, memory_mb
-        super().__init__(train, val, max_turns, max_tests, "format", *limits, require_isolation, style, val_max_tests)
 
     async def run(self, task: Problem, team: Team) -> Outcome:
         """Plays one episode; success means that the last program passes all golden tests."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score
 from verl_atgrpo.environments.common.options import check_choice, check_isolation, check_whole_numbers
@@ -19,7 +19,17 @@ from verl_atgrpo.environments.common.workflow import STYLES, Style, once
 from verl_atgrpo.sandbox.runner import run_python
 from verl_atgrpo.team import Agent, Candidate, Team
 
-State = TypeVar("State")
+
+class GameState(Protocol):
+    """Where an episode of a game stands."""
+
+    @property
+    def solved(self) -> bool:
+        """Whether the task is solved."""
+        ...
+
+
+State = TypeVar("State", bound=GameState)
 Answer = TypeVar("Answer")
 
 
@@ -80,12 +90,12 @@ class DraftingGame(Environment, Generic[State, Answer]):
     # ------------------------------------------------------------------ the game
 
     @abstractmethod
-    def initial(self, task: object) -> State:
+    def initial(self, task: Any) -> State:
         """Returns the state before the first turn."""
 
-    @abstractmethod
     def solved(self, state: State) -> bool:
-        """Returns whether the task is done: nothing else ends an episode early."""
+        """Returns whether the task is solved, which ends the episode."""
+        return state.solved
 
     @abstractmethod
     def apply(self, state: State, answer: Answer) -> State:

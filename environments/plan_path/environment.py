@@ -14,7 +14,7 @@ from verl_atgrpo.environments.common.drafting import Draft, SingleAgent, told_of
 from verl_atgrpo.environments.common.moves import MoveGame, Tool, ask_program, listed_cells
 from verl_atgrpo.environments.common.options import check_wall_density, check_whole_numbers
 from verl_atgrpo.environments.common.splits import MOST_DRAWS, draw_for
-from verl_atgrpo.environments.common.workflow import Style
+from verl_atgrpo.environments.common.workflow import Style, fixed_options
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, Walk, team_reward, walk
 
 _SHOT_DRAWS = 50
@@ -103,14 +103,9 @@ class PlanPath(MoveGame[State]):
         """Returns the walls and the goal: the walker comes to be anywhere."""
         return task.draw(task.goal)
 
-    def initial(self, task: object) -> State:
+    def initial(self, task: PlanPathTask) -> State:
         """Returns the state before the first move."""
-        assert isinstance(task, PlanPathTask)
         return State.initial(task)
-
-    def solved(self, state: State) -> bool:
-        """Returns whether the walker stands on the goal."""
-        return state.solved
 
     def apply(self, state: State, answer: str) -> State:
         """Moves the walker."""
@@ -210,22 +205,9 @@ class PlanPath(MoveGame[State]):
         return tuple((shots + spare)[:count])
 
 
+@fixed_options(tool="moves", require_isolation=False)
 class SinglePlanPath(SingleAgent[State, str], PlanPath):
     """One agent sees the grid and moves; up to `max_turns` turns."""
-
-    def __init__(
-        self,
-        size: int = 10,
-        wall_density: float = 0.2,
-        min_distance: int = 1,
-        max_turns: int = 4,
-        max_moves: int = 40,
-        style: Style = "full",
-        few_shot: int = 0,
-        seed: int = 0,
-    ) -> None:
-        """Takes the team's options, but for the tool's."""
-        super().__init__(size, wall_density, min_distance, max_turns, max_moves, "moves", style, few_shot, seed)
 
 
 def _corners(state: State) -> str:

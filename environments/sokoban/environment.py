@@ -17,7 +17,7 @@ from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Sc
 from verl_atgrpo.environments.common.drafting import Draft, SingleAgent, told_of
 from verl_atgrpo.environments.common.moves import MoveGame, Tool, ask_program, listed_cells
 from verl_atgrpo.environments.common.splits import draw_for, split_of
-from verl_atgrpo.environments.common.workflow import Style
+from verl_atgrpo.environments.common.workflow import Style, fixed_options
 from verl_atgrpo.environments.sokoban.board import SokobanTask, State, Walk, approach, clear, team_reward, walk
 from verl_atgrpo.environments.sokoban.levels import Generator, read_levels
 
@@ -100,14 +100,9 @@ class Sokoban(MoveGame[State]):
         """Returns the walls and the targets: the player and the boxes move."""
         return task.ground
 
-    def initial(self, task: object) -> State:
+    def initial(self, task: SokobanTask) -> State:
         """Returns the state before the first move."""
-        assert isinstance(task, SokobanTask)
         return State.initial(task)
-
-    def solved(self, state: State) -> bool:
-        """Returns whether every box stands on a target."""
-        return state.solved
 
     def apply(self, state: State, answer: str) -> State:
         """Moves the player."""
@@ -160,23 +155,9 @@ class Sokoban(MoveGame[State]):
         return _dialogue(f"{_shown(state)}\n{told}\n{self.ask_moves(_SEARCH if walked is None else _CHECK)}")
 
 
+@fixed_options(tool="moves", require_isolation=False)
 class SingleSokoban(SingleAgent[State, str], Sokoban):
     """One agent sees the board and moves; up to `max_turns` turns."""
-
-    def __init__(
-        self,
-        size: int | None = None,
-        boxes: int | None = None,
-        wall_density: float | None = None,
-        min_solution: int | None = None,
-        seed: int | None = None,
-        levels: str | None = None,
-        max_turns: int = 4,
-        max_moves: int = 40,
-        style: Style = "full",
-    ) -> None:
-        """Takes the team's options, but for the tool's."""
-        super().__init__(size, boxes, wall_density, min_solution, seed, levels, max_turns, max_moves, "moves", style)
 
 
 def _board(state: State) -> str:

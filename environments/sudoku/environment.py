@@ -15,7 +15,7 @@ from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Sc
 from verl_atgrpo.environments.common.drafting import Draft, DraftingGame, SingleAgent, told_of
 from verl_atgrpo.environments.common.options import check_whole_numbers
 from verl_atgrpo.environments.common.splits import draw_for
-from verl_atgrpo.environments.common.workflow import Style
+from verl_atgrpo.environments.common.workflow import Style, fixed_options
 from verl_atgrpo.environments.sudoku.grid import (
     EMPTY,
     FEWEST_CLUES,
@@ -102,14 +102,9 @@ class Sudoku(DraftingGame[State, str]):
         """
         return renamed(task.solution)
 
-    def initial(self, task: object) -> State:
+    def initial(self, task: SudokuTask) -> State:
         """Returns the state before the first turn."""
-        assert isinstance(task, SudokuTask)
         return State.initial(task)
-
-    def solved(self, state: State) -> bool:
-        """Returns whether the grid is full, by the rules and on the givens."""
-        return state.solved
 
     def apply(self, state: State, answer: str) -> State:
         """Writes the grid down."""
@@ -223,14 +218,9 @@ class Sudoku(DraftingGame[State, str]):
         return [{"role": "system", "content": rules}, {"role": "user", "content": question}]
 
 
+@fixed_options(tool="grid", require_isolation=False)
 class SingleSudoku(SingleAgent[State, str], Sudoku):
     """One agent sees the grid and writes it down; up to `max_turns` turns."""
-
-    def __init__(
-        self, size: int = 4, clues: int | None = None, max_turns: int = 4, style: Style = "full", seed: int = 0
-    ) -> None:
-        """Takes the team's options, but for the tool's."""
-        super().__init__(size, clues, max_turns, "grid", style, seed)
 
 
 def _writes(state: State, grid: str) -> bool:
