@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 
 from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
-from verl_atgrpo.environments.common.drafting import Draft, SingleAgent, told_of
+from verl_atgrpo.environments.common.drafting import Draft, SingleAgent, quoted_program
 from verl_atgrpo.environments.common.moves import MoveGame, Tool, ask_program, listed_cells
 from verl_atgrpo.environments.common.options import check_wall_density, check_whole_numbers
 from verl_atgrpo.environments.common.splits import MOST_DRAWS, draw_for
@@ -155,7 +155,7 @@ class PlanPath(MoveGame[State]):
         if self.style == "compact":
             lead = "none" if draft.answer is None else _lead(walk(state, draft.answer), compact=True)
             return [{"role": "user", "content": f"plan{_corners(state)}\n{grid}\n{draft.answer or ''}>{lead}"}]
-        told = told_of(draft) if self.uses_python else ""
+        told = quoted_program(draft) if self.uses_python else ""
         if draft.answer is None:
             told += "A tool user drafted no valid moves."
         else:

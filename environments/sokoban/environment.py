@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
-from verl_atgrpo.environments.common.drafting import Draft, SingleAgent, told_of
+from verl_atgrpo.environments.common.drafting import Draft, SingleAgent, quoted_program
 from verl_atgrpo.environments.common.moves import MoveGame, Tool, ask_program, listed_cells
 from verl_atgrpo.environments.common.splits import draw_for, split_of
 from verl_atgrpo.environments.common.workflow import Style, fixed_options
@@ -147,7 +147,7 @@ class Sokoban(MoveGame[State]):
         if self.style == "compact":
             told = f"{draft.answer or ''}>{_outcome(walked)}"
             return [{"role": "user", "content": f"plan{_corners(state)}\n{_board(state)}\n{told}"}]
-        told = told_of(draft) if self.uses_python else ""
+        told = quoted_program(draft) if self.uses_python else ""
         if draft.answer is None or walked is None:
             told += "A tool user drafted no valid moves."
         else:

@@ -12,7 +12,7 @@ import random
 from typing import Literal
 
 from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
-from verl_atgrpo.environments.common.drafting import Draft, DraftingGame, SingleAgent, told_of
+from verl_atgrpo.environments.common.drafting import Draft, DraftingGame, SingleAgent, quoted_program
 from verl_atgrpo.environments.common.options import check_whole_numbers
 from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.environments.common.workflow import Style, fixed_options
@@ -168,7 +168,7 @@ class Sudoku(DraftingGame[State, str]):
         if self.style == "compact":
             drafted = ">none" if answer is None else f"{self._drawn(answer)}>{_verdict(state.task, answer, True)}"
             return [{"role": "user", "content": f"plan\n{shown}\ndraft\n{drafted}"}]
-        told = told_of(draft) if self.uses_python else ""
+        told = quoted_program(draft) if self.uses_python else ""
         if answer is None:
             told += "A tool user drafted no valid grid."
         else:

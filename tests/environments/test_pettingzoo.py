@@ -154,13 +154,13 @@ def test_every_instance_is_closed_and_our_dice_are_left_alone() -> None:
 
 @pytest.mark.parametrize("kind", ["start", "reward", "observation"])
 def test_an_environment_that_is_not_repeatable_is_refused(kind: str) -> None:
-    with pytest.raises(EnvironmentConfigError, match=f"env='{THIS}:unsteady' is not repeatable"):
+    with pytest.raises(EnvironmentConfigError, match=f"env='{THIS}:unsteady' is not deterministic"):
         make("pettingzoo", env=f"{THIS}:unsteady", actions=["up", "down"], options={"kind": kind})
 
 
 def test_one_that_turns_out_so_in_play_ends_the_run_with_one_line() -> None:
     env = make("pettingzoo", env=f"{THIS}:unsteady", actions=["up", "down"], options={"kind": "late"}, style="compact")
-    with pytest.raises(EnvironmentConfigError, match="is not repeatable") as caught:
+    with pytest.raises(EnvironmentConfigError, match="is not deterministic") as caught:
         episode(env, env.task("train", 0), walkers(lambda prompt, k: "up"))
     assert "\n" not in str(caught.value)
 
@@ -204,7 +204,7 @@ def test_streets_of_validation_are_not_walked_in_training() -> None:
         ({"env": "meetings:env"}, "env='meetings:env': ModuleNotFoundError"),
         ({"env": "meeting:make"}, "has no 'make'"),
         ({"env": "meeting:env", "options": {"streets": 2}}, "cannot be made, TypeError.*streets"),
-        ({"env": "builtins:dict"}, "makes a dict, not an AECEnv"),
+        ({"env": "builtins:dict"}, "returns a dict, not an AECEnv"),
         ({"env": "meeting:env", "actions": ["up"]}, "actions names 1 actions.*Discrete"),
         ({"env": f"{THIS}:boxes"}, "action space of 'north' is Box.*Discrete or Text"),
         ({"env": f"{THIS}:spaced"}, "its agent 'north side' is no identifier"),

@@ -120,7 +120,7 @@ def test_data_sets_whose_scorers_evaluate_replies_are_refused() -> None:
     assert "countdown" in evaluating
     assert evaluating == set(_EVALUATING)
     for name in evaluating:
-        with pytest.raises(EnvironmentConfigError, match="evaluates what a model writes"):
+        with pytest.raises(EnvironmentConfigError, match="evaluates replies"):
             make("reasoning_gym", dataset=name)
 
 
@@ -167,8 +167,8 @@ def test_a_draft_is_paid_like_an_answer_and_the_checker_decides() -> None:
         ({"dataset": "chain_sum", "options": {"seed": 3}}, "options.seed=3"),
         ({"dataset": "composite"}, "options.datasets is a list"),
         ({"dataset": "composite", "options": {"datasets": [{"name": "composite"}]}}, "no data set 'composite'"),
-        ({"dataset": "simple_integration"}, "evaluates what a model writes"),
-        ({"dataset": "game_of_life_halting"}, "gives 1 for words that are no answer"),
+        ({"dataset": "simple_integration"}, "evaluates replies"),
+        ({"dataset": "game_of_life_halting"}, "gives 1 for a wrong answer"),
     ],
 )
 def test_refused_with_one_line(options: dict[str, Any], message: str) -> None:

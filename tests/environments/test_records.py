@@ -68,7 +68,7 @@ def test_damaged_files_are_refused_with_one_line(name: str, tmp_path: Path) -> N
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "none.jsonl"
     path.write_text("\n")
-    with pytest.raises(EnvironmentConfigError, match="there is no row in it"):
+    with pytest.raises(EnvironmentConfigError, match="it has no rows"):
         list(read_records({"path": str(path)}, "train", COLUMNS))
 
 
