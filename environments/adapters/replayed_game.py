@@ -90,7 +90,7 @@ class ReplayedGame(Environment):
 
         Args:
             agents: names of the players.
-            team: the agents whose mean reward is the team's part and whose mean return is the episode's; None: all.
+            team: the agents whose mean reward is the team's part and whose mean return is the episode's; null: all.
                 The others are opponents: they get only their own reward.
             max_steps: decisions after which an episode is truncated, which is not success.
             success_return: least mean return of a solved episode that the game itself ended.

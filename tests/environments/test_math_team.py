@@ -215,7 +215,7 @@ def test_problems_without_an_answer_are_left_out(tmp_path: Path, caplog: pytest.
         "(1, 2)",
         "t(0,4]",
     ]
-    assert "train: 2 of 6 problems are left out" in caplog.text
+    assert "train: 2 of 6 problems left out" in caplog.text
     for none in (rows[1:2], rows[5:]):
         with pytest.raises(EnvironmentConfigError, match=r"train\.columns\.answer: no answer .* '(see the|t\(0)"):
             Math(*sources(tmp_path, train=none))
@@ -259,7 +259,7 @@ def test_the_validation_sets_of_the_recipes_are_read() -> None:
         (NAMES, {"train": None}, "train=None"),
         (NAMES, {"val": {"path": "/nowhere.jsonl"}}, "val.path='/nowhere.jsonl'"),
         (NAMES, {"val": {"a": {"path": "/nowhere.jsonl"}}}, "val.a.path='/nowhere.jsonl'"),
-        (NAMES, {"val": {"a": {"path": "x"}, "path": "y"}}, "val.path='y' stands beside the data sets a"),
+        (NAMES, {"val": {"a": {"path": "x"}, "path": "y"}}, "val.path='y' is beside the named data sets a"),
         (NAMES, {"val": {"a/b": {"path": "x"}}}, "val.a/b: a data set's name"),
         (NAMES[:2], {"style": "short"}, "style='short'"),
         (NAMES[2:], {"style": "full"}, "style is not an option"),
