@@ -209,7 +209,7 @@ def test_other_settings_are_not_mixed_in(tmp_path: Path) -> None:
 def test_other_files_are_left_alone(tmp_path: Path, content: str) -> None:
     path = tmp_path / "notes"
     path.write_text(content)
-    with pytest.raises(ValueError, match="is no result file"):
+    with pytest.raises(ValueError, match="is not a result file"):
         ResultFile(path, SETTINGS, {})
     assert path.read_text() == content
 
@@ -217,7 +217,7 @@ def test_other_files_are_left_alone(tmp_path: Path, content: str) -> None:
 def test_two_runs_do_not_write_one_file(tmp_path: Path) -> None:
     with (
         ResultFile(tmp_path / "a.jsonl", SETTINGS, {}),
-        pytest.raises(BlockingIOError, match="another evaluation is writing"),
+        pytest.raises(BlockingIOError, match="another evaluation writes"),
     ):
         ResultFile(tmp_path / "a.jsonl", SETTINGS, {})
 

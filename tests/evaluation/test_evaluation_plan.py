@@ -44,9 +44,9 @@ def test_sources(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("plannr", "no source of answers"),
-        ("runs/models/missing", "no source of answers"),
-        ("/nowhere", "no source of answers"),
+        ("plannr", "not a source of answers"),
+        ("runs/models/missing", "not a source of answers"),
+        ("/nowhere", "not a source of answers"),
         ("http://host/v1", "names no model"),
         ("m@https://user:secret@host/v1", "takes no user"),
         ("m@https://host/v1?api_key=secret", "takes no user"),
@@ -194,11 +194,11 @@ def test_endpoints_need_no_engine_and_keep_the_keys_name_to_themselves() -> None
         ((), {"policies": ["shared=a/b"], "seeds": [1, 1]}, "twice"),
         ((), {"policies": ["ghost=a/b"]}, "no policy 'ghost', the recipe has shared"),
         ((), {"agents": ["ghost=a/b"]}, "no agent 'ghost', the recipe has tool_user, planner"),
-        ((), {"agents": ["planner=plannr"]}, "no source of answers"),
+        ((), {"agents": ["planner=plannr"]}, "not a source of answers"),
         (
             (),
             {"agents": ["planner=a/b", "tool_user=a/b"], "policies": ["shared=c/d"]},
-            "no agent is played by 'shared'",
+            "no agent has the policy 'shared'",
         ),
         (("actor_rollout_ref.rollout.quantization=fp8",), {"policies": ["shared=a/b"]}, "rollout.quantization=fp8"),
         (("+actor_rollout_ref.model.lora_adapter_path=x",), {}, "lora_adapter_path=x"),
