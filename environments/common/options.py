@@ -64,7 +64,7 @@ def check_isolation(require_isolation: object) -> None:
         raise EnvironmentConfigError(
             f"at_grpo.environment: programs cannot be run on this machine: {error}; see docs/sandbox.md"
         ) from error
-    _log_level(level)
+    log_isolation(level)
     if require_isolation and level != strongest:
         raise EnvironmentConfigError(
             f"at_grpo.environment.require_isolation=true: programs run at level {level} here, not {strongest}; "
@@ -96,7 +96,8 @@ def check_libraries(libraries: object, limits: runner.Limits) -> tuple[str, ...]
 
 
 @functools.cache
-def _log_level(level: str) -> None:
+def log_isolation(level: str) -> None:
+    """Logs the isolation level, the first time it is called."""
     severity = logging.INFO if level == LEVELS[0] else logging.WARNING
     logger.log(severity, "programs that models write run at isolation level %s (docs/sandbox.md)", level)
 

@@ -57,7 +57,7 @@ def rate(name: str, work: Callable[[int], None], runs: int) -> float:
 
 def leftovers() -> dict[str, int]:
     """Counts the children of this process and of its pool, zombies apart, its open files and temporary files."""
-    server = runner.POOL._server
+    server = runner.POOL.server
     assert server is not None
     there = {*children(os.getpid()), *children(server.pid)} - {server.pid}
     states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in there]

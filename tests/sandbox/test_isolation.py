@@ -52,6 +52,6 @@ def test_a_trial_that_is_killed_is_made_again(told: bytes, monkeypatch: pytest.M
 def test_no_lesser_level_is_taken_where_trials_are_killed_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     killer = Killer(100, b"")
     monkeypatch.setattr(runner.POOL, "start", killer.start)
-    with pytest.raises(RuntimeError, match="what tries it is killed each time"):
+    with pytest.raises(RuntimeError, match="every trial run was killed"):
         runner.isolation()
     assert set(killer.levels) == {LEVELS[0]}

@@ -230,8 +230,8 @@ def test_a_sandbox_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch
 
 
 def server_of(pool: Pool) -> int:
-    assert pool._server is not None
-    return pool._server.pid
+    assert pool.server is not None
+    return pool.server.pid
 
 
 def test_the_pool_survives_its_interpreter_being_killed(leftovers: Leftovers) -> None:
@@ -258,7 +258,7 @@ def test_a_request_that_its_interpreter_took_along_is_made_again(deaths: int, mo
         died = 0
 
         def start(self, request: Request, files: Sequence[int]) -> None:
-            self._connected()
+            self.connect()
             dies = self.died < deaths
             self.died += dies
             if dies:  # stopped, it is sent the request but does not get to it
@@ -273,7 +273,7 @@ def test_a_request_that_its_interpreter_took_along_is_made_again(deaths: int, mo
     if deaths < 3:
         assert run("print(1)").stdout == "1\n"
     else:
-        with pytest.raises(RuntimeError, match="killed each time"):
+        with pytest.raises(RuntimeError, match="killed every time"):
             run("print(1)")
     pool.close()
 
@@ -332,7 +332,7 @@ def test_isolation_is_not_required_where_no_program_runs() -> None:
 def test_the_level_is_logged_once(
     level: str, severity: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options._log_level.cache_clear()
+    options.log_isolation.cache_clear()
     monkeypatch.setattr(runner, "isolation", lambda: level)
     with caplog.at_level("INFO", logger="verl_atgrpo"):  # its level is set where verl was imported before
         make("plan_path", tool="moves")
@@ -341,11 +341,11 @@ def test_the_level_is_logged_once(
         make("sudoku")
     (record,) = caplog.records
     assert record.levelname == severity and f"isolation level {level}" in record.message
-    options._log_level.cache_clear()
+    options.log_isolation.cache_clear()
 
 
 def test_a_machine_that_can_run_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_trial", lambda level, *_: f"no {level}")
+    monkeypatch.setattr(runner, "trial", lambda level, *_: f"no {level}")
     isolation.cache_clear()
     with pytest.raises(EnvironmentConfigError, match=r"programs cannot be run on this machine: .*no rlimits"):
         make("plan_path")
@@ -400,7 +400,7 @@ def test_as_many_programs_run_at_once_as_there_are_cores(
     async def all_of_them() -> None:
         await asyncio.gather(*(run_python("") for _ in range(8)))
 
-    monkeypatch.setattr(runner, "_run_anew", one)
+    monkeypatch.setattr(runner, "run_once", one)
     monkeypatch.setattr(runner.os, "cpu_count", lambda: cores)
     asyncio.run(all_of_them())
     assert most == at_once
@@ -428,7 +428,7 @@ def test_a_program_that_was_killed_is_run_again_unless_we_killed_it(
         asked.append(1)
         return outcome
 
-    monkeypatch.setattr(runner, "_run_anew", one)
+    monkeypatch.setattr(runner, "run_once", one)
     before = runner.POOL.counts["reruns"]
     assert run("") == outcome
     assert len(asked) == runs

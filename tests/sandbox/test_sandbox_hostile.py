@@ -98,7 +98,7 @@ def low_pool() -> Iterator[Pool]:
 
 @functools.cache
 def trial(level: str) -> str:
-    return runner._trial(level)
+    return runner.trial(level)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ PATIENT = Limits(cpu_seconds=20, wall_seconds=HANG)
 
 
 def launchers() -> list[int]:
-    return children(POOL._server.pid) if POOL._server is not None else []
+    return children(POOL.server.pid) if POOL.server is not None else []
 
 
 def programs() -> list[int]:
@@ -95,8 +95,8 @@ def test_a_program_that_was_killed_is_run_again(
 def test_the_interpreter_s_death_is_counted_and_costs_no_score(leftovers: Leftovers) -> None:
     assert asyncio.run(run_python("print(1)")).ok
     POOL.drain_counts()
-    assert POOL._server is not None
-    os.kill(POOL._server.pid, signal.SIGKILL)
+    assert POOL.server is not None
+    os.kill(POOL.server.pid, signal.SIGKILL)
     assert asyncio.run(run_python("print(2)")).stdout == "2\n"
     counts = POOL.drain_counts()
     # Where it was still dying as it took the request, the program is run again; where not, the request is sent again.
