@@ -48,7 +48,7 @@ def test_steps_done_again_after_a_resume_count_once(tmp_path: Path) -> None:
 
 
 def test_no_validation_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds no validation"):
+    with pytest.raises(ValueError, match="has no validation"):
         read(write(tmp_path / "m.jsonl", (1, trained())))
 
 

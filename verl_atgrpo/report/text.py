@@ -1,4 +1,4 @@
-"""What reports say in words."""
+"""Texts of reports and logs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def title(about: Mapping[str, Any]) -> str:
 
 
 def about(run: Mapping[str, Any]) -> list[str]:
-    """Returns what was trained, in a few phrases: environment, candidates, estimator, policies.
+    """Returns a short description of a run: environment, candidates, estimator, policies.
 
     Args:
         run: `Run.about`.

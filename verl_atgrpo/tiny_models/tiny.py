@@ -67,7 +67,7 @@ def build_model(tokenizer: Any, seed: int, hidden: int = 64, layers: int = 3, ti
 
 
 class LocalPolicy:
-    """Samples at temperature 1 from a model in this process."""
+    """Samples at temperature 1 from a model in this process; concurrent requests are batched."""
 
     def __init__(self, model: Any, tokenizer: Any, max_response_length: int, seed: int = 0) -> None:
         self.model = model
@@ -85,13 +85,13 @@ class LocalPolicy:
         return ids
 
     async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
-        """Waits for the batch this request falls into; `seed` is not used, the batch has one."""
+        """Samples an answer in a batch with concurrent requests; ignores `seed`, because a batch has one seed."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Generation] = loop.create_future()
         self._waiting.append((prompt_ids, future))
         if not self._scheduled:
             self._scheduled = True
-            # Every episode that can go on does so before the timer: they all join this batch.
+            # All episodes that can continue send their requests before the timer, and join this batch.
             loop.call_later(0.005, self._answer)
         return await future
 
