@@ -88,7 +88,7 @@ class Hostile:
 
 
 class Texts(str):
-    """A text, but one whose class would be imported."""
+    """A text with a class that unpickling would import."""
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ class Texts(str):
         b".",
     ],
 )
-def test_no_other_pickle_is_read_and_none_is_run(
+def test_other_pickles_are_refused_and_none_is_loaded(
     pickled: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

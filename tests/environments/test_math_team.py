@@ -1,4 +1,4 @@
-"""Mathematics: problems and options, rewards by hand, and whole episodes of a tool user and a reasoner."""
+"""Mathematics: problems, options, rewards computed by hand, whole episodes of a tool user and a reasoner."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_rewards_by_hand(tmp_path: Path) -> None:
         assert got == [(team, local, pytest.approx(team + local)) for _, team, local in replies]
 
 
-def test_the_two_answer_at_once_and_see_each_other_from_turn_2(tmp_path: Path) -> None:
+def test_both_answer_in_parallel_and_see_each_other_from_turn_2(tmp_path: Path) -> None:
     env = Math(*sources(tmp_path), max_turns=3)
     record = episode(
         env,
@@ -89,7 +89,7 @@ def test_the_two_answer_at_once_and_see_each_other_from_turn_2(tmp_path: Path) -
         assert all(QUESTION in p and p.endswith(ask) and GOLD not in p for p in prompts)
         assert "> print(111)\n> ```\n> The program printed:\n> 111" in prompts[1]
     assert record.outcome.success and record.outcome.team_reward == 1
-    assert record.outcome.metrics == {"turns": 3, "agreed": 0}  # out of turns: what the reasoner said last counts
+    assert record.outcome.metrics == {"turns": 3, "agreed": 0}  # out of turns: the reasoner's last answer counts
 
 
 @pytest.mark.parametrize(
@@ -182,13 +182,13 @@ def test_the_data_sets_are_read_and_their_overlap_is_seen(caplog: pytest.LogCapt
     assert not caplog.records
 
 
-def test_without_math_verify_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_math_verify_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(EnvironmentConfigError, match=re.escape("pip install 'verl-atgrpo[math]'")):
         Math(*sources(tmp_path))
 
 
-def test_a_fingerprint_folds_the_layout_alone(tmp_path: Path) -> None:
+def test_a_fingerprint_ignores_only_the_layout(tmp_path: Path) -> None:
     env = Math(*sources(tmp_path))
 
     def prints(*texts: str) -> set[str]:
@@ -222,7 +222,7 @@ def test_problems_without_an_answer_are_left_out(tmp_path: Path, caplog: pytest.
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_answer_that_cannot_be_verified_fails_its_episode_before_anyone_is_asked(name: str, tmp_path: Path) -> None:
+def test_an_answer_that_cannot_be_verified_fails_its_episode_before_any_prompt(name: str, tmp_path: Path) -> None:
     rows: list[dict[str, object]] = [{"question": "A", "answer": "t(0,4]"}, {"question": "B", "answer": "1"}]
     train, val = sources(tmp_path, train=rows)
     env = make(name, train=train, val=val)

@@ -1,6 +1,6 @@
-"""Generated tasks are the same in every process and Python version: pinned, as a change makes other runs' tasks new.
+"""Generated tasks are the same in every process and Python version; pinned, because runs must stay comparable.
 
-The figures are of CPython 3.10, 3.11 and 3.12.
+The hashes are from CPython 3.10, 3.11 and 3.12.
 """
 
 from __future__ import annotations

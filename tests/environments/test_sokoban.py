@@ -1,4 +1,4 @@
-"""Sokoban: the boards dealt out, moves and deadlocks, the solver, the rewards worked by hand, and whole episodes."""
+"""Sokoban: boards, moves, deadlocks, solver, levels of files."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_moves_follow_the_rules_on_any_board(moves: str, index: int) -> None:
         (
             board("_____", "@**__", "_**__", "_____", "_$__."),
             False,
-        ),  # a square of boxes that are all where they belong
+        ),  # a square of boxes that are all on targets
         (board("_____", "_#$__", "@_$#_", "_____", "..___"), False),  # a box may leave
         (board("_____", "_#$__", "@#$__", "_____", "..___"), True),
     ],
@@ -105,8 +105,8 @@ def test_deadlocks_by_hand(task: SokobanTask, dead: bool) -> None:
     ("options", "tasks"),
     [({"size": 5, "boxes": 2}, 25), ({"boxes": 2, "wall_density": 0.3}, 25), ({"boxes": 3, "wall_density": 0.3}, 4)],
 )
-def test_deadlocks_and_bounds_are_sound_wherever_play_can_go(options: dict[str, Any], tasks: int) -> None:
-    """Against every position of many boards: nothing that can be solved is called a deadlock."""
+def test_deadlocks_and_bounds_are_sound_in_all_reachable_positions(options: dict[str, Any], tasks: int) -> None:
+    """Checks all positions of many boards: no solvable one counts as a deadlock."""
     env = Sokoban(**options)
     flagged = lost = 0
     for index in range(tasks):
@@ -122,7 +122,7 @@ def test_deadlocks_and_bounds_are_sound_wherever_play_can_go(options: dict[str, 
             if task.deadlocked(boxes):
                 assert steps == math.inf
             assert (task.potential(boxes) == 0) == (boxes == task.targets)
-    assert flagged > lost / 2  # and it is good for something
+    assert flagged > lost / 2  # and it detects some
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ sys.stdout.write(hashlib.sha256(text.encode()).hexdigest())
         env={**os.environ, "PYTHONHASHSEED": "12345"},
     )
     assert done.returncode == 0, done.stderr
-    # Written down, so that a Python version that draws otherwise is noticed.
+    # Pinned, to detect Python versions with other random numbers.
     assert done.stdout == "56a72f746f983d6f56d7cf0f5e0ebf215fd0b2a71291689cd9eaa04b321e0065"
     env = Sokoban(boxes=2, min_solution=8, seed=3)
     text = "".join(env.fingerprint(env.task(split, index)) for split in ("train", "val") for index in range(20))
@@ -221,9 +221,9 @@ def level_file(folder: Path, *levels: str) -> str:
 
 
 @pytest.mark.skipif(not BOXOBAN.exists(), reason=f"the Boxoban levels are not at {BOXOBAN}")
-def test_boxoban_levels_are_read_as_they_are_drawn() -> None:
+def test_boxoban_levels_are_read_unchanged() -> None:
     levels = read_levels(str(BOXOBAN))
-    assert len(levels) == 513  # of 514: the file breaks off in the last one
+    assert len(levels) == 513  # of 514: the last one is incomplete
     text = BOXOBAN.read_text()
     for number, task in enumerate(levels):
         assert f"; {number}\n{task.draw(task.player, task.boxes)}\n" in text
@@ -243,7 +243,7 @@ def test_boxoban_levels_are_read_as_they_are_drawn() -> None:
         env.task("val", sizes["val"])
 
 
-def test_what_is_no_level_is_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_levels_are_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     broken = [
         ROOM.drawing.replace("@", " "),
         ROOM.drawing.replace(" ", "@"),

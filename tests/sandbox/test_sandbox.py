@@ -1,4 +1,4 @@
-"""Hostile and ordinary programs in the sandbox: each is contained, and nothing of it is left."""
+"""Ordinary programs, limits, the pool and isolation levels of the sandbox; nothing is left of any program."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(code: str, stdin: str = "", limits: Limits = PATIENT) -> ExecutionResult
 
 
 def run_short(code: str) -> ExecutionResult:
-    """Runs what never ends with a wall limit in which it prints something: on a busy machine, a longer one."""
+    """Runs an endless program, with increasing wall-clock limits until it prints something."""
     for seconds in (0.5 * 2**number for number in itertools.count()):
         result = run(code, limits=Limits(cpu_seconds=3600, wall_seconds=seconds))
         if result.stdout or seconds > HANG:
@@ -44,13 +44,13 @@ def run_short(code: str) -> ExecutionResult:
 
 
 def running(marker: str) -> list[int]:
-    """Processes whose command line holds `marker`, which a test gives to what its program starts."""
+    """Returns the processes with `marker` in their command line."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if marker.encode() in path.read_bytes():
                 found.append(int(path.parent.name))
-        except OSError:  # ended meanwhile
+        except OSError:  # ended in the meantime
             continue
     return found
 
@@ -99,7 +99,7 @@ def test_unicode_and_stdin() -> None:
     assert run("import sys; print(repr(sys.stdin.read()))").stdout == "''\n"
 
 
-def test_what_is_no_text_is_replaced_in_stdin() -> None:
+def test_invalid_text_in_stdin_is_replaced() -> None:
     assert run("print(ascii(input()))", stdin="a\ud800b").stdout == "'a?b'\n"
 
 
@@ -123,7 +123,7 @@ def test_wall_limit(code: str) -> None:
 def test_cpu_limit() -> None:
     result = run("while True: pass", limits=Limits(cpu_seconds=1, wall_seconds=HANG))
     assert result.timed_out and not result.ok
-    assert result.returncode == 128 + signal.SIGXCPU  # the kernel's word, however long a busy machine took
+    assert result.returncode == 128 + signal.SIGXCPU  # by the kernel, however busy the machine
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
@@ -166,8 +166,8 @@ def test_environment_is_scrubbed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_namespaces
-def test_processes_of_the_machine_are_out_of_sight() -> None:
-    # /proc/*/environ would show the secrets of whatever else runs here.
+def test_other_processes_are_invisible() -> None:
+    # /proc/*/environ would show secrets of other processes.
     result = run("import os; print(os.listdir('/proc'), os.getppid())")
     assert result.stdout == "[] 1\n"
 
@@ -246,14 +246,14 @@ def test_the_pool_survives_its_interpreter_being_killed(leftovers: Leftovers) ->
 
     assert run("print(1)").ok
     before = server_of(runner.POOL)
-    assert asyncio.run(scenario()).stdout == "done\n"  # a program under way does not notice
+    assert asyncio.run(scenario()).stdout == "done\n"  # a running program is not affected
     assert run("print(2)").stdout == "2\n"
     assert server_of(runner.POOL) != before
     assert leftovers() == []
 
 
 @pytest.mark.parametrize("deaths", [1, 2, 3])
-def test_a_request_that_its_interpreter_took_along_is_made_again(deaths: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_lost_with_its_interpreter_is_repeated(deaths: int, monkeypatch: pytest.MonkeyPatch) -> None:
     class Dying(Pool):
         died = 0
 
@@ -261,7 +261,7 @@ def test_a_request_that_its_interpreter_took_along_is_made_again(deaths: int, mo
             self.connect()
             dies = self.died < deaths
             self.died += dies
-            if dies:  # stopped, it is sent the request but does not get to it
+            if dies:  # stopped: it gets the request but does not handle it
                 os.kill(server_of(self), signal.SIGSTOP)
             super().start(request, files)
             if dies:
@@ -278,7 +278,7 @@ def test_a_request_that_its_interpreter_took_along_is_made_again(deaths: int, mo
     pool.close()
 
 
-def test_a_fork_of_our_process_starts_its_own() -> None:
+def test_a_fork_starts_its_own_interpreter() -> None:
     assert run("print(1)").ok
     ours = server_of(runner.POOL)
     child = os.fork()
@@ -294,7 +294,7 @@ def test_a_fork_of_our_process_starts_its_own() -> None:
 
 
 def test_everything_ends_with_its_owner(leftovers: Leftovers) -> None:
-    elsewhere = {**os.environ, "TMPDIR": tempfile.gettempdir()}  # who is killed cannot remove his folders
+    elsewhere = {**os.environ, "TMPDIR": tempfile.gettempdir()}  # a killed process cannot remove its folders
     marker = f"sandbox-test-{uuid4().hex}"
     program = SPAWN.format(marker=marker, setsid="os.setsid()") + "import time; time.sleep(3600)"
     code = (
@@ -344,15 +344,15 @@ def test_the_level_is_logged_once(
     options.log_isolation.cache_clear()
 
 
-def test_a_machine_that_can_run_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_cannot_run_programs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "trial", lambda level, *_: f"no {level}")
     isolation.cache_clear()
     with pytest.raises(EnvironmentConfigError, match=r"programs cannot be run on this machine: .*no rlimits"):
         make("plan_path")
 
 
-def test_a_program_reads_the_libraries_it_was_given_and_no_others(tmp_path: Path) -> None:
-    """The site-packages lie in a folder that programs do not see otherwise."""
+def test_a_program_can_import_only_its_libraries(tmp_path: Path) -> None:
+    """The packages are in a folder that is otherwise invisible to programs."""
     for name in ("given", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"name = {name!r}\n")
@@ -411,14 +411,14 @@ def test_as_many_programs_run_at_once_as_there_are_cores(
     [
         (0, False, False, 1),
         (1, False, False, 1),
-        (137, False, False, 3),  # out of memory, perhaps another's
+        (137, False, False, 3),  # perhaps out of memory
         (None, False, False, 3),
-        (None, True, False, 1),  # by us
+        (None, True, False, 1),  # by the sandbox
         (137, False, True, 1),
         (137, True, True, 1),
     ],
 )
-def test_a_program_that_was_killed_is_run_again_unless_we_killed_it(
+def test_a_killed_program_is_run_again_unless_the_sandbox_killed_it(
     monkeypatch: pytest.MonkeyPatch, returncode: int | None, timed_out: bool, truncated: bool, runs: int
 ) -> None:
     outcome = ExecutionResult("", "", returncode, timed_out, truncated)
