@@ -76,7 +76,7 @@ class Code(DataSetEnvironment[Problem]):
             cpu_seconds: CPU time of a program for one test (of a function: for all tests); the wall-clock limit is
                 four times that plus two seconds.
             memory_mb: address space of a program, in MiB.
-            require_isolation: refuses machines where programs do not run in namespaces of their own.
+            require_isolation: refuses machines where programs cannot run in separate namespaces.
             style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
             val_max_tests: the same bound for validation tasks; null counts all tests.
 

@@ -1,6 +1,6 @@
 """Coding tasks, and running programs on their tests: in the sandbox, never in this process.
 
-Programs never get expected values. Printed output is compared here. A function is loaded in a process of its own that
+Programs never get expected values. Printed output is compared here. A function is loaded in a separate process that
 serves calls; its parent (`function_harness`) reads the tests from standard input after the fork, calls the function
 through pipes that carry plain data, and is the only one that can write to standard output. So no program passes a test
 by exiting, by printing a test run's output, by replacing builtins or `__eq__`, at exit, or by reading files,

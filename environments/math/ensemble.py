@@ -45,7 +45,7 @@ class MathEnsemble(MathEnvironment):
             val: validation problems, in the same form.
             reasoners: number of reasoners.
             tool_users: number of agents that answer by a program.
-            require_isolation: refuses machines where programs do not run in namespaces of their own.
+            require_isolation: refuses machines where programs cannot run in separate namespaces.
             libraries: packages that programs can import besides the standard library, checked at the start. By default
                 sympy and numpy if they are installed.
 

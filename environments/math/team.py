@@ -193,7 +193,7 @@ class Math(MathEnvironment):
                 `subset`.
             val: validation problems, in the same form.
             max_turns: most turns until the two agree (T).
-            require_isolation: refuses machines where programs do not run in namespaces of their own.
+            require_isolation: refuses machines where programs cannot run in separate namespaces.
             style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
             libraries: packages that programs can import besides the standard library, checked at the start. By default
                 sympy and numpy if they are installed; none with `style: compact`.

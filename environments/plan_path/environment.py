@@ -49,7 +49,7 @@ class PlanPath(MoveGame[State]):
             style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
             few_shot: solved examples shown before the question (`style: full`, `tool: moves`).
             seed: tasks derive from it.
-            require_isolation: refuses machines where programs do not run in namespaces of their own.
+            require_isolation: refuses machines where programs cannot run in separate namespaces.
 
         Raises:
             EnvironmentConfigError: an option is invalid.

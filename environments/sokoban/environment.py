@@ -52,7 +52,7 @@ class Sokoban(MoveGame[State]):
             max_moves: most moves in one answer.
             tool: `python` if the tool user writes a program that prints moves, `moves` if it drafts them itself.
             style: `full` prompts explain the game; `compact` ones are for tiny models trained on them.
-            require_isolation: refuses machines where programs do not run in namespaces of their own.
+            require_isolation: refuses machines where programs cannot run in separate namespaces.
 
         Raises:
             EnvironmentConfigError: an option is invalid.
@@ -194,8 +194,8 @@ def _outcome(walked: Walk | None) -> str:
     end = walked.end
     if end.solved:
         return "goal"
-    stand = _corners(end)[: 2 * (1 + len(end.boxes))]
-    return stand + "#" * (not walked.legal) + "x" * end.task.deadlocked(end.boxes)
+    cells = _corners(end)[: 2 * (1 + len(end.boxes))]
+    return cells + "#" * (not walked.legal) + "x" * end.task.deadlocked(end.boxes)
 
 
 def _lead(walked: Walk) -> str:

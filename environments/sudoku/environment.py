@@ -55,7 +55,7 @@ class Sudoku(DraftingGame[State, str]):
             tool: `python` if the tool user writes a program that prints a grid, `grid` if it drafts one itself.
             style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
             seed: tasks derive from it.
-            require_isolation: refuses machines where programs do not run in namespaces of their own.
+            require_isolation: refuses machines where programs cannot run in separate namespaces.
 
         Raises:
             EnvironmentConfigError: an option is invalid.
