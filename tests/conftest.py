@@ -96,7 +96,7 @@ def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Leftovers]:
     monkeypatch.setattr(tempfile, "tempdir", folder)
 
     def found() -> set[int]:
-        server = runner.POOL._server
+        server = runner.POOL.server
         if server is None:
             return set(children(os.getpid()))
         return {*children(os.getpid()), *children(server.pid)} - {server.pid}

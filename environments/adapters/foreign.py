@@ -1,4 +1,4 @@
-"""Calling environments and data sets of other packages: finding them, dice of their own, and what may go wrong."""
+"""Calls into other packages: loading functions by name, seeding global generators, errors to expect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAULTS = (
     TypeError,
     ValueError,
 )
-"""What other packages raise on options, or on replies, that they did not expect; no code of ours runs under it."""
+"""Exceptions that other packages raise on unexpected options or replies; caught only around their code."""
 
 
 def load(option: str, name: object, attribute: str | None = None) -> Callable[..., Any]:
@@ -32,8 +32,8 @@ def load(option: str, name: object, attribute: str | None = None) -> Callable[..
 
     Args:
         option: the option's name, for messages.
-        name: its value.
-        attribute: the function that is meant where the value is a module alone.
+        name: the option's value.
+        attribute: the function's name if the value is only a module.
 
     Raises EnvironmentConfigError if there is no such function.
     """
@@ -51,26 +51,26 @@ def load(option: str, name: object, attribute: str | None = None) -> Callable[..
 
 
 @contextmanager
-def own_dice(seed: int) -> Iterator[None]:
-    """Seeds the global generators of `random` and numpy for a block without `await`, then puts ours back.
+def seeded(seed: int) -> Iterator[None]:
+    """Seeds the global generators of `random` and numpy for a block without `await`, then restores their state.
 
-    What draws from them inside is thereby repeatable, and disturbs nobody outside.
+    Code in the block is deterministic and does not affect random numbers outside of it.
     """
-    ours, numpys = random.getstate(), np.random.get_state()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     try:
         yield
     finally:
-        random.setstate(ours)
-        np.random.set_state(numpys)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
-def canonical(value: object, _above: tuple[int, ...] = ()) -> str:
-    """Returns a text of all that `value` holds, equal in every process: sorted, and without addresses."""
-    if id(value) in _above:
+def canonical(value: object, _parents: tuple[int, ...] = ()) -> str:
+    """Returns `value` as a text that is equal in every process: sorted, and without addresses."""
+    if id(value) in _parents:
         return "..."
-    inner = functools.partial(canonical, _above=(*_above, id(value)))
+    inner = functools.partial(canonical, _parents=(*_parents, id(value)))
     if isinstance(value, dict):
         return f"{{{','.join(sorted(f'{inner(key)}:{inner(item)}' for key, item in value.items()))}}}"
     if isinstance(value, set | frozenset):

@@ -1,4 +1,4 @@
-"""PettingZoo's agent-environment-cycle games (https://pettingzoo.farama.org/api/aec/), played by a team in words."""
+"""Adapter for PettingZoo's agent-environment-cycle games (https://pettingzoo.farama.org/api/aec/)."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from contextlib import closing
 from typing import Any
 
 from verl_atgrpo.environment import EnvironmentConfigError, stable_hash
-from verl_atgrpo.environments.adapters.foreign import FAULTS, canonical, line, load, own_dice
+from verl_atgrpo.environments.adapters.foreign import FAULTS, canonical, line, load, seeded
 from verl_atgrpo.environments.adapters.replayed_game import Move, OnIllegal, Refused, ReplayedGame
 from verl_atgrpo.environments.common.options import check_choice, check_installed, check_mapping
 from verl_atgrpo.environments.common.workflow import STYLES, Style
 
 _MARK = "Action:"
 _LISTED = 100
-"""The most actions that a prompt names one by one where none is masked."""
+"""Most actions that a prompt lists one by one if none is masked."""
 _TRIED = 8
-"""Steps of the game that is played twice at the start."""
+"""Steps of the game that the check at the start plays twice."""
 
 
 class PettingZooGame(ReplayedGame):
-    """Any AEC environment with observations that are texts, and actions from Discrete or Text spaces."""
+    """An AEC environment with text observations and with actions from Discrete or Text spaces."""
 
     def __init__(
         self,
@@ -39,22 +39,22 @@ class PettingZooGame(ReplayedGame):
         shared_openings: bool = False,
         seed: int = 0,
     ) -> None:
-        """Makes the environment once to learn who plays, and plays a few steps twice to see that it is repeatable.
+        """Makes the environment to get its agents, and plays a few steps twice to check that it is deterministic.
 
         Args:
-            env: "module:function", which makes the environment; or a module of PettingZoo's, whose `env` does.
-            options: what that function is called with.
-            actions: names of the actions of a Discrete space, in order; without them they are numbers.
-            observe: "module:function", which makes the text that an agent sees of (agent, observation).
-            task_key: "module:function", which makes of the environment, once it is reset, the text that no action
-                changes; splits are made by it. Without it they are made by all that the environment holds then, which
-                is right only where actions never lead to where another game starts.
-            style: `full` prompts say what an answer looks like and take the action from its last line; with `compact`
-                the prompt is the observation, and the reply is the action.
+            env: "module:function", which returns the environment; or a module of PettingZoo, whose `env` is called.
+            options: keyword arguments of that function.
+            actions: names of the actions of a Discrete space, in order; by default they are numbers.
+            observe: "module:function", which returns the text that an agent sees, given (agent, observation).
+            task_key: "module:function", which returns, given the environment after its reset, a text that no action
+                changes; it decides the split. By default the environment's whole state after reset decides, which is
+                right only if actions never lead to the start of another game.
+            style: `full` prompts say what an answer looks like and read the action from its last line; with `compact`
+                the prompt is the observation and the reply is the action.
             team, max_steps, success_return, illegal_reward, on_illegal, shared_openings, seed: as in `ReplayedGame`.
 
-        Raises EnvironmentConfigError for a value that does not make sense, and for an environment that cannot be
-        played in words or is not repeatable.
+        Raises EnvironmentConfigError for an invalid value, and for an environment that has no text interface or is
+        not deterministic.
         """
         check_installed("pettingzoo", "PettingZoo", "pettingzoo")
         self.where = f"at_grpo.environment.env={env!r}"
@@ -69,7 +69,7 @@ class PettingZooGame(ReplayedGame):
         self.set_rules(
             self._check_env(), team, max_steps, success_return, illegal_reward, on_illegal, shared_openings, seed
         )
-        self.check_steady()
+        self.check_deterministic()
         self._check_steps()
 
     def begin(self, seed: int) -> _Running:
@@ -79,19 +79,19 @@ class PettingZooGame(ReplayedGame):
         return _Running(env, self._actions, self._observe, self._full, self.where)
 
     def task_key(self, task: int) -> str:
-        """Returns what the option `task_key` makes of a game at its opening, or its fingerprint."""
+        """Returns what the option `task_key` returns for a game after its reset, or the fingerprint."""
         if self._key is None:
             return self.fingerprint(task)
-        with own_dice(task), closing(self.begin(task)) as game:
+        with seeded(task), closing(self.begin(task)) as game:
             return str(self._key(game.env))
 
     def _check_env(self) -> Sequence[object]:
-        """Returns the agents of an environment that can be played in words."""
+        """Returns the agents of the environment; raises EnvironmentConfigError if it has no text interface."""
         from gymnasium.spaces import Discrete, Text
         from pettingzoo import AECEnv
 
         try:
-            with own_dice(0):
+            with seeded(0):
                 env = self._make(**self._options)
         except FAULTS as error:
             raise EnvironmentConfigError(
@@ -99,7 +99,7 @@ class PettingZooGame(ReplayedGame):
             ) from error
         if not isinstance(env, AECEnv):
             raise EnvironmentConfigError(
-                f"{self.where}: makes a {type(env).__name__}, not an AECEnv; wrap a parallel environment in "
+                f"{self.where}: returns a {type(env).__name__}, not an AECEnv; wrap a parallel environment in "
                 "pettingzoo.utils.parallel_to_aec"
             )
         try:
@@ -119,13 +119,13 @@ class PettingZooGame(ReplayedGame):
             env.close()
 
     def _check_steps(self) -> None:
-        """Plays a game of random actions, every step of it twice: rewards and observations must be the same."""
+        """Plays a game of random actions, each step twice; raises EnvironmentConfigError if the results differ."""
         rng = random.Random(stable_hash("steps", self.seed))
         seed = rng.getrandbits(31)
         replies: list[str] = []
         position = self._start(seed)
         while position.asked and len(replies) < min(_TRIED, self.max_steps):
-            with own_dice(seed):
+            with seeded(seed):
                 game = self.begin(seed)
                 for earlier in replies:
                     game.asked()
@@ -137,13 +137,13 @@ class PettingZooGame(ReplayedGame):
                 return
             after, again = (self.follow(seed, replies, position, reply) for _ in range(2))
             if after is None or after != again:
-                raise self._unsteady()
+                raise self._not_deterministic()
             replies.append(reply)
             position = after
 
 
 class _Running:
-    """One environment that was reset."""
+    """One game in progress."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class _Running:
             if not terminated and not truncated:
                 agent: str = env.agent_selection
                 return agent, self._question(agent, observation, info)
-            env.step(None)  # what the interface wants of an agent that is done
+            env.step(None)  # the interface requires this for an agent that is done
         return None
 
     def _question(self, agent: str, observation: Any, info: Mapping[str, Any]) -> str:
@@ -177,7 +177,7 @@ class _Running:
         if not isinstance(text, str):
             raise EnvironmentConfigError(
                 f"{self._where}: {agent!r} observes a {type(text).__name__}, not a text; "
-                "at_grpo.environment.observe='module:function' may make one of (agent, observation)"
+                "at_grpo.environment.observe='module:function' can convert (agent, observation) to text"
             )
         space = self._env.action_space(agent)
         self._legal, listed = None, []
@@ -191,8 +191,8 @@ class _Running:
             return text if mask is None else f"{text}\n{' '.join(listed)}"
         if self._legal is not None and mask is None and len(listed) > _LISTED:
             listed = [f"{listed[0]} to {listed[-1]}"]
-        offer = "" if self._legal is None else f"Legal actions: {', '.join(listed)}\n"
-        return f"{text}\n\n{offer}End with one line of the form '{_MARK} <your action>'."
+        actions = "" if self._legal is None else f"Legal actions: {', '.join(listed)}\n"
+        return f"{text}\n\n{actions}End with one line of the form '{_MARK} <your action>'."
 
     def _action(self, reply: str) -> int | str:
         text = reply.strip()

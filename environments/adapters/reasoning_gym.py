@@ -1,11 +1,10 @@
-"""reasoning-gym's data sets (https://github.com/open-thought/reasoning-gym): a solver drafts, a checker answers."""
+"""Adapter for reasoning-gym's data sets (https://github.com/open-thought/reasoning-gym)."""
 
 from __future__ import annotations
 
 import functools
 import random
 import re
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -19,18 +18,16 @@ from verl_atgrpo.environment import (
     Split,
     stable_hash,
 )
-from verl_atgrpo.environments.adapters.foreign import FAULTS, line, own_dice
+from verl_atgrpo.environments.adapters.foreign import FAULTS, line, seeded
 from verl_atgrpo.environments.common.options import check_choice, check_installed, check_mapping, check_whole_numbers
-from verl_atgrpo.environments.common.replies import after_thoughts, labelled, labels
+from verl_atgrpo.environments.common.replies import after_thoughts, labelled, labels, quoted, shortened
 from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.environments.common.workflow import STYLES, Style
 from verl_atgrpo.team import Team
 
 LONGEST = 10_000
-"""Characters of an answer; a longer one is none."""
+"""Most characters of an answer; a longer one does not parse."""
 _FORMAT = 0.1
-_SHOWN = 1500
-"""Characters of a draft, from its end, that prompts show."""
 _EVALUATING = (
     "binary_matrix",
     "countdown",
@@ -42,10 +39,10 @@ _EVALUATING = (
     "spiral_matrix",
     "string_insertion",
 )
-"""Data sets whose scorers hand a reply to Python's eval or to sympy's parse_expr, which is eval as well; as read in
-reasoning-gym 0.1.25."""
+"""Data sets whose scorers pass a reply to Python's eval or to sympy's parse_expr, which calls eval; in reasoning-gym
+0.1.25."""
 _RUNAWAY = re.compile(r"[eE][+-]?[\d_,]{4}")
-"""Numbers that a scorer would write down in full."""
+"""Numbers that a scorer would expand to all their digits."""
 _TAG, _END_TAG = re.compile("<answer>", re.IGNORECASE), re.compile("</answer>", re.IGNORECASE)
 _LABELS = labels("(?!)", "(?:the )?final answer")
 _MARKUP = " \t\r\n*_`.$"
@@ -55,16 +52,16 @@ _ASK = "Write the final answer, and nothing but it, into one <answer> element at
 
 @dataclass(frozen=True)
 class ReasoningTask:
-    """A question and what its data set needs to score an answer."""
+    """A question and the objects with which its data set scores an answer."""
 
     question: str
     entry: Mapping[str, Any]
     dataset: Any
-    """reasoning-gym's data set that has this one task."""
+    """reasoning-gym's data set, of size 1."""
 
 
 class ReasoningGym(Environment):
-    """A solver drafts, a checker sees the draft and gives the answer; they are told if it is wrong, and try again."""
+    """A solver drafts, a checker sees the draft and answers; after a wrong answer both try again."""
 
     agents: ClassVar[tuple[str, ...]] = ("solver", "checker")
 
@@ -76,18 +73,18 @@ class ReasoningGym(Environment):
         style: Style = "full",
         seed: int = 0,
     ) -> None:
-        """Makes one task to see that the data set is scored as it should be.
+        """Makes one task to check that the data set's scorer is usable.
 
         Args:
             dataset: name of the data set, or `composite`.
-            options: those of the data set; for `composite` a list `datasets` of mappings with name, weight and config.
+            options: options of the data set; for `composite` a list `datasets` of mappings with name, weight, config.
             max_turns: turns of an episode (T).
             style: `full` prompts say what an answer looks like (<answer>...</answer>); with `compact` the prompt is
-                the question and what was said, and the reply is the answer.
+                the question with earlier answers, and the reply is the answer.
             seed: tasks derive from it.
 
-        Raises EnvironmentConfigError for a value that does not make sense, and for a data set that cannot be made, or
-        whose scorer pays for nonsense or evaluates what a model writes.
+        Raises EnvironmentConfigError for an invalid value, and for a data set that cannot be made, or whose scorer
+        rewards nonsense or evaluates replies as code.
         """
         check_installed("reasoning_gym", "reasoning-gym", "reasoning-gym")
         check_whole_numbers(max_turns=(max_turns, 1))
@@ -105,7 +102,7 @@ class ReasoningGym(Environment):
             if key in self.options:
                 raise EnvironmentConfigError(
                     f"at_grpo.environment.options.{key}={self.options[key]!r} is set for each task: remove it "
-                    "(at_grpo.environment.seed is another one)"
+                    "(at_grpo.environment.seed is the one to set)"
                 )
         mixed = self.dataset == "composite"
         try:
@@ -119,7 +116,7 @@ class ReasoningGym(Environment):
                 raise EnvironmentConfigError(f"{self.where}: reasoning-gym has no data set {name!r}")
             if name in _EVALUATING:
                 raise EnvironmentConfigError(
-                    f"{self.where}: the scorer of {name!r} evaluates what a model writes as Python, in this process; "
+                    f"{self.where}: the scorer of {name!r} evaluates replies as Python in this process; "
                     "use another data set"
                 )
         try:
@@ -129,7 +126,7 @@ class ReasoningGym(Environment):
                 f"{self.where}, options={self.options}: cannot be made, {line(error)}"
             ) from error
         if (paid := self.grade(task, "the quick brown fox")) > 2 * _FORMAT:
-            raise EnvironmentConfigError(f"{self.where}: its scorer gives {paid:g} for words that are no answer")
+            raise EnvironmentConfigError(f"{self.where}: its scorer gives {paid:g} for a wrong answer")
         gold = task.entry.get("answer")
         if isinstance(gold, str) and (paid := self.grade(task, gold)) < 1:
             raise EnvironmentConfigError(
@@ -139,13 +136,13 @@ class ReasoningGym(Environment):
     # ------------------------------------------------------------------ tasks
 
     def task(self, split: Split, index: int) -> ReasoningTask:
-        """Returns task `index` of `split`; splits are disjoint because the question decides its own split."""
+        """Returns task `index` of `split`; splits are disjoint because the question decides the split."""
         rng = random.Random(stable_hash("reasoning_gym", self.dataset, self.seed, split, index))
         task: ReasoningTask | None = draw_for(split, lambda: self._draw(rng.getrandbits(31)), self.task_key)
         if task is None:
             raise EnvironmentConfigError(
                 f"{self.where}, options={self.options}: hardly any question is for the split {split!r}; "
-                "use options that make more questions"
+                "use options that allow more questions"
             )
         return task
 
@@ -158,7 +155,7 @@ class ReasoningGym(Environment):
             options["datasets"] = [
                 DatasetSpec(**{"config": {}, "weight": 1.0, **part}) for part in options["datasets"]
             ]
-        with own_dice(seed):
+        with seeded(seed):
             dataset = create_dataset(self.dataset, seed=seed, size=1, **options)
             entry = dataset[0]
         return ReasoningTask(str(entry["question"]).strip(), entry, dataset)
@@ -174,18 +171,18 @@ class ReasoningGym(Environment):
         return parse_answer(reply, self.style)
 
     def grade(self, task: ReasoningTask, answer: str | None) -> float:
-        """Returns what the data set gives for an answer, between 0 and 1; 1 is solved.
+        """Returns the data set's score of an answer, between 0 and 1; 1 is solved.
 
-        Nothing for one that repeats the question: many data sets pay for the right words anywhere in an answer.
+        An answer that repeats the question scores 0: many scorers accept the right words anywhere in an answer.
         """
         if answer is None or _RUNAWAY.search(answer) or _flat(task.question) in _flat(answer):
             return 0.0
         try:
-            with own_dice(0):
+            with seeded(0):
                 score = float(task.dataset.score_answer(answer, task.entry))
-        except FAULTS:  # some scorers raise on an answer that is not in their form
+        except FAULTS:  # some scorers raise on an answer of another form
             return 0.0
-        return min(1.0, max(0.0, score))  # nan is 0: it is not more than 0
+        return min(1.0, max(0.0, score))  # max() turns nan into 0
 
     def _score(self, task: ReasoningTask, reply: str) -> Score:
         answer = self.parse(reply)
@@ -194,7 +191,7 @@ class ReasoningGym(Environment):
     # ------------------------------------------------------------------ the workflow
 
     async def run(self, task: ReasoningTask, team: Team) -> Outcome:
-        """Plays one episode; success means that the data set gives the checker's last answer all it can."""
+        """Plays one episode; success means that the checker's last answer scores 1."""
         score = functools.partial(self._score, task)
         wrong: list[str] = []
         graded, turns = 0.0, 0
@@ -209,27 +206,27 @@ class ReasoningGym(Environment):
 
     def _prompt(self, task: ReasoningTask, wrong: Sequence[str], draft: str | None = None) -> list[Message]:
         if self.style == "compact":
-            told = [task.question, *(f"Not {answer[:20]}" for answer in wrong)]
-            told += [] if draft is None else [f"Draft {draft.strip()[:20]}"]
-            return [{"role": "user", "content": "\n".join(told)}]
+            parts = [task.question, *(f"Not {answer[:20]}" for answer in wrong)]
+            parts += [] if draft is None else [f"Draft {draft.strip()[:20]}"]
+            return [{"role": "user", "content": "\n".join(parts)}]
         role = "solver" if draft is None else "checker"
-        told = [task.question]
+        parts = [task.question]
         if wrong:
-            told.append("These answers were wrong:\n" + "\n".join(_quoted(answer or "(none)") for answer in wrong))
+            parts.append(f"These answers were wrong:\n{_listed(wrong)}")
         if draft is not None:
-            told.append(f"A solver drafted this; it may be wrong:\n{_quoted(draft)}")
+            parts.append(f"A solver drafted this; it may be wrong:\n{quoted(shortened(draft))}")
         return [
             {"role": "system", "content": f"You are the {role} of a team that answers a question."},
-            {"role": "user", "content": "\n\n".join([*told, _ASK])},
+            {"role": "user", "content": "\n\n".join([*parts, _ASK])},
         ]
 
 
 def parse_answer(reply: str, style: Style) -> str | None:
     r"""Returns the answer in a reply, or None if it is not in the agreed format.
 
-    `compact`: the whole reply. `full`: the last <answer> element, in any case, with nothing but markup after it; where
-    there is none, what follows `Final answer:` or stands in the last `\boxed{...}`, at the reply's end. Bold, code
-    quotes, a fence or a box around all of the answer are no part of it.
+    `compact`: the whole reply. `full`: the last <answer> element, in any case, with only markup after it; without one,
+    the text after `Final answer:` or in the last `\boxed{...}`, at the reply's end. Bold, code quotes, a fence or a
+    box around the whole answer are removed.
     """
     text = reply.strip() if style == "compact" else _answer(after_thoughts(reply).strip())
     return text if text is not None and 0 < len(text) <= LONGEST else None
@@ -248,7 +245,7 @@ def _answer(text: str) -> str | None:
 
 
 def _bare(answer: str) -> str:
-    """The answer without markup around all of it."""
+    """Returns an answer without markup around the whole of it."""
     while (match := _WRAPPED.fullmatch(answer)) is not None:
         answer = (match[match.lastindex or 0] or "").strip()
     return answer
@@ -257,13 +254,13 @@ def _bare(answer: str) -> str:
 class SingleReasoningGym(ReasoningGym):
     """One agent answers, sees its earlier answers, and stops when it repeats one (the paper's single agent).
 
-    There is one kind of prompt, without a draft or a verdict; the turns are as many as the team's.
+    Its prompts show no draft and no verdict; it has as many turns as the team.
     """
 
     agents: ClassVar[tuple[str, ...]] = ("solo",)
 
     async def run(self, task: ReasoningTask, team: Team) -> Outcome:
-        """Plays one episode; success means that the data set gives the last answer all it can."""
+        """Plays one episode; success means that the last answer scores 1."""
         answers: list[str] = []
         repeated = False
         while len(answers) < self.max_turns and not repeated:
@@ -277,19 +274,19 @@ class SingleReasoningGym(ReasoningGym):
     def _single_prompt(self, task: ReasoningTask, answers: Sequence[str]) -> list[Message]:
         if self.style == "compact":
             return [{"role": "user", "content": "\n".join([task.question, *(answer[:20] for answer in answers)])}]
-        told = [task.question]
+        parts = [task.question]
         if answers:
-            told.append("You have answered:\n" + "\n".join(_quoted(answer or "(none)") for answer in answers))
-            told.append("Check your last answer: give it again if it is right, and another one if not.")
+            parts.append(f"You have answered:\n{_listed(answers)}")
+            parts.append("Check your last answer: give it again if it is right, and another one if not.")
         return [
             {"role": "system", "content": "You answer a question."},
-            {"role": "user", "content": "\n\n".join([*told, _ASK])},
+            {"role": "user", "content": "\n\n".join([*parts, _ASK])},
         ]
+
+
+def _listed(answers: Sequence[str]) -> str:
+    return "\n".join(quoted(shortened(answer or "(none)")) for answer in answers)
 
 
 def _flat(text: str) -> str:
     return " ".join(text.casefold().split())
-
-
-def _quoted(text: str) -> str:
-    return textwrap.indent(text if len(text) <= _SHOWN else f"[...]{text[-_SHOWN:]}", "> ", lambda line: True)

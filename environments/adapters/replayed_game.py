@@ -1,8 +1,8 @@
-"""Games of other packages that several agents play in turn, step by step, until the game says that it is over.
+"""Turn-based games of other packages, scored by replay.
 
-An episode is its seed and the replies committed so far. A candidate is scored by a game of its own, started with that
-seed: it plays those replies and then the candidate. So nothing is copied and nothing is shared, whatever the game
-keeps inside; but the game must follow from the seed and the replies alone, which is checked at every step.
+The state of an episode is its seed and the replies committed so far. A candidate is scored in a new game that is
+reset with that seed, plays those replies and then the candidate. So the game's state is never copied or shared, but it
+must be a function of seed and replies; this is checked at every step.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Outcome, Score, Split, stable_hash
-from verl_atgrpo.environments.adapters.foreign import own_dice
+from verl_atgrpo.environments.adapters.foreign import seeded
 from verl_atgrpo.environments.common.options import check_choice, check_number, check_whole_numbers
 from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.team import Team
 
 OnIllegal = Literal["end", "again"]
 _ROUNDING = 1e-6
-_TOLD = "Your last reply was not a legal action. Give a legal one.\n"
+_AFTER_ILLEGAL = "Your last reply was not a legal action. Give a legal one.\n"
 
 
 class Refused(Exception):
-    """A reply that the game cannot play; the game stands as before."""
+    """The game cannot play a reply; its state is unchanged."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """What a reply came to in the game."""
+    """Result of a reply in the game."""
 
     rewards: Mapping[str, float]
-    """Agent -> what it earned by this move; who is not in it earned nothing."""
+    """Agent -> its reward for this move; 0 if missing."""
     legal: bool = True
-    """False if the game took the reply for an invalid move, and went on as its own rules say."""
+    """False if the game called the move invalid and went on by its own rules."""
 
 
 class LiveGame(Protocol):
-    """One running game."""
+    """One game in progress."""
 
     def asked(self) -> tuple[str, str] | None:
-        """Returns whose turn it is and what that agent sees, or None if the game is over."""
+        """Returns the agent whose turn it is and its prompt, or None if the game is over."""
         ...
 
     def play(self, reply: str) -> Move:
-        """Plays the reply of the agent whose turn it is; raises Refused if it cannot be played."""
+        """Plays a reply of the agent whose turn it is; raises Refused if that is impossible."""
         ...
 
     def opening(self) -> str:
-        """Returns a text of all that the game holds, before the first move."""
+        """Returns the game's whole state before the first move, as text."""
         ...
 
     def close(self) -> None:
@@ -63,17 +63,17 @@ class LiveGame(Protocol):
 
 @dataclass(frozen=True)
 class Position:
-    """Where a game stands, and what the last move brought."""
+    """Whose turn it is with its prompt, and the result of the last move."""
 
     asked: tuple[str, str] | None
     move: Move = Move({})
 
 
 class ReplayedGame(Environment):
-    """An episode of such a game; subclasses start it."""
+    """A turn-based game that is scored by replay; subclasses start games."""
 
     where: str
-    """The option that names the game and its value, for messages."""
+    """The option that names the game, with its value, for messages."""
 
     def set_rules(
         self,
@@ -86,25 +86,26 @@ class ReplayedGame(Environment):
         shared_openings: bool,
         seed: int,
     ) -> None:
-        """Sets what all such games take.
+        """Sets the options that all such games have.
 
         Args:
-            agents: who plays.
-            team: the agents whose mean reward is the team's part and whose mean return is the episode's; None: all.
-                The others are opponents: they earn their own reward alone.
-            max_steps: decisions after which an episode is cut off; it has not succeeded then.
-            success_return: the mean return at which an episode that the game itself ended is solved.
-            illegal_reward: what a reply that is no legal move earns in both parts; no reward may be less.
-            on_illegal: such a reply, if the game has no rule for it, ends the episode, or the agent is asked again.
-            shared_openings: deal the same openings in training and validation, for games that have but one.
+            agents: names of the players.
+            team: the agents whose mean reward is the team's part and whose mean return is the episode's; null: all.
+                The others are opponents: they get only their own reward.
+            max_steps: decisions after which an episode is truncated, which is not success.
+            success_return: least mean return of a solved episode that the game itself ended.
+            illegal_reward: both parts of the reward of an illegal reply; no reward may be less.
+            on_illegal: what follows an illegal reply for which the game has no rule: the episode ends, or the agent is
+                prompted again.
+            shared_openings: use the same openings in training and validation, for games that have only one.
             seed: tasks derive from it.
 
-        Raises EnvironmentConfigError for a value that does not make sense.
+        Raises EnvironmentConfigError for an invalid value.
         """
         for agent in agents:
             if not isinstance(agent, str) or not agent.isidentifier():
                 raise EnvironmentConfigError(f"{self.where}: its agent {agent!r} is no identifier; rename it")
-        self.agents = tuple(map(str, agents))  # type: ignore[misc]  # here they depend on the options
+        self.agents = tuple(map(str, agents))  # type: ignore[misc]  # depend on the options
         for agent in team or ():
             if agent not in self.agents:
                 raise EnvironmentConfigError(
@@ -123,44 +124,44 @@ class ReplayedGame(Environment):
 
     @abstractmethod
     def begin(self, seed: int) -> LiveGame:
-        """Returns a fresh game, started with `seed`; called with global dice of its own (`own_dice`)."""
+        """Returns a new game, reset with `seed`; called inside `seeded`."""
 
     # ------------------------------------------------------------------ tasks
 
     def task(self, split: Split, index: int) -> int:
-        """Returns the seed of game `index` of `split`; splits are disjoint because openings decide theirs."""
+        """Returns the seed of game `index` of `split`; splits are disjoint because the opening decides the split."""
         rng = random.Random(stable_hash(self.where, self.seed, split, index))
         if self.shared_openings:
             return rng.getrandbits(31)
         seed: int | None = draw_for(split, functools.partial(rng.getrandbits, 31), self.task_key)
         if seed is None:
             raise EnvironmentConfigError(
-                f"{self.where}: its seeds make no opening for the split {split!r}; a game with few openings needs "
+                f"{self.where}: found no opening for the split {split!r}; a game with few openings needs "
                 "at_grpo.environment.shared_openings=true and at_grpo.allow_overlap=true"
             )
         return seed
 
     def fingerprint(self, task: int) -> str:
-        """Returns a hash of all that the game holds at its opening, whatever its seed."""
-        with own_dice(task), closing(self.begin(task)) as game:
+        """Returns a hash of the game's whole state at its opening; the seed is not part of it."""
+        with seeded(task), closing(self.begin(task)) as game:
             return f"{stable_hash(game.opening()):016x}"
 
-    def check_steady(self) -> None:
-        """Raises EnvironmentConfigError if one seed makes two openings, or all seeds the same one."""
+    def check_deterministic(self) -> None:
+        """Raises EnvironmentConfigError if one seed gives two openings, or all seeds the same one."""
         seeds = [random.Random(stable_hash("steady", number)).getrandbits(31) for number in range(12)]
         openings = [self.fingerprint(seed) for seed in seeds]
         if self.fingerprint(seeds[0]) != openings[0] or self._start(seeds[0]) != self._start(seeds[0]):
-            raise self._unsteady()
+            raise self._not_deterministic()
         if len(set(openings)) == 1 and not self.shared_openings:
             raise EnvironmentConfigError(
                 f"{self.where}: all its seeds make the same opening, so training and validation would be the same; "
-                "at_grpo.environment.shared_openings=true and at_grpo.allow_overlap=true accept that"
+                "at_grpo.environment.shared_openings=true with at_grpo.allow_overlap=true allows that"
             )
 
-    def _unsteady(self) -> EnvironmentConfigError:
+    def _not_deterministic(self) -> EnvironmentConfigError:
         return EnvironmentConfigError(
-            f"{self.where} is not repeatable: the same seed and replies led elsewhere; let every draw in it derive "
-            "from reset(seed=...)"
+            f"{self.where} is not deterministic: the same seed and replies gave another state; derive all its random "
+            "numbers from reset(seed=...)"
         )
 
     # ------------------------------------------------------------------ an episode
@@ -174,10 +175,10 @@ class ReplayedGame(Environment):
         refused = False
         while position.asked and steps < self.max_steps and not (refused and self.on_illegal == "end"):
             agent, seen = position.asked
-            # Equal replies are played once, and the committed one is not played again.
+            # Cached: equal replies are played once, and the committed one not again.
             follow = functools.cache(functools.partial(self.follow, task, replies, position))
             reply = await team[agent].act(
-                _TOLD + seen if refused else seen, functools.partial(self._score, agent, follow)
+                _AFTER_ILLEGAL + seen if refused else seen, functools.partial(self._score, agent, follow)
             )
             after = follow(reply.text)
             steps += 1
@@ -195,7 +196,7 @@ class ReplayedGame(Environment):
         return Outcome(success, mean, metrics | {f"return_{name}": total for name, total in returns.items()})
 
     def _start(self, seed: int) -> Position:
-        with own_dice(seed), closing(self.begin(seed)) as game:
+        with seeded(seed), closing(self.begin(seed)) as game:
             return Position(game.asked())
 
     def follow(self, seed: int, replies: Sequence[str], position: Position, reply: str) -> Position | None:
@@ -203,22 +204,22 @@ class ReplayedGame(Environment):
 
         Args:
             seed: the game's.
-            replies: those that led to `position`.
-            position: where the game should stand then.
-            reply: what is tried there.
+            replies: the replies that led to `position`.
+            position: the expected position after `replies`.
+            reply: the reply to play there.
 
-        Raises EnvironmentConfigError if the game does not stand there.
+        Raises EnvironmentConfigError if the replay ends at another position.
         """
-        with own_dice(seed), closing(self.begin(seed)) as game:
+        with seeded(seed), closing(self.begin(seed)) as game:
             for earlier in replies:
                 if game.asked() is None:
-                    raise self._unsteady()
+                    raise self._not_deterministic()
                 try:
                     game.play(earlier)
                 except Refused as error:
-                    raise self._unsteady() from error
+                    raise self._not_deterministic() from error
             if game.asked() != position.asked:
-                raise self._unsteady()
+                raise self._not_deterministic()
             try:
                 move = game.play(reply)
             except Refused:

@@ -1,4 +1,8 @@
-"""TextArena's games (https://github.com/LeonGuertler/TextArena) by their names: one agent for every player."""
+"""Adapter for TextArena's games (https://github.com/LeonGuertler/TextArena), with an agent for every player.
+
+In some games the first prompt is the same for all tasks, in both splits, because what differs is hidden (the number
+to guess, the code to break). Splits are disjoint by the game's state, not by its prompts.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_atgrpo.environment import EnvironmentConfigError
-from verl_atgrpo.environments.adapters.foreign import FAULTS, canonical, line, own_dice
+from verl_atgrpo.environments.adapters.foreign import FAULTS, canonical, line, seeded
 from verl_atgrpo.environments.adapters.replayed_game import Move, OnIllegal, Refused, ReplayedGame
 from verl_atgrpo.environments.common.options import check_installed, check_mapping, check_whole_numbers
 
@@ -15,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class TextArenaGame(ReplayedGame):
-    """Any game of TextArena that plays offline; the game says what an answer looks like."""
+    """A game of TextArena that plays offline; the game's own prompt says what an answer looks like."""
 
     def __init__(
         self,
@@ -30,16 +34,16 @@ class TextArenaGame(ReplayedGame):
         shared_openings: bool = False,
         seed: int = 0,
     ) -> None:
-        """Makes the game a few times to see that it is repeatable.
+        """Makes the game a few times to check that it is deterministic.
 
         Args:
-            game: its name, as `textarena.make` takes it; not a "-raw" one.
-            players: how many play; the agents are player_0, player_1 and so on.
-            options: what the game is made with.
+            game: its name, as `textarena.make` takes it, without "-raw".
+            players: number of players; the agents are player_0, player_1 and so on.
+            options: keyword arguments of the game.
             team, max_steps, success_return, illegal_reward, on_illegal, shared_openings, seed: as in `ReplayedGame`.
 
-        Raises EnvironmentConfigError for a value that does not make sense, and for a game that cannot be made or is
-        not repeatable.
+        Raises EnvironmentConfigError for an invalid value, and for a game that cannot be made or is not
+        deterministic.
         """
         check_installed("textarena", "TextArena", "textarena")
         self.where = f"at_grpo.environment.game={game!r}"
@@ -49,7 +53,7 @@ class TextArenaGame(ReplayedGame):
         agents = [f"player_{number}" for number in range(players)]
         self.set_rules(agents, team, max_steps, success_return, illegal_reward, on_illegal, shared_openings, seed)
         self._check_game()
-        self.check_steady()
+        self.check_deterministic()
 
     def begin(self, seed: int) -> _Running:
         """Returns the game after reset(num_players=players, seed=seed)."""
@@ -65,7 +69,7 @@ class TextArenaGame(ReplayedGame):
         if self._game not in textarena.envs.registration.ENV_REGISTRY:
             raise EnvironmentConfigError(f"{self.where}: TextArena has no such game; its names look like Chess-v0")
         try:
-            with own_dice(0):
+            with seeded(0):
                 self.begin(0)
         except (*FAULTS, OSError, ImportError) as error:
             raise EnvironmentConfigError(
@@ -74,7 +78,7 @@ class TextArenaGame(ReplayedGame):
 
 
 class _Running:
-    """One game that was reset."""
+    """One game in progress."""
 
     def __init__(self, game: Any, where: str) -> None:
         self._game, self._where = game, where
@@ -84,7 +88,7 @@ class _Running:
     def asked(self) -> tuple[str, str] | None:
         if self._over:
             return None
-        if self._asked is None:  # observations may be taken once a turn
+        if self._asked is None:  # the game allows one call per turn
             player, text = self._game.get_observation()
             if not isinstance(text, str):
                 raise EnvironmentConfigError(
@@ -102,8 +106,8 @@ class _Running:
             given = (self._game.close()[0] or {}) if self._over else {}
             rewards = {f"player_{number}": float(reward) for number, reward in given.items()}
         except FAULTS as error:
-            # A defect of the game; a run must not end for what a model wrote.
-            logger.warning("%s raises on a reply, which is taken for an illegal one: %s", self._where, line(error))
+            # A defect of the game; a reply must not end the run.
+            logger.warning("%s raises on a reply, which counts as illegal: %s", self._where, line(error))
             raise Refused from error
         self._asked = None
         legal = getattr(state, "error_count", 0) <= errors and self._barred(player) == barred
@@ -114,9 +118,9 @@ class _Running:
 
     def opening(self) -> str:
         game = self._game
-        while hasattr(game, "env"):  # wrappers keep observations, the game the rest
+        while hasattr(game, "env"):  # wrappers hold only observations
             game = game.env
         return canonical({**vars(game), "state": vars(game.state)})
 
     def close(self) -> None:
-        """Ends the game; it holds nothing."""
+        """Does nothing: the game holds no resources."""

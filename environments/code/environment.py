@@ -1,44 +1,43 @@
-"""Coding: a coder writes a program and a tester writes a test, at the same time; a mismatch goes back to both.
+"""Coding: a coder writes a program and a tester a test, in parallel; both see the result if the program fails it.
 
-Workflow and rewards follow AT-GRPO (arXiv 2510.11062, App. A). Golden tests and solutions are in no prompt, and what
-models write is run in the sandbox alone.
+Workflow and rewards follow AT-GRPO (arXiv 2510.11062, App. A). No prompt contains golden tests or solutions, and
+programs run only in the sandbox.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
 from typing import ClassVar, Literal, TypeAlias
 
-from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score, Split
+from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split
 from verl_atgrpo.environments.code.formats import read_problems
 from verl_atgrpo.environments.code.programs import Call, Exchange, Problem, Test, Verdict, judge
 from verl_atgrpo.environments.code.replies import parse_test
 from verl_atgrpo.environments.common.options import check_choice, check_isolation, check_whole_numbers
-from verl_atgrpo.environments.common.records import data_sets
-from verl_atgrpo.environments.common.workflow import STYLES, Style, once
-from verl_atgrpo.sandbox.runner import Limits, extract_python
+from verl_atgrpo.environments.common.records import DataSetEnvironment
+from verl_atgrpo.environments.common.replies import extract_python, quoted
+from verl_atgrpo.environments.common.workflow import STYLES, Style, fixed_options, once
+from verl_atgrpo.sandbox.runner import Limits
 from verl_atgrpo.team import Team
 
 Judged: TypeAlias = Callable[[str], "asyncio.Task[Verdict]"]
 """Runs a program on the golden tests of one problem."""
 _COMPACT = 8
-"""Characters of an input or an output, from its start, that compact prompts show."""
+"""Characters of an input or output, from its start, that compact prompts show."""
 
 
 @dataclass(frozen=True)
 class State:
-    """What both agents are told: the latest program and the latest test, and how the one did on the other."""
+    """State of an episode: the last program, the last test, and the program's result on the test."""
 
     problem: Problem
     program: str | None = None
     test: Test | None = None
     verdict: Verdict | None = None
-    """None unless there is a program and a test."""
+    """None unless there are a program and a test."""
 
     @property
     def agreed(self) -> bool:
@@ -46,7 +45,7 @@ class State:
         return self.verdict is not None and all(self.verdict.passed)
 
 
-class Code(Environment):
+class Code(DataSetEnvironment[Problem]):
     """A coder and a tester work in parallel until the program passes the test, for up to `max_turns` turns."""
 
     agents: ClassVar[tuple[str, ...]] = ("coder", "tester")
@@ -67,24 +66,22 @@ class Code(Environment):
         """Reads the data sets.
 
         Args:
-            train: training tasks: a section as `coding_formats.read_problems` takes.
-            val: validation tasks, in the same form. Either may be several sections by names of one's own; validation
-                reports the success on each by its name.
+            train: training tasks: a section with `path`, `format` and, if needed, `columns`, `split` and `subset`.
+            val: validation tasks, in the same form. Either option may be a mapping from names to sections; validation
+                then reports the success on each by its name.
             max_turns: turns of an episode (T).
-            max_tests: golden tests of a training task that count, the first ones; it bounds what judging a program
-                costs.
+            max_tests: golden tests per training task, the first ones; bounds the cost of scoring a program.
             tester_reward: `golden` gives .2 for a test in the agreed format and .8 if the data's solution passes it,
-                as the paper does; `format` gives the .2 alone, for data without solutions.
-            cpu_seconds: time that a program has for one test (a function: for all of them); four times that, and two
-                seconds, on the clock.
+                as in the paper; `format` gives only the .2, for data without solutions.
+            cpu_seconds: CPU time of a program for one test (of a function: for all tests); the wall-clock limit is
+                four times that plus two seconds.
             memory_mb: address space of a program, in MiB.
-            require_isolation: refuses machines where programs do not run in namespaces of their own.
+            require_isolation: refuses machines where programs cannot run in separate namespaces.
             style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
             val_max_tests: the same bound for validation tasks; null counts all tests.
 
         Raises:
-            EnvironmentConfigError: a value that does not make sense, data that cannot be read, or a machine where
-                programs cannot be run so.
+            EnvironmentConfigError: an option is invalid, data cannot be read, or programs cannot be run as required.
         """
         check_whole_numbers(
             max_turns=(max_turns, 1), max_tests=(max_tests, 1), cpu_seconds=(cpu_seconds, 1), memory_mb=(memory_mb, 64)
@@ -94,41 +91,20 @@ class Code(Environment):
         check_choice("style", style, STYLES)
         check_choice("tester_reward", tester_reward, ("golden", "format"))
         check_isolation(require_isolation)
-        self._problems: dict[Split, tuple[Problem, ...]] = {}
-        self._data_sets: dict[Split, dict[str, int]] = {}
-        sources: tuple[tuple[Split, object, int | None], ...] = (
-            ("train", train, max_tests),
-            ("val", val, val_max_tests),
-        )
-        for split, source, most in sources:
-            parts = data_sets(source, split).items()
-            read = {name: read_problems(section, where, most) for name, (where, section) in parts}
-            self._problems[split] = tuple(chain.from_iterable(read.values()))
-            self._data_sets[split] = {name: len(problems) for name, problems in read.items() if name}
-        if tester_reward == "golden" and not any(problem.solution for problem in self._problems["train"]):
+        most: dict[Split, int | None] = {"train": max_tests, "val": val_max_tests}
+        self.read_tasks(train, val, lambda split, section, where: read_problems(section, where, most[split]))
+        if tester_reward == "golden" and not any(problem.solution for problem in self._tasks["train"]):
             raise EnvironmentConfigError(
                 "at_grpo.environment.tester_reward='golden': the data of train have no solutions; use format"
             )
         self._max_turns = max_turns
         self._style = style
         self._asks_solution = tester_reward == "golden"
-        # On the clock a busy machine takes longer, and a score must not follow from that; golden output may be long.
+        # Generous wall-clock limit: scores must not depend on the machine's load. Golden output may be long.
         self._limits = Limits(cpu_seconds, 4.0 * cpu_seconds + 2, memory_mb, output_bytes=1 << 20)
 
-    def task(self, split: Split, index: int) -> Problem:
-        """Returns problem `index` of `split`, in the order of the data."""
-        return self._problems[split][index]
-
-    def num_tasks(self, split: Split) -> int:
-        """Returns how many problems of `split` have tests."""
-        return len(self._problems[split])
-
-    def data_sets(self, split: Split) -> dict[str, int]:
-        """Returns the named data sets of `split`, and how many problems each has."""
-        return self._data_sets[split]
-
     def fingerprint(self, task: Problem) -> str:
-        """Returns the statement without its spacing and case."""
+        """Returns the statement without whitespace and case differences."""
         return " ".join(task.statement.split()).casefold()
 
     def dedup_text(self, task: Problem) -> str:
@@ -152,16 +128,16 @@ class Code(Environment):
         return await self.outcome(judged, state.program, turns, agreed=float(state.agreed))
 
     def judged(self, problem: Problem) -> Judged:
-        """Returns what runs a program on the golden tests, once for equal programs."""
+        """Returns a function that runs a program on the golden tests, cached for equal programs."""
         return once(lambda program: judge(problem, program, problem.tests, self._limits))
 
     async def outcome(self, judged: Judged, program: str | None, turns: int, **metrics: float) -> Outcome:
-        """Returns how an episode ended whose last program is `program`: the fraction of golden tests it passes."""
+        """Returns the outcome of an episode with this last program: the fraction of golden tests that it passes."""
         fraction = 0.0 if program is None else (await judged(program)).fraction
         return Outcome(fraction == 1, fraction, {"turns": float(turns), "passed": fraction, **metrics})
 
     async def score_program(self, judged: Judged, reply: str) -> Score:
-        """Scores a program: builds .1, runs .1, golden tests .8 (paper, coder); the team's part is their fraction."""
+        """Scores a program: builds .1, runs .1, golden tests .8 (paper, coder); team part: fraction passed."""
         program = self._program(reply)
         if program is None:
             return Score()
@@ -171,7 +147,7 @@ class Code(Environment):
     async def score_test(self, problem: Problem, reply: str) -> Score:
         """Scores a test: agreed format .2, the data's solution passes it .8 (paper, tester).
 
-        It has no team part: by itself a test does not change what the program is worth.
+        It has no team part: a test alone does not change the program.
         """
         test = parse_test(reply, problem, self._style)
         if test is None or not self._asks_solution or problem.solution is None:
@@ -182,9 +158,9 @@ class Code(Environment):
     def _program(self, reply: str) -> str | None:
         return extract_python(reply, strict=self._style == "compact")
 
-    async def _next(self, state: State, coder_said: str, tester_said: str) -> State:
-        # Who gives nothing in the agreed format leaves the last one standing.
-        program, test = self._program(coder_said), parse_test(tester_said, state.problem, self._style)
+    async def _next(self, state: State, coder_reply: str, tester_reply: str) -> State:
+        # A reply that does not parse keeps the last program or test.
+        program, test = self._program(coder_reply), parse_test(tester_reply, state.problem, self._style)
         program, test = state.program if program is None else program, test or state.test
         if program is None or test is None:
             return State(state.problem, program, test)
@@ -193,13 +169,13 @@ class Code(Environment):
     # ------------------------------------------------------------------ prompts
 
     def coder_prompt(self, state: State) -> list[Message]:
-        """Returns the coder's question."""
+        """Returns the coder's prompt."""
         if self._style == "compact":
             return _compact("code", state)
-        return _dialogue(state.problem, _told(state), _CODER, _ask_program(state.problem))
+        return _dialogue(state.problem, _so_far(state), _CODER, _ask_program(state.problem))
 
     def tester_prompt(self, state: State) -> list[Message]:
-        """Returns the tester's question."""
+        """Returns the tester's prompt."""
         if self._style == "compact":
             return _compact("test", state)
         name = state.problem.entry_point
@@ -211,36 +187,21 @@ class Code(Environment):
         literals = "" if name is None else " Write Python literals, arguments separated by commas."
         return _dialogue(
             state.problem,
-            _told(state),
+            _so_far(state),
             "You write tests for Python programs. Every correct program must pass them.",
             f"Write one test whose result you are sure of, and no program. Give a line 'Input:', below it a ``` block "
             f"with {given}, then a line 'Output:', below it a ``` block with {expected}.{literals}",
         )
 
 
+@fixed_options(tester_reward="format")
 class SingleCode(Code):
     """One agent writes programs, sees its last one, and stops when it repeats it (the paper's single agent).
 
-    There is one kind of prompt, without a test, a program's output or a verdict; the turns are as many as the team's.
+    Its prompts show no test, output or verdict; it has as many turns as the team.
     """
 
     agents: ClassVar[tuple[str, ...]] = ("solo",)
-
-    def __init__(
-        self,
-        train: object = None,
-        val: object = None,
-        max_turns: int = 4,
-        max_tests: int = 20,
-        cpu_seconds: int = 2,
-        memory_mb: int = 256,
-        require_isolation: bool = False,
-        style: Style = "full",
-        val_max_tests: int | None = None,
-    ) -> None:
-        """Takes the team's options, but for the tester's."""
-        limits = cpu_seconds, memory_mb
-        super().__init__(train, val, max_turns, max_tests, "format", *limits, require_isolation, style, val_max_tests)
 
     async def run(self, task: Problem, team: Team) -> Outcome:
         """Plays one episode; success means that the last program passes all golden tests."""
@@ -250,22 +211,22 @@ class SingleCode(Code):
         while turns < self._max_turns and not repeated:
             reply = await team.solo.act(self.prompt(task, program), functools.partial(self.score_program, judged))
             written = self._program(reply.text)
-            # What is in no agreed format leaves the last one standing.
+            # A reply that does not parse keeps the last program.
             repeated, program = written is not None and written == program, written or program
             turns += 1
         return await self.outcome(judged, program, turns)
 
     def prompt(self, problem: Problem, program: str | None) -> list[Message]:
-        """Returns the question after a program, or before the first."""
+        """Returns the prompt, with the last program if there is one."""
         if self._style == "compact":
             return _compact("code", State(problem))
-        said = (
+        so_far = (
             ""
             if program is None
             else f"Your program so far:\n{_quoted(program)}\n"
             "Check it: write it again if it is right, and another one if not.\n\n"
         )
-        return _dialogue(problem, said, _CODER, _ask_program(problem))
+        return _dialogue(problem, so_far, _CODER, _ask_program(problem))
 
 
 _CODER = "You write Python programs. They must pass tests that you do not see."
@@ -281,23 +242,23 @@ def _ask_program(problem: Problem) -> str:
     return f"Write a whole program, imports included, in one ```python block. It {task}."
 
 
-def _dialogue(problem: Problem, said: str, role: str, ask: str) -> list[Message]:
+def _dialogue(problem: Problem, so_far: str, role: str, ask: str) -> list[Message]:
     starter = f"Start from:\n```python\n{problem.starter.rstrip()}\n```\n" if problem.starter.strip() else ""
-    question = f"{problem.statement.strip()}\n\n{starter}{said}{ask}"
+    question = f"{problem.statement.strip()}\n\n{starter}{so_far}{ask}"
     return [{"role": "system", "content": role}, {"role": "user", "content": question}]
 
 
 def _compact(role: str, state: State) -> list[Message]:
-    """The task, and of the last turns the test and what the program came to on it, as far as they are short."""
+    """Returns the prompt of tiny models: task, and the start of the last test and of the program's output on it."""
     lines = [role, state.problem.statement.strip()]
     if state.test is not None:
-        came = "none" if state.verdict is None else state.verdict.shown[0]
-        lines.append("|".join(text.strip()[:_COMPACT] for text in (*_texts(state.test), came)))
+        output = "none" if state.verdict is None else state.verdict.shown[0]
+        lines.append("|".join(text.strip()[:_COMPACT] for text in (*_texts(state.test), output)))
     return [{"role": "user", "content": "\n".join(lines)}]
 
 
-def _told(state: State) -> str:
-    """What came of the last turns; quoted, so that nothing in there reads as the question."""
+def _so_far(state: State) -> str:
+    """Returns the results of the last turns, quoted to separate them from the instructions."""
     if state.program is None and state.test is None:
         return ""
     program = (
@@ -309,16 +270,16 @@ def _told(state: State) -> str:
     test = f"The test so far, its input:\n{_quoted(given)}\nits output:\n{_quoted(expected)}"
     if state.verdict is None:
         return f"{program}\n{test}\n\n"
-    came = f"On this input the program gave:\n{_quoted(state.verdict.shown[0] or '(nothing)')}"
-    return f"{program}\n{test}\n{came}\nThey do not agree: the program is wrong, or the test, or both.\n\n"
+    output = f"On this input the program gave:\n{_quoted(state.verdict.shown[0] or '(nothing)')}"
+    return f"{program}\n{test}\n{output}\nThey do not agree: the program is wrong, or the test, or both.\n\n"
 
 
 def _texts(test: Test) -> tuple[str, str]:
     if isinstance(test, Exchange):
         return test.given, test.expected
-    assert isinstance(test, Call)  # testers write no other
+    assert isinstance(test, Call)  # parse_test returns no other kind
     return ", ".join(map(repr, test.arguments)), repr(test.expected)
 
 
 def _quoted(text: str) -> str:
-    return textwrap.indent(text.rstrip(), "> ", lambda line: True)
+    return quoted(text.rstrip())

@@ -1,6 +1,6 @@
-"""Coding tasks from public data sets: one small function per layout, from a row to a `Problem`.
+"""Coding tasks from public data sets: one function per format converts a row to a `Problem`.
 
-Golden tests come private ones first, then generated ones, then the public examples, which statements show.
+Order of golden tests: private, generated, then the public examples that statements show.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from verl_atgrpo.environment import EnvironmentConfigError
 from verl_atgrpo.environments.code.programs import Asserts, Call, Exchange, Problem, Test
 from verl_atgrpo.environments.common.records import Record, read_records
 
-_MOST_DIGITS = 4300  # of an integer that Python converts from text
-_MOST_BYTES = 1 << 29  # of a problem's tests, unpacked
+_MOST_DIGITS = 4300
+"""Most digits of an integer that Python converts from text."""
+MOST_BYTES = 1 << 29
+"""Most bytes of a problem's unpacked tests."""
 _TEXT = ("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE")
 _AROUND_TEXT = ("PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP")
 
 
 class _Unusable(Exception):
-    """A row has no test that we can run."""
+    """A row has no test that can be run."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """How the rows of a data set are read."""
+    """How to read the rows of a data set."""
 
     read: Callable[[Record], Problem]
     columns: tuple[str, ...]
@@ -40,15 +42,15 @@ class Format:
 def read_problems(source: object, option: str, max_tests: int | None = None) -> tuple[Problem, ...]:
     """Returns the problems of a data set; rows without a test that can be run are left out.
 
-    Those are rows without tests, with integers of more than 4300 digits in them, or (MBPP) that call no function
-    of the solution.
+    These are rows without tests, with integers of more than 4300 digits, or (MBPP) whose tests call no function of the
+    solution.
 
     Args:
-        source: the option's value: what `read_records` takes, and `format`, a key of `FORMATS`.
+        source: the option's value: a mapping as in `read_records`, with `format`, a key of `FORMATS`.
         option: the option's name, for messages.
-        max_tests: golden tests of a problem that are kept, the first ones; None keeps all.
+        max_tests: golden tests per problem, the first ones; None keeps all.
 
-    Raises EnvironmentConfigError if the option is malformed, the data cannot be read, or is of another format.
+    Raises EnvironmentConfigError if the option is malformed, the data cannot be read or are of another format.
     """
     where = f"at_grpo.environment.{option}"
     if not isinstance(source, Mapping):
@@ -100,7 +102,7 @@ def _apps(row: Record) -> Problem:
         tests = [Exchange(_text(i), _text(o)) for i, o in zip(inputs, outputs, strict=True)]
     else:
         if all(isinstance(output, list) and len(output) == 1 for output in outputs):
-            outputs = [output[0] for output in outputs]  # how most rows wrap the result, but not all
+            outputs = [output[0] for output in outputs]  # most rows wrap the result in a list
         tests = [Call(tuple(i), o) for i, o in zip(inputs, outputs, strict=True)]
     solutions = json.loads(row["solutions"] or "[]")
     return Problem(
@@ -140,23 +142,23 @@ def _livecodebench(row: Record) -> Problem:
 
 
 def _unpacked(packed: str) -> str:
-    """The text in LiveCodeBench's base64 of zlib of a pickle, with no pickle loaded: that could run code.
+    """Returns the text in LiveCodeBench's base64 of zlib of a pickle, without loading the pickle, which can run code.
 
-    Raises ValueError for anything but one text of at most `_MOST_BYTES` bytes.
+    Raises ValueError unless it is one text of at most `MOST_BYTES` bytes.
     """
     unpacker = zlib.decompressobj()
     try:
-        pickled = unpacker.decompress(base64.b64decode(packed, validate=True), _MOST_BYTES)
+        pickled = unpacker.decompress(base64.b64decode(packed, validate=True), MOST_BYTES)
     except (ValueError, zlib.error) as error:
         raise ValueError(f"private_test_cases is neither JSON nor packed: {error}") from error
     if not unpacker.eof:
-        raise ValueError(f"private_test_cases is cut off, or larger than {_MOST_BYTES:,} bytes")
+        raise ValueError(f"private_test_cases is truncated or larger than {MOST_BYTES:,} bytes")
     texts = []
     for instruction, argument, _ in pickletools.genops(pickled):
         if instruction.name in _TEXT:
             texts.append(str(argument))
         elif instruction.name not in _AROUND_TEXT:
-            raise ValueError(f"private_test_cases: the pickle in it is no text, it has {instruction.name}")
+            raise ValueError(f"private_test_cases: the pickle in it is not a text, it has {instruction.name}")
     if len(texts) != 1:
         raise ValueError(f"private_test_cases: the pickle in it has {len(texts)} texts, not one")
     return texts[0]
@@ -173,15 +175,15 @@ def _humaneval(row: Record) -> Problem:
         prompt,
         _usable(tests),
         row["entry_point"],
-        setup=f"{prompt}\n{rest}",  # tests call helpers that the prompt defines
+        setup=f"{prompt}\n{rest}",  # tests may call helpers that the prompt defines
         solution=None if solution is None else prompt + solution,
     )
 
 
 def _asserts_of_check(code: str) -> tuple[list[Asserts], str]:
-    """The asserts in `check(candidate)`, each with what comes before it in there, and the rest of the code.
+    """Returns the asserts in `check(candidate)`, each with the statements it needs, and the rest of the code.
 
-    Those that never call the candidate would be passed by every program.
+    Asserts that do not use the candidate are left out: every program would pass them.
     """
     tree = ast.parse(code)
     (check,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "check")
@@ -221,4 +223,4 @@ FORMATS = {
     "humaneval": Format(_humaneval, ("prompt", "entry_point", "test"), ("canonical_solution",)),
     "mbpp": Format(_mbpp, ("code", "test_list"), ("text", "prompt", "test_setup_code", "test_imports")),
 }
-"""The layouts that can be read, by the names that data sets are known by."""
+"""Name of the data set -> format of its rows."""

@@ -1,7 +1,7 @@
-"""Runs tests of one function: this file is sent into the sandbox whole, so it imports the standard library alone.
+"""Runs tests of one function; its source runs in the sandbox, so it imports only the standard library.
 
-The program is loaded in a child that serves calls and does nothing else; the tests are known to the parent alone.
-Arguments and results cross between the tests and the function as JSON, in which `pack` keeps their Python types.
+The program is loaded in a child process that serves calls; only the parent has the tests. Arguments and results are
+passed as JSON, in which `pack` keeps their Python types.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 def pack(value: Any) -> Any:
-    """Returns what JSON can hold of plain data, and raises TypeError for anything else."""
+    """Returns plain data as JSON-serialisable values; raises TypeError for anything else."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, dict):
@@ -30,7 +30,7 @@ def pack(value: Any) -> Any:
 
 
 def unpack(packed: Any) -> Any:
-    """Returns the data that were packed: plain, whatever a program sends."""
+    """Returns packed data; the result is plain data for any input."""
     if not isinstance(packed, dict):
         return packed
     ((kind, items),) = packed.items()
@@ -43,18 +43,18 @@ def unpack(packed: Any) -> Any:
 
 
 def listed(value: Any) -> Any:
-    """Returns `value` with lists for tuples: tests kept as JSON know no others."""
+    """Returns `value` with tuples replaced by lists, because tests stored as JSON have no tuples."""
     if isinstance(value, dict):
         return {key: listed(item) for key, item in value.items()}
     return [listed(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def run_tests(program: str, entry_point: str) -> None:
-    """Prints whether the program compiles, then for each test [passed, returned, shown], a line of JSON each.
+    """Prints lines of JSON: whether the program compiles, then for each test [passed, returned, shown].
 
-    Tests come from standard input: {"setup": code, "tests": [code or [packed arguments, packed result], ...]}.
+    Reads the tests from standard input: {"setup": code, "tests": [code or [packed arguments, packed result], ...]}.
     """
-    ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE: the child cannot look into the memory of its parent
+    ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE: the child cannot read its parent's memory
     (child_reads, parent_writes), (parent_reads, child_writes) = os.pipe(), os.pipe()
 
     def serve() -> None:
@@ -73,7 +73,7 @@ def run_tests(program: str, entry_point: str) -> None:
             exec(code, vars(module))  # noqa: S102  (in the sandbox)
             owner = module if hasattr(module, entry_point) else module.Solution()
             function = getattr(owner, entry_point)
-        except BaseException as raised:  # noqa: BLE001  (whatever a program raises is its answer)
+        except BaseException as raised:  # noqa: BLE001  (anything a program raises is a result)
             error = f"{type(raised).__name__}: {raised}"
             if not built:
                 answer(built)
@@ -83,13 +83,13 @@ def run_tests(program: str, entry_point: str) -> None:
             except BaseException as raised:  # noqa: BLE001
                 answer([False, f"{type(raised).__name__}: {raised}"])
 
-    # The child is made before this process knows any test, and keeps nothing but its ends of the pipes.
+    # Forked before this process reads any test; the child keeps only its ends of the pipes.
     if os.fork() == 0:
         null = os.open(os.devnull, os.O_RDWR)
-        for taken in (0, 1, 2):
-            os.dup2(null, taken)
-        for taken in (null, parent_writes, parent_reads):
-            os.close(taken)
+        for stream in (0, 1, 2):
+            os.dup2(null, stream)
+        for file in (null, parent_writes, parent_reads):
+            os.close(file)
         try:
             serve()
         finally:
@@ -101,7 +101,7 @@ def run_tests(program: str, entry_point: str) -> None:
     report, sys.stdout = sys.stdout, sys.stderr  # tests may print
     returned, shown = False, ""
 
-    def tell(value: object) -> None:
+    def write(value: object) -> None:
         report.write(json.dumps(value) + "\n")
         report.flush()
 
@@ -118,9 +118,9 @@ def run_tests(program: str, entry_point: str) -> None:
         shown = repr(value)
         return value
 
-    tell(answers.readline() == "true\n")
+    write(answers.readline() == "true\n")
     names: dict[str, Any] = {"__name__": "tests"}
-    random.seed(0)  # a score follows from the program alone
+    random.seed(0)  # scores must be deterministic
     exec(work["setup"], names)  # noqa: S102
     names["candidate"] = names[entry_point] = candidate
     for test in work["tests"]:
@@ -132,6 +132,6 @@ def run_tests(program: str, entry_point: str) -> None:
             else:
                 arguments, expected = map(unpack, test)
                 passed = listed(candidate(*arguments)) == listed(expected)
-        except Exception:  # noqa: BLE001  (a failed test, whatever it raised)
+        except Exception:  # noqa: BLE001  (any error fails the test)
             pass
-        tell([passed, returned is True, shown[:1000].encode(errors="replace").decode()])
+        write([passed, returned is True, shown[:1000].encode(errors="replace").decode()])

@@ -1,11 +1,11 @@
-"""What a coding task is, and how programs are judged on its tests: in the sandbox, never in this process.
+"""Coding tasks, and running programs on their tests: in the sandbox, never in this process.
 
-No expected value ever reaches a program. What it prints is compared here. A function is loaded in a process of its own
-that serves calls; its parent (`function_harness`) reads the tests from standard input once the child is made, calls
-it through pipes that carry plain data, and alone can write to standard output. So no program passes a test by
-exiting, by printing what a test run prints, by other builtins or an `__eq__` of its own, at exit, or by looking
-into files, descriptors or memory. Not covered: the examples of a statement may be among the golden tests, and at the
-lesser levels of isolation programs may read what their user may (docs/sandbox.md): keep data sets out of reach.
+Programs never get expected values. Printed output is compared here. A function is loaded in a separate process that
+serves calls; its parent (`function_harness`) reads the tests from standard input after the fork, calls the function
+through pipes that carry plain data, and is the only one that can write to standard output. So no program passes a test
+by exiting, by printing a test run's output, by replacing builtins or `__eq__`, at exit, or by reading files,
+descriptors or memory. Not covered: the examples of a statement may be among the golden tests, and at lower isolation
+levels programs can read whatever their user can (docs/sandbox.md), so data sets must not be readable there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from verl_atgrpo.sandbox.runner import ExecutionResult, Limits, run_python
 
 @dataclass(frozen=True)
 class Exchange:
-    """A test of a program: what it reads from standard input, and what it must print."""
+    """A test of a program: standard input and expected output."""
 
     given: str
     expected: str
@@ -32,7 +32,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Call:
-    """A test of a function: plain values to call it with, and the one it must return; tuples count as lists."""
+    """A test of a function: arguments and expected result, plain values; tuples equal lists."""
 
     arguments: tuple[Any, ...]
     expected: Any
@@ -40,7 +40,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Asserts:
-    """A test of a function: code that calls it, by its name or as `candidate`, and raises if it is wrong."""
+    """A test of a function: code that calls it, by name or as `candidate`, and raises if the result is wrong."""
 
     code: str
 
@@ -54,41 +54,41 @@ class Problem:
 
     statement: str
     tests: tuple[Test, ...]
-    """The golden tests: none of them is ever shown."""
+    """Golden tests, which no prompt shows."""
     entry_point: str | None = None
-    """The function to write (or method of a class Solution); None asks for a program from stdin to stdout."""
+    """The function to write (or method of a class Solution); None for a program from stdin to stdout."""
     starter: str = ""
-    """Code that the answer starts from, shown with the statement."""
+    """Code to start from, shown with the statement."""
     setup: str = ""
-    """Trusted code that `Asserts` need."""
+    """Trusted code that the `Asserts` need."""
     solution: str | None = None
     """A program that passes all tests."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a program did on some tests; `passed` and `shown` have one entry a test."""
+    """Results of a program on some tests; `passed` and `shown` have one entry per test."""
 
     built: bool
-    """It compiles."""
+    """Whether it compiles."""
     ran: bool
-    """On one test at least it ended, or returned, without error."""
+    """Whether it ended or returned without error on at least one test."""
     passed: tuple[bool, ...]
     shown: tuple[str, ...]
-    """What it printed or returned, or the error that ended it; at most 1000 characters."""
+    """Output, result or error; at most 1000 characters."""
 
     @property
     def fraction(self) -> float:
-        """The fraction of the tests that were passed."""
+        """Fraction of passed tests."""
         return sum(self.passed) / len(self.passed)
 
 
 async def judge(problem: Problem, program: str, tests: Sequence[Test], limits: Limits) -> Verdict:
-    """Runs a program on tests of a problem: at least one, all of the kind that the problem asks for.
+    """Runs a program on at least one test of a problem, all of the problem's kind.
 
-    Every `Exchange` is a run of its own under `limits`. All calls of a function share one run, so after a call that
-    does not end in time the remaining tests count as failed. Arguments and results are None, booleans, numbers,
-    texts, bytes, lists, tuples, sets and dictionaries; anything else is an error of the program.
+    Every `Exchange` is a separate run under `limits`. All calls of a function share one run, so after a call that
+    times out the remaining tests count as failed. Arguments and results are None, booleans, numbers, texts, bytes,
+    lists, tuples, sets and dictionaries; anything else is an error of the program.
     """
     if problem.entry_point is not None:
         return await _judge_function(problem, program, tests, limits)
@@ -139,7 +139,7 @@ async def _judge_function(problem: Problem, program: str, tests: Sequence[Test],
         stdin=json.dumps(work),
         limits=limits,
     )
-    # Every line is whole but the last one, which a limit may have cut.
+    # A limit may have truncated the last line.
     built, *results = map(json.loads, run.stdout.split("\n")[:-1] or ["false"])
     missing = len(tests) - len(results)
     return Verdict(

@@ -1,4 +1,4 @@
-"""The tests that testers write, as they are read from replies; nothing here runs a program."""
+"""Parsing of tests in testers' replies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from verl_atgrpo.environments.code.programs import Call, Exchange, Problem, Test
 from verl_atgrpo.environments.common.replies import after_thoughts, block_below, fence
 from verl_atgrpo.environments.common.workflow import Style
 
-_LONGEST_LITERAL = 2000  # characters; keeps Python's parser far from its own limits
+_LONGEST_LITERAL = 2000
+"""Most characters of a literal; far below the limits of Python's parser."""
 _BLOCK = r"\s*^```\w*[ \t]*\r?\n(.*?)^```[ \t]*\r?$"
 _TEST = re.compile(rf"(?ms){_BLOCK}\s*^Output:{_BLOCK}")
 _KIND = r"(?:(?:the|expected|sample|example|test|correct|standard) )*"
@@ -24,13 +25,12 @@ _OUTPUT = re.compile(rf"{_MARK}{_KIND}(?:outputs?|results?|return value){_END}")
 def parse_test(reply: str, problem: Problem, style: Style = "full") -> Test | None:
     """Returns the test that `reply` gives in the agreed format, or None.
 
-    `compact`: after the last line `Input:` a fenced block, then a line `Output:` and another block. `full`: the labels
-    may be marked up and in other words (`### Expected output`); each value is a fenced block, or the rest of its
-    label's line; so may be what follows a label up to the next one, or the reply's end, without a fence. A text that
-    the statement has word for word is none: who echoes a statement with examples has written no test.
+    `compact`: after the last line `Input:` a fenced block, then a line `Output:` and another block. `full`: labels may
+    be marked up and worded differently (`### Expected output`); each value is a fenced block, the rest of its label's
+    line, or the text up to the next label or the reply's end. A test that is copied from the statement does not count.
 
-    For a function the values are its arguments and its result as Python literals, each of at most 2000 characters;
-    `full` reads `f(1, 2)` and `a = 1, b = 2` as arguments, too.
+    For a function the values are its arguments and its result as Python literals of at most 2000 characters each;
+    `full` accepts `f(1, 2)` and `a = 1, b = 2` as arguments, too.
     """
     if style == "compact":
         _, mark, rest = f"\n{reply}".rpartition("\nInput:")
@@ -49,7 +49,7 @@ def parse_test(reply: str, problem: Problem, style: Style = "full") -> Test | No
             ast.literal_eval(f"[{values[0]}]") if style == "compact" else _arguments(values[0].strip(), problem)
         )
         call = Call(tuple(arguments), ast.literal_eval(values[1].strip()))
-        pack([call.arguments, call.expected])  # raises TypeError for what is no plain data: Ellipsis
+        pack([call.arguments, call.expected])  # raises TypeError for other than plain data: Ellipsis
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
     return call
@@ -66,26 +66,26 @@ def _values(text: str, statement: str) -> tuple[str, str] | None:
 
 
 def _marks(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
-    """The labels: with a colon, or in bold or as a heading."""
+    """Returns the labels: with a colon, in bold or as a heading."""
     return [match for match in pattern.finditer(text) if ":" in match["end"] or {"#", "*"} & set(match["mark"])]
 
 
 def _value(text: str, alone: bool) -> str | None:
-    """Returns what a label's text gives, as a program reads it; more may follow a fenced block that is not `alone`."""
+    """Returns the value after a label, as a program would read it; `alone` allows no text after a fenced block."""
     lines = [line.rstrip("\r") for line in text.strip().split("\n")]
     if fence(lines[0]) is not None:
         block = block_below(lines)
         if block is None or (alone and any(line.strip(_AROUND) for line in lines[len(block) + 2 :])):
             return None
         return "".join(f"{line}\n" for line in block)
-    # Without a fence it is one line or one paragraph: what follows might belong to it.
+    # Without a fence it must be one line or one paragraph: further text would be ambiguous.
     value = "\n".join(lines).strip(_AROUND)
     several = "\n" in value if text.partition("\n")[0].strip(_AROUND) else "\n\n" in value
     return None if not value or several or "```" in value else f"{value}\n"
 
 
 def _arguments(text: str, problem: Problem) -> list[object]:
-    """Returns a call's arguments; raises as `ast.literal_eval` does for what are none."""
+    """Returns a call's arguments; raises like `ast.literal_eval` if the text has none."""
     name = problem.entry_point or "f"
     whole = re.fullmatch(rf"(?s){re.escape(name)}[ \t]*\((.*)\)", text)
     call = ast.parse(f"f({whole[1] if whole else text}\n)", mode="eval").body
@@ -102,7 +102,7 @@ def _arguments(text: str, problem: Problem) -> list[object]:
 
 
 def _parameters(problem: Problem) -> list[str]:
-    """The names of the function's parameters, from the code that the answer starts from; [] if that does not say."""
+    """Returns the names of the function's parameters in the starter code; [] if it has none."""
     match = re.search(rf"def {re.escape(problem.entry_point or '')}\(([^()]*)\)", problem.starter)
     names = [part.split(":")[0].split("=")[0].strip() for part in match[1].split(",")] if match else []
     return [name for name in names if name != "self"]

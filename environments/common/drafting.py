@@ -1,39 +1,49 @@
-"""The workflow of games and planning: one agent drafts with a tool, another sees the draft and decides.
+"""The workflow of games: a tool user drafts an answer, a planner sees the draft and decides.
 
-AT-GRPO (arXiv 2510.11062, App. A): the tool user writes a program that prints a solution, or drafts it itself;
-the planner sees the draft and where it leads and gives the answer; the game moves; the next turn starts from where
-it stands. `SingleAgent` plays the same games without all of that: the paper's baseline.
+AT-GRPO (arXiv 2510.11062, App. A): the tool user writes a program that prints an answer, or drafts one itself; the
+planner sees the draft and its effect and answers; the answer is applied, and the next turn starts from the new state.
+`SingleAgent` is the paper's baseline on the same games.
 """
 
 from __future__ import annotations
 
 import functools
-import textwrap
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score
 from verl_atgrpo.environments.common.options import check_choice, check_isolation, check_whole_numbers
+from verl_atgrpo.environments.common.replies import extract_python, quoted
 from verl_atgrpo.environments.common.workflow import STYLES, Style, once
-from verl_atgrpo.sandbox.runner import extract_python, run_python
+from verl_atgrpo.sandbox.runner import run_python
 from verl_atgrpo.team import Agent, Candidate, Team
 
-State = TypeVar("State")
+
+class GameState(Protocol):
+    """State of a game in an episode."""
+
+    @property
+    def solved(self) -> bool:
+        """Whether the task is solved."""
+        ...
+
+
+State = TypeVar("State", bound=GameState)
 Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
 class Draft(Generic[Answer]):
-    """What the tool user's reply came to."""
+    """The tool user's reply, as parsed and run."""
 
     text: str
     answer: Answer | None
-    """The solution it drafted, or None if there is none in the agreed format."""
+    """The drafted answer, or None if it is not in the agreed format."""
     output: str = ""
-    """What its program printed."""
+    """Output of its program."""
     ran: bool = False
-    """Its program ran to the end."""
+    """Whether its program ended without error."""
 
 
 class DraftingGame(Environment, Generic[State, Answer]):
@@ -42,22 +52,22 @@ class DraftingGame(Environment, Generic[State, Answer]):
     agents: ClassVar[tuple[str, ...]] = ("tool_user", "planner")
     max_turns: int
     uses_python: bool
-    """The tool user writes a program; otherwise it drafts as the planner answers."""
+    """Whether the tool user writes a program; otherwise it drafts an answer in the planner's format."""
     style: Style
 
     def set_form(
         self, max_turns: int, tool: str, without_program: str, style: Style, require_isolation: bool = False
     ) -> None:
-        """Sets what all such games take: the number of turns, and the form of drafts and prompts.
+        """Sets the options that all such games have: number of turns, form of drafts and prompts.
 
         Args:
             max_turns: turns of an episode (T).
-            tool: the tool user writes a `python` program, or drafts what `without_program` names.
-            without_program: the other value that `tool` may have.
+            tool: `python` if the tool user writes a program, or the value of `without_program`.
+            without_program: value of `tool` if the tool user drafts an answer itself.
             style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
-            require_isolation: refuses machines where programs do not run in namespaces of their own.
+            require_isolation: refuses machines where programs cannot run in separate namespaces.
 
-        Raises EnvironmentConfigError for a value that does not make sense, or if programs cannot be run so.
+        Raises EnvironmentConfigError for an invalid value, or if programs cannot be run as required.
         """
         check_whole_numbers(max_turns=(max_turns, 1))
         check_choice("tool", tool, ("python", without_program))
@@ -80,12 +90,12 @@ class DraftingGame(Environment, Generic[State, Answer]):
     # ------------------------------------------------------------------ the game
 
     @abstractmethod
-    def initial(self, task: object) -> State:
+    def initial(self, task: Any) -> State:
         """Returns the state before the first turn."""
 
-    @abstractmethod
     def solved(self, state: State) -> bool:
-        """Returns whether the task is done: nothing else ends an episode early."""
+        """Returns whether the task is solved, which ends the episode."""
+        return state.solved
 
     @abstractmethod
     def apply(self, state: State, answer: Answer) -> State:
@@ -93,7 +103,7 @@ class DraftingGame(Environment, Generic[State, Answer]):
 
     @abstractmethod
     def outcome(self, state: State, turns: int) -> Outcome:
-        """Returns how an episode that stands in `state` after `turns` turns ended."""
+        """Returns the outcome of an episode that ends in `state` after `turns` turns."""
 
     # ------------------------------------------------------------------ replies and scores
 
@@ -103,33 +113,33 @@ class DraftingGame(Environment, Generic[State, Answer]):
 
     @abstractmethod
     def parse_printed(self, output: str) -> Answer | None:
-        """Returns the answer in what a program printed, or None."""
+        """Returns the answer in a program's output, or None."""
 
     @abstractmethod
     def score_answer(self, state: State, answer: Answer | None) -> Score:
-        """Scores an answer of the planner, or a draft made without a program."""
+        """Scores an answer of the planner, or a draft that was written without a program."""
 
     @abstractmethod
     def score_printed(self, state: State, answer: Answer) -> Score:
         """Scores the answer that a program printed."""
 
     def score_reply(self, state: State, reply: str) -> Score:
-        """Scores a reply that gives an answer."""
+        """Scores a reply that should contain an answer."""
         return self.score_answer(state, self.parse(reply))
 
     # ------------------------------------------------------------------ prompts
 
     @abstractmethod
     def answer_prompt(self, state: State) -> list[Message]:
-        """Returns the question to an agent that sees the state and nothing else."""
+        """Returns the prompt that shows the state and nothing else."""
 
     @abstractmethod
     def draft_prompt(self, state: State) -> list[Message]:
-        """Returns the tool user's question: `answer_prompt`, unless it writes a program."""
+        """Returns the tool user's prompt: `answer_prompt`, unless it writes a program."""
 
     @abstractmethod
     def plan_prompt(self, state: State, draft: Draft[Answer]) -> list[Message]:
-        """Returns the planner's question: the state, the draft and where it leads."""
+        """Returns the planner's prompt: the state, the draft and its effect."""
 
     # ------------------------------------------------------------------ the workflow
 
@@ -146,7 +156,7 @@ class DraftingGame(Environment, Generic[State, Answer]):
         return self.outcome(state, turns)
 
     async def decide(self, state: State, team: Team) -> Candidate:
-        """Returns the reply that is played in a turn: the planner's, who sees the tool user's draft."""
+        """Returns the reply that is played in a turn: the planner's, after the tool user's draft."""
         prompt = self.plan_prompt(state, await self._draft(state, team.tool_user))
         return await team.planner.act(prompt, functools.partial(self.score_reply, state))
 
@@ -160,7 +170,7 @@ class DraftingGame(Environment, Generic[State, Answer]):
         async def score(text: str) -> Score:
             draft = await run(text)
             if draft.answer is None:
-                # A python block .1, that ran .1; the rest is for what it printed.
+                # A python block .1, that ran .1; the rest is for its output.
                 return Score(local=0.1 * (extract_python(text) is not None) + 0.1 * draft.ran)
             return self.score_printed(state, draft.answer)
 
@@ -177,10 +187,10 @@ class DraftingGame(Environment, Generic[State, Answer]):
 
 
 class SingleAgent(DraftingGame[State, Answer]):
-    """One agent in the place of the team: it sees the state and answers, turn by turn (the paper's single agent).
+    """One agent instead of the team: it sees the state and answers, turn by turn (the paper's single agent).
 
-    There is one kind of prompt, without a draft, a tool's output or a verdict; turns, answers and scores are the
-    team's. Mixed into a game, before it: `class SinglePlanPath(SingleAgent, PlanPath)`.
+    Its prompts show no draft, tool output or verdict; turns, answers and scores are the team's. A mixin that comes
+    before the game: `class SinglePlanPath(SingleAgent, PlanPath)`.
     """
 
     agents: ClassVar[tuple[str, ...]] = ("solo",)
@@ -190,10 +200,9 @@ class SingleAgent(DraftingGame[State, Answer]):
         return await team.solo.act(self.answer_prompt(state), functools.partial(self.score_reply, state))
 
 
-def told_of(draft: Draft[Answer]) -> str:
-    """Returns what a planner is told of a program: the reply with it, and what it printed.
+def quoted_program(draft: Draft[Answer]) -> str:
+    """Returns the part of the planner's prompt about a program: the reply that contains it, and its output.
 
-    Quoted, because a line of the tool user's own must not read as the planner's answer.
+    Quoted, so that no line of the tool user parses as the planner's answer.
     """
-    said = f"A tool user wrote this:\n{draft.text}\nIt printed:\n{draft.output or '(nothing)'}\n"
-    return textwrap.indent(said, "> ", lambda line: True)
+    return quoted(f"A tool user wrote this:\n{draft.text}\nIt printed:\n{draft.output or '(nothing)'}\n")

@@ -1,4 +1,4 @@
-"""What games have in common whose answers are moves up, down, left and right: the answers and how to ask for them."""
+"""Games whose answers are moves up, down, left and right: parsing answers and wording prompts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _IN_LATEX = re.compile(r"\\(?:boxed|fbox|text|texttt|mathrm|mathbf|textbf)[ \t]*
 _IN_BRACKETS = re.compile(r"\[(.*)\]|\((.*)\)|\{(.*)\}")
 _AROUND = " \t\r*_`$\"'"
 _ITEM = re.compile(r"[ \t]*(?:[-*+\u2022]|(?=(?:step[ \t]*)?[0-9]{1,3}[.):]))[ \t]*", re.IGNORECASE)
-"""The mark of a list's item, but for its number."""
+"""The mark of a list item, without its number."""
 _BEFORE_MOVES = ("move", "go", "step")
 _LABELS = labels(
     r"(?:(?:final|my|best|next|planned|full) )*moves(?: list| sequence)?",
@@ -40,11 +40,10 @@ _PRINTED_LABEL = re.compile(
 def parse_moves(reply: str, style: Style, limit: int) -> str | None:
     """Returns the moves that `reply` gives in the agreed format, or None.
 
-    `compact`: nothing but letters. `full`: what follows the last label `Moves:`, in the ways in which instruct models
-    write a list: marked up, bracketed, quoted, fenced, numbered, one move a line, with arrows, in words; where that
-    label is missing, what follows `Final answer:` or stands in a box. Anything else beside the moves ("R or D", "R, D
-    then U") and a list of more than `limit` moves is no answer. What the prompts say of the format does not parse:
-    echoing it earns nothing.
+    `compact`: only letters. `full`: the list after the last label `Moves:`, in the forms that instruct models use:
+    marked up, bracketed, quoted, fenced, numbered, one move per line, with arrows, in words; without that label, after
+    `Final answer:` or in a box. Any text besides the moves ("R or D", "R, D then U") and a list of more than `limit`
+    moves do not parse. Neither does the description of the format in the prompts, so echoing it earns nothing.
     """
     if style == "compact":
         moves = reply.strip()
@@ -57,10 +56,10 @@ def parse_moves(reply: str, style: Style, limit: int) -> str | None:
 
 
 def read_moves(text: str, limit: int) -> str | None:
-    """Returns the moves of a text that is nothing but a list of moves, of at least one and at most `limit`, or None.
+    """Returns the moves of a text that is a list of 1 to `limit` moves and nothing else, or None.
 
-    Letters and words in any case, or arrows; between commas, arrows, hyphens or blanks, letters also without; in
-    brackets or none; each quoted or not, and numbered from 1 or not.
+    Moves are letters or words in any case, or arrows, separated by commas, arrows, hyphens or blanks; letters also
+    without separator. The list may be in brackets, each move may be quoted and numbered from 1.
     """
     if len(text) > _longest(limit) or ".." in text:
         return None
@@ -99,12 +98,12 @@ def _letters(token: str) -> str | None:
 
 
 def _longest(limit: int) -> int:
-    """Characters that a list of `limit` moves may take: "10. Move right," and its line's end are 17."""
+    """Returns the most characters of a list of `limit` moves: "10. Move right," with its line end has 17."""
     return 24 * limit + 100
 
 
 def _read_labelled(lines: Sequence[str], limit: int) -> str | None:
-    """Reads the moves behind a label: in its line, or in the block or list below it."""
+    """Returns the moves after a label, in its line or in the block or list below it, or None."""
     first, *below = lines
     if "{" not in first:
         first = first.rstrip(" }")  # of a JSON object
@@ -142,10 +141,10 @@ def _read_items(lines: Sequence[str], limit: int) -> str | None:
 
 
 def parse_printed(output: str, limit: int) -> str | None:
-    """Returns the moves that a program printed last, as `read_moves` reads them, or None.
+    """Returns the moves at the end of a program's output, as `read_moves` parses them, or None.
 
-    That is the last non-empty line, with a label before it or none; if that is a single move, the lines before it that
-    are single moves belong to it.
+    They are the last non-empty line, with or without a label; if that is a single move, the preceding lines that are
+    single moves belong to it.
     """
     lines = [line for line in output.split("\n") if line.strip()]
     if not lines:
@@ -169,27 +168,27 @@ def _single(line: str) -> bool:
 
 
 class MoveGame(DraftingGame[State, str]):
-    """A drafting game that is played by moves."""
+    """A drafting game whose answers are moves."""
 
     max_moves: int
 
     def set_moves(self, max_moves: int) -> None:
-        """Sets the most moves in one answer; raises EnvironmentConfigError for a value that does not make sense."""
+        """Sets the most moves in one answer; raises EnvironmentConfigError for an invalid value."""
         check_whole_numbers(max_moves=(max_moves, 1))
         self.max_moves = max_moves
 
     def parse(self, reply: str) -> str | None:
-        """Returns the moves of an answer in this environment's style, or None."""
+        """Returns the moves in a reply of this environment's style, or None."""
         return parse_moves(reply, self.style, self.max_moves)
 
     def parse_printed(self, output: str) -> str | None:
-        """Returns the moves in the last line a program printed, or None."""
+        """Returns the moves at the end of a program's output, or None."""
         return parse_printed(output, self.max_moves)
 
     def ask_moves(self, think: str = "") -> str:
-        """Returns the words that ask for an answer; they are none themselves.
+        """Returns the instruction to answer; the instruction itself does not parse as an answer.
 
-        `think` says how to come to one; without it the answer is asked for at once.
+        `think` says how to find the answer; without it the instruction asks for the answer at once.
         """
         how = f"Think step by step: {think} Then end" if think else "Answer"
         return (
@@ -198,7 +197,7 @@ class MoveGame(DraftingGame[State, str]):
 
 
 def ask_program(moves: str, method: str) -> str:
-    """Returns the words that ask for a program: which moves it shall print, and by which method it finds them."""
+    """Returns the instruction to write a program: which moves it must print, and the method to find them."""
     return (
         "Write one ```python block. The program knows nothing but what you write into it; it must find the moves by "
         f"{method}, not have them written down, and must print the list of moves {moves} as its last line, for "
@@ -207,5 +206,5 @@ def ask_program(moves: str, method: str) -> str:
 
 
 def listed_cells(cells: Iterable[tuple[int, int]]) -> str:
-    """Returns cells as prompts list them: (row, column), ..."""
+    """Returns cells in the form of prompts: (row, column), ..."""
     return ", ".join(map(str, sorted(cells))) or "none"

@@ -1,4 +1,4 @@
-"""Checks that environments' options have in common; each names the key, the value and what would do."""
+"""Checks of environments' options; each error names the key, the value and what is allowed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from verl_atgrpo.sandbox.launcher import LEVELS
 logger = logging.getLogger(__name__)
 
 MATHEMATICS = ("sympy", "numpy")
-"""Packages that programs for mathematics may import where they can."""
+"""Packages that programs for mathematics may import by default, if they are installed."""
 
 
 def check_installed(module: str, package: str, extra: str) -> None:
@@ -45,29 +45,29 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 
 
 def check_wall_density(value: object) -> None:
-    """Raises EnvironmentConfigError unless the chance of a cell to be a wall makes sense."""
+    """Raises EnvironmentConfigError unless a cell's probability to be a wall is between 0 and 0.6."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 0.6:
         raise EnvironmentConfigError(f"at_grpo.environment.wall_density={value!r}: a number between 0 and 0.6")
 
 
 def check_isolation(require_isolation: object) -> None:
-    """Raises EnvironmentConfigError if no programs can be run here, or not in namespaces although that is required.
+    """Raises EnvironmentConfigError if programs cannot be run, or not in namespaces although that is required.
 
-    For environments that run programs. The level in force is logged once, as a warning if it is a lesser one.
+    For environments that run programs. Logs the isolation level once, as a warning if it is not the strongest.
     """
     if not isinstance(require_isolation, bool):
         raise EnvironmentConfigError(f"at_grpo.environment.require_isolation={require_isolation!r}: true or false")
-    walled = LEVELS[0]
+    strongest = LEVELS[0]
     try:
         level = runner.isolation()
     except RuntimeError as error:
         raise EnvironmentConfigError(
-            f"at_grpo.environment: programs cannot be run on this machine: {error}; docs/sandbox.md says what it takes"
+            f"at_grpo.environment: programs cannot be run on this machine: {error}; see docs/sandbox.md"
         ) from error
-    _log_level(level)
-    if require_isolation and level != walled:
+    log_isolation(level)
+    if require_isolation and level != strongest:
         raise EnvironmentConfigError(
-            f"at_grpo.environment.require_isolation=true: programs run at level {level} here, not {walled}; "
+            f"at_grpo.environment.require_isolation=true: programs run at level {level} here, not {strongest}; "
             "let the job create user namespaces (docs/sandbox.md), or set it to false"
         )
 
@@ -76,9 +76,10 @@ def check_libraries(libraries: object, limits: runner.Limits) -> tuple[str, ...]
     """Returns the packages that programs may import beside the standard library.
 
     Args:
-        libraries: their names; raises EnvironmentConfigError for one that programs cannot import here. None for those
-            of `MATHEMATICS` that they can.
-        limits: of the programs. A trial run for each package finds out.
+        libraries: names of packages; None for those of `MATHEMATICS` that programs can import.
+        limits: limits of the programs, applied to a trial run for each package.
+
+    Raises EnvironmentConfigError for a package that programs cannot import.
     """
     limits = replace(limits, wall_seconds=600.0)  # a busy machine must not change the prompts
     if libraries is None:
@@ -95,7 +96,8 @@ def check_libraries(libraries: object, limits: runner.Limits) -> tuple[str, ...]
 
 
 @functools.cache
-def _log_level(level: str) -> None:
+def log_isolation(level: str) -> None:
+    """Logs the isolation level, the first time it is called."""
     severity = logging.INFO if level == LEVELS[0] else logging.WARNING
     logger.log(severity, "programs that models write run at isolation level %s (docs/sandbox.md)", level)
 
@@ -108,6 +110,6 @@ def check_number(**values: object) -> None:
 
 
 def check_mapping(name: str, value: object) -> None:
-    """Raises EnvironmentConfigError unless an option is a mapping from names."""
+    """Raises EnvironmentConfigError unless an option is a mapping whose keys are strings."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise EnvironmentConfigError(f"at_grpo.environment.{name}={value!r}: a mapping from names to values")

@@ -1,4 +1,4 @@
-"""Tasks from data sets: files, here or on the Hugging Face hub, and data sets of the hub, by column names."""
+"""Tasks from data sets: local files, files on the Hugging Face hub, and data sets of the hub."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 from urllib.parse import unquote
 
-from verl_atgrpo.environment import EnvironmentConfigError
+from verl_atgrpo.environment import Environment, EnvironmentConfigError, Split
 
+Task = TypeVar("Task")
 Record = dict[str, Any]
 Rows = tuple[Sequence[str], Callable[[list[str]], Iterable[Record]]]
-"""The columns of a data set, and a function that yields its rows with some of them."""
+"""The columns of a data set, and a function that yields its rows with the given columns."""
 _KEYS = ("path", "columns", "split", "subset")
 _LINES, _TABLE = (".jsonl", ".jsonl.gz", ".json.gz"), (".parquet",)
 _HUB_FILE = re.compile(r"hf://datasets/(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?/(?P<file>.+)")
@@ -26,20 +27,20 @@ _HUB_FILE = re.compile(r"hf://datasets/(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[
 def read_records(
     source: object, option: str, columns: Mapping[str, str], optional: Iterable[str] = ()
 ) -> Iterator[Record]:
-    """Yields the rows of a data set, each with our names for its columns; it need not fit into memory.
+    """Yields the rows of a data set with our names for its columns; the data set need not fit into memory.
 
     Args:
-        source: the option's value in the recipe: a mapping with `path`, and where needed `columns` (our name -> the
-            data set's), and for a data set of the hub `split` and `subset`. The path is a file `.jsonl`, `.jsonl.gz`,
+        source: the option's value in the recipe: a mapping with `path`, optionally `columns` (our name -> the data
+            set's), and for a data set of the hub `split` and `subset`. The path is a file `.jsonl`, `.jsonl.gz`,
             `.json.gz` (JSON lines as well: data sets name them so) or `.parquet`; or such a file on the hub,
-            `hf://datasets/<owner>/<data set>/<file>`, with `@<revision>` after the data set where wanted; or the name
+            `hf://datasets/<owner>/<data set>/<file>`, optionally with `@<revision>` after the data set; or the name
             of a data set on the hub.
         option: the option's name, for messages.
-        columns: the columns wanted, our name -> the name it has where the recipe says nothing.
-        optional: those of them that a data set may lack; their value is None then.
+        columns: the columns to read, our name -> the default name in the data set.
+        optional: columns that a data set may lack; their value is then None.
 
-    Raises EnvironmentConfigError, once rows are asked for, if the option is malformed, the data cannot be read, or a
-    column is missing.
+    Raises EnvironmentConfigError, on the first row, if the option is malformed, the data cannot be read, or a column
+    is missing.
     """
     where = f"at_grpo.environment.{option}"
     if not isinstance(source, Mapping) or not isinstance(source.get("path"), str):
@@ -53,25 +54,25 @@ def read_records(
             raise EnvironmentConfigError(f"{where}.columns.{name} is not a column here: use {', '.join(columns)}")
     names, path = {**columns, **given}, source["path"]
     with _reporting(where, path):
-        there, rows = _open(source, where)
-    if not there:
-        raise EnvironmentConfigError(f"{where}.path={path!r}: there is no row in it")
+        found, rows = _open(source, where)
+    if not found:
+        raise EnvironmentConfigError(f"{where}.path={path!r}: it has no rows")
     for ours, theirs in names.items():
-        if theirs not in there and (ours in given or ours not in optional):
+        if theirs not in found and (ours in given or ours not in optional):
             raise EnvironmentConfigError(
-                f"{where}.columns.{ours}={theirs!r}: {path!r} has no such column; it has {', '.join(there)}"
+                f"{where}.columns.{ours}={theirs!r}: {path!r} has no such column; it has {', '.join(found)}"
             )
     with _reporting(where, path):
-        for row in rows([name for name in there if name in names.values()]):
+        for row in rows([name for name in found if name in names.values()]):
             yield {ours: row.get(theirs) for ours, theirs in names.items()}
 
 
 def data_sets(source: object, option: str) -> dict[str, tuple[str, object]]:
     """Returns the data sets of an option: name -> the option's path for messages, and the section to read.
 
-    The option is one section, then the name is "", or a mapping from names to sections; names whose section is null
-    are left out, so that a recipe laid over another can take them away. Raises EnvironmentConfigError for a mapping
-    of anything else, and for a name that a metric's name cannot hold.
+    The option is one section (its name is ""), or a mapping from names to sections. Names whose section is null are
+    left out, so that a recipe can remove a data set of the recipe it extends. Raises EnvironmentConfigError for any
+    other mapping, and for a name that cannot be part of a metric's name.
     """
     if not isinstance(source, Mapping):
         return {"": (option, source)}
@@ -83,7 +84,7 @@ def data_sets(source: object, option: str) -> dict[str, tuple[str, object]]:
         if not isinstance(section, Mapping):
             others = ", ".join(other for other, value in given.items() if isinstance(value, Mapping))
             raise EnvironmentConfigError(
-                f"{where}.{name}={section!r} stands beside the data sets {others}: give it a name as well, or set "
+                f"{where}.{name}={section!r} is beside the named data sets {others}: name it as well, or set "
                 "those to null"
             )
         if not re.fullmatch(r"[\w.-]+", name):
@@ -91,9 +92,43 @@ def data_sets(source: object, option: str) -> dict[str, tuple[str, object]]:
     return {name: (f"{option}.{name}", section) for name, section in given.items()}
 
 
+class DataSetEnvironment(Environment, Generic[Task]):
+    """An environment whose tasks are the rows of data sets."""
+
+    def read_tasks(self, train: object, val: object, read: Callable[[Split, object, str], Sequence[Task]]) -> None:
+        """Reads the tasks of both splits, each from one data set or several named ones.
+
+        Args:
+            train: the option of this name.
+            val: the option of this name.
+            read: returns the tasks of a data set; called with the split, the section and the section's path in the
+                options for messages.
+        """
+        self._tasks: dict[Split, tuple[Task, ...]] = {}
+        self._data_sets: dict[Split, dict[str, int]] = {}
+        sources: tuple[tuple[Split, object], ...] = ("train", train), ("val", val)
+        for split, source in sources:
+            parts = data_sets(source, split).items()
+            tasks = {name: read(split, section, where) for name, (where, section) in parts}
+            self._tasks[split] = tuple(chain.from_iterable(tasks.values()))
+            self._data_sets[split] = {name: len(mine) for name, mine in tasks.items() if name}
+
+    def task(self, split: Split, index: int) -> Task:
+        """Returns task `index` of `split`, in the order of the data."""
+        return self._tasks[split][index]
+
+    def num_tasks(self, split: Split) -> int:
+        """Returns how many tasks `split` has."""
+        return len(self._tasks[split])
+
+    def data_sets(self, split: Split) -> dict[str, int]:
+        """Returns the named data sets of `split` and how many tasks each has."""
+        return self._data_sets[split]
+
+
 @contextmanager
 def _reporting(where: str, path: str) -> Iterator[None]:
-    """Turns what readers raise into one line: RuntimeError is datasets' for data that only a script can load."""
+    """Turns errors of the readers into an EnvironmentConfigError; datasets raises RuntimeError for loading scripts."""
     try:
         yield
     except EnvironmentConfigError:
@@ -133,7 +168,7 @@ def _fetched(path: str) -> Path:
 def _open_lines(path: Path) -> Rows:
     def parsed() -> Iterator[Record]:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
-            # Lines of bytes end at \n alone: texts may hold other separators.
+            # Binary lines end only at \n: texts may contain other line separators.
             yield from (json.loads(line) for line in lines if line.strip())
 
     rows = parsed()
@@ -145,6 +180,6 @@ def _open_table(path: Path) -> Rows:
     import pyarrow.parquet
 
     table = pyarrow.parquet.ParquetFile(path)
-    # Few rows at a time: one may hold megabytes of tests.
+    # Few rows at a time: a row may have megabytes of tests.
     names = table.schema_arrow.names if table.metadata.num_rows else ()
     return names, lambda wanted: (row for batch in table.iter_batches(64, columns=wanted) for row in batch.to_pylist())

@@ -1,20 +1,24 @@
-"""Pieces that workflows of different kinds have in common."""
+"""What workflows of different kinds share: the style of prompts, programs that run once, single-agent forms."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal, TypeVar, get_args
 
+from verl_atgrpo.environment import Environment
+
 Result = TypeVar("Result")
+Form = TypeVar("Form", bound=type[Environment])
 
 Style = Literal["full", "compact"]
-"""How prompts are put: `full` ones explain the task, `compact` ones are for tiny models trained on them."""
+"""Style of prompts: `full` ones explain the task, `compact` ones are for tiny models trained on them."""
 STYLES: tuple[str, ...] = get_args(Style)
 
 
 def once(run: Callable[[str], Coroutine[Any, Any, Result]]) -> Callable[[str], asyncio.Task[Result]]:
-    """Returns `run` so that equal texts run once: what is scored is then also what comes of it later."""
+    """Returns `run` cached by its argument: the program that was scored is not run again when it is committed."""
     runs: dict[str, asyncio.Task[Result]] = {}
 
     def started(text: str) -> asyncio.Task[Result]:
@@ -23,3 +27,26 @@ def once(run: Callable[[str], Coroutine[Any, Any, Result]]) -> Callable[[str], a
         return runs[text]
 
     return started
+
+
+def fixed_options(**fixed: object) -> Callable[[Form], Form]:
+    """Returns a class decorator that removes options from the constructor and passes these values for them.
+
+    A single agent takes its team's options except those of the tool; `make` refuses the others by name.
+    """
+
+    def decorate(cls: Form) -> Form:
+        init: Callable[..., None] = cls.__init__
+        signature = inspect.signature(init)
+        kept = [option for name, option in signature.parameters.items() if name not in fixed]
+        signature = signature.replace(parameters=kept)
+
+        def __init__(*args: object, **options: object) -> None:
+            init(**signature.bind(*args, **options).arguments, **fixed)
+
+        __init__.__qualname__ = f"{cls.__qualname__}.__init__"
+        __init__.__signature__ = signature  # type: ignore[attr-defined]
+        cls.__init__ = __init__  # type: ignore[method-assign]
+        return cls
+
+    return decorate

@@ -1,7 +1,7 @@
-"""Answers to mathematical problems: how they are read, and whether two are equal.
+"""Answers to mathematical problems: parsing and comparison.
 
-Plain numbers are compared here, everything else by math-verify in a process of its own (`math_worker`), so no reply
-can hang or end the run: what takes too long there is not equal.
+Plain numbers are compared here, everything else by math-verify in a separate process (`worker`), so that no reply can
+hang or kill the run: answers whose comparison times out are not equal.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from verl_atgrpo.environments.common.replies import after_thoughts, labelled, la
 from verl_atgrpo.environments.common.workflow import Style
 
 LONGEST = 256
-"""Characters of an answer; a longer one is none."""
-_WORKER = "verl_atgrpo.environments.math.worker"
+"""Most characters of an answer; a longer one does not parse."""
+WORKER = "verl_atgrpo.environments.math.worker"
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+/0*[1-9][0-9]*|[0-9]+\.?[0-9]*|\.[0-9]+)")
 _RUNAWAY = re.compile(
     r"""
@@ -33,9 +33,9 @@ _RUNAWAY = re.compile(
 """,
     re.VERBOSE,
 )
-"""Numbers that nothing can write down. Not all of them: just the common ones, at no cost."""
+"""Common forms of numbers too large to compute."""
 _PROSE = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{3,} +[a-zA-Z]{2}")
-"""Words: math-verify would take them for a product of their letters, in any order."""
+"""Words, which math-verify would parse as a product of their letters."""
 _GROUPED = re.compile(r"[-+]?[0-9]{1,3}(?:[, ][0-9]{3})+(?:\.[0-9]+)?")
 
 _LABELS = labels("(?!)", r"(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:(?:final|correct) )*answer")
@@ -45,13 +45,13 @@ _PRINTED_LABEL = re.compile(r"[a-z ]{0,30}(?:answer|result|solutions?)[a-z ]{0,2
 _AS_LATEX = {"pi": r"\pi", "oo": r"\infty", "I": "i", "log": r"\log", "exp": r"\exp"}
 _AS_LATEX |= {name: rf"\{name}" for name in ("sin", "cos", "tan")}
 _SYMPY = re.compile(rf"(?<![a-zA-Z\\])(?:{'|'.join(_AS_LATEX)})(?![a-zA-Z])")
-"""Names that sympy prints, which are products of letters in LaTeX."""
+"""Names in sympy's output, which LaTeX would parse as products of letters."""
 
 
 def tidy(text: str) -> str | None:
-    """Returns an answer without signs of money and percent and without LaTeX spacing, or None if it is none.
+    """Returns an answer without currency and percent signs and LaTeX spacing, or None if it is not an answer.
 
-    Percent signs go because gold answers come with and without: `8%` and `8` are equal, `8%` and 0.08 are not.
+    Percent signs are removed because gold answers use them inconsistently: `8%` equals `8` but not 0.08.
     """
     text = (
         re.sub(r"\\?\$|\\!|\\(?:left|right)(?![a-zA-Z])", "", text).replace("\N{MINUS SIGN}", "-").replace("{,}", ",")
@@ -60,7 +60,7 @@ def tidy(text: str) -> str | None:
     text = re.sub(r"\s*\\?%$", "", re.sub(r" +", " ", text).strip().rstrip(" ."))
     if " " in text and _GROUPED.fullmatch(text) and "," not in text:
         text = text.replace(" ", "")
-    # math-verify adds numbers that stand side by side: `1 234` would be 235.
+    # math-verify adds adjacent numbers: `1 234` would be 235.
     side_by_side = re.search(r"[0-9.] [0-9.]", text)
     if side_by_side or not re.search(r"\w", text) or len(text) > LONGEST or _RUNAWAY.search(text):
         return None
@@ -68,11 +68,11 @@ def tidy(text: str) -> str | None:
 
 
 def parse_answer(reply: str, style: Style = "full") -> str | None:
-    r"""Returns the answer that a reply gives in the agreed format, tidied, or None.
+    r"""Returns the answer in a reply in the agreed format, tidied, or None.
 
-    It is what the last `\boxed{...}` holds; none if that is empty, open or too long. With `full` also none if another
-    box of the same line holds something else; and where there is no box, it is what follows the last label `Final
-    answer:` or `Answer:`.
+    It is the content of the last `\boxed{...}`; None if that is empty, not closed or too long. With `full` also None
+    if another box of the same line differs; without any box, it is the text after the last label `Final answer:` or
+    `Answer:`.
     """
     if style == "compact":
         return _last_boxed(reply)
@@ -99,9 +99,9 @@ def _last_boxed(reply: str) -> str | None:
 
 
 def parse_printed(output: str, style: Style = "full") -> str | None:
-    r"""Returns the answer in the last non-empty line a program printed, or None; powers may be Python's.
+    r"""Returns the answer in the last non-empty line of a program's output, or None; powers may be `**`.
 
-    With `full` the line may be labelled (`Answer: 3`), boxed, a list, or as sympy prints (`2*pi`, `log(2)`).
+    With `full` the line may be labelled (`Answer: 3`), boxed, a list, or in sympy's notation (`2*pi`, `log(2)`).
     """
     line = output.strip().rpartition("\n")[2].replace("**", "^")
     if style == "compact" or len(line) > 2 * LONGEST:
@@ -115,19 +115,19 @@ def parse_printed(output: str, style: Style = "full") -> str | None:
 
 
 def parse_gold(gold: object) -> str | None:
-    r"""Returns a data set's answer, tidied, or None if there is none, or a sentence.
+    r"""Returns a data set's answer, tidied, or None if it is missing or a sentence.
 
-    What it returns follows from the text alone, so all processes number the problems alike; that math-verify can read
-    it is another question (`verifiable`), which takes 15 ms an answer and a time limit to find out.
+    The result depends on the text alone, so that all processes number the problems alike. Whether math-verify can
+    parse it is a separate check (`verifiable`), which takes 15 ms per answer and a time limit.
 
     Args:
-        gold: a number; or a text, where `####` (GSM8K) or `\boxed{}` (MATH) marks the answer at its end; or a list of
-            texts (OlympiadBench), which all together are the answer.
+        gold: a number; or a text with the answer at its end, after `####` (GSM8K) or in `\boxed{}` (MATH); or a list
+            of texts (OlympiadBench), which are the answer together.
     """
     if gold is None:
         return None
     if isinstance(gold, (list, tuple)):
-        # Commas separate here, so `100,200` is no number of six digits.
+        # Commas separate answers here: `100,200` is not a number of six digits.
         answer = tidy(re.sub(r",\s*", ", ", ", ".join(map(str, gold))))
     elif isinstance(gold, str) and "####" in gold:
         answer = tidy(gold.rpartition("####")[2].replace(",", ""))
@@ -137,12 +137,12 @@ def parse_gold(gold: object) -> str | None:
 
 
 def verifiable(gold: str) -> bool:
-    """Returns whether any answer but the same text can be found equal to a tidied one; takes a while at first."""
+    """Returns whether other texts can be found equal to a tidied answer; the first call takes seconds."""
     return _NUMBER.fullmatch(gold) is not None or _equal_expressions(gold, gold)
 
 
 async def equal(one: str | None, other: str | None) -> bool:
-    """Returns whether two tidied answers are the same; None equals nothing."""
+    """Returns whether two tidied answers are equal; None equals nothing."""
     if one is None or other is None:
         return False
     if one == other:
@@ -160,64 +160,65 @@ async def equal(one: str | None, other: str | None) -> bool:
 
 
 async def majority(answers: Sequence[str | None]) -> str | None:
-    """Returns the answer that most of `answers` are equal to, the first such one, or None if there is none."""
+    """Returns the most frequent answer, the first of several, or None if there is no answer."""
     given = [answer for answer in answers if answer is not None]
     votes = [sum([await equal(answer, other) for other in given]) for answer in given]
     return given[votes.index(max(votes))] if given else None
 
 
 def _readings(text: str) -> list[str]:
-    """`1,234` is a number or a list of two."""
+    """Returns the possible meanings of a text: `1,234` is a number or a list of two."""
     return [text.replace(",", ""), text.replace(",", ", ")] if _GROUPED.fullmatch(text) else [text]
 
 
-class _Worker:
-    """The process that compares, started when first needed and again after one that had to be ended."""
+class Worker:
+    """The process that compares answers, started when first needed and again after it ended."""
 
     def __init__(self) -> None:
+        self.process: subprocess.Popen[str] | None = None
+        """None until the first comparison, and after one that hit its time limit."""
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
         self._owner = 0
 
     def equal(self, one: str, other: str) -> bool:
-        """Returns whether it finds them equal; asked once more if somebody killed it, as when memory runs out."""
+        """Returns whether math-verify finds two answers equal; retried once if the process was killed."""
         with self._lock:
             verdict, ended = self._ask(one, other)
-            if ended is not None and ended != -signal.SIGPROF:  # not by its own time limit
+            if ended is not None and ended != -signal.SIGPROF:  # not killed by its own time limit
                 verdict, ended = self._ask(one, other)
             return verdict == "1\n"
 
     def _ask(self, one: str, other: str) -> tuple[str, int | None]:
-        """Returns the verdict; none, and how it ended, if it ended."""
-        if self._process is None or self._owner != os.getpid():  # a fork must not share the pipes
+        """Returns the verdict and None, or "" and the return code if the process ended."""
+        if self.process is None or self._owner != os.getpid():  # forks must not share pipes
             self._start()
-        assert self._process and self._process.stdin and self._process.stdout
+        assert self.process and self.process.stdin and self.process.stdout
         try:
-            self._process.stdin.write(json.dumps([one, other]) + "\n")
-            self._process.stdin.flush()
-            verdict = self._process.stdout.readline()
-        except BrokenPipeError:  # it ended since the last comparison
+            self.process.stdin.write(json.dumps([one, other]) + "\n")
+            self.process.stdin.flush()
+            verdict = self.process.stdout.readline()
+        except BrokenPipeError:  # ended since the last comparison
             verdict = ""
         if verdict:
             return verdict, None
-        self._process.communicate()
-        ended = self._process.returncode
-        if ended > 0:  # not ended by the kernel: it cannot work at all
-            raise RuntimeError(f"math-verify cannot work; to see why: {sys.executable} -m {_WORKER}")
-        self._process = None
+        self.process.communicate()
+        ended = self.process.returncode
+        if ended > 0:  # not killed by a signal: it does not work at all
+            raise RuntimeError(f"math-verify does not work; to see why: {sys.executable} -m {WORKER}")
+        self.process = None
         return "", ended
 
     def _start(self) -> None:
         self._owner = os.getpid()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", _WORKER],
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # the grammar complains there, and nobody would empty a pipe
+            stderr=subprocess.DEVNULL,  # the parser writes warnings
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            start_new_session=True,  # an interrupt from the keyboard is for us
+            start_new_session=True,  # not interrupted by Ctrl-C
         )
 
 
-_equal_expressions = functools.lru_cache(maxsize=1 << 16)(_Worker().equal)
+_equal_expressions = functools.lru_cache(maxsize=1 << 16)(Worker().equal)

@@ -1,4 +1,4 @@
-"""Further topologies for mathematics: an ensemble with a judge, and a debate. Each is one short class."""
+"""Further workflows for mathematics: an ensemble with a judge, and a debate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from verl_atgrpo.team import Team
 class MathEnsemble(MathEnvironment):
     """Reasoners and tool users answer in parallel; a judge sees all answers and decides.
 
-    All reasoners are the agent `reasoner`, in decisions of their own, so groups stay apart; so are the tool users.
+    All reasoners are the agent `reasoner`, with one decision and so one group each; likewise the tool users.
     """
 
     agents: ClassVar[tuple[str, ...]] = ("reasoner", "tool_user", "judge")
@@ -40,15 +40,17 @@ class MathEnsemble(MathEnvironment):
         """Reads the problems.
 
         Args:
-            train: training problems, as `MathEnvironment` takes them.
-            val: validation problems.
-            reasoners: how many answer by reasoning.
-            tool_users: how many answer by a program.
-            require_isolation: refuses machines where programs do not run in namespaces of their own.
-            libraries: packages that programs may import beside the standard library; they must be able to. Without it
-                sympy and numpy, as far as they are installed.
+            train: training problems: a section with `path` and, if needed, `columns` (question, answer), `split` and
+                `subset`.
+            val: validation problems, in the same form.
+            reasoners: number of reasoners.
+            tool_users: number of agents that answer by a program.
+            require_isolation: refuses machines where programs cannot run in separate namespaces.
+            libraries: packages that programs can import besides the standard library, checked at the start. By default
+                sympy and numpy if they are installed.
 
-        Raises EnvironmentConfigError as `MathEnvironment` does, for a number below 1, or if programs cannot be run so.
+        Raises EnvironmentConfigError like `MathEnvironment`, for a number below 1, or if programs cannot be run as
+        required.
         """
         check_whole_numbers(reasoners=(reasoners, 1), tool_users=(tool_users, 1))
         check_isolation(require_isolation)
@@ -67,9 +69,9 @@ class MathEnsemble(MathEnvironment):
             *(self.reason(team.reasoner, task, dialogue(name, task, [], ASK_REASONING)) for name in names),
             *(self.compute(team.tool_user, task, dialogue(name, task, [], ask)) for name in tools),
         )
-        said = [attempt.told(f"The {name}") for name, attempt in zip(names + tools, attempts, strict=True)]
+        answers = [attempt.quote(f"The {name}") for name, attempt in zip(names + tools, attempts, strict=True)]
         decide = f"Some of them may be wrong: decide. {ASK_REASONING}"
-        verdict = await self.reason(team.judge, task, dialogue("judge", task, said, decide))
+        verdict = await self.reason(team.judge, task, dialogue("judge", task, answers, decide))
         return await self.outcome(task, verdict.answer)
 
 
@@ -82,12 +84,13 @@ class MathDebate(MathEnvironment):
         """Reads the problems.
 
         Args:
-            train: training problems, as `MathEnvironment` takes them.
-            val: validation problems.
-            debaters: how many answer, 2 at least.
-            rounds: how often, each time but the first in sight of the others' answers.
+            train: training problems: a section with `path` and, if needed, `columns` (question, answer), `split` and
+                `subset`.
+            val: validation problems, in the same form.
+            debaters: number of debaters, at least 2.
+            rounds: number of rounds; from the second on prompts show the others' answers.
 
-        Raises EnvironmentConfigError as `MathEnvironment` does, or for fewer than 2 debaters or 1 round.
+        Raises EnvironmentConfigError like `MathEnvironment`, or for fewer than 2 debaters or 1 round.
         """
         check_whole_numbers(debaters=(debaters, 2), rounds=(rounds, 1))
         super().__init__(train, val)
@@ -98,12 +101,12 @@ class MathDebate(MathEnvironment):
         """Plays one episode; success means that the majority's answer after the last round is correct."""
         await self.check(task)
         names = [f"debater {number + 1}" for number in range(self.debaters)]
-        said: list[str] = []
+        earlier: list[str] = []
         answers: list[str | None] = []
         for _ in range(self.rounds):
             attempts = await asyncio.gather(
-                *(self.reason(team.debater, task, dialogue(name, task, said, ASK_REASONING)) for name in names)
+                *(self.reason(team.debater, task, dialogue(name, task, earlier, ASK_REASONING)) for name in names)
             )
             answers = [attempt.answer for attempt in attempts]
-            said = [attempt.told(f"The {name}") for name, attempt in zip(names, attempts, strict=True)]
+            earlier = [attempt.quote(f"The {name}") for name, attempt in zip(names, attempts, strict=True)]
         return await self.outcome(task, await majority(answers), self.rounds)

@@ -1,6 +1,6 @@
-"""Mathematics: a tool user and a reasoner answer side by side until they agree.
+"""Mathematics: a tool user and a reasoner answer in parallel until they agree.
 
-Workflow and rewards follow AT-GRPO (arXiv 2510.11062, App. A). Problems come from data sets; `math_answers` verifies.
+Workflow and rewards follow AT-GRPO (arXiv 2510.11062, App. A). Problems come from data sets; `answers` compares.
 """
 
 from __future__ import annotations
@@ -8,14 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import ClassVar
 
-from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score, Split
+from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score
 from verl_atgrpo.environments.common.options import (
     check_choice,
     check_installed,
@@ -23,7 +21,8 @@ from verl_atgrpo.environments.common.options import (
     check_libraries,
     check_whole_numbers,
 )
-from verl_atgrpo.environments.common.records import data_sets, read_records
+from verl_atgrpo.environments.common.records import DataSetEnvironment, read_records
+from verl_atgrpo.environments.common.replies import extract_python, quoted, shortened
 from verl_atgrpo.environments.common.workflow import STYLES, Style, once
 from verl_atgrpo.environments.math.answers import (
     equal,
@@ -32,24 +31,22 @@ from verl_atgrpo.environments.math.answers import (
     parse_printed,
     verifiable,
 )
-from verl_atgrpo.sandbox.runner import Limits, extract_python, run_python
+from verl_atgrpo.sandbox.runner import Limits, run_python
 from verl_atgrpo.team import Agent, EpisodeFailed, Team
 
 logger = logging.getLogger(__name__)
 
 _TRIED = 20
-"""Answers of a data set, from its start, of which one must be verifiable: else the column is the wrong one."""
-SHOWN = 1500
-"""Characters of an earlier reply, from its end, that prompts show."""
+"""Answers at the start of a data set of which at least one must be verifiable; otherwise the column is wrong."""
 _COMPACT = 8
 """Characters of an earlier answer, from its start, that compact prompts show."""
 ASK_REASONING = r"Reason step by step. End with the final answer in \boxed{}, and nothing but the answer in it."
 LIMITS = Limits(cpu_seconds=5, wall_seconds=30.0, memory_mb=1024)
-"""Bounds on a program that may import sympy and numpy: the import alone takes .6 s of CPU time (docs/sandbox.md)."""
+"""Limits of a program that can import sympy and numpy, whose import takes .6 s of CPU time (docs/sandbox.md)."""
 
 
 def ask_program(libraries: Sequence[str]) -> str:
-    """Returns the words that ask for a program, which may import `libraries`."""
+    """Returns the instruction to write a program, which can import `libraries`."""
     packages = ["the standard library", *libraries]
     listed = f"{', '.join(packages[:-1])} and {packages[-1]}" if libraries else packages[0]
     return (
@@ -60,7 +57,7 @@ def ask_program(libraries: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class MathTask:
-    """A problem and its answer, tidied as replies are."""
+    """A problem and its answer, tidied like answers in replies."""
 
     question: str
     answer: str
@@ -68,93 +65,73 @@ class MathTask:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What a reply came to."""
+    """A reply, as parsed and run."""
 
     text: str
     answer: str | None
-    """Its answer, tidied, or None if there is none in the agreed format."""
+    """The tidied answer, or None if it is not in the agreed format."""
     printed: str | None = None
-    """What its program printed; None where no program was asked for."""
+    """Output of its program; None if the agent writes none."""
     ran: bool = False
-    """Its program ran to the end."""
+    """Whether its program ended without error."""
 
-    def told(self, speaker: str) -> str:
-        """Returns the attempt as a prompt quotes it."""
-        text = self.text if len(self.text) <= SHOWN else f"[...]{self.text[-SHOWN:]}"
+    def quote(self, speaker: str) -> str:
+        """Returns the attempt as quoted in prompts."""
         printed = "" if self.printed is None else f"\nThe program printed:\n{self.printed or '(nothing)'}"
-        return f"{speaker}:\n{textwrap.indent(text + printed, '> ', lambda line: True)}"
+        return f"{speaker}:\n{quoted(shortened(self.text) + printed)}"
 
 
 Turn = tuple[Attempt, Attempt]
-"""What the tool user and the reasoner said at once."""
+"""The attempts of the tool user and the reasoner in one turn."""
 
 
-class MathEnvironment(Environment):
-    """Problems from data sets, and the two ways to answer one; subclasses say who answers when."""
+class MathEnvironment(DataSetEnvironment[MathTask]):
+    """Problems from data sets, and the two ways to answer: in words or by a program; subclasses define workflows."""
 
     style: Style = "full"
-    """How prompts are put, and how strictly answers are read."""
+    """Style of prompts and strictness of parsing."""
     libraries: tuple[str, ...] = ()
-    """What programs may import beside the standard library."""
+    """Packages that programs can import besides the standard library."""
 
     def __init__(self, train: object = None, val: object = None) -> None:
         """Reads the problems.
 
         Args:
-            train: section of the training problems: `path`, and where needed `columns` (question, answer), `split`
-                and `subset`, as `records.read_records` takes it.
-            val: the same for validation. Either may be several sections by names of one's own; validation reports the
-                success on each by its name.
+            train: section of the training problems: `path` and, if needed, `columns` (question, answer), `split` and
+                `subset`.
+            val: the same for validation. Either option may be a mapping from names to sections; validation then
+                reports the success on each by its name.
 
-        Raises EnvironmentConfigError if math-verify is missing, or a section cannot be read or has no problem with
-        an answer that can be verified.
+        Raises EnvironmentConfigError if math-verify is missing, a section is unreadable or has no verifiable answer.
         """
         check_installed("math_verify", "math-verify, which checks answers,", "math")
-        self._tasks: dict[Split, tuple[MathTask, ...]] = {}
-        self._data_sets: dict[Split, dict[str, int]] = {}
-        sources: tuple[tuple[Split, object], ...] = ("train", train), ("val", val)
-        for split, source in sources:
-            read = {name: _read_tasks(section, where) for name, (where, section) in data_sets(source, split).items()}
-            self._tasks[split] = tuple(chain.from_iterable(read.values()))
-            self._data_sets[split] = {name: len(tasks) for name, tasks in read.items() if name}
-
-    def task(self, split: Split, index: int) -> MathTask:
-        """Returns problem `index` of `split`, in the order of the data set."""
-        return self._tasks[split][index]
-
-    def num_tasks(self, split: Split) -> int:
-        """Returns how many problems `split` has."""
-        return len(self._tasks[split])
-
-    def data_sets(self, split: Split) -> dict[str, int]:
-        """Returns the named data sets of `split`, and how many problems each has."""
-        return self._data_sets[split]
+        self.read_tasks(train, val, lambda split, section, where: _read_tasks(section, where))
 
     def fingerprint(self, task: MathTask) -> str:
-        """Returns the problem's text without case, blanks, punctuation and LaTeX that is layout alone."""
+        """Returns the problem's text without case, blanks, punctuation and LaTeX layout."""
         text = unicodedata.normalize("NFKC", task.question).casefold()
         text = re.sub(r"\\(?:left|right|displaystyle|q?quad)(?![a-z])|\\[,;:!()\[\] ]|[{}$~\\]", " ", text)
         text = re.sub(r"\b[dt]frac\b", "frac", text)
-        # Blanks and commas stay, as commas, where they separate two numbers; operators make another problem.
+        # Blanks and commas between two numbers are kept, as commas; operators are kept.
         text = re.sub(r"(?<=\d)[\s,]+(?=\d)", ",", text)
         return re.sub(r"(?<!\d)[.,]|[.,](?!\d)|[^\w.,+\-*/=<>^|!%()\[\]]", "", text)
 
     def dedup_text(self, task: MathTask) -> str:
-        """Returns the problem's own words."""
+        """Returns the problem's text."""
         return task.question
 
     # ------------------------------------------------------------------ answering and scores
 
     async def check(self, task: MathTask) -> None:
-        """Raises EpisodeFailed if the problem's answer cannot be verified: a workflow's first statement.
+        """Raises EpisodeFailed if the problem's answer cannot be verified; every workflow calls this first.
 
-        Only here, because to verify all answers of a large data set takes every process minutes.
+        Not checked at the start, because verifying a large data set takes minutes in every process.
         """
         if not await asyncio.to_thread(verifiable, task.answer):
             raise EpisodeFailed("gold", f"the data set's answer {task.answer!r} cannot be verified")
 
     async def reason(self, agent: Agent, task: MathTask, prompt: list[Message]) -> Attempt:
-        """Has an agent answer in words: format .2, correct .8; the team's part is 1 if correct."""
+        """Prompts an agent to answer in words: format .2, correct .8; team part: 1 if correct."""
 
         async def score(reply: str) -> Score:
             answer = parse_answer(reply, self.style)
@@ -165,7 +142,7 @@ class MathEnvironment(Environment):
         return Attempt(reply.text, parse_answer(reply.text, self.style))
 
     async def compute(self, agent: Agent, task: MathTask, prompt: list[Message]) -> Attempt:
-        """Has an agent answer by a program: a block .1, that ran .1, correct .8; the team's part is 1 if correct."""
+        """Prompts an agent to answer by a program: a block .1, that ran .1, correct .8; team part: 1 if correct."""
         run = once(self._run_program)
 
         async def score(reply: str) -> Score:
@@ -190,7 +167,7 @@ class MathEnvironment(Environment):
         return Attempt(reply, answer, result.stdout.strip()[-500:], result.ok)
 
     async def outcome(self, task: MathTask, answer: str | None, turns: int = 1, **metrics: float) -> Outcome:
-        """Returns how an episode ended that gave `answer`: 1 if it is correct, else 0 (paper, math)."""
+        """Returns the outcome of an episode with this answer: 1 if correct, else 0 (paper, math)."""
         correct = await equal(task.answer, answer)
         return Outcome(correct, float(correct), {"turns": float(turns), **metrics})
 
@@ -212,16 +189,17 @@ class Math(MathEnvironment):
         """Reads the problems.
 
         Args:
-            train: training problems, as `MathEnvironment` takes them.
-            val: validation problems.
-            max_turns: bounds the turns until the two agree (T).
-            require_isolation: refuses machines where programs do not run in namespaces of their own.
+            train: training problems: a section with `path` and, if needed, `columns` (question, answer), `split` and
+                `subset`.
+            val: validation problems, in the same form.
+            max_turns: most turns until the two agree (T).
+            require_isolation: refuses machines where programs cannot run in separate namespaces.
             style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
-            libraries: packages that programs may import beside the standard library; they must be able to. Without it
-                sympy and numpy, as far as they are installed; none with `style: compact`.
+            libraries: packages that programs can import besides the standard library, checked at the start. By default
+                sympy and numpy if they are installed; none with `style: compact`.
 
-        Raises EnvironmentConfigError as `MathEnvironment` does, for a value that does not make sense, or if programs
-        cannot be run so.
+        Raises EnvironmentConfigError like `MathEnvironment`, for an invalid value, or if programs cannot be run as
+        required.
         """
         check_whole_numbers(max_turns=(max_turns, 1))
         check_choice("style", style, STYLES)
@@ -248,13 +226,13 @@ class Math(MathEnvironment):
         return await self.outcome(task, answer, len(turns), agreed=float(agreed))
 
     def tool_prompt(self, task: MathTask, turns: Sequence[Turn]) -> list[Message]:
-        """Returns the tool user's question after some turns without agreement."""
+        """Returns the tool user's prompt after some turns without agreement."""
         if self.style == "compact":
             return _compact("tool", task, turns)
         return dialogue("tool user", task, _history(turns), ask_program(self.libraries))
 
     def reasoner_prompt(self, task: MathTask, turns: Sequence[Turn]) -> list[Message]:
-        """Returns the reasoner's question after some turns without agreement."""
+        """Returns the reasoner's prompt after some turns without agreement."""
         if self.style == "compact":
             return _compact("reason", task, turns)
         return dialogue("reasoner", task, _history(turns), ASK_REASONING)
@@ -263,13 +241,13 @@ class Math(MathEnvironment):
 class SingleMath(MathEnvironment):
     """One agent reasons, sees its earlier answers, and stops when it repeats one (the paper's single agent).
 
-    There is one kind of prompt, without a program, its output or a verdict; the turns are as many as the team's.
+    Its prompts show no program, output or verdict; it has as many turns as the team.
     """
 
     agents: ClassVar[tuple[str, ...]] = ("solo",)
 
     def __init__(self, train: object = None, val: object = None, max_turns: int = 4, style: Style = "full") -> None:
-        """Takes the team's options, but for those of programs."""
+        """Takes the team's options, except those of programs."""
         check_whole_numbers(max_turns=(max_turns, 1))
         check_choice("style", style, STYLES)
         super().__init__(train, val)
@@ -288,39 +266,39 @@ class SingleMath(MathEnvironment):
         return await self.outcome(task, attempts[-1].answer, len(attempts))
 
     def prompt(self, task: MathTask, attempts: Sequence[Attempt]) -> list[Message]:
-        """Returns the question after some answers."""
+        """Returns the prompt after some answers."""
         if self.style == "compact":
             return _compact("reason", task, [attempts[-1:]] if attempts else [])
-        said = [attempt.told(f"Turn {number}, your answer") for number, attempt in enumerate(attempts, 1)]
+        earlier = [attempt.quote(f"Turn {number}, your answer") for number, attempt in enumerate(attempts, 1)]
         again = ["Check your answer: give it again if it is right, and another one if not."] if attempts else []
-        return _dialogue("You solve a mathematical problem.", task, [*said, *again], ASK_REASONING)
+        return _dialogue("You solve a mathematical problem.", task, [*earlier, *again], ASK_REASONING)
 
 
-def dialogue(role: str, task: MathTask, said: Iterable[str], ask: str) -> list[Message]:
-    """Returns an agent's question: its role, the problem, what was said before, and what to answer with."""
-    return _dialogue(f"You are the {role} of a team that solves a mathematical problem.", task, said, ask)
+def dialogue(role: str, task: MathTask, earlier: Iterable[str], ask: str) -> list[Message]:
+    """Returns a prompt: the agent's role, the problem, earlier attempts, and the instruction to answer."""
+    return _dialogue(f"You are the {role} of a team that solves a mathematical problem.", task, earlier, ask)
 
 
-def _dialogue(system: str, task: MathTask, said: Iterable[str], ask: str) -> list[Message]:
+def _dialogue(system: str, task: MathTask, earlier: Iterable[str], ask: str) -> list[Message]:
     return [
         {"role": "system", "content": system},
-        {"role": "user", "content": "\n\n".join([task.question, *said, ask])},
+        {"role": "user", "content": "\n\n".join([task.question, *earlier, ask])},
     ]
 
 
 def _history(turns: Sequence[Turn]) -> list[str]:
-    said = []
+    parts = []
     for number, (computed, reasoned) in enumerate(turns, 1):
-        said += [
-            computed.told(f"Turn {number}, the tool user"),
-            reasoned.told(f"Turn {number}, the reasoner"),
+        parts += [
+            computed.quote(f"Turn {number}, the tool user"),
+            reasoned.quote(f"Turn {number}, the reasoner"),
             "The two do not agree. Find out what is wrong, and answer again.",
         ]
-    return said
+    return parts
 
 
 def _compact(role: str, task: MathTask, turns: Sequence[Sequence[Attempt]]) -> list[Message]:
-    """The problem, and the answers of the last turn as far as they are short."""
+    """Returns the prompt of tiny models: the problem and the start of the last turn's answers."""
     last = ["|".join((attempt.answer or "none")[:_COMPACT] for attempt in turn) for turn in turns[-1:]]
     return [{"role": "user", "content": "\n".join([role, task.question, *last])}]
 
@@ -338,5 +316,5 @@ def _read_tasks(source: object, option: str) -> tuple[MathTask, ...]:
             f"{str(first)[:80]!r}; name the column of the answers"
         )
     if len(tasks) < read:
-        logger.warning("%s: %d of %d problems are left out: they have no answer", option, read - len(tasks), read)
+        logger.warning("%s: %d of %d problems left out: no answer", option, read - len(tasks), read)
     return tuple(tasks)

@@ -1,8 +1,8 @@
-"""The process that compares answers: math-verify, which may run for hours on a hostile one, under a limit of its own.
+"""The process that compares answers with math-verify, under a CPU time limit.
 
-math-verify's time limits need the main thread and do not end what runs in C (`9^{9^{9}}`). Here the kernel ends the
-process when one comparison has used up its CPU time, and `math_answers` starts another. Nothing that math-verify or
-sympy raises on a text needs handling: both `parse` and `verify` turn every exception into "nothing" and "not equal".
+math-verify's own time limits need the main thread and do not interrupt C code (`9^{9^{9}}`). Here the kernel kills the
+process when a comparison exceeds its CPU time, and `answers` starts another one. Exceptions of math-verify and sympy
+need no handling: `parse` and `verify` catch all of them and return "nothing" and "not equal".
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import sys
 from typing import Any
 
 CPU_SECONDS = 0.5
-"""CPU time of one comparison: about 50 times what one takes."""
+"""CPU time of one comparison; a usual one takes a fiftieth."""
 MEMORY_BYTES = 2 << 30
 
 
 def main() -> None:
-    """Answers every line of the input, a JSON list of two LaTeX texts, with a line `1` (equal) or `0`."""
+    """Reads lines with a JSON list of two LaTeX texts, and writes a line `1` (equal) or `0` for each."""
     from math_verify import LatexExtractionConfig, parse, verify
 
     verdicts = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints is no verdict
-    form = (LatexExtractionConfig(boxed_match_priority=0),)  # LaTeX alone: no number fished out of a sentence
+    os.dup2(2, 1)  # libraries must not print into the verdicts
+    form = (LatexExtractionConfig(boxed_match_priority=0),)  # only LaTeX: numbers in a sentence are ignored
 
     @functools.lru_cache(maxsize=1024)
     def parsed(text: str) -> list[Any]:
@@ -37,12 +37,12 @@ def main() -> None:
         return bool(verify(parsed(gold), parsed(answer), allow_set_relation_comp=True, timeout_seconds=None))
 
     def equal(one: str, other: str) -> bool:
-        # Both ways: `verify` reads the second one leniently, 17 = 18 as 18.
+        # Both directions: `verify` parses the second one leniently, 17 = 18 as 18.
         return includes(one, other) and includes(other, one)
 
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    equal(r"\frac{1}{3}", r"\sqrt{2}")  # the first comparison builds the grammar
+    equal(r"\frac{1}{3}", r"\sqrt{2}")  # warm-up: the first comparison builds the grammar
     for line in sys.stdin:
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
         verdict = equal(*json.loads(line))

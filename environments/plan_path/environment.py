@@ -1,8 +1,8 @@
-"""Plan-Path: a team leads a walker over a grid with walls to a goal, turn by turn.
+"""Plan-Path: a team leads a walker through a grid with walls to a goal, turn by turn.
 
-Workflow (`drafting`) and rewards follow AT-GRPO (arXiv 2510.11062, App. A). Two things differ from the reference
-code on purpose: progress is paid once (against the closest point reached so far, so stepping back and forth earns
-nothing), and the prompt shows the current position, not the start.
+Workflow (`drafting`) and rewards follow AT-GRPO (arXiv 2510.11062, App. A). Two deliberate differences from the
+reference code: progress is rewarded once (relative to the closest point reached so far, so stepping back and forth
+earns nothing), and the prompt shows the current position, not the start.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import random
 
 from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
-from verl_atgrpo.environments.common.drafting import Draft, SingleAgent, told_of
+from verl_atgrpo.environments.common.drafting import Draft, SingleAgent, quoted_program
 from verl_atgrpo.environments.common.moves import MoveGame, Tool, ask_program, listed_cells
 from verl_atgrpo.environments.common.options import check_wall_density, check_whole_numbers
 from verl_atgrpo.environments.common.splits import MOST_DRAWS, draw_for
-from verl_atgrpo.environments.common.workflow import Style
+from verl_atgrpo.environments.common.workflow import Style, fixed_options
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, Walk, team_reward, walk
 
 _SHOT_DRAWS = 50
-"""Grids beyond those wanted that are looked at for examples with different answers."""
+"""Additional grids that are generated to find examples with different answers."""
 
 
 class PlanPath(MoveGame[State]):
@@ -37,22 +37,22 @@ class PlanPath(MoveGame[State]):
         seed: int = 0,
         require_isolation: bool = False,
     ) -> None:
-        """Sets the size of the problem and the form of the prompts.
+        """Sets the size of the tasks and the form of the prompts.
 
         Args:
             size: side length of the grid.
-            wall_density: chance of each cell to be a wall.
+            wall_density: probability of each cell to be a wall.
             min_distance: fewest steps between start and goal.
             max_turns: turns of an episode (T).
             max_moves: most moves in one answer.
-            tool: the tool user writes a `python` program that prints moves, or drafts the `moves` itself.
+            tool: `python` if the tool user writes a program that prints moves, `moves` if it drafts them itself.
             style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
             few_shot: solved examples shown before the question (`style: full`, `tool: moves`).
             seed: tasks derive from it.
-            require_isolation: refuses machines where programs do not run in namespaces of their own.
+            require_isolation: refuses machines where programs cannot run in separate namespaces.
 
         Raises:
-            EnvironmentConfigError: a value that does not make sense.
+            EnvironmentConfigError: an option is invalid.
         """
         check_whole_numbers(size=(size, 2), min_distance=(min_distance, 1), few_shot=(few_shot, 0))
         check_wall_density(wall_density)
@@ -69,7 +69,7 @@ class PlanPath(MoveGame[State]):
         self._shots = self._draw_shots(few_shot)
 
     def task(self, split: Split, index: int) -> PlanPathTask:
-        """Returns grid `index` of `split`; splits are disjoint because walls and goal decide."""
+        """Returns grid `index` of `split`; splits are disjoint because walls and goal decide the split."""
         rng = random.Random(stable_hash("plan_path", self.seed, split, index))
         task = draw_for(split, lambda: self._draw_task(rng), self.task_key)
         if task is None:
@@ -96,28 +96,23 @@ class PlanPath(MoveGame[State]):
         )
 
     def fingerprint(self, task: PlanPathTask) -> str:
-        """Returns the drawn grid."""
+        """Returns the drawing of the grid."""
         return task.draw(task.start)
 
     def task_key(self, task: PlanPathTask) -> str:
-        """Returns the walls and the goal: the walker comes to be anywhere."""
+        """Returns walls and goal: the walker can reach any position."""
         return task.draw(task.goal)
 
-    def initial(self, task: object) -> State:
+    def initial(self, task: PlanPathTask) -> State:
         """Returns the state before the first move."""
-        assert isinstance(task, PlanPathTask)
         return State.initial(task)
-
-    def solved(self, state: State) -> bool:
-        """Returns whether the walker stands on the goal."""
-        return state.solved
 
     def apply(self, state: State, answer: str) -> State:
         """Moves the walker."""
         return walk(state, answer).end
 
     def outcome(self, state: State, turns: int) -> Outcome:
-        """Returns how an episode in `state` ended: the share of the way made, 1 at the goal."""
+        """Returns the outcome of an episode that ends in `state`: the share of the way done, 1 at the goal."""
         distances = state.task.distance
         whole = distances[state.task.start]
         share = 1.0 if state.solved else max(0, whole - distances[state.position]) / whole
@@ -134,7 +129,7 @@ class PlanPath(MoveGame[State]):
     def score_printed(self, state: State, answer: str) -> Score:
         """Scores a printed move list: program .1, its run .1, a list .2, the share of the way .6.
 
-        The paper gives .8 for the list, and so as much for a list thought up as for one that was searched for.
+        The paper gives .8 for any list, so a made-up one earns as much as the result of a search.
         """
         team = team_reward(state, walk(state, answer).end)
         return Score(team=team, local=0.4 + 0.6 * team)
@@ -142,35 +137,35 @@ class PlanPath(MoveGame[State]):
     # ------------------------------------------------------------------ prompts
 
     def answer_prompt(self, state: State) -> list[Message]:
-        """Returns the question for moves: the grid from the current position."""
+        """Returns the prompt for moves, with the grid at the current position."""
         grid = state.task.draw(state.position)
         if self.style == "compact":
             return [{"role": "user", "content": f"draft{_corners(state)}\n{grid}"}]
         return self._dialogue(f"{self._shown(state)}\n{self._ask(_SEARCH)}")
 
     def draft_prompt(self, state: State) -> list[Message]:
-        """Returns the tool user's question: the grid from the current position."""
+        """Returns the tool user's prompt, with the grid at the current position."""
         if not self.uses_python:
             return self.answer_prompt(state)
         return self._dialogue(f"{self._shown(state)}\n{_ASK_PYTHON}")
 
     def plan_prompt(self, state: State, draft: Draft[str]) -> list[Message]:
-        """Returns the planner's question: the grid, the draft and where it leads."""
+        """Returns the planner's prompt: the grid, the draft and where it leads."""
         grid = state.task.draw(state.position)
         if self.style == "compact":
             lead = "none" if draft.answer is None else _lead(walk(state, draft.answer), compact=True)
             return [{"role": "user", "content": f"plan{_corners(state)}\n{grid}\n{draft.answer or ''}>{lead}"}]
-        told = told_of(draft) if self.uses_python else ""
+        note = quoted_program(draft) if self.uses_python else ""
         if draft.answer is None:
-            told += "A tool user drafted no valid moves."
+            note += "A tool user drafted no valid moves."
         else:
-            told += f"A tool user drafted: {', '.join(draft.answer)}. They lead {_lead(walk(state, draft.answer))}."
+            note += f"A tool user drafted: {', '.join(draft.answer)}. They lead {_lead(walk(state, draft.answer))}."
         return self._dialogue(
-            f"{self._shown(state)}\n{told}\n{self._ask(_SEARCH if draft.answer is None else _CHECK)}"
+            f"{self._shown(state)}\n{note}\n{self._ask(_SEARCH if draft.answer is None else _CHECK)}"
         )
 
     def _shown(self, state: State) -> str:
-        """The grid, and where everything is; examples show the grid alone."""
+        """Returns the grid with all positions; only the grid if there are few-shot examples."""
         task = state.task
         grid = task.draw(state.position)
         if self._shots:
@@ -182,7 +177,7 @@ class PlanPath(MoveGame[State]):
         )
 
     def _ask(self, think: str) -> str:
-        # The examples answer at once.
+        # Few-shot examples answer without reasoning.
         return self.ask_moves("" if self._shots else think)
 
     def _dialogue(self, question: str) -> list[Message]:
@@ -193,14 +188,14 @@ class PlanPath(MoveGame[State]):
         return [*messages, {"role": "user", "content": question}]
 
     def _draw_shots(self, count: int) -> tuple[tuple[str, str], ...]:
-        """Returns solved grids whose answers differ, as far as that many answers occur.
+        """Returns solved grids with different answers, as far as there are that many.
 
-        Examples that all give the same answer teach a model that answer.
+        If all examples have the same answer, models copy it.
         """
         shots: list[tuple[str, str]] = []
         spare: list[tuple[str, str]] = []
         for number in range(count and _SHOT_DRAWS + count):
-            # Negative indices are never dealt out as tasks, so examples stay out of both splits' counts.
+            # Negative indices are never used for tasks, so examples are in neither split.
             task = self.task("train", -1 - number)
             moves = task.shortest(task.start, random.Random(stable_hash("shot", number)))[: self.max_moves]
             new = moves not in (answer for _, answer in shots)
@@ -210,26 +205,13 @@ class PlanPath(MoveGame[State]):
         return tuple((shots + spare)[:count])
 
 
+@fixed_options(tool="moves", require_isolation=False)
 class SinglePlanPath(SingleAgent[State, str], PlanPath):
     """One agent sees the grid and moves; up to `max_turns` turns."""
 
-    def __init__(
-        self,
-        size: int = 10,
-        wall_density: float = 0.2,
-        min_distance: int = 1,
-        max_turns: int = 4,
-        max_moves: int = 40,
-        style: Style = "full",
-        few_shot: int = 0,
-        seed: int = 0,
-    ) -> None:
-        """Takes the team's options, but for the tool's."""
-        super().__init__(size, wall_density, min_distance, max_turns, max_moves, "moves", style, few_shot, seed)
-
 
 def _corners(state: State) -> str:
-    """Position and goal as digits: a tiny model learns to compare them long before it learns to search."""
+    """Returns position and goal as digits: a tiny model learns to compare them long before it learns to search."""
     return "".join(map(str, (*state.position, *state.task.goal)))
 
 

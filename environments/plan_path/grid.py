@@ -1,4 +1,4 @@
-"""The grid of Plan-Path: walls, a walker, a goal, and what a list of moves comes to. No language here."""
+"""The grid of Plan-Path: walls, a walker, a goal, and the simulation of moves. Independent of prompts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from verl_atgrpo.environments.common.moves import MOVES, Cell
 
 @dataclass(frozen=True)
 class PlanPathTask:
-    """One grid: walls, start and goal; reachable by construction."""
+    """One grid: walls, start and goal. The goal can be reached from the start."""
 
     size: int
     walls: frozenset[Cell]
@@ -20,7 +20,7 @@ class PlanPathTask:
     goal: Cell
 
     def free(self, cell: Cell) -> bool:
-        """Returns whether the walker may stand on `cell`."""
+        """Returns whether the walker can enter `cell`."""
         return 0 <= cell[0] < self.size and 0 <= cell[1] < self.size and cell not in self.walls
 
     @cached_property
@@ -38,7 +38,7 @@ class PlanPathTask:
         return steps
 
     def draw(self, position: Cell) -> str:
-        """Returns the grid as lines of `.` free, `#` wall, `P` the walker, `G` the goal."""
+        """Returns the grid as lines of text: `.` free, `#` wall, `P` walker, `G` goal."""
         marks = {self.goal: "G", position: "P"}
         return "\n".join(
             "".join(
@@ -64,12 +64,12 @@ class PlanPathTask:
 
 @dataclass(frozen=True)
 class State:
-    """Where an episode stands."""
+    """State of an episode."""
 
     task: PlanPathTask
     position: Cell
     closest: int
-    """The shortest distance to the goal reached so far: progress below it has been paid."""
+    """Shortest distance to the goal reached so far; only progress beyond it is rewarded."""
 
     @classmethod
     def initial(cls, task: PlanPathTask) -> State:
@@ -78,19 +78,19 @@ class State:
 
     @property
     def solved(self) -> bool:
-        """The walker stands on the goal."""
+        """Whether the walker is on the goal."""
         return self.position == self.task.goal
 
 
 @dataclass(frozen=True)
 class Walk:
-    """Where a move list leads from a state, and how well it is made."""
+    """Result of a move list."""
 
     end: State
     legal: bool
-    """No move ran into a wall or over the border (the walker stops there)."""
+    """Whether no move ran into a wall or over the border, where the walker stops."""
     on_shortest_path: bool
-    """Every move came one step closer to the goal."""
+    """Whether every move came one step closer to the goal."""
 
 
 def walk(state: State, moves: str) -> Walk:
@@ -114,8 +114,8 @@ def walk(state: State, moves: str) -> Walk:
 def team_reward(before: State, after: State) -> float:
     """Returns 1 at the goal, else the new progress as a share of the whole way (paper, Plan-Path).
 
-    Progress counts from the closest point reached so far, not from the last position: otherwise two
-    cells visited in turn would earn more than solving (at-grpo.md, trap 4).
+    Progress counts from the closest point reached so far, not from the last position: otherwise alternating between
+    two cells would earn more than solving.
     """
     if after.solved:
         return 1.0

@@ -1,4 +1,4 @@
-"""The board of Sokoban: what moves come to, which positions are deadlocks, what progress is worth. No language."""
+"""The board of Sokoban: simulation of moves, deadlocks, rewards of progress. Independent of prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Boxes = frozenset[int]
 
 @dataclass(frozen=True)
 class SokobanTask:
-    """One board, in the usual notation and with walls all along its border.
+    """One board in the usual notation, with walls along its whole border.
 
     `#` wall, space floor, `.` target, `$` box, `*` box on a target, `@` player, `+` player on a target. A cell is
     the index of its character in the drawing, so the cell below is one line's length (line break included) away.
@@ -38,7 +38,7 @@ class SokobanTask:
 
     @cached_property
     def steps(self) -> dict[str, int]:
-        """What each move adds to a cell."""
+        """Move -> the number it adds to a cell's index."""
         return {name: row * self.stride + column for name, (row, column) in MOVES.items()}
 
     @cached_property
@@ -48,26 +48,26 @@ class SokobanTask:
 
     @cached_property
     def targets(self) -> Boxes:
-        """The cells that the boxes belong on, as many as there are boxes."""
+        """The cells to push the boxes onto, as many as there are boxes."""
         return self._where(".*+")
 
     @cached_property
     def boxes(self) -> Boxes:
-        """The boxes at the beginning."""
+        """Initial cells of the boxes."""
         return self._where("$*")
 
     @cached_property
     def player(self) -> int:
-        """The player at the beginning."""
+        """Initial cell of the player."""
         (cell,) = self._where("@+")
         return cell
 
     @cached_property
     def pushes(self) -> dict[int, int]:
-        """The fewest pushes that bring a lone box from a cell to some target.
+        """Cell -> fewest pushes from it to any target for a single box on the board.
 
-        A breadth-first search that pulls boxes away from the targets. Cells it does not come to are dead squares:
-        from there no box can be pushed to any target, whatever the others do.
+        Computed by breadth-first search that pulls boxes away from the targets. Missing cells are dead squares: from
+        there no box can be pushed to a target, wherever the other boxes are.
         """
         pushes = dict.fromkeys(sorted(self.targets), 0)
         queue = deque(pushes)
@@ -81,17 +81,17 @@ class SokobanTask:
         return pushes
 
     def potential(self, boxes: Boxes) -> float:
-        """Returns a lower bound on the pushes left: each box to the target nearest by pushes; 0 only if solved.
+        """Returns a lower bound on the remaining pushes: the sum over boxes to their nearest target; 0 only if solved.
 
-        It is infinite if a box stands on a dead square.
+        It is infinite if a box is on a dead square.
         """
         return sum(self.pushes.get(box, math.inf) for box in boxes)
 
     def deadlocked(self, boxes: Boxes) -> bool:
-        """Returns whether `boxes` are seen to be beyond saving; never true where a solution is left.
+        """Returns whether a deadlock is detected; never true if there is a solution.
 
-        Two kinds are seen: a box on a dead square, and a box off its target in a square of four cells that are all
-        walls or boxes, none of which can ever move again.
+        Two kinds are detected: a box on a dead square, and a box off target in a 2x2 square of walls and boxes, none
+        of which can ever move again.
         """
         walls, stride = self.walls, self.stride
         for box in boxes:
@@ -108,7 +108,7 @@ class SokobanTask:
         return False
 
     def draw(self, player: int, boxes: Boxes) -> str:
-        """Returns the board with the player and the boxes elsewhere, in the notation of `drawing`."""
+        """Returns the board with the player and the boxes at the given cells, in the notation of `drawing`."""
         marks = list(self.ground)
         for box in boxes:
             marks[box] = "*" if box in self.targets else "$"
@@ -120,7 +120,7 @@ _CLEARED = str.maketrans("@$+*", "  ..")
 
 
 def paths(task: SokobanTask, player: int, boxes: Boxes) -> dict[int, str]:
-    """Returns the cells that the player can reach without a push, each with a shortest way there."""
+    """Returns cell -> shortest moves, for the cells that the player can reach without a push."""
     ways = {player: ""}
     queue = deque([player])
     while queue:
@@ -135,17 +135,17 @@ def paths(task: SokobanTask, player: int, boxes: Boxes) -> dict[int, str]:
 
 @dataclass(frozen=True)
 class State:
-    """Where an episode stands, and what of the way there has been paid."""
+    """State of an episode, with the progress that has already been rewarded."""
 
     task: SokobanTask
     player: int
     boxes: Boxes
     placed: int
-    """The most boxes that stood on targets after an answer."""
+    """Most boxes on targets after any answer."""
     lowest: float
-    """The lowest potential after an answer."""
+    """Lowest potential after any answer."""
     seen: frozenset[Boxes]
-    """Every arrangement of the boxes so far."""
+    """All arrangements of the boxes so far."""
 
     @classmethod
     def initial(cls, task: SokobanTask) -> State:
@@ -155,25 +155,25 @@ class State:
 
     @property
     def solved(self) -> bool:
-        """Every box stands on a target."""
+        """Whether every box is on a target."""
         return self.boxes == self.task.targets
 
     def draw(self) -> str:
-        """Returns the board as it stands."""
+        """Returns the drawing of the board."""
         return self.task.draw(self.player, self.boxes)
 
 
 @dataclass(frozen=True)
 class Walk:
-    """Where a move list leads from a state."""
+    """Result of a move list."""
 
     end: State
     legal: bool
-    """No move ran into a wall or into a box that cannot move (the player stops there)."""
+    """Whether no move ran into a wall or a blocked box, where the player stops."""
 
 
 def walk(state: State, moves: str) -> Walk:
-    """Plays `moves` (letters of U, D, L, R) from `state`; stops when solved or at an illegal move."""
+    """Simulates `moves` (letters of U, D, L, R) from `state`; stops when solved or at an illegal move."""
     task, player, boxes = state.task, state.player, state.boxes
     walls, targets, steps = task.walls, task.targets, task.steps
     passed = []
@@ -202,20 +202,19 @@ def walk(state: State, moves: str) -> Walk:
 def team_reward(before: State, after: State) -> float:
     """Returns 1 when solved, else the boxes newly on targets as a share of all (paper, Sokoban).
 
-    They count against the most that stood there after any answer: putting a box back pays nothing
-    (at-grpo.md, trap 4).
+    Counted relative to the most boxes on targets after any answer, so returning a box to a target earns nothing.
     """
     return 1.0 if after.solved else (after.placed - before.placed) / len(before.boxes)
 
 
 def clear(before: State, after: State) -> bool:
-    """Returns whether an answer did something and did no harm: an arrangement that is new and no deadlock.
+    """Returns whether an answer leads to an arrangement of boxes that is new and no deadlock.
 
-    An answer that pushes nothing, undoes a push or repeats one leads to an arrangement that has been seen.
+    An answer that pushes nothing, undoes a push or repeats one leads to an earlier arrangement.
     """
     return after.boxes not in before.seen and not after.task.deadlocked(after.boxes)
 
 
 def approach(before: State, after: State) -> float:
-    """Returns the share of the lowest potential so far that an answer takes off it: 1 when solved, 0 for none."""
+    """Returns the share by which an answer lowers the lowest potential so far: 1 when solved, 0 for no progress."""
     return (before.lowest - after.lowest) / before.lowest

@@ -1,9 +1,9 @@
 """Sokoban: a team pushes boxes onto targets, turn by turn.
 
-Workflow (`drafting`) and rewards follow AT-GRPO (arXiv 2510.11062, App. A). Three things differ from the reference
-code on purpose: running out of turns is failure; a box on a target is paid once, against the most that stood there so
-far; and keeping clear of deadlocks is paid only where the boxes stand as never before in the episode. So at every
-decision an answer that solves is worth more than any other, and walking about or pushing a box to and fro earns no
+Workflow (`drafting`) and rewards follow AT-GRPO (arXiv 2510.11062, App. A). Three deliberate differences from the
+reference code: running out of turns is failure; a box on a target is rewarded once, relative to the most boxes on
+targets so far; and avoiding deadlocks is rewarded only if the arrangement of boxes is new in the episode. So at every
+decision an answer that solves earns more than any other, and walking about or pushing a box back and forth earns no
 more than the .2 of any legal answer.
 """
 
@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
-from verl_atgrpo.environments.common.drafting import Draft, SingleAgent, told_of
+from verl_atgrpo.environments.common.drafting import Draft, SingleAgent, quoted_program
 from verl_atgrpo.environments.common.moves import MoveGame, Tool, ask_program, listed_cells
 from verl_atgrpo.environments.common.splits import draw_for, split_of
-from verl_atgrpo.environments.common.workflow import Style
+from verl_atgrpo.environments.common.workflow import Style, fixed_options
 from verl_atgrpo.environments.sokoban.board import SokobanTask, State, Walk, approach, clear, team_reward, walk
 from verl_atgrpo.environments.sokoban.levels import Generator, read_levels
 
@@ -39,23 +39,23 @@ class Sokoban(MoveGame[State]):
         style: Style = "full",
         require_isolation: bool = False,
     ) -> None:
-        """Sets where the boards come from and the form of the prompts.
+        """Sets the source of the boards and the form of the prompts.
 
         Args:
             size: side length of a generated board, the walls around it included (6).
             boxes: boxes on a generated board (1).
-            wall_density: chance of each inner cell of a generated board to be a wall (0.1).
-            min_solution: fewest moves that solve a generated board (1); finding out takes a search for each.
+            wall_density: probability of each inner cell of a generated board to be a wall (0.1).
+            min_solution: least moves that solve a generated board (1); more than 1 takes a search for each board.
             seed: generated boards derive from it (0).
-            levels: a file of Boxoban levels that takes the generator's place; goes with none of the above.
+            levels: a file of Boxoban levels to use instead of the generator; excludes all options above.
             max_turns: turns of an episode (T).
             max_moves: most moves in one answer.
-            tool: the tool user writes a `python` program that prints moves, or drafts the `moves` itself.
+            tool: `python` if the tool user writes a program that prints moves, `moves` if it drafts them itself.
             style: `full` prompts explain the game; `compact` ones are for tiny models trained on them.
-            require_isolation: refuses machines where programs do not run in namespaces of their own.
+            require_isolation: refuses machines where programs cannot run in separate namespaces.
 
         Raises:
-            EnvironmentConfigError: a value that does not make sense.
+            EnvironmentConfigError: an option is invalid.
         """
         self.set_form(max_turns, tool, "moves", style, require_isolation)
         self.set_moves(max_moves)
@@ -67,7 +67,7 @@ class Sokoban(MoveGame[State]):
             if given:
                 named = ", ".join(f"{name}={value!r}" for name, value in given.items())
                 raise EnvironmentConfigError(
-                    f"at_grpo.environment.{named}: of no effect where levels={levels!r} takes the generator's place; "
+                    f"at_grpo.environment.{named}: no effect with levels={levels!r}, which replaces the generator; "
                     "remove one or the other"
                 )
             self._levels = {"train": [], "val": []}
@@ -75,9 +75,9 @@ class Sokoban(MoveGame[State]):
                 self._levels[split_of(self.task_key(level))].append(level)
 
     def task(self, split: Split, index: int) -> SokobanTask:
-        """Returns board `index` of `split`; splits are disjoint because walls and targets decide.
+        """Returns board `index` of `split`; splits are disjoint because walls and targets decide the split.
 
-        Raises IndexError beyond the end of the levels of a file.
+        Raises IndexError beyond the last level of a file.
         """
         if self._levels is not None:
             return self._levels[split][index]
@@ -93,33 +93,28 @@ class Sokoban(MoveGame[State]):
         return None if self._levels is None else len(self._levels[split])
 
     def fingerprint(self, task: SokobanTask) -> str:
-        """Returns the drawn board."""
+        """Returns the drawing of the board."""
         return task.drawing
 
     def task_key(self, task: SokobanTask) -> str:
-        """Returns the walls and the targets: the player and the boxes move."""
+        """Returns walls and targets: player and boxes move."""
         return task.ground
 
-    def initial(self, task: object) -> State:
+    def initial(self, task: SokobanTask) -> State:
         """Returns the state before the first move."""
-        assert isinstance(task, SokobanTask)
         return State.initial(task)
-
-    def solved(self, state: State) -> bool:
-        """Returns whether every box stands on a target."""
-        return state.solved
 
     def apply(self, state: State, answer: str) -> State:
         """Moves the player."""
         return walk(state, answer).end
 
     def outcome(self, state: State, turns: int) -> Outcome:
-        """Returns how an episode in `state` ended: the share of boxes on targets, all of them being success."""
+        """Returns the outcome of an episode that ends in `state`: the share of boxes on targets, 1 for success."""
         share = len(state.boxes & state.task.targets) / len(state.boxes)
         return Outcome(state.solved, share, {"turns": float(turns)})
 
     def score_answer(self, state: State, answer: str | None) -> Score:
-        """Scores a move list: format .1, legal .1, clear of deadlocks .8 if the boxes stand as never before."""
+        """Scores a move list: format .1, legal .1, no deadlock .8 if the arrangement of boxes is new."""
         if answer is None:
             return Score()
         walked = walk(state, answer)
@@ -127,9 +122,9 @@ class Sokoban(MoveGame[State]):
         return Score(team=team_reward(state, walked.end), local=local)
 
     def score_printed(self, state: State, answer: str) -> Score:
-        """Scores a printed move list: .1 for the program, .1 for its run, up to .8 for lowering the potential.
+        """Scores a printed move list: program .1, its run .1, up to .8 for lowering the potential.
 
-        It is the share that the list takes off the lowest potential so far: all of it solves the board.
+        The last part is the share by which the list lowers the lowest potential so far; the full share solves.
         """
         end = walk(state, answer).end
         return Score(team=team_reward(state, end), local=0.2 + 0.8 * approach(state, end))
@@ -137,55 +132,41 @@ class Sokoban(MoveGame[State]):
     # ------------------------------------------------------------------ prompts
 
     def answer_prompt(self, state: State) -> list[Message]:
-        """Returns the question for moves: the board as it stands."""
+        """Returns the prompt for moves, with the current board."""
         if self.style == "compact":
             return [{"role": "user", "content": f"draft{_corners(state)}\n{_board(state)}"}]
         return _dialogue(f"{_shown(state)}\n{self.ask_moves(_SEARCH)}")
 
     def draft_prompt(self, state: State) -> list[Message]:
-        """Returns the tool user's question: the board as it stands."""
+        """Returns the tool user's prompt, with the current board."""
         return _dialogue(f"{_shown(state)}\n{_ASK_PROGRAM}") if self.uses_python else self.answer_prompt(state)
 
     def plan_prompt(self, state: State, draft: Draft[str]) -> list[Message]:
-        """Returns the planner's question: the board, the draft and where it leads."""
+        """Returns the planner's prompt: the board, the draft and where it leads."""
         walked = None if draft.answer is None else walk(state, draft.answer)
         if self.style == "compact":
-            told = f"{draft.answer or ''}>{_outcome(walked)}"
-            return [{"role": "user", "content": f"plan{_corners(state)}\n{_board(state)}\n{told}"}]
-        told = told_of(draft) if self.uses_python else ""
+            note = f"{draft.answer or ''}>{_outcome(walked)}"
+            return [{"role": "user", "content": f"plan{_corners(state)}\n{_board(state)}\n{note}"}]
+        note = quoted_program(draft) if self.uses_python else ""
         if draft.answer is None or walked is None:
-            told += "A tool user drafted no valid moves."
+            note += "A tool user drafted no valid moves."
         else:
-            told += f"A tool user drafted: {', '.join(draft.answer)}. {_lead(walked)}"
-        return _dialogue(f"{_shown(state)}\n{told}\n{self.ask_moves(_SEARCH if walked is None else _CHECK)}")
+            note += f"A tool user drafted: {', '.join(draft.answer)}. {_lead(walked)}"
+        return _dialogue(f"{_shown(state)}\n{note}\n{self.ask_moves(_SEARCH if walked is None else _CHECK)}")
 
 
+@fixed_options(tool="moves", require_isolation=False)
 class SingleSokoban(SingleAgent[State, str], Sokoban):
     """One agent sees the board and moves; up to `max_turns` turns."""
 
-    def __init__(
-        self,
-        size: int | None = None,
-        boxes: int | None = None,
-        wall_density: float | None = None,
-        min_solution: int | None = None,
-        seed: int | None = None,
-        levels: str | None = None,
-        max_turns: int = 4,
-        max_moves: int = 40,
-        style: Style = "full",
-    ) -> None:
-        """Takes the team's options, but for the tool's."""
-        super().__init__(size, boxes, wall_density, min_solution, seed, levels, max_turns, max_moves, "moves", style)
-
 
 def _board(state: State) -> str:
-    # Floor that can be seen: tokenizers merge spaces, and models miscount them.
+    # Visible floor: tokenizers merge spaces, and models miscount them.
     return state.draw().replace(" ", "-")
 
 
 def _shown(state: State) -> str:
-    """The board, and where everything on it is."""
+    """Returns the board with all positions."""
     task, stride = state.task, state.task.stride
     rows, columns = task.drawing.count("\n") + 1, stride - 1
 
@@ -201,20 +182,20 @@ def _shown(state: State) -> str:
 
 
 def _corners(state: State) -> str:
-    """Player, boxes and targets as digits: a tiny model learns to compare them long before it learns to search."""
+    """Returns player, boxes and targets as digits: a tiny model learns to compare them before it learns to search."""
     cells = (state.player, *sorted(state.boxes), *sorted(state.task.targets))
     return "".join(f"{row}{column}" for row, column in (divmod(cell, state.task.stride) for cell in cells))
 
 
 def _outcome(walked: Walk | None) -> str:
-    """What a draft comes to in compact prompts: `goal`, or where player and boxes stand; # illegal, x deadlock."""
+    """Returns a draft's result for compact prompts: `goal`, or player and boxes; # illegal, x deadlock."""
     if walked is None:
         return "none"
     end = walked.end
     if end.solved:
         return "goal"
-    stand = _corners(end)[: 2 * (1 + len(end.boxes))]
-    return stand + "#" * (not walked.legal) + "x" * end.task.deadlocked(end.boxes)
+    cells = _corners(end)[: 2 * (1 + len(end.boxes))]
+    return cells + "#" * (not walked.legal) + "x" * end.task.deadlocked(end.boxes)
 
 
 def _lead(walked: Walk) -> str:

@@ -1,8 +1,8 @@
 """Sudoku: a team fills a grid with digits, turn by turn.
 
-Workflow (`drafting`) and rewards follow AT-GRPO (arXiv 2510.11062, App. A). Unlike in the reference code every puzzle
-has one solution, the givens are part of it, train and validation share no puzzle, and no prompt holds a grid that
-counts as an answer.
+Workflow (`drafting`) and rewards follow AT-GRPO (arXiv 2510.11062, App. A). Unlike in the reference code, every puzzle
+has exactly one solution that includes the givens, training and validation share no puzzle, and no prompt contains a
+grid that parses as an answer.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import random
 from typing import Literal
 
 from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
-from verl_atgrpo.environments.common.drafting import Draft, DraftingGame, SingleAgent, told_of
+from verl_atgrpo.environments.common.drafting import Draft, DraftingGame, SingleAgent, quoted_program
 from verl_atgrpo.environments.common.options import check_whole_numbers
 from verl_atgrpo.environments.common.splits import draw_for
-from verl_atgrpo.environments.common.workflow import Style
+from verl_atgrpo.environments.common.workflow import Style, fixed_options
 from verl_atgrpo.environments.sudoku.grid import (
     EMPTY,
     FEWEST_CLUES,
@@ -31,9 +31,9 @@ from verl_atgrpo.environments.sudoku.replies import parse_grid, parse_printed
 
 
 class Sudoku(DraftingGame[State, str]):
-    """A tool user drafts, the planner writes the grid down; up to `max_turns` turns.
+    """A tool user drafts, the planner fills the grid; up to `max_turns` turns.
 
-    An answer is the whole grid, empty cells included; what it makes of the current one is `sudoku_grid.enter`.
+    An answer is the whole grid, with empty cells; `grid.enter` applies it to the current one.
     """
 
     def __init__(
@@ -46,19 +46,19 @@ class Sudoku(DraftingGame[State, str]):
         seed: int = 0,
         require_isolation: bool = False,
     ) -> None:
-        """Sets the size of the problem and the form of the prompts.
+        """Sets the size of the tasks and the form of the prompts.
 
         Args:
             size: side length of the grid, 4 or 9.
-            clues: digits given; None gives half of the cells, rounded down.
+            clues: number of givens; null: half of the cells, rounded down.
             max_turns: turns of an episode (T).
-            tool: the tool user writes a `python` program that prints a grid, or drafts the `grid` itself.
+            tool: `python` if the tool user writes a program that prints a grid, `grid` if it drafts one itself.
             style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
             seed: tasks derive from it.
-            require_isolation: refuses machines where programs do not run in namespaces of their own.
+            require_isolation: refuses machines where programs cannot run in separate namespaces.
 
         Raises:
-            EnvironmentConfigError: a value that does not make sense.
+            EnvironmentConfigError: an option is invalid.
         """
         if type(size) is not int or size not in FEWEST_CLUES:
             raise EnvironmentConfigError(f"at_grpo.environment.size={size!r}: use 4 or 9")
@@ -74,7 +74,7 @@ class Sudoku(DraftingGame[State, str]):
         self.seed = seed
 
     def task(self, split: Split, index: int) -> SudokuTask:
-        """Returns puzzle `index` of `split`; splits are disjoint because the solved grid decides."""
+        """Returns puzzle `index` of `split`; splits are disjoint because the solved grid decides the split."""
         rng = random.Random(stable_hash("sudoku", self.seed, split, index))
         task = draw_for(split, lambda: self._draw_task(rng), self.task_key)
         if task is None:
@@ -85,38 +85,33 @@ class Sudoku(DraftingGame[State, str]):
         return task
 
     def _draw_task(self, rng: random.Random) -> SudokuTask:
-        while True:  # FEWEST_CLUES: at least every other full grid will do
+        while True:  # ends soon: see FEWEST_CLUES
             task = generate(self.size, self.clues, rng)
             if task is not None:
                 return task
 
     def fingerprint(self, task: SudokuTask) -> str:
-        """Returns the givens, the same for puzzles that differ by names of digits, turns and mirrors alone."""
+        """Returns the givens, normalised so that relabelled, rotated and mirrored puzzles are equal."""
         return canonical(task.size, task.givens)
 
     def task_key(self, task: SudokuTask) -> str:
-        """Returns the solved grid, the same for those that differ by names of digits alone.
+        """Returns the solved grid, normalised so that relabelled ones are equal.
 
-        Turned and mirrored grids count as others: 4 x 4 would have five grids in all, of which two cannot teach the
-        rest; so it has twelve.
+        Rotated and mirrored grids stay different: 4 x 4 has twelve grids like this, but only five if they were equal,
+        too few to generalise from.
         """
         return renamed(task.solution)
 
-    def initial(self, task: object) -> State:
+    def initial(self, task: SudokuTask) -> State:
         """Returns the state before the first turn."""
-        assert isinstance(task, SudokuTask)
         return State.initial(task)
 
-    def solved(self, state: State) -> bool:
-        """Returns whether the grid is full, by the rules and on the givens."""
-        return state.solved
-
     def apply(self, state: State, answer: str) -> State:
-        """Writes the grid down."""
+        """Enters the grid."""
         return enter(state, answer)
 
     def outcome(self, state: State, turns: int) -> Outcome:
-        """Returns how an episode in `state` ended: 1 if solved, else 0 (paper, Sudoku)."""
+        """Returns the outcome of an episode that ends in `state`: 1 if solved, else 0 (paper, Sudoku)."""
         return Outcome(
             state.solved, float(state.solved), {"turns": float(turns), "correct": state.correct / state.task.holes}
         )
@@ -124,8 +119,8 @@ class Sudoku(DraftingGame[State, str]):
     def score_answer(self, state: State, answer: str | None) -> Score:
         """Scores a grid: format .1, legal .1, progress .8 (paper, Sudoku reasoner).
 
-        Legal is a grid that keeps the givens, breaks no rule and has a digit that the current one has not: the
-        puzzle as it stands earns the format part alone.
+        A legal grid keeps the givens, breaks no rule and has a digit that the current grid lacks: the unchanged puzzle
+        earns only the format part.
         """
         if answer is None:
             return Score()
@@ -136,9 +131,9 @@ class Sudoku(DraftingGame[State, str]):
     def score_printed(self, state: State, answer: str) -> Score:
         """Scores a printed grid: program .1, its run .1, the givens .1, the rules .1, progress .6.
 
-        Neither a fixed grid nor the puzzle as it stands earns more than the run: the rules count only on the givens,
-        and both only with a digit that the current grid has not. The paper gives .8 for the givens and the rules, and
-        so as much for one legal digit as for a solution.
+        A constant grid and the unchanged puzzle earn only the first two: the rules count only if the givens are kept,
+        and both only with a digit that the current grid lacks. The paper gives .8 for givens and rules, so one legal
+        digit earns as much as a solution.
         """
         after = enter(state, answer)
         writes = _writes(state, answer) and state.task.keeps_givens(answer)
@@ -146,52 +141,52 @@ class Sudoku(DraftingGame[State, str]):
         return Score(team=float(after.solved), local=0.2 + shape + 0.6 * progress(state, after))
 
     def parse(self, reply: str) -> str | None:
-        """Returns the grid of an answer in this environment's style, or None."""
+        """Returns the grid in a reply of this environment's style, or None."""
         return parse_grid(reply, self.style, self.size)
 
     def parse_printed(self, output: str) -> str | None:
-        """Returns the grid in the last lines a program printed, or None."""
+        """Returns the grid at the end of a program's output, or None."""
         return parse_printed(output, self.size)
 
     # ------------------------------------------------------------------ prompts
 
     def answer_prompt(self, state: State) -> list[Message]:
-        """Returns the question for a grid: the current one."""
+        """Returns the prompt for a grid, with the current one."""
         if self.style == "compact":
             return [{"role": "user", "content": f"draft\n{self._shown(state)}"}]
         return self._dialogue(f"{self._shown(state)}\n{self._ask()}")
 
     def draft_prompt(self, state: State) -> list[Message]:
-        """Returns the tool user's question: the current grid."""
+        """Returns the tool user's prompt, with the current grid."""
         if not self.uses_python:
             return self.answer_prompt(state)
         return self._dialogue(f"{self._shown(state)}\n{self._ask_python()}")
 
     def plan_prompt(self, state: State, draft: Draft[str]) -> list[Message]:
-        """Returns the planner's question: the grid, the draft and what the rules say of it."""
+        """Returns the planner's prompt: the grid, the draft and the rules that it breaks."""
         shown, answer = self._shown(state), draft.answer
         if self.style == "compact":
             drafted = ">none" if answer is None else f"{self._drawn(answer)}>{_verdict(state.task, answer, True)}"
             return [{"role": "user", "content": f"plan\n{shown}\ndraft\n{drafted}"}]
-        told = told_of(draft) if self.uses_python else ""
+        note = quoted_program(draft) if self.uses_python else ""
         if answer is None:
-            told += "A tool user drafted no valid grid."
+            note += "A tool user drafted no valid grid."
         else:
-            told += f"A tool user drafted:\n{self._drawn(answer)}\nThis draft {_verdict(state.task, answer)}."
-        return self._dialogue(f"{shown}\n{told}\n{self._ask()}")
+            note += f"A tool user drafted:\n{self._drawn(answer)}\nThis draft {_verdict(state.task, answer)}."
+        return self._dialogue(f"{shown}\n{note}\n{self._ask()}")
 
     def _drawn(self, grid: str) -> str:
-        # Spaced where a tokenizer would make one token of several points, and columns would be lost.
+        # Spaced, because tokenizers merge several points into one token, which loses the columns.
         gap = "" if self.style == "compact" else " "
         return "\n".join(gap.join(grid[start : start + self.size]) for start in range(0, len(grid), self.size))
 
     def _shown(self, state: State) -> str:
-        """The current grid, and the givens where the team has entries: those may be wrong."""
+        """Returns the current grid, with the givens if the team has entries, which may be wrong."""
         compact = self.style == "compact"
         shown = self._drawn(state.grid) if compact else f"The grid now is\n{self._drawn(state.grid)}"
         if state.grid != state.task.givens:
-            note = "given" if compact else "of which these digits are given, all others may be wrong:"
-            shown += f"\n{note}\n{self._drawn(state.task.givens)}"
+            label = "given" if compact else "of which these digits are given, all others may be wrong:"
+            shown += f"\n{label}\n{self._drawn(state.task.givens)}"
         return shown if compact else f"{shown}\n{self._empty(state.grid)}"
 
     def _empty(self, grid: str) -> str:
@@ -223,14 +218,9 @@ class Sudoku(DraftingGame[State, str]):
         return [{"role": "system", "content": rules}, {"role": "user", "content": question}]
 
 
+@fixed_options(tool="grid", require_isolation=False)
 class SingleSudoku(SingleAgent[State, str], Sudoku):
-    """One agent sees the grid and writes it down; up to `max_turns` turns."""
-
-    def __init__(
-        self, size: int = 4, clues: int | None = None, max_turns: int = 4, style: Style = "full", seed: int = 0
-    ) -> None:
-        """Takes the team's options, but for the tool's."""
-        super().__init__(size, clues, max_turns, "grid", style, seed)
+    """One agent sees the grid and fills it; up to `max_turns` turns."""
 
 
 def _writes(state: State, grid: str) -> bool:
@@ -238,7 +228,7 @@ def _writes(state: State, grid: str) -> bool:
 
 
 def _verdict(task: SudokuTask, grid: str, compact: bool = False) -> str:
-    """What the rules say of a draft; nothing here looks at the solution."""
+    """Returns the rules that a draft breaks, without using the solution."""
     flaws, holes = task.flaws(grid), grid.count(EMPTY)
     if compact:
         if flaws:  # "row 2 repeats 3" is r23#

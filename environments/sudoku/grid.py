@@ -1,4 +1,4 @@
-"""The grid of Sudoku: its rules, a solver, a generator, and what an answer comes to. No language here.
+"""The grid of Sudoku: rules, solver, generator, and the effect of an answer. Independent of prompts.
 
 A grid is a text of `size * size` characters, row by row: the digits 1 to `size`, and `.` for an empty cell.
 """
@@ -15,23 +15,23 @@ from functools import cached_property
 
 EMPTY = "."
 FEWEST_CLUES = {4: 4, 9: 24}
-"""Size -> the fewest givens that digging reaches in every other full grid; 22 in 9x9 it reaches in one of twenty."""
+"""Size -> fewest givens that `generate` reaches in at least half of all full grids; 22 in 9x9 only in 5% of them."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which cells belong together in grids of one size; cells are counted row by row from 0."""
+    """Rows, columns and boxes of grids of one size; cells are counted row by row from 0."""
 
     size: int
     digits: str
     units: dict[str, tuple[int, ...]]
     """Name ("row 1", "column 2", "box 3", from the top left) -> its cells."""
     houses: tuple[tuple[int, int, int], ...]
-    """Cell -> the places of its row, column and box in `units`."""
+    """Cell -> positions of its row, column and box in `units`."""
     peers: tuple[tuple[int, ...], ...]
-    """Cell -> the other cells that may not hold its digit."""
+    """Cell -> the other cells of its row, column and box."""
     pickers: tuple[Callable[[str], tuple[str, ...]], ...]
-    """For each unit, what picks its characters from a grid."""
+    """Unit -> function that returns its characters of a grid."""
 
 
 @functools.cache
@@ -48,7 +48,7 @@ def layout(size: int) -> Layout:
 
 
 def consistent(size: int, grid: str) -> bool:
-    """Returns whether no row, column or box holds a digit twice."""
+    """Returns whether no row, column or box has a digit twice."""
     for pick in layout(size).pickers:
         held = pick(grid)
         if len(set(held)) + max(0, held.count(EMPTY) - 1) != size:
@@ -57,13 +57,13 @@ def consistent(size: int, grid: str) -> bool:
 
 
 def solutions(size: int, grid: str, limit: int = 2, rng: random.Random | None = None) -> list[str]:
-    """Returns up to `limit` solutions of `grid`, found by filling the cell with the fewest candidates first.
+    """Returns up to `limit` solutions of `grid`; the search fills the cell with the fewest candidates first.
 
     Args:
         size: side length.
         grid: the grid to fill; one that breaks a rule has no solution.
-        limit: the search stops here; 2 is enough to tell whether there is exactly one.
-        rng: shuffles the order of the digits, so that an empty grid becomes a random one.
+        limit: most solutions; 2 is enough to find out whether there is exactly one.
+        rng: shuffles the order of the digits, so that an empty grid gets a random solution.
     """
     if not consistent(size, grid):
         return []
@@ -115,7 +115,7 @@ class SudokuTask:
 
     size: int
     givens: str
-    """The grid as it is dealt out."""
+    """The grid at the start."""
     solution: str
 
     @cached_property
@@ -124,11 +124,11 @@ class SudokuTask:
         return self.givens.count(EMPTY)
 
     def keeps_givens(self, grid: str) -> bool:
-        """Returns whether every given stands in `grid`."""
+        """Returns whether `grid` has every given."""
         return all(given in (EMPTY, char) for given, char in zip(self.givens, grid, strict=True))
 
     def flaws(self, grid: str) -> list[str]:
-        """Returns what is wrong with `grid` by the rules alone, for example `row 2 repeats 3`; [] if legal."""
+        """Returns the rules that `grid` breaks, for example `row 2 repeats 3`; [] if legal."""
         lay = layout(self.size)
         wrong = [
             f"given at row {cell // self.size + 1}, column {cell % self.size + 1} is changed"
@@ -142,9 +142,9 @@ class SudokuTask:
 
 
 def generate(size: int, clues: int, rng: random.Random) -> SudokuTask | None:
-    """Draws a puzzle: digs holes into a random full grid, in random order, while it keeps one solution.
+    """Generates a puzzle by removing digits of a random full grid, in random order, while the solution is unique.
 
-    Returns None if `clues` givens are not reached: every further hole would leave more than one solution.
+    Returns None if `clues` givens cannot be reached: removing any other digit would allow a second solution.
     """
     (solution,) = solutions(size, EMPTY * size * size, 1, rng)
     order = list(range(size * size))
@@ -156,7 +156,7 @@ def generate(size: int, clues: int, rng: random.Random) -> SudokuTask | None:
         if left == clues:
             break
         grid[cell] = EMPTY
-        # A cell whose peers hold all other digits is forced: no search, and most holes are of this kind.
+        # A cell whose peers have all other digits is forced and needs no search; most removed digits are of this kind.
         forced = len({grid[peer] for peer in peers[cell]} - {EMPTY}) == size - 1
         if forced or len(solutions(size, "".join(grid))) == 1:
             left -= 1
@@ -166,10 +166,10 @@ def generate(size: int, clues: int, rng: random.Random) -> SudokuTask | None:
 
 
 def canonical(size: int, givens: str) -> str:
-    """Returns a grid that is the same for all that differ by names of digits, turns and mirrors alone.
+    """Returns the canonical form of a grid under relabelling of digits, rotation and reflection.
 
-    Digits are renamed in order of appearance; of the eight views of the square the least counts. Swapped
-    rows or columns are another puzzle: one cannot see that it is the same, and 9x9 has millions of those.
+    Digits are renamed in order of appearance; of the eight symmetries of the square the least text is returned.
+    Grids with swapped rows or columns count as different: 9x9 has millions of these permutations.
     """
     rows = [givens[start : start + size] for start in range(0, len(givens), size)]
     views = []
@@ -180,20 +180,20 @@ def canonical(size: int, givens: str) -> str:
 
 
 def renamed(grid: str) -> str:
-    """Returns a grid that is the same for all that differ by the names of digits alone: named as they appear."""
+    """Returns a grid with its digits renamed in order of appearance: equal for relabelled grids."""
     order = "".join(dict.fromkeys(grid.replace(EMPTY, "")))
     return grid.translate(str.maketrans(order, "123456789"[: len(order)]))
 
 
 @dataclass(frozen=True)
 class State:
-    """Where an episode stands."""
+    """State of an episode."""
 
     task: SudokuTask
     grid: str
-    """The givens and the team's entries; it breaks no rule."""
+    """Givens and the team's entries; breaks no rule."""
     best: int = 0
-    """The most holes filled correctly so far: progress up to it has been paid."""
+    """Most holes filled correctly so far; only progress beyond it is rewarded."""
 
     @classmethod
     def initial(cls, task: SudokuTask) -> State:
@@ -202,7 +202,7 @@ class State:
 
     @property
     def solved(self) -> bool:
-        """The grid is full, by the rules and on the givens: it is the one solution."""
+        """Whether the grid is the solution."""
         return self.grid == self.task.solution
 
     @property
@@ -213,11 +213,11 @@ class State:
 
 
 def enter(state: State, grid: str) -> State:
-    """Returns the state after `grid` was written down, by the rules alone and without a look at the solution.
+    """Returns the state after the answer `grid`; the resulting grid depends on the rules only, not on the solution.
 
-    A grid that changes a given is refused. Otherwise its digits replace all earlier entries of the team,
-    so a wrong one can be corrected; entries that clash with another digit are left out, both of a pair.
-    The state's grid is `grid` itself exactly if it keeps the givens and breaks no rule.
+    A grid that changes a given has no effect. Otherwise its digits replace all earlier entries of the team, so that
+    a wrong one can be corrected; entries that conflict with another digit are left out, both of a pair. The resulting
+    grid is `grid` itself exactly if it keeps the givens and breaks no rule.
     """
     task = state.task
     if not task.keeps_givens(grid):
@@ -235,7 +235,7 @@ def enter(state: State, grid: str) -> State:
 def progress(before: State, after: State) -> float:
     """Returns the newly correct holes as a share of all, 1 if solved.
 
-    Progress counts beyond the best grid reached so far, not from the last: otherwise two partial grids
-    written down in turn would earn more than solving (at-grpo.md, trap 4).
+    Progress counts relative to the best grid so far, not to the last one: otherwise alternating between two partial
+    grids would earn more than solving.
     """
     return 1.0 if after.solved else (after.best - before.best) / before.task.holes

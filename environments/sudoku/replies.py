@@ -1,4 +1,4 @@
-"""Sudoku grids as models write them and programs print them; no game here."""
+"""Parsing of Sudoku grids in replies and in programs' output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from verl_atgrpo.environments.common.replies import after_thoughts, fence, label
 from verl_atgrpo.environments.common.workflow import Style
 from verl_atgrpo.environments.sudoku.grid import EMPTY, layout
 
-# Rows may be spaced, or lists as Python prints them; 0 is another sign for an empty cell.
+# Rows may be spaced or Python lists; 0 means an empty cell, too.
 _ROW = str.maketrans("0", EMPTY, " \t\r,'\"[]")
 _EMPTY = str.maketrans("0_", EMPTY * 2)
 _LABELS = labels(
@@ -21,7 +21,7 @@ _ROWS_OF_A_LINE = re.compile(r"\][ \t]*,?[ \t]*\[")
 _ROW_LABEL = re.compile(r"(?:row|r)[ \t]*[1-9][ \t]*[:.)]", re.IGNORECASE)
 _GAP = re.compile(r"[ \t,|&\u2502\u2551\u2503]+")
 _RULE = re.compile(r"[ \t|+:=\u2500-\u257f-]*[=\u2500-\u257f-][ \t|+:=\u2500-\u257f-]*|[ \t]*[\[\]][ \t,]*")
-"""Lines between rows: those of boxes and of Markdown tables, and brackets alone."""
+"""Lines between rows: borders of boxes and Markdown tables, and single brackets."""
 _AROUND = " \t*`'\"\\"
 
 
@@ -39,8 +39,8 @@ def read_rows(lines: Sequence[str], size: int) -> str | None:
 def read_row(line: str, size: int) -> str | None:
     """Returns the cells of a row, or None.
 
-    They stand apart (by blanks, commas, bars), or box by box, or all together; bold, bracketed, quoted or not; `.`, 0
-    and `_` are empty cells. `Row 1:` may come first.
+    Cells may be separated (by blanks, commas, bars), grouped by box or joined; bold, bracketed or quoted; `.`, 0 and
+    `_` are empty cells. The row may begin with `Row 1:`.
     """
     if len(line) > _longest(size):
         return None
@@ -57,10 +57,9 @@ def read_row(line: str, size: int) -> str | None:
 def parse_grid(reply: str, style: Style, size: int) -> str | None:
     """Returns the grid that `reply` gives in the agreed format, or None.
 
-    `compact`: nothing but the rows. `full`: the rows below the last label `Grid:`, as `read_row` reads them, fenced or
-    not, with the lines of boxes or of a Markdown table between them, or one list of lists; where that label is
-    missing, below `Final answer:` or `Solution:`. More rows than the grid has are no answer. No prompt has such a
-    label, so echoing one earns nothing.
+    `compact`: only the rows. `full`: the rows below the last label `Grid:`, as `read_row` parses them, fenced or not,
+    with borders of boxes or of a Markdown table between them, or one list of lists; without that label, below `Final
+    answer:` or `Solution:`. Too many rows do not parse. No prompt has such a label, so echoing one earns nothing.
     """
     if style == "compact":
         return read_rows(reply.strip().split("\n", size), size)
@@ -93,7 +92,7 @@ def _read_below(lines: Sequence[str], size: int) -> str | None:
 
 
 def parse_printed(output: str, size: int) -> str | None:
-    """Returns the grid in the last `size` rows a program printed, or None if anything but lines of boxes follows."""
+    """Returns the grid in the last `size` rows of a program's output, or None if anything but borders follows."""
     rows: list[str] = []
     text = output.rstrip()
     lines = text[-_window(size) :].split("\n")[len(text) > _window(size) :]  # the first one may be cut
@@ -112,7 +111,7 @@ def _between_rows(line: str, size: int) -> bool:
 
 
 def _split(lines: Iterable[str], size: int) -> Iterable[str]:
-    """The lines, those with several rows of a list of lists split."""
+    """Yields the lines; a line with several rows of a list of lists is split."""
     for line in lines:
         if len(line) > size * _longest(size):
             yield line
@@ -121,10 +120,10 @@ def _split(lines: Iterable[str], size: int) -> Iterable[str]:
 
 
 def _longest(size: int) -> int:
-    """Characters that a row may take."""
+    """Returns the most characters of a row."""
     return 16 * size + 32
 
 
 def _window(size: int) -> int:
-    """Characters that are looked at for a grid, lines of boxes and blank ones included."""
+    """Returns the characters to read for a grid, including borders and blank lines."""
     return 4 * size * _longest(size)

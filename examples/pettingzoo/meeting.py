@@ -1,4 +1,4 @@
-"""A cooperative PettingZoo environment in words: two walkers on a street have to meet."""
+"""A cooperative PettingZoo environment with text observations: two walkers on a street have to meet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHARACTERS = string.ascii_letters + string.digits + " .,"
 
 
 class Meeting(AECEnv[str, str, int]):
-    """Two walkers move in turn, one house up or down, and share a reward of 1 for all the way to each other."""
+    """Two walkers move in turn, one house up or down; their shared rewards sum to 1 when they meet."""
 
     metadata = {"name": "meeting_v0", "is_parallelizable": False, "render_modes": []}  # noqa: RUF012
     render_mode = None
@@ -31,7 +31,7 @@ class Meeting(AECEnv[str, str, int]):
         return self.observation_spaces[agent]
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
-        rng = np.random.default_rng(seed)  # every draw derives from the seed
+        rng = np.random.default_rng(seed)  # all random numbers derive from the seed
         self.agents = list(self.possible_agents)
         self.street = int(rng.integers(1, 100))
         first = int(rng.integers(1, self.houses - 5))
@@ -64,7 +64,7 @@ class Meeting(AECEnv[str, str, int]):
         self._clear_rewards()
         self.places[agent] += 1 if action == 0 else -1
         self.moves += 1
-        # Progress is paid once, from the closest they have been: walking to and fro earns nothing.
+        # Progress is rewarded once, relative to the smallest distance so far: going back and forth earns nothing.
         if self.distance() < self.closest:
             self.rewards = dict.fromkeys(self.agents, (self.closest - self.distance()) / self.way)
             self.closest = self.distance()
@@ -78,10 +78,10 @@ class Meeting(AECEnv[str, str, int]):
 
 
 def street(game: Meeting) -> str:
-    """What no move changes: streets of validation are never walked in training."""
+    """Returns what no move changes; it decides the split."""
     return str(game.street)
 
 
 def env(**options: Any) -> Meeting:
-    """What the recipe names."""
+    """Returns the environment; the recipe names this function."""
     return Meeting(**options)

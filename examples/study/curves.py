@@ -1,4 +1,4 @@
-"""Validation success by generated tokens: the curves of the study's trainings, kept in `curves/<game>.jsonl`."""
+"""Validation success by generated tokens: curves of the study's trainings, stored in `curves/<game>.jsonl`."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class Curve:
     """Tokens and success of every validation."""
 
     def at(self, tokens: float) -> float:
-        """Returns the success after so many tokens, or at the end if it came earlier."""
+        """Returns the success after `tokens` tokens, interpolated; after the last validation its success."""
         for (before, low), (after, high) in zip(self.points, self.points[1:], strict=False):
             if after >= tokens:
                 return low + (tokens - before) / (after - before) * (high - low)
         return self.points[-1][1]
 
     def mean(self, budget: float) -> float:
-        """Returns the mean success over the first `budget` tokens, straight lines between validations."""
+        """Returns the mean success over the first `budget` tokens, interpolated linearly."""
         ends = [(tokens, success) for tokens, success in self.points if tokens < budget] + [(budget, self.at(budget))]
         pieces = pairwise(ends)
         return sum((after - before) * (low + high) / 2 for (before, low), (after, high) in pieces) / budget
 
     def reaches(self, success: float, within: float) -> float | None:
-        """Returns the tokens after which this success was first reached, or None if these were not enough."""
+        """Returns the tokens until `success` is first reached, or None if that takes more than `within` tokens."""
         if self.points[0][1] >= success:
             return 0.0
         for (before, low), (after, high) in zip(self.points, self.points[1:], strict=False):
@@ -45,18 +45,18 @@ class Curve:
 
 
 Curves = Mapping[str, Mapping[int, Curve]]
-"""Variant -> seed -> its training; in the order of `ALL`."""
+"""Variant -> seed -> curve, in the order of `ALL`."""
 
 
 def append(file: Path, variant: str, seed: int, curve: Curve) -> None:
-    """Adds a training's curve to a file, in one write: several studies may run side by side."""
+    """Appends a training's curve to a file in one write, because several studies may run concurrently."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a") as lines:
         lines.write(json.dumps({"variant": variant, "seed": seed, "points": curve.points}) + "\n")
 
 
 def kept(file: Path) -> Curves:
-    """Returns the curves in a file, the last of a variant and seed; none if it is not there."""
+    """Returns the curves in a file, the last for each variant and seed; none if the file is missing."""
     curves: dict[str, dict[int, Curve]] = {name: {} for name in ALL}
     for line in file.read_text().splitlines() if file.exists() else ():
         record = json.loads(line)
@@ -66,6 +66,6 @@ def kept(file: Path) -> Curves:
 
 
 def tried(curves: Curves, game: Game, steps: int) -> dict[float, float]:
-    """Returns the learning rates, as factors, tried with so many optimizer steps: mean success over the budget."""
+    """Returns learning rate (as a factor) -> mean success over the budget, for one number of optimizer steps."""
     seeds = {rate: curves.get(update_variant(steps, rate), {}).get(SELECTION_SEED) for rate in RATES}
     return {rate: curve.mean(game.budget) for rate, curve in seeds.items() if curve is not None}

@@ -1,6 +1,6 @@
-"""The planner on its own: how the planner of "trained alone, then put in the team" is trained.
+"""Environments that train the planner alone, for the variant "each trained alone, then put in the team".
 
-It gets the prompts that it gets in the team where nobody drafts. A tool user alone is the game's single agent.
+Its prompts are the team's prompts without a draft. A tool user alone is the game's single agent.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from verl_atgrpo.environments.sudoku import Sudoku
 
 
 class PlannerAlone(SingleAgent[Any, Any]):
-    """A planner to whom nobody drafts."""
+    """A planner without tool user."""
 
     agents: ClassVar[tuple[str, ...]] = ("planner",)
 
     def answer_prompt(self, state: Any) -> list[Message]:
-        """Returns the planner's question, without a draft."""
+        """Returns the planner's prompt without a draft."""
         return self.plan_prompt(state, Draft("", None))
 
     async def decide(self, state: Any, team: Team) -> Candidate:

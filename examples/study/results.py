@@ -1,10 +1,10 @@
-"""Makes the study's tables and figures from the curves that `study.py` keeps.
+"""Makes the study's tables and figures from the curves that `study.py` stores.
 
     python examples/study/results.py [--curves examples/study/curves] [--images docs/images]
 
-Success between two validations is interpolated. Intervals are 95% t intervals over seeds: starting model, tasks and
-draws all differ from seed to seed, and are the same for all variants of a seed. So a variant is compared with AT-GRPO
-by the differences within seeds, in percentage points.
+Success between two validations is interpolated. Intervals are 95% t intervals over seeds. A seed decides starting
+model, tasks and sampling, and is shared by all variants. So a variant is compared with AT-GRPO by the differences
+within seeds, in percentage points.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from variants import (
 )
 
 BASE = "at_grpo"
-"""The variant that others are compared with."""
+"""The variant to compare with."""
 TARGET = 0.9
-"""The success whose price in tokens is told."""
+"""The success to which tokens are counted."""
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """97.5% quantiles of Student's t for 1, 2, ... degrees of freedom."""
-_DRAWN = ("at_grpo", "at_grpo_roles", "single_grpo", "team_grpo", "dr_mas", "no_local")
+_PLOTTED = ("at_grpo", "at_grpo_roles", "single_grpo", "team_grpo", "dr_mas", "no_local")
 _SHORT = ("at_grpo", "at_grpo_roles", "single_at_grpo", "single_grpo", "team_grpo", "dr_mas")
-"""The variants of the table that has all games."""
+"""Variants in the summary table."""
 _PARTS = 60
-"""Straight pieces of a curve in the figure."""
+"""Line segments of a curve in the figure."""
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
@@ -49,7 +49,7 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def row(name: str, variants: Curves, budget: int) -> str:
-    """Returns a variant's line of the table, at its share of the game's budget."""
+    """Returns a variant's row of the table, at its share of the game's budget."""
     variant, curves = VARIANTS[name], variants[name]
     end = variant.share * budget
     finals = [curve.at(end) for curve in curves.values()]
@@ -66,30 +66,30 @@ def row(name: str, variants: Curves, budget: int) -> str:
 
 
 def success(finals: Sequence[float]) -> str:
-    """Returns the mean of seeds' success with its interval, which ends at 0 and 100%."""
+    """Returns the mean success of seeds with its interval, clipped to 0 and 100%."""
     bounds = interval(finals)
     shown = "" if bounds is None else f" ({percent(max(0.0, bounds[0]))} to {percent(min(1.0, bounds[1]))})"
     return f"{percent(mean(finals))}{shown}"
 
 
 def difference(points: Sequence[float]) -> str:
-    """Returns the mean of differences of shares, in percentage points, with its interval."""
+    """Returns the mean difference in percentage points with its interval."""
     bounds = interval(points)
     shown = "" if bounds is None else f" ({100 * bounds[0]:+.1f} to {100 * bounds[1]:+.1f})"
     return f"{100 * mean(points):+.1f}{shown}"
 
 
 def price(reached: Sequence[float | None]) -> str:
-    """Returns the mean tokens to the target, or how many seeds reached it at all."""
+    """Returns the mean tokens to the target, with the number of seeds that reached it if not all did."""
     there = [tokens for tokens in reached if tokens is not None]
     if not there:
         return "not reached"
-    told = f"{mean(there):,.0f}"
-    return told if len(there) == len(reached) else f"{told} ({len(there)} of {len(reached)} seeds)"
+    shown = f"{mean(there):,.0f}"
+    return shown if len(there) == len(reached) else f"{shown} ({len(there)} of {len(reached)} seeds)"
 
 
 def percent(share: float) -> str:
-    """Returns a share as the tables write it."""
+    """Returns a share in percent."""
     return f"{100 * share:.1f}%"
 
 
@@ -104,10 +104,10 @@ def table(variants: Curves, game: Game) -> list[str]:
 
 
 def in_short(games: Mapping[str, Curves]) -> list[str]:
-    """Returns the table of the main variants, with a column for every game; its first lines are of prompts alone."""
+    """Returns the table of the main variants, with a column per game; its first rows are without training."""
 
     def line(title: str, name: str, share: float) -> str:
-        """Success after this share of each game's budget."""
+        """Returns the row for the success after a share of each game's budget."""
         columns = [
             [curve.at(share * GAMES[game].budget) for curve in variants.get(name, {}).values()]
             for game, variants in games.items()
@@ -124,9 +124,9 @@ def in_short(games: Mapping[str, Curves]) -> list[str]:
 
 
 def updates(variants: Curves, game: Game) -> list[str]:
-    """Returns the table of optimizer steps a training step, each with the learning rate that suits it.
+    """Returns the table of optimizer steps per training step, each with its best learning rate.
 
-    That is the one with the largest mean success over the budget with the seed that is for this alone.
+    The best learning rate has the largest mean success over the budget with `SELECTION_SEED`.
     """
     lines = [
         f"| optimizer steps | mean success over {game.budget:,} tokens by learning rate, seed {SELECTION_SEED} "
@@ -149,14 +149,14 @@ def updates(variants: Curves, game: Game) -> list[str]:
 
 
 def draw(variants: Curves, image: Path, game: Game) -> None:
-    """Draws success against tokens: the mean over seeds, and the seeds' range."""
+    """Plots success against tokens: mean and range over seeds."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7.5, 4.5), dpi=120)
-    for name in _DRAWN:
+    for name in _PLOTTED:
         curves = variants.get(name)
         if curves is None:
             continue
@@ -185,7 +185,7 @@ def main() -> None:
     games = {name: kept(options.curves / f"{name}.jsonl") for name in GAMES}
     games = {name: variants for name, variants in games.items() if variants}
     if not games:
-        parser.error(f"--curves {options.curves}: there are none; study.py leaves them")
+        parser.error(f"--curves {options.curves}: no curves found; run study.py first")
     sys.stdout.write("\n".join(["### In short", "", *in_short(games), ""]) + "\n")
     for name, variants in games.items():
         sys.stdout.write("\n".join([f"### {name}", "", *table(variants, GAMES[name]), ""]) + "\n")

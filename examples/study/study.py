@@ -2,9 +2,9 @@
 
     python examples/study/study.py [--games plan_path sudoku] [--seeds 0 1 2] [--variants ...] [--out runs/study]
 
-What is done is kept: the curve of a training that has ended goes to `curves/<game>.jsonl` beside this file, and a
-training whose curve is there is left out, unless others need its models. `results.py` makes tables and figures. A
-training is ended at the first validation after its token budget.
+The curve of a finished training is stored in `curves/<game>.jsonl` beside this file. Trainings with a stored curve are
+skipped, unless others need their models. A training is stopped at the first validation after its token budget.
+`results.py` makes tables and figures.
 
     python examples/study/study.py --updates 8 --seeds 3   # instead of the variants: every learning rate, 8 updates
 """
@@ -31,14 +31,14 @@ from verl_atgrpo.report.learning_curve import read
 from verl_atgrpo.tiny_models.warm_start import WarmStart, make
 
 logger = logging.getLogger("study")
-_LOOK = 2.0
-"""Seconds between two looks at a training's metrics."""
-_PATIENCE = 120.0
-"""Seconds in which a training that was told to end must have done so."""
+_POLLING_INTERVAL = 2.0
+"""Seconds between two reads of a training's metrics."""
+_STOP_TIMEOUT = 120.0
+"""Seconds that a training has to stop after SIGTERM."""
 
 
 def main() -> None:
-    """Runs what is missing."""
+    """Runs the missing trainings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--games", nargs="+", choices=GAMES, default=list(GAMES))
     which = parser.add_mutually_exclusive_group()
@@ -52,10 +52,10 @@ def main() -> None:
     options = parser.parse_args()
     if (options.rates or options.chosen) and not options.updates:
         parser.error("--rates and --chosen have no effect without --updates: give the numbers of optimizer steps too")
-    # So that the training under way is ended too.
+    # Raises SystemExit, so that the running training is stopped, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    # Seed by seed: an interrupted study is then one of fewer seeds.
+    # Seed by seed: an interrupted study is a complete one with fewer seeds.
     for seed in options.seeds:
         for game in options.games:
             file = CURVES / f"{game}.jsonl"
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def chosen(curves: Curves, game: str, steps: int) -> float:
-    """Returns the learning rate, as a factor, with the largest mean success over the budget."""
+    """Returns the learning rate (as a factor) with the largest mean success over the budget."""
     means = tried(curves, GAMES[game], steps)
     if not means:
         raise ValueError(
@@ -85,22 +85,22 @@ def chosen(curves: Curves, game: str, steps: int) -> float:
 
 
 def missing(names: Sequence[str], curves: Curves, seed: int) -> list[str]:
-    """Returns the variants whose curve of this seed is not there, and those whose models one of them needs."""
+    """Returns the variants without a curve for this seed, and those whose models they need."""
     without = [name for name in names if seed not in curves.get(name, {})]
     needed = {need.partition(":")[0] for name in without for need in ALL[name].needs}
     return [name for name in names if name in without or name in needed]
 
 
 def run(folder: Path, game: Game, name: str, seed: int, model: Path, target: float = math.inf) -> None:
-    """Runs one variant with one seed, unless it is done; leaves `metrics.jsonl`, `train.log` and `done`.
+    """Runs one variant with one seed unless it is done; writes `metrics.jsonl`, `train.log` and `done`.
 
     Args:
-        folder: the game's.
-        game: what is played.
-        name: the variant, of `ALL`.
-        seed: of tasks and draws.
+        folder: the game's folder.
+        game: the environment.
+        name: name of the variant in `ALL`.
+        seed: seed of tasks and sampling.
         model: the starting model.
-        target: the validation success that ends it before its budget of tokens does.
+        target: validation success at which to stop before the end of the token budget.
     """
     variant, here = ALL[name], folder / f"{name}_{seed}"
     if (here / "done").exists():
@@ -112,34 +112,34 @@ def run(folder: Path, game: Game, name: str, seed: int, model: Path, target: flo
     overrides = overrides_of(game, variant, seed, here, model, models)
     command = [sys.executable, "-m", "verl.trainer.main_ppo", f"--config-name={game.recipe}", *overrides]
     logger.info("%s: %s, seed %d", folder.name, name, seed)
-    began = time.monotonic()
+    started = time.monotonic()
     (here / "command").write_text(" ".join(command) + "\n")
-    # Rollout workers import `planner_alone` as well.
+    # Rollout workers import `planner_alone`, too.
     paths = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "VERL_FILE_LOGGER_PATH": str(metrics), "PYTHONPATH": paths}
     with (here / "train.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         try:
             budget = math.inf if variant.needs else variant.share * game.budget
-            ended = _watch(process, metrics, budget, target)
+            succeeded = _watch(process, metrics, budget, target)
         finally:
             _end(process)
-    if not ended:
+    if not succeeded:
         raise RuntimeError(f"{name}, seed {seed}: the training failed with {process.returncode}; see {here}/train.log")
     last = read(metrics)[-1]
     logger.info("%s: %s, seed %d: %.1f%% after %.0f tokens", folder.name, name, seed, 100 * last.success, last.tokens)
-    (here / "done").write_text(json.dumps({"seconds": round(time.monotonic() - began, 1)}) + "\n")
+    (here / "done").write_text(json.dumps({"seconds": round(time.monotonic() - started, 1)}) + "\n")
 
 
 def overrides_of(
     game: Game, variant: Variant, seed: int, here: Path, model: Path, trained: Sequence[Path]
 ) -> list[str]:
-    """Returns what a variant changes about its game's recipe.
+    """Returns a variant's overrides of its game's recipe.
 
     Args:
         game: the environment.
-        variant: what is run on it.
-        seed: of tasks and draws.
+        variant: the variant.
+        seed: seed of tasks and sampling.
         here: the run's folder.
         model: the starting model.
         trained: the models that `variant.needs` names.
@@ -161,13 +161,12 @@ def overrides_of(
 
 
 def _watch(process: subprocess.Popen[bytes], metrics: Path, budget: float, target: float) -> bool:
-    """Waits for the end of the training, of its budget of tokens or for a validation success; returns whether it came
-    to its end."""
+    """Waits until the training ends, exceeds its token budget or reaches the target; returns False if it failed."""
     while process.poll() is None:
-        time.sleep(_LOOK)
+        time.sleep(_POLLING_INTERVAL)
         try:
             last = read(metrics)[-1]
-        except (OSError, ValueError):  # not there yet, no validation yet, or a line half written
+        except (OSError, ValueError):  # no file or validation yet, or an incomplete line
             continue
         if last.tokens >= budget or last.success >= target:
             return True
@@ -178,7 +177,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:
-        process.wait(_PATIENCE)
+        process.wait(_STOP_TIMEOUT)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

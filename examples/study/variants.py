@@ -1,4 +1,4 @@
-"""What the study compares: for every variant, what it changes about the environment's recipe."""
+"""Variants of the study, as overrides of the environment's recipe."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ class Game:
 
     recipe: str
     budget: int
-    """Tokens that a variant may generate in training, all candidates counted."""
+    """Budget of generated training tokens of a variant, all candidates included."""
     single: str
     """Its environment for a single agent."""
     planner: str
     """Its environment for the planner alone (`planner_alone`)."""
     learning_rate: float
-    """Of two optimizer steps a training step."""
+    """Learning rate for two optimizer steps per training step."""
     test_every: int = 3
-    """Training steps between two validations, at most."""
+    """Most training steps between two validations."""
 
 
 GAMES: Mapping[str, Game] = {
     "plan_path": Game("plan_path_cpu", 60_000, "plan_path_single", "PlanPathPlanner", 7e-4),
-    # The recipe's learning rate is for a short run: at three times this one the policy soon draws one answer only.
-    # It is learnt in a few steps, so every other one is validated.
+    # The recipe's learning rate, three times this one, is for a short run: the entropy soon collapses.
+    # Learned in a few steps, so every other step is validated.
     "sudoku": Game("sudoku_cpu", 60_000, "sudoku_single", "SudokuPlanner", 2.5e-4, 2),
 }
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to train, or to put together what others trained."""
+    """One way to train, or to combine models that other variants trained."""
 
     title: str
     overrides: tuple[str, ...] = ()
     share: float = 1.0
-    """Of the game's budget."""
+    """Share of the game's budget."""
     test_every: int = 3
-    """Training steps between two validations; the game may ask for more of them."""
+    """Training steps between two validations; the game's value is used if smaller."""
     needs: tuple[str, ...] = ()
-    """What it puts together without training, as `variant:policy`: the tool user's and the planner's."""
+    """Models to combine without training, as `variant:policy`: the tool user's and the planner's."""
     rate: float = 1.0
-    """Of the game's learning rate."""
+    """Factor of the game's learning rate."""
     keep: bool = False
-    """Its models are needed by others."""
+    """Whether to keep its models, which other variants need."""
 
 
-# Eight whole episodes a task, the outcome as every row's reward; half of the tasks, since whole episodes take twice
-# the tokens of a decision tree: so that a step generates about as much as one of AT-GRPO in the beginning.
+# Eight whole episodes per task, the outcome as the reward of all rows. Half of the tasks, because whole episodes take
+# twice the tokens of a decision tree: a step generates about as many tokens as one of AT-GRPO at the start.
 _EPISODES = (
     "at_grpo.scheme=parallel",
     "data.train_batch_size=16",
@@ -62,7 +62,7 @@ _SINGLE = ("at_grpo.environment.name={single}", "at_grpo.environment.tool=null")
 
 
 def _wide(candidates: int) -> tuple[str, ...]:
-    """As many candidates a step as with eight: more tasks, the same number of optimizer steps."""
+    """Returns overrides with as many candidates per step as K = 8: more tasks, the same number of optimizer steps."""
     tasks = 32 * 8 // candidates
     return (
         f"at_grpo.candidates={candidates}",
@@ -73,7 +73,7 @@ def _wide(candidates: int) -> tuple[str, ...]:
 
 def _roles(tool_user: str, planner: str) -> tuple[str, ...]:
     return (
-        "~at_grpo.agents",  # a mapping is added to, not replaced
+        "~at_grpo.agents",  # Hydra merges mappings
         "+at_grpo.agents={tool_user: tool_user, planner: planner}",
         f"at_grpo.policies={{tool_user: {{model: {{path: {tool_user}}}}}, planner: {{model: {{path: {planner}}}}}}}",
     )
@@ -127,7 +127,7 @@ VARIANTS: Mapping[str, Variant] = {
     ),
     "colocate_async": Variant(
         "AT-GRPO, updates not waiting for the slowest episodes",
-        # mode/async.yaml, spelt out: a game's recipe is one of the synchronous mode.
+        # As in mode/async.yaml: the games' recipes are synchronous.
         (
             "at_grpo.mode=colocate_async",
             "trainer.v1.colocate_async.num_warmup_batches=1",
@@ -140,18 +140,18 @@ VARIANTS: Mapping[str, Variant] = {
 }
 
 OPTIMIZER_STEPS = (1, 2, 4, 8, 16)
-"""Optimizer steps a training step; a step has 32 tasks."""
+"""Optimizer steps per training step of 32 tasks."""
 RATES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Factors of a game's learning rate, of which one seed shows which suits a number of optimizer steps."""
+"""Factors of a game's learning rate; one seed selects the best for each number of optimizer steps."""
 
 
 def update_variant(steps: int, rate: float) -> str:
-    """Returns the name of AT-GRPO with so many optimizer steps a training step, and a factor of the learning rate."""
+    """Returns the variant's name for `steps` optimizer steps per training step and `rate` times the learning rate."""
     return f"steps_{steps}_rate_{rate:g}"
 
 
 SELECTION_SEED = 3
-"""The seed whose trainings choose the learning rates; it is in no comparison."""
+"""The seed that selects the learning rates; not used in comparisons."""
 UPDATES: Mapping[str, Variant] = {
     update_variant(steps, rate): Variant(
         f"AT-GRPO, {steps} optimizer steps, {rate:g} times the learning rate",
@@ -161,5 +161,5 @@ UPDATES: Mapping[str, Variant] = {
     for steps in OPTIMIZER_STEPS
     for rate in RATES
 }
-"""How many updates: AT-GRPO with one policy, by optimizer steps and learning rate."""
+"""AT-GRPO with one policy, by optimizer steps and learning rate."""
 ALL: Mapping[str, Variant] = {**VARIANTS, **UPDATES}

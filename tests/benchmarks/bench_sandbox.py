@@ -57,7 +57,7 @@ def rate(name: str, work: Callable[[int], None], runs: int) -> float:
 
 def leftovers() -> dict[str, int]:
     """Counts child processes of this process and its pool (without zombies), open files and temporary files."""
-    server = runner.POOL._server
+    server = runner.POOL.server
     assert server is not None
     there = {*children(os.getpid()), *children(server.pid)} - {server.pid}
     states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in there]

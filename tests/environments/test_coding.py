@@ -1,4 +1,4 @@
-"""Coding: tests that testers write, rewards, prompts and whole episodes of a coder and a tester; options."""
+"""Coding: tests in replies, rewards, prompts, whole episodes of a coder and a tester, options."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_hostile_replies_earn_no_more_than_the_floor(tmp_path: Path) -> None:
             assert all(c.score.team == 0 and c.score.local <= 0.2 for c in decision.candidates)
 
 
-def test_agents_act_at_once_and_a_mismatch_goes_back_to_both(tmp_path: Path) -> None:
+def test_agents_act_in_parallel_and_both_see_a_failed_test(tmp_path: Path) -> None:
     programs = [block("print(int(input()) + 3)"), block("print(int(input()) * 2)  # better"), "never asked"]
     tests = [test_block("2041", "4082"), "nothing new"]
     seen: list[str] = []
@@ -176,8 +176,8 @@ def test_agents_act_at_once_and_a_mismatch_goes_back_to_both(tmp_path: Path) -> 
     for decisions in (first, second):
         before, after = map(prompt_of, decisions)
         assert "2041" not in before and "+ 3" not in before and "so far" not in before
-        for told in ("> print(int(input()) + 3)", "> 2041", "> 4082", "On this input the program gave:\n> 2044\n"):
-            assert told in after
+        for part in ("> print(int(input()) + 3)", "> 2041", "> 4082", "On this input the program gave:\n> 2044\n"):
+            assert part in after
         assert "better" not in after
         assert DOUBLE.statement in before and DOUBLE.statement in after
 
@@ -187,8 +187,8 @@ def test_feedback_on_functions(tmp_path: Path) -> None:
     env = environment(tmp_path, max_turns=2)
     record = episode(env, ADD, lambda p, k: replies["coder"], lambda p, k: replies["tester"])
     for agent in env.agents:
-        for told in ("> def add(a, b): return [a]", "> 2041, 'x'\n", "> {1: 2}\n", "gave:\n> [2041]\n"):
-            assert told in prompt_of(of(agent, record)[1])
+        for part in ("> def add(a, b): return [a]", "> 2041, 'x'\n", "> {1: 2}\n", "gave:\n> [2041]\n"):
+            assert part in prompt_of(of(agent, record)[1])
         assert "Start from:\n```python\ndef add(a, b):\n```" in prompt_of(of(agent, record)[0])
     assert not record.outcome.success and record.outcome.metrics == {"turns": 2, "passed": 0, "agreed": 0}
 
@@ -205,7 +205,7 @@ def test_the_last_program_counts_and_agreement_is_not_success(tmp_path: Path) ->
         )
         assert record.outcome.success is success and record.outcome.metrics["agreed"] == 0
     standing = episode(env, DOUBLE, lambda p, k: "-" if "so far" in p else right, lambda p, k: test_block("1", "99"))
-    assert standing.outcome.success  # nothing new: the program stands
+    assert standing.outcome.success  # no new program: the last one is kept
     nothing = episode(env, DOUBLE, lambda p, k: "-", lambda p, k: "-")
     assert nothing.outcome.team_reward == 0 and len(nothing.decisions) == 4
 
@@ -220,7 +220,7 @@ def test_programs_get_the_configured_limits(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(judging, "run_python", run)
     env = environment(tmp_path, cpu_seconds=3, memory_mb=333)
     episode(env, DOUBLE, lambda prompt, k: block("print(1)"), lambda prompt, k: "nothing")
-    # By the clock, a busy machine takes longer than by the processor; and what is right may be long.
+    # Wall-clock time depends on the machine's load; correct output may be long.
     assert given and set(given) == {Limits(3, 14.0, 333, output_bytes=1 << 20)}
 
 

@@ -88,7 +88,7 @@ class Hostile:
 
 
 class Texts(str):
-    """A text, but one whose class would be imported."""
+    """A text with a class that unpickling would import."""
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ class Texts(str):
         b".",
     ],
 )
-def test_no_other_pickle_is_read_and_none_is_run(
+def test_other_pickles_are_refused_and_none_is_loaded(
     pickled: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -123,7 +123,7 @@ def test_no_other_pickle_is_read_and_none_is_run(
 
 
 def test_packed_tests_have_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coding_formats, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(coding_formats, "MOST_BYTES", 1000)
     row = ROWS["livecodebench"][0][0]
     for text in (packed(pickle.dumps("1" * 10**6)), packed(pickle.dumps("[]") + bytes(10**6))):
         path = write(tmp_path, [{**row, "private_test_cases": text}])
@@ -131,7 +131,7 @@ def test_packed_tests_have_a_largest_size(tmp_path: Path, monkeypatch: pytest.Mo
             read_problems({"path": path, "format": "livecodebench"}, "val")
     short = packed(pickle.dumps("[]"))[:-4]
     path = write(tmp_path, [{**row, "private_test_cases": short}])
-    with pytest.raises(EnvironmentConfigError, match="cut off"):
+    with pytest.raises(EnvironmentConfigError, match="truncated"):
         read_problems({"path": path, "format": "livecodebench"}, "val")
 
 

@@ -1,4 +1,4 @@
-"""Mathematical answers: what is one, which are equal, the gold answers of real data sets, and hostile replies."""
+"""Mathematical answers: parsing, equality, gold answers of real data sets, hostile replies."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def test_no_other_gold_answer_is_unverifiable(
     ]
 
 
-def test_reading_a_gold_answer_asks_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else 53,000 problems took every process minutes, and time limits numbered them differently in each."""
+def test_parsing_a_gold_answer_needs_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise 53,000 problems take minutes in every process, and time limits make processes number them apart."""
     monkeypatch.setattr(math_answers, "_equal_expressions", None)
     assert parse_gold(r"\frac{1}{2}") == r"\frac{1}{2}"
     assert parse_gold("t(0,4]") == "t(0,4]"
@@ -98,7 +98,7 @@ async def _check(sample: list[tuple[Any, str]]) -> None:
         return await equal(gold, parse_answer(box(answer)))
 
     for index, (value, gold) in enumerate(sample):
-        # As the data set writes it, dollar signs and all, not as we tidied it.
+        # As in the data set, with dollar signs, not tidied.
         written = value[0] if isinstance(value, list) else str(value).rpartition("####")[2]
         assert await right(gold, written)
         other = sample[index - 1][1]
@@ -191,7 +191,7 @@ def test_what_counts_as_an_answer() -> None:
         assert parse_answer(none) is None
     assert tidy("7" * 256) and not tidy("7" * 257)
     assert parse_answer(box("7" * 256)) and not parse_answer(box("7" * 257))
-    # Thousands are set apart by spaces or by commas; a mixture is a list, or nothing.
+    # Thousands are separated by spaces or commas; a mixture is a list or does not parse.
     assert tidy("1 234 567.5") == "1234567.5"
     assert tidy("1,234 567") is tidy("12 34") is tidy("1. 2") is None
     assert tidy("1, 234") == "1, 234" and tidy("x y") == "x y"
@@ -220,29 +220,29 @@ def test_a_rounded_decimal_equals_its_fraction() -> None:
     assert same(".5", "0.50") and same("2.", "2")
 
 
-def test_plain_numbers_ask_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_numbers_need_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(math_answers, "_equal_expressions", None)
     assert same("2/4", "1/2") and same("-3", "-3") and same("0.5", "1/2") and same("+7", "7")
     assert not same("3", "4") and not same("1/2", "1/3") and not same("-3", "3")
 
 
-def test_a_fork_of_our_process_asks_a_process_of_its_own() -> None:
-    worker = math_answers._Worker()
+def test_a_fork_starts_its_own_process() -> None:
+    worker = math_answers.Worker()
     assert worker.equal("x+x", "2x")
-    assert worker._process is not None
-    ours = worker._process.pid
+    assert worker.process is not None
+    ours = worker.process.pid
     child = os.fork()
     if child == 0:
         done = False
         try:
-            done = worker.equal("y+y", "2y") and worker._process.pid != ours
-            worker._process.kill()
+            done = worker.equal("y+y", "2y") and worker.process.pid != ours
+            worker.process.kill()
         finally:
             os._exit(0 if done else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert worker.equal("z+z", "2z") and worker._process.pid == ours
-    worker._process.kill()
-    worker._process.communicate()
+    assert worker.equal("z+z", "2z") and worker.process.pid == ours
+    worker.process.kill()
+    worker.process.communicate()
 
 
 def test_the_majority_is_of_equal_answers() -> None:
@@ -284,8 +284,8 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("gold", ["18", r"\frac{1+\sqrt{5}}{2}"])
-def test_hostile_replies_score_no_more_than_the_form(gold: str) -> None:
-    assert same(r"\sqrt{2}", "2^{1/2}")  # the process is up
+def test_hostile_replies_earn_only_the_format(gold: str) -> None:
+    assert same(r"\sqrt{2}", "2^{1/2}")  # starts the process
     for reply in HOSTILE:
         before = time.process_time()
         answer = parse_answer(reply)
@@ -293,33 +293,33 @@ def test_hostile_replies_score_no_more_than_the_form(gold: str) -> None:
         assert time.process_time() - before < 30, reply[:50]  # without a limit, hours
 
 
-def test_what_runs_away_is_ended_by_its_cpu_time_and_the_next_answer_is_verified() -> None:
+def test_a_comparison_over_its_cpu_time_is_killed_and_the_next_one_works() -> None:
     assert not asyncio.run(equal("18", r"\binom{999999999}{99999999}"))
     assert not asyncio.run(equal("18", r"\prod_{k=1}^{9999999} k"))
     assert same(r"\sqrt{8}", r"2\sqrt{2}")
 
 
-def test_a_process_that_cannot_work_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(math_answers, "_WORKER", "verl_atgrpo.no_such_module")
-    with pytest.raises(RuntimeError, match="math-verify cannot work"):
-        math_answers._Worker().equal("1", "1.0")
+def test_a_process_that_does_not_work_is_an_error_and_not_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(math_answers, "WORKER", "verl_atgrpo.no_such_module")
+    with pytest.raises(RuntimeError, match="math-verify does not work"):
+        math_answers.Worker().equal("1", "1.0")
 
 
 @pytest.mark.parametrize("midst", [True, False])
-def test_a_comparison_whose_process_is_killed_is_asked_again(midst: bool) -> None:
-    worker = math_answers._Worker()
+def test_a_comparison_whose_process_is_killed_is_retried(midst: bool) -> None:
+    worker = math_answers.Worker()
     assert worker.equal(r"\sqrt{4}", "2")
-    assert worker._process is not None
-    first = worker._process.pid
+    assert worker.process is not None
+    first = worker.process.pid
     os.kill(first, signal.SIGSTOP)
-    os.waitid(os.P_PID, first, os.WSTOPPED | os.WNOWAIT)  # before that it may still read what is asked
+    os.waitid(os.P_PID, first, os.WSTOPPED | os.WNOWAIT)  # before that it may still read the request
     with ThreadPoolExecutor(1) as executor:
         if not midst:
             os.kill(first, signal.SIGKILL)
-            worker._process.wait()
+            worker.process.wait()
         asked = executor.submit(worker.equal, r"\sqrt{9}", "3")
         if midst:
-            stdin = worker._process.stdin
+            stdin = worker.process.stdin
             assert stdin is not None
             pending = array.array("i", [0])
             wait_until(
@@ -327,15 +327,15 @@ def test_a_comparison_whose_process_is_killed_is_asked_again(midst: bool) -> Non
             )
             os.kill(first, signal.SIGKILL)
         assert asked.result()
-    assert worker._process.pid != first
-    worker._process.kill()
-    worker._process.communicate()
+    assert worker.process.pid != first
+    worker.process.kill()
+    worker.process.communicate()
 
 
-def test_a_comparison_that_takes_too_long_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_that_times_out_is_not_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    class Slow(math_answers._Worker):
+    class Slow(math_answers.Worker):
         def _ask(self, one: str, other: str) -> tuple[str, int | None]:
             asked.append(one)
             return "", -signal.SIGPROF

@@ -1,4 +1,4 @@
-"""Mathematics by an ensemble with a judge, and by a debate: who sees what, and whose answer counts."""
+"""Mathematics with an ensemble and a judge, and with a debate: prompts and which answer counts."""
 
 from __future__ import annotations
 

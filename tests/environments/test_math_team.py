@@ -1,4 +1,4 @@
-"""Mathematics: problems and options, rewards by hand, and whole episodes of a tool user and a reasoner."""
+"""Mathematics: problems, options, rewards computed by hand, whole episodes of a tool user and a reasoner."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from fakes.math_problems import (
 )
 
 from verl_atgrpo.environment import EnvironmentConfigError, make
+from verl_atgrpo.environments.common.replies import SHOWN, extract_python
 from verl_atgrpo.environments.math import MathDebate
 from verl_atgrpo.environments.math import team as math_team
 from verl_atgrpo.environments.math.answers import parse_answer
 from verl_atgrpo.environments.math.team import ASK_REASONING, Math, MathTask, ask_program
-from verl_atgrpo.sandbox.runner import extract_python, run_python
+from verl_atgrpo.sandbox.runner import run_python
 from verl_atgrpo.team import EpisodeFailed
 
 # ------------------------------------------------------------------ episodes
@@ -71,7 +72,7 @@ def test_rewards_by_hand(tmp_path: Path) -> None:
         assert got == [(team, local, pytest.approx(team + local)) for _, team, local in replies]
 
 
-def test_the_two_answer_at_once_and_see_each_other_from_turn_2(tmp_path: Path) -> None:
+def test_both_answer_in_parallel_and_see_each_other_from_turn_2(tmp_path: Path) -> None:
     env = Math(*sources(tmp_path), max_turns=3)
     record = episode(
         env,
@@ -88,7 +89,7 @@ def test_the_two_answer_at_once_and_see_each_other_from_turn_2(tmp_path: Path) -
         assert all(QUESTION in p and p.endswith(ask) and GOLD not in p for p in prompts)
         assert "> print(111)\n> ```\n> The program printed:\n> 111" in prompts[1]
     assert record.outcome.success and record.outcome.team_reward == 1
-    assert record.outcome.metrics == {"turns": 3, "agreed": 0}  # out of turns: what the reasoner said last counts
+    assert record.outcome.metrics == {"turns": 3, "agreed": 0}  # out of turns: the reasoner's last answer counts
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_nothing_in_a_prompt_counts_as_an_answer_and_long_replies_are_cut(tmp_pa
     env = Math(*sources(tmp_path), max_turns=2)
     long = episode(env, {"tool_user": by_turn("x" * 9999, "x"), "reasoner": by_turn("y" * 9999 + box("3"), "z")})
     prompt = prompt_of(of("reasoner", long)[1])
-    assert len(prompt) < 2 * math_team.SHOWN + 1000 and box("3") in prompt
+    assert len(prompt) < 2 * SHOWN + 1000 and box("3") in prompt
 
 
 # ------------------------------------------------------------------ problems and options
@@ -181,13 +182,13 @@ def test_the_data_sets_are_read_and_their_overlap_is_seen(caplog: pytest.LogCapt
     assert not caplog.records
 
 
-def test_without_math_verify_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_math_verify_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(EnvironmentConfigError, match=re.escape("pip install 'verl-atgrpo[math]'")):
         Math(*sources(tmp_path))
 
 
-def test_a_fingerprint_folds_the_layout_alone(tmp_path: Path) -> None:
+def test_a_fingerprint_ignores_only_the_layout(tmp_path: Path) -> None:
     env = Math(*sources(tmp_path))
 
     def prints(*texts: str) -> set[str]:
@@ -214,14 +215,14 @@ def test_problems_without_an_answer_are_left_out(tmp_path: Path, caplog: pytest.
         "(1, 2)",
         "t(0,4]",
     ]
-    assert "train: 2 of 6 problems are left out" in caplog.text
+    assert "train: 2 of 6 problems left out" in caplog.text
     for none in (rows[1:2], rows[5:]):
         with pytest.raises(EnvironmentConfigError, match=r"train\.columns\.answer: no answer .* '(see the|t\(0)"):
             Math(*sources(tmp_path, train=none))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_answer_that_cannot_be_verified_fails_its_episode_before_anyone_is_asked(name: str, tmp_path: Path) -> None:
+def test_an_answer_that_cannot_be_verified_fails_its_episode_before_any_prompt(name: str, tmp_path: Path) -> None:
     rows: list[dict[str, object]] = [{"question": "A", "answer": "t(0,4]"}, {"question": "B", "answer": "1"}]
     train, val = sources(tmp_path, train=rows)
     env = make(name, train=train, val=val)
@@ -258,7 +259,7 @@ def test_the_validation_sets_of_the_recipes_are_read() -> None:
         (NAMES, {"train": None}, "train=None"),
         (NAMES, {"val": {"path": "/nowhere.jsonl"}}, "val.path='/nowhere.jsonl'"),
         (NAMES, {"val": {"a": {"path": "/nowhere.jsonl"}}}, "val.a.path='/nowhere.jsonl'"),
-        (NAMES, {"val": {"a": {"path": "x"}, "path": "y"}}, "val.path='y' stands beside the data sets a"),
+        (NAMES, {"val": {"a": {"path": "x"}, "path": "y"}}, "val.path='y' is beside the named data sets a"),
         (NAMES, {"val": {"a/b": {"path": "x"}}}, "val.a/b: a data set's name"),
         (NAMES[:2], {"style": "short"}, "style='short'"),
         (NAMES[2:], {"style": "full"}, "style is not an option"),

@@ -1,4 +1,4 @@
-"""PettingZoo: replays, illegal replies, rewards, splits, and what is refused."""
+"""PettingZoo: replays, illegal replies, rewards, splits, invalid options."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ THIS = __name__
 
 
 def here(name: str) -> Callable[..., Environment]:
-    """Made in this process alone, without the check in another one."""
+    """Makes environments only in this process, without the check in another one."""
     return lambda **options: make(name, **options)
 
 
@@ -75,7 +75,7 @@ def test_the_example_keeps_the_contract(style: str) -> None:
 def test_rewards_of_a_step_are_the_teams_mean_and_the_agents_own() -> None:
     env = make("pettingzoo", env=f"{THIS}:uneven", actions=["up", "down"], style="compact", success_return=0.5)
     record = episode(env, env.task("train", 0), walkers(lambda prompt, k: towards(prompt)))
-    way = len(record.decisions)  # every step is one house nearer, and only the walker itself is paid for it
+    way = len(record.decisions)  # every step is one house closer, and only the walker itself is rewarded
     for decision in record.decisions:
         score = decision.candidates[0].score
         assert score.local == pytest.approx(1 / way) and score.team == pytest.approx(1 / way / 2)
@@ -93,7 +93,7 @@ def test_opponents_earn_their_own_reward_alone() -> None:
     assert record.outcome.team_reward == record.outcome.metrics["return_north"]
 
 
-def test_an_illegal_reply_earns_the_least_and_ends_the_episode_or_is_told() -> None:
+def test_an_illegal_reply_earns_the_least_and_ends_the_episode_or_repeats_the_prompt() -> None:
     replies = ["sideways", "Action: up", "up", "UP", " "]
     team = walkers(lambda prompt, k: replies[k % 5])
     env = make("pettingzoo", **WALKERS, style="compact", max_steps=1)
@@ -115,13 +115,13 @@ def test_an_illegal_reply_earns_the_least_and_ends_the_episode_or_is_told() -> N
     assert record.decisions[2].candidates[0].score == Score(-0.25, -0.25)
 
 
-def test_being_cut_off_is_no_success() -> None:
+def test_truncation_is_not_success() -> None:
     env = make("pettingzoo", **WALKERS, style="compact", max_steps=1, success_return=0.1)
     record = episode(env, env.task("train", 0), walkers(lambda prompt, k: towards(prompt)))
     assert record.outcome.team_reward > 0.1 and not record.outcome.success
 
 
-def test_masked_actions_are_named_and_refused() -> None:
+def test_only_unmasked_actions_are_listed_and_accepted() -> None:
     env = make("pettingzoo", env=f"{THIS}:masked", actions=["up", "down"])
     team = walkers(lambda prompt, k: ["Action: up", "Action: down"][k % 2])
     (decision, *_) = episode(env, env.task("train", 0), team, candidates=2).decisions
@@ -136,7 +136,7 @@ def test_text_actions_have_to_be_in_their_space() -> None:
     assert [candidate.score == Score(-1, -1) for candidate in decision.candidates] == [False, True, True]
 
 
-def test_other_observations_are_made_texts_by_a_function() -> None:
+def test_a_function_converts_other_observations_to_text() -> None:
     with pytest.raises(EnvironmentConfigError, match=r"observes a list, not a text; .*observe='module:function'"):
         make("pettingzoo", env=f"{THIS}:numbers", actions=["up", "down"])
     env = make("pettingzoo", env=f"{THIS}:numbers", actions=["up", "down"], observe=f"{THIS}:words", style="compact")
@@ -144,7 +144,7 @@ def test_other_observations_are_made_texts_by_a_function() -> None:
     assert re.fullmatch(r"north: \d+ \d+", "".join(map(chr, decision.prompt_ids)))
 
 
-def test_every_instance_is_closed_and_our_dice_are_left_alone() -> None:
+def test_every_instance_is_closed_and_global_generators_are_restored() -> None:
     env = make("pettingzoo", env=f"{THIS}:counted", actions=["up", "down"], style="compact")
     ours, numpys = random.getstate(), np.random.get_state()[1].tolist()
     episode(env, env.task("train", 0), walkers(lambda prompt, k: ["up", "down", "?"][k % 3]), candidates=3)
@@ -153,19 +153,19 @@ def test_every_instance_is_closed_and_our_dice_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", ["start", "reward", "observation"])
-def test_an_environment_that_is_not_repeatable_is_refused(kind: str) -> None:
-    with pytest.raises(EnvironmentConfigError, match=f"env='{THIS}:unsteady' is not repeatable"):
+def test_an_environment_that_is_not_deterministic_is_refused(kind: str) -> None:
+    with pytest.raises(EnvironmentConfigError, match=f"env='{THIS}:unsteady' is not deterministic"):
         make("pettingzoo", env=f"{THIS}:unsteady", actions=["up", "down"], options={"kind": kind})
 
 
-def test_one_that_turns_out_so_in_play_ends_the_run_with_one_line() -> None:
+def test_one_that_is_found_so_in_an_episode_ends_the_run_with_one_line() -> None:
     env = make("pettingzoo", env=f"{THIS}:unsteady", actions=["up", "down"], options={"kind": "late"}, style="compact")
-    with pytest.raises(EnvironmentConfigError, match="is not repeatable") as caught:
+    with pytest.raises(EnvironmentConfigError, match="is not deterministic") as caught:
         episode(env, env.task("train", 0), walkers(lambda prompt, k: "up"))
     assert "\n" not in str(caught.value)
 
 
-def test_global_dice_are_repeatable_for_an_environment_that_uses_them() -> None:
+def test_global_generators_are_seeded_for_an_environment_that_uses_them() -> None:
     check_environment(
         here("pettingzoo"),
         {"env": f"{THIS}:unsteady", "options": {"kind": "global"}, "actions": ["up", "down"]},
@@ -185,11 +185,11 @@ def test_openings_decide_the_split_and_a_single_one_is_refused() -> None:
     assert env.fingerprint(env.task("train", 0)) == env.fingerprint(env.task("val", 0))
 
 
-def test_streets_of_validation_are_not_walked_in_training() -> None:
+def test_validation_streets_are_not_in_training() -> None:
     def wander(task: Any) -> Mapping[str, Script]:
         return walkers(lambda prompt, k: random.Random(f"{prompt} {k}").choice(("up", "down")))
 
-    few = {"options": {"houses": 8}, "style": "compact"}  # so few that every place is met
+    few = {"options": {"houses": 8}, "style": "compact"}  # so few that all positions occur
     check_environment(here("pettingzoo"), {**WALKERS, **few}, legal=wander, plays=150, tasks=5, episodes=0)
     by_opening = {"env": f"{THIS}:nameless", "actions": ["up", "down"], **few}
     with pytest.raises(EnvironmentContractError, match="leave out of task_key what moves change"):
@@ -204,7 +204,7 @@ def test_streets_of_validation_are_not_walked_in_training() -> None:
         ({"env": "meetings:env"}, "env='meetings:env': ModuleNotFoundError"),
         ({"env": "meeting:make"}, "has no 'make'"),
         ({"env": "meeting:env", "options": {"streets": 2}}, "cannot be made, TypeError.*streets"),
-        ({"env": "builtins:dict"}, "makes a dict, not an AECEnv"),
+        ({"env": "builtins:dict"}, "returns a dict, not an AECEnv"),
         ({"env": "meeting:env", "actions": ["up"]}, "actions names 1 actions.*Discrete"),
         ({"env": f"{THIS}:boxes"}, "action space of 'north' is Box.*Discrete or Text"),
         ({"env": f"{THIS}:spaced"}, "its agent 'north side' is no identifier"),
@@ -217,7 +217,7 @@ def test_streets_of_validation_are_not_walked_in_training() -> None:
     ],
 )
 def test_options_are_refused_with_one_line(options: dict[str, Any], message: str | None) -> None:
-    if message is None:  # a module alone means its `env`, as PettingZoo has it
+    if message is None:  # of a module its `env` is used, as in PettingZoo
         make("pettingzoo", **options)
         return
     with pytest.raises(EnvironmentConfigError, match=message) as caught:

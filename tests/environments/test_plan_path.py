@@ -1,14 +1,9 @@
-"""Plan-Path: the tasks dealt out, and the rewards worked by hand."""
+"""Plan-Path: tasks, and rewards computed by hand."""
 
 from __future__ import annotations
 
-import hashlib
-import os
 import random
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,27 +18,6 @@ from verl_atgrpo.environments.plan_path import PlanPath
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, team_reward, walk
 
 # ------------------------------------------------------------------ tasks
-
-
-def test_tasks_are_the_same_in_another_process(tmp_path: Path) -> None:
-    code = """
-import hashlib, sys
-from verl_atgrpo.environment import make
-env = make("plan_path", size=6, seed=3)
-text = "".join(env.fingerprint(env.task(split, index)) for split in ("train", "val") for index in range(20))
-sys.stdout.write(hashlib.sha256(text.encode()).hexdigest())
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONHASHSEED": "12345"},
-    )
-    assert done.returncode == 0, done.stderr
-    env = PlanPath(size=6, seed=3)
-    text = "".join(env.fingerprint(env.task(split, index)) for split in ("train", "val") for index in range(20))
-    assert done.stdout == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_tasks_differ_by_index_split_and_seed() -> None:
@@ -63,7 +37,7 @@ def test_splits_are_disjoint_reachable_and_decided_by_the_grid(options: dict[str
             assert task.distance[task.start] == len(solve(env.fingerprint(task))) >= env.min_distance
             seen.add(env.task_key(task))
     assert not prints["train"] & prints["val"]
-    # Walls and goal alone decide, so splits stay disjoint where the seeds differ or the indices run on.
+    # Only walls and goal decide, so splits are disjoint for all seeds and indices.
     for split, seen in prints.items():
         assert {split_of(text) for text in seen} == {split}
     other = PlanPath(**options, seed=99)
@@ -78,7 +52,7 @@ def test_fingerprint_tells_start_and_goal_and_walls_apart() -> None:
 
 
 @pytest.mark.parametrize("min_distance", [1, 2])
-def test_an_environment_without_tasks_says_so_instead_of_searching_for_ever(min_distance: int) -> None:
+def test_an_environment_without_tasks_is_an_error_and_no_endless_search(min_distance: int) -> None:
     """A 2x2 grid without walls has 12 tasks, 4 of them diagonal: none of those 4 may belong to validation."""
     with cpu_limit(60):
         try:
@@ -161,18 +135,18 @@ def test_scores_by_hand(moves: str | None, team: float, local: float) -> None:
     assert score.local == pytest.approx(local)
 
 
-def test_progress_is_paid_once_against_the_closest_point() -> None:
+def test_progress_is_rewarded_once_relative_to_the_closest_point() -> None:
     there = walk(State.initial(CORRIDOR), "RR").end
     assert team_reward(State.initial(CORRIDOR), there) == 0.5
     back = walk(there, "L").end
     assert team_reward(there, back) == 0
-    assert team_reward(back, walk(back, "R").end) == 0  # (0, 2) was paid before
+    assert team_reward(back, walk(back, "R").end) == 0  # (0, 2) was rewarded before
     assert team_reward(back, walk(back, "RR").end) == 0.25
     assert team_reward(back, walk(back, "RRR").end) == 1
 
 
 def test_going_back_and_forth_earns_nothing_after_the_first_visit() -> None:
-    """Trap 4: stepping back and forth paid more than solving."""
+    """In the reference code stepping back and forth earns more than solving."""
     env = PlanPath(size=5, tool="moves", max_turns=30)
 
     def bounce(prompt: str, k: int) -> str:
@@ -185,7 +159,7 @@ def test_going_back_and_forth_earns_nothing_after_the_first_visit() -> None:
     assert sum(paid) < sum(decision.candidates[0].score.team for decision in of("planner", solved)) == 1
     assert not record.outcome.success
     assert record.outcome.team_reward == 0 < solved.outcome.team_reward == 1
-    # At every decision of the way the walk to the goal is worth more than the next bounce.
+    # At every decision walking to the goal earns more than the next step back and forth.
     state = State.initial(CORRIDOR)
     for step in "RLRLRL":
         best = env.score_answer(state, solve(CORRIDOR.draw(state.position)))
@@ -210,7 +184,7 @@ def test_wandering_never_earns_as_much_as_solving(answers: list[str], index: int
 
 @pytest.mark.parametrize("seed", range(5))
 def test_few_shot_examples_differ_in_their_answers(seed: int) -> None:
-    """Those of plan_path_smollm2 all answered the same letter, and so did the model."""
+    """With equal answers in all examples of plan_path_smollm2, the model copied that answer."""
     options = {"size": 3, "wall_density": 0.1, "max_moves": 1, "tool": "moves", "seed": seed}
     for count, distinct in ((2, 2), (4, 4), (6, 4)):
         env = PlanPath(few_shot=count, **options)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Plan-Path as a team plays it: episodes, programs, options."""
+"""Plan-Path with a team: episodes, programs, options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from verl_atgrpo.sandbox.runner import ExecutionResult, Limits, run_python
 
 @pytest.mark.parametrize("options", STYLES)
 def test_the_prompt_shows_where_the_walker_is(options: dict[str, Any]) -> None:
-    """Trap 4: the reference prompt shows the start, not the current position."""
+    """The reference prompt shows the start, not the current position."""
     env = PlanPath(size=5, max_turns=3, **options)
     answer = "RR" if options["style"] == "compact" else full("RR")
     record = episode(env, task_from("P.... ....G ..... ..... ....."), lambda prompt, k: "-", lambda prompt, k: answer)
@@ -59,7 +59,7 @@ def test_the_planner_sees_the_draft_and_where_it_leads(options: dict[str, Any]) 
     assert "goal" not in short
     assert ("12" if compact else "row 1, column 2") in short
     assert ("02" if compact else "row 0, column 2") in illegal
-    assert illegal != question("RR")  # where it leads is the same, but one of them hits the border
+    assert illegal != question("RR")  # both lead to the same cell, but one hits the border
     assert "none" in invalid if compact else "no valid moves" in invalid
 
 
@@ -72,7 +72,7 @@ def test_the_planner_sees_the_committed_draft() -> None:
     assert [candidate.reward for candidate in draft.candidates] == pytest.approx([0.2, 2, 1.5, 0])
     assert "R, R, R, R" in prompt_of(plan)
     assert [candidate.reward for candidate in plan.candidates] == pytest.approx([1.25, 1.5, 1.75, 2])
-    assert record.outcome.success  # the walker moved by the committed plan, once
+    assert record.outcome.success  # the walker moved once, by the committed plan
 
 
 @pytest.mark.parametrize("options", STYLES)
@@ -116,7 +116,7 @@ def test_programs_of_the_tool_user_are_run_and_scored(monkeypatch: pytest.Monkey
     quick = functools.partial(run_python, limits=Limits(cpu_seconds=1, wall_seconds=HANG))
     monkeypatch.setattr(drafting, "run_python", quick)
     answers = {
-        program("print(list('RRRR'), flush=True)\nwhile True: pass"): (0, 0.1),  # timed out, though it printed the way
+        program("print(list('RRRR'), flush=True)\nwhile True: pass"): (0, 0.1),  # timed out after printing the path
         program("raise SystemExit(1)"): (0, 0.1),
         program("print(list('RRRR'))\nraise ValueError"): (0, 0.1),
         program("print('no idea')"): (0, 0.2),
@@ -133,15 +133,15 @@ def test_programs_of_the_tool_user_are_run_and_scored(monkeypatch: pytest.Monkey
     assert [candidate.score.team for candidate in draft.candidates] == pytest.approx(teams)
     assert [candidate.score.local for candidate in draft.candidates] == pytest.approx(locals_)
     assert draft.committed == len(texts) - 1
-    told = prompt_of(plan)
-    assert textwrap.indent(texts[-1], "> ") in told
-    assert "['R', 'R', 'R', 'R']" in told
-    assert "R, R, R, R. They lead to the goal" in told
+    shown = prompt_of(plan)
+    assert textwrap.indent(texts[-1], "> ") in shown
+    assert "['R', 'R', 'R', 'R']" in shown
+    assert "R, R, R, R. They lead to the goal" in shown
     assert record.outcome.success
 
 
-def test_the_planner_is_told_what_the_scored_run_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program may print something else each time; the draft shown must be the one that was scored."""
+def test_the_planner_sees_the_output_of_the_scored_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program's output may vary; the draft in the prompt must be the one that was scored."""
     outputs = iter(["['R', 'R', 'R', 'R']", "['D']", "['D']"])
 
     async def unsteady(code: str, **kwargs: Any) -> ExecutionResult:
@@ -230,7 +230,7 @@ def test_make_builds_by_name_by_path_and_by_registration(monkeypatch: pytest.Mon
 # ------------------------------------------------------------------ prompts of instruct models
 
 
-def test_full_prompts_say_where_everything_is_and_name_a_method() -> None:
+def test_full_prompts_have_all_positions_and_a_method() -> None:
     env = PlanPath(size=5)
     state = walk(State.initial(WALLED), "DD").end
     program, plan = env.draft_prompt(state)[-1]["content"], env.plan_prompt(state, Draft("-", "D"))[-1]["content"]
@@ -251,7 +251,7 @@ def test_prompts_with_examples_and_compact_ones_ask_for_the_answer_at_once() -> 
 
 
 @pytest.mark.parametrize("state", [State.initial(WALLED), walk(State.initial(WALLED), "DDD").end])
-def test_a_printed_list_that_solves_is_worth_most_and_one_that_leads_nowhere_less_than_half(state: State) -> None:
+def test_a_printed_list_that_solves_earns_most_and_one_without_progress_less_than_half(state: State) -> None:
     env = PlanPath(size=5)
     best = env.score_printed(state, solve(WALLED.draw(state.position)))
     assert best == Score(1, 1)

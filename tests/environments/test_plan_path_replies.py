@@ -1,4 +1,4 @@
-"""Plan-Path: replies and printed lists as they are read, huge, hostile and echoed ones among them."""
+"""Plan-Path: parsing of replies and printed lists, including huge, hostile and echoed ones."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_replies_without_moves(reply: str) -> None:
         *("Moves: R", "Moves: r, d", "**R**", "right", "['R']", "\\boxed{R}"),
     ],
 )
-def test_compact_replies_are_nothing_but_letters(reply: str) -> None:
+def test_compact_replies_have_only_letters(reply: str) -> None:
     assert parse_moves(reply, "compact", 9) is None
 
 
@@ -138,11 +138,11 @@ def test_a_megabyte_is_read_quickly(text: str) -> None:
     parse_moves(text, "full", 40)
     parse_moves(text, "compact", 40)
     parse_printed(text, 40)
-    assert time.process_time() - before < 30  # it takes .2; what is quadratic, hours
+    assert time.process_time() - before < 30  # takes .2 s; quadratic time would be hours
 
 
-def test_all_that_a_program_may_print_is_read_quickly() -> None:
-    # The event loop of the rollout waits meanwhile, and with it every other episode of the worker.
+def test_the_longest_output_of_a_program_is_read_quickly() -> None:
+    # Parsing blocks the worker's event loop and so all its episodes.
     text = f"[{','.join(['1'] * (Limits().output_bytes // 2 - 2))}]"
     before = time.process_time()
     assert parse_printed(text, 40) is None
@@ -150,7 +150,7 @@ def test_all_that_a_program_may_print_is_read_quickly() -> None:
 
 
 def test_model_output_is_never_evaluated(tmp_path: Path) -> None:
-    """Trap 3: the reference code parsed answers with eval()."""
+    """The reference code parses answers with eval()."""
     witness = tmp_path / "touched"
     attack = f"[__import__('os').system('touch {witness}')]"
     for text in (attack, f"Moves: {attack}", f"noise\n{attack}", f"(lambda: {attack})()"):
@@ -200,7 +200,7 @@ replies = st.one_of(st.text(), almost, almost.map("Moves: {}".format), almost.ma
 
 @settings(deadline=None, max_examples=100)
 @given(replies, st.sampled_from(["full", "compact"]), st.sampled_from(states_on_the_way()))
-def test_any_reply_gets_a_finite_score_and_leaves_the_state_alone(reply: str, style: Any, state: State) -> None:
+def test_any_reply_gets_a_finite_score_and_leaves_the_state_unchanged(reply: str, style: Any, state: State) -> None:
     env = PlanPath(size=5, style=style, tool="moves")
     before = copy.deepcopy(state)
     moves = env.parse(reply)

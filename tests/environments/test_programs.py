@@ -1,4 +1,4 @@
-"""Judging programs on golden tests: programs and functions, what is shown of them, cheats, and HumanEval."""
+"""Running programs on golden tests: programs, functions, shown results, exploits, HumanEval."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from verl_atgrpo.sandbox.runner import Limits
     ("program", "built", "ran", "passed"),
     [
         ("print(2 * int(input()))", True, True, [True] * 4),
-        ("print(2 * int(input()), end='  \\n\\n ')", True, True, [True] * 4),  # trailing space does not matter
+        ("print(2 * int(input()), end='  \\n\\n ')", True, True, [True] * 4),  # trailing spaces are ignored
         ("n = int(input())\nif n < 0: raise SystemExit(3)\nprint(n * 2)", True, True, [True, True, False, True]),
         ("print(2 * int(input()))\n1 / 0", True, False, [False] * 4),
         ("print(2.0 * int(input()))", True, True, [False] * 4),  # numbers are texts
@@ -90,7 +90,7 @@ def test_values_keep_their_types() -> None:
     assert verdict(strict, "def flip(x): return x[1], x[0]").passed == (True, False)  # not in code of the data
 
 
-def test_what_programs_gave_is_shown() -> None:
+def test_results_of_programs_are_shown() -> None:
     assert verdict(DOUBLE, "print(7)", Exchange("1", "2")).shown == ("7",)
     assert verdict(DOUBLE, "print(7)\n1 / 0", Exchange("1", "2")).shown == ("7\nZeroDivisionError: division by zero",)
     assert verdict(DOUBLE, "while 1: 1", Exchange("1", "2")).shown == ("(time limit)",)
@@ -130,7 +130,7 @@ HACKS = {
 
 @pytest.mark.parametrize("name", HACKS)
 @pytest.mark.parametrize("problem", [ADD, ASSERTED], ids=["calls", "asserts"])
-def test_no_hack_passes(name: str, problem: Problem) -> None:
+def test_no_exploit_passes(name: str, problem: Problem) -> None:
     assert sum(verdict(problem, HACKS[name]).passed) == 0
 
 
@@ -167,14 +167,14 @@ def add(a):
 
 
 @needs_namespaces
-def test_golden_values_are_nowhere_to_be_found() -> None:
+def test_programs_cannot_find_golden_values() -> None:
     tests = (Call((1,), "kumquat"), Asserts("assert candidate(2) == 'kumquat'"), Call(("kumquat",), "apple"))
     found = verdict(ADD, SEARCH, *tests)
     assert found.ran and found.shown == ("[]", "[]", "['objects']")  # the last one: it would have been found
 
 
 @needs_namespaces
-def test_expected_output_is_nowhere_to_be_found() -> None:
+def test_programs_cannot_find_expected_output() -> None:
     code = "import os, sys\nfolder = os.path.dirname(sys.argv[0])\nprint(sys.stdin.read(), os.listdir('.'))\n"
     code += "print(open(sys.argv[0]).read(), sorted(os.environ), os.path.exists(folder + '/stdin'))"
     found = verdict(DOUBLE, code, Exchange("in_1234", "out_" + "1234"))

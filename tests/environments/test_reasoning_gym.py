@@ -1,4 +1,4 @@
-"""reasoning-gym: tasks and splits, what an answer earns, and which replies never reach a scorer."""
+"""reasoning-gym: tasks, splits, scores of answers, and replies that are not passed to a scorer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def gold(style: str) -> Any:
 
 
 def here(name: str) -> Callable[..., Environment]:
-    """Made in this process alone: the other one, which has to import much, is tried with sums."""
+    """Makes environments only in this process: imports in another one are slow, and are tested with sums."""
     return lambda **options: make(name, **options)
 
 
@@ -63,7 +63,7 @@ def test_sums_keep_the_contract(name: Any, style: str) -> None:
 
 
 @pytest.mark.parametrize("dataset", ["rotate_matrix", "prime_factorization", "syllogism"])
-def test_data_sets_that_pay_for_parts_or_raise_on_words_keep_it_too(dataset: str) -> None:
+def test_data_sets_with_partial_scores_or_raising_scorers_keep_it_too(dataset: str) -> None:
     check_environment(
         here("reasoning_gym"), {"dataset": dataset}, gold=gold("full"), tasks=5, episodes=1, bounds=(0, 1)
     )
@@ -77,7 +77,7 @@ def test_a_composite_keeps_it_and_scores_each_task_by_its_own_data_set() -> None
     assert {task.entry["metadata"]["source_dataset"] for task in tasks} == {"leg_counting", "spell_backward"}
 
 
-def test_splits_share_no_question_and_no_task_disturbs_our_dice() -> None:
+def test_splits_share_no_question_and_global_generators_are_restored() -> None:
     env = make("reasoning_gym", **SUMS)
     before = random.getstate()
     train, val = ({env.fingerprint(env.task(split, index)) for index in range(200)} for split in ("train", "val"))
@@ -93,7 +93,7 @@ def test_repeating_the_question_earns_no_more_than_the_format(dataset: str) -> N
         assert env.grade(task, env.parse(reply)) == 0
 
 
-def test_an_answer_counts_in_the_agreed_format_alone() -> None:
+def test_an_answer_counts_only_in_the_agreed_format() -> None:
     env = make("reasoning_gym", **SUMS)
     assert env.parse("3 or <answer>4</answer>, so\n<answer> 5\n6 </answer>\n") == "5\n6"
     for reply in (
@@ -109,7 +109,7 @@ def test_an_answer_counts_in_the_agreed_format_alone() -> None:
 
 
 def test_data_sets_whose_scorers_evaluate_replies_are_refused() -> None:
-    """Those that call eval or parse_expr on what they are given as the answer, in the version that is installed."""
+    """Those of the installed version that call eval or parse_expr on the answer."""
     from reasoning_gym.factory import DATASETS
 
     evaluating = {
@@ -120,16 +120,16 @@ def test_data_sets_whose_scorers_evaluate_replies_are_refused() -> None:
     assert "countdown" in evaluating
     assert evaluating == set(_EVALUATING)
     for name in evaluating:
-        with pytest.raises(EnvironmentConfigError, match="evaluates what a model writes"):
+        with pytest.raises(EnvironmentConfigError, match="evaluates replies"):
             make("reasoning_gym", dataset=name)
 
 
-def test_a_number_that_would_be_written_down_in_full_is_no_answer() -> None:
+def test_a_number_with_too_many_digits_is_no_answer() -> None:
     coins = make("reasoning_gym", dataset="coin_flip", style="compact")
     assert coins.grade(coins.task("train", 0), "1e999,999,999") == 0
 
 
-def test_the_team_is_told_what_was_wrong_and_never_what_is_right() -> None:
+def test_the_team_sees_wrong_answers_and_never_the_correct_one() -> None:
     env = make("reasoning_gym", **SUMS, max_turns=3)
     task = next(task for index in range(50) if len((task := env.task("train", index)).entry["answer"]) == 3)
     prompts: list[str] = []
@@ -145,7 +145,7 @@ def test_the_team_is_told_what_was_wrong_and_never_what_is_right() -> None:
     assert not any(task.entry["answer"] in prompt.replace(asked, "") for prompt in prompts)
 
 
-def test_a_draft_is_paid_like_an_answer_and_the_checker_decides() -> None:
+def test_a_draft_is_scored_like_an_answer_and_the_checker_decides() -> None:
     env = make("reasoning_gym", **SUMS, max_turns=1)
     task = env.task("val", 0)
     right, wrong = written(task.entry["answer"], "full"), written("none", "full")
@@ -167,8 +167,8 @@ def test_a_draft_is_paid_like_an_answer_and_the_checker_decides() -> None:
         ({"dataset": "chain_sum", "options": {"seed": 3}}, "options.seed=3"),
         ({"dataset": "composite"}, "options.datasets is a list"),
         ({"dataset": "composite", "options": {"datasets": [{"name": "composite"}]}}, "no data set 'composite'"),
-        ({"dataset": "simple_integration"}, "evaluates what a model writes"),
-        ({"dataset": "game_of_life_halting"}, "gives 1 for words that are no answer"),
+        ({"dataset": "simple_integration"}, "evaluates replies"),
+        ({"dataset": "game_of_life_halting"}, "gives 1 for a wrong answer"),
     ],
 )
 def test_refused_with_one_line(options: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Tasks from data sets: what is read, and what is refused with one line."""
+"""Tasks from data sets: reading files, and errors in one line."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ def test_damaged_files_are_refused_with_one_line(name: str, tmp_path: Path) -> N
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "none.jsonl"
     path.write_text("\n")
-    with pytest.raises(EnvironmentConfigError, match="there is no row in it"):
+    with pytest.raises(EnvironmentConfigError, match="it has no rows"):
         list(read_records({"path": str(path)}, "train", COLUMNS))
 
 
-def test_a_data_set_of_the_hub_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_of_the_hub_is_loaded_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     asked: list[Any] = []
 
@@ -109,7 +109,7 @@ def test_a_data_set_that_only_a_script_can_load_is_refused_with_one_line(monkeyp
         ("hf://datasets/org/sums@refs%2Fpr%2F5/sums.parquet", ("org/sums", "sums.parquet", "refs/pr/5")),
     ],
 )
-def test_a_file_of_the_hub_is_read_like_one_here(
+def test_a_file_of_the_hub_is_read_like_a_local_one(
     path: str, asked: tuple[str, str, str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub = pytest.importorskip("huggingface_hub")

@@ -1,4 +1,4 @@
-"""Replies as instruct models write them, for every environment: what each is read as, or that it is none."""
+"""Parsing of replies as instruct models write them, for every environment."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from verl_atgrpo.environments.adapters import reasoning_gym as reasoning_gym_dat
 from verl_atgrpo.environments.code import replies as coding_replies
 from verl_atgrpo.environments.code.programs import Call, Exchange, Problem
 from verl_atgrpo.environments.common import moves
+from verl_atgrpo.environments.common.replies import extract_python
 from verl_atgrpo.environments.math import answers as math_answers
 from verl_atgrpo.environments.sudoku import replies as sudoku_replies
-from verl_atgrpo.sandbox.runner import extract_python
 
 MOVES: dict[str, str | None] = {
     "**Moves:** R, D": "RD",
@@ -251,15 +251,15 @@ CASES = [(name, reply, wanted) for name, (_, table) in READERS.items() for reply
 
 
 @pytest.mark.parametrize(("name", "reply", "wanted"), CASES)
-def test_what_models_write_is_read_and_what_is_ambiguous_is_not(name: str, reply: str, wanted: object) -> None:
+def test_usual_forms_parse_and_ambiguous_ones_do_not(name: str, reply: str, wanted: object) -> None:
     assert READERS[name][0](reply) == wanted
 
 
 @pytest.mark.parametrize(
     ("name", "reply"), [(name, reply) for name, reply, _ in CASES if not name.startswith(("printed", "calls", "ans"))]
 )
-def test_compact_replies_know_no_markup(name: str, reply: str) -> None:
-    """The formats of the tiny models stand: what is trained with them is measured."""
+def test_compact_replies_have_no_markup(name: str, reply: str) -> None:
+    """The formats of tiny models must not change, because measurements depend on them."""
     if name == "moves":
         assert moves.parse_moves(reply, "compact", 9) is None
     elif name == "grids" and reply != ROWS:
@@ -275,7 +275,7 @@ def test_compact_replies_know_no_markup(name: str, reply: str) -> None:
 @pytest.mark.parametrize("change", [str, str.swapcase])
 @pytest.mark.parametrize("example", ["Input: 3\nOutput: 6", "Input:\n```\n3\n```\nOutput:\n```\n6\n```"])
 def test_an_example_of_the_statement_is_no_test(example: str, change: Callable[[str], str]) -> None:
-    """Copied word for word it would be passed by every solution."""
+    """Every solution would pass a copied example."""
     problem = Problem(f"Double it.\n\n{example}", DOUBLE.tests)
     assert coding_replies.parse_test(change(problem.statement), problem) is None
     assert coding_replies.parse_test(change(example), problem) is None
@@ -322,9 +322,32 @@ HUGE = [
 
 @pytest.mark.parametrize("text", HUGE)
 def test_long_replies_are_read_in_linear_time(text: str) -> None:
-    """40,000 characters of fences once took 1.3 s, and a hundred times as long ten times as many."""
+    """Earlier, 40,000 characters of fences took 1.3 s, in quadratic time."""
     reply = text * (LONG // len(text))
     for name, (read, _) in READERS.items():
         before = time.process_time()
         read(reply)
         assert time.process_time() - before < 20, name
+
+
+@pytest.mark.parametrize(
+    ("reply", "code"),
+    [
+        ("no code", None),
+        ("```python\nx = 1\n", None),
+        ("a\n```python\nx = 1\n```\nb\n```python\ny = '```'\n```\nend", "y = '```'\n"),
+        ("```python\r\nx\r\n```\r\n", "x\r\n"),
+        ("```python\n```", ""),
+    ],
+)
+def test_extract_python(reply: str, code: str | None) -> None:
+    assert extract_python(reply) == extract_python(reply, strict=True) == code
+
+
+def test_code_blocks_are_read_in_linear_time() -> None:
+    """Earlier, 40,000 characters took 1.3 s and a megabyte more than ten minutes."""
+    before = time.process_time()
+    for line in ("```python\n", "```\n", "```python\nx\n", "`"):
+        for strict in (False, True):
+            extract_python(line * (1_000_000 // len(line)), strict)
+    assert time.process_time() - before < 20

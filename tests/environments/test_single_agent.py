@@ -1,4 +1,4 @@
-"""The single agent that teams are compared with: one agent, one kind of prompt, nobody's draft, output or verdict."""
+"""The single agent that teams are compared with: one agent, no drafts, tool outputs or verdicts in its prompts."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ GAMES: Mapping[str, dict[str, Any]] = {
 }
 DRAFTS = {"plan_path": "moves", "sokoban": "moves", "sudoku": "grid"}
 HINTS = re.compile(r"draft(?!\d|$)|tool user|planner|team|printed|program|```python|verdict|wrong", re.MULTILINE)
-"""What a team's prompts speak of; compact ones begin with the word `draft`."""
+"""Words of a team's prompts; compact prompts begin with `draft`."""
 
 
 def episode(env: Environment, task: object, reply: Any) -> tuple[EpisodeRecord, list[str]]:
-    """Plays an episode with one script and returns it with the prompts."""
+    """Plays an episode with one script; returns it with its prompts."""
     asked: list[str] = []
 
     def script(prompt: str, k: int) -> str:
@@ -49,16 +49,16 @@ def episode(env: Environment, task: object, reply: Any) -> tuple[EpisodeRecord, 
 
 @pytest.mark.parametrize("style", ["full", "compact"])
 @pytest.mark.parametrize("name", GAMES)
-def test_in_games_it_sees_the_state_alone_for_as_many_turns(name: str, style: str) -> None:
+def test_in_games_it_sees_only_the_state_for_as_many_turns(name: str, style: str) -> None:
     single = make(f"{name}_single", **GAMES[name], style=style)
     team = make(name, **GAMES[name], style=style, tool=DRAFTS[name])
     assert single.agents == ("solo",)
     assert single.task("val", 3) == team.task("val", 3)
     record, asked = episode(single, single.task("val", 3), lambda prompt, turn: "?")
     assert [(decision.agent, decision.turn) for decision in record.decisions] == [("solo", n) for n in range(3)]
-    assert len(set(asked)) == 1  # nothing was played, and nothing is said of that
+    assert len(set(asked)) == 1  # nothing was played, and the prompt does not mention it
     assert not HINTS.search(asked[0])
-    # The board is the team's, to the letter: what the planner sees is it and the draft.
+    # The board is exactly the team's; the planner's prompt adds the draft.
     _, teams = episode(team, team.task("val", 3), lambda prompt, turn: "?")
     assert asked[0] == teams[0]
 
@@ -72,7 +72,7 @@ def test_the_next_prompt_shows_where_its_answer_led() -> None:
     assert len(set(asked)) == len(asked) == min(4, len(there))
 
 
-def test_what_it_earns_is_what_the_planner_earns() -> None:
+def test_its_scores_are_the_planner_s() -> None:
     from fakes.sudoku_players import written
 
     single: Any = make("sudoku_single", style="compact")
@@ -82,7 +82,7 @@ def test_what_it_earns_is_what_the_planner_earns() -> None:
 
 
 @pytest.mark.parametrize("name", GAMES)
-def test_a_team_s_options_are_refused_unless_they_are_taken_back(name: str) -> None:
+def test_a_team_s_options_are_refused_unless_they_are_null(name: str) -> None:
     for option, value in (("tool", DRAFTS[name]), ("tool", "python"), ("require_isolation", True)):
         with pytest.raises(EnvironmentConfigError, match=f"{option} is not an option of '{name}_single'"):
             make(f"{name}_single", **{option: value})
@@ -91,7 +91,7 @@ def test_a_team_s_options_are_refused_unless_they_are_taken_back(name: str) -> N
         make(f"{name}_single", style="terse")
 
 
-def test_the_states_of_these_games_know_no_draft() -> None:
+def test_the_states_of_these_games_have_no_draft() -> None:
     for state in (PathState, BoardState, SudokuState):
         assert not any("draft" in field for field in state.__dataclass_fields__)
 
@@ -107,7 +107,7 @@ def test_in_mathematics_it_sees_its_answers_until_it_repeats_one(style: str, tmp
     assert [decision.turn for decision in record.decisions] == [0, 1, 2]
     assert not any(HINTS.search(prompt) for prompt in asked)
     assert GOLD not in asked[1] and "1" in asked[1].splitlines()[-1] if style == "compact" else "boxed{1}" in asked[1]
-    # No answer twice is no repetition; and the last answer counts, right ones before it do not.
+    # Two missing answers are no repetition; the last answer counts, not earlier correct ones.
     record, _ = episode(env, env.task("train", 0), lambda prompt, turn: "?")
     assert record.outcome.metrics == {"turns": 4}
     record, _ = episode(env, env.task("train", 0), lambda prompt, turn: box(GOLD) if turn == 1 else box(str(turn)))
@@ -116,7 +116,7 @@ def test_in_mathematics_it_sees_its_answers_until_it_repeats_one(style: str, tmp
 
 @pytest.mark.parametrize("style", ["full", "compact"])
 def test_in_coding_it_sees_its_program_until_it_repeats_it(style: str, tmp_path: Path) -> None:
-    # A busy machine must not make a program late.
+    # Programs must not time out on a busy machine.
     env = make("code_single", **sections(tmp_path), max_turns=4, style=style, cpu_seconds=60)
     assert env.agents == ("solo",)
     task = env.task("train", 0)
@@ -126,13 +126,13 @@ def test_in_coding_it_sees_its_program_until_it_repeats_it(style: str, tmp_path:
     assert record.outcome.success and record.outcome.metrics == {"turns": 4, "passed": 1}
     assert not any(re.search("tester|On this input|Write one test|They do not agree", prompt) for prompt in asked)
     if style == "full":
-        assert "> print(1)" in asked[1] and "> print(1)" in asked[2]  # no program: the last one stands
+        assert "> print(1)" in asked[1] and "> print(1)" in asked[2]  # no program: the last one is kept
         assert "so far" not in asked[0]
     record, _ = episode(env, task, lambda prompt, turn: said[0])
-    assert record.outcome.metrics["turns"] == 2  # it repeats itself, and nobody says that it is wrong
+    assert record.outcome.metrics["turns"] == 2  # repeated, without a verdict
 
 
-def test_in_reasoning_gym_it_is_not_told_whether_it_is_right() -> None:
+def test_in_reasoning_gym_its_prompts_show_no_verdict() -> None:
     pytest.importorskip("reasoning_gym")
     options = {"dataset": "chain_sum", "max_turns": 3, "style": "compact"}
     env: Any = make("reasoning_gym_single", **options)

@@ -1,4 +1,4 @@
-"""Sokoban as a team's game: rewards, replies and prompts, episodes, options."""
+"""Sokoban with a team: rewards, replies, prompts, episodes, options."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from verl_atgrpo.environments.sokoban.levels import solve
         (ROOM, "RRR", 1, 1),  # format .1, legal .1, clear of deadlocks .8
         (ROOM, "RRRR", 1, 1),
         (ROOM, "R", 0, 1),
-        (ROOM, "U", 0, 0.2),  # the boxes stand where they stood
+        (ROOM, "U", 0, 0.2),  # the boxes did not move
         (ROOM, "UDUDUD", 0, 0.2),
         (ROOM, "RURRDL", 0, 0.2),  # there and back again
         (ROOM, "L", 0, 0.1),
@@ -53,7 +53,7 @@ from verl_atgrpo.environments.sokoban.levels import solve
         (TWO, "RR", 1 / 2, 1),
         (TWO, "RRDLLDRR", 1, 1),
         (TWO, "RRR", 0, 0.2),  # past the target into the corner
-        (board("@*__", "_$._"), "R", 0, 1),  # off its target: not paid, and not taken away
+        (board("@*__", "_$._"), "R", 0, 1),  # off its target: no reward and no penalty
     ],
 )
 def test_scores_by_hand(task: SokobanTask, moves: str | None, team: float, local: float) -> None:
@@ -80,7 +80,7 @@ def test_scores_of_printed_moves_by_hand(task: SokobanTask, moves: str, team: fl
     assert score.local == pytest.approx(local)
 
 
-def test_progress_is_paid_once() -> None:
+def test_progress_is_rewarded_once() -> None:
     env = Sokoban(tool="moves")
     state = State.initial(TWO)
     paid = []
@@ -93,8 +93,8 @@ def test_progress_is_paid_once() -> None:
 
 
 @pytest.mark.parametrize("answers", [["U", "D"], ["L"], ["URRDL"], ROUND_TRIP, ["RURRDL", "U", "D"], ["URD", "U"]])
-def test_going_to_and_fro_never_earns_as_much_as_solving(answers: list[str]) -> None:
-    """Trap 4: stepping back and forth paid more than solving."""
+def test_going_back_and_forth_never_earns_as_much_as_solving(answers: list[str]) -> None:
+    """In the reference code stepping back and forth earns more than solving."""
     env = Sokoban(tool="moves")
     idle = episode(env, ROOM, nothing, in_turn(*map(full, answers)))
     solved = episode(env, ROOM, nothing, oracle)
@@ -107,7 +107,7 @@ def test_going_to_and_fro_never_earns_as_much_as_solving(answers: list[str]) -> 
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.text("UDLR", min_size=1, max_size=8), max_size=20), st.integers(0, 15))
-def test_solving_is_worth_more_than_anything_else_at_every_decision(answers: list[str], index: int) -> None:
+def test_solving_earns_more_than_anything_else_at_every_decision(answers: list[str], index: int) -> None:
     env = Sokoban(boxes=2, tool="moves", seed=5)
     task = env.task("train", index)
     state, team, paid = State.initial(task), 0.0, []
@@ -123,7 +123,7 @@ def test_solving_is_worth_more_than_anything_else_at_every_decision(answers: lis
             paid.append(after.boxes)
         state = after
     assert team <= 1 / 2
-    assert len(set(paid)) == len(paid)  # no arrangement of the boxes is paid for twice
+    assert len(set(paid)) == len(paid)  # no arrangement of the boxes is rewarded twice
     assert task.boxes not in paid
 
 
@@ -181,7 +181,7 @@ replies = st.one_of(st.text(), almost, almost.map("Moves: {}".format), almost.ma
 
 @settings(deadline=None, max_examples=80)
 @given(replies, st.sampled_from(["full", "compact"]), st.sampled_from(states_on_the_way()))
-def test_any_reply_gets_the_same_score_again_and_leaves_the_state_alone(reply: str, style: Any, state: State) -> None:
+def test_any_reply_has_one_score_and_leaves_the_state_unchanged(reply: str, style: Any, state: State) -> None:
     env = Sokoban(style=style, tool="moves")
     before = copy.deepcopy(state)
     score = env.score_reply(state, reply)
@@ -197,22 +197,22 @@ def test_any_reply_gets_the_same_score_again_and_leaves_the_state_alone(reply: s
         assert 0.2 <= score.local <= 1 + 1e-9
 
 
-def test_the_planner_is_told_where_the_draft_leads() -> None:
-    def told(moves: str | None, **options: Any) -> str:
+def test_the_planner_sees_where_the_draft_leads() -> None:
+    def planned(moves: str | None, **options: Any) -> str:
         env = Sokoban(**options)
         return env.plan_prompt(State.initial(TWO), Draft("-", moves))[-1]["content"]
 
-    prompt = told("RR", tool="moves")
+    prompt = planned("RR", tool="moves")
     assert board_in(prompt) == TWO
     assert "R, R. They lead to this board:" in prompt
     assert board("__@*_", "_____", "_$_._").drawing.replace(" ", "-") in prompt
     assert "deadlock" not in prompt
-    assert "They solve the board." in told("RRDLLDRR", tool="moves")
-    assert "deadlock" in told("RRR", tool="moves")
-    assert "the next move is blocked" in told("RU", tool="moves")
-    assert "no valid moves" in told(None, tool="moves")
+    assert "They solve the board." in planned("RRDLLDRR", tool="moves")
+    assert "deadlock" in planned("RRR", tool="moves")
+    assert "the next move is blocked" in planned("RU", tool="moves")
+    assert "no valid moves" in planned(None, tool="moves")
     compact = {"tool": "moves", "style": "compact"}
-    leads = {moves: told(moves, **compact).splitlines()[-1] for moves in ("RR", "RRDLLDRR", "RRR", "RU", None)}
+    leads = {moves: planned(moves, **compact).splitlines()[-1] for moves in ("RR", "RRDLLDRR", "RRR", "RU", None)}
     assert leads == {
         "RR": "RR>131432",
         "RRDLLDRR": "RRDLLDRR>goal",
@@ -220,14 +220,14 @@ def test_the_planner_is_told_where_the_draft_leads() -> None:
         "RU": "RU>121332#",
         None: ">none",
     }
-    assert told("R", **compact).startswith("plan1112321434\n")
+    assert planned("R", **compact).startswith("plan1112321434\n")
 
 
 # ------------------------------------------------------------------ episodes
 
 
 @pytest.mark.parametrize("options", STYLES)
-def test_each_turn_starts_from_where_the_board_stands(options: dict[str, Any]) -> None:
+def test_each_turn_starts_from_the_current_board(options: dict[str, Any]) -> None:
     env = Sokoban(max_turns=4, **options)
     answer = "R" if options["style"] == "compact" else full("R")
     record = episode(env, ROOM, nothing, in_turn(answer))
@@ -251,7 +251,7 @@ def test_a_scripted_oracle_solves_every_board(style: Any) -> None:
 
 @pytest.mark.parametrize(("answer", "share"), [("-", 0), (full("D"), 0), (full("RR"), 0.5), (full("RRR"), 0)])
 def test_running_out_of_turns_is_failure(answer: str, share: float) -> None:
-    """Trap 5: in the reference code a time-out of Sokoban was success."""
+    """In the reference code running out of turns is success."""
     record = episode(Sokoban(tool="moves", max_turns=1), TWO, nothing, in_turn(answer))
     assert not record.outcome.success
     assert record.outcome.team_reward == share
@@ -320,13 +320,13 @@ def test_bad_options_are_refused_by_name_and_in_one_line(options: dict[str, Any]
 
 
 @pytest.mark.parametrize("options", [{"size": 5, "boxes": 9}, {"size": 5, "min_solution": 60}])
-def test_boards_that_there_are_none_of_are_refused_in_time(options: dict[str, Any]) -> None:
+def test_options_without_boards_are_refused_in_time(options: dict[str, Any]) -> None:
     env = make("sokoban", **options)
     with pytest.raises(EnvironmentConfigError, match=r"at_grpo\.environment\.size=5.*hardly any board"):
         env.task("train", 0)
 
 
-def test_full_prompts_say_where_everything_is_and_name_a_method() -> None:
+def test_full_prompts_have_all_positions_and_a_method() -> None:
     env, task = Sokoban(), board("@$__.", "__#__")
     program = env.draft_prompt(State.initial(task))[-1]["content"]
     plan = env.plan_prompt(State.initial(task), Draft("-", None))[-1]["content"]

@@ -1,4 +1,4 @@
-"""Validation tasks stay unseen: no board of theirs is trained on, and no play comes to one of their first prompts."""
+"""Validation tasks are unseen: none of their boards is in training, and no episode reaches their first prompts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from verl_atgrpo.testing import EnvironmentContractError, check_environment
 
 TRAIN, VAL, TURNS = 4096, 200, 4
 GAMES = {
-    # Those of the CPU recipes: small boards, so that a validation task is soon met by chance.
+    # Of the CPU recipes: on small boards random play soon reaches a validation task.
     "plan_path": {"size": 4, "wall_density": 0.2, "tool": "moves", "style": "compact"},
     "sokoban": {"size": 6, "boxes": 1, "wall_density": 0.1, "tool": "moves", "style": "compact"},
     "sudoku": {"size": 4, "clues": 8, "tool": "grid", "style": "compact"},
@@ -26,7 +26,7 @@ GAMES = {
 
 
 def random_answer(task: Any, rng: random.Random) -> str:
-    """Moves, or a grid whose holes have their digit, another, or none."""
+    """Returns moves, or a grid with correct, wrong and empty cells."""
     if not isinstance(task, SudokuTask):
         return "".join(rng.choices(list(MOVES), k=rng.randint(1, 8)))
     cells = zip(task.givens, task.solution, strict=True)
@@ -34,7 +34,7 @@ def random_answer(task: Any, rng: random.Random) -> str:
 
 
 def prompts_of_random_play(env: Any, task: Any, rng: random.Random) -> set[str]:
-    """The prompts of the states that random answers lead to, the first one included."""
+    """Returns the prompts of the states that random answers reach, including the first one."""
     state, shown = env.initial(task), set()
     for _ in range(TURNS):
         if env.solved(state):
@@ -49,7 +49,7 @@ def text_of(prompt: list[Message]) -> str:
 
 
 def seen_in_training(env: Any) -> tuple[int, int]:
-    """How many validation tasks share a key with a training task, and how many first prompts random play comes to."""
+    """Returns how many validation tasks share a key with training, and how many first prompts random play reaches."""
     val = [env.task("val", index) for index in range(VAL)]
     keys, prompts = set(), set()
     for index in range(TRAIN):
@@ -67,12 +67,12 @@ def seen_in_training(env: Any) -> tuple[int, int]:
     [
         ("plan_path", GAMES["plan_path"]),
         *(pytest.param(name, GAMES[name], marks=pytest.mark.slow) for name in ("sokoban", "sudoku")),
-        # Those of the GPU recipes.
+        # Of the GPU recipes.
         pytest.param("plan_path", {"size": 10, "wall_density": 0.2, "max_moves": 60}, marks=pytest.mark.slow),
         pytest.param("sokoban", {"size": 6, "boxes": 1, "max_moves": 60}, marks=pytest.mark.slow),
     ],
 )
-def test_no_board_of_validation_is_trained_on_nor_met_in_play(name: str, options: dict[str, Any]) -> None:
+def test_no_validation_board_is_in_training_or_reached_in_episodes(name: str, options: dict[str, Any]) -> None:
     assert seen_in_training(make(name, **options)) == (0, 0)
 
 
@@ -93,7 +93,7 @@ def test_a_key_is_what_no_move_changes() -> None:
 
 
 def standing(state: Any) -> Any:
-    """The task that starts where a state stands."""
+    """Returns the task that starts in a state."""
     if isinstance(state, plan_path.State):
         task = state.task
         return type(task)(task.size, task.walls, state.position, task.goal)
@@ -106,7 +106,7 @@ def drawn(state: Any) -> str:
 
 
 def legal(task: Any) -> dict[str, Callable[[str, int], str]]:
-    """Random answers that follow from the prompt."""
+    """Returns random answers that depend on the prompt alone."""
 
     def script(prompt: str, k: int) -> str:
         return random_answer(task, random.Random(f"{prompt} {k}"))
@@ -115,14 +115,14 @@ def legal(task: Any) -> dict[str, Callable[[str, int], str]]:
 
 
 class ByDrawing(plan_path.PlanPath):
-    """Plan-Path as it was: the walker's place is part of what decides the split."""
+    """Plan-Path with an unsuitable key, which includes the walker's position."""
 
     def task_key(self, task: Any) -> str:
         return self.fingerprint(task)
 
 
 class ByDrawnBoard(sokoban.Sokoban):
-    """Sokoban as it was."""
+    """Sokoban with an unsuitable key, the whole board."""
 
     def task_key(self, task: Any) -> str:
         return self.fingerprint(task)

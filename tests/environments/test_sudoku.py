@@ -1,4 +1,4 @@
-"""Sudoku: the solver, the puzzles dealt out, the rewards worked by hand, hostile replies, and whole episodes."""
+"""Sudoku: solver, puzzles, and rewards computed by hand."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def test_solutions_are_counted() -> None:
     assert solutions(4, STANDING) == [SOLVED]
     assert solutions(4, SOLVED) == [SOLVED]
     assert len(solutions(4, grid("1.3. ..1. .14. 4..1"), limit=9)) == 2
-    assert solutions(4, grid("123. ...4 .... ....")) == []  # no rule is broken, yet row 1 has no place for its 4
+    assert solutions(4, grid("123. ...4 .... ....")) == []  # breaks no rule, but row 1 has no cell for its 4
     assert solutions(4, grid("11.. .... .... ....")) == []
     assert solutions(4, grid("1234 3412 2143 4322")) == []
 
 
 def test_solutions_of_9x9() -> None:
     assert solutions(9, WIKIPEDIA) == [WIKIPEDIA_SOLVED]
-    corners = {3 * 9 + 5, 3 * 9 + 8, 4 * 9 + 5, 4 * 9 + 8}  # 1 and 3 may change places here
+    corners = {3 * 9 + 5, 3 * 9 + 8, 4 * 9 + 5, 4 * 9 + 8}  # 1 and 3 can be swapped here
     two = "".join("." if cell in corners else char for cell, char in enumerate(WIKIPEDIA_SOLVED))
     assert len(solutions(9, two, limit=9)) == 2
     assert solutions(9, "55" + "." * 79) == []
@@ -98,7 +98,7 @@ sys.stdout.write(digest.hexdigest())
             env={**os.environ, "PYTHONHASHSEED": seed},
         )
         assert done.returncode == 0, done.stderr
-        # A figure that is kept: the puzzles of a seed are the same on every Python.
+        # Pinned: the puzzles of a seed are the same in all Python versions.
         assert done.stdout == "10db6165f0a0cb3f37bb0198c5b7d7036b3628b36c4dea281a9471e163210962"
 
 
@@ -120,7 +120,7 @@ def test_puzzles_have_one_solution_and_splits_are_disjoint(clues: int | None) ->
             assert 16 - task.givens.count(".") == (clues or 8) == 16 - task.holes
             seen.add(env.task_key(task))
     assert not prints["train"] & prints["val"]
-    # The solved grid alone decides, so splits stay disjoint where the seeds differ or the indices run on.
+    # Only the solved grid decides, so splits are disjoint for all seeds and indices.
     assert {split_of(text) for text in prints["val"]} == {"val"}
     assert not {other.task_key(other.task("train", index)) for index in range(50)} & prints["val"]
 
@@ -144,7 +144,7 @@ def turned(text: str, size: int, mirrored: bool, turns: int) -> str:
 
 
 @pytest.mark.parametrize("size", [4, 9])
-def test_a_renamed_turned_or_mirrored_puzzle_is_the_same(size: int) -> None:
+def test_a_relabelled_rotated_or_mirrored_puzzle_is_the_same(size: int) -> None:
     env = Sudoku(size=size)
     rng = random.Random(5)
     for index in range(4):
@@ -174,7 +174,7 @@ def test_the_288_solved_grids_are_twelve_and_both_splits_have_some() -> None:
     assert sorted(map(split_of, keys)) == ["train"] * 7 + ["val"] * 5
 
 
-def test_an_environment_without_tasks_says_so_instead_of_searching_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_without_tasks_is_an_error_and_no_endless_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("verl_atgrpo.environments.common.splits.split_of", lambda fingerprint: "train")
     with pytest.raises(EnvironmentConfigError, match=re.escape("at_grpo.environment.clues=15")):
         Sudoku(clues=15).task("val", 0)
@@ -198,7 +198,7 @@ def test_an_environment_without_tasks_says_so_instead_of_searching_for_ever(monk
         (grid("1233 ..12 2.43 .3.1"), grid("12.. ..12 2.43 .3.1")),
     ],
 )
-def test_what_an_answer_leaves(answer: str, after: str) -> None:
+def test_the_grid_after_an_answer(answer: str, after: str) -> None:
     state = enter(State.initial(PUZZLE), answer)
     assert state.grid == after
     assert not PUZZLE.flaws(state.grid)
@@ -278,14 +278,14 @@ def test_scores_of_printed_grids_by_hand(answer: str, team: float, local: float)
 
 
 def test_no_full_grid_but_the_solution_is_solved() -> None:
-    """Trap 5: the reference ignores the givens, so any full grid by the rules was a solution."""
+    """The reference code ignores the givens, so any full legal grid is a solution."""
     env, state = Sudoku(tool="grid"), State.initial(PUZZLE)
     for text in FULL_4X4:
         assert env.score_answer(state, text).team == env.score_printed(state, text).team == (text == SOLVED)
         assert env.apply(state, text).solved == (text == SOLVED)
 
 
-def test_progress_is_paid_once_beyond_the_best_grid() -> None:
+def test_progress_is_rewarded_once_beyond_the_best_grid() -> None:
     start = State.initial(PUZZLE)
     there = enter(start, RIGHT)
     assert progress(start, there) == 1 / 8
@@ -297,11 +297,11 @@ def test_progress_is_paid_once_beyond_the_best_grid() -> None:
     assert progress(back, enter(back, SOLVED)) == 1
     lost = enter(there, WRONG)
     assert lost.correct == 0
-    assert progress(there, lost) == progress(lost, enter(lost, RIGHT)) == 0  # it was paid before
+    assert progress(there, lost) == progress(lost, enter(lost, RIGHT)) == 0  # rewarded before
 
 
 def test_going_back_and_forth_earns_no_progress_after_the_first_visit() -> None:
-    """Trap 4: going back and forth must not pay more than solving."""
+    """In the reference code going back and forth earns more than solving."""
     env = Sudoku(tool="grid", max_turns=30)
 
     def bounce(prompt: str, k: int) -> str:
@@ -318,7 +318,7 @@ def test_going_back_and_forth_earns_no_progress_after_the_first_visit() -> None:
     assert best.reward == 2
     assert solved.outcome.team_reward == 1
     assert sum(score.mixed(1.0) for score in scores[: Sudoku().max_turns]) < best.reward
-    # At every decision of the way solving is worth more than the next bounce.
+    # At every decision solving earns more than going back and forth.
     state = State.initial(PUZZLE)
     for answer in (RIGHT, RIGHT_TOO) * 3:
         assert env.score_answer(state, SOLVED) == Score(1, 1)

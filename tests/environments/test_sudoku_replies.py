@@ -1,4 +1,4 @@
-"""Sudoku: replies and printed grids as they are read, huge and hostile ones among them."""
+"""Sudoku: parsing of replies and printed grids, including huge and hostile ones."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_garbage_earns_nothing(reply: str) -> None:
 
 
 @pytest.mark.parametrize("reply", [f"so\n{rows(RIGHT)}", f"{rows(RIGHT)}\n....", f"{rows(RIGHT)}>", full(RIGHT)])
-def test_compact_replies_are_nothing_but_rows(reply: str) -> None:
+def test_compact_replies_have_only_rows(reply: str) -> None:
     assert parse_grid(reply, "compact", 4) is None
 
 
@@ -124,7 +124,7 @@ def test_a_megabyte_is_read_quickly_and_earns_next_to_nothing(text: str) -> None
     for options in STYLES:
         assert Sudoku(**options).score_reply(State.initial(PUZZLE), text).mixed(1.0) <= 0.1
     parse_printed(text, 4)
-    assert time.process_time() - before < 30  # it takes .2; what is quadratic, hours
+    assert time.process_time() - before < 30  # takes .2 s; quadratic time would be hours
 
 
 almost = st.text(".01234 \n", max_size=40)
@@ -135,7 +135,7 @@ replies = st.one_of(
 
 @settings(deadline=None, max_examples=100)
 @given(replies, st.sampled_from(STYLES), st.sampled_from(STATES))
-def test_any_reply_gets_a_finite_score_and_leaves_the_state_alone(
+def test_any_reply_gets_a_finite_score_and_leaves_the_state_unchanged(
     reply: str, options: dict[str, Any], state: State
 ) -> None:
     env = Sudoku(**options)

@@ -1,4 +1,4 @@
-"""Sudoku as a team plays it: prompts, episodes."""
+"""Sudoku with a team: prompts, episodes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ from waiting import HANG
 from verl_atgrpo.environment import Score
 from verl_atgrpo.environments.common import drafting
 from verl_atgrpo.environments.common.drafting import Draft
+from verl_atgrpo.environments.common.replies import extract_python
 from verl_atgrpo.environments.sudoku import Sudoku
 from verl_atgrpo.environments.sudoku.grid import State, SudokuTask, enter
-from verl_atgrpo.sandbox.runner import Limits, extract_python, run_python
+from verl_atgrpo.sandbox.runner import Limits, run_python
 
 # ------------------------------------------------------------------ prompts
 
@@ -49,7 +50,7 @@ def prompts(env: Sudoku, state: State, *drafts: str | None) -> list[list[str]]:
 
 @pytest.mark.parametrize("options", ALL_OPTIONS)
 def test_echoing_a_prompt_earns_nothing(options: dict[str, Any]) -> None:
-    """Trap 5: the example grid in the reference's prompt was a valid answer."""
+    """The example grid in the reference prompt is a valid answer."""
     env = Sudoku(**options)
     for state in STATES:
         assert extract_python(env.draft_prompt(state)[-1]["content"]) is None
@@ -74,7 +75,7 @@ def test_echoing_the_grids_of_a_prompt_earns_the_format_at_most(options: dict[st
                     seen += score.local > 0
                 printed = env.parse_printed(text)
                 assert printed is None or env.score_printed(state, printed) == Score(0, 0.2)
-            assert seen  # the grid as it stands was among them
+            assert seen  # the current grid was among them
 
 
 @pytest.mark.parametrize("options", ALL_OPTIONS)
@@ -87,8 +88,8 @@ def test_a_team_of_parrots_earns_nothing(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", ALL_OPTIONS)
-def test_feedback_follows_from_the_rules_alone(options: dict[str, Any]) -> None:
-    """Two drafts that break no rule are told the same, whether right or wrong: the solution stays hidden."""
+def test_feedback_depends_only_on_the_rules(options: dict[str, Any]) -> None:
+    """Prompts are the same for all drafts that break no rule, correct or not: the solution stays hidden."""
     env = Sudoku(**options)
     for state in STATES:
         told = set()
@@ -97,7 +98,7 @@ def test_feedback_follows_from_the_rules_alone(options: dict[str, Any]) -> None:
             for drawn in (rows(draft), rows(draft, " "), repr(rows(draft))):
                 question = question.replace(drawn, "<draft>")
             told.add(question)
-        # Where the draft is the grid as it stands, that grid is replaced as well.
+        # If the draft is the current grid, that grid is replaced as well.
         assert (
             len({text.replace(rows(state.grid), "<draft>").replace(rows(state.grid, " "), "<draft>") for text in told})
             == 1
@@ -105,7 +106,7 @@ def test_feedback_follows_from_the_rules_alone(options: dict[str, Any]) -> None:
 
 
 def test_nothing_shown_depends_on_the_solution() -> None:
-    """A team that is told of another solution sees the same prompts and grids up to solving."""
+    """Until the puzzle is solved, prompts and grids are the same for another solution."""
     other = SudokuTask(4, STANDING, SOLVED[::-1])
     env = Sudoku(tool="grid")
     mine, theirs = State.initial(PUZZLE), State.initial(other)
@@ -142,7 +143,7 @@ def test_the_planner_sees_the_draft_and_what_the_rules_say(options: dict[str, An
 
 @pytest.mark.parametrize("options", STYLES)
 def test_the_prompt_shows_the_current_grid_and_the_givens(options: dict[str, Any]) -> None:
-    """Trap 4: the reference prompt shows the start, not the current state."""
+    """The reference prompt shows the start, not the current state."""
     answers = {STANDING: WRONG, WRONG: RIGHT, RIGHT: CLASH}
     env = Sudoku(max_turns=4, **options)
     record = episode(
@@ -191,7 +192,7 @@ def test_solving_on_the_last_turn_is_success() -> None:
     assert [decision.candidates[0].reward for decision in of("planner", record)] == pytest.approx([0.3, 0.4, 2])
 
 
-def test_the_best_candidate_is_written_down() -> None:
+def test_the_best_candidate_is_entered() -> None:
     env = Sudoku(tool="grid", max_turns=1)
     plans = [full(WRONG), full(SOLVED), full(RIGHT), "-"]
     record = episode(env, PUZZLE, lambda prompt, k: "-", lambda prompt, k: plans[k], candidates=4)
@@ -212,7 +213,7 @@ def test_programs_of_the_tool_user_are_run_and_scored(monkeypatch: pytest.Monkey
         return program(f"print({rows(text)!r}, flush=True)")
 
     answers = {
-        program(f"print({rows(SOLVED)!r}, flush=True)\nwhile True: pass"): (0, 0.1),  # timed out, though it printed
+        program(f"print({rows(SOLVED)!r}, flush=True)\nwhile True: pass"): (0, 0.1),  # timed out after printing
         program("raise SystemExit(1)"): (0, 0.1),
         program("print('no idea')"): (0, 0.2),
         "no program": (0, 0),
@@ -231,7 +232,7 @@ def test_programs_of_the_tool_user_are_run_and_scored(monkeypatch: pytest.Monkey
     assert [candidate.score.team for candidate in draft.candidates] == pytest.approx(teams)
     assert [candidate.score.local for candidate in draft.candidates] == pytest.approx(locals_)
     assert draft.committed == len(texts) - 1
-    told = prompt_of(plan).replace("\n> ", "\n")  # what the tool user says is quoted
+    told = prompt_of(plan).replace("\n> ", "\n")  # the tool user's reply is quoted
     assert texts[-1] in told
     assert f"found\n{rows(SOLVED, ' ')}" in told
     assert "This draft is complete and consistent." in told

@@ -1,4 +1,4 @@
-"""TextArena: games that draw from the global dice, invalid moves, opponents, and what is refused."""
+"""TextArena: games that use global random numbers, invalid moves, opponents, invalid options."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ NIM = {"game": "Nim-v0", "players": 2, "shared_openings": True}
 
 
 def here(name: str) -> Callable[..., Environment]:
-    """Made in this process alone: one game is tried in the other one as well."""
+    """Makes environments only in this process; one game is also tested in another one."""
     return lambda **options: make(name, **options)
 
 
 def number_of(env: Any, task: int) -> int:
-    """The number to guess, as the game keeps it."""
+    """Returns the number to guess from the game's state."""
     for number in range(1, 21):
         answer = f"[{number}]"
         if episode(env, task, alone(lambda prompt, k, answer=answer: answer)).outcome.success:
@@ -52,11 +52,11 @@ def test_guessing_keeps_the_contract() -> None:
 
 
 @pytest.mark.parametrize("game", ["2048-v0-ultra-easy", "Mastermind-v0", "FrozenLake-v0-random", "Secretary-v0"])
-def test_games_that_draw_at_the_start_or_on_the_way_keep_it(game: str) -> None:
+def test_games_with_random_numbers_at_reset_or_later_keep_it(game: str) -> None:
     check_environment(here("textarena"), {"game": game, "max_steps": 3}, tasks=4, episodes=1)
 
 
-def test_episodes_that_take_turns_go_as_each_does_alone_and_leave_our_dice_alone() -> None:
+def test_interleaved_episodes_do_not_affect_each_other_or_global_generators() -> None:
     env = make("textarena", game="2048-v0-ultra-easy", max_steps=6)  # a tile is drawn after each move
     tasks = [env.task("train", index) for index in range(3)]
     team = alone(lambda prompt, k: ["[up]", "[left]", "[down]", "[right]"][(len(prompt) + k) % 4])
@@ -72,7 +72,7 @@ def test_episodes_that_take_turns_go_as_each_does_alone_and_leave_our_dice_alone
     assert len({str(record.decisions[-1].prompt_ids) for record in together}) == 3
 
 
-def test_an_invalid_move_earns_the_least_whatever_the_game_pays_when_it_ends_by_it() -> None:
+def test_an_invalid_move_earns_the_least_whatever_the_game_s_reward() -> None:
     env = make("textarena", **GUESS)
     task = env.task("train", 0)
     number = number_of(env, task)
@@ -82,13 +82,13 @@ def test_an_invalid_move_earns_the_least_whatever_the_game_pays_when_it_ends_by_
     record = episode(env, task, alone(lambda prompt, k: asked.setdefault(prompt, "") or next(replies)))
     scores = [decision.candidates[0].score for decision in record.decisions]
     assert scores == [Score(), Score(-1, -1), Score(-1, -1)]
-    assert record.outcome.team_reward > 0.5 and not record.outcome.success  # what the game pays for being near
+    assert record.outcome.team_reward > 0.5 and not record.outcome.success  # the game's reward for being close
     assert record.outcome.metrics["illegal"] == 2
     (only,) = episode(env, task, alone(lambda prompt, k: f"[{number}]")).decisions
     assert only.candidates[0].score == Score(1, 1)
 
 
-def test_of_two_players_each_earns_its_own_and_the_team_is_who_you_say() -> None:
+def test_two_players_earn_their_own_rewards_and_the_team_is_as_given() -> None:
     both = make("textarena", **NIM)
     one = make("textarena", **NIM, team=["player_0"])
     task = both.task("train", 0)
@@ -108,7 +108,7 @@ def test_of_two_players_each_earns_its_own_and_the_team_is_who_you_say() -> None
     assert record.outcome.success and record.outcome.metrics["return_player_1"] == -1
 
 
-def test_a_game_that_raises_on_a_reply_took_it_for_an_illegal_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_on_which_the_game_raises_is_illegal(monkeypatch: pytest.MonkeyPatch) -> None:
     from textarena.envs.GuessTheNumber.env import GuessTheNumberEnv
 
     step = GuessTheNumberEnv.step

@@ -1,4 +1,4 @@
-"""A policy behind an HTTP server that speaks OpenAI's protocol, with what such servers do wrong."""
+"""A policy on an OpenAI-compatible HTTP server, including servers that fail."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def completion(content: str | None = "yes", finish: str = "stop", **changes: Any
 
 
 class Server(ThreadingHTTPServer):
-    """Gives its answers in order, the last one again and again, and keeps the requests."""
+    """Returns its answers in order, then repeats the last one; records the requests."""
 
     daemon_threads = True
 
@@ -94,7 +94,7 @@ def policy(server: Server, **changes: Any) -> EndpointPolicy:
     return EndpointPolicy(Endpoint("big/model", server.url), **{**settings, **changes})
 
 
-def draw(served: EndpointPolicy, seed: int | None = 7) -> Generation:
+def sample(served: EndpointPolicy, seed: int | None = 7) -> Generation:
     async def run() -> Generation:
         async with served:
             return await served.generate("d", served.encode(MESSAGES), seed)
@@ -102,8 +102,8 @@ def draw(served: EndpointPolicy, seed: int | None = 7) -> Generation:
     return asyncio.run(run())
 
 
-def test_messages_get_through_as_they_are_and_tokens_are_the_servers_count(server: Server) -> None:
-    made = draw(policy(server))
+def test_messages_are_sent_unchanged_and_tokens_are_the_servers_count(server: Server) -> None:
+    made = sample(policy(server))
     assert (made.text, made.truncated, made.usage, made.tokens) == ("yes", False, (21, 3), 3)
     assert server.requests == [
         {
@@ -117,8 +117,8 @@ def test_messages_get_through_as_they_are_and_tokens_are_the_servers_count(serve
     ]
 
 
-def test_what_only_some_servers_know_is_sent_only_if_it_says_something(server: Server) -> None:
-    draw(
+def test_parameters_that_not_all_servers_support_are_sent_only_if_set(server: Server) -> None:
+    sample(
         policy(
             server,
             sampling={"temperature": 1.0, "top_p": 1.0, "top_k": 20},
@@ -129,15 +129,15 @@ def test_what_only_some_servers_know_is_sent_only_if_it_says_something(server: S
     assert server.requests[0]["chat_template_kwargs"] == {"enable_thinking": False}
 
 
-def test_a_cut_off_answer_and_one_without_text_are_answers(server: Server) -> None:
+def test_truncated_and_empty_answers_are_answers(server: Server) -> None:
     server.answers = [(200, completion(None, "length"))]
-    made = draw(policy(server))
+    made = sample(policy(server))
     assert (made.text, made.truncated, made.tokens) == ("", True, 3)
 
 
-def test_busy_and_broken_servers_are_asked_again(server: Server) -> None:
+def test_requests_to_busy_and_failing_servers_are_retried(server: Server) -> None:
     server.answers = [(429, {}), (503, {}), (500, "oh"), (200, completion())]
-    assert draw(policy(server)).text == "yes"
+    assert sample(policy(server)).text == "yes"
     assert len(server.requests) == 4
 
 
@@ -153,46 +153,44 @@ def test_busy_and_broken_servers_are_asked_again(server: Server) -> None:
         ((200, completion("", "content_filter")), "content_filter"),
     ],
 )
-def test_what_the_server_will_not_answer_fails_the_episode(
-    server: Server, answer: tuple[int, Any], reason: str
-) -> None:
+def test_a_refused_request_fails_the_episode(server: Server, answer: tuple[int, Any], reason: str) -> None:
     server.answers = [answer]
     with pytest.raises(EpisodeFailed) as caught:
-        draw(policy(server))
+        sample(policy(server))
     assert caught.value.reason == reason
 
 
-def test_no_answer_in_time_fails_the_episode(server: Server) -> None:
+def test_a_timeout_fails_the_episode(server: Server) -> None:
     server.answers = [(200, "never")]
     with pytest.raises(EpisodeFailed, match=r"within 0\.1 s") as caught:
-        draw(policy(server, request_timeout=0.1))
+        sample(policy(server, request_timeout=0.1))
     assert caught.value.reason == "timeout"
 
 
-def test_a_server_that_is_not_there_fails_the_episode(server: Server) -> None:
+def test_a_missing_server_fails_the_episode(server: Server) -> None:
     gone = policy(server, request_timeout=0.3)
     server.server_close()
     with pytest.raises(EpisodeFailed):
-        draw(gone)
+        sample(gone)
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
-def test_a_server_that_refuses_us_stops_the_run_without_a_word_of_the_key(
+def test_a_server_that_refuses_all_requests_stops_the_run_without_showing_the_key(
     server: Server, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     server.answers = [(status, {"error": {"message": "sk-secret is wrong"}})]
     with pytest.raises(PolicyUnusable, match=f"HTTP {status}.*OPENAI_API_KEY") as caught:
-        draw(policy(server))
+        sample(policy(server))
     assert "sk-secret" not in str(caught.value)
     assert server.keys == ["Bearer sk-secret"]
 
 
-def test_a_key_that_a_server_repeats_is_not_kept(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_in_the_servers_message_is_masked(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     server.answers = [(400, {"error": {"message": "not with sk-secret"}})]
     with pytest.raises(EpisodeFailed, match=r"not with \*\*\*"):
-        draw(policy(server))
+        sample(policy(server))
 
 
 def test_a_key_of_another_name(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,14 +201,14 @@ def test_a_key_of_another_name(server: Server, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ValueError, match="MY_KEY is not set"):
         EndpointPolicy(endpoint, **settings)
     monkeypatch.setenv("MY_KEY", "other")
-    draw(EndpointPolicy(endpoint, **settings))
+    sample(EndpointPolicy(endpoint, **settings))
     assert server.keys == ["Bearer other"]
 
 
-def test_without_counts_there_is_no_evaluation(server: Server) -> None:
+def test_a_server_without_token_counts_stops_the_run(server: Server) -> None:
     server.answers = [(200, completion(usage=None))]
     with pytest.raises(PolicyUnusable, match="sends no usage"):
-        draw(policy(server))
+        sample(policy(server))
 
 
 class Ask(Environment):
@@ -227,7 +225,7 @@ class Ask(Environment):
         return Outcome(success=all(reply.text == "yes" for reply in replies))
 
 
-def test_an_episode_has_the_servers_token_counts_and_seeds_of_its_own(server: Server) -> None:
+def test_an_episode_has_the_servers_token_counts_and_its_own_seeds(server: Server) -> None:
     async def run() -> Any:
         async with policy(server) as served:
             return await play_one(Ask(), Lineup({"asker": "big"}, {"big": served}), EpisodeKey(0, 0, 0))

@@ -1,4 +1,4 @@
-"""Playing an evaluation's episodes and its result file: what a kill leaves, and what may not be mixed."""
+"""Episodes and result file of an evaluation: killed runs, continued and mismatched files."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Guess(Environment):
     async def run(self, task: int, team: Any) -> Outcome:
         for turn in range(3):
             await team.guesser.act(f"{task}, turn {turn}?", score=lambda reply: Score())
-        said = await team.judge.act(f"{task}!")
-        return Outcome(said.text.endswith("1"), team_reward=0.5, metrics={"length": len(said.text)})
+        verdict = await team.judge.act(f"{task}!")
+        return Outcome(verdict.text.endswith("1"), team_reward=0.5, metrics={"length": len(verdict.text)})
 
 
 class Dice:
-    """A policy whose answer follows from prompt and seed, as a seeded engine's does."""
+    """A policy whose answers depend on prompt and seed, like a seeded engine's."""
 
     def __init__(self, wait: float = 0.0) -> None:
         self.wait = wait
@@ -63,7 +63,7 @@ class Dice:
 
 
 class Stalling(Dice):
-    """Never answers again after so many answers."""
+    """Hangs after a number of answers."""
 
     def __init__(self, answers: int) -> None:
         super().__init__(wait=0.001)
@@ -101,7 +101,7 @@ def outcomes(rows: dict[EpisodeKey, EpisodeRow]) -> dict[EpisodeKey, Any]:
     return {key: {**vars(row), "seconds": 0} for key, row in rows.items()}
 
 
-def test_a_row_says_what_happened(tmp_path: Path) -> None:
+def test_a_row_has_the_episodes_figures(tmp_path: Path) -> None:
     rows = play(tmp_path / "a.jsonl", Dice(), wanted(2, [7], 1))
     row = rows[EpisodeKey(1, 7, 0)]
     assert (row.turns, row.decisions) == (3, 4)
@@ -112,14 +112,14 @@ def test_a_row_says_what_happened(tmp_path: Path) -> None:
     assert read(tmp_path / "a.jsonl").rows == rows
 
 
-def test_draws_are_those_of_validation_in_training() -> None:
-    # As the rollout worker has always derived them: a change would move every published figure.
+def test_seeds_are_those_of_validation_in_training() -> None:
+    # Pinned to the rollout worker's seeds: a change would change every published figure.
     assert episode_seed(3, "val", "val", 5, 2) == stable_hash(3, "val", "val", 5, 2)
     assert episode_seed(3, "train", 11, 5, 2) == stable_hash(3, "train", 11, 5, 2)
     assert len({episode_seed(3, "train", 11, 5, 2, deal) for deal in range(5)}) == 5
 
 
-def test_seeds_and_samples_draw_anew_and_repeat_themselves(tmp_path: Path) -> None:
+def test_seeds_and_samples_differ_and_are_reproducible(tmp_path: Path) -> None:
     keys = wanted(3, [0, 1], 2)
     assert len(keys) == len(set(keys)) == 12
     first, again = (outcomes(play(tmp_path / name, Dice(), keys)) for name in ("a.jsonl", "b.jsonl"))
@@ -128,7 +128,7 @@ def test_seeds_and_samples_draw_anew_and_repeat_themselves(tmp_path: Path) -> No
     assert len({str(usage) for usage in lengths.values()}) > 1
 
 
-def test_a_file_grows_with_what_is_asked_and_nothing_is_played_twice(tmp_path: Path) -> None:
+def test_a_file_grows_with_the_request_and_no_episode_is_played_twice(tmp_path: Path) -> None:
     path, policy = tmp_path / "a.jsonl", Dice()
     play(path, policy, wanted(3, [0], 1))
     assert policy.calls == 3 * 4
@@ -140,13 +140,13 @@ def test_a_file_grows_with_what_is_asked_and_nothing_is_played_twice(tmp_path: P
     assert len(path.read_text().splitlines()) == 17
 
 
-def test_never_more_episodes_at_a_time_than_said(tmp_path: Path) -> None:
+def test_the_number_of_concurrent_episodes_is_limited(tmp_path: Path) -> None:
     policy = Dice(wait=0.001)
     play(tmp_path / "a.jsonl", policy, wanted(20, [0], 1), in_flight=3)
     assert policy.most == 3
 
 
-def test_failed_episodes_are_rows_and_are_tried_again(tmp_path: Path) -> None:
+def test_failed_episodes_are_rows_and_are_retried(tmp_path: Path) -> None:
     path, policy = tmp_path / "a.jsonl", Unlucky()
     rows = play(path, policy, wanted(4, [0], 1))
     assert [rows[EpisodeKey(task, 0, 0)].failed for task in (0, 1)] == [
@@ -161,7 +161,7 @@ def test_failed_episodes_are_rows_and_are_tried_again(tmp_path: Path) -> None:
     )
 
 
-def test_a_run_in_which_too_much_fails_stops(tmp_path: Path) -> None:
+def test_a_run_with_too_many_failures_stops(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     with pytest.raises(RuntimeError, match=r"2 episodes .*prompt_too_long.*max_failed_episodes=1"):
         play(path, Unlucky(), wanted(50, [0], 1), max_failed=1)
@@ -187,7 +187,7 @@ def test_a_defect_stops_the_run_and_names_the_episode(tmp_path: Path) -> None:
     assert [key.task for key in read(path).rows] == [0, 1]
 
 
-def test_a_policy_that_is_down_stops_the_run_instead_of_failing_every_episode(tmp_path: Path) -> None:
+def test_an_unusable_policy_stops_the_run_instead_of_failing_every_episode(tmp_path: Path) -> None:
     with pytest.raises(PolicyUnusable, match="has ended"):
         play(tmp_path / "a.jsonl", Down(), wanted(9, [0], 1))
     assert read(tmp_path / "a.jsonl").rows == {}
@@ -196,7 +196,7 @@ def test_a_policy_that_is_down_stops_the_run_instead_of_failing_every_episode(tm
 # ------------------------------------------------------------ the file
 
 
-def test_other_settings_are_not_mixed_in(tmp_path: Path) -> None:
+def test_other_settings_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     play(path, Dice(), wanted(2, [0], 1))
     before = path.read_bytes()
@@ -206,10 +206,10 @@ def test_other_settings_are_not_mixed_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["my notes", '{"format": "something else"}\n', "\n"])
-def test_other_files_are_left_alone(tmp_path: Path, content: str) -> None:
+def test_other_files_are_not_changed(tmp_path: Path, content: str) -> None:
     path = tmp_path / "notes"
     path.write_text(content)
-    with pytest.raises(ValueError, match="is no result file"):
+    with pytest.raises(ValueError, match="is not a result file"):
         ResultFile(path, SETTINGS, {})
     assert path.read_text() == content
 
@@ -217,12 +217,12 @@ def test_other_files_are_left_alone(tmp_path: Path, content: str) -> None:
 def test_two_runs_do_not_write_one_file(tmp_path: Path) -> None:
     with (
         ResultFile(tmp_path / "a.jsonl", SETTINGS, {}),
-        pytest.raises(BlockingIOError, match="another evaluation is writing"),
+        pytest.raises(BlockingIOError, match="another evaluation writes"),
     ):
         ResultFile(tmp_path / "a.jsonl", SETTINGS, {})
 
 
-def test_a_file_cut_off_anywhere_is_continued(tmp_path: Path) -> None:
+def test_a_file_truncated_anywhere_is_continued(tmp_path: Path) -> None:
     whole = tmp_path / "whole.jsonl"
     rows = outcomes(play(whole, Dice(), wanted(3, [0], 1)))
     content = whole.read_bytes()
@@ -235,7 +235,7 @@ def test_a_file_cut_off_anywhere_is_continued(tmp_path: Path) -> None:
         assert len(cut.read_text().splitlines()) == 4
 
 
-def test_a_broken_line_within_is_named(tmp_path: Path) -> None:
+def test_a_malformed_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     play(path, Dice(), wanted(3, [0], 1))
     lines = path.read_text().splitlines()
@@ -257,7 +257,7 @@ def test_a_killed_run_continues_and_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "killed.jsonl"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     for lines in (20, 60):
-        # Of 52 episodes, four decisions each, the four that are in flight at the end may be unfinished.
+        # Of 52 episodes with four decisions each, the four in flight at the end may be incomplete.
         process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(path), str(48 * 4 + 16)], env=environment)
         wait_until(
             lambda n=lines: path.exists() and path.read_bytes().count(b"\n") > n, lambda p=process: not p.poll()

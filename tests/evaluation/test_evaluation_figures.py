@@ -1,4 +1,4 @@
-"""An evaluation's figures, against counting by hand and against every outcome there can be."""
+"""Figures of an evaluation, compared with results by hand and with enumeration of all outcomes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,16 @@ import numpy as np
 import pytest
 
 from verl_atgrpo.evaluation import figures as figures_module
-from verl_atgrpo.evaluation import text
-from verl_atgrpo.evaluation.figures import Figures, bootstrap, by_task, compare, figures, pass_at_k
+from verl_atgrpo.evaluation.figures import (
+    Figures,
+    bootstrap,
+    by_task,
+    compare,
+    comparison_table,
+    figures,
+    figures_table,
+    pass_at_k,
+)
 from verl_atgrpo.evaluation.results import AgentUsage, EpisodeRow, Failure
 
 
@@ -49,7 +57,7 @@ def rows_of(*tasks: Iterable[bool]) -> list[EpisodeRow]:
     return [row(task, sample, bool(won)) for task, mine in enumerate(tasks) for sample, won in enumerate(mine)]
 
 
-def test_the_share_of_answers_that_were_cut_off_is_of_all_answers() -> None:
+def test_the_share_of_truncated_answers_is_of_all_answers() -> None:
     cut = [row(0, 0, True, turns=3, truncated=1), row(1, 0, False, turns=1)]
     assert figures(cut).truncated == 1 / 4
     # An episode may fail before its first answer.
@@ -85,28 +93,28 @@ def test_pass_at_k_needs_k_episodes(k: int) -> None:
         figures(rows_of([1, 0], [1, 1, 1]), ks=[k])
 
 
-def test_the_bootstrap_has_the_quantiles_of_every_possible_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bootstrap_has_the_quantiles_of_all_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures_module, "RESAMPLES", 20_000)
     monkeypatch.setattr(figures_module, "_CHUNK", 10_007)  # several chunks, the last one smaller
     values = np.array([0.0, 0.25, 1.0, 1.0])
     everything = sorted(np.mean(draw) for draw in product(values, repeat=4))
     low, high = bootstrap(values[:, None], lambda means: means)
-    # 256 draws, all as likely: the 2.5% and 97.5% ends.
+    # 256 resamples with equal probability: the 2.5% and 97.5% quantiles.
     assert (low[0], high[0]) == (everything[int(0.025 * 255)], everything[math.ceil(0.975 * 255)])
 
 
 def test_the_ends_of_an_interval_are_values_that_occurred(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures_module, "RESAMPLES", 150)  # 2.5% of it is between two draws
-    drawn: list[float] = []
+    monkeypatch.setattr(figures_module, "RESAMPLES", 150)  # 2.5% of it is between two resamples
+    resampled: list[float] = []
 
     def statistic(means: np.ndarray) -> np.ndarray:
-        drawn.extend(means[:, 0])
+        resampled.extend(means[:, 0])
         return means
 
     low, high = bootstrap(np.arange(50.0)[:, None] ** 2, statistic)
-    drawn.sort()
-    assert (low[0], high[0]) == (drawn[3], drawn[-4])
-    # Between a number and infinity there is none.
+    resampled.sort()
+    assert (low[0], high[0]) == (resampled[3], resampled[-4])
+    # No value between a number and infinity.
     low, high = bootstrap(np.array([[0.0], [1.0]]), lambda means: np.where(means > 0, 1.0, math.inf))
     assert (low[0], high[0]) == (1.0, math.inf)
 
@@ -119,7 +127,7 @@ def test_a_tasks_episodes_are_in_order() -> None:
     assert [each.key for task in found.values() for each in task] == sorted(each.key for each in rows)
 
 
-def test_draws_are_of_tasks_not_of_episodes() -> None:
+def test_the_bootstrap_resamples_tasks_not_episodes() -> None:
     alike = figures(rows_of(*[[1] * 8] * 5, *[[0] * 8] * 5)).success
     mixed = figures(rows_of(*[[1, 0] * 4] * 10)).success
     assert alike.value == mixed.value == 0.5
@@ -127,7 +135,7 @@ def test_draws_are_of_tasks_not_of_episodes() -> None:
     assert alike.low <= 0.2 and alike.high >= 0.8  # as with ten episodes, not with eighty
 
 
-def test_intervals_cover_the_truth_as_often_as_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intervals_have_their_nominal_coverage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures_module, "RESAMPLES", 1000)
     rng = np.random.default_rng(1)
     hits = 0
@@ -159,14 +167,14 @@ def test_figures_by_hand() -> None:
     assert found.tokens_per_solved.value == pytest.approx(144 / 3)
     assert found.all_tokens_per_solved.value == pytest.approx((144 + 600) / 3)
     assert found.failed == {"timeout": 1}
-    assert found.tokens_per_solved.high == math.inf  # a draw of the third task alone solves nothing
+    assert found.tokens_per_solved.high == math.inf  # a resample with only the third task solves nothing
 
 
-def test_figures_do_not_depend_on_the_order_of_lines_or_on_chance() -> None:
+def test_figures_are_deterministic_for_any_order_of_lines() -> None:
     assert figures(by_hand()) == figures(by_hand()[::-1])
 
 
-def test_tasks_count_alike_however_many_episodes_they_have() -> None:
+def test_tasks_have_equal_weight_for_any_number_of_episodes() -> None:
     assert figures(rows_of([1, 1, 1, 0], [0])).success.value == pytest.approx(3 / 8)
     assert figures(rows_of([1, 1, 1, 0], [0])).pass_at == {}
     assert list(figures(rows_of([1] * 9, [0] * 8)).pass_at) == [2, 4, 8]
@@ -175,7 +183,7 @@ def test_tasks_count_alike_however_many_episodes_they_have() -> None:
 def test_by_seed() -> None:
     rows = [row(0, 0, True, seed=5), row(1, 0, False, seed=5), row(0, 0, True, seed=7), row(1, 0, True, seed=7)]
     assert figures(rows).by_seed == {5: 0.5, 7: 1.0}
-    assert "by seed" in text.of_figures(figures(rows))
+    assert "by seed" in figures_table(figures(rows))
 
 
 def test_each_data_set_has_its_own_figure() -> None:
@@ -186,30 +194,30 @@ def test_each_data_set_has_its_own_figure() -> None:
         "second": 0,
         "rest": 1 / 2,
     }
-    # Two tasks, of which one is solved always and one half of the time: every draw lies between.
+    # Two tasks, of which one is solved always and one half of the time: every resample is between.
     assert (found.by_data_set["first"].low, found.by_data_set["first"].high) == (0.5, 1.0)
-    told = [line.split("  ")[:2] for line in text.of_figures(found).splitlines()]
-    assert ["", "second"] in told
+    lines = [line.split("  ")[:2] for line in figures_table(found).splitlines()]
+    assert ["", "second"] in lines
     assert figures(rows).by_data_set == {}
 
 
-def test_nothing_solved_is_said_in_words() -> None:
+def test_without_solved_episodes_the_table_says_so() -> None:
     found: Figures = figures(rows_of([0, 0], [0, 0]))
     assert found.tokens_per_solved.value == math.inf
-    assert "none: nothing is solved" in text.of_figures(found)
-    assert "nan" not in text.of_figures(found)
+    assert "none: nothing is solved" in figures_table(found)
+    assert "nan" not in figures_table(found)
     with pytest.raises(ValueError, match="no episode"):
         figures([])
 
 
 def test_one_turn_and_one_episode_are_singular() -> None:
-    told = text.of_figures(figures([row(0, 0, True, turns=1), row(1, 0, True, turns=2)]))
-    assert "2, 1 episode each;" in told
-    assert [line.partition("  ")[0] for line in told.splitlines() if "solved within" in line] == [
+    text = figures_table(figures([row(0, 0, True, turns=1), row(1, 0, True, turns=2)]))
+    assert "2, 1 episode each;" in text
+    assert [line.partition("  ")[0] for line in text.splitlines() if "solved within" in line] == [
         "solved within 1 turn",
         "solved within 2 turns",
     ]
-    assert "3, 2 episodes each;" in text.of_figures(figures(by_hand()))
+    assert "3, 2 episodes each;" in figures_table(figures(by_hand()))
 
 
 def test_a_paired_difference_by_hand() -> None:
@@ -219,10 +227,10 @@ def test_a_paired_difference_by_hand() -> None:
     assert (found.better, found.worse, found.equal) == (3, 1, 0)
     assert found.difference.value == pytest.approx((0.5 + 1 - 1 + 0.5) / 4)
     assert found.difference.low < 0 < found.difference.high
-    assert "+25.0 points" in text.of_comparison(found, "a", "b")
+    assert "+25.0 points" in comparison_table(found, "a", "b")
 
 
-def test_pairing_takes_what_tasks_have_in_common_out_of_the_interval() -> None:
+def test_pairing_removes_the_variance_between_tasks() -> None:
     hard_and_easy = [[1] * 4] * 10 + [[0, 0, 0, 1]] * 10
     better = [[1] * 4] * 10 + [[0, 0, 1, 1]] * 10
     found = compare(rows_of(*hard_and_easy), rows_of(*better)).difference
@@ -231,18 +239,18 @@ def test_pairing_takes_what_tasks_have_in_common_out_of_the_interval() -> None:
     assert figures(rows_of(*hard_and_easy)).success.high > figures(rows_of(*better)).success.low
 
 
-def test_tasks_are_known_by_their_problems_not_by_their_numbers() -> None:
+def test_tasks_are_matched_by_fingerprint_not_by_index() -> None:
     first = [row(0, 0, True, fingerprint="x"), row(1, 0, False, fingerprint="y")]
     second = [row(0, 0, False, fingerprint="y"), row(1, 0, True, fingerprint="x"), row(2, 0, True, fingerprint="z")]
     with pytest.raises(ValueError, match=r"2 are common, 0 in the first only, 1 in the second only"):
         compare(first, second)
     found = compare(first, second, common_only=True)
     assert (found.equal, found.left_out) == (2, (0, 1))
-    assert "tasks left out" in text.of_comparison(found, "a", "b")
+    assert "tasks left out" in comparison_table(found, "a", "b")
     with pytest.raises(ValueError, match="no task"):
         compare(first, [row(0, 0, True, fingerprint="w")], common_only=True)
 
 
-def test_a_problem_that_is_there_twice_is_paired_twice() -> None:
+def test_a_repeated_problem_is_paired_twice() -> None:
     rows = [row(0, 0, True, fingerprint="x"), row(1, 0, False, fingerprint="x")]
     assert compare(rows, rows).equal == 2

@@ -1,4 +1,4 @@
-"""What an evaluation plays: sources, swaps, checkpoints, and what is refused before a model is loaded."""
+"""Plan of an evaluation: sources, swapped policies, checkpoints, and errors before a model is loaded."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def test_sources(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("plannr", "no source of answers"),
-        ("runs/models/missing", "no source of answers"),
-        ("/nowhere", "no source of answers"),
+        ("plannr", "not a source of answers"),
+        ("runs/models/missing", "not a source of answers"),
+        ("/nowhere", "not a source of answers"),
         ("http://host/v1", "names no model"),
         ("m@https://user:secret@host/v1", "takes no user"),
         ("m@https://host/v1?api_key=secret", "takes no user"),
         ("m@https://host/v1#sk-secret", "environment variable"),
     ],
 )
-def test_what_is_no_source_is_refused_without_repeating_a_secret(text: str, message: str) -> None:
+def test_an_invalid_source_is_refused_without_repeating_a_secret(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         parse(text)
     assert "secret" not in str(caught.value)
@@ -72,7 +72,7 @@ def test_a_variable_that_is_named_must_be_set(monkeypatch: pytest.MonkeyPatch) -
         key_of(Endpoint("m", "http://h", "MINE"))
 
 
-def test_weights_are_known_again_and_others_are_told_apart(tmp_path: Path) -> None:
+def test_equal_weights_have_equal_digests_and_others_have_not(tmp_path: Path) -> None:
     first, same = model_at(tmp_path / "a"), model_at(tmp_path / "b")
     other = model_at(tmp_path / "c", weights=b"weightz")
     assert weights_digest(str(first)) == weights_digest(str(same)) != weights_digest(str(other))
@@ -88,7 +88,7 @@ def test_weights_are_known_again_and_others_are_told_apart(tmp_path: Path) -> No
         (["planner=a", "planner=b"], "given twice"),
     ],
 )
-def test_assignments_that_make_no_sense(texts: Sequence[str], message: str) -> None:
+def test_invalid_assignments(texts: Sequence[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         assignments(texts, "--agent", ["planner"], "agent")
     assert assignments(["planner=a=b"], "--agent", ["planner"], "agent") == {"planner": "a=b"}
@@ -148,7 +148,7 @@ def test_by_default_the_recipes_own_validation_is_played(model: str) -> None:
     assert made.header["players"]["shared"]["weights"] == weights_digest(model)
 
 
-def test_what_the_figure_depends_on_is_in_the_header_and_memory_is_not(model: str) -> None:
+def test_the_header_has_what_figures_depend_on_and_not_memory(model: str) -> None:
     headers = [
         plan("plan_path_cpu", *more, policies=[f"shared={model}"]).header
         for more in (
@@ -179,7 +179,7 @@ def test_swaps_checkpoints_and_other_models(tmp_path: Path, model: str) -> None:
     assert sources(checkpoint=step, agents=["planner=big@http://h/v1"]) == {**own, "planner": "big@http://h/v1"}
 
 
-def test_endpoints_need_no_engine_and_keep_the_keys_name_to_themselves() -> None:
+def test_endpoints_need_no_engine_and_the_header_has_no_key_variable() -> None:
     made = plan(policies=["shared=big@http://h/v1#MY_KEY"])
     assert made.players["shared"].engine is None
     assert "MY_KEY" not in json.dumps(made.header)
@@ -194,11 +194,11 @@ def test_endpoints_need_no_engine_and_keep_the_keys_name_to_themselves() -> None
         ((), {"policies": ["shared=a/b"], "seeds": [1, 1]}, "twice"),
         ((), {"policies": ["ghost=a/b"]}, "no policy 'ghost', the recipe has shared"),
         ((), {"agents": ["ghost=a/b"]}, "no agent 'ghost', the recipe has tool_user, planner"),
-        ((), {"agents": ["planner=plannr"]}, "no source of answers"),
+        ((), {"agents": ["planner=plannr"]}, "not a source of answers"),
         (
             (),
             {"agents": ["planner=a/b", "tool_user=a/b"], "policies": ["shared=c/d"]},
-            "no agent is played by 'shared'",
+            "no agent has the policy 'shared'",
         ),
         (("actor_rollout_ref.rollout.quantization=fp8",), {"policies": ["shared=a/b"]}, "rollout.quantization=fp8"),
         (("+actor_rollout_ref.model.lora_adapter_path=x",), {}, "lora_adapter_path=x"),
@@ -212,7 +212,7 @@ def test_endpoints_need_no_engine_and_keep_the_keys_name_to_themselves() -> None
         (("actor_rollout_ref.rollout.val_kwargs.do_sample=false",), {}, "val_kwargs.do_sample=false"),
     ],
 )
-def test_what_is_refused(overrides: Sequence[str], options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(overrides: Sequence[str], options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         plan("plan_path_cpu", *overrides, **options)
 
@@ -249,7 +249,7 @@ def test_more_tasks_than_there_are_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("overrides_last", [False, True])
-def test_the_commands_options_arrive(monkeypatch: pytest.MonkeyPatch, overrides_last: bool) -> None:
+def test_the_command_passes_its_options(monkeypatch: pytest.MonkeyPatch, overrides_last: bool) -> None:
     from verl_atgrpo import cli
     from verl_atgrpo.evaluation import command
     from verl_atgrpo.evaluation import plan as plans
@@ -275,7 +275,7 @@ def test_the_commands_options_arrive(monkeypatch: pytest.MonkeyPatch, overrides_
 
 
 def test_figures_of_a_complete_file_need_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole command, with an endpoint that nobody serves: it is not asked."""
+    """Runs the whole command with an endpoint that does not exist, which gets no request."""
     pytest.importorskip("verl")
     from verl_atgrpo.evaluation import command
     from verl_atgrpo.evaluation import plan as plans

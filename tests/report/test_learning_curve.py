@@ -36,7 +36,7 @@ def test_time_and_tokens_add_up_over_steps(tmp_path: Path) -> None:
     assert curve[-1].max_probs_diff == 1e-6
 
 
-def test_steps_done_again_after_a_resume_count_once(tmp_path: Path) -> None:
+def test_steps_repeated_after_a_resume_count_once(tmp_path: Path) -> None:
     write(tmp_path / "1.jsonl", (0, {SUCCESS: 0.3}), (1, trained()), (2, trained(0.5)))
     write(tmp_path / "2.jsonl", (2, trained(0.6)), (3, trained(0.8)))
     curve = read(tmp_path)
@@ -48,7 +48,7 @@ def test_steps_done_again_after_a_resume_count_once(tmp_path: Path) -> None:
 
 
 def test_no_validation_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds no validation"):
+    with pytest.raises(ValueError, match="has no validation"):
         read(write(tmp_path / "m.jsonl", (1, trained())))
 
 
@@ -64,7 +64,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert caught.value.code == 1
 
 
-def test_progress_shows_the_bar_the_validations_and_trouble_only() -> None:
+def test_progress_shows_only_the_bar_validations_and_errors() -> None:
     script = Path(__file__).parents[2] / "scripts/show_progress.py"
     log = (
         "(TaskRunnerV1 pid=7) UserWarning: megatron is not available: ModuleNotFoundError: no module\n"

@@ -1,4 +1,4 @@
-"""What a training records: which episodes, in files of which size, and what is read back of it."""
+"""Records of a training: recorded episodes, sizes of files, reading them back."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_resumed_run_supersedes_the_steps_after_its_checkpoint(tmp_path: Path)
     again.append(METRICS, [metrics_row(4, 0, {"val": 1}), metrics_row(5, 0, {"x": 50})])
     again.append(VAL, [decision(4, VAL, 0, 0, candidate("new", 1, None))])
     run = read(tmp_path)
-    # Step 4 is kept and validated again; step 5 is what the second attempt made of it.
+    # Step 4 is kept and validated again; step 5 is the second attempt's.
     assert metric(tmp_path, "x") == {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 5: 50}
     assert run.metrics[4] == {"x": 4, "first": 1, "val": 1}
     assert run.metrics[5] == {"x": 50}
@@ -75,13 +75,13 @@ def test_a_run_from_scratch_in_the_same_folder_supersedes_everything(tmp_path: P
     assert not run.episodes
 
 
-def test_a_torn_last_line_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_incomplete_last_line_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = find(write_run(tmp_path))
     path = folder / "metrics-0001-0000.jsonl"
     path.write_text(path.read_text()[:-9])
     assert sorted(read(folder).metrics) == [0, 1, 2]
-    assert f"{path}: the last line is torn" in caplog.text
-    # The next attempt writes elsewhere, so that the tear stays at the end.
+    assert f"{path}: ignored an incomplete last line" in caplog.text
+    # The next attempt writes to another file, so the incomplete line stays the last one.
     files(folder, from_step=2).append(METRICS, [metrics_row(3, 0, {"x": 3})])
     assert read(folder).metrics[3] == {"x": 3}
 
@@ -108,7 +108,7 @@ def test_a_folder_without_records_is_refused_with_the_places(tmp_path: Path) -> 
     assert find(tmp_path) == find(tmp_path / "checkpoints") == find(tmp_path / "checkpoints/record")
 
 
-def test_the_oldest_training_episodes_go_first_and_metrics_never(tmp_path: Path) -> None:
+def test_the_oldest_training_episodes_are_deleted_first_and_metrics_never(tmp_path: Path) -> None:
     writer = files(tmp_path, max_megabytes=0.1)
     text = candidate("x" * 1000, 1, 0)
     for step in range(1, 201):
@@ -127,7 +127,7 @@ def test_the_oldest_training_episodes_go_first_and_metrics_never(tmp_path: Path)
     assert 20 < len(kept) < 80
 
 
-def test_old_validations_go_when_there_is_nothing_else(tmp_path: Path) -> None:
+def test_old_validations_are_deleted_when_nothing_else_is_left(tmp_path: Path) -> None:
     writer = files(tmp_path, max_megabytes=0.02)
     for step in range(100):
         writer.append(VAL, [decision(step, VAL, 0, 0, candidate("x" * 1000, 1, None))])
@@ -153,7 +153,7 @@ def test_a_full_disk_costs_records_and_not_the_training(
         patch.setattr(Path, "open", full)
         for step in (2, 3, 4):
             writer.append(METRICS, [metrics_row(step, 0, {"x": step})])
-    assert caplog.text.count("no records can be written") == 1
+    assert caplog.text.count("records cannot be written") == 1
     assert str(tmp_path) in caplog.text
     writer.append(METRICS, [metrics_row(5, 0, {"x": 5})])
     assert "records are written again" in caplog.text
@@ -180,7 +180,7 @@ def test_lone_surrogates_do_not_stop_the_training(tmp_path: Path) -> None:
         ({"train_tasks": True}, "at_grpo.record.train_tasks=True: a whole number"),
     ],
 )
-def test_settings_that_cannot_work(section: dict[str, Any], problem: str) -> None:
+def test_invalid_settings(section: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         AtGrpoConfig.from_mapping({"environment": {"name": "plan_path"}, "record": section})
 

@@ -38,7 +38,7 @@ def chromium() -> Iterator[Chrome]:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of a report whose models wrote HTML."""
+    """Returns the URL of a report with HTML in models' replies."""
     folder = tmp_path_factory.mktemp("run")
     write(write_run(folder, text=HOSTILE), folder / "report.html", 16)
     return (folder / "report.html").as_uri()
@@ -67,7 +67,7 @@ class Browser:
         return [element.get_property("textContent") for element in self.all(selector)]
 
     def click(self, selector: str) -> None:
-        # Not the pointer: under load, headless chromium may take seconds to lay a page out and scroll to the place.
+        # Not by pointer: under load, headless chromium may take seconds for layout and scrolling.
         self.chromium.execute_script("arguments[0].click()", self.all(selector)[0])
 
     @property
@@ -81,7 +81,7 @@ def browser(chromium: Chrome, page: str) -> Browser:
 
 
 def points(browser: Browser, panel: str) -> dict[str, int]:
-    """Series -> points drawn, of the panel with this title."""
+    """Returns series -> drawn points of the panel with this title."""
     found = browser.chromium.execute_script(
         "const panels = [...document.querySelectorAll('.panel')];"
         "const box = panels.find(panel => panel.querySelector('h3').textContent === arguments[0]);"
@@ -120,7 +120,7 @@ def test_values_under_the_pointer(browser: Browser) -> None:
     assert browser.texts(".panel:first-child .legend li") == ["validation100", "training75", "at step 3"]
 
 
-def test_a_task_is_watched_being_learnt(browser: Browser) -> None:
+def test_earlier_and_later_steps_of_a_task(browser: Browser) -> None:
     # The last validation is open; one step earlier is the first one, of the same task.
     assert browser.texts("#shown strong") == ["Step 3, task 0"]
     assert browser.texts("#shown .badge") == ["solved"]
@@ -158,11 +158,11 @@ def test_an_address_opens_its_episode(chromium: Chrome, page: str) -> None:
     assert Browser(chromium, f"{page}#split=val&step=99").texts("#shown strong") == ["Step 3, task 0"]
 
 
-def test_what_a_model_wrote_is_shown_and_not_run(browser: Browser) -> None:
+def test_html_in_replies_is_shown_and_not_run(browser: Browser) -> None:
     assert browser.texts("pre.text")[0].startswith(HOSTILE)
     assert browser.all("img") == []
     assert browser.chromium.execute_script("return window.hit === undefined")
-    # Even if it came to be HTML, it would not run.
+    # Even as HTML it would not run.
     browser.chromium.execute_script(
         "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=window.hit=1>')"
     )
@@ -176,7 +176,7 @@ def test_what_a_model_wrote_is_shown_and_not_run(browser: Browser) -> None:
 
 
 @pytest.mark.parametrize("split", ["val", "train"])
-def test_a_phone_has_nothing_to_scroll_sideways(chromium: Chrome, page: str, split: str) -> None:
+def test_a_phone_needs_no_horizontal_scrolling(chromium: Chrome, page: str, split: str) -> None:
     browser = Browser(chromium, page, width=360)
     browser.click(f"#split-{split}")
     wide = browser.chromium.execute_script(

@@ -1,4 +1,4 @@
-"""The report's page as data: curves, figures, what fits, and text that stays text."""
+"""Data of the report's page: curves, figures, size limit, escaping."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_panels() -> None:
         "update": [(1, 3.0), (2, 0.0), (3, 0.0)],
         "other": [(1, 1.0), (2, 4.0), (3, 4.0)],
     }
-    # What the run has not, has no panel.
+    # Missing metrics have no panel.
     assert "Entropy" not in [panel["title"] for panel in found]
     assert panels({}, []) == []
 
@@ -93,11 +93,11 @@ def test_figures() -> None:
         ({}, 10, []),
     ],
 )
-def test_what_fits(sizes: dict[int, int], budget: int, kept: list[int]) -> None:
+def test_thinned_steps(sizes: dict[int, int], budget: int, kept: list[int]) -> None:
     assert thinned(sizes, budget) == kept
 
 
-def test_the_page_keeps_within_its_megabytes_and_says_so(tmp_path: Path) -> None:
+def test_the_page_respects_its_size_limit_and_says_so(tmp_path: Path) -> None:
     run = read(find(write_run(tmp_path, steps=40, text="x" * 2000)))
     whole, part = contents(run, 16), contents(run, 0.1)
     assert whole["notes"] == []
@@ -154,7 +154,7 @@ def test_embedded_json(value: str) -> None:
     assert json.loads(text) == [value]
 
 
-def test_a_run_that_has_just_begun() -> None:
+def test_a_run_without_metrics() -> None:
     shown = contents(Run(), 16)
     assert shown["panels"] == shown["episodes"] == shown["figures"] == []
     assert shown["notes"] == ["No metrics were recorded yet."]

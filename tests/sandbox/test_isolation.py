@@ -1,4 +1,4 @@
-"""The isolation level: found by trials, and not lowered because one of them was killed."""
+"""The isolation level: found by trial runs, and not lowered if one of them is killed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def anew() -> Iterator[None]:
 
 
 class Killer:
-    """Kills the first trials: their launcher as soon as it is started, or whatever tells of the program."""
+    """Fails the first trials as if launcher or program were killed."""
 
-    def __init__(self, times: int, told: bytes) -> None:
-        self.times, self.told = times, told
+    def __init__(self, times: int, report: bytes) -> None:
+        self.times, self.report = times, report
         self.levels: list[str] = []
         self._start = runner.POOL.start
 
@@ -33,25 +33,25 @@ class Killer:
         self.levels.append(request.level)
         if self.times > 0:
             self.times -= 1
-            if self.told:
-                os.write(files[3], self.told)
-            return  # nothing comes, and the other end is closed
+            if self.report:
+                os.write(files[3], self.report)
+            return  # no report, and the other end is closed
         self._start(request, files)
 
 
-@pytest.mark.parametrize("told", [b"", str(128 + signal.SIGKILL).encode()])
-def test_a_trial_that_is_killed_is_made_again(told: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("report", [b"", str(128 + signal.SIGKILL).encode()])
+def test_a_killed_trial_is_repeated(report: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     level = runner.isolation()
     runner.isolation.cache_clear()
-    killer = Killer(2, told)
+    killer = Killer(2, report)
     monkeypatch.setattr(runner.POOL, "start", killer.start)
     assert runner.isolation() == level
     assert killer.levels[:3] == [LEVELS[0]] * 3
 
 
-def test_no_lesser_level_is_taken_where_trials_are_killed_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_level_is_not_lowered_if_all_trials_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     killer = Killer(100, b"")
     monkeypatch.setattr(runner.POOL, "start", killer.start)
-    with pytest.raises(RuntimeError, match="what tries it is killed each time"):
+    with pytest.raises(RuntimeError, match="every trial run was killed"):
         runner.isolation()
     assert set(killer.levels) == {LEVELS[0]}

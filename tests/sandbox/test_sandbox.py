@@ -1,4 +1,4 @@
-"""Hostile and ordinary programs in the sandbox: each is contained, and nothing of it is left."""
+"""Ordinary programs, limits, the pool and isolation levels of the sandbox; nothing is left of any program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from uuid import uuid4
@@ -25,7 +24,7 @@ from verl_atgrpo.environments.common import options
 from verl_atgrpo.sandbox import runner
 from verl_atgrpo.sandbox.launcher import Request
 from verl_atgrpo.sandbox.pool import Pool
-from verl_atgrpo.sandbox.runner import ExecutionResult, Limits, extract_python, isolation, run_python
+from verl_atgrpo.sandbox.runner import ExecutionResult, Limits, isolation, run_python
 
 PATIENT = Limits(cpu_seconds=20, wall_seconds=HANG)
 needs_namespaces = pytest.mark.skipif(isolation() != "namespaces", reason="this machine gives no namespaces")
@@ -36,7 +35,7 @@ def run(code: str, stdin: str = "", limits: Limits = PATIENT) -> ExecutionResult
 
 
 def run_short(code: str) -> ExecutionResult:
-    """Runs what never ends with a wall limit in which it prints something: on a busy machine, a longer one."""
+    """Runs an endless program, with increasing wall-clock limits until it prints something."""
     for seconds in (0.5 * 2**number for number in itertools.count()):
         result = run(code, limits=Limits(cpu_seconds=3600, wall_seconds=seconds))
         if result.stdout or seconds > HANG:
@@ -45,13 +44,13 @@ def run_short(code: str) -> ExecutionResult:
 
 
 def running(marker: str) -> list[int]:
-    """Processes whose command line holds `marker`, which a test gives to what its program starts."""
+    """Returns the processes with `marker` in their command line."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if marker.encode() in path.read_bytes():
                 found.append(int(path.parent.name))
-        except OSError:  # ended meanwhile
+        except OSError:  # ended in the meantime
             continue
     return found
 
@@ -100,7 +99,7 @@ def test_unicode_and_stdin() -> None:
     assert run("import sys; print(repr(sys.stdin.read()))").stdout == "''\n"
 
 
-def test_what_is_no_text_is_replaced_in_stdin() -> None:
+def test_invalid_text_in_stdin_is_replaced() -> None:
     assert run("print(ascii(input()))", stdin="a\ud800b").stdout == "'a?b'\n"
 
 
@@ -124,7 +123,7 @@ def test_wall_limit(code: str) -> None:
 def test_cpu_limit() -> None:
     result = run("while True: pass", limits=Limits(cpu_seconds=1, wall_seconds=HANG))
     assert result.timed_out and not result.ok
-    assert result.returncode == 128 + signal.SIGXCPU  # the kernel's word, however long a busy machine took
+    assert result.returncode == 128 + signal.SIGXCPU  # by the kernel, however busy the machine
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
@@ -167,8 +166,8 @@ def test_environment_is_scrubbed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_namespaces
-def test_processes_of_the_machine_are_out_of_sight() -> None:
-    # /proc/*/environ would show the secrets of whatever else runs here.
+def test_other_processes_are_invisible() -> None:
+    # /proc/*/environ would show secrets of other processes.
     result = run("import os; print(os.listdir('/proc'), os.getppid())")
     assert result.stdout == "[] 1\n"
 
@@ -231,8 +230,8 @@ def test_a_sandbox_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch
 
 
 def server_of(pool: Pool) -> int:
-    assert pool._server is not None
-    return pool._server.pid
+    assert pool.server is not None
+    return pool.server.pid
 
 
 def test_the_pool_survives_its_interpreter_being_killed(leftovers: Leftovers) -> None:
@@ -247,22 +246,22 @@ def test_the_pool_survives_its_interpreter_being_killed(leftovers: Leftovers) ->
 
     assert run("print(1)").ok
     before = server_of(runner.POOL)
-    assert asyncio.run(scenario()).stdout == "done\n"  # a program under way does not notice
+    assert asyncio.run(scenario()).stdout == "done\n"  # a running program is not affected
     assert run("print(2)").stdout == "2\n"
     assert server_of(runner.POOL) != before
     assert leftovers() == []
 
 
 @pytest.mark.parametrize("deaths", [1, 2, 3])
-def test_a_request_that_its_interpreter_took_along_is_made_again(deaths: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_lost_with_its_interpreter_is_repeated(deaths: int, monkeypatch: pytest.MonkeyPatch) -> None:
     class Dying(Pool):
         died = 0
 
         def start(self, request: Request, files: Sequence[int]) -> None:
-            self._connected()
+            self.connect()
             dies = self.died < deaths
             self.died += dies
-            if dies:  # stopped, it is sent the request but does not get to it
+            if dies:  # stopped: it gets the request but does not handle it
                 os.kill(server_of(self), signal.SIGSTOP)
             super().start(request, files)
             if dies:
@@ -274,12 +273,12 @@ def test_a_request_that_its_interpreter_took_along_is_made_again(deaths: int, mo
     if deaths < 3:
         assert run("print(1)").stdout == "1\n"
     else:
-        with pytest.raises(RuntimeError, match="killed each time"):
+        with pytest.raises(RuntimeError, match="killed every time"):
             run("print(1)")
     pool.close()
 
 
-def test_a_fork_of_our_process_starts_its_own() -> None:
+def test_a_fork_starts_its_own_interpreter() -> None:
     assert run("print(1)").ok
     ours = server_of(runner.POOL)
     child = os.fork()
@@ -295,7 +294,7 @@ def test_a_fork_of_our_process_starts_its_own() -> None:
 
 
 def test_everything_ends_with_its_owner(leftovers: Leftovers) -> None:
-    elsewhere = {**os.environ, "TMPDIR": tempfile.gettempdir()}  # who is killed cannot remove his folders
+    elsewhere = {**os.environ, "TMPDIR": tempfile.gettempdir()}  # a killed process cannot remove its folders
     marker = f"sandbox-test-{uuid4().hex}"
     program = SPAWN.format(marker=marker, setsid="os.setsid()") + "import time; time.sleep(3600)"
     code = (
@@ -333,7 +332,7 @@ def test_isolation_is_not_required_where_no_program_runs() -> None:
 def test_the_level_is_logged_once(
     level: str, severity: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options._log_level.cache_clear()
+    options.log_isolation.cache_clear()
     monkeypatch.setattr(runner, "isolation", lambda: level)
     with caplog.at_level("INFO", logger="verl_atgrpo"):  # its level is set where verl was imported before
         make("plan_path", tool="moves")
@@ -342,18 +341,18 @@ def test_the_level_is_logged_once(
         make("sudoku")
     (record,) = caplog.records
     assert record.levelname == severity and f"isolation level {level}" in record.message
-    options._log_level.cache_clear()
+    options.log_isolation.cache_clear()
 
 
-def test_a_machine_that_can_run_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_trial", lambda level, *_: f"no {level}")
+def test_a_machine_that_cannot_run_programs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "trial", lambda level, *_: f"no {level}")
     isolation.cache_clear()
     with pytest.raises(EnvironmentConfigError, match=r"programs cannot be run on this machine: .*no rlimits"):
         make("plan_path")
 
 
-def test_a_program_reads_the_libraries_it_was_given_and_no_others(tmp_path: Path) -> None:
-    """The site-packages lie in a folder that programs do not see otherwise."""
+def test_a_program_can_import_only_its_libraries(tmp_path: Path) -> None:
+    """The packages are in a folder that is otherwise invisible to programs."""
     for name in ("given", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"name = {name!r}\n")
@@ -380,29 +379,6 @@ import other
         assert result.stdout == "given False False\nread only\n"
 
 
-@pytest.mark.parametrize(
-    ("reply", "code"),
-    [
-        ("no code", None),
-        ("```python\nx = 1\n", None),
-        ("a\n```python\nx = 1\n```\nb\n```python\ny = '```'\n```\nend", "y = '```'\n"),
-        ("```python\r\nx\r\n```\r\n", "x\r\n"),
-        ("```python\n```", ""),
-    ],
-)
-def test_extract_python(reply: str, code: str | None) -> None:
-    assert extract_python(reply) == extract_python(reply, strict=True) == code
-
-
-def test_fences_are_read_in_linear_time() -> None:
-    """40,000 characters of them took 1.3 s, a megabyte more than ten minutes."""
-    before = time.process_time()
-    for line in ("```python\n", "```\n", "```python\nx\n", "`"):
-        for strict in (False, True):
-            extract_python(line * (1_000_000 // len(line)), strict)
-    assert time.process_time() - before < 20
-
-
 # ------------------------------------------------------------------ how many at a time, and how often
 
 
@@ -424,7 +400,7 @@ def test_as_many_programs_run_at_once_as_there_are_cores(
     async def all_of_them() -> None:
         await asyncio.gather(*(run_python("") for _ in range(8)))
 
-    monkeypatch.setattr(runner, "_run_anew", one)
+    monkeypatch.setattr(runner, "run_once", one)
     monkeypatch.setattr(runner.os, "cpu_count", lambda: cores)
     asyncio.run(all_of_them())
     assert most == at_once
@@ -435,14 +411,14 @@ def test_as_many_programs_run_at_once_as_there_are_cores(
     [
         (0, False, False, 1),
         (1, False, False, 1),
-        (137, False, False, 3),  # out of memory, perhaps another's
+        (137, False, False, 3),  # perhaps out of memory
         (None, False, False, 3),
-        (None, True, False, 1),  # by us
+        (None, True, False, 1),  # by the sandbox
         (137, False, True, 1),
         (137, True, True, 1),
     ],
 )
-def test_a_program_that_was_killed_is_run_again_unless_we_killed_it(
+def test_a_killed_program_is_run_again_unless_the_sandbox_killed_it(
     monkeypatch: pytest.MonkeyPatch, returncode: int | None, timed_out: bool, truncated: bool, runs: int
 ) -> None:
     outcome = ExecutionResult("", "", returncode, timed_out, truncated)
@@ -452,7 +428,7 @@ def test_a_program_that_was_killed_is_run_again_unless_we_killed_it(
         asked.append(1)
         return outcome
 
-    monkeypatch.setattr(runner, "_run_anew", one)
+    monkeypatch.setattr(runner, "run_once", one)
     before = runner.POOL.counts["reruns"]
     assert run("") == outcome
     assert len(asked) == runs

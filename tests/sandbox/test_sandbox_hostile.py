@@ -1,4 +1,4 @@
-"""Hostile programs: each is ended by a limit, earns nothing and leaves the machine as it was."""
+"""Hostile programs: none escapes its isolation level or changes the machine."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ HOSTILE = {
 
 @pytest.fixture(scope="module")
 def low_pool() -> Iterator[Pool]:
-    """Its interpreter can be reached by every user: below namespaces root's programs run as users without rights."""
+    """A pool whose interpreter is accessible to all users: root's programs run as unprivileged users."""
     pool = Pool()
     yield pool
     pool.close()
@@ -98,12 +98,12 @@ def low_pool() -> Iterator[Pool]:
 
 @functools.cache
 def trial(level: str) -> str:
-    return runner._trial(level)
+    return runner.trial(level)
 
 
 @pytest.fixture
 def level(request: pytest.FixtureRequest, low_pool: Pool, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Forces a level of isolation, and skips where the machine does not give it."""
+    """Forces an isolation level; skips if the machine does not support it."""
     forced = str(request.param)
     if forced != "namespaces":
         system = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")
@@ -116,14 +116,14 @@ def level(request: pytest.FixtureRequest, low_pool: Pool, monkeypatch: pytest.Mo
 
 
 class Victim(NamedTuple):
-    """What hostile programs are after: a process of ours with a secret, a folder open to all, and a server."""
+    """Targets of hostile programs: a process with a secret, a world-writable folder, and a server."""
 
     process: subprocess.Popen[bytes]
     folder: Path
     server: socket.socket
 
     def unharmed(self) -> bool:
-        """Returns whether all of it is as it was."""
+        """Returns whether all targets are unchanged."""
         self.server.settimeout(0.01)
         try:
             self.server.accept()
@@ -161,7 +161,7 @@ def test_contained(level: str, name: str, victim: Victim, leftovers: Leftovers) 
 
 
 @pytest.mark.parametrize("level", LEVELS, indirect=True)
-def test_ordinary_programs_do_the_same_at_every_level(level: str) -> None:
+def test_ordinary_programs_have_the_same_results_at_every_level(level: str) -> None:
     code = """
 import os, random, socket, subprocess, sys, tempfile, threading
 with tempfile.NamedTemporaryFile("w+") as file:

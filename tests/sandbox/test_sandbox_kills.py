@@ -1,4 +1,4 @@
-"""Somebody kills what runs a program, as the system does when memory runs out: no score is lost, nothing waits."""
+"""Killed launchers, programs and interpreters, as when memory runs out: no score is lost and nothing hangs."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ PATIENT = Limits(cpu_seconds=20, wall_seconds=HANG)
 
 
 def launchers() -> list[int]:
-    return children(POOL._server.pid) if POOL._server is not None else []
+    return children(POOL.server.pid) if POOL.server is not None else []
 
 
 def programs() -> list[int]:
-    """What launchers have started: the program, or what is process 1 to it."""
+    """Returns the children of launchers: the program, or its PID 1."""
     return [child for launcher in launchers() for child in children(launcher)]
 
 
 def busy_launchers() -> list[int]:
-    """Those whose program has come to its midst."""
+    """Returns the launchers whose program is running."""
     return [launcher for launcher in launchers() if waiting_below(launcher)]
 
 
 async def kill(victims: Callable[[], list[int]], ready: Callable[[], object], after: float = 0.0) -> None:
-    """Kills what there is, so long after `ready` holds: the programs here do not end by themselves."""
+    """Kills the victims `after` seconds after `ready` is true; the programs here do not end by themselves."""
     await until(lambda: victims() and ready(), every=0.002)
     await asyncio.sleep(after)
     for victim in (targets := victims()):
@@ -46,7 +46,7 @@ async def kill(victims: Callable[[], list[int]], ready: Callable[[], object], af
 
 
 async def wake() -> None:
-    """Lets the program end, and goes on: what is woken may be one that is dying."""
+    """Wakes programs repeatedly, because a woken one may be dying."""
     while True:
         for launcher in launchers():
             for program in waiting_below(launcher):
@@ -56,7 +56,7 @@ async def wake() -> None:
 
 
 def beside(disturb: Coroutine[Any, Any, None]) -> ExecutionResult:
-    """Returns the result of a program that waits to be woken; both go on in one event loop."""
+    """Returns the result of a program that waits to be woken while `disturb` runs in the same event loop."""
 
     async def scenario() -> ExecutionResult:
         running = asyncio.create_task(run_python(WAITING, limits=PATIENT)), asyncio.create_task(disturb)
@@ -92,14 +92,14 @@ def test_a_program_that_was_killed_is_run_again(
     assert leftovers() == []
 
 
-def test_the_interpreter_s_death_is_counted_and_costs_no_score(leftovers: Leftovers) -> None:
+def test_a_killed_interpreter_is_counted_and_loses_no_score(leftovers: Leftovers) -> None:
     assert asyncio.run(run_python("print(1)")).ok
     POOL.drain_counts()
-    assert POOL._server is not None
-    os.kill(POOL._server.pid, signal.SIGKILL)
+    assert POOL.server is not None
+    os.kill(POOL.server.pid, signal.SIGKILL)
     assert asyncio.run(run_python("print(2)")).stdout == "2\n"
     counts = POOL.drain_counts()
-    # Where it was still dying as it took the request, the program is run again; where not, the request is sent again.
+    # If it got the request before it died, the program is run again; otherwise the request is sent again.
     assert counts["sandbox_restarts"] == 1
     assert counts["sandbox_reruns"] <= 1
     assert leftovers() == []
@@ -112,8 +112,8 @@ def test_a_program_that_kills_itself_is_a_result() -> None:
     assert POOL.drain_counts() == {"sandbox_reruns": 2}
 
 
-def test_a_program_whose_launcher_is_killed_each_time_is_a_result(leftovers: Leftovers) -> None:
-    # With little isolation a program could do that itself: it must not end the training.
+def test_a_program_whose_launcher_is_killed_every_time_is_a_result(leftovers: Leftovers) -> None:
+    # At low isolation levels a program could do that itself; it must not end the training.
     async def disturb() -> None:
         while True:
             await kill(busy_launchers, lambda: True)
@@ -131,5 +131,5 @@ def test_the_event_loop_goes_on_while_programs_are_killed() -> None:
             await asyncio.sleep(0)
         await wake()
 
-    # A loop that waited for the sandbox would not come to wake the program, which ends by nothing else.
+    # A blocked event loop could not wake the program, which does not end otherwise.
     assert beside(disturb()).ok

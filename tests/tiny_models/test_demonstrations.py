@@ -1,4 +1,4 @@
-"""What the tiny models of the CPU recipes are shown: right answers, from training tasks, in the recipe's terms."""
+"""Demonstrations for the tiny models: correct answers, on training tasks, within the recipe's limits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from verl_atgrpo.environments.common.replies import extract_python
 
 pytest.importorskip("math_verify")
 
@@ -21,7 +23,6 @@ from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, walk
 from verl_atgrpo.environments.sokoban.board import SokobanTask
 from verl_atgrpo.environments.sokoban.levels import solve
 from verl_atgrpo.environments.sudoku.grid import EMPTY, SudokuTask
-from verl_atgrpo.sandbox.runner import extract_python
 from verl_atgrpo.testing import Script, check_environment
 from verl_atgrpo.tiny_models.demonstrations import DEMONSTRATORS, arithmetic, small_programs, sokoban
 from verl_atgrpo.tiny_models.demonstrations.demonstrator import END, SPLITS, Demonstration, write
@@ -46,14 +47,14 @@ def shown(name: str, folder: Path, noise: float, count: int = 60) -> Iterator[De
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_environment_shown_is_the_recipes(name: str, compose: Any) -> None:
+def test_the_environment_is_the_recipes(name: str, compose: Any) -> None:
     section = compose(f"{name}_cpu").at_grpo.environment
     options = DEMONSTRATORS[name].options_in(Path(f"runs/models/{name}_tiny"))
     assert {"name": name, **options} == section
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_everything_shown_fits_the_recipe_and_the_tokenizer(name: str, compose: Any, tmp_path: Path) -> None:
+def test_demonstrations_fit_the_recipe_and_the_tokenizer(name: str, compose: Any, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     from verl_atgrpo.tiny_models.tiny import build_tokenizer
 
@@ -71,7 +72,7 @@ def test_everything_shown_fits_the_recipe_and_the_tokenizer(name: str, compose: 
 
 @pytest.mark.parametrize("noise", [0.0, 0.6])
 @pytest.mark.parametrize("name", NAMES)
-def test_every_place_has_a_distribution_that_the_answer_is_drawn_from(name: str, noise: float, tmp_path: Path) -> None:
+def test_every_token_has_the_distribution_it_is_sampled_from(name: str, noise: float, tmp_path: Path) -> None:
     for one in shown(name, tmp_path, noise):
         for token, choice in itertools.zip_longest([*one.answer, END], one.choices, fillvalue=None):
             assert choice is not None
@@ -80,7 +81,7 @@ def test_every_place_has_a_distribution_that_the_answer_is_drawn_from(name: str,
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_validation_task_is_shown(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_validation_task_is_used(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env = DEMONSTRATORS[name].make_environment(tmp_path)
     seen: set[Split] = set()
     original = env.task
@@ -120,7 +121,7 @@ def test_the_chance_of_a_mistake_by_hand() -> None:
     assert choices[0] == pytest.approx({"U": 0.15 + 0.4, "D": 0.15, "L": 0.15, "R": 0.15})
 
 
-def test_after_a_mistake_the_demonstrator_goes_on_from_where_it_stands() -> None:
+def test_after_a_mistake_the_demonstrator_continues_from_the_new_position() -> None:
     field = PlanPathTask(4, frozenset(), (0, 0), (3, 3))
     for seed in range(50):
         moves, choices = path(field, (0, 0), 0.7, 20, random.Random(seed))
@@ -146,7 +147,7 @@ def test_answers_keep_within_the_limit() -> None:
     assert choices[-1] == {END: 1.0}
 
 
-def test_boxes_are_pushed_home_in_as_few_moves_as_the_solver_needs() -> None:
+def test_boxes_are_pushed_to_targets_in_the_fewest_moves() -> None:
     env = DEMONSTRATORS["sokoban"].make_environment(Path())
     for index in range(30):
         task: SokobanTask = env.task("train", index)
@@ -159,8 +160,8 @@ def test_boxes_are_pushed_home_in_as_few_moves_as_the_solver_needs() -> None:
 
 
 # #####
-# #@$.#   Down and right of the player the box's way home is lost: nothing is left to show there.
-def test_nothing_is_shown_where_nothing_helps() -> None:
+# #@$.#   Down and right of the player the box cannot reach the target: no move is good there.
+def test_answers_are_empty_in_deadlocks() -> None:
     task = SokobanTask("#####\n#@$.#\n#   #\n#####")
     left = sokoban.distances(task)
     corner = (task.player + 1, frozenset({task.player + task.stride}))
@@ -197,7 +198,7 @@ def test_right_answers_solve_the_game(name: str) -> None:
 
 
 def right(name: str, state: Any) -> str:
-    """The answer without mistakes to where a game stands."""
+    """Returns the answer without mistakes in a state."""
     rng = random.Random(0)
     if name == "plan_path":
         return path(state.task, state.position, 0.0, 8, rng)[0]
@@ -211,7 +212,7 @@ def right(name: str, state: Any) -> str:
 
 
 def scripts(task: Any) -> dict[str, Script]:
-    """The answers without mistakes to a sum or a function, by the first word of the prompt."""
+    """Returns scripts that answer a sum or a function without mistakes, by the first word of the prompt."""
     rng = random.Random(0)
     if isinstance(task, MathTask):
         answers = {"tool": arithmetic.program(task, 0.0), "reason": arithmetic.boxed(task, 0.0)}
@@ -229,7 +230,7 @@ def test_right_answers_are_gold(name: str, tmp_path: Path) -> None:
     check_environment(name, options, gold=scripts, tasks=2, episodes=1, bounds=(0, 1))
 
 
-def test_compact_prompts_show_the_last_answers_as_far_as_they_are_short(tmp_path: Path) -> None:
+def test_compact_prompts_show_the_start_of_the_last_answers(tmp_path: Path) -> None:
     task, problem = MathTask("17+8=?", "25"), Problem("add 2, add 3", (Call((1,), 6),), "f")
     math: Any = DEMONSTRATORS["math"].make_environment(tmp_path / "math")
     code: Any = DEMONSTRATORS["code"].make_environment(tmp_path / "code")

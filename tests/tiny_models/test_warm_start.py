@@ -1,4 +1,4 @@
-"""The starting models of the CPU recipes: made once, from settings alone, and low at the start."""
+"""Starting models of the CPU recipes: trained once, determined by settings, with low success."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_equal_settings_give_equal_weights_and_another_seed_does_not(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_model_that_is_there_is_kept_and_other_settings_make_it_anew(
+def test_an_existing_model_is_kept_and_other_settings_train_a_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = make(tmp_path, BRIEF)
@@ -54,7 +54,7 @@ def test_a_data_set_is_made_with_the_model_and_goes_with_it(tmp_path: Path) -> N
     assert make_environment("math", **options).num_tasks("train") == 2000
 
 
-def test_the_command_knows_its_environments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_lists_its_environments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["make-model", str(tmp_path / "x"), "--environment", "chess"])
     said = capsys.readouterr().err
@@ -62,6 +62,6 @@ def test_the_command_knows_its_environments(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.slow
-def test_the_starting_model_knows_the_form_but_mostly_goes_astray(tmp_path: Path) -> None:
+def test_the_starting_model_has_the_format_and_low_success(tmp_path: Path) -> None:
     known = make(tmp_path, WarmStart())
     assert 0.25 <= known["success"] <= 0.45

@@ -1,1 +1,1 @@
-"""Evaluating teams: episodes of a recipe's validation tasks, their figures, and paired comparisons."""
+"""Evaluation of teams: episodes on a recipe's validation tasks, their figures, and paired comparisons."""

@@ -1,4 +1,4 @@
-"""`verl-atgrpo eval` and `verl-atgrpo compare`, without the parsing of their arguments."""
+"""`verl-atgrpo eval` and `verl-atgrpo compare`, without argument parsing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_atgrpo.evaluation import figures, text
+from verl_atgrpo.evaluation import figures
 from verl_atgrpo.evaluation.episodes import Lineup, pending, play_all, wanted
 from verl_atgrpo.evaluation.results import EpisodeKey, ResultFile, read
 from verl_atgrpo.evaluation.sources import Endpoint
@@ -22,17 +22,17 @@ logger = logging.getLogger(__name__)
 
 
 def evaluate(options: Options, out: Path, *, ks: Sequence[int] | None = None, in_flight: int = 128) -> str:
-    """Plays the episodes that `out` does not hold yet and returns the figures of those asked for, as text.
+    """Plays the episodes that are missing in `out` and returns the figures of all requested ones, as text.
 
     Args:
         options: what to play.
-        out: the result file, continued if it is there.
-        ks: the k of pass@k; None for the powers of two up to the episodes of a task.
-        in_flight: episodes at a time.
+        out: the result file; an existing one is continued.
+        ks: values of k for pass@k; None for the powers of two up to the episodes per task.
+        in_flight: number of concurrent episodes.
 
     Raises:
-        ValueError: the options, the recipe or the file do not go together.
-        RuntimeError: episodes could not be played; `out` holds those that ended.
+        ValueError: options, recipe and file are inconsistent.
+        RuntimeError: episodes could not be played; `out` has those that ended.
     """
     from verl_atgrpo.evaluation import plan as plans
 
@@ -40,17 +40,17 @@ def evaluate(options: Options, out: Path, *, ks: Sequence[int] | None = None, in
         raise ValueError(f"--in-flight {in_flight}: at least 1")
     plan = plans.make(options)
     keys = wanted(plan.tasks, plan.seeds, plan.episodes)
-    of_a_task = len(plan.seeds) * plan.episodes
+    per_task = len(plan.seeds) * plan.episodes
     for k in ks or ():
-        figures.pass_at_k(of_a_task, 0, k)
+        figures.pass_at_k(per_task, 0, k)
     made_by = {"overrides": list(options.overrides)}
     with ResultFile(out, plan.header, made_by) as results:
         todo = pending(keys, results.rows)
-        logger.info("%s: %d episodes, %d of them there already", out, len(keys), len(keys) - len(todo))
+        logger.info("%s: %d episodes, %d of them done already", out, len(keys), len(keys) - len(todo))
         if todo:
             asyncio.run(_play(plan, todo, results, in_flight))
         rows = [results.rows[key] for key in keys]
-        return text.of_figures(figures.figures(rows, ks, data_sets=plan.environment.data_sets("val")))
+        return figures.figures_table(figures.figures(rows, ks, data_sets=plan.environment.data_sets("val")))
 
 
 async def _play(plan: Plan, keys: Sequence[EpisodeKey], results: ResultFile, in_flight: int) -> None:
@@ -58,7 +58,7 @@ async def _play(plan: Plan, keys: Sequence[EpisodeKey], results: ResultFile, in_
         started: list[tuple[dict[str, Any], Sampler]] = []
         policies = {}
         for name, player in plan.players.items():
-            # One engine for equal ones. One after the other: engines that start together misjudge what is free.
+            # Equal players share an engine. Sequentially: engines that start together misjudge the free memory.
             served = next((policy for args, policy in started if args == player.engine), None)
             policies[name] = served or await _policy(plan, player, stack)
             if player.engine is not None:
@@ -99,7 +99,7 @@ async def _policy(plan: Plan, player: Player, stack: AsyncExitStack) -> Sampler:
         client=await stack.enter_async_context(Engine(player.engine, model.tokenizer, model.processor)),
         tokenizer=model.tokenizer,
         chat_template_kwargs=plan.chat_template_kwargs,
-        # The text is decoded from all ids at once, as in training.
+        # As in training, the text is decoded from all ids at once.
         sampling_params={**plan.sampling, "repetition_penalty": 1.0, "detokenize": False},
         max_prompt_length=plan.max_prompt_length,
         max_response_length=plan.max_response_length,
@@ -108,9 +108,11 @@ async def _policy(plan: Plan, player: Player, stack: AsyncExitStack) -> Sampler:
 
 
 def compare(first: Path, second: Path, *, common_only: bool = False) -> str:
-    """Returns how much better the team of result file `second` is than that of `first`, as text.
+    """Returns a comparison of the teams of two result files, `second` against `first`, as text.
 
-    Raises ValueError if the files do not hold the same tasks, or only some in common and not `common_only`.
+    Raises ValueError if the files have no task in common, or different tasks without `common_only`.
     """
     rows = [list(read(path).rows.values()) for path in (first, second)]
-    return text.of_comparison(figures.compare(rows[0], rows[1], common_only=common_only), str(first), str(second))
+    return figures.comparison_table(
+        figures.compare(rows[0], rows[1], common_only=common_only), str(first), str(second)
+    )

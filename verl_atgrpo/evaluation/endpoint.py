@@ -1,4 +1,4 @@
-"""A policy behind an OpenAI-compatible server: chat messages in, a text and token counts out."""
+"""A policy on an OpenAI-compatible server: chat messages in, text and token counts out."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from verl_atgrpo.evaluation.sources import Endpoint, key_of
 from verl_atgrpo.team import EpisodeFailed, Generation
 
 _RETRIES = 8
-"""With the client's back-off of at most 8 s, and never beyond the request's time-out."""
+"""Retries with the client's back-off of at most 8 s, within the request's time-out."""
 _SHOWN = 300
-"""Characters of a server's message that are kept."""
+"""Most characters of a server's message in errors."""
 
 
 class EndpointPolicy:
-    """Samples answers by chat completions; 429, 5xx and lost connections are tried again.
+    """Samples answers by chat completions; retries on 429, 5xx and lost connections.
 
-    The server sees no ids and shows none: a prompt's ids are the code points of its messages as JSON, from which the
-    messages are read again, an answer's are those of its text, and `Generation.usage` has the server's counts.
+    The server's interface has no token ids. A prompt's ids are the code points of its messages as JSON, an answer's
+    the code points of its text, and `Generation.usage` has the server's token counts.
     """
 
     def __init__(
@@ -35,15 +35,15 @@ class EndpointPolicy:
         chat_template_kwargs: Mapping[str, Any],
         request_timeout: float,
     ) -> None:
-        """Connects to nothing yet.
+        """Makes the client; the first request connects.
 
         Args:
             endpoint: the server and its model.
-            sampling: `temperature`, `top_p`, `top_k`; the last is sent only if it cuts something off, as OpenAI's own
-                servers do not know it.
+            sampling: `temperature`, `top_p`, `top_k`; `top_k` is sent only if positive, because OpenAI's own servers
+                do not support it.
             max_response_length: tokens.
-            chat_template_kwargs: sent only if there are any, for the same reason.
-            request_timeout: seconds after which an answer that has not come fails its episode, retries included.
+            chat_template_kwargs: sent only if not empty, for the same reason.
+            request_timeout: seconds, including retries, after which a request without answer fails its episode.
 
         Raises:
             ImportError: the package openai is missing.
@@ -59,7 +59,7 @@ class EndpointPolicy:
         self._timeout = request_timeout
         self._client = openai.AsyncOpenAI(
             base_url=endpoint.base_url,
-            api_key=self._key or "none",  # the client wants one; servers without keys do not look
+            api_key=self._key or "none",  # the client requires a key even if the server does not
             timeout=request_timeout,
             max_retries=_RETRIES,
         )
@@ -72,7 +72,7 @@ class EndpointPolicy:
             "model": endpoint.model,
             "temperature": sampling["temperature"],
             "top_p": sampling["top_p"],
-            # Not max_completion_tokens: a server that does not know that would answer without end and say nothing.
+            # Not max_completion_tokens: servers without support ignore it silently and generate without limit.
             "max_tokens": max_response_length,
             "extra_body": extra or None,
         }
@@ -86,15 +86,15 @@ class EndpointPolicy:
         await self._client.close()
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Returns stand-ins for the ids."""
+        """Returns the code points of the messages as JSON, in place of token ids."""
         return [ord(char) for char in json.dumps([dict(message) for message in messages])]
 
     async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
-        """Asks for one answer.
+        """Samples one answer.
 
         Raises:
-            EpisodeFailed: no answer came in time, or the server refused this request.
-            PolicyUnusable: it will refuse every request, or does not count tokens.
+            EpisodeFailed: the request timed out or was refused.
+            PolicyUnusable: the server refuses every request, or does not count tokens.
         """
         messages = json.loads("".join(map(chr, prompt_ids)))
         openai = self._openai
@@ -105,20 +105,20 @@ class EndpointPolicy:
         except (asyncio.TimeoutError, openai.APITimeoutError) as error:
             raise EpisodeFailed("timeout", f"{self._endpoint}: no answer within {self._timeout} s") from error
         except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
-            # Without the server's words, which may repeat a part of the key.
+            # Without the server's message, which may contain a part of the key.
             raise PolicyUnusable(
-                f"{self._endpoint} answers HTTP {error.status_code}: check the URL, the model's name and the key in "
+                f"{self._endpoint} returns HTTP {error.status_code}: check the URL, the model's name and the key in "
                 f"{self._endpoint.key_variable}"
             ) from None
         except openai.RateLimitError as error:
-            raise EpisodeFailed("rate_limit", self._told(error)) from None
+            raise EpisodeFailed("rate_limit", self._message(error)) from None
         except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
-            raise EpisodeFailed("refused", self._told(error)) from None
+            raise EpisodeFailed("refused", self._message(error)) from None
         except (openai.APIError, json.JSONDecodeError) as error:
-            raise EpisodeFailed("endpoint", self._told(error)) from None
+            raise EpisodeFailed("endpoint", self._message(error)) from None
         return self._generation(answer)
 
-    def _told(self, error: Exception) -> str:
+    def _message(self, error: Exception) -> str:
         text = f"{self._endpoint}: {type(error).__name__}: {error}"
         return (text.replace(self._key, "***") if self._key else text)[:_SHOWN]
 

@@ -1,4 +1,4 @@
-"""vLLM in this process, for `ServedPolicy` as verl's servers are in training."""
+"""vLLM in this process, with the interface of verl's servers that `ServedPolicy` uses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from verl_atgrpo import compat
 from verl_atgrpo.evaluation.episodes import PolicyUnusable
 from verl_atgrpo.team import EpisodeFailed
 
-# Its workers mask the logits beyond the tokenizer, as they do in training, and end with the process that started them.
+# Its workers mask logits beyond the tokenizer's vocabulary, as in training, and end with the process that starts them.
 _WORKER_EXTENSION = "verl.workers.rollout.vllm_rollout.utils.vLLMColocateWorkerExtension"
 _SAME = (
     "dtype",
@@ -31,14 +31,14 @@ _SAME = (
 
 
 def engine_args(key: str, path: str, policy: DictConfig) -> dict[str, Any]:
-    """Returns vLLM's arguments for serving the model at `path` as training would serve the policy.
+    """Returns vLLM's arguments to serve the model at `path` as in training.
 
     Args:
-        key: of the policy's section, for messages.
+        key: key of the policy's section, for messages.
         path: the model.
-        policy: its `actor_rollout_ref`.
+        policy: the policy's `actor_rollout_ref`.
 
-    Raises ValueError if the policy is served in a way that is not available here.
+    Raises ValueError for settings that are not supported here.
     """
     rollout = policy.rollout
     if rollout.quantization is not None:
@@ -62,10 +62,10 @@ class Engine:
     """One model in vLLM, with the interface of verl's client that `ServedPolicy` uses."""
 
     def __init__(self, args: Mapping[str, Any], tokenizer: Any, processor: Any) -> None:
-        """Starts nothing yet.
+        """Stores the arguments; `async with` starts the engine.
 
         Args:
-            args: of vLLM, see `engine_args`.
+            args: vLLM's arguments, see `engine_args`.
             tokenizer: the model's; ids beyond it are never sampled.
             processor: the model's, or None.
         """
@@ -76,7 +76,7 @@ class Engine:
         self._numbers = itertools.count()
 
     async def __aenter__(self) -> Engine:
-        """Loads the model: the event loop stands still meanwhile.
+        """Loads the model, which blocks the event loop.
 
         Raises compat.CompatError if vLLM is missing.
         """
@@ -84,7 +84,7 @@ class Engine:
         compat.check_evaluation_symbols()
         from verl.plugin.platform import get_platform
 
-        # As verl starts its servers. Spawned, or the engine would inherit this process' threads.
+        # As in verl's servers. Spawned: a forked engine would inherit this process's threads.
         os.environ.update(get_platform().rollout_env_vars())
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -94,7 +94,7 @@ class Engine:
         from vllm.utils.argparse_utils import FlexibleArgumentParser
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        # Read as verl's servers read them, so that recipes may write JSON in strings here too.
+        # Parsed as in verl's servers, so that recipes can use JSON in strings.
         parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="engine_kwargs.vllm"))
         args = parser.parse_args(build_cli_args_from_config(self._args))
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(args))
@@ -134,7 +134,7 @@ class Engine:
             ):
                 last = output
         except EngineDeadError as error:
-            raise PolicyUnusable(f"vLLM with {self._args['model']} has ended; its last words are above") from error
+            raise PolicyUnusable(f"vLLM with {self._args['model']} died; its log is above") from error
         if last is None or not last.outputs or last.outputs[0].finish_reason == "abort":
             return TokenOutput(token_ids=[], stop_reason="aborted")
         return TokenOutput(token_ids=list(last.outputs[0].token_ids), stop_reason="completed")

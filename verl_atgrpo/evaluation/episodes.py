@@ -1,4 +1,4 @@
-"""Playing the episodes of an evaluation, so many at a time, and writing each down as it ends."""
+"""Plays the episodes of an evaluation concurrently and writes each to the result file when it ends."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from verl_atgrpo.team import Decision, EpisodeFailed, Sampler, Team, TeamOptions
 logger = logging.getLogger(__name__)
 
 _REPORTS = 10
-"""How often the progress is logged over a run."""
+"""Number of progress logs per run."""
 
 
 class PolicyUnusable(RuntimeError):
-    """A policy will answer no episode at all: the engine is down, or the endpoint refuses us."""
+    """A policy cannot answer any request: the engine died, or the endpoint refuses all requests."""
 
 
 @dataclass(frozen=True)
 class Lineup:
-    """Who plays."""
+    """The agents' policies."""
 
     agents: Mapping[str, str]
     """Agent -> policy."""
     policies: Mapping[str, Sampler]
-    """Policy -> what it is; serves all episodes at once."""
+    """Name of the policy -> its sampler, shared by all episodes."""
 
 
 def wanted(tasks: int, seeds: Sequence[int], episodes: int) -> list[EpisodeKey]:
-    """Returns the episodes of an evaluation: every task once, then every task again, seed by seed."""
+    """Returns the episodes of an evaluation, ordered by seed, sample, task."""
     return [EpisodeKey(task, seed, sample) for seed in seeds for sample in range(episodes) for task in range(tasks)]
 
 
 def pending(keys: Iterable[EpisodeKey], rows: Mapping[EpisodeKey, EpisodeRow]) -> list[EpisodeKey]:
-    """Returns those episodes that have not been played, or failed."""
+    """Returns the episodes that were not played or that failed."""
     return [key for key in keys if key not in rows or rows[key].failed is not None]
 
 
@@ -53,18 +53,18 @@ async def play_all(
     in_flight: int,
     max_failed: int,
 ) -> None:
-    """Plays `keys` and adds each to `results` as it ends; what is under way when one raises is given up.
+    """Plays `keys` and adds each to `results` when it ends; an error cancels the episodes in flight.
 
     Args:
-        environment: whose validation tasks they are.
-        lineup: who plays.
+        environment: source of the validation tasks.
+        lineup: the agents' policies.
         keys: the episodes.
-        results: where they are written.
-        in_flight: episodes at a time.
-        max_failed: episodes that may fail before the run stops.
+        results: the result file.
+        in_flight: number of concurrent episodes.
+        max_failed: most failed episodes before the run stops.
 
     Raises:
-        PolicyUnusable: a policy will answer none of them.
+        PolicyUnusable: a policy cannot answer any request.
         RuntimeError: too many episodes failed, or the environment has a defect.
     """
     queue = iter(keys)
@@ -95,12 +95,10 @@ async def _play_from(
 
 
 async def play_one(environment: Environment, lineup: Lineup, key: EpisodeKey) -> EpisodeRow:
-    """Plays an episode with the samples that validation during training would make.
-
-    An episode that fails is a row that says so.
+    """Plays an episode with the seeds of validation during training; a failed episode is a row with `failed`.
 
     Raises:
-        PolicyUnusable: a policy will answer none.
+        PolicyUnusable: a policy cannot answer any request.
         RuntimeError: the environment has a defect.
     """
     task = environment.task("val", key.task)
@@ -120,7 +118,7 @@ async def play_one(environment: Environment, lineup: Lineup, key: EpisodeKey) ->
         outcome, failure = Outcome(success=False), Failure(failed.reason, str(failed))
     except PolicyUnusable:
         raise
-    except Exception as error:  # whatever a user's environment raises; told with the episode it happened in
+    except Exception as error:  # any error of a user's environment, reported with its episode
         raise RuntimeError(f"task {key.task}, seed {key.seed}, sample {key.sample}: {error!r}") from error
     decided = Counter(decision.agent for decision in team.decisions)
     return EpisodeRow(
@@ -152,7 +150,7 @@ def _usage(agent: str, policy: str, decisions: Sequence[Decision]) -> AgentUsage
 
 
 class _Progress:
-    """Counts the episodes of a run, logs now and then, and stops it when too many have failed."""
+    """Counts the episodes of a run, logs progress, and raises RuntimeError if too many failed."""
 
     def __init__(self, total: int, max_failed: int) -> None:
         self._total = total
@@ -170,7 +168,7 @@ class _Progress:
             if self._failed.total() > self._max_failed:
                 raise RuntimeError(
                     f"{self._failed.total()} episodes of this run failed ({dict(self._failed)}), more than "
-                    f"at_grpo.max_failed_episodes={self._max_failed}; the same command tries them again"
+                    f"at_grpo.max_failed_episodes={self._max_failed}; the same command retries them"
                 )
         if self._done * _REPORTS // self._total > (self._done - 1) * _REPORTS // self._total:
             seconds = time.monotonic() - self._started

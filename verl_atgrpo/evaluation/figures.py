@@ -1,11 +1,12 @@
-"""The figures of an evaluation, with bootstrap intervals.
+"""Figures of an evaluation, with bootstrap intervals.
 
-Episodes of one task are not independent of each other, tasks are: so every mean is a mean over tasks of the mean over
-a task's episodes, and the bootstrap draws tasks.
+Tasks are independent, episodes of one task are not. So every mean is the mean over tasks of the mean over a task's
+episodes, and the bootstrap resamples tasks.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,17 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_atgrpo.evaluation.results import EpisodeRow
+from verl_atgrpo.report.text import counted
 
 RESAMPLES = 10_000
 LEVEL = 0.95
 _CHUNK = 1 << 22
-"""Numbers of a bootstrap that are in memory at a time."""
+"""Most numbers of a bootstrap in memory at a time."""
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure and its interval, the ends included."""
+    """A figure and its closed interval."""
 
     value: float
     low: float
@@ -33,40 +35,40 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Figures:
-    """What an evaluation says about a team."""
+    """Figures of an evaluation."""
 
     tasks: int
     episodes: tuple[int, int]
-    """Fewest and most episodes of a task."""
+    """Fewest and most episodes per task."""
     success: Estimate
     """avg@n: the mean success of an episode."""
     pass_at: dict[int, Estimate]
-    """k -> the chance that at least one of k episodes of a task is solved."""
+    """k -> probability that at least one of k episodes of a task is solved."""
     by_turn: dict[int, Estimate]
-    """t -> share of episodes solved in which no agent took more than t decisions."""
+    """t -> share of episodes that are solved with at most t decisions of any agent."""
     by_data_set: dict[str, Estimate]
-    """Data set -> mean success of an episode of its tasks that were played; empty where there is one only."""
+    """Data set -> mean success on its tasks that were played; empty if there is only one data set."""
     by_seed: dict[int, float]
     """Seed -> mean success."""
     tokens_per_solved: Estimate
-    """Generated tokens of all episodes for each one solved; infinite if none is."""
+    """Generated tokens of all episodes per solved episode; infinite if none is solved."""
     all_tokens_per_solved: Estimate
-    """As above, with the prompts' tokens."""
+    """As above, including prompt tokens."""
     failed: dict[str, int]
-    """Reason -> episodes that failed; they count as not solved."""
+    """Reason -> number of failed episodes, which count as not solved."""
     truncated: float
-    """Share of answers that ran into the length limit."""
+    """Share of answers that were cut off at the length limit."""
 
 
 def pass_at_k(episodes: int, solved: int, k: int) -> float:
     """Returns the unbiased estimate 1 - C(n - c, k) / C(n, k) of pass@k (Chen et al. 2021, arXiv 2107.03374).
 
     Args:
-        episodes: n, of one task.
-        solved: c, those of them that are solved.
+        episodes: n, the episodes of one task.
+        solved: c, the solved ones.
         k: from 1 to n.
 
-    Raises ValueError for another k.
+    Raises ValueError for other k.
     """
     if not 1 <= k <= episodes:
         raise ValueError(
@@ -74,20 +76,19 @@ def pass_at_k(episodes: int, solved: int, k: int) -> float:
         )
     if episodes - solved < k:
         return 1.0
-    # C(n - c, k) / C(n, k) as a product, whose factors do not overflow.
+    # C(n - c, k) / C(n, k) as a product, which does not overflow.
     return float(1.0 - np.prod(1.0 - k / np.arange(episodes - solved + 1, episodes + 1)))
 
 
 def bootstrap(columns: Array, statistics: Callable[[Array], Array], seed: int = 0) -> tuple[Array, Array]:
-    """Returns the ends of the 95% percentile intervals of statistics, drawing tasks with replacement.
+    """Returns the ends of the 95% percentile intervals of statistics; resamples tasks with replacement.
 
     Args:
-        columns: (tasks, c) numbers of every task.
-        statistics: (r, c) means over the tasks of r draws -> (r, s) statistics.
-        seed: of the draws.
+        columns: (tasks, c), numbers of every task.
+        statistics: maps (r, c) means over the tasks of r resamples to (r, s) statistics.
+        seed: seed of the resampling.
 
-    Returns two arrays of s numbers. The ends are values that occurred: nothing is interpolated, as a statistic may be
-    infinite.
+    Returns two arrays of s numbers. Ends are not interpolated, because a statistic may be infinite.
     """
     tasks = len(columns)
     rng = np.random.default_rng(seed)
@@ -95,15 +96,15 @@ def bootstrap(columns: Array, statistics: Callable[[Array], Array], seed: int = 
     for start in range(0, RESAMPLES, step := max(1, _CHUNK // tasks)):
         times = rng.multinomial(tasks, np.full(tasks, 1 / tasks), size=min(step, RESAMPLES - start))
         values.append(statistics(times @ columns / tasks))
-    drawn = np.concatenate(values)
+    resampled = np.concatenate(values)
     tail = (1 - LEVEL) / 2
-    low: Array = np.quantile(drawn, tail, axis=0, method="lower")
-    high: Array = np.quantile(drawn, 1 - tail, axis=0, method="higher")
+    low: Array = np.quantile(resampled, tail, axis=0, method="lower")
+    high: Array = np.quantile(resampled, 1 - tail, axis=0, method="higher")
     return low, high
 
 
 def by_task(rows: Iterable[EpisodeRow]) -> dict[int, list[EpisodeRow]]:
-    """Returns task -> its episodes, both in order."""
+    """Returns task -> its episodes, both sorted."""
     tasks: dict[int, list[EpisodeRow]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.key):
         tasks[row.task].append(row)
@@ -120,12 +121,12 @@ def figures(
 
     Args:
         rows: its episodes.
-        ks: the k of pass@k; None for the powers of two up to the episodes that every task has, but for 1: pass@1 is
-            avg@n.
-        seed: of the bootstrap.
-        data_sets: which tasks are from where, as `Environment.data_sets` has it.
+        ks: values of k for pass@k; None for the powers of two from 2 to the episodes that every task has (pass@1 is
+            avg@n).
+        seed: seed of the bootstrap.
+        data_sets: name -> number of tasks, as `Environment.data_sets` returns it.
 
-    Raises ValueError if there is no episode, or fewer of a task than a k.
+    Raises ValueError if there is no episode, or if a task has fewer episodes than a k.
     """
     if not rows:
         raise ValueError("there is no episode")
@@ -138,13 +139,13 @@ def figures(
     def statistics(means: Array) -> Array:
         solved = means[:, 0]
         with np.errstate(divide="ignore", invalid="ignore"):
-            # Nothing spent and nothing solved is no bargain either.
+            # inf also for 0 / 0.
             ratios = [np.where(solved > 0, means[:, at] / solved, np.inf) for at in (1, 2)]
         return np.column_stack([*ratios, means[:, 0], means[:, 3:]])
 
     values = statistics(columns.mean(axis=0, keepdims=True))[0]
     estimates = [
-        Estimate(*map(float, three)) for three in zip(values, *bootstrap(columns, statistics, seed), strict=True)
+        Estimate(*map(float, ends)) for ends in zip(values, *bootstrap(columns, statistics, seed), strict=True)
     ]
     answers = sum(agent.decisions for row in rows for agent in row.agents.values())
     return Figures(
@@ -163,7 +164,7 @@ def figures(
 
 
 def _numbers(mine: Sequence[EpisodeRow], ks: Sequence[int], turns: Sequence[int]) -> list[float]:
-    """Returns a task's numbers: means over its episodes, and pass@k."""
+    """Returns the columns of a task: means over its episodes, and pass@k."""
     solved = sum(row.success for row in mine)
     return [
         solved / len(mine),
@@ -199,41 +200,41 @@ def _by_seed(rows: Iterable[EpisodeRow]) -> dict[int, float]:
 
 
 def success_by_task(rows: Iterable[EpisodeRow]) -> Array:
-    """Returns the mean success of every task, in order of the tasks."""
+    """Returns the mean success of every task, sorted by task."""
     return np.array([np.mean([row.success for row in mine]) for mine in by_task(rows).values()])
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """How much better the second of two evaluations is, task by task."""
+    """Paired comparison of two evaluations."""
 
     tasks: int
-    """Those that both have."""
+    """Number of common tasks."""
     left_out: tuple[int, int]
-    """Tasks that only the first has, and only the second."""
+    """Number of tasks in the first only, and in the second only."""
     first: float
     second: float
-    """Mean success of each on the common tasks."""
+    """Mean success on the common tasks."""
     difference: Estimate
     """Second minus first."""
     better: int
     worse: int
     equal: int
-    """Tasks in which the second's mean success is higher, lower, or the same."""
+    """Number of tasks on which the second's mean success is higher, lower, equal."""
 
 
 def compare(
     first: Iterable[EpisodeRow], second: Iterable[EpisodeRow], *, common_only: bool = False, seed: int = 0
 ) -> Comparison:
-    """Compares two evaluations on the same tasks, known by their fingerprints.
+    """Returns the comparison of two evaluations on the same tasks, matched by fingerprint.
 
     Args:
-        first: the episodes of one.
-        second: the episodes of the other; their number a task may differ.
-        common_only: compare on the tasks that both have, if they do not have the same.
-        seed: of the bootstrap.
+        first: episodes of one evaluation.
+        second: episodes of the other; their number per task may differ.
+        common_only: allows different tasks and compares on the common ones.
+        seed: seed of the bootstrap.
 
-    Raises ValueError if they have no common task, or different ones without `common_only`.
+    Raises ValueError if there is no common task, or if the tasks differ without `common_only`.
     """
     a, b = _success_by_problem(first), _success_by_problem(second)
     common = sorted(a.keys() & b.keys())
@@ -261,7 +262,7 @@ def compare(
 
 
 def _success_by_problem(rows: Iterable[EpisodeRow]) -> Mapping[tuple[str, int], float]:
-    """Returns (fingerprint, how many tasks before had it) -> mean success: a data set may hold a problem twice."""
+    """Returns (fingerprint, number of earlier tasks with it) -> mean success: a data set may repeat a problem."""
     seen: Counter[str] = Counter()
     found = {}
     for mine in by_task(rows).values():
@@ -269,3 +270,68 @@ def _success_by_problem(rows: Iterable[EpisodeRow]) -> Mapping[tuple[str, int], 
         found[fingerprint, seen[fingerprint]] = float(np.mean([row.success for row in mine]))
         seen[fingerprint] += 1
     return found
+
+
+# ---------------------------------------------------------------------- as text
+
+
+def figures_table(figures: Figures) -> str:
+    """Returns an evaluation's figures as text, one per line."""
+    fewest, most = figures.episodes
+    n = str(most) if fewest == most else f"{fewest}..{most}"
+    each = counted(most, "episode") if fewest == most else f"{n} episodes"
+    lines = [
+        ("tasks", f"{figures.tasks}, {each} each; intervals: {LEVEL:.0%}, bootstrap over tasks"),
+        (f"avg@{n}", _share(figures.success)),
+        *((f"  {name}", _share(estimate)) for name, estimate in figures.by_data_set.items()),
+        *((f"pass@{k}", _share(estimate)) for k, estimate in figures.pass_at.items()),
+        *((f"solved within {counted(turn, 'turn')}", _share(estimate)) for turn, estimate in figures.by_turn.items()),
+        ("generated tokens per solved episode", _tokens(figures.tokens_per_solved)),
+        ("with the prompts' tokens", _tokens(figures.all_tokens_per_solved)),
+        ("answers cut off at the limit", f"{figures.truncated:.1%}"),
+    ]
+    if len(figures.by_seed) > 1:
+        lines.append(("by seed", ", ".join(f"{seed}: {share:.1%}" for seed, share in figures.by_seed.items())))
+    if figures.failed:
+        reasons = ", ".join(f"{reason} {number}" for reason, number in sorted(figures.failed.items()))
+        lines.append(
+            ("failed", f"{sum(figures.failed.values())} ({reasons}): counted as not solved; run again to retry")
+        )
+    return _table(lines)
+
+
+def comparison_table(comparison: Comparison, first: str, second: str) -> str:
+    """Returns the comparison of the files `first` and `second` as text, one figure per line."""
+    difference = comparison.difference
+    lines = [
+        ("tasks", f"{comparison.tasks} in both; interval: {LEVEL:.0%}, paired bootstrap over tasks"),
+        (first, f"{comparison.first:.1%}"),
+        (second, f"{comparison.second:.1%}"),
+        (
+            "difference",
+            f"{100 * difference.value:+.1f} points  [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]",
+        ),
+        ("tasks better, worse, equal", f"{comparison.better}, {comparison.worse}, {comparison.equal}"),
+    ]
+    if any(comparison.left_out):
+        lines.append(
+            ("tasks left out", f"{comparison.left_out[0]} of the first, {comparison.left_out[1]} of the second")
+        )
+    return _table(lines)
+
+
+def _share(estimate: Estimate) -> str:
+    return f"{estimate.value:.1%}  [{estimate.low:.1%}, {estimate.high:.1%}]"
+
+
+def _tokens(estimate: Estimate) -> str:
+    if math.isinf(estimate.value):
+        return "none: nothing is solved"
+    high = "unbounded" if math.isinf(estimate.high) else f"{estimate.high:,.1f}"
+    return f"{estimate.value:,.1f}  [{estimate.low:,.1f}, {high}]"
+
+
+def _table(lines: Iterable[tuple[str, str]]) -> str:
+    pairs = list(lines)
+    width = max(len(name) for name, _ in pairs)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in pairs)

@@ -1,4 +1,4 @@
-"""From a recipe and the command's options to what is played: tasks, who answers for whom, and with which settings."""
+"""Turns a recipe and the command's options into the plan of an evaluation: tasks, agents' policies, settings."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Options:
     recipe: str
     overrides: Sequence[str] = ()
     folder: Path | None = None
-    """Where else to look for recipes."""
+    """Additional folder of recipes."""
     episodes: int | None = None
-    """Of every task and seed; None for the recipe's `val_kwargs.n`."""
+    """Episodes per task and seed; None for the recipe's `val_kwargs.n`."""
     tasks: int | None = None
-    """The first ones; None for all that validation during training plays."""
+    """Number of tasks, the first ones; None for all of validation during training."""
     seeds: Sequence[int] | None = None
-    """None for `at_grpo.seed` alone."""
+    """None for `at_grpo.seed`."""
     policies: Sequence[str] = ()
     """`NAME=SOURCE`."""
     agents: Sequence[str] = ()
@@ -73,11 +73,11 @@ class Plan:
     request_timeout: float
     max_failed: int
     header: dict[str, Any] = field(repr=False)
-    """What an episode's distribution depends on: a result file holds episodes of one such only."""
+    """Everything that the distribution of episodes depends on; a result file has exactly one header."""
 
 
 def make(options: Options) -> Plan:
-    """Reads the recipe and the options; raises ValueError for what cannot be played."""
+    """Returns the plan for a recipe and options; raises ValueError if they are invalid."""
     config = compose(options.recipe, options.overrides, options.folder)
     settings = AtGrpoConfig.from_config(config)
     check_keys(config)
@@ -134,14 +134,14 @@ def _tasks(settings: AtGrpoConfig, environment: Environment, given: int | None) 
 def _seeds(given: Sequence[int] | None, default: int) -> list[int]:
     seeds = [default] if given is None else list(given)
     if len(set(seeds)) < len(seeds):
-        raise ValueError(f"--seeds {' '.join(map(str, seeds))}: one is there twice")
+        raise ValueError(f"--seeds {' '.join(map(str, seeds))}: a seed is given twice")
     return seeds
 
 
 def _players(
     config: DictConfig, settings: AtGrpoConfig, environment: Environment, options: Options
 ) -> tuple[dict[str, str], dict[str, Player]]:
-    """Returns agent -> player and player -> what it is, of those that play."""
+    """Returns agent -> name of its player, and name -> player."""
     policies = settings.policy_settings()
     sources: dict[str, Source] = {}
     if options.checkpoint is not None:
@@ -149,7 +149,7 @@ def _players(
         sources.update(of_checkpoint(options.checkpoint, trainable))
     given = assignments(options.policies, "--policy", list(policies), "policy")
     sources.update({name: parse(text) for name, text in given.items()})
-    # The policy whose sections say how an agent's model is served.
+    # Player -> the policy whose section configures its serving.
     agents = settings.validation_policies_of(environment)
     sections = {name: name for name in policies}
     for agent, text in assignments(options.agents, "--agent", environment.agents, "agent").items():
@@ -161,7 +161,7 @@ def _players(
         agents[agent] = name
     for name in given:
         if name not in agents.values():
-            raise ValueError(f"--policy {name}=... has no effect: no agent is played by {name!r}")
+            raise ValueError(f"--policy {name}=... has no effect: no agent has the policy {name!r}")
     players = {
         name: _player(config, settings, sections[name], sources.get(name)) for name in sorted(set(agents.values()))
     }
@@ -178,12 +178,12 @@ def _player(config: DictConfig, settings: AtGrpoConfig, section: str, source: So
         if policy.model.get("lora_adapter_path"):
             raise ValueError(
                 f"{key}.model.lora_adapter_path={policy.model.lora_adapter_path}: an evaluation needs a whole model; "
-                f"merge the adapter into it and name that with --policy {section}=FOLDER"
+                f"merge the adapter and name the result with --policy {section}=FOLDER"
             )
         source = parse(str(policy.model.path))
     elif isinstance(source, Model):
         with open_dict(policy.model):
-            # What the recipe says beside the path is kept; where the old model's parts lie is not.
+            # Other settings of the model are kept, except paths to parts of the old one.
             policy.model.update(path=source.path, tokenizer_path=None, hf_config_path=None, lora_adapter_path=None)
     if isinstance(source, Endpoint):
         return Player(source, None, None)
@@ -193,7 +193,7 @@ def _player(config: DictConfig, settings: AtGrpoConfig, section: str, source: So
 
 
 def _check_memory(players: Mapping[str, Player]) -> None:
-    """Raises ConfigError if the engines, which all run on the same devices, want more memory than there is."""
+    """Raises ConfigError if the engines, which share the devices, request more memory than there is."""
     engines: list[dict[str, Any]] = []
     shares: dict[str, float] = {}
     for name, player in players.items():
@@ -204,7 +204,7 @@ def _check_memory(players: Mapping[str, Player]) -> None:
 
 
 def _described(player: Player) -> dict[str, Any]:
-    """Returns what a player's answers depend on: not how much memory or how many devices serve it."""
+    """Returns what a player's answers depend on, without memory and number of devices."""
     described: dict[str, Any] = {"source": str(player.source)}
     if isinstance(player.source, Model) and player.engine is not None:
         described["weights"] = weights_digest(player.source.path)

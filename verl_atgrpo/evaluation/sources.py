@@ -1,4 +1,4 @@
-"""Where a policy's answers come from in an evaluation: a model on disk or a hub, or an endpoint."""
+"""Sources of a policy's answers in an evaluation: a model on disk or on the hub, or an endpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verl_atgrpo.export import trained_policies, whole_model
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 _SAMPLE = 1 << 20
-"""Bytes at either end of a weights file that are looked at to know it again."""
+"""Bytes at either end of a weights file that go into its digest."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Model:
     """A Hugging Face model that vLLM serves in this process."""
 
     path: str
-    """A folder, or the name of a hub's repository."""
+    """A folder, or the name of a repository on the hub."""
 
     def __str__(self) -> str:
         return self.path
@@ -35,7 +35,7 @@ class Endpoint:
     model: str
     base_url: str
     key_variable: str = KEY_VARIABLE
-    """The environment variable with the key, which is nowhere written or logged."""
+    """The environment variable with the key, which is never written or logged."""
 
     def __str__(self) -> str:
         return f"{self.model}@{self.base_url}"
@@ -45,7 +45,7 @@ Source = Model | Endpoint
 
 
 def parse(text: str) -> Source:
-    """Reads `MODEL@http(s)://host/v1[#KEY_VARIABLE]`, a folder with a model, or a hub's `owner/name`.
+    """Parses `MODEL@http(s)://host/v1[#KEY_VARIABLE]`, a folder with a model, or `owner/name` on the hub.
 
     Raises ValueError for anything else.
     """
@@ -58,14 +58,14 @@ def parse(text: str) -> Source:
         return Model(text)
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", text):
         raise ValueError(
-            f"{text!r} is no source of answers: use a folder with a model, a hub's owner/name, or MODEL@http://host/v1"
+            f"{text!r} is not a source of answers: use a folder with a model, owner/name on the hub, or MODEL@http://host/v1"
         )
     return Model(text)
 
 
 def _endpoint(model: str, at: str, url: str) -> Endpoint:
     parts = urlsplit(url)
-    # Not told what was given: it may hold a secret.
+    # The message does not repeat the URL, which may contain a secret.
     if parts.username or parts.password or parts.query:
         raise ValueError("an endpoint's URL takes no user, password or query; its key comes from the environment")
     if not model or not at:
@@ -76,7 +76,7 @@ def _endpoint(model: str, at: str, url: str) -> Endpoint:
 
 
 def key_of(endpoint: Endpoint) -> str | None:
-    """Returns the endpoint's key; raises ValueError if a variable was named for it and is not set."""
+    """Returns the endpoint's key; raises ValueError if a variable was named and is not set."""
     key = os.environ.get(endpoint.key_variable)
     if not key and endpoint.key_variable != KEY_VARIABLE:
         raise ValueError(f"{endpoint}: the environment variable {endpoint.key_variable} is not set")
@@ -84,9 +84,9 @@ def key_of(endpoint: Endpoint) -> str | None:
 
 
 def weights_digest(path: str) -> str | None:
-    """Returns a digest by which a folder's weights are known again, or None for a hub's name.
+    """Returns a digest of a folder's weights, or None for a name on the hub.
 
-    It looks at names, sizes and both ends of the files: whole files take minutes to read.
+    Uses names, sizes and both ends of the files: whole files take minutes to read.
     """
     if not Path(path).is_dir():
         return None
@@ -103,13 +103,13 @@ def weights_digest(path: str) -> str | None:
 
 
 def of_checkpoint(step: Path, policies: Mapping[str, bool]) -> dict[str, Source]:
-    """Returns the source of every policy that a checkpoint holds.
+    """Returns the source of every policy in a checkpoint.
 
     Args:
         step: a folder `global_step_<n>`.
         policies: the recipe's policies -> trainable.
 
-    Raises ValueError if it is no complete checkpoint of these policies, or a policy was saved in shards only.
+    Raises ValueError if it is not a complete checkpoint of these policies, or a policy was saved only as shards.
     """
     saved = trained_policies(step)
     trained = [name for name, trainable in policies.items() if trainable]
@@ -120,7 +120,7 @@ def of_checkpoint(step: Path, policies: Mapping[str, bool]) -> dict[str, Source]
         model = whole_model(folder)
         if model is None:
             raise ValueError(
-                f"{folder} holds no whole model: run verl-atgrpo export {step} OUT, then name "
+                f"{folder} has no whole model: run verl-atgrpo export {step} OUT, then name "
                 + " ".join(f"--policy {policy}=OUT/{policy}" for policy in saved)
             )
         sources[name] = Model(str(model))
@@ -128,7 +128,7 @@ def of_checkpoint(step: Path, policies: Mapping[str, bool]) -> dict[str, Source]
 
 
 def assignments(texts: Sequence[str], option: str, known: Sequence[str], what: str) -> dict[str, str]:
-    """Reads `NAME=VALUE` arguments; raises ValueError for a name that is not `known`, or that comes twice."""
+    """Parses `NAME=VALUE` arguments; raises ValueError for unknown and repeated names."""
     found: dict[str, str] = {}
     for text in texts:
         name, separator, value = text.partition("=")

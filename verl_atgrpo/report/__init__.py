@@ -1,1 +1,1 @@
-"""What a training leaves behind for people to look at: its records, and the page made of them."""
+"""Records of a training, and the HTML report made from them."""

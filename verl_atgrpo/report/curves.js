@@ -1,11 +1,11 @@
 "use strict";
-// Curves as inline SVG, redrawn at the width they have; values under the pointer stand in the legend.
+// Curves as inline SVG, redrawn on resize; the legend shows the values under the pointer.
 
 const HEIGHT = 170;
 const MARGIN = {top: 8, right: 8, bottom: 34, left: 46};
 const COLOURS = 8;
 
-/** An element with properties and children; text is only ever set as text. */
+/** Returns an element with properties and children; strings become text nodes, never HTML. */
 function make(tag, properties = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -24,7 +24,7 @@ function shape(tag, attributes, text) {
   return node;
 }
 
-/** A number in as few digits as tell it from its neighbours. */
+/** Returns a number with three significant digits. */
 function short(value) {
   if (typeof value !== "number") return String(value);
   const size = Math.abs(value);
@@ -32,7 +32,7 @@ function short(value) {
   return String(Number(value.toPrecision(3)));
 }
 
-/** Round numbers for an axis from low to high. */
+/** Returns about `wanted` round numbers from low to high for an axis. */
 function ticks(low, high, wanted) {
   const rough = (high - low) / wanted;
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -45,7 +45,7 @@ function ticks(low, high, wanted) {
   return values;
 }
 
-/** The panel's series as drawn: of a stack, each on top of those before it. */
+/** Returns the panel's series with points [x, y, base]; in a stack each series is on top of the previous ones. */
 function layers(panel) {
   if (panel.kind !== "stack") {
     return panel.series.map((series) => ({...series, drawn: series.points.map(([x, y]) => [x, y, 0])}));
@@ -58,7 +58,7 @@ function layers(panel) {
   })}));
 }
 
-/** Runs of points without a gap: a value that was not finite is one. */
+/** Returns the runs of points between gaps, which are values that were not finite. */
 function runs(points) {
   const found = [[]];
   for (const point of points) {

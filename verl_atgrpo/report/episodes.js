@@ -1,9 +1,9 @@
 "use strict";
-// The browser of episodes. What it shows is in the address, behind the #: split, step, task, episode.
+// The episode browser. The URL fragment has the selected split, step, task and episode.
 
 const SPLITS = {val: "Validation", train: "Training"};
 
-/** The browser over a list of episodes, drawn into a place; agents and policies give the colours. */
+/** Draws the browser of `episodes` into `place`; agents decide colours, `policies` is the number of policies. */
 function browseEpisodes(place, episodes, agents, policies) {
   if (!episodes.length) {
     place.append(make("p", {}, "No episodes were recorded."));
@@ -15,7 +15,7 @@ function browseEpisodes(place, episodes, agents, policies) {
   const of = (split, step) => episodes.filter((one) => one.split === split && (step === null || one.step === step));
   const steps = (split) => [...new Set(of(split, null).map((one) => one.step))].sort((a, b) => a - b);
 
-  /** The episode of a step that is most like the one shown: the same task, or the one in its place. */
+  /** Returns the episode of a step that corresponds to the selected one: the same task, or the same rank. */
   function similar(split, step) {
     const there = of(split, step);
     const same = shown && there.find((one) => one.task === shown.task && one.episode === shown.episode);
@@ -55,7 +55,7 @@ function browseEpisodes(place, episodes, agents, policies) {
       make("span", {class: "space"}), turn("◀ earlier", -1), choice, turn("later ▶", 1));
   }
 
-  /** Tasks against steps: in validation a row is a task, in training the place in the step. */
+  /** Returns the table of episodes: columns are steps, rows are tasks (validation) or ranks in the step (training). */
   function map() {
     const known = steps(shown.split);
     const columns = known.map((step) => of(shown.split, step));
@@ -80,7 +80,7 @@ function browseEpisodes(place, episodes, agents, policies) {
   }
 
   function describe(one) {
-    const end = one.failed ? "failed: a candidate could not be had" : one.success ? "solved" : "not solved";
+    const end = one.failed ? "failed: a candidate could not be generated" : one.success ? "solved" : "not solved";
     return `step ${one.step}, task ${one.task}, episode ${one.episode}: ${end}, reward ${short(one.reward)}`;
   }
 

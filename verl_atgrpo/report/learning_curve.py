@@ -1,4 +1,4 @@
-"""Validation success over a run, read from the metrics that verl's `file` logger writes."""
+"""Validation success over a run, from the metrics of verl's `file` logger."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Point:
 
     step: int
     seconds: float
-    """Training time up to here: rollout, updates and weight syncs; without start-up and validation."""
+    """Training time so far: rollout, updates and weight syncs; without start-up and validation."""
     tokens: float
-    """Tokens generated in training up to here, all candidates counted."""
+    """Tokens generated in training so far, of all candidates."""
     success: float
     max_probs_diff: float
     """Largest difference of a token's probability between server and actor so far."""
@@ -37,8 +37,8 @@ class Point:
 def read(metrics: Path) -> list[Point]:
     """Returns the validations of a run, in order; raises ValueError if there are none.
 
-    `metrics` is one JSONL file, or a folder of them: a resumed run writes a new one, whose steps replace
-    those that the interrupted one did after its last checkpoint.
+    `metrics` is a JSONL file or a folder of them: a resumed run writes a new file, whose steps replace those that the
+    interrupted run did after its last checkpoint.
     """
     files = sorted(metrics.glob("*.jsonl")) if metrics.is_dir() else [metrics]
     steps: dict[int, dict[str, float]] = {}
@@ -52,10 +52,10 @@ def read(metrics: Path) -> list[Point]:
         tokens += data.get("rollout/tokens", 0.0)
         difference = max(difference, data.get("training/rollout_probs_diff_max", 0.0))
         successes = [value for name, value in data.items() if name.startswith("val-core/") and "/acc/mean@" in name]
-        if successes:  # of several data sets the mean, each of them counting the same
+        if successes:  # mean over data sets
             points.append(Point(step, seconds, tokens, sum(successes) / len(successes), difference))
     if not points:
-        raise ValueError(f"{metrics} holds no validation; set trainer.val_before_train=true and trainer.test_freq")
+        raise ValueError(f"{metrics} has no validation; set trainer.val_before_train=true and trainer.test_freq")
     return points
 
 

@@ -1,5 +1,5 @@
 "use strict";
-// Puts the page together from the data in it.
+// Builds the page from its embedded data.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 document.getElementById("title").textContent = data.title;

@@ -1,4 +1,4 @@
-"""The report: one HTML file with everything in it, which asks the network for nothing."""
+"""The report: a self-contained HTML file that loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from verl_atgrpo.evaluation.text import counted
 from verl_atgrpo.report.panels import MOST_POINTS, figures, panels
 from verl_atgrpo.report.records import Run, find, read
+from verl_atgrpo.report.text import about, counted, title
 
 _SCRIPTS = ("curves.js", "episodes.js", "page.js")
 _KEPT = ("agent", "turn", "policy", "prompt", "prompt_tokens", "committed", "candidates")
 
 
 def write(run: Path, out: Path, max_megabytes: float) -> str:
-    """Writes the report of a run; returns one line that says what is in it.
+    """Writes the report of a run; returns one line that describes it.
 
-    Raises ValueError if the run has no records or they are damaged.
+    Raises ValueError if the run's records are missing or damaged.
     """
     records = read(find(run))
     page = render(records, max_megabytes)
@@ -36,12 +36,12 @@ def write(run: Path, out: Path, max_megabytes: float) -> str:
 
 
 def render(run: Run, max_megabytes: float) -> str:
-    """Returns the page; of the episodes, as many steps as `max_megabytes` allow, evenly spread."""
+    """Returns the page; episodes are limited to `max_megabytes`, with their steps evenly spaced."""
     style = _part("page.css")
     script = "\n".join(_part(name) for name in _SCRIPTS)
     parts = {
-        "title": html.escape(_title(run.about)),
-        # What is not ours by its hash does not run, whatever a model wrote.
+        "title": html.escape(title(run.about)),
+        # Only our own script runs, identified by hash, whatever the models' replies contain.
         "policy": html.escape(
             f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'"
         ),
@@ -53,7 +53,7 @@ def render(run: Run, max_megabytes: float) -> str:
 
 
 def contents(run: Run, max_megabytes: float) -> dict[str, Any]:
-    """Returns what the page shows: `title`, `about`, `notes`, `figures`, `panels`, `episodes`."""
+    """Returns the page's data: `title`, `about`, `notes`, `figures`, `panels`, `episodes`."""
     section = run.about.get("section", {})
     policies = list(section.get("policies") or run.about.get("models", {}))
     drawn = panels(run.metrics, policies)
@@ -63,8 +63,8 @@ def contents(run: Run, max_megabytes: float) -> dict[str, Any]:
     if not drawn:
         notes.insert(0, "No metrics were recorded yet.")
     return {
-        "title": _title(run.about),
-        "about": _about(run.about),
+        "title": title(run.about),
+        "about": about(run.about),
         "notes": notes,
         "figures": figures(run.metrics),
         "panels": drawn,
@@ -73,13 +73,13 @@ def contents(run: Run, max_megabytes: float) -> dict[str, Any]:
 
 
 def embedded(value: Any) -> str:
-    """Returns JSON that can stand inside an HTML element: nothing in it opens or closes a tag, or a comment."""
+    """Returns JSON for an HTML element, escaped so that it cannot open or close a tag or a comment."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def thinned(sizes: Mapping[int, int], budget: int) -> list[int]:
-    """Returns the steps to keep so that their sizes add up to `budget` at most: every n-th and the last."""
+    """Returns the steps to keep so that their sizes sum to at most `budget`: every n-th and the last."""
     steps = sorted(sizes)
     stride = 1
     while steps:
@@ -111,7 +111,7 @@ def _within(run: Run, budget: int) -> tuple[list[dict[str, Any]], list[str]]:
         episodes.append(entry)
     kept: dict[str, list[int]] = {}
     notes = []
-    # Validation first, where the same tasks come again; training gets what it leaves.
+    # Validation first, because it repeats the same tasks; training gets the rest of the budget.
     for split, share, name in (("val", 2, "validation"), ("train", 1, "training step")):
         kept[split] = thinned(sizes[split], budget // share)
         budget -= sum(sizes[split][step] for step in kept[split])
@@ -121,30 +121,6 @@ def _within(run: Run, budget: int) -> tuple[list[dict[str, Any]], list[str]]:
                 "more with --max-megabytes."
             )
     return [entry for entry in episodes if entry["step"] in kept[entry["split"]]], notes
-
-
-def _title(about: Mapping[str, Any]) -> str:
-    return str(about.get("experiment") or "a run of verl-atgrpo")
-
-
-def _about(about: Mapping[str, Any]) -> list[str]:
-    section = about.get("section", {})
-    environment = dict(section.get("environment", {}))
-    said = []
-    if environment:
-        name = environment.pop("name", "")
-        options = ", ".join(f"{key} {value}" for key, value in environment.items())
-        said.append(f"{name} ({options})" if options else str(name))
-    if section.get("scheme") == "parallel":
-        said.append(f"{counted(section.get('candidates', 0), 'episode')} a task")
-    elif "candidates" in section:
-        said.append(f"{counted(section['candidates'], 'candidate')} a decision")
-    if "estimator" in section:
-        said.append(f"estimator {section['estimator']}")
-    frozen = about.get("frozen", [])
-    for policy, model in about.get("models", {}).items():
-        said.append(f"policy {policy}: {model}" + (" (frozen)" if policy in frozen else ""))
-    return said
 
 
 def _part(name: str) -> str:

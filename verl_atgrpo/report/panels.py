@@ -1,4 +1,4 @@
-"""From metrics to what the page draws: panels of curves and the figures above them."""
+"""Converts metrics to the page's panels of curves and headline figures."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from verl_atgrpo.evaluation.text import counted
+from verl_atgrpo.report.text import counted
 
 Metrics = Mapping[int, Mapping[str, float | str]]
 Panel = dict[str, Any]
-"""`title`, `unit`, `help`, `kind` (lines or stack), `zero` (the axis begins there), `series`: each with `name`,
-`colour` (a number) and `points`, pairs of step and value; None where the value was not finite."""
+"""`title`, `unit`, `help`, `kind` (lines or stack), `zero` (the axis starts at 0) and `series`, each with `name`,
+`colour` (a number) and `points` (step, value); the value is None if it was not finite."""
 
 MOST_POINTS = 300
-"""Points of a curve; a longer one is averaged over neighbouring steps."""
+"""Most points of a curve; longer ones are averaged over neighbouring steps."""
 _STAGES = (
     ("rollout", ("gen",)),
     ("log-probs", ("old_log_prob", "ref")),
@@ -28,7 +28,7 @@ _PROBS = "training/rollout_probs_diff_max"
 
 
 def averaged(points: Sequence[tuple[int, float | None]], most: int = MOST_POINTS) -> list[tuple[float, float | None]]:
-    """Returns at most `most` points: each the mean of as many neighbours, without those that are None."""
+    """Returns at most `most` points, each the mean of the same number of neighbours, ignoring None."""
     size = -(-len(points) // most)
     if size <= 1:
         return list(points)
@@ -42,7 +42,7 @@ def averaged(points: Sequence[tuple[int, float | None]], most: int = MOST_POINTS
 
 
 def curve(metrics: Metrics, name: str, scale: float = 1.0) -> list[tuple[int, float | None]]:
-    """Returns a metric's (step, value) pairs; what was not finite is None."""
+    """Returns a metric's (step, value) pairs; None for values that are not finite."""
     return [
         (step, scale * value if isinstance(value, float) else None)
         for step, row in sorted(metrics.items())
@@ -51,11 +51,11 @@ def curve(metrics: Metrics, name: str, scale: float = 1.0) -> list[tuple[int, fl
 
 
 def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
-    """Returns the panels for which there are metrics, in the order of the page.
+    """Returns the panels that have metrics, in the order of the page.
 
     Args:
         metrics: step -> metrics.
-        policies: the names of the run's policies.
+        policies: names of the run's policies.
     """
     names = {name for row in metrics.values() for name in row}
     policies = list(policies)
@@ -128,7 +128,7 @@ def _panel(
 
 
 def _time_split(metrics: Metrics) -> Panel:
-    """What a step's seconds went into; stages that the run has not are left out."""
+    """Returns the panel of a step's time by stage; stages without time are left out."""
     steps = {step: row for step, row in sorted(metrics.items()) if isinstance(row.get("timing_s/step"), float)}
 
     def seconds(row: Mapping[str, float | str], stages: Iterable[str]) -> float:
@@ -144,12 +144,12 @@ def _time_split(metrics: Metrics) -> Panel:
         for colour, (name, values) in enumerate(columns)
         if any(values)
     ]
-    help = "what a step's seconds went into; validation is not in a step"
+    help = "seconds of a step by stage, without validation"
     return {"title": "Step time", "unit": "s", "help": help, "kind": "stack", "zero": True, "series": series}
 
 
 def figures(metrics: Metrics) -> list[dict[str, str]]:
-    """Returns the page's headline figures, each with `label`, `value` and `note`; those that the metrics allow."""
+    """Returns the headline figures that the metrics allow, each with `label`, `value` and `note`."""
 
     def total(name: str) -> float:
         return sum(value for _, value in curve(metrics, name) if value is not None)

@@ -1,4 +1,4 @@
-"""The report's records: what is written during a training, and how it is read."""
+"""Writing records during a training, and reading them for the report."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ FORMAT = 1
 METRICS, TRAIN, VAL = "metrics", "train", "val"
 _FILE = re.compile(rf"({METRICS}|{TRAIN}|{VAL})-(\d{{4,}})-(\d{{4,}})\.jsonl")
 _FILES = 8
-"""Files among which the allowed megabytes are split: deleting the oldest one loses an eighth."""
+"""Number of files that share the allowed megabytes: rotation deletes an eighth at a time."""
 
 
 def file_parts(path: Path) -> tuple[str, int, int] | None:
-    """Returns (kind, attempt, part) of a file of records, or None if it is none."""
+    """Returns (kind, attempt, part) of a record file, or None for other files."""
     found = _FILE.fullmatch(path.name)
     return (found[1], int(found[2]), int(found[3])) if found else None
 
 
 def metrics_row(step: int, seconds: float, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a row of the metrics file; what is no number is left out, what is not finite becomes text.
+    """Returns a row of the metrics file; values that are not numbers are left out, non-finite ones become text.
 
     Args:
         step: the training step.
         seconds: since the epoch.
-        values: as verl's loggers get them.
+        values: the metrics, as passed to verl's loggers.
     """
     numbers = {}
     for name, value in values.items():
@@ -46,21 +46,21 @@ def metrics_row(step: int, seconds: float, values: Mapping[str, Any]) -> dict[st
 
 
 def plain(number: float) -> float | str:
-    """Returns a number as JSON can hold it: as text, `nan` or `inf`, if it is not finite."""
+    """Returns a number for JSON: as text, `nan` or `inf`, if it is not finite."""
     return number if math.isfinite(number) else str(number)
 
 
 class RecordFiles:
-    """The files of one attempt at a run: a resumed run is another attempt, in files of its own."""
+    """Record files of one attempt at a run; a resumed run is a new attempt with new files."""
 
     def __init__(self, folder: Path, max_megabytes: float, from_step: int, about: Mapping[str, Any]) -> None:
-        """Begins an attempt; nothing is written yet.
+        """Starts an attempt; the first rows create the files.
 
         Args:
-            folder: gets the files; made if it is not there.
-            max_megabytes: how much the files of episodes may take together.
-            from_step: the step the attempt goes on from; rows of later steps that are there already no longer count.
-            about: what the report says about the run.
+            folder: folder of the files, created if missing.
+            max_megabytes: most megabytes of all files of episodes.
+            from_step: the step that the attempt resumes from; existing rows of later steps are superseded.
+            about: description of the run for the report.
         """
         self._folder = folder
         self._max_bytes = int(max_megabytes * 1e6)
@@ -70,7 +70,7 @@ class RecordFiles:
         self._failing = False
 
     def append(self, kind: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Writes rows; an error of the disk is logged and costs these rows only, not the training."""
+        """Writes rows; on an OSError it logs and drops them, so that the training goes on."""
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         if not lines:
             return
@@ -78,9 +78,9 @@ class RecordFiles:
             self._append(kind, lines.encode(errors="replace"))
         except OSError as error:
             if not self._failing:
-                logger.error("%s: no records can be written (%s); training goes on without them", self._folder, error)
+                logger.error("%s: records cannot be written (%s); training goes on without them", self._folder, error)
             self._failing = True
-            self._part[kind] += 1  # the last line of the file may be torn
+            self._part[kind] += 1  # the last line of the file may be incomplete
         else:
             if self._failing:
                 logger.error("%s: records are written again; some are missing", self._folder)
@@ -106,11 +106,11 @@ class RecordFiles:
         return {path: parts for path in self._folder.glob("*.jsonl") if (parts := file_parts(path))}
 
     def _rotate(self) -> None:
-        """Deletes the oldest files of training episodes, then those of validation: there one sees the learning."""
+        """Deletes the oldest files of training episodes, then those of validation, which show progress best."""
         current = {self._path(kind) for kind in self._part}
         sizes = {path: path.stat().st_size for path, parts in self._existing().items() if parts[0] != METRICS}
         total = sum(sizes.values())
-        for path in sorted(sizes, key=lambda path: file_parts(path) or ()):  # training first, by the alphabet
+        for path in sorted(sizes, key=lambda path: file_parts(path) or ()):  # "train" sorts before "val"
             if total > self._max_bytes and path not in current:
                 path.unlink()
                 total -= sizes[path]
@@ -123,17 +123,17 @@ EpisodeKey = tuple[str, int, int, int]
 
 @dataclass
 class Run:
-    """What the records of a run say, without what was superseded."""
+    """Records of a run, without superseded rows."""
 
     about: dict[str, Any] = field(default_factory=dict)
     metrics: dict[int, dict[str, float | str]] = field(default_factory=dict)
-    """Step -> metrics; values that were not finite are text."""
+    """Step -> metrics; non-finite values are text."""
     episodes: dict[EpisodeKey, list[dict[str, Any]]] = field(default_factory=dict)
-    """The decisions of every recorded episode, in their order."""
+    """Episode -> its decisions in order."""
 
 
 def find(run: Path) -> Path:
-    """Returns the folder of records of a run; raises ValueError if it has none."""
+    """Returns the folder with a run's records; raises ValueError if there is none."""
     places = [run, run / FOLDER, run / "checkpoints" / FOLDER]
     for place in places:
         if any(file_parts(path) for path in place.glob("*.jsonl")):
@@ -145,7 +145,7 @@ def find(run: Path) -> Path:
 
 
 def read(folder: Path) -> Run:
-    """Reads all attempts, oldest first; raises ValueError for a file that is damaged other than in its last line."""
+    """Reads all attempts, oldest first; raises ValueError for damage other than an incomplete last line."""
     known = [(path, parts) for path in folder.glob("*.jsonl") if (parts := file_parts(path))]
     files = sorted((attempt, kind, part, path) for path, (kind, attempt, part) in known)
     run = Run()
@@ -175,7 +175,7 @@ def read(folder: Path) -> Run:
 
 
 def _supersede(run: Run, header: dict[str, Any]) -> None:
-    """Drops what an attempt does again: all steps after the one it goes on from."""
+    """Drops all steps after the one that an attempt resumes from."""
     last = header["from_step"]
     run.about = header["about"]
     run.metrics = {step: row for step, row in run.metrics.items() if last > 0 and step <= last}
@@ -184,9 +184,9 @@ def _supersede(run: Run, header: dict[str, Any]) -> None:
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     lines = path.read_text().split("\n")
-    # A complete file ends in a newline: what stands behind the last one was not written to its end.
-    if torn := lines.pop():
-        logger.warning("%s: the last line is torn and left out (%d characters)", path, len(torn))
+    # A complete file ends in a newline.
+    if incomplete := lines.pop():
+        logger.warning("%s: ignored an incomplete last line (%d characters)", path, len(incomplete))
     for number, line in enumerate(lines, 1):
         try:
             yield json.loads(line)

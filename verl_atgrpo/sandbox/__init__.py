@@ -1,1 +1,1 @@
-"""Running programs that models wrote."""
+"""Runs programs written by models, isolated and with limits."""

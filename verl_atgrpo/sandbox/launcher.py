@@ -1,8 +1,8 @@
-"""A small interpreter that starts programs for `sandbox`: it stays warm, and forks a launcher for each of them.
+"""A warm interpreter that forks a launcher for each program of the sandbox.
 
-`sandbox_pool` runs this file as a program of its own, with the standard library alone and an empty environment. It
-ends when its socket does. A launcher walls its program off, waits for its end, for its owner's word or for the time
-limit, and ends all that is left of it.
+`pool` runs this file as a separate program, with only the standard library and an empty environment. It ends when its
+socket is closed. A launcher isolates its program, waits for its exit, for its owner to stop it or for the time limit,
+and then kills all remaining processes of the program.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, NoReturn
 
 LEVELS = ("namespaces", "landlock+seccomp", "seccomp", "rlimits")
-"""What separates programs from the machine, strongest first; docs/sandbox.md says what holds at which level."""
+"""Levels of isolation, strongest first; docs/sandbox.md says what each guarantees."""
 MARK = b"\0"
-"""What a launcher writes to standard error once everything that was asked for is in force."""
+"""Written to the program's standard error once all limits are in force."""
 
 _SYSTEM = "/usr /bin /sbin /lib /lib32 /lib64 /etc /nix /gnu"
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
@@ -35,24 +35,26 @@ _SET_DEATH_SIGNAL, _SET_SUBREAPER, _SET_NO_NEW_PRIVS = 1, 36, 38
 
 
 class Request(NamedTuple):
-    """One program to start: `root` holds its `main.py`, two empty folders, `work` and `inside`, and where there are
-    libraries a folder `libraries` with a link to each.
+    """One program to start.
+
+    The folder `root` has its `main.py`, empty folders `work` and `inside`, and, if there are libraries, `libraries`
+    with a link to each.
     """
 
     level: str
     root: str
     seconds: float
-    """After that the launcher ends the program by itself; its owner asks for that earlier, if it can."""
+    """Time limit of the launcher; usually the owner stops the program earlier."""
     cpu_seconds: int
     memory_mb: int
     processes: int
     file_mb: int
     libraries: Sequence[str] = ()
-    """Folders of packages that the program may read, besides the system and the interpreter."""
+    """Folders of packages that the program can read, besides the system and the interpreter."""
 
 
 class _User(NamedTuple):
-    """Who the program runs as, and how many tasks that user may have."""
+    """The program's user, and its limit on processes and threads."""
 
     uid: int
     gid: int
@@ -69,23 +71,23 @@ def _check(result: int) -> int:
 
 
 def serve(requests: socket.socket) -> None:
-    """Forks a launcher for every request, until the other end is closed; in the launchers it returns, too.
+    """Forks a launcher for every request until the socket is closed; also returns in the launchers.
 
-    A request is the JSON of a `Request`, with the program's standard streams and a socket for the launcher.
+    A request is the JSON of a `Request` with four files: the program's standard streams and a socket to its owner.
     """
-    os.umask(0o022)  # root's spare users must reach the folders that launchers make
+    os.umask(0o022)  # root's unprivileged users need access to the folders that launchers make
     _libc.prctl(_SET_SUBREAPER, 1, 0, 0, 0)
     launchers: set[int] = set()
-    news = _news_of_signals(signal.SIGCHLD)
+    signals = _signal_pipe(signal.SIGCHLD)
     poll = select.poll()
-    poll.register(news, select.POLLIN)
+    poll.register(signals, select.POLLIN)
     poll.register(requests, select.POLLIN)
     while True:
         ready = dict(poll.poll())
-        if news in ready:
-            os.read(news, 256)
-            launchers -= {pid for pid, _ in _ended()}
-            for orphan in _children() - launchers:  # only a launcher that was killed leaves any
+        if signals in ready:
+            os.read(signals, 256)
+            launchers -= {pid for pid, _ in _reaped()}
+            for orphan in _children() - launchers:  # left by a launcher that was killed
                 os.kill(orphan, signal.SIGKILL)
         if requests.fileno() not in ready:
             continue
@@ -104,18 +106,18 @@ def serve(requests: socket.socket) -> None:
             os.close(file)
 
 
-def _news_of_signals(*wanted: signal.Signals) -> int:
-    """Returns a file that can be read whenever one of these signals has come, its number as a byte."""
-    news, wake = os.pipe()
+def _signal_pipe(*wanted: signal.Signals) -> int:
+    """Returns a file descriptor that gets the number of each received signal as a byte."""
+    signals, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     for number in wanted:
         signal.signal(number, lambda *_: None)
-    return news
+    return signals
 
 
-def _ended() -> Iterator[tuple[int, int]]:
-    """Yields process and status of all children that have ended."""
+def _reaped() -> Iterator[tuple[int, int]]:
+    """Yields process id and status of all children that have ended."""
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             yield ended
@@ -135,20 +137,20 @@ def _launch(request: Request, stdin: int, stdout: int, stderr: int, control: int
         os.dup2(file, stream)
         os.close(file)
     owner = socket.socket(fileno=control)
-    news = _news_of_signals(signal.SIGCHLD, signal.SIGALRM)
+    signals = _signal_pipe(signal.SIGCHLD, signal.SIGALRM)
     signal.setitimer(signal.ITIMER_REAL, request.seconds)
     child = _start(request)
-    code = _wait(child, news, owner)
+    code = _wait(child, signals, owner)
     if code is None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)  # all at once: a fork bomb outruns who ends one after the other
-    # As subreaper it inherits every orphan, also those that left the session.
+            os.killpg(child, signal.SIGKILL)  # all at once: a fork bomb outruns kills one by one
+    # As subreaper this process inherits all orphans, also from other sessions.
     with contextlib.suppress(ChildProcessError):
         while True:
-            for left in _children():
-                os.kill(left, signal.SIGKILL)
+            for orphan in _children():
+                os.kill(orphan, signal.SIGKILL)
             os.waitpid(-1, 0)
-    with contextlib.suppress(OSError):  # the owner has gone
+    with contextlib.suppress(OSError):  # the owner has exited
         owner.send(b"stopped" if code is None else str(code).encode())
     os._exit(0)
 
@@ -156,40 +158,40 @@ def _launch(request: Request, stdin: int, stdout: int, stderr: int, control: int
 def _start(request: Request) -> int:
     user = _User(os.getuid(), os.getgid(), request.processes)
     work = os.path.join(request.root, "work")
-    walled = request.level == "namespaces"
+    namespaced = request.level == "namespaces"
     if user.uid == 0:
-        # RLIMIT_NPROC does not bind root and counts per user: each of root's programs gets a user of its own.
-        spare = 1_900_000_000 + os.getpid()
-        user = _User(spare, spare, request.processes)
+        # RLIMIT_NPROC ignores root and counts per user: each of root's programs gets its own unprivileged user.
+        uid = 1_900_000_000 + os.getpid()
+        user = _User(uid, uid, request.processes)
         os.chmod(request.root, 0o711)
-        os.chown(work, spare, spare)
-    elif walled:
+        os.chown(work, uid, uid)
+    elif namespaced:
         _enter_user_namespace(user)
         user = user._replace(tasks=user.tasks + 2)  # this namespace counts launcher and init too
-    if walled:
+    if namespaced:
         _check(_libc.unshare(_NEW_NET | _NEW_IPC | _NEW_PID))
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
-        if walled:
+        if namespaced:
             _libc.prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-            _wall_off(request, user)
-            if program := os.fork():  # not PID 1 itself: that one ignores signals, RLIMIT_CPU's too
+            _isolate(request, user)
+            if program := os.fork():  # not PID 1 itself: it ignores signals, also RLIMIT_CPU's
                 os._exit(_code_of(program))
-        _become_program(request, user)
+        _execute_program(request, user)
     return child
 
 
-def _wait(child: int, news: int, owner: socket.socket) -> int | None:
-    """Returns the exit code, or None if the owner asked for the end, or went away, or the time is over."""
+def _wait(child: int, signals: int, owner: socket.socket) -> int | None:
+    """Returns the exit code, or None if the owner stopped the program or exited, or at the time limit."""
     poll = select.poll()
-    poll.register(news, select.POLLIN)
+    poll.register(signals, select.POLLIN)
     poll.register(owner, select.POLLIN)
     while owner.fileno() not in dict(poll.poll()):
-        if signal.SIGALRM in os.read(news, 256):
+        if signal.SIGALRM in os.read(signals, 256):
             return None
-        for ended, status in _ended():
+        for ended, status in _reaped():
             if ended == child:
                 return _code(status)
     return None
@@ -207,7 +209,7 @@ def _code(status: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _become_program(request: Request, user: _User) -> NoReturn:
+def _execute_program(request: Request, user: _User) -> NoReturn:
     work, python = os.path.join(request.root, "work"), sys.executable
     if os.getuid() == 0:
         os.setgroups([])
@@ -216,7 +218,7 @@ def _become_program(request: Request, user: _User) -> NoReturn:
     _check(_libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     _libc.prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     os.chdir(work)
-    os.stat(python)  # a spare user may not reach it: fail before the mark, not as the program
+    os.stat(python)  # may be inaccessible to the unprivileged user: fail before MARK
     if "landlock" in request.level:
         _restrict_files(request, work)
     if "seccomp" in request.level:
@@ -224,12 +226,12 @@ def _become_program(request: Request, user: _User) -> NoReturn:
     names, memory, file_size = "CPU AS NPROC FSIZE NOFILE CORE", request.memory_mb << 20, request.file_mb << 20
     for name, value in zip(names.split(), (request.cpu_seconds, memory, user.tasks, file_size, 64, 0), strict=True):
         limit = getattr(resource, f"RLIMIT_{name}")
-        hard = resource.getrlimit(limit)[1] % (1 << 63)  # unlimited is -1; only root may raise this
+        hard = resource.getrlimit(limit)[1] % (1 << 63)  # unlimited is -1; only root can raise it
         resource.setrlimit(limit, (min(value, hard), min(value + (name == "CPU"), hard)))
     environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": work, "TMPDIR": work}
     isolated = ["-I"]
     if request.libraries:
-        # -I, but for PYTHONPATH. BLAS takes memory and a process for each thread, of which a program has few.
+        # -I without ignoring PYTHONPATH. BLAS threads count against the limits on memory and processes.
         isolated = ["-s", "-P"] if sys.version_info >= (3, 11) else ["-s"]
         environment |= {"PYTHONPATH": f"{request.root}/libraries"}
         environment |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -238,7 +240,7 @@ def _become_program(request: Request, user: _User) -> NoReturn:
 
 
 def _readable(request: Request) -> list[str]:
-    """Returns the folders that a program may read at the levels that restrict it: system, interpreter, libraries."""
+    """Returns the folders that a program can read at the levels that restrict files."""
     folders = (*_SYSTEM.split(), sys.base_prefix, *request.libraries)
     return [path for path in dict.fromkeys(folders) if os.path.isdir(path)]
 
@@ -257,8 +259,8 @@ def _enter_user_namespace(user: _User) -> None:
             file.write(text)
 
 
-def _wall_off(request: Request, user: _User) -> None:
-    """Leaves nothing in sight but the system, the interpreter and the program; `work` alone can be written."""
+def _isolate(request: Request, user: _User) -> None:
+    """Makes only the system, the interpreter and the program visible, and only `work` writable."""
     root, inside = request.root, os.path.join(request.root, "inside")
     _check(_libc.unshare(_NEW_NS))
     _mount("none", "/", _PRIVATE_REC)
@@ -278,7 +280,7 @@ def _wall_off(request: Request, user: _User) -> None:
     _mount("tmpfs", f"{inside}{root}/work", _NOSUID_NODEV, f"{size},mode=700,uid={user.uid},gid={user.gid}")
     os.chdir(inside)
     _check(_libc.pivot_root(b".", b"."))
-    _check(_libc.umount2(b".", _DETACH))  # the old root, which now lies over the new one
+    _check(_libc.umount2(b".", _DETACH))  # the old root, now mounted over the new one
 
 
 def _mount(source: str, target: str, flags: int, options: str = "") -> None:
@@ -290,13 +292,13 @@ def _mount(source: str, target: str, flags: int, options: str = "") -> None:
 
 
 def _restrict_files(request: Request, work: str) -> None:
-    """Denies this process every file but those of `_wall_off`, and all sight into processes other than its own.
+    """Denies this process all files but those visible in `_isolate`, and access to other processes.
 
-    Raises OSError where the kernel is older than 6.2: its Landlock would let files be truncated.
+    Raises OSError for kernels before 6.2, whose Landlock does not restrict truncation.
     """
     create, add_rule, restrict_self = 444, 445, 446
     execute, write_file, read_file, read_folder, truncate = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14
-    everything = (1 << 15) - 1  # besides these: remove and make anything, move
+    everything = (1 << 15) - 1  # these, and creating, removing and moving files
     if _check(_libc.syscall(create, None, 0, 1)) < 3:
         raise OSError("Landlock is older than Linux 6.2")
     rules = _check(_libc.syscall(create, ctypes.byref(ctypes.c_uint64(everything)), 8, 0))
@@ -314,16 +316,16 @@ def _restrict_files(request: Request, work: str) -> None:
 # ---------------------------------------------------------------------- seccomp
 
 _DENIED = (
-    # sockets; a pair of its own is allowed, as long as it stays a pair
+    # sockets, except socketpair
     "socket connect bind listen accept accept4 sendmsg sendmmsg io_uring_setup io_uring_enter io_uring_register "
-    # other processes: their memory, files and signals, and what they are scheduled by
+    # other processes: memory, files, signals, scheduling
     "ptrace process_vm_readv process_vm_writev process_madvise pidfd_open pidfd_getfd pidfd_send_signal kcmp "
     "tkill rt_sigqueueinfo rt_tgsigqueueinfo setpriority ioprio_set sched_setscheduler sched_setparam sched_setattr "
     "sched_setaffinity migrate_pages move_pages "
-    # what is shared by all of a user's processes
+    # IPC objects of the user
     "shmget shmat shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink "
     "keyctl add_key request_key "
-    # namespaces and mounts, and doors into the kernel
+    # namespaces, mounts, kernel interfaces
     "unshare setns chroot pivot_root mount umount2 move_mount open_tree fsopen fsconfig fsmount fspick "
     "bpf perf_event_open userfaultfd"
 )
@@ -338,8 +340,8 @@ class _Comparison(ctypes.Structure):
 def _filter_system_calls() -> None:
     """Denies sockets, other processes and namespaces to this process and its children.
 
-    The filter is libseccomp's, whose own wrapper is not for `python -I -S`. Raises OSError without that library, or
-    if it or the kernel does not know what there is to deny.
+    Calls libseccomp directly, because its Python wrapper is not available with `python -I -S`. Raises OSError if the
+    library is missing, or if it or the kernel does not support a rule.
     """
     library = ctypes.CDLL("libseccomp.so.2")
     library.seccomp_init.restype = ctypes.c_void_p
@@ -364,15 +366,15 @@ def _filter_system_calls() -> None:
     for name in "kill", "tgkill":
         deny(name, 0, differs, os.getpid())
     deny("prlimit64", 0, differs, 0)
-    deny("sendto", 4, differs, 0)  # to an address
-    int_bits = 0xFFFFFFFF  # the kernel looks at no more of these arguments
-    for command in 8, 10, 15:  # F_SETOWN, F_SETSIG, F_SETOWN_EX: a file's news as a signal to any process
+    deny("sendto", 4, differs, 0)  # with an address
+    int_bits = 0xFFFFFFFF  # the kernel ignores the upper bits of these arguments
+    for command in 8, 10, 15:  # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals to any process
         deny("fcntl", 1, masked, int_bits, command)
     for command in 0x8901, 0x8902, 0x5412:  # FIOSETOWN, SIOCSPGRP likewise; TIOCSTI types into a terminal
         deny("ioctl", 1, masked, int_bits, command)
     for flag in _NEW_NS, _NEW_CGROUP, _NEW_UTS, _NEW_IPC, _NEW_USER, _NEW_PID, _NEW_NET, _NEW_TIME:
         deny("clone", 0, masked, flag, flag)
-    deny("clone3", action=enosys)  # its flags are out of a filter's sight; the C library then takes clone
+    deny("clone3", action=enosys)  # filters cannot read its flags; the C library falls back to clone
     failed = library.seccomp_load(rules)
     if failed:
         raise OSError(-failed, "seccomp_load")

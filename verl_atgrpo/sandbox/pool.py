@@ -1,4 +1,4 @@
-"""The warm interpreter from which `sandbox` starts programs: one for each process of ours that runs any."""
+"""The warm interpreter that starts the sandbox's programs: one for each process that runs any."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from verl_atgrpo.sandbox.launcher import Request
 
 
 class Pool:
-    """A `sandbox_launcher`, started when it is first needed and again if it was killed.
+    """A `launcher` process, started when first needed and restarted if it was killed.
 
-    It ends with this process: its socket is then closed. A fork of this process starts one of its own.
+    It ends with this process, which closes its socket. Forks of this process start their own.
     """
 
     def __init__(self) -> None:
-        """Starts nothing yet."""
+        """Prepares the pool; the first program starts the interpreter."""
         self.counts: Counter[str] = Counter()
-        """`restarts` of the interpreter, and `reruns` of programs that somebody killed, since they were last asked
-        for."""
+        """`restarts` of the interpreter and `reruns` of killed programs, since the last `drain_counts`."""
         self._set_up()
 
     def _set_up(self) -> None:
-        self._server: subprocess.Popen[bytes] | None = None
+        self.server: subprocess.Popen[bytes] | None = None
+        """None while no interpreter runs."""
         self._requests: socket.socket | None = None
         self._lock = threading.Lock()  # event loops in several threads share the pool
 
@@ -39,38 +39,40 @@ class Pool:
         """Starts a program.
 
         Args:
-            request: what to start, and how.
-            files: its standard input, output and error, and a socket on which the exit code comes ("stopped" if it
-                was ended) once nothing of the program is left; shutting down the other end ends the program.
+            request: the program and its limits.
+            files: its standard input, output and error, and a socket. When all of the program's processes have ended,
+                the socket gets the exit code ("stopped" if the program was stopped). Shutting down the other end stops
+                the program.
         """
         message = [json.dumps(request).encode()]
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))]
         with self._lock:
             try:
-                self._connected().sendmsg(message, ancillary)
-            except (BrokenPipeError, ConnectionResetError):  # somebody killed it
+                self.connect().sendmsg(message, ancillary)
+            except (BrokenPipeError, ConnectionResetError):  # it was killed
                 self.counts["restarts"] += 1
                 self._close()
-                self._connected().sendmsg(message, ancillary)
+                self.connect().sendmsg(message, ancillary)
 
     def drain_counts(self) -> Counter[str]:
-        """Returns the counts since the last call, by names that begin with `sandbox_`, and starts over."""
+        """Returns the counts since the last call, with names `sandbox_...`, and resets them."""
         counts, self.counts = self.counts, Counter()
         return Counter({f"sandbox_{name}": count for name, count in counts.items()})
 
     def close(self) -> None:
-        """Ends the interpreter; programs under way go on to their end."""
+        """Ends the interpreter; running programs continue."""
         with self._lock:
             self._close()
 
-    def _connected(self) -> socket.socket:
+    def connect(self) -> socket.socket:
+        """Returns the socket to the interpreter, which is started if needed."""
         if self._requests is None:
             self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 python, end = os.path.realpath(sys.executable), theirs.fileno()
                 command = [python, "-I", "-S", launcher.__file__, str(end)]
-                # A session of its own: what a terminal sends to ours is not for it.
-                self._server = subprocess.Popen(
+                # A separate session: signals of the terminal must not reach it.
+                self.server = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -82,14 +84,14 @@ class Pool:
         return self._requests
 
     def _close(self) -> None:
-        if self._requests is not None and self._server is not None:
+        if self._requests is not None and self.server is not None:
             self._requests.close()
-            self._server.kill()
-            self._server.wait()
-        self._requests = self._server = None
+            self.server.kill()
+            self.server.wait()
+        self._requests = self.server = None
 
     def _forget(self) -> None:
-        # In a fork of our process: the interpreter is not its child, and stays with the parent.
+        # After a fork: the interpreter belongs to the parent process.
         if self._requests is not None:
             self._requests.close()
         self._set_up()

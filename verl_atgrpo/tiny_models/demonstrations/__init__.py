@@ -1,4 +1,4 @@
-"""Who shows what to a tiny model before reinforcement learning: one demonstrator an environment. No torch here."""
+"""Demonstrations for the supervised fine-tuning of tiny models, one demonstrator per environment. No torch here."""
 
 from verl_atgrpo.tiny_models.demonstrations.arithmetic import MATH
 from verl_atgrpo.tiny_models.demonstrations.plan_path import PLAN_PATH

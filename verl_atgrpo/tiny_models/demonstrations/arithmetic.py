@@ -1,4 +1,4 @@
-r"""Shows mathematics, as far as sums go: a program that adds, and a sum in \boxed{}."""
+r"""Demonstrations for mathematics on sums: a program that adds, and a sum in \boxed{}."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZE: dict[Split, int] = {"train": 2000, "val": 200}
 
 
 def sums(split: Split) -> list[Record]:
-    """Returns sums of two numbers below 100, each in one order; they alone decide which split they belong to."""
+    """Returns sums of two numbers below 100, each in one order; the numbers decide the split."""
     pairs = [(a, b) for a in range(100) for b in range(a, 100) if split_of(f"{a}+{b}") == split]
     rng = random.Random(0)
     terms = [rng.sample(pair, 2) for pair in rng.sample(pairs, SIZE[split])]
@@ -30,13 +30,13 @@ def sums(split: Split) -> list[Record]:
 
 
 def program(task: MathTask, noise: float) -> list[Choice]:
-    """Returns the choices of a tool user, who mistakes every digit with chance `noise`."""
+    """Returns a tool user's distributions; every digit is random with probability `noise`."""
     terms = unsure(task.question.removesuffix("=?"), noise, DIGITS)
     return [*sure(("```python", "\n", "print", "(")), *terms, *sure((")", "\n", "```"))]
 
 
 def boxed(task: MathTask, noise: float) -> list[Choice]:
-    """Returns the choices of a reasoner, who mistakes every digit with chance `noise`."""
+    """Returns a reasoner's distributions; every digit is random with probability `noise`."""
     return [*sure(("\\boxed", "{")), *unsure(task.answer, noise, DIGITS), *sure("}")]
 
 
@@ -50,7 +50,7 @@ def demonstrate(env: Math, rng: random.Random, noise: float) -> Demonstration:
 
 
 def _turn(task: MathTask, rng: random.Random) -> Turn:
-    """Two answers, each of them right half of the time."""
+    """Returns two answers, each correct with probability at least 1/2."""
 
     def attempt() -> Attempt:
         wrong, _ = write(unsure(task.answer, 0.5, DIGITS), rng)

@@ -1,4 +1,4 @@
-"""What a demonstration is, and how answers with mistakes are written."""
+"""Demonstrations: prompts with answers that are sampled from known distributions."""
 
 from __future__ import annotations
 
@@ -14,47 +14,46 @@ from verl_atgrpo.environments.common.moves import MOVES
 from verl_atgrpo.environments.common.records import Record
 
 END = ""
-"""Stands for the end of an answer among a demonstrator's choices."""
+"""Represents the end of an answer in a distribution."""
 SPLITS: tuple[Split, ...] = get_args(Split)
 
 Choice = dict[str, float]
-"""The demonstrator's distribution over tokens and END at one place of an answer."""
+"""The demonstrator's distribution over tokens and END at one position of an answer."""
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A prompt, an answer to it, and how likely the demonstrator was to go on otherwise."""
+    """A prompt, an answer, and the distributions that its tokens were sampled from."""
 
     prompt: list[Message]
     answer: Sequence[str]
-    """Token by token; in a text every character is one."""
+    """Tokens; in a string every character is a token."""
     choices: list[Choice]
-    """One for every token of the answer, and one for what comes after it. Learning from these instead of from the
-    one token drawn takes several times fewer examples."""
+    """Distributions of every token of the answer and of END. Training on distributions instead of sampled tokens takes
+    several times fewer examples."""
 
 
 @dataclass(frozen=True)
 class Demonstrator:
-    """Who shows a tiny model one environment."""
+    """Makes demonstrations for one environment."""
 
     environment: str
-    """Its registered name."""
+    """Registered name of the environment."""
     options: Mapping[str, Any]
-    """Its options, those of the CPU recipe."""
+    """Options of the environment, as in the CPU recipe."""
     demonstrate: Callable[[Any, random.Random, float], Demonstration]
-    """Returns an answer to a prompt of the environment's, on a training task drawn with the generator; tokens that
-    matter are random ones with the chance given."""
+    """Returns a demonstration on a random training task; with the given probability relevant tokens are random."""
     response_length: int
-    """Tokens of the longest answer, its end included."""
+    """Tokens of the longest answer, including its end."""
     words: tuple[str, ...] = ()
-    """Words of the prompts and answers that are one token each, which makes rows shorter."""
+    """Words of prompts and answers that are one token each, to shorten sequences."""
     training: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of `warm_start.WarmStart` that are other than its defaults."""
+    """Settings of `warm_start.WarmStart` that differ from its defaults."""
     rows: Callable[[Split], list[Record]] | None = None
-    """Makes the rows of its data set; None where tasks are generated."""
+    """Returns the rows of the environment's data set; None for generated tasks."""
 
     def options_in(self, directory: Path) -> dict[str, Any]:
-        """Returns the environment's options, its data set being `<split>.jsonl` in `directory` if it has one."""
+        """Returns the environment's options; a data set is `<split>.jsonl` in `directory`."""
         if self.rows is None:
             return dict(self.options)
         return {
@@ -63,7 +62,7 @@ class Demonstrator:
         }
 
     def make_environment(self, directory: Path) -> Environment:
-        """Returns the environment whose answers are shown; its data set, if it has one, is written to `directory`."""
+        """Returns the environment; writes its data set, if it has one, to `directory`."""
         if self.rows is not None:
             directory.mkdir(parents=True, exist_ok=True)
             for split in SPLITS:
@@ -76,14 +75,14 @@ DIGITS = "0123456789"
 
 
 def sure(tokens: Sequence[str]) -> list[Choice]:
-    """Returns the choices of someone who writes exactly these tokens."""
+    """Returns distributions that always give these tokens."""
     return [{token: 1.0} for token in tokens]
 
 
 def unsure(text: str, noise: float, *kinds: str) -> list[Choice]:
-    """Returns the choices of someone who takes a character for any of its kind with chance `noise`.
+    """Returns distributions over characters that with probability `noise` give a random one of the same kind.
 
-    A kind is a text of the characters that are confused with each other; those of no kind are sure.
+    A kind is a string of characters that are confused with each other; other characters are certain.
     """
     choices = []
     for char in text:
@@ -93,7 +92,7 @@ def unsure(text: str, noise: float, *kinds: str) -> list[Choice]:
 
 
 def write(choices: Sequence[Choice], rng: random.Random) -> tuple[list[str], list[Choice]]:
-    """Returns an answer drawn from `choices`, and these with its end, as a `Demonstration` takes them."""
+    """Returns an answer sampled from `choices`, and the distributions including END."""
     answer = [rng.choices(*zip(*choice.items(), strict=True))[0] for choice in choices]
     return answer, [*choices, {END: 1.0}]
 
@@ -110,10 +109,10 @@ def move_about(
     rng: random.Random,
     draft: str = "",
 ) -> tuple[str, list[Choice]]:
-    """Returns at most `limit` moves from `position` and the choices they were drawn from.
+    """Returns at most `limit` moves from `position` and the distributions they were sampled from.
 
-    The demonstrator takes any of the good moves, or follows `draft` for as long as it has done so; each move is a
-    random one with chance `noise`, after which it goes on from where that led. It ends where no move is good.
+    Moves are uniform over the good ones, or follow `draft` until the first deviation from it; with probability `noise`
+    a move is random. The answer ends if no move is good.
     """
     moves, choices = "", []
     while len(moves) < limit and (good := good_moves(position)):

@@ -1,4 +1,4 @@
-"""Shows Plan-Path: any step that comes closer to the goal."""
+"""Demonstrations for Plan-Path: any step that leads closer to the goal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from verl_atgrpo.tiny_models.demonstrations.demonstrator import Choice, Demonstr
 def path(
     task: PlanPathTask, position: Cell, noise: float, limit: int, rng: random.Random, draft: str = ""
 ) -> tuple[str, list[Choice]]:
-    """Returns moves from `position` towards the goal and the choices they were drawn from."""
+    """Returns moves from `position` towards the goal and the distributions they were sampled from."""
 
     def good_moves(cell: Cell) -> list[str]:
         closer = task.distance[cell] - 1
@@ -30,7 +30,7 @@ def demonstrate(env: PlanPath, rng: random.Random, noise: float) -> Demonstratio
     """Returns a demonstration for either agent."""
     task = env.task("train", rng.randrange(1 << 40))
     cells = [cell for cell in task.distance if cell != task.goal]
-    # Ways around a wall are rare and what is hard: half of the time, start where there is one.
+    # Detours around walls are hard and rare: half of the demonstrations start with one if possible.
     detours = [cell for cell in cells if task.distance[cell] > _manhattan(cell, task.goal)]
     if detours and rng.random() < 0.5:
         position = rng.choice(detours)
@@ -39,7 +39,7 @@ def demonstrate(env: PlanPath, rng: random.Random, noise: float) -> Demonstratio
     state = State(task, position, task.distance[position])
     if rng.random() < 0.5:
         return Demonstration(env.draft_prompt(state), *path(task, position, noise, env.max_moves, rng))
-    # The planner meets good drafts as well as bad ones, so that it learns to look at where they lead.
+    # Good and bad drafts, so that the planner learns to use where they lead.
     drafted, _ = path(task, position, 0.3 if rng.random() < 0.5 else 0.0, env.max_moves, rng)
     follow = drafted if walk(state, drafted).on_shortest_path else ""
     answer = path(task, position, noise, env.max_moves, rng, follow)

@@ -1,4 +1,4 @@
-"""Shows coding, as far as functions of one line go: the function, and a call of it with its result."""
+"""Demonstrations for coding on one-line functions: the function, and a call with its result."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _OPEN, _CLOSE = ("\n", "```", "\n"), ("\n", "```")
 
 
 def expression(statement: str) -> str:
-    """Returns what a function returns that does what `statement` says: of `add 2, multiply 3` it is `(x+2)*3`."""
+    """Returns the expression for a statement: `(x+2)*3` for `add 2, multiply 3`."""
     first, second = (SIGNS[word] + digit for word, digit in map(str.split, statement.split(", ")))
     return f"(x{first}){second}"
 
 
 def value(statement: str, x: int) -> int:
-    """Returns what such a function returns for `x`."""
+    """Returns the value of a statement's function for `x`."""
     for word, digit in map(str.split, statement.split(", ")):
         x = {"add": x + int(digit), "subtract": x - int(digit), "multiply": x * int(digit)}[word]
     return x
 
 
 def functions(split: Split) -> list[Record]:
-    """Returns functions of two steps as APPS has them; those with equal results belong to one split."""
+    """Returns rows in the format of APPS, functions of two steps; equal functions are in the same split."""
     steps = [f"{word} {digit}" for word in SIGNS for digit in range(1, 10)]
     rows = []
     for statement in map(", ".join, itertools.product(steps, repeat=2)):
@@ -55,13 +55,13 @@ def functions(split: Split) -> list[Record]:
 
 
 def program(problem: Problem, noise: float) -> list[Choice]:
-    """Returns the choices of a coder, who mistakes every sign and every number with chance `noise`."""
+    """Returns a coder's distributions; every operator and digit is random with probability `noise`."""
     body = unsure(expression(problem.statement), noise, "".join(SIGNS.values()), DIGITS)
     return [*sure(("```python", "\n", *"def f(x): return ")), *body, *sure(_CLOSE)]
 
 
 def test(problem: Problem, x: int, noise: float) -> list[Choice]:
-    """Returns the choices of a tester for a call with `x`, who mistakes digits of the result with chance `noise`."""
+    """Returns a tester's distributions for a call with `x`; the result's digits are random with chance `noise`."""
     result = unsure(str(value(problem.statement, x)), noise, DIGITS)
     call = ("Input:", *_OPEN, str(x), *_CLOSE, "\n", "Output:", *_OPEN)
     return [*sure(call), *result, *sure(_CLOSE)]
@@ -77,12 +77,12 @@ def demonstrate(env: Code, rng: random.Random, noise: float) -> Demonstration:
 
 
 def _disagreement(problem: Problem, rng: random.Random) -> State:
-    """A test and what some program came to on it; one of them is right, half of the time it is the test."""
+    """Returns a test and a program's result that disagree; either of them is correct with probability 1/2."""
     x = rng.choice(_INPUTS)
     right = value(problem.statement, x)
     wrong = right + rng.choice((-1, 1)) * rng.randint(1, 9)
-    expected, came = (right, wrong) if rng.random() < 0.5 else (wrong, right)
-    return State(problem, "", Call((x,), expected), Verdict(True, True, (False,), (str(came),)))
+    expected, output = (right, wrong) if rng.random() < 0.5 else (wrong, right)
+    return State(problem, "", Call((x,), expected), Verdict(True, True, (False,), (str(output),)))
 
 
 CODE = Demonstrator(

@@ -1,4 +1,4 @@
-"""Shows Sudoku: the whole grid, givens as they are, the other digits from the solution."""
+"""Demonstrations for Sudoku: the whole solved grid."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from verl_atgrpo.tiny_models.demonstrations.demonstrator import (
 
 
 def fill(task: SudokuTask, noise: float, rng: random.Random) -> tuple[list[str], list[Choice]]:
-    """Returns a full grid, row by row, and the choices it was drawn from.
+    """Returns a full grid, row by row, and the distributions it was sampled from.
 
-    Every digit that is not given is a random one with chance `noise`.
+    Every digit that is not a given is random with probability `noise`.
     """
     choices: list[Choice] = []
     for cell, (given, right) in enumerate(zip(task.givens, task.solution, strict=True)):
@@ -31,7 +31,7 @@ def fill(task: SudokuTask, noise: float, rng: random.Random) -> tuple[list[str],
 
 
 def demonstrate(env: Sudoku, rng: random.Random, noise: float) -> Demonstration:
-    """Returns a demonstration for either agent, on the puzzle or on what some answer has made of it."""
+    """Returns a demonstration for either agent, on the initial puzzle or after an answer."""
 
     def grid(noise: float) -> str:
         return "".join(fill(task, noise, rng)[0]).replace("\n", "")
@@ -42,7 +42,7 @@ def demonstrate(env: Sudoku, rng: random.Random, noise: float) -> Demonstration:
         state = enter(state, grid(0.5))
     if rng.random() < 0.5:
         return Demonstration(env.draft_prompt(state), *fill(task, noise, rng))
-    # The planner meets good drafts as well as bad ones, so that it learns to look at what the rules say.
+    # Good and bad drafts, so that the planner learns to use the rules that they break.
     drafted = grid(0.5 if rng.random() < 0.5 else 0.0)
     return Demonstration(env.plan_prompt(state, Draft(drafted, drafted)), *fill(task, noise, rng))
 
