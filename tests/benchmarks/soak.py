@@ -91,7 +91,7 @@ def children_of(process: int) -> list[int]:
 
 def sandbox_process() -> int | None:
     """Returns the sandbox's interpreter."""
-    server = POOL._server
+    server = POOL.server
     return None if server is None else server.pid
 
 
