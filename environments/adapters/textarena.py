@@ -16,6 +16,8 @@ from verl_atgrpo.environments.adapters.replayed_game import Move, OnIllegal, Ref
 from verl_atgrpo.environments.common.options import check_installed, check_mapping, check_whole_numbers
 
 logger = logging.getLogger(__name__)
+_READ = 1000
+"""Characters of a reply, from its end, that a game gets: the patterns of some take quadratic time."""
 
 
 class TextArenaGame(ReplayedGame):
@@ -102,7 +104,7 @@ class _Running:
         player = state.current_player_id
         errors, barred = getattr(state, "error_count", 0), self._barred(player)
         try:
-            self._over, _ = self._game.step(action=reply.strip())
+            self._over, _ = self._game.step(action=reply.strip()[-_READ:])
             given = (self._game.close()[0] or {}) if self._over else {}
             rewards = {f"player_{number}": float(reward) for number, reward in given.items()}
         except FAULTS as error:

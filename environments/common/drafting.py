@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score
 from verl_atgrpo.environments.common.options import check_choice, check_isolation, check_whole_numbers
-from verl_atgrpo.environments.common.replies import extract_python, quoted
+from verl_atgrpo.environments.common.replies import READ, extract_python, quoted
 from verl_atgrpo.environments.common.workflow import STYLES, Style, once
 from verl_atgrpo.sandbox.runner import run_python
 from verl_atgrpo.team import Agent, Candidate, Team
@@ -205,4 +205,4 @@ def quoted_program(draft: Draft[Answer]) -> str:
 
     Quoted, so that no line of the tool user parses as the planner's answer.
     """
-    return quoted(f"A tool user wrote this:\n{draft.text}\nIt printed:\n{draft.output or '(nothing)'}\n")
+    return quoted(f"A tool user wrote this:\n{draft.text[-READ:]}\nIt printed:\n{draft.output or '(nothing)'}\n")

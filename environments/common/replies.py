@@ -11,6 +11,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+READ = 20_000
+"""Characters of a reply, from its end, that parsers read: as many as 5,000 tokens of prose or code have."""
 SHOWN = 1500
 """Characters of an earlier reply, from its end, that prompts show."""
 _MOST_LABELS = 20
@@ -19,9 +21,10 @@ _CUT = "\0"
 """Replaces a line that was cut: no parser accepts it."""
 _BOXED = re.compile(r"\\(?:boxed|fbox)[ \t]*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_FENCE = re.compile(r"[ \t]*`{3,}[ \t]*([\w+#.-]*)[^`]*")
-_STRICT_CODE = re.compile(r"([ \t]*)```(python)?[ \t]*\r?$")
-_CODE = re.compile(r"([ \t]*)```+[ \t]*([\w+#.-]*)[^`]*$")
+# What follows a language is not in the patterns: two repetitions in a row would take quadratic time.
+_FENCE = re.compile(r"[ \t]*`{3,}[ \t]*([\w+#.-]*)")
+_STRICT_CODE = re.compile(r"(?m)^([ \t]*)```(python)?[ \t]*\r?$")
+_CODE = re.compile(r"(?m)^([ \t]*)```+[ \t]*([\w+#.-]*)(.*)")
 _PYTHON = ("python", "python3", "py")
 
 
@@ -36,8 +39,8 @@ class Labelled:
 
 
 def after_thoughts(reply: str) -> str:
-    """Returns the text after a reply's last `</think>`, or the whole reply if there is none."""
-    return reply.rpartition("</think>")[2]
+    """Returns the text after a reply's last `</think>`, or the whole reply if there is none; of its end `READ`."""
+    return reply[-READ:].rpartition("</think>")[2]
 
 
 def labels(names: str, others: str) -> re.Pattern[str]:
@@ -113,8 +116,8 @@ def _closing_brace(text: str, start: int, longest: int) -> int | None:
 
 def fence(line: str) -> str | None:
     """Returns the language of a line that opens a fenced block, "" without language or if it closes one; else None."""
-    match = _FENCE.fullmatch(line)
-    return None if match is None else match[1].casefold()
+    match = _FENCE.match(line)
+    return None if match is None or "`" in line[match.end() :] else match[1].casefold()
 
 
 def block_below(lines: Sequence[str]) -> list[str] | None:
@@ -131,25 +134,27 @@ def extract_python(reply: str, strict: bool = False) -> str | None:
     `py` and `python3` count as Python, in any case. If no block names Python, the only block without a language is
     used. Code that is indented with its fence is dedented. `strict` accepts only blocks that open with "```python".
     """
-    blocks: dict[bool, list[str]] = {True: [], False: []}
-    body: list[str] = []
+    text = reply[-READ:]
+    named: tuple[str, str] | None = None
+    unnamed: list[tuple[str, str]] = []
     opened: re.Match[str] | None = None
-    wanted = False
-    for line in reply.split("\n"):
-        match = _STRICT_CODE.match(line) if strict else _CODE.match(line)
-        if match is None or (strict and opened is not None and match[2]):
-            body.append(line)
-        elif opened is not None and not match[2]:
-            if wanted:
-                text = "".join(f"{kept}\n" for kept in body)
-                blocks[bool(opened[2])].append(text if strict else _dedented(text, opened[1]))
+    for match in (_STRICT_CODE if strict else _CODE).finditer(text):
+        if not strict and "`" in match[3]:
+            continue
+        if opened is not None and not match[2]:
+            block = text[opened.end() + 1 : match.start()], opened[1]
+            if not opened[2]:
+                unnamed.append(block)
+            elif opened[2].casefold() in _PYTHON:
+                named = block
             opened = None
-        elif match[2] or not strict:
-            opened, body = match, []
-            wanted = not match[2] or match[2].casefold() in _PYTHON
-    if blocks[True]:
-        return blocks[True][-1]
-    return blocks[False][0] if len(blocks[False]) == 1 else None
+        elif not strict or (match[2] and opened is None):
+            opened = match
+    if named is None and len(unnamed) == 1:
+        named = unnamed[0]
+    if named is None:
+        return None
+    return named[0] if strict else _dedented(*named)
 
 
 def _dedented(text: str, indent: str) -> str:

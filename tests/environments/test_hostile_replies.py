@@ -1,0 +1,233 @@
+"""No reply ends a training: every environment scores whatever a model writes, and soon."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib.util
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.coding_problems import test_block as tester_reply
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from verl_atgrpo import Environment, Message, Team, make, play
+from verl_atgrpo.team import Generation, TeamOptions
+
+TOKENS = 2048
+CPU_SECONDS = 0.05
+"""Most CPU time of this process for a decision, prompt and score."""
+
+UNITS = (
+    *"a0U(){}[]<>`*_#$^!,.:;-+/|\\\"'\n\t \0",
+    *("\ud800", "\u2192", "\u0661", "\u00bd", "\ufdfd", "\U0001d7ce", "e\u0301"),
+    *("```\n", "```python\n", "``` \n`", "`a", "~~~\n", "> ", "| 1 ", "()", "[[", "]]", "{1}", "$$", "**"),
+    *(
+        "1e",
+        "9^",
+        "0x",
+        "1,",
+        "1.",
+        "-1",
+        "+1",
+        "1+",
+        "U,",
+        "U\n",
+        "1. U\n",
+        "[1, ",
+        "{'a': ",
+        "lambda: ",
+        "not ",
+        "f(",
+    ),
+    *("\\boxed{", "\\boxed{1}", "\\frac{1}{", "\\text{", "\\(", "\\[", "<answer>", "</answer>", "<think>", "</think>"),
+    *("Moves:", "Moves: U\n", "Grid:\n", "Grid:\n1234\n", "Final answer:", "Final answer: 1\n", "Answer is "),
+    *("Input:\n", "Output:\n", "Input:\n```\n1\n```\nOutput:\n```\n2\n```\n"),
+)
+"""What is repeated: `TOKENS` tokens of one kind are what a policy writes that has collapsed."""
+LITERALS = (
+    "...",
+    "1, ...",
+    "{1: {2}}",
+    "{[]: 1}",
+    "{1}",
+    "b'a'",
+    "1j",
+    "-" * 1000 + "1",
+    "[" * 500 + "]" * 500,
+    "{'a':" * 200 + "1" + "}" * 200,
+    "'" + "a" * 1900 + "'",
+    "9" * 1900,
+    "9" * 5000,
+    "1e999",
+    "float('nan')",
+    "'\\ud800'",
+    "'\\x00'",
+    "(yield)",
+    "(x := 1)",
+    "a=1, a=2",
+    "*[1]",
+    "**{}",
+    "f'{1}'",
+    "__import__('os')",
+    "\ud800",
+)
+_VALUES = ("9^{9^{9}}", "9" * 255, "1/0", "0/0", "1e9999", r"\frac{1}{0}", r"\sqrt{-1}", "{" * 100 + "}" * 100)
+REPLIES = (
+    *(unit * (TOKENS // len(unit) + 1) for unit in UNITS),
+    *(unit * (1_000_000 // len(unit)) for unit in ("a", "\n", "```\n", "\\boxed{", "[", "Moves: ", "| ")),
+    *(tester_reply(literal, "1") for literal in LITERALS),
+    *(tester_reply("1", literal) for literal in LITERALS),
+    *(rf"\boxed{{{value}}}" for value in _VALUES),
+    *("(" * 500 + ")" * 500, "\\boxed{" * 500 + "}" * 500, "**" * 500 + "U" + "**" * 500, "{" * 999 + "}" * 999),
+    # What patterns with two repetitions in a row take quadratic time for.
+    *("```" + "a" * TOKENS + "`", "`" * TOKENS + "a" * TOKENS + "`", " " * TOKENS + "```" + " " * TOKENS + "a"),
+)
+
+
+def _files(folder: Path, row: dict[str, str]) -> dict[str, Any]:
+    for split in ("train", "val"):
+        (folder / f"{split}.jsonl").write_text(json.dumps({**row, "question": f"{row['question']} {split}"}) + "\n")
+    return {split: {"path": str(folder / f"{split}.jsonl")} for split in ("train", "val")}
+
+
+def _math(name: str, folder: Path, **options: Any) -> Environment:
+    return make(name, **_files(folder, {"question": "What is 3 times 17?", "answer": "51"}), **options)
+
+
+def _code(name: str, folder: Path, entry_point: str | None, **options: Any) -> Environment:
+    tests = (
+        {"inputs": ["1\n"], "outputs": ["2\n"]}
+        if entry_point is None
+        else {"fn_name": "f", "inputs": [[1]], "outputs": [2]}
+    )
+    row = {
+        "question": "Double a number.",
+        "input_output": json.dumps(tests),
+        "starter_code": "def f(a):",
+        "solutions": json.dumps(["pass"]),
+    }
+    sections = {split: {**section, "format": "apps"} for split, section in _files(folder, row).items()}
+    return make(name, **sections, **options)
+
+
+def _needs(package: str) -> Any:
+    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"{package} is not installed")
+
+
+ENVIRONMENTS: dict[str, tuple[Callable[[Path], Environment], tuple[Any, ...]]] = {}
+for _name in ("plan_path", "sokoban", "sudoku"):
+    for _style in ("full", "compact"):
+        _options = {"style": _style, "max_turns": 1}
+        ENVIRONMENTS[f"{_name} {_style}"] = (
+            lambda folder, name=_name, options=_options: make(
+                name, tool="grid" if name == "sudoku" else "moves", **options
+            ),
+            (),
+        )
+        ENVIRONMENTS[f"{_name}_single {_style}"] = (
+            lambda folder, name=_name, options=_options: make(f"{name}_single", **options),
+            (),
+        )
+    ENVIRONMENTS[f"{_name} python"] = (lambda folder, name=_name: make(name, tool="python", max_turns=1), ())
+for _name in ("math", "math_single", "math_ensemble", "math_debate"):
+    _turns = {"math_ensemble": {}, "math_debate": {"rounds": 1}}.get(_name, {"max_turns": 1})
+    ENVIRONMENTS[_name] = (
+        lambda folder, name=_name, turns=_turns: _math(name, folder, **turns),
+        (_needs("math_verify"),),
+    )
+for _entry in (None, "f"):
+    for _name in ("code", "code_single"):
+        ENVIRONMENTS[f"{_name} {'program' if _entry is None else 'function'}"] = (
+            lambda folder, name=_name, entry=_entry: _code(name, folder, entry, max_turns=1),
+            (),
+        )
+for _game, _players in (
+    ("ConnectFour-v0", 2),
+    ("TicTacToe-v0", 2),
+    ("Nim-v0", 2),
+    ("GuessTheNumber-v0", 1),
+    ("FrozenLake-v0-random", 1),
+):
+    ENVIRONMENTS[f"textarena {_game}"] = (
+        lambda folder, game=_game, players=_players: make(
+            "textarena", game=game, players=players, max_steps=4, shared_openings=players == 2
+        ),
+        (_needs("textarena"),),
+    )
+for _data in ("basic_arithmetic", "knights_knaves", "simple_equations", "spell_backward"):
+    ENVIRONMENTS[f"reasoning_gym {_data}"] = (
+        lambda folder, data=_data: make("reasoning_gym", dataset=data, max_turns=1),
+        (_needs("reasoning_gym"),),
+    )
+
+
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=marks) for name, (_, marks) in ENVIRONMENTS.items()])
+def environment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
+    made = ENVIRONMENTS[request.param][0](tmp_path_factory.mktemp("data"))
+    cpu_of(made, "warm up")  # the sandbox, math-verify and compiled patterns
+    yield made
+
+
+class Parrot:
+    """A policy that always gives the same reply, whatever its length at once."""
+
+    def __init__(self, reply: str) -> None:
+        self.generation = Generation([0], [0.0], reply)
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        return [0]
+
+    async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
+        return self.generation
+
+
+def cpu_of(env: Environment, reply: str) -> float:
+    """Plays an episode in which every reply is this one; returns this process's CPU time per decision."""
+    team = Team(dict.fromkeys(env.agents, "parrot"), {"parrot": Parrot(reply)}, TeamOptions())
+    task = env.task("train", 0)
+
+    async def timed() -> float:
+        began = time.process_time()
+        record = await play(env, task, team)
+        return (time.process_time() - began) / len(record.decisions)
+
+    return asyncio.run(timed())
+
+
+def test_no_reply_raises_or_takes_long(environment: Environment) -> None:
+    slow = {}
+    for reply in REPLIES:
+        if cpu_of(environment, reply) > CPU_SECONDS and (seconds := cpu_of(environment, reply)) > CPU_SECONDS:
+            slow[f"{reply[:40]!r} of {len(reply)}"] = round(seconds, 3)
+    assert slow == {}
+
+
+_TEXT = st.one_of(
+    st.text(st.characters(), max_size=60),
+    st.lists(st.sampled_from([*UNITS, *LITERALS]), max_size=12).map("".join),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        max_leaves=8,
+    ).map(repr),
+)
+
+
+@functools.cache
+def _games() -> list[Environment]:
+    """The environments without files and sandbox, which take thousands of replies a second."""
+    names = [name for name in ENVIRONMENTS if "python" not in name and not name.startswith(("math", "code"))]
+    return [ENVIRONMENTS[name][0](Path()) for name in names if not any(m.args[0] for m in ENVIRONMENTS[name][1])]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@given(_TEXT, st.sampled_from(["", "Moves: ", "Grid:\n", "Final answer: ", "\\boxed{", "<answer>", "```\n"]))
+def test_no_text_raises(text: str, mark: str) -> None:
+    for environment in _games():
+        cpu_of(environment, mark + text or " ")
