@@ -314,6 +314,51 @@ def test_a_score_that_is_not_finite_is_a_defect_with_agent_and_turn(score: Score
         run(workflow, team_of(candidates=2, alpha=alpha)[0])
 
 
+def test_a_reply_whose_score_raises_is_reported_and_gets_the_lowest_reward() -> None:
+    reported = []
+
+    def score(text: str) -> Score:
+        return Score(team=[1.0, -2.0][int(text)])  # IndexError for the third reply
+
+    async def workflow(team: Team) -> None:
+        await team.left.act("x", score)
+        await team.left.act("y", lambda text: Score(team=math.nan if text == "1" else 1.0))
+
+    def report(agent: str, turn: int, reply: str, error: Exception) -> None:
+        reported.append((agent, turn, reply, type(error)))
+
+    record = run(workflow, team_of(candidates=3, on_score_error=report)[0])
+    rewards = [[candidate.reward for candidate in decision.candidates] for decision in record.decisions]
+    assert rewards == [[1.0, -2.0, -2.0], [1.0, 0.0, 1.0]]
+    assert reported == [("left", 0, "2", IndexError), ("left", 1, "1", ValueError)]
+    errors = [[candidate.error is not None for candidate in decision.candidates] for decision in record.decisions]
+    assert errors == [[False, False, True], [False, True, False]]
+
+
+@pytest.mark.parametrize("candidates", [1, 3])
+def test_scores_that_raise_for_every_reply_are_a_defect(candidates: int) -> None:
+    async def workflow(team: Team) -> None:
+        await team.left.act("x", lambda text: Score(team=1 / 0))
+
+    team = team_of(candidates=candidates, on_score_error=lambda *_: None)[0]
+    if candidates == 1:  # nothing tells it from a reply's fault, so only their number ends a run
+        assert run(workflow, team).decisions[0].candidates[0].reward == 0.0
+        return
+    with pytest.raises(ZeroDivisionError):
+        run(workflow, team)
+
+
+def test_an_episode_that_fails_in_a_score_fails() -> None:
+    def unusable(text: str) -> Score:
+        raise EpisodeFailed("gold", "no answer")
+
+    async def workflow(team: Team) -> None:
+        await team.left.act("x", unusable)
+
+    with pytest.raises(EpisodeFailed, match="no answer"):
+        run(workflow, team_of(candidates=2, on_score_error=lambda *_: None)[0])
+
+
 def test_play_returns_outcome_and_decisions() -> None:
     outcome = Outcome(True, 0.75, {"turns": 2.0})
 

@@ -13,7 +13,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from verl_atgrpo.environment import Environment, Message, Outcome, Score, Split, stable_hash
@@ -59,6 +59,10 @@ class Generation:
         return len(self.token_ids) if self.usage is None else self.usage[1]
 
 
+OnScoreError = Callable[[str, int, str, Exception], None]
+"""Agent, turn, reply and what scoring the reply raised."""
+
+
 class Sampler(Protocol):
     """The source of a team's candidates: verl's servers, a local model or a script."""
 
@@ -85,6 +89,8 @@ class Candidate:
     score: Score
     reward: float
     """The mixed reward alpha * team + local_weight * local."""
+    error: Exception | None = None
+    """Why it could not be scored; its reward is the lowest of its group then, and at most 0."""
 
     @property
     def text(self) -> str:
@@ -180,6 +186,7 @@ class Team:
         scheme: Scheme = "tree",
         episode_id: str = "episode",
         seed: int | None = 0,
+        on_score_error: OnScoreError | None = None,
     ) -> None:
         """Binds agents to policies for one episode.
 
@@ -190,6 +197,8 @@ class Team:
             scheme: `tree` samples K candidates a decision; `parallel` and `evaluate` sample one.
             episode_id: unique among the episodes of a step; decision ids derive from it.
             seed: from which the seed of every sample derives; None leaves seeding to the policy.
+            on_score_error: called if scoring a reply raises, and may raise to end the episode; if it returns, the
+                episode continues, unless the scores of all candidates of the decision raised. None raises at once.
 
         Raises:
             ValueError: an agent's name is no identifier, or is an attribute of Team.
@@ -203,6 +212,7 @@ class Team:
         self._samples = options.candidates if scheme == "tree" else 1
         self._episode_id = episode_id
         self._seed = seed
+        self._on_score_error = on_score_error
         self._turns = dict.fromkeys(agents, 0)
         self._closed = False
         self._active: set[asyncio.Task[object]] = set()
@@ -259,6 +269,7 @@ class Team:
                 for index in range(self._samples)
             ]
         )
+        sampled = _lowest_for_errors(sampled)
         rewards = [candidate.reward for candidate in sampled]
         options = self._options
         # Seeded by decision, not by episode: agents that act concurrently finish in any order.
@@ -281,13 +292,33 @@ class Team:
         self.generated_tokens += generation.tokens
         if not generation.tokens:
             raise EpisodeFailed("empty", f"agent {agent!r}, turn {turn}: the engine returned no tokens")
-        scored = Score() if score is None else score(generation.text)
-        if inspect.isawaitable(scored):
-            scored = await scored
-        reward = scored.mixed(self._options.alpha, self._options.local_weight)
-        if not math.isfinite(reward):
-            raise ValueError(f"agent {agent!r}, turn {turn}: the environment gave a score of {scored}, not finite")
+        try:
+            scored = Score() if score is None else score(generation.text)
+            if inspect.isawaitable(scored):
+                scored = await scored
+            reward = scored.mixed(self._options.alpha, self._options.local_weight)
+            if not math.isfinite(reward):
+                raise ValueError(f"agent {agent!r}, turn {turn}: the environment gave a score of {scored}, not finite")
+        except EpisodeFailed:
+            raise
+        except Exception as error:  # a reply that the environment's author did not think of, or a defect
+            if self._on_score_error is None:
+                raise
+            self._on_score_error(agent, turn, generation.text, error)
+            return Candidate(generation, Score(), 0.0, error)
         return Candidate(generation, scored, reward)
+
+
+def _lowest_for_errors(sampled: list[Candidate]) -> list[Candidate]:
+    """Returns candidates in which those without a score have the lowest reward of the others, and at most 0.
+
+    Raises the first error if none of several candidates could be scored: not a single reply is at fault.
+    """
+    errors = [candidate.error for candidate in sampled if candidate.error is not None]
+    if len(errors) == len(sampled) > 1:
+        raise errors[0]
+    lowest = min([0.0, *(candidate.reward for candidate in sampled if candidate.error is None)])
+    return [candidate if candidate.error is None else replace(candidate, reward=lowest) for candidate in sampled]
 
 
 async def _gather(awaitables: Sequence[Awaitable[Candidate]]) -> list[Candidate]:

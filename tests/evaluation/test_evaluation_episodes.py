@@ -187,6 +187,20 @@ def test_a_defect_stops_the_run_and_names_the_episode(tmp_path: Path) -> None:
     assert [key.task for key in read(path).rows] == [0, 1]
 
 
+class Unscored(Guess):
+    async def run(self, task: int, team: Any) -> Outcome:
+        if task == 1:
+            await team.guesser.act("?", score=lambda reply: Score(team=float({}[reply])))
+        return await super().run(task, team)
+
+
+def test_a_score_that_raises_fails_its_episode(tmp_path: Path) -> None:
+    rows = play(tmp_path / "a.jsonl", Dice(), wanted(3, [0], 1), Unscored())
+    failed = {key.task: row.failed for key, row in rows.items() if row.failed}
+    assert list(failed) == [1] and failed[1].reason == "score"
+    assert "agent 'guesser', turn 0: scoring" in failed[1].message and "KeyError" in failed[1].message
+
+
 def test_an_unusable_policy_stops_the_run_instead_of_failing_every_episode(tmp_path: Path) -> None:
     with pytest.raises(PolicyUnusable, match="has ended"):
         play(tmp_path / "a.jsonl", Down(), wanted(9, [0], 1))

@@ -8,9 +8,12 @@ import pytest
 
 pytest.importorskip("verl")
 
+from fakes import simulated_engine
 from fakes.simulated_engine import SimulatedEngine, run_virtually
 from fakes.simulated_worker import SimulatedWorker, without_tensors
 
+from verl_atgrpo import Score
+from verl_atgrpo.rollout.worker import MOST_SCORE_ERRORS
 from verl_atgrpo.sandbox.pool import POOL
 from verl_atgrpo.serving.requests import engine_params
 from verl_atgrpo.team import EpisodeFailed
@@ -84,6 +87,25 @@ def test_a_failed_episode_leaves_no_row_and_the_others_all_of_theirs() -> None:
     assert sorted(keys[0] for keys in episode_keys) == ["t0_0_0", "t2_0_0"]
     counts = worker.drain_report().counts
     assert (counts["episodes_failed"], counts["failed/engine"]) == (1, 1)
+
+
+def test_replies_whose_score_raises_are_counted_and_many_of_them_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    score, raised = simulated_engine._score, []
+
+    def sometimes(reply: str) -> Score:
+        if int(reply) % 7 == 0:
+            raised.append(reply)
+            raise IndexError("no such row")
+        return score(reply)
+
+    monkeypatch.setattr(simulated_engine, "_score", sometimes)
+    worker, _, rows = played(SimulatedEngine(), 5)
+    assert len(rows.keys) == 5 * 2 * 2 * 3
+    assert 0 < worker.drain_report().counts["score_errors"] == len(raised) <= MOST_SCORE_ERRORS
+    with pytest.raises(
+        RuntimeError, match=r"train\): RuntimeError: agent '\w+', turn \d: the scores of [2-9][0-9] replies"
+    ):
+        played(SimulatedEngine(), 40)
 
 
 def test_rows_that_the_queue_refuses_are_a_defect_and_the_task_ends() -> None:

@@ -310,6 +310,7 @@ def test_rollout_metrics() -> None:
         "rollout/prompt_cached_share": 0.75,
         "rollout/failed/timeout": 2,
         "rollout/failed/empty": 1,
+        "rollout/score_errors": 0,
         "rollout/sandbox_restarts": 0,
         "rollout/sandbox_reruns": 0,
     }

@@ -109,6 +109,7 @@ async def play_one(environment: Environment, lineup: Lineup, key: EpisodeKey) ->
         scheme="evaluate",
         episode_id=".".join(map(str, key)),
         seed=episode_seed(key.seed, "val", "val", key.task, key.sample),
+        on_score_error=_fail,
     )
     started = time.monotonic()
     failure = None
@@ -135,6 +136,11 @@ async def play_one(environment: Environment, lineup: Lineup, key: EpisodeKey) ->
         failed=failure,
         seconds=round(time.monotonic() - started, 3),
     )
+
+
+def _fail(agent: str, turn: int, reply: str, error: Exception) -> None:
+    message = f"agent {agent!r}, turn {turn}: scoring {reply[:500]!r} raises {error!r}"
+    raise EpisodeFailed("score", message) from error
 
 
 def _usage(agent: str, policy: str, decisions: Sequence[Decision]) -> AgentUsage:

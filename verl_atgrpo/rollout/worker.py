@@ -30,6 +30,10 @@ from verl_atgrpo.trainer import queue
 logger = logging.getLogger(__name__)
 
 
+MOST_SCORE_ERRORS = 20
+"""Replies of a run whose scores may raise an error in one rollout worker; one more ends the run."""
+
+
 @dataclass
 class WorkerReport:
     """A worker's counts since its last report."""
@@ -41,6 +45,8 @@ class WorkerReport:
 
 class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[misc,name-defined]
     """Plays the episodes of its tasks and writes their rows to the queue."""
+
+    _score_errors = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -131,6 +137,17 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         self._report.error = f"task {prompt['index']} ({partition}): {type(error).__name__}: {error}"
         logger.error("task %s (%s): defect", prompt["index"], partition, exc_info=error)
 
+    def _count_score_error(self, where: str, agent: str, turn: int, reply: str, error: Exception) -> None:
+        """Counts and logs a reply whose score raises; raises the error if there were too many of them."""
+        self._score_errors += 1
+        self._report.counts["score_errors"] += 1
+        logger.warning("%s, agent %r, turn %d: scoring %r raises", where, agent, turn, reply[:500], exc_info=error)
+        if self._score_errors > MOST_SCORE_ERRORS:
+            raise RuntimeError(
+                f"agent {agent!r}, turn {turn}: the scores of {self._score_errors} replies raised an error in this "
+                f"rollout worker, the last one for {reply[:500]!r}"
+            ) from error
+
     def _episodes(self, validate: bool) -> int:
         if validate:
             return int(self.config.actor_rollout_ref.rollout.val_kwargs.n)
@@ -178,6 +195,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
                 session,
                 deal=0 if validate else int(prompt[DEAL]),
             ),
+            on_score_error=functools.partial(self._count_score_error, f"task {index} ({split})"),
         )
         try:
             return await play(self._environment, self._environment.task(split, index), team)

@@ -132,6 +132,7 @@ def rollout_metrics(counts: Mapping[str, int]) -> dict[str, float]:
         "rollout/tokens": float(counts.get("tokens", 0)),
         "rollout/requests_retried": float(counts.get("requests_retried", 0)),
         "rollout/requests_resumed": float(counts.get("requests_resumed", 0)),
+        "rollout/score_errors": float(counts.get("score_errors", 0)),
         "rollout/prompt_cached_share": counts.get("cached_prompt_tokens", 0) / max(1, counts.get("prompt_tokens", 0)),
         **{f"rollout/{key}": float(value) for key, value in failed.items()},
         **{f"rollout/{key}": float(counts.get(key, 0)) for key in ("sandbox_restarts", "sandbox_reruns")},
