@@ -22,8 +22,8 @@ from typing import NamedTuple, NoReturn
 
 LEVELS = ("namespaces", "landlock+seccomp", "seccomp", "rlimits")
 """Levels of isolation, strongest first; docs/sandbox.md says what each guarantees."""
-MARK = b"\0"
-"""Written to the program's standard error once all limits are in force."""
+MARK = b"started "
+"""Sent to the program's owner once all limits are in force, before the program's exit code."""
 
 _SYSTEM = "/usr /bin /sbin /lib /lib32 /lib64 /etc /nix /gnu"
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
@@ -86,7 +86,7 @@ def serve(requests: socket.socket) -> None:
         ready = dict(poll.poll())
         if signals in ready:
             os.read(signals, 256)
-            launchers -= {pid for pid, _ in _reaped()}
+            launchers -= {pid for pid, *_ in _reaped()}
             for orphan in _children() - launchers:  # left by a launcher that was killed
                 os.kill(orphan, signal.SIGKILL)
         if requests.fileno() not in ready:
@@ -116,11 +116,12 @@ def _signal_pipe(*wanted: signal.Signals) -> int:
     return signals
 
 
-def _reaped() -> Iterator[tuple[int, int]]:
-    """Yields process id and status of all children that have ended."""
+def _reaped() -> Iterator[tuple[int, int, float]]:
+    """Yields process id, status and CPU seconds of all children that have ended."""
     with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            yield ended
+        while (ended := os.wait3(os.WNOHANG))[0]:
+            pid, status, used = ended
+            yield pid, status, used.ru_utime + used.ru_stime
 
 
 def _children() -> set[int]:
@@ -139,8 +140,8 @@ def _launch(request: Request, stdin: int, stdout: int, stderr: int, control: int
     owner = socket.socket(fileno=control)
     signals = _signal_pipe(signal.SIGCHLD, signal.SIGALRM)
     signal.setitimer(signal.ITIMER_REAL, request.seconds)
-    child = _start(request)
-    code = _wait(child, signals, owner)
+    child = _start(request, owner)
+    code = _wait(child, signals, owner, request.cpu_seconds)
     if code is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)  # all at once: a fork bomb outruns kills one by one
@@ -155,7 +156,7 @@ def _launch(request: Request, stdin: int, stdout: int, stderr: int, control: int
     os._exit(0)
 
 
-def _start(request: Request) -> int:
+def _start(request: Request, owner: socket.socket) -> int:
     user = _User(os.getuid(), os.getgid(), request.processes)
     work = os.path.join(request.root, "work")
     namespaced = request.level == "namespaces"
@@ -178,12 +179,12 @@ def _start(request: Request) -> int:
             _libc.prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
             _isolate(request, user)
             if program := os.fork():  # not PID 1 itself: it ignores signals, also RLIMIT_CPU's
-                os._exit(_code_of(program))
-        _execute_program(request, user)
+                os._exit(_code_of(program, request.cpu_seconds))
+        _execute_program(request, user, owner)
     return child
 
 
-def _wait(child: int, signals: int, owner: socket.socket) -> int | None:
+def _wait(child: int, signals: int, owner: socket.socket, cpu_seconds: int) -> int | None:
     """Returns the exit code, or None if the owner stopped the program or exited, or at the time limit."""
     poll = select.poll()
     poll.register(signals, select.POLLIN)
@@ -191,25 +192,32 @@ def _wait(child: int, signals: int, owner: socket.socket) -> int | None:
     while owner.fileno() not in dict(poll.poll()):
         if signal.SIGALRM in os.read(signals, 256):
             return None
-        for ended, status in _reaped():
+        for ended, status, used in _reaped():
             if ended == child:
-                return _code(status)
+                return _code(status, used, cpu_seconds)
     return None
 
 
-def _code_of(wanted: int) -> int:
+def _code_of(wanted: int, cpu_seconds: int) -> int:
     pid = 0
     while pid != wanted:
-        pid, status = os.wait()
-    return _code(status)
+        pid, status, used = os.wait3(0)
+    return _code(status, used.ru_utime + used.ru_stime, cpu_seconds)
 
 
-def _code(status: int) -> int:
+def _code(status: int, used: float, cpu_seconds: int) -> int:
+    """Returns the exit code, 128 + n after signal n.
+
+    A program that ignores SIGXCPU gets SIGKILL a second later, as one that somebody kills: its CPU time distinguishes
+    them.
+    """
     code = os.waitstatus_to_exitcode(status)
+    if code == -signal.SIGKILL and used >= cpu_seconds:
+        return 128 + signal.SIGXCPU
     return code if code >= 0 else 128 - code
 
 
-def _execute_program(request: Request, user: _User) -> NoReturn:
+def _execute_program(request: Request, user: _User, owner: socket.socket) -> NoReturn:
     work, python = os.path.join(request.root, "work"), sys.executable
     if os.getuid() == 0:
         os.setgroups([])
@@ -235,7 +243,7 @@ def _execute_program(request: Request, user: _User) -> NoReturn:
         isolated = ["-s", "-P"] if sys.version_info >= (3, 11) else ["-s"]
         environment |= {"PYTHONPATH": f"{request.root}/libraries"}
         environment |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    os.write(2, MARK)
+    owner.send(MARK)  # the program does not get this socket, so it cannot take the mark back
     os.execve(python, [python, *isolated, "-S", "-B", "-X", "utf8", f"{request.root}/main.py"], environment)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import functools
 import importlib.util
+import itertools
+import logging
 import os
-import shutil
 import signal
 import socket
 import tempfile
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from verl_atgrpo.sandbox.launcher import LEVELS, MARK, Request
 from verl_atgrpo.sandbox.pool import POOL
 
+logger = logging.getLogger(__name__)
 _SWEEP_SECONDS = 1.0
 """Time limit for stopping a run; killing a fork bomb takes a while on a busy machine."""
 _RUNS = 3
@@ -91,10 +94,11 @@ def trial(
             with theirs:
                 request = _request(level, root, limits, libraries)
                 POOL.start(request, (*[streams.fileno()] * 3, theirs.fileno()))
-            report = ours.recv(16)
+            report = b"".join(iter(functools.partial(ours.recv, 16), b""))
             streams.seek(0)
             errors = streams.read().decode("utf-8", "replace").strip()
-            if report == b"0":
+            started, report = report.startswith(MARK), report.removeprefix(MARK)
+            if started and report == b"0":
                 return ""
             killed = report == str(128 + signal.SIGKILL).encode() or not (report or errors)
             return None if killed else errors[-500:] or f"the trial run ended with {report!r}"
@@ -111,7 +115,7 @@ def importable(library: str, limits: Limits) -> str:
     for _ in range(_RUNS):
         if (found := trial(isolation(), f"import {library}", limits, (library,))) is not None:
             break
-    return "every trial run was killed" if found is None else found.strip("\0\n").rpartition("\n")[2]
+    return "every trial run was killed" if found is None else found.rpartition("\n")[2]
 
 
 @functools.cache
@@ -187,12 +191,52 @@ def _make_root(code: str, libraries: tuple[str, ...]) -> str:
     return root
 
 
+def _sealed(data: bytes) -> int:
+    """Returns a file descriptor of a file in memory with this content, which nobody can change or enlarge."""
+    file = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with os.fdopen(os.dup(file), "wb") as writer:
+        writer.write(data)
+    os.lseek(file, 0, os.SEEK_SET)
+    seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
+    return file
+
+
 def _remove(root: str) -> None:
-    for path, folders, _ in os.walk(root):
-        for folder in (os.path.join(path, name) for name in folders):
-            if not os.path.islink(folder):
-                os.chmod(folder, 0o700)  # a program may have locked its own folders
-    shutil.rmtree(root, ignore_errors=True)
+    """Removes a program's folder, whatever the program made in its `work`.
+
+    Every folder is moved to the top before it is emptied: so neither the depth of a tree nor the length of its paths
+    matters. A process that outlived a killed launcher for a moment may still write there: then the folder stays.
+    """
+    try:
+        _empty(root)
+        os.rmdir(root)
+    except OSError as error:
+        logger.warning("the sandbox's folder %s cannot be removed: %s", root, error)
+
+
+def _empty(root: str) -> None:
+    names = itertools.count()
+    top = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        while folders := [entry.name for entry in os.scandir(top) if entry.is_dir(follow_symlinks=False)]:
+            for folder in folders:
+                os.chmod(folder, 0o700, dir_fd=top)  # a program may have locked its own folders
+                inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+                try:
+                    for entry in list(os.scandir(inner)):
+                        if entry.is_dir(follow_symlinks=False):
+                            os.chmod(entry.name, 0o700, dir_fd=inner)
+                            os.rename(entry.name, f"moved-{next(names)}", src_dir_fd=inner, dst_dir_fd=top)
+                        else:
+                            os.unlink(entry.name, dir_fd=inner)
+                finally:
+                    os.close(inner)
+                os.rmdir(folder, dir_fd=top)
+        for name in os.listdir(top):
+            os.unlink(name, dir_fd=top)
+    finally:
+        os.close(top)
 
 
 class _Stream:
@@ -237,15 +281,14 @@ async def _run(request: Request, stdin: str, limits: Limits) -> ExecutionResult 
                 return readable, writable
 
             (out_end, stdout), (err_end, stderr) = pipe(), pipe()
-            text = given.enter_context(tempfile.TemporaryFile())  # unnamed: the program cannot reopen it
-            text.write(stdin.encode("utf-8", "replace"))
-            text.seek(0)
-            POOL.start(request, (text.fileno(), stdout, stderr, reported.fileno()))
+            text = _sealed(stdin.encode("utf-8", "replace"))
+            given.callback(os.close, text)
+            POOL.start(request, (text, stdout, stderr, reported.fileno()))
 
         def stop() -> None:
             control.shutdown(socket.SHUT_WR)  # the launcher kills all of the program's processes and exits
 
-        ends = (out_end, limits.output_bytes), (err_end, limits.output_bytes + len(MARK)), (control.fileno(), 16)
+        ends = (out_end, limits.output_bytes), (err_end, limits.output_bytes), (control.fileno(), 32)
         streams = [ours.enter_context(contextlib.closing(_Stream(file, limit, stop))) for file, limit in ends]
         running = [stream.ended for stream in streams]
         try:
@@ -254,16 +297,17 @@ async def _run(request: Request, stdin: str, limits: Limits) -> ExecutionResult 
             stop()
             await asyncio.wait(running, timeout=_SWEEP_SECONDS)
     out, err, report = (bytes(stream.kept) for stream in streams)
-    if report in (b"", b"%d" % (128 + signal.SIGKILL)) and not err and running[-1].done():
+    started, report = report.startswith(MARK), report.removeprefix(MARK)
+    if not (started or err) and report in (b"", b"%d" % (128 + signal.SIGKILL)) and running[-1].done():
         return None
-    if not err.startswith(MARK) and (err or report.isdigit()):
+    if not started and (err or report.isdigit()):
         raise RuntimeError(f"the sandbox could not be set up: {err.decode('utf-8', 'replace')[-500:]}")
     truncated = any(stream.full for stream in streams)
     code = int(report) if report.isdigit() else None
     stopped = report == b"stopped" or not running[-1].done()
     return ExecutionResult(
         stdout=out[: limits.output_bytes].decode("utf-8", "replace"),
-        stderr=err[len(MARK) :][: limits.output_bytes].decode("utf-8", "replace").replace(f"{request.root}/", ""),
+        stderr=err[: limits.output_bytes].decode("utf-8", "replace").replace(f"{request.root}/", ""),
         returncode=None if truncated else code,
         timed_out=(stopped and not truncated) or code == 128 + signal.SIGXCPU,
         output_truncated=truncated,
