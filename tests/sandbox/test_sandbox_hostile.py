@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import platform
 import shutil
 import socket
 import subprocess
@@ -13,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from conftest import Leftovers
@@ -28,9 +29,10 @@ from verl_atgrpo.sandbox.runner import Limits
 LIMITS = Limits(cpu_seconds=1, wall_seconds=0.5)
 PATIENT = Limits(cpu_seconds=20, wall_seconds=HANG)
 """For programs that end by themselves, or by what they do: on a busy machine they must get to their deed."""
-WALLED = LEVELS[:2]
-FILTERED = LEVELS[:3]
-OTHER_USER = LEVELS if os.getuid() == 0 else FILTERED
+WALLED = tuple(level for level in LEVELS if "namespaces" in level or "landlock" in level)
+SIGNAL_PROOF = tuple(level for level in LEVELS if level != "rlimits")
+FILTERED = tuple(level for level in LEVELS if level not in ("bare namespaces", "rlimits"))
+OTHER_USER = LEVELS if os.getuid() == 0 else SIGNAL_PROOF
 """Levels where what a user may do to his own processes does not count: root's programs run as users of their own."""
 
 
@@ -59,17 +61,19 @@ HOSTILE = {
     "environment of others": Hostile(
         "import glob\nfor path in glob.glob('/proc/[0-9]*/environ'):\n"
         "  try: text = open(path).read()\n  except OSError: continue\n  if 'hunter2' in text: print('hunter2')",
-        WALLED if OTHER_USER == FILTERED else LEVELS,
+        WALLED if OTHER_USER == SIGNAL_PROOF else LEVELS,
         PATIENT,
         "hunter2",
     ),
     "memory of others": Hostile(
-        "open('/proc/VICTIM/mem', 'r+b')\nprint(42)", WALLED if OTHER_USER == FILTERED else LEVELS, PATIENT
+        "open('/proc/VICTIM/mem', 'r+b')\nprint(42)", WALLED if OTHER_USER == SIGNAL_PROOF else LEVELS, PATIENT
     ),
     "files of others": Hostile("print(open('FOLDER/secret').read())", WALLED, PATIENT, "hunter2"),
     "writing outside": Hostile("open('FOLDER/new', 'w').write('x')\nprint(42)", WALLED, PATIENT),
     "emptying a file": Hostile("import os\nos.truncate('FOLDER/secret', 0)\nprint(42)", WALLED, PATIENT),
-    "socket": Hostile("import socket\nsocket.create_connection(('127.0.0.1', PORT), 1)\nprint(42)", FILTERED, PATIENT),
+    "socket": Hostile(
+        "import socket\nsocket.create_connection(('127.0.0.1', PORT), 1)\nprint(42)", SIGNAL_PROOF, PATIENT
+    ),
     "killing others": Hostile(
         "import os\nfor pid in (os.getppid(), VICTIM, -1):\n  try: os.kill(pid, 9)\n"
         "  except OSError: continue\n  if pid == VICTIM: print(42)",
@@ -85,7 +89,59 @@ HOSTILE = {
     "changing others' limits": Hostile(
         "import resource\nresource.prlimit(VICTIM, resource.RLIMIT_CPU, (0, 0))\nprint(42)", OTHER_USER, PATIENT
     ),
+    "ignoring the CPU limit's signal": Hostile(
+        "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass",
+        limits=replace(PATIENT, cpu_seconds=1),
+    ),
+    "enlarging its input": Hostile(
+        "import ctypes, os\nlibc = ctypes.CDLL(None)\nsize = ctypes.c_long(3 << 30)\n"
+        "if libc.fallocate(0, 1, ctypes.c_long(0), size) == 0 or libc.ftruncate(0, size) == 0: print(42)\n"
+        "try: os.pwrite(0, b'x', 0)\nexcept OSError: pass\nelse: print(42)",
+        limits=PATIENT,
+    ),
+    "folders in folders": Hostile(
+        "import os\nfor _ in range(1800):\n  os.mkdir('d')\n  os.chdir('d')", limits=PATIENT
+    ),
+    "long paths": Hostile(
+        "import os\nfor _ in range(20):\n  os.mkdir('d' * 250)\n  os.chdir('d' * 250)\n  open('f' * 250, 'w')",
+        limits=PATIENT,
+    ),
+    "locked folders": Hostile(
+        "import os\nos.makedirs('a/b/c')\nfor path in 'a/b/c', 'a/b', 'a', '.': os.chmod(path, 0)", limits=PATIENT
+    ),
+    "reading its own standard error": Hostile(
+        "import os\nprint('x', file=__import__('sys').stderr, flush=True)\n"
+        "os.read(os.open('/proc/self/fd/2', os.O_RDONLY | os.O_NONBLOCK), 99)",
+        limits=PATIENT,
+    ),
+    "a virtual machine's sockets": Hostile("import socket\nsocket.socket(40)\nprint(42)", FILTERED, PATIENT),
+    "shared memory of System V": Hostile(
+        "import ctypes\nif ctypes.CDLL(None).shmget(0x41544752, 1 << 20, 0o1600) >= 0: print(42)", FILTERED, PATIENT
+    ),
+    "namespaces of its own": Hostile(
+        "import ctypes\nif ctypes.CDLL(None).unshare(0x10000000) == 0: print(42)", FILTERED, PATIENT
+    ),
 }
+CALLS = {"keyctl": 250, "add_key": 248, "perf_event_open": 298, "bpf": 321, "userfaultfd": 323, "io_uring_setup": 425}
+"""Numbers of system calls on x86-64; without a filter these calls give EFAULT or the like, not EPERM."""
+if platform.machine() == "x86_64":
+    HOSTILE |= {
+        f"{name}'s system call": Hostile(
+            "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+            f"if libc.syscall({number}, 0, 0, 0, 0, 0) >= 0 or ctypes.get_errno() != 1: print(42)",
+            FILTERED,
+            PATIENT,
+        )
+        for name, number in CALLS.items()
+    }
+    HOSTILE["system calls of 32 bits"] = Hostile(
+        "import ctypes, mmap\ncode = mmap.mmap(-1, 4096, prot=7)\n"
+        "code.write(bytes([0xB8, 20, 0, 0, 0, 0xCD, 0x80, 0xC3]))  # getpid\n"
+        "call = ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))\n"
+        "if call() > 0: print(42)",
+        FILTERED,
+        PATIENT,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -176,3 +232,20 @@ os.abort()
     result = asyncio.run(runner.run_python(code, stdin="given"))
     assert result.stdout == "b'pair'\nthread\nchild\n given\n"
     assert result.returncode == 128 + 6
+
+
+def test_output_in_packets_of_a_byte_costs_few_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams: list[Any] = []
+
+    class Counted(runner._Stream):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            streams.append(self)
+
+    monkeypatch.setattr(runner, "_Stream", Counted)
+    code = "import fcntl, os\nfcntl.fcntl(1, fcntl.F_SETFL, os.O_DIRECT | os.O_WRONLY)\nwhile True: os.write(1, b'x')"
+    result = asyncio.run(runner.run_python(code, limits=LIMITS))
+    output = streams[0]
+    assert result.timed_out
+    assert len(result.stdout) == output.reads - 1, "every read but the last got one byte"
+    assert output.reads < 400

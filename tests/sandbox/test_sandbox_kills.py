@@ -133,3 +133,20 @@ def test_the_event_loop_goes_on_while_programs_are_killed() -> None:
 
     # A blocked event loop could not wake the program, which does not end otherwise.
     assert beside(disturb()).ok
+
+
+@pytest.mark.parametrize(("wall_seconds", "runs"), [(HANG, 3), (0.01, 1)])
+def test_a_killed_program_is_run_again_only_in_the_first_half_of_its_time(
+    wall_seconds: float, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits, made = Limits(wall_seconds=wall_seconds), []
+
+    async def killed(*_: Any) -> ExecutionResult:
+        made.append(True)
+        await asyncio.sleep(0.006)  # of 0.01 more than half
+        return ExecutionResult("", "", 128 + signal.SIGKILL, timed_out=False, output_truncated=False)
+
+    runner.isolation()
+    monkeypatch.setattr(runner, "run_once", killed)
+    assert asyncio.run(run_python("", limits=limits)).returncode == 128 + signal.SIGKILL
+    assert len(made) == runs

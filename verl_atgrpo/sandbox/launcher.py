@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import resource
@@ -20,8 +21,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, NoReturn
 
-LEVELS = ("namespaces", "landlock+seccomp", "seccomp", "rlimits")
-"""Levels of isolation, strongest first; docs/sandbox.md says what each guarantees."""
+LEVELS = ("namespaces", "landlock+seccomp", "bare namespaces", "seccomp", "rlimits")
+"""Levels of isolation, strongest first; docs/sandbox.md says what each guarantees.
+
+All but the last and `bare namespaces`, which is for machines without libseccomp, filter system calls.
+"""
 MARK = b"started "
 """Sent to the program's owner once all limits are in force, before the program's exit code."""
 
@@ -31,7 +35,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _NEW_NS, _NEW_IPC, _NEW_USER, _NEW_PID, _NEW_NET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 _NEW_CGROUP, _NEW_UTS, _NEW_TIME = 0x2000000, 0x4000000, 0x80
 _NOSUID_NODEV, _BIND, _BIND_REC, _PRIVATE_REC, _DETACH = 0x6, 0x1000, 0x5000, 0x44000, 2
-_SET_DEATH_SIGNAL, _SET_SUBREAPER, _SET_NO_NEW_PRIVS = 1, 36, 38
+_SET_DEATH_SIGNAL, _SET_SECCOMP, _SET_SUBREAPER, _SET_NO_NEW_PRIVS = 1, 22, 36, 38
 
 
 class Request(NamedTuple):
@@ -96,10 +100,14 @@ def serve(requests: socket.socket) -> None:
         if not data:
             return
         files = array.array("i", b"".join(received for _, _, received in ancillary))
+        request = Request(*json.loads(data))
+        if request.level == "namespaces":
+            with contextlib.suppress(OSError):  # raised again in the launcher, where it is reported
+                _namespaced_filter()
         launcher = os.fork()
         if launcher == 0:
             requests.close()
-            _launch(Request(*json.loads(data)), *files)
+            _launch(request, *files)
             return
         launchers.add(launcher)
         for file in files:
@@ -159,7 +167,7 @@ def _launch(request: Request, stdin: int, stdout: int, stderr: int, control: int
 def _start(request: Request, owner: socket.socket) -> int:
     user = _User(os.getuid(), os.getgid(), request.processes)
     work = os.path.join(request.root, "work")
-    namespaced = request.level == "namespaces"
+    namespaced = request.level.endswith("namespaces")
     if user.uid == 0:
         # RLIMIT_NPROC ignores root and counts per user: each of root's programs gets its own unprivileged user.
         uid = 1_900_000_000 + os.getpid()
@@ -229,8 +237,10 @@ def _execute_program(request: Request, user: _User, owner: socket.socket) -> NoR
     os.stat(python)  # may be inaccessible to the unprivileged user: fail before MARK
     if "landlock" in request.level:
         _restrict_files(request, work)
-    if "seccomp" in request.level:
-        _filter_system_calls()
+    if request.level == "namespaces":
+        _load(_namespaced_filter())
+    elif "seccomp" in request.level:
+        _load(_compiled_filter(only_signals_to=os.getpid()))
     names, memory, file_size = "CPU AS NPROC FSIZE NOFILE CORE", request.memory_mb << 20, request.file_mb << 20
     for name, value in zip(names.split(), (request.cpu_seconds, memory, user.tasks, file_size, 64, 0), strict=True):
         limit = getattr(resource, f"RLIMIT_{name}")
@@ -345,11 +355,21 @@ class _Comparison(ctypes.Structure):
     _fields_ = (("arg", ctypes.c_uint), ("op", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64))
 
 
-def _filter_system_calls() -> None:
-    """Denies sockets, other processes and namespaces to this process and its children.
+@functools.cache
+def _namespaced_filter() -> bytes:
+    """Returns the filter for programs in a process namespace of their own, where they can only signal themselves."""
+    return _compiled_filter(only_signals_to=None)
 
-    Calls libseccomp directly, because its Python wrapper is not available with `python -I -S`. Raises OSError if the
-    library is missing, or if it or the kernel does not support a rule.
+
+def _compiled_filter(only_signals_to: int | None) -> bytes:
+    """Returns a BPF program that denies sockets, access to other processes, and namespaces.
+
+    Calls libseccomp directly, because its Python wrapper is not available with `python -I -S`.
+
+    Args:
+        only_signals_to: the only process that may be sent signals; None for all.
+
+    Raises OSError if the library is missing, or if it does not support a rule.
     """
     library = ctypes.CDLL("libseccomp.so.2")
     library.seccomp_init.restype = ctypes.c_void_p
@@ -371,8 +391,9 @@ def _filter_system_calls() -> None:
 
     for name in _DENIED.split():
         deny(name)
-    for name in "kill", "tgkill":
-        deny(name, 0, differs, os.getpid())
+    if only_signals_to is not None:
+        for name in "kill", "tgkill":
+            deny(name, 0, differs, only_signals_to)
     deny("prlimit64", 0, differs, 0)
     deny("sendto", 4, differs, 0)  # with an address
     int_bits = 0xFFFFFFFF  # the kernel ignores the upper bits of these arguments
@@ -383,10 +404,27 @@ def _filter_system_calls() -> None:
     for flag in _NEW_NS, _NEW_CGROUP, _NEW_UTS, _NEW_IPC, _NEW_USER, _NEW_PID, _NEW_NET, _NEW_TIME:
         deny("clone", 0, masked, flag, flag)
     deny("clone3", action=enosys)  # filters cannot read its flags; the C library falls back to clone
-    failed = library.seccomp_load(rules)
-    if failed:
-        raise OSError(-failed, "seccomp_load")
-    library.seccomp_release(rules)
+    exported = os.memfd_create("filter")
+    try:
+        failed = library.seccomp_export_bpf(rules, exported)
+        if failed:
+            raise OSError(-failed, "seccomp_export_bpf")
+        library.seccomp_release(rules)
+        return os.pread(exported, os.fstat(exported).st_size, 0)
+    finally:
+        os.close(exported)
+
+
+class _Filter(ctypes.Structure):
+    """`struct sock_fprog` of the kernel."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
+
+
+def _load(program: bytes) -> None:
+    """Loads a filter for this process and its children; raises OSError if the kernel refuses it."""
+    instruction = 8  # bytes
+    _check(_libc.prctl(_SET_SECCOMP, 2, ctypes.byref(_Filter(len(program) // instruction, program)), 0, 0))
 
 
 if __name__ == "__main__":
