@@ -59,7 +59,7 @@ class Code(DataSetEnvironment[Problem]):
         tester_reward: Literal["golden", "format"] = "golden",
         cpu_seconds: int = 2,
         memory_mb: int = 256,
-        require_isolation: bool = False,
+        require_isolation: bool | None = None,
         style: Style = "full",
         val_max_tests: int | None = None,
     ) -> None:
@@ -76,7 +76,8 @@ class Code(DataSetEnvironment[Problem]):
             cpu_seconds: CPU time of a program for one test (of a function: for all tests); the wall-clock limit is
                 four times that plus two seconds.
             memory_mb: address space of a program, in MiB.
-            require_isolation: refuses machines where programs cannot run in separate namespaces.
+            require_isolation: true refuses machines where programs cannot run in separate namespaces, null those where
+                they could read and change the golden tests in the job's memory, false none.
             style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
             val_max_tests: the same bound for validation tasks; null counts all tests.
 

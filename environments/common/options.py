@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import logging
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -51,11 +52,15 @@ def check_wall_density(value: object) -> None:
 
 
 def check_isolation(require_isolation: object) -> None:
-    """Raises EnvironmentConfigError if programs cannot be run, or not in namespaces although that is required.
+    """Raises EnvironmentConfigError if programs cannot be run, or not as isolated as is required.
 
     For environments that run programs. Logs the isolation level once, as a warning if it is not the strongest.
+
+    Args:
+        require_isolation: True requires the strongest level, False none; None a level at which programs can neither
+            read nor change this process's memory, for environments that pay by hidden tests.
     """
-    if not isinstance(require_isolation, bool):
+    if not isinstance(require_isolation, bool | None):
         raise EnvironmentConfigError(f"at_grpo.environment.require_isolation={require_isolation!r}: true or false")
     strongest = LEVELS[0]
     try:
@@ -69,6 +74,14 @@ def check_isolation(require_isolation: object) -> None:
         raise EnvironmentConfigError(
             f"at_grpo.environment.require_isolation=true: programs run at level {level} here, not {strongest}; "
             "let the job create user namespaces (docs/sandbox.md), or set it to false"
+        )
+
+    # Root's programs run as users of their own.
+    if require_isolation is None and level in ("seccomp", "rlimits") and os.getuid() != 0:
+        raise EnvironmentConfigError(
+            f"at_grpo.environment.require_isolation=null: programs run at level {level} here, where they can read and "
+            "change the golden tests in this job's memory; see docs/sandbox.md for a stronger level, or set it to "
+            "false"
         )
 
 

@@ -321,6 +321,21 @@ def test_less_than_the_required_isolation_is_refused(name: str, monkeypatch: pyt
         make(name, require_isolation=True)
 
 
+@pytest.mark.parametrize("name", ["code", "code_single"])
+@pytest.mark.parametrize(("level", "refused"), [("bare namespaces", False), ("seccomp", True), ("rlimits", True)])
+@pytest.mark.parametrize("user", [0, 1000])
+def test_golden_tests_are_not_at_stake_unless_that_is_accepted(
+    name: str, level: str, refused: bool, user: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "isolation", lambda: level)
+    monkeypatch.setattr(os, "getuid", lambda: user)
+    weak, data = f"level {level} here, where they can read and change the golden tests", "environment.train"
+    with pytest.raises(EnvironmentConfigError, match=weak if refused and user else data):
+        make(name)
+    with pytest.raises(EnvironmentConfigError, match=data):
+        make(name, require_isolation=False)
+
+
 def test_isolation_is_not_required_where_no_program_runs() -> None:
     with pytest.raises(EnvironmentConfigError, match=r"require_isolation=True has no effect with tool: moves"):
         make("plan_path", tool="moves", require_isolation=True)
