@@ -41,6 +41,13 @@ _EVALUATING = (
 )
 """Data sets whose scorers pass a reply to Python's eval or to sympy's parse_expr, which calls eval; in reasoning-gym
 0.1.25."""
+_CONSTANTS = (
+    *("0", "1", "-1", "2", "10", "0.5", "nan", "inf", "-inf", "0j", "nan+nanj", "True", "False", "None", "yes", "no"),
+    *("A", "a", "x", "all", "[]", "()", "{}", "''", ".", "-", "?", "heads", "tails", "impossible"),
+)
+"""Answers that must not pay whatever the question is."""
+_TRIED, _MARGIN = 8, 0.3
+"""Questions on which constants are tried, and how much more than chance one may earn there."""
 _RUNAWAY = re.compile(r"[eE][+-]?[\d_,]{4}")
 """Numbers that a scorer would expand to all their digits."""
 _TAG, _END_TAG = re.compile("<answer>", re.IGNORECASE), re.compile("</answer>", re.IGNORECASE)
@@ -131,6 +138,23 @@ class ReasoningGym(Environment):
         if isinstance(gold, str) and (paid := self.grade(task, gold)) < 1:
             raise EnvironmentConfigError(
                 f"{self.where}: its scorer gives only {paid:g} for its own answer {gold!r:.80}"
+            )
+        self._check_constants()
+
+    def _check_constants(self) -> None:
+        """Raises EnvironmentConfigError if a constant earns more than the best of the tasks' own answers would."""
+        tasks = [self._draw(seed) for seed in range(_TRIED)]
+
+        def earned(answer: str) -> float:
+            return sum(self.grade(task, answer) for task in tasks) / len(tasks)
+
+        own = [task.entry.get("answer") for task in tasks]
+        chance = max((earned(answer) for answer in own if isinstance(answer, str)), default=0.0)
+        constant = max(_CONSTANTS, key=earned)
+        if (paid := earned(constant)) > chance + _MARGIN:
+            raise EnvironmentConfigError(
+                f"{self.where}: its scorer gives {paid:.2g} on average for the answer {constant!r} to every question, "
+                f"and at most {chance:.2g} for the right answer to one of them"
             )
 
     # ------------------------------------------------------------------ tasks

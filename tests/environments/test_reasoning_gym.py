@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("reasoning_gym")
 
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, make
-from verl_atgrpo.environments.adapters.reasoning_gym import _EVALUATING
+from verl_atgrpo.environments.adapters.reasoning_gym import _EVALUATING, ReasoningGym
 from verl_atgrpo.team import ScriptedTeam, play
 from verl_atgrpo.testing import Script, check_environment
 
@@ -124,7 +124,9 @@ def test_data_sets_whose_scorers_evaluate_replies_are_refused() -> None:
             make("reasoning_gym", dataset=name)
 
 
-def test_a_number_with_too_many_digits_is_no_answer() -> None:
+def test_a_number_with_too_many_digits_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The one scorer that expands numbers to all their digits also pays a constant, for which it is refused.
+    monkeypatch.setattr(ReasoningGym, "_check_constants", lambda self: None)
     coins = make("reasoning_gym", dataset="coin_flip", style="compact")
     assert coins.grade(coins.task("train", 0), "1e999,999,999") == 0
 
@@ -169,6 +171,11 @@ def test_a_draft_is_scored_like_an_answer_and_the_checker_decides() -> None:
         ({"dataset": "composite", "options": {"datasets": [{"name": "composite"}]}}, "no data set 'composite'"),
         ({"dataset": "simple_integration"}, "evaluates replies"),
         ({"dataset": "game_of_life_halting"}, "gives 1 for a wrong answer"),
+        (
+            {"dataset": "complex_arithmetic"},
+            "gives 1 on average for the answer 'nan' to every question, and at most 0.13",
+        ),
+        ({"dataset": "coin_flip"}, "gives 0.75 on average for the answer '0' to every question"),
     ],
 )
 def test_refused_with_one_line(options: dict[str, Any], message: str) -> None:
