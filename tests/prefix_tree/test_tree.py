@@ -1,4 +1,4 @@
-"""Packed prefix trees against counting by hand: what is in them, what each token sees, where each token is predicted."""
+"""Packed prefix trees against counting by hand: their tokens, what each token sees, where each is predicted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Made = list[tuple[list[int], int]]
 
 @st.composite
 def drawn_rows(draw: st.DrawFn) -> Made:
-    """Rows of few different tokens, so that they share prefixes at every depth, repeat and are prefixes of each other."""
+    """Rows of few different tokens: they share prefixes at every depth, repeat, and are prefixes of each other."""
     token = st.integers(0, 2)
     stems = draw(st.lists(st.lists(token, min_size=1, max_size=6), min_size=1, max_size=3))
     rows = []
@@ -74,7 +74,7 @@ def test_as_many_trees_as_another_rank_has(rows: Made, budget: int, data: st.Dat
 
 def test_siblings_stay_together_whatever_the_order_of_the_rows() -> None:
     prompts = [[1, 2, 3, 4, 5], [1, 2, 9, 9, 9], [7, 7, 7, 7, 7]]
-    rows = [(prompt + [answer, 0], 5) for answer, prompt in itertools.product(range(4), prompts)]
+    rows = [([*prompt, answer, 0], 5) for answer, prompt in itertools.product(range(4), prompts)]
     packed = trees(of(rows), 9)
     assert [sorted(row % 3 for row in tree.rows) for tree in packed] == [[0] * 4, [1] * 4, [2] * 4]
 

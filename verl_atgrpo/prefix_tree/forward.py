@@ -40,7 +40,7 @@ class Packed:
     @classmethod
     def of(cls, tree: Tree, device: torch.device | str) -> Packed:
         """Moves a tree to a device."""
-        nodes, predictors = torch.from_numpy(tree.predictors).unique(return_inverse=True)
+        nodes, predictors = torch.from_numpy(tree.predictors).unique(return_inverse=True)  # type: ignore[no-untyped-call]
         return cls(
             tokens=torch.from_numpy(tree.tokens).to(device),
             depths=torch.from_numpy(tree.depths).to(device),
@@ -112,7 +112,6 @@ def model_inputs(packed: Packed, config: Any) -> dict[str, Any]:
         "position_ids": packed.depths[None],
         "attention_mask": masks if len(masks) > 1 else next(iter(masks.values())),
         "logits_to_keep": packed.nodes,
-        "use_cache": False,
     }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,7 +87,7 @@ class Order:
 def sort(rows: Rows) -> Order:
     """Sorts rows by their tokens and counts what neighbours share of the tokens that the model reads."""
     data = rows.tokens.astype(">u4").tobytes()  # big-endian: bytes sort as the ids do
-    keys = [data[4 * start : 4 * end] for start, end in zip(rows.offsets, rows.offsets[1:], strict=False)]
+    keys = [data[4 * start : 4 * end] for start, end in pairwise(rows.offsets)]
     order = sorted(range(len(rows)), key=keys.__getitem__)
     shared = np.zeros(len(order), dtype=np.int64)
     for place in range(1, len(order)):
@@ -123,15 +124,12 @@ def cut(rows: Rows, order: Order, budget: int, at_least: int = 1) -> list[slice]
     bounds = [*starts, len(rows)]
     before = np.concatenate([[0], np.cumsum(added)])
     while len(bounds) <= at_least:
-        sizes = [
-            before[end] - before[start] if end - start > 1 else -1
-            for start, end in zip(bounds, bounds[1:], strict=False)
-        ]
+        sizes = [before[end] - before[start] if end - start > 1 else -1 for start, end in pairwise(bounds)]
         largest = int(np.argmax(sizes))
         start, end = bounds[largest], bounds[largest + 1]
         middle = int(np.searchsorted(before[start:end], (before[start] + before[end]) / 2)) + start
         bounds.insert(largest + 1, min(max(middle, start + 1), end - 1))
-    return [slice(start, end) for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [slice(start, end) for start, end in pairwise(bounds)]
 
 
 def pack(rows: Rows, order: Order, part: slice) -> Tree:
