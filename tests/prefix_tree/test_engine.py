@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import random
@@ -10,11 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("verl")
 
+from verl_atgrpo.prefix_tree.tree import Tree, pack
 from verl_atgrpo.tiny_models.tiny import build_model, build_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -72,6 +75,10 @@ def _batch(rows: Sequence[tuple[list[int], list[int]]], rank: int, ranks: int, *
     return tu.get_tensordict(fields, plain)
 
 
+def _without_ends(tree: Tree) -> Tree:
+    return dataclasses.replace(tree, ends=np.full(len(tree), len(tree)))
+
+
 def _train(rank: int, ranks: int, port: int, model: str, overrides: Sequence[str], out: str) -> None:
     """Runs both engines in one of `ranks` processes; writes what they computed."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": 0}
@@ -85,6 +92,7 @@ def _train(rank: int, ranks: int, port: int, model: str, overrides: Sequence[str
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
     from verl.workers.utils.losses import ppo_loss
 
+    from verl_atgrpo.prefix_tree import engine as product
     from verl_atgrpo.prefix_tree.engine import TreeEngine
 
     config = recipes.compose("plan_path_cpu", [f"actor_rollout_ref.model.path={model}", *overrides]).actor_rollout_ref
@@ -99,6 +107,14 @@ def _train(rank: int, ranks: int, port: int, model: str, overrides: Sequence[str
         engine.initialize()
         loss, steps = functools.partial(ppo_loss, config=section), []
         batch = functools.partial(_batch, rows, rank, ranks, use_dynamic_bsz=section.use_dynamic_bsz)
+        if kind is TreeEngine:
+            right = product.difference(engine)
+            assert right < 1e-5 and product.agrees(engine, right)
+            with pytest.MonkeyPatch.context() as patch:
+                # Every token sees its siblings' answers.
+                patch.setattr(product, "pack", lambda *arguments: _without_ends(pack(*arguments)))
+                wrong = product.difference(engine)
+            assert wrong > 1e-2 and not product.agrees(engine, wrong)
         with engine.eval_mode():
             inferred = engine.infer_batch(batch())["model_output"]
         for _ in range(2):

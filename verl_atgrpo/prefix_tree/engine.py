@@ -6,6 +6,8 @@ verl's `EngineRegistry` chooses this engine in a process that has `VERL_ENGINE_V
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +22,7 @@ from verl.utils.device import get_device_id, get_device_name
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.utils.padding import response_from_nested
 
 from verl_atgrpo.prefix_tree.forward import FLEX, Packed, entropies, log_probs, model_inputs
 from verl_atgrpo.prefix_tree.tree import Rows, Tree, cut, pack, sort
@@ -27,6 +30,10 @@ from verl_atgrpo.prefix_tree.tree import Rows, Tree, cut, pack, sort
 VENDOR = "prefix_tree"
 WORTH = 1.25
 """Row tokens over tree tokens from which on trees are used: below, a mask costs more than sharing saves."""
+TOLERANCE = {torch.float32: 1e-3}
+"""Largest difference of log-probs in the self-test, by the dtype that the model computes in."""
+ROUNDED = 0.3
+"""The same for dtypes of fewer digits; a mask that does not hold is off by several nats."""
 DENSE = 4096
 """Most tokens of a tree with a dense mask, which has their square as entries."""
 
@@ -163,3 +170,64 @@ class TreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             )
             for name, values in made.items()
         }
+
+
+def choose() -> None:
+    """Makes verl's registry choose `TreeEngine` in this process, for FSDP's language models."""
+    os.environ["VERL_ENGINE_VENDOR"] = VENDOR
+
+
+def difference(engine: TreeEngine) -> float:
+    """Returns the largest difference between the log-probs of some rows in a tree and one by one; in nats.
+
+    To be called on every rank at once, when the model is built. Raises ValueError for a model that takes no tree.
+    """
+    before, computed = (engine.use_trees, engine.worth), []
+    try:
+        engine.worth = 0.0
+        for engine.use_trees in (False, True):
+            data, responses = _sample_rows(engine.module.config.get_text_config().vocab_size)
+            tu.assign_non_tensor(data, use_remove_padding=engine.use_remove_padding)
+            with engine.eval_mode():
+                output = engine.infer_batch(data)["model_output"]["log_probs"]
+            computed.append(response_from_nested(output.cpu(), responses).values())
+    finally:
+        engine.use_trees, engine.worth = before
+    plain, trees = computed
+    return float((plain - trees).abs().max())
+
+
+def agrees(engine: TreeEngine, figure: float) -> bool:
+    """Returns whether the self-test's difference is no more than rounding."""
+    return figure <= TOLERANCE.get(engine._autocast_dtype, ROUNDED)
+
+
+def _sample_rows(vocabulary: int) -> tuple[TensorDict, Tensor]:
+    """Returns eight rows of random tokens that branch at two depths, the same in every process."""
+    rng = random.Random(0)
+
+    def tokens(count: int) -> list[int]:
+        return [rng.randrange(vocabulary) for _ in range(count)]
+
+    stem = tokens(12)
+    rows = [(prompt, tokens(1 + 3 * k)) for prompt in (stem + tokens(8), stem + tokens(3)) for k in range(4)]
+
+    def jagged(values: Sequence[Sequence[int]]) -> Tensor:
+        made: Tensor = torch.nested.as_nested_tensor([torch.tensor(each) for each in values], layout=torch.jagged)
+        return made
+
+    ids = [prompt + response for prompt, response in rows]
+    mask = jagged([[1] * len(response) for _, response in rows])
+    fields = {
+        "input_ids": jagged(ids),
+        "position_ids": jagged([list(range(len(row))) for row in ids]),
+        "response_mask": mask,
+        "loss_mask": mask,
+    }
+    plain = {
+        "temperature": 1.0,
+        "use_dynamic_bsz": True,
+        "max_token_len_per_gpu": sum(map(len, ids)),
+        "pad_token_id": 0,
+    }
+    return tu.get_tensordict(fields, plain), mask
