@@ -121,7 +121,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             output = engine.train_batch(data, loss)
         updated.append(time.perf_counter() - began)
         losses.append((sum(output["loss"]), float(output["metrics"]["grad_norm"])))
-    tokens = [output["metrics"].get(f"prefix_tree/{kind}_tokens", [None])[0] for kind in ("row", "tree")]
+    tokens = [output["metrics"].get(f"{kind}_tokens", [None])[0] for kind in ("row", "model")]
     return {
         "log_probs": median(inferred[1:]),
         "update": median(updated[1:]),

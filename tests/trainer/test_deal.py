@@ -75,7 +75,10 @@ def test_every_row_is_dealt_once_and_padding_evenly(
 def test_the_rows_of_a_step_do_not_depend_on_ranks_or_trees(shared: bool) -> None:
     rows = rows_of(*[8] * 32)
     steps = [
-        [{row for cell in step for row in cell} for step in cells(rows, deal(rows, ranks, 4, 3, trees).order, ranks, 4)]
+        [
+            {row for cell in step for row in cell}
+            for step in cells(rows, deal(rows, ranks, 4, 3, trees).order, ranks, 4)
+        ]
         for ranks, trees in [(1, False), (4, shared)]
     ]
     assert steps[0] == steps[1]
@@ -121,7 +124,9 @@ def test_ranks_have_as_equal_workloads_as_verls(ranks: int) -> None:
 
 def test_shared_prompts_count_once_in_the_balance() -> None:
     # Prompts of 1,000 tokens: one row of 500 more tokens weighs as much as two decisions whose rows share a prompt.
-    long = [{"episode": "l", "agent": "a", "turn": 0, "prompt_len": 1000, "seq_len": 1000 + extra} for extra in (900, 900)]
+    long = [
+        {"episode": "l", "agent": "a", "turn": 0, "prompt_len": 1000, "seq_len": 1000 + extra} for extra in (900, 900)
+    ]
     short = [
         {"episode": f"s{number}", "agent": "a", "turn": 0, "prompt_len": 1000, "seq_len": 1010}
         for number in range(3)

@@ -598,7 +598,9 @@ def test_ranks_are_balanced_by_shared_prompts_where_the_workers_use_trees(
     monkeypatch.setattr(policy.workers, "tree_refusal", lambda: [None, refusal])
     policy.unit._look_at_trees()
     asked = []
-    monkeypatch.setattr(policy_unit, "deal", lambda *given, shared: asked.append(shared) or deal(*given, shared=shared))
+    monkeypatch.setattr(
+        policy_unit, "deal", lambda *given, shared: asked.append(shared) or deal(*given, shared=shared)
+    )
     policy.train(6)
     assert asked == [shared]
     assert policy.group.workers["actor_rollout"].kwargs["prefix_tree"] is (wanted is not False)

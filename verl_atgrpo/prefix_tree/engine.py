@@ -88,7 +88,7 @@ class TreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         self, data: TensorDict, loss_function: Callable[..., Any], forward_only: bool = False
     ) -> Any:
         """Runs a mini-batch forward, and backward unless `forward_only`; see verl's."""
-        trees = self._trees_of(data) if self.refusal is None and self._can_run(data) else None
+        trees = self._trees_of(data) if self.refusal is None else None
         tokens = row_tokens = len(data["input_ids"].values())
         if trees is None:
             output = super().forward_backward_batch(data, loss_function, forward_only)
@@ -102,11 +102,11 @@ class TreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         return output
 
     def _can_run(self, data: TensorDict) -> bool:
-        """Returns whether the batch is of a kind that trees are made for; the same on every rank."""
+        """Returns whether the rows of this rank are of a kind that trees are made for."""
         temperature = data["temperature"]
         return (
             data["position_ids"].dim() == 2
-            and data.get("multi_modal_inputs", None) is None
+            and not any(tu.get(data, "multi_modal_inputs", ()))
             and not any(
                 tu.get_non_tensor_data(data=data, key=key, default=False)
                 for key in ("calculate_sum_pi_squared", "distillation_use_topk")
@@ -115,16 +115,16 @@ class TreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         )
 
     def _trees_of(self, data: TensorDict) -> list[Tree] | None:
-        """Returns the batch as as many trees as every other rank has, or None where trees are not worth it."""
+        """Returns the batch as as many trees as every other rank has, or None where a rank needs plain rows."""
         ids, offsets = data["input_ids"].values().cpu(), data["input_ids"].offsets().cpu()
         lengths = offsets.diff()
         rows = Rows(ids.numpy(), offsets.numpy(), (lengths - data["response_mask"].offsets().cpu().diff()).numpy())
         order = sort(rows)
         packed = int((lengths.numpy()[order.rows] - 1 - order.shared).sum())
         group, device = self.get_data_parallel_group(), get_device_id()
-        tokens = torch.tensor([len(ids), packed], device=device)
-        all_reduce(tokens, ReduceOp.SUM, group)
-        if tokens[0] < self.worth * tokens[1]:
+        counts = torch.tensor([len(ids), packed, not self._can_run(data)], device=device)
+        all_reduce(counts, ReduceOp.SUM, group)
+        if counts[2] or counts[0] < self.worth * counts[1]:
             return None
         if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
             budget = int(data["max_token_len_per_gpu"])
