@@ -76,10 +76,11 @@ class Symbol:
         value: Any = importlib.import_module(self.module)
         for part in self.path.split("."):
             value = inspect.getattr_static(value, part)
-        return value
+        return value.__func__ if isinstance(value, classmethod) else value
 
 
 _TRAINER = "verl.trainer.ppo.v1.trainer_base"
+_FSDP = "verl.workers.engine.fsdp.transformer_impl"
 _LOOP = "verl.trainer.ppo.v1.agent_loop_tq"
 _VLLM = "verl.workers.rollout.vllm_rollout.vllm_rollout"
 SYMBOLS = (
@@ -116,11 +117,19 @@ SYMBOLS = (
     Symbol("verl.trainer.ppo.core_algos", "agg_loss", ("batch_num_tokens", "global_batch_size", "loss_scale_factor")),
     Symbol("verl.trainer.ppo.rollout_corr_helper", "compute_rollout_correction_and_add_to_batch", ("batch",)),
     Symbol("verl.utils.seqlen_balancing", "calculate_workload"),
-    Symbol("verl.utils.seqlen_balancing", "get_seqlen_balanced_partitions", ("k_partitions", "equal_size")),
     Symbol("verl.utils.seqlen_balancing", "log_seqlen_unbalance", ("prefix",)),
     Symbol("verl.workers.utils.padding", "response_from_nested", ("tensor", "response_mask")),
     Symbol("verl.workers.utils.padding", "response_to_nested", ("tensor", "response_mask")),
     Symbol("verl.workers.engine_workers", "TrainingWorker.train_mini_batch"),
+    Symbol("verl.workers.engine", "EngineRegistry.register", ("model_type", "backend", "device", "vendor")),
+    Symbol("verl.workers.engine", "EngineRegistry.get_engine_cls"),  # heeds VERL_ENGINE_VENDOR
+    Symbol(_FSDP, "prepare_micro_batches", ("data",)),
+    Symbol(_FSDP, "FSDPEngineWithLMHead.initialize"),
+    Symbol(_FSDP, "FSDPEngineWithLMHead.forward_backward_batch", ("data", "loss_function", "forward_only")),
+    Symbol(_FSDP, "FSDPEngineWithLMHead.forward_step"),
+    Symbol(_FSDP, "FSDPEngineWithLMHead.prepare_model_inputs", ("micro_batch",)),
+    Symbol(_FSDP, "FSDPEngineWithLMHead.prepare_model_outputs", ("output", "output_args", "micro_batch")),
+    Symbol("verl.utils.tensordict_utils", "index_select_tensor_dict"),
     Symbol(
         "verl.trainer.ppo.v1.replay_buffer", "ReplayBuffer.__init__", ("poll_interval", "sync_refill_failed_groups")
     ),

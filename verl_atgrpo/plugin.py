@@ -13,7 +13,7 @@ from types import ModuleType
 
 
 def register() -> None:
-    """Registers the estimator, the trainer, the configuration checks and, without an accelerator, CPU mode.
+    """Registers estimator, trainer, engine, configuration checks and, without an accelerator, CPU mode.
 
     Also makes sure that the package's warnings are logged.
     """
@@ -23,6 +23,7 @@ def register() -> None:
     _log_warnings()
     when_imported("verl.trainer.ppo.core_algos", _register_estimator)
     when_imported("verl.trainer.ppo.v1", _register_trainer)
+    when_imported("verl.workers.engine", _register_engine)
     when_imported("verl.utils.config", _check_configurations)
     if platform_choice.wants_cpu():
         from verl_atgrpo import cpu
@@ -47,6 +48,10 @@ def _register_estimator(core_algos: ModuleType) -> None:
 
 def _register_trainer(_: ModuleType) -> None:
     import verl_atgrpo.trainer.trainer  # noqa: F401  (registers itself)
+
+
+def _register_engine(_: ModuleType) -> None:
+    import verl_atgrpo.prefix_tree.engine  # noqa: F401  (registers itself)
 
 
 def _check_configurations(config_module: ModuleType) -> None:

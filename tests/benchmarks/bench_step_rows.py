@@ -135,7 +135,7 @@ def drive(queue: str, answer_tokens: int) -> Costs:
     from verl_atgrpo.trainer import queue as trainer_queue
     from verl_atgrpo.trainer.metrics import step_metrics, training_metrics
     from verl_atgrpo.trainer.step_rows import StepRows, groups_with_signal
-    from verl_atgrpo.trainer.update import balanced, spread_padding, write_advantages, write_old_log_probs
+    from verl_atgrpo.trainer.update import deal, write_advantages, write_old_log_probs
 
     before = peak()
     rows = StepRows()
@@ -160,10 +160,7 @@ def drive(queue: str, answer_tokens: int) -> Costs:
     ranks = mini_batches = 8
     even = len(batch) // (ranks * mini_batches) * ranks * mini_batches
     batch = trainer_queue.batch_of(batch.keys[:even], batch.tags[:even], "train")
-    order, _ = balanced([tags["seq_len"] for tags in batch.tags], ranks)
-    batch.reorder(order)
-    watch.stage("balance")
-    batch.reorder(spread_padding([False] * even, ranks, mini_batches, seed=0))
+    batch.reorder(deal(batch.tags, ranks, mini_batches, seed=0, shared=True).order)
     watch.stage("mini-batches")
     lengths = {
         key: (tags["prompt_len"], tags["response_len"]) for key, tags in zip(batch.keys, batch.tags, strict=True)

@@ -75,6 +75,7 @@ def test_steps_change_the_weights_of_the_server_too(start: Start, models: dict[s
         difference = data["training/rollout_probs_diff_max"]
         assert difference > 10 * FRESH if step == 3 else difference < FRESH
         assert data["team/optimizer_steps"] == 2
+        assert data["team/prefix_tree_ratio"] > 2
         assert data["rollout/episodes_failed"] == 0
         for agent in ("tool_user", "planner"):
             assert data[f"agent/{agent}/rows"] > 0
@@ -303,7 +304,7 @@ def test_plain_job_with_the_stock_trainer_equals_grpo(start: Start, models: dict
     rows: list[dict[str, Any]] = [
         {
             "data_source": "letters",
-            "prompt": [{"role": "user", "content": f"draft{number}"}],
+            "prompt": [{"role": "user", "content": f"{'move ' * 12}draft{number}"}],
             "reward_model": {"style": "rule", "ground_truth": "U"},
             "extra_info": {"index": number},
         }
@@ -312,7 +313,7 @@ def test_plain_job_with_the_stock_trainer_equals_grpo(start: Start, models: dict
     pandas.DataFrame(rows).to_parquet(tmp_path / "letters.parquet")
     (tmp_path / "reward.py").write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-        "    return float(solution_str.count(ground_truth))\n"
+        "    return float(len(set(solution_str)))\n"
     )
     job = start(
         "plan_path_cpu",
@@ -333,9 +334,11 @@ def test_plain_job_with_the_stock_trainer_equals_grpo(start: Start, models: dict
         "trainer.total_training_steps=1",
         VERL_USE_EXTERNAL_MODULES="record_advantages",
         ADVANTAGES_FILE=str(tmp_path / "advantages.pt"),
+        VERL_ENGINE_VENDOR="prefix_tree",
     )
     metrics = finish(job, tmp_path)
     assert math.isfinite(metrics[1]["actor/pg_loss"])
+    assert metrics[1]["actor/row_tokens"] > 2 * metrics[1]["actor/model_tokens"] > 0
     kept = torch.load(tmp_path / "advantages.pt", weights_only=False)
     assert len(kept["index"]) == 32
     expected, _ = compute_grpo_outcome_advantage(kept["token_level_rewards"], kept["response_mask"], kept["index"])

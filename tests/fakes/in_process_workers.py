@@ -158,6 +158,7 @@ class _Worker(PolicyWorker):
         section = omega_conf_to_dataclass(config.actor)
         adapter = config.model.lora_rank > 0 or config.model.lora.rank > 0
         self.actor = _Trainer(Table(base, adapter), config, section)
+        self.ref = None
         if "ref" in role:
             self.ref = _Trainer(Table(base, adapter=False), config, omega_conf_to_dataclass(config.actor))
 
@@ -173,6 +174,9 @@ class InProcessWorkers:
 
     def empty_cache(self) -> None:
         """Does nothing: there is no device."""
+
+    def tree_refusal(self) -> list[str | None]:
+        return [self._worker.tree_refusal()]
 
     @property
     def table(self) -> Table:

@@ -211,6 +211,9 @@ class Workers:
 
     def use_port(self, port: int) -> None: ...
 
+    def tree_refusal(self) -> list[str | None]:
+        return ["simulated"] * len(self.workers)
+
     def init_model(self) -> None:
         """Leaves no cache, as verl's."""
         for worker in self.workers:

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from verl_atgrpo.environment import Outcome, Score
 from verl_atgrpo.estimators.ids import row_ids
@@ -24,7 +22,6 @@ from verl_atgrpo.trainer.metrics import (
     rollout_metrics,
     step_metrics,
 )
-from verl_atgrpo.trainer.update import spread_padding
 
 
 def decision(agent: str, turn: int, rewards: Sequence[float], committed: int = 0) -> Decision:
@@ -172,67 +169,6 @@ def test_a_failed_validation_episode_is_one_row_without_reward() -> None:
     assert len(row.generation.log_probs) == 1
     assert row.generation.text == ""
     assert row.tags == {"failed": True, "policy": "coder", "episode_success": False, "episode_reward": 0.0}
-
-
-# ------------------------------------------------------------------ mini-batches
-
-
-@st.composite
-def batches(draw: st.DrawFn) -> tuple[list[bool], int, int, int]:
-    ranks, mini_batches, size = (draw(st.integers(1, top)) for top in (4, 5, 6))
-    rows = ranks * mini_batches * size
-    padding = draw(
-        st.one_of(
-            st.lists(st.booleans(), min_size=rows, max_size=rows),
-            st.integers(0, rows).map(lambda pads: [False] * (rows - pads) + [True] * pads),  # as verl appends it
-        )
-    )
-    return padding, ranks, mini_batches, draw(st.integers(0, 1000))
-
-
-@settings(deadline=None, max_examples=150)
-@given(batches())
-def test_padding_is_spread(batch: tuple[list[bool], int, int, int]) -> None:
-    padding, ranks, mini_batches, seed = batch
-    order = spread_padding(padding, ranks, mini_batches, seed)
-    assert sorted(order) == list(range(len(padding)))
-    per_rank = len(padding) // ranks
-    size = per_rank // mini_batches
-    # A mini-batch is the same share of every rank, and its loss a mean over all of it.
-    real = [
-        sum(not padding[row] for rank in range(ranks) for row in order[rank * per_rank + step * size :][:size])
-        for step in range(mini_batches)
-    ]
-    assert max(real) - min(real) <= 1
-    for rank in range(ranks):
-        mine = order[rank * per_rank : (rank + 1) * per_rank]
-        # verl balanced the ranks by tokens: rows must not change rank.
-        assert sorted(mine) == list(range(rank * per_rank, (rank + 1) * per_rank))
-        pads = [sum(padding[row] for row in mine[step * size :][:size]) for step in range(mini_batches)]
-        assert max(pads) - min(pads) <= 1
-        assert sum(pads) == sum(padding[rank * per_rank :][:per_rank])
-    assert order == spread_padding(padding, ranks, mini_batches, seed)
-
-
-def test_real_rows_are_shuffled_by_the_seed() -> None:
-    padding = [False] * 60 + [True] * 4
-    orders = [spread_padding(padding, 2, 4, seed) for seed in range(3)]
-    assert orders[0] != orders[1] != orders[2]
-    real = [row for row in orders[0] if not padding[row]]
-    assert real[:32] != sorted(real[:32])
-    # Rows come in the order of agents: the first mini-batch must not be the first sixteenth of the batch.
-    assert max(orders[0][:8]) > 16
-
-
-def test_no_mini_batch_is_all_padding_where_rows_suffice() -> None:
-    order = spread_padding([False] * 4 + [True] * 12, ranks=1, mini_batches=4, seed=0)
-    assert [sum(row < 4 for row in order[step * 4 :][:4]) for step in range(4)] == [1, 1, 1, 1]
-
-
-@pytest.mark.parametrize(("rows", "ranks", "mini_batches"), [(7, 2, 1), (8, 2, 3), (6, 4, 1), (10, 2, 4)])
-def test_rows_that_do_not_divide_are_refused(rows: int, ranks: int, mini_batches: int) -> None:
-    with pytest.raises(ValueError, match=f"{rows} rows .* {ranks} ranks x {mini_batches} mini-batches"):
-        spread_padding([False] * rows, ranks, mini_batches, 0)
 
 
 # ------------------------------------------------------------------ metrics

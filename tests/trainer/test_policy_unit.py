@@ -37,6 +37,7 @@ from verl_atgrpo.team import Generation
 from verl_atgrpo.trainer import policy_unit
 from verl_atgrpo.trainer.metrics import PROBS_DIFF
 from verl_atgrpo.trainer.policy_unit import PolicyUnit, TeamSync
+from verl_atgrpo.trainer.update import deal
 
 VOCABULARY = 102
 RATE = 0.5
@@ -155,6 +156,9 @@ class Policy:
             answer = torch.randint(2, VOCABULARY, (1 + number % 4,), generator=generator).tolist()
             tags = {
                 "group": f"t{number // 2}.0.a.0",
+                "episode": f"t{number // 2}_0",
+                "agent": "a",
+                "turn": 0,
                 "policy": "coder",
                 "reward": float(number % 2),
                 "prompt_len": len(prompt),
@@ -581,6 +585,52 @@ def started(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> tuple[Policy, Serve
     monkeypatch.setattr(policy_unit, "Replicas", watch)
     policy.unit.start()
     return policy, servers
+
+
+@pytest.mark.parametrize(
+    ("wanted", "refusal", "shared"),
+    [("auto", None, True), (True, None, True), ("auto", "no mask", False), (False, "it was not asked", False)],
+)
+def test_ranks_are_balanced_by_shared_prompts_where_the_workers_use_trees(
+    wanted: Any, refusal: str | None, shared: bool, monkeypatch: pytest.MonkeyPatch, recipe: Any
+) -> None:
+    policy = Policy(monkeypatch, job(recipe, **{"at_grpo.prefix_tree": wanted}))
+    monkeypatch.setattr(policy.workers, "tree_refusal", lambda: [None, refusal])
+    policy.unit._look_at_trees()
+    asked = []
+    monkeypatch.setattr(
+        policy_unit, "deal", lambda *given, shared: asked.append(shared) or deal(*given, shared=shared)
+    )
+    policy.train(6)
+    assert asked == [shared]
+    assert policy.group.workers["actor_rollout"].kwargs["prefix_tree"] is (wanted is not False)
+
+
+def test_trees_that_must_be_used_and_cannot_end_the_start(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
+    policy = Policy(monkeypatch, job(recipe, **{"at_grpo.prefix_tree": True}))
+    with pytest.raises(ConfigError, match=r"^at_grpo\.prefix_tree=True .* policy 'coder': TableEngine .* use auto"):
+        policy.unit._look_at_trees()
+
+
+def test_a_frozen_policys_workers_use_no_trees(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
+    policy = Policy(monkeypatch, job(recipe), trainable=False)
+    assert policy.group.workers["actor_rollout"].kwargs["prefix_tree"] is False
+
+
+def test_tokens_that_trees_save_are_a_metric(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
+    policy = Policy(monkeypatch, job(recipe))
+    assert "team/prefix_tree_ratio" not in policy.train(6)[1]
+    update = policy.workers.update_actor
+
+    def with_trees(batch: KVBatchMeta) -> Any:
+        output = update(batch)
+        output["metrics"].update(row_tokens=[300, 100], model_tokens=[60, 40])  # two optimizer steps
+        return output
+
+    monkeypatch.setattr(policy.workers, "update_actor", with_trees)
+    metrics = policy.train(6, 2)[1]
+    assert metrics["team/prefix_tree_ratio"] == 4.0
+    assert not any("_tokens" in name for name in metrics if name.startswith("actor/"))
 
 
 def test_servers_sleep_after_the_start_on_the_policys_workers(started: tuple[Policy, Servers]) -> None:

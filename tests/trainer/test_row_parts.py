@@ -21,7 +21,6 @@ from verl_atgrpo.estimators.spec import PRESETS
 from verl_atgrpo.trainer import queue as trainer_queue
 from verl_atgrpo.trainer.metrics import training_metrics
 from verl_atgrpo.trainer.update import (
-    balanced,
     bypass_old_log_probs,
     write_advantages,
     write_old_log_probs,
@@ -230,26 +229,6 @@ def test_a_batch_and_its_view_for_workers_copy_no_tags() -> None:
     batch.reorder([5, 4, 3, 2, 1, 0])
     assert [tags["seq_len"] for tags in batch.tags] == [5, 4, 3, 2, 1, 0]
     assert view.keys[0] == "0"
-
-
-@pytest.mark.parametrize("ranks", [1, 3, 8])
-def test_ranks_get_the_same_rows_as_from_verl(ranks: int) -> None:
-    lengths = np.random.default_rng(ranks).integers(1, 5000, size=240).tolist()
-    verls = object.__new__(Trainer)
-    verls.__dict__.update(
-        config=OmegaConf.create({"trainer": {"critic_warmup": 1}}),
-        global_steps=0,  # no update yet, so the rows need not fill mini-batches
-        use_critic=False,
-        tokenizer=SimpleNamespace(eos_token_id=0),
-        actor_rollout_wg=SimpleNamespace(_dispatch_info={"actor": list(range(ranks))}),
-    )
-    rows = [str(row) for row in range(len(lengths))]
-    batch = KVBatchMeta(keys=rows, tags=[{"seq_len": length} for length in lengths], partition_id="train")
-    found: dict[str, float] = {}
-    verls._balance_batch(batch, found)
-    order, balance = balanced(lengths, ranks)
-    assert [str(row) for row in order] == batch.keys
-    assert balance == pytest.approx(found)
 
 
 def test_the_trainer_polls_less_often_if_a_poll_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def test_the_difference_to_the_servers_is_over_fresh_rows(
             self.config = SimpleNamespace(algorithm={})  # type: ignore[assignment]
             self._spec = PRESETS["at_grpo"]
 
-        def _balanced(self, batch: KVBatchMeta, seed: int) -> tuple[KVBatchMeta, dict[str, Any]]:
+        def _dealt(self, batch: KVBatchMeta, seed: int) -> tuple[KVBatchMeta, dict[str, Any]]:
             padding = {**tags[1], "is_padding": True, "min_global_steps": 2, "max_global_steps": 2}
             padded = KVBatchMeta(keys=[*batch.keys, "padding"], tags=[*batch.tags, padding], partition_id="train")
             return padded, {}

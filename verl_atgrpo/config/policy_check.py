@@ -40,6 +40,8 @@ def check_policies(config: DictConfig, settings: AtGrpoConfig) -> None:
             _check_servers_devices(key, job)
         devices = None if separate else job.trainer.n_gpus_per_node * job.trainer.nnodes
         check_policy(key, job.actor_rollout_ref, config.data, devices)
+        if settings.prefix_tree is True:
+            _check_trees(key, job.actor_rollout_ref)
         sections[key] = job.actor_rollout_ref
     check_mode(config, settings.mode, sections)
     if own is not None and settings.placement == "colocated" and not separate:
@@ -161,6 +163,23 @@ def _check_lengths(key: str, policy: DictConfig, data: DictConfig) -> None:
             raise ConfigError(
                 f"{key}.{name}={shown_as(budget)}: {needed}, and a micro-batch holds whole rows; set it to at least "
                 f"{-(-row // ranks)}"
+            )
+
+
+def _check_trees(key: str, policy: DictConfig) -> None:
+    """Raises ConfigError if a setting excludes prefix trees."""
+    settings = {
+        f"{key}.model.use_fused_kernels": policy.model.use_fused_kernels,
+        f"{key}.actor.ulysses_sequence_parallel_size": policy.actor.ulysses_sequence_parallel_size > 1,
+        f"{key}.actor.fsdp_config.ulysses_sequence_parallel_size": (
+            policy.actor.fsdp_config.ulysses_sequence_parallel_size > 1
+        ),
+    }
+    for name, excludes in settings.items():
+        if excludes:
+            raise ConfigError(
+                f"{SECTION}.prefix_tree=true: {name} excludes prefix trees; set it to its default, or prefix_tree to "
+                "auto"
             )
 
 

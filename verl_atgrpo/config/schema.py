@@ -117,6 +117,9 @@ class AtGrpoConfig(Section):
     """`sync`: a step updates once all its tasks have finished. `colocate_async`: it updates once enough tasks have
     finished, and the others continue with the new weights. `separate_async`: servers have devices of their own and
     keep sampling during the update (see docs/async.md)."""
+    prefix_tree: Literal["auto"] | bool = "auto"
+    """Whether log-probs and updates run every shared token once (docs/prefix_trees.md). `auto`: where a comparison
+    with rows one by one agrees at the start."""
     candidates: Annotated[int, Field(ge=2)] = 4
     """K: candidates at every decision (`tree`), or episodes of every task (`parallel`)."""
     alpha: Weight = 1.0

@@ -19,6 +19,7 @@ from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.utils import ensure_async_iterator
 
+from verl_atgrpo.prefix_tree.engine import VENDOR
 from verl_atgrpo.serving.client import actor_id
 from verl_atgrpo.serving.health import last_line
 from verl_atgrpo.serving.server import name_sender
@@ -42,6 +43,26 @@ class TrainerWorker(ActorRolloutRefWorker):  # type: ignore[misc]
 
     Its process group has a port that rank 0 has bound, instead of one that another process may take.
     """
+
+    def __init__(self, *args: Any, prefix_tree: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._prefix_tree = prefix_tree
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def init_model(self) -> None:
+        """Builds the engines, over prefix trees if they are wanted."""
+        if self._prefix_tree:
+            os.environ.setdefault("VERL_ENGINE_VENDOR", VENDOR)
+        elif os.environ.get("VERL_ENGINE_VENDOR") == VENDOR:
+            del os.environ["VERL_ENGINE_VENDOR"]
+        super().init_model()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def tree_refusal(self) -> str | None:
+        """Returns why this worker's models run every row with its whole prompt; None if they use prefix trees."""
+        engines = [worker.engine for worker in (self.actor, self.ref) if worker is not None]
+        refusals = [getattr(engine, "refusal", f"{type(engine).__name__} has none") for engine in engines]
+        return next((refusal for refusal in refusals if refusal is not None), None)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, execute_mode=Execute.RANK_ZERO)  # type: ignore[untyped-decorator]
     def reserve_port(self) -> int:

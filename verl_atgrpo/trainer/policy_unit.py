@@ -27,6 +27,7 @@ from verl_atgrpo.config.policies import EXPANDED
 from verl_atgrpo.config.policy_check import check_context
 from verl_atgrpo.config.schema import SECTION, ConfigError
 from verl_atgrpo.estimators.spec import EstimatorSpec
+from verl_atgrpo.prefix_tree.engine import MODEL_TOKENS, ROW_TOKENS
 from verl_atgrpo.serving.client import DecisionClient, balancer_class
 from verl_atgrpo.serving.health import naming
 from verl_atgrpo.serving.replicas import Replicas
@@ -34,9 +35,8 @@ from verl_atgrpo.serving.workers import PolicyServers, PolicyWorker, reserve_mas
 from verl_atgrpo.trainer.metrics import PROBS_DIFF, fresh_probs_diff
 from verl_atgrpo.trainer.queue import Rows, for_workers, is_padding
 from verl_atgrpo.trainer.update import (
-    balanced,
     bypass_old_log_probs,
-    spread_padding,
+    deal,
     write_advantages,
     write_old_log_probs,
     write_ref_log_probs,
@@ -105,6 +105,9 @@ class PolicyUnit:
         actor = job.actor_rollout_ref.actor
         self._sync_mode = OmegaConf.select(job, "at_grpo.mode", default="sync") == "sync"
         self._optimizer_steps = job.data.train_batch_size // actor.ppo_mini_batch_size
+        wanted = OmegaConf.select(job, f"{SECTION}.prefix_tree", default="auto")
+        self._prefix_tree: str | bool = wanted if trainable else False  # a frozen policy's rows are not computed
+        self._uses_trees = False
 
     def place(self, pool: RayResourcePool) -> None:
         """Creates the worker processes on the devices of `pool`; must not run concurrently for two policies."""
@@ -115,6 +118,7 @@ class PolicyUnit:
             config=self.config.actor_rollout_ref,
             role=role,
             first_replica=self.first_replica,
+            prefix_tree=bool(self._prefix_tree),
         )
         group = RayWorkerGroup(
             resource_pool=pool,
@@ -147,6 +151,7 @@ class PolicyUnit:
     def _start(self) -> None:
         reserve_master_port(self.actor_rollout_wg)
         self.actor_rollout_wg.init_model()
+        self._look_at_trees()
         self.servers = PolicyServers.create(
             config=self.config,
             worker_group=self.actor_rollout_wg,
@@ -161,6 +166,16 @@ class PolicyUnit:
         )
         self.replicas = Replicas(self.name, self.actor_rollout_wg, self.servers, self.sync, self._restarts)
         self.sleep_servers()
+
+    def _look_at_trees(self) -> None:
+        """Asks the workers whether they use prefix trees; raises ConfigError if they must and do not."""
+        groups = {id(group): group for group in (self.actor_rollout_wg, self.ref_policy_wg)}.values()
+        refusals = [refusal for group in groups for refusal in group.tree_refusal() if refusal is not None]
+        self._uses_trees = bool(self._prefix_tree) and not refusals
+        if self._prefix_tree is True and refusals:
+            raise ConfigError(
+                f"{SECTION}.prefix_tree=True cannot be had for policy {self.name!r}: {refusals[0]}; use auto or false"
+            )
 
     def _profiling(self) -> dict[str, Any]:
         profiler = self.config.global_profiler
@@ -240,7 +255,7 @@ class PolicyUnit:
         timing: dict[str, float] = {}
         correction = self.config.algorithm.get("rollout_correction", None)
         tokens = sum(tags["seq_len"] for tags in batch.tags)
-        batch, metrics = self._balanced(batch, seed=global_steps)
+        batch, metrics = self._dealt(batch, seed=global_steps)
         with marked_timer("old_log_prob", timing, color="blue"):
             metrics |= self._old_log_probs(batch, correction)
             # In sync mode every row must be fresh, so verl's metric over all rows is kept as a check.
@@ -256,8 +271,8 @@ class PolicyUnit:
         metrics |= {"team/tokens": float(tokens), "team/update_seconds": time.perf_counter() - began}
         return Update(batch, metrics, timing)
 
-    def _balanced(self, batch: Rows, seed: int) -> tuple[Rows, dict[str, Any]]:
-        """Pads rows to a multiple of ranks x optimizer steps, balances tokens over ranks, and orders mini-batches.
+    def _dealt(self, batch: Rows, seed: int) -> tuple[Rows, dict[str, Any]]:
+        """Pads rows to a multiple of ranks x optimizer steps, and deals them to both.
 
         Returns the batch and verl's metrics of the balance.
         """
@@ -266,11 +281,9 @@ class PolicyUnit:
             workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")
         ranks = max(workers._dispatch_info["actor"]) + 1
         batch = upsample_batch_to_divisible_size(batch, ranks * self._optimizer_steps, self.tokenizer.eos_token_id)
-        order, metrics = balanced([tags["seq_len"] for tags in batch.tags], ranks)
-        batch.reorder(order)
-        padding = [is_padding(tags) for tags in batch.tags]
-        batch.reorder(spread_padding(padding, ranks, self._optimizer_steps, seed=seed))
-        return batch, {**metrics, "team/padding_rows": float(sum(padding))}
+        dealt = deal(batch.tags, ranks, self._optimizer_steps, seed, shared=self._uses_trees)
+        batch.reorder(dealt.order)
+        return batch, {**dealt.metrics, "team/padding_rows": float(sum(map(is_padding, batch.tags)))}
 
     def _old_log_probs(self, batch: Rows, correction: DictConfig | None) -> dict[str, float]:
         """Computes the actor's log-probs, or uses the servers' in bypass mode; returns metrics."""
@@ -314,7 +327,10 @@ class PolicyUnit:
         output: TensorDict = self.actor_rollout_wg.update_actor(rows)
         metrics = rename_dict(output["metrics"], "actor/")
         metrics["perf/mfu/actor"] = metrics.pop("actor/mfu")
-        return {**reduce_metrics(metrics), "team/optimizer_steps": float(self._optimizer_steps * actor.ppo_epochs)}
+        of_rows, of_model = (metrics.pop(f"actor/{name}", None) for name in (ROW_TOKENS, MODEL_TOKENS))
+        sharing = {"team/prefix_tree_ratio": sum(of_rows) / sum(of_model)} if of_rows else {}
+        steps = float(self._optimizer_steps * actor.ppo_epochs)
+        return {**reduce_metrics(metrics), **sharing, "team/optimizer_steps": steps}
 
     # ------------------------------------------------------------ checkpoints
 

@@ -69,7 +69,10 @@ class StandaloneUnit(PolicyUnit):
             roles.append(Role.RefPolicy)
         workers = {
             str(role): RayClassWithInitArgs(
-                cls=ray.remote(TrainerWorker), config=self.config.actor_rollout_ref, role=str(role)
+                cls=ray.remote(TrainerWorker),
+                config=self.config.actor_rollout_ref,
+                role=str(role),
+                prefix_tree=bool(self._prefix_tree),
             )
             for role in roles
         }
@@ -88,6 +91,7 @@ class StandaloneUnit(PolicyUnit):
         self.actor_rollout_wg.init_model()
         if self.ref_policy_wg is not self.actor_rollout_wg:
             self.ref_policy_wg.init_model()
+        self._look_at_trees()
         self.servers = StandaloneServers.create(
             config=self.config,
             start_rank=self.first_replica,

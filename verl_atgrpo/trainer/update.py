@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,13 +20,13 @@ from torch import Tensor
 from verl import DataProto
 from verl.trainer.ppo.core_algos import agg_loss
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
-from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
+from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from verl_atgrpo.estimators.ids import row_ids
 from verl_atgrpo.estimators.kernel import team_advantages
 from verl_atgrpo.estimators.spec import EstimatorSpec
-from verl_atgrpo.trainer.queue import Rows, fetch, fetch_parts, parts, put, real_rows, response_lengths
+from verl_atgrpo.trainer.queue import Rows, fetch, fetch_parts, is_padding, parts, put, real_rows, response_lengths
 
 Part = tuple[dict[str, float], int, int]
 """Metrics of a part, its number of tokens, and its number of rows including padding."""
@@ -78,53 +79,95 @@ def _mean(values: Sequence[float], weights: Sequence[int]) -> float:
     return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
 
 
-def spread_padding(padding: Sequence[bool], ranks: int, mini_batches: int, seed: int) -> list[int]:
-    """Returns an order of the rows that spreads padding evenly over the mini-batches of every rank.
+@dataclass(frozen=True)
+class Deal:
+    """Which row goes to which rank and optimizer step."""
+
+    order: list[int]
+    """Row numbers. Rank r owns the r-th of equal slices; of that, step s takes the s-th of equal slices."""
+    metrics: dict[str, float]
+    """verl's metrics of the ranks' balance."""
+
+
+def deal(rows: Sequence[Mapping[str, Any]], ranks: int, mini_batches: int, seed: int, shared: bool) -> Deal:
+    """Deals rows to optimizer steps, and those of a step to ranks, so that the candidates of a decision stay together.
+
+    Which rows are in a step depends on `seed` and the rows alone, not on ranks or prefix trees (but for padding, of
+    which ranks need different numbers). Candidates of a decision are parted only where all of them do not fit.
 
     Args:
-        padding: one flag per row, in the balanced order: rank r owns the r-th of `ranks` equal slices.
+        rows: their tags; padding is dealt evenly to steps, then to ranks.
         ranks: data-parallel ranks.
         mini_batches: optimizer steps; rows per rank must be a multiple of it.
-        seed: of the shuffle of real rows within their rank, which mixes agents in a mini-batch.
+        seed: of the order of decisions, which mixes agents in a mini-batch.
+        shared: whether the workload of a decision's prompt counts once (prefix trees) or for every row.
 
-    Raises ValueError if the rows cannot be divided evenly.
+    Raises ValueError if the rows cannot be dealt evenly.
     """
-    per_rank, rest = divmod(len(padding), ranks)
-    size, rest_of_rank = divmod(per_rank, mini_batches)
-    if rest or rest_of_rank:
-        raise ValueError(f"{len(padding)} rows do not divide into {ranks} ranks x {mini_batches} mini-batches")
-    order: list[int] = []
-    placed = 0
-    for rank in range(ranks):
-        mine = range(rank * per_rank, (rank + 1) * per_rank)
-        real = [row for row in mine if not padding[row]]
-        pads = [row for row in mine if padding[row]]
-        random.Random(f"{seed}.{rank}").shuffle(real)
-        for step in range(mini_batches):
-            # Round-robin, continued over ranks: shares differ by at most one within a rank and over all ranks, so no
-            # mini-batch is all padding while another has two real rows.
-            share = [pad for number, pad in enumerate(pads, placed) if number % mini_batches == step]
-            order += [real.pop() for _ in range(size - len(share))] + share
-        placed += len(pads)
-    return order
+    size, rest = divmod(len(rows), ranks * mini_batches)
+    if rest:
+        raise ValueError(f"{len(rows)} rows do not divide into {ranks} ranks x {mini_batches} mini-batches")
+    pads = [row for row, tags in enumerate(rows) if is_padding(tags)]
+    decisions: dict[tuple[Any, ...], list[int]] = {}
+    for row, tags in enumerate(rows):
+        if not is_padding(tags):
+            decisions.setdefault((tags["episode"], tags["agent"], tags["turn"]), []).append(row)
+    shuffled = list(decisions.values())
+    random.Random(seed).shuffle(shuffled)
+    slices: list[list[list[int]]] = [[] for _ in range(ranks)]  # rank, step, rows
+    for step in range(mini_batches):
+        padding = pads[step::mini_batches]
+        taken = _take(shuffled, ranks * size - len(padding))
+        for mine, own in zip(slices, _to_ranks(rows, taken, padding, ranks, size, shared), strict=True):
+            mine.append(own)
+    of_ranks = [[row for step in mine for row in step] for mine in slices]
+    metrics: dict[str, float] = log_seqlen_unbalance(
+        [tags["seq_len"] for tags in rows], of_ranks, prefix="global_seqlen"
+    )
+    return Deal([row for mine in of_ranks for row in mine], metrics)
 
 
-def balanced(lengths: Sequence[int], ranks: int) -> tuple[list[int], dict[str, float]]:
-    """Returns an order of rows that gives every rank a slice of equal workload, and verl's metrics of it.
+def _take(decisions: list[list[int]], count: int) -> list[list[int]]:
+    """Removes `count` rows from the end of `decisions` and returns them, by decision."""
+    taken = []
+    while count:
+        if len(decisions[-1]) <= count:
+            taken.append(decisions.pop())
+        else:
+            decisions[-1], part = decisions[-1][count:], decisions[-1][:count]
+            taken.append(part)
+        count -= len(taken[-1])
+    return taken
 
-    As `PPOTrainer._balance_batch`, with the workload as a list: verl passes a tensor, and Python's sums over its
-    elements take 20 times as long.
 
-    Args:
-        lengths: tokens of each row; their number must be a multiple of `ranks`.
-        ranks: data-parallel ranks.
-    """
-    runs = [list(range(len(lengths)))]
-    if ranks > 1:
-        work = calculate_workload(torch.tensor(lengths, dtype=torch.int64)).tolist()
-        runs = get_seqlen_balanced_partitions(work, k_partitions=ranks, equal_size=True)
-    metrics: dict[str, float] = log_seqlen_unbalance(list(lengths), runs, prefix="global_seqlen")
-    return [row for run in runs for row in run], metrics
+def _to_ranks(
+    rows: Sequence[Mapping[str, Any]],
+    decisions: Sequence[list[int]],
+    padding: Sequence[int],
+    ranks: int,
+    size: int,
+    shared: bool,
+) -> list[list[int]]:
+    """Returns `size` rows for every rank: the largest decision first, to the rank with the least work so far."""
+
+    def work(decision: Sequence[int]) -> int:
+        prompt: int = calculate_workload(rows[decision[0]]["prompt_len"])
+        whole: int = sum(calculate_workload(rows[row]["seq_len"]) for row in decision)
+        return whole - prompt * (len(decision) - 1) if shared else whole
+
+    dealt: list[list[int]] = [list(padding[rank::ranks]) for rank in range(ranks)]
+    load = [0] * ranks
+    waiting = sorted(decisions, key=work)
+    while waiting:
+        decision = waiting.pop()
+        fits = [rank for rank in range(ranks) if size - len(dealt[rank]) >= len(decision)]
+        rank = min(fits, key=load.__getitem__) if fits else min(range(ranks), key=lambda rank: len(dealt[rank]))
+        room = size - len(dealt[rank])
+        if decision[room:]:
+            waiting.append(decision[room:])
+        dealt[rank] += decision[:room]
+        load[rank] += work(decision[:room])
+    return dealt
 
 
 class ProbsDifference:

@@ -1,0 +1,176 @@
+"""Log-probs and updates over prefix trees against verl's plain path: time, peak memory, and the same numbers.
+
+The rows are Plan-Path's decisions with the recipe's own prompts, K random responses each; or, with `--apart`, as long
+rows that share nothing. verl's FSDP2 engine and ours take them in turn, each in a process of its own, the first batch
+untimed. Wanted: at least `--limit` x (row tokens / tree tokens) times faster, with no more memory; with `--apart`, at
+most 3% slower.
+
+python tests/benchmarks/bench_prefix_tree.py --model runs/models/smollm2 [--recipe plan_path_smollm2] [--decisions 16]
+    [--candidates 8] [--response 8] [--rounds 3] [--apart] [--limit 0.7] [override ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ENGINES = ("plain", "trees")
+
+
+def prompts(config: Any, tokenizer: Any, decisions: int) -> list[list[int]]:
+    """Returns the first prompts of so many training episodes."""
+    from verl_atgrpo import environment
+    from verl_atgrpo.team import ScriptedTeam, play
+
+    env = environment.make(**config.at_grpo.environment)
+
+    async def first(index: int) -> list[int]:
+        team = ScriptedTeam({agent: lambda prompt, k: "?" for agent in env.agents})
+        record = await play(env, env.task("train", index), team)
+        text = "".join(map(chr, record.decisions[0].prompt_ids))  # as a scripted policy encodes it
+        messages = [{"role": "user", "content": text}]
+        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+
+    return [asyncio.run(first(index)) for index in range(decisions)]
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Times one engine in this process."""
+    import torch
+
+    from verl_atgrpo import cpu, platform_choice, recipes
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
+    if platform_choice.wants_cpu():
+        cpu.activate()
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    from verl.utils import tensordict_utils as tu
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+    from verl.workers.utils.losses import ppo_loss
+
+    from verl_atgrpo.prefix_tree.engine import TreeEngine
+
+    overrides = [f"actor_rollout_ref.model.path={options.model.resolve()}", *options.overrides]
+    config = recipes.compose(options.recipe, overrides)
+    section = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    section.model_config = settings = omega_conf_to_dataclass(config.actor_rollout_ref.model)
+    settings.model_type = "language_model"
+    kind = TreeEngine if options.part == "trees" else FSDPEngineWithLMHead
+    engine = kind(settings, section.engine, section.optim, section.checkpoint)
+    engine.initialize()
+
+    rng, vocabulary = random.Random(0), settings.hf_config.vocab_size
+    asked = prompts(config, settings.tokenizer, options.decisions)
+    rows = [
+        (
+            [rng.randrange(vocabulary) for _ in prompt] if options.apart else prompt,
+            [rng.randrange(vocabulary) for _ in range(options.response)],
+        )
+        for prompt in asked
+        for _ in range(options.candidates)
+    ]
+
+    def jagged(values: list[Any]) -> Any:
+        return torch.nested.as_nested_tensor([torch.as_tensor(each) for each in values], layout=torch.jagged)
+
+    def batch() -> Any:
+        ones = jagged([[1] * options.response for _ in rows])
+        fields = {
+            "input_ids": jagged([prompt + response for prompt, response in rows]),
+            "position_ids": jagged([range(len(prompt + response)) for prompt, response in rows]),
+            "prompts": jagged([prompt for prompt, _ in rows]),
+            "responses": jagged([response for _, response in rows]),
+            "response_mask": ones,
+            "loss_mask": ones,
+            "advantages": jagged([[(-1.0) ** number] * options.response for number in range(len(rows))]),
+            "old_log_probs": jagged([[-10.0] * options.response for _ in rows]),
+        }
+        plain = {
+            "temperature": 1.0,
+            "global_batch_size": len(rows),
+            "calculate_entropy": True,
+            "use_remove_padding": engine.use_remove_padding,
+            "pad_token_id": 0,
+            "use_dynamic_bsz": True,
+            "max_token_len_per_gpu": section.ppo_max_token_len_per_gpu,
+        }
+        return tu.get_tensordict(fields, plain)
+
+    loss = functools.partial(ppo_loss, config=section)
+    inferred, updated, losses = [], [], []
+    for _ in range(options.rounds + 1):
+        data, began = batch(), time.perf_counter()
+        with engine.eval_mode():
+            engine.infer_batch(data)
+        inferred.append(time.perf_counter() - began)
+        data, began = batch(), time.perf_counter()
+        with engine.train_mode():
+            output = engine.train_batch(data, loss)
+        updated.append(time.perf_counter() - began)
+        losses.append((sum(output["loss"]), float(output["metrics"]["grad_norm"])))
+    tokens = [output["metrics"].get(f"{kind}_tokens", [None])[0] for kind in ("row", "model")]
+    return {
+        "log_probs": median(inferred[1:]),
+        "update": median(updated[1:]),
+        "gigabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2,
+        "losses": losses[:2],
+        "tokens": tokens,
+    }
+
+
+def main() -> None:
+    """Measures both engines in turn and prints ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--recipe", default="plan_path_smollm2")
+    parser.add_argument("--decisions", type=int, default=16)
+    parser.add_argument("--candidates", type=int, default=8)
+    parser.add_argument("--response", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--apart", action="store_true")
+    parser.add_argument("--limit", type=float, default=0.7)
+    parser.add_argument("--part", choices=ENGINES, help=argparse.SUPPRESS)
+    parser.add_argument("overrides", nargs="*")
+    options = parser.parse_args()
+    if options.part:
+        print(json.dumps(measure(options)))
+        return
+    made = {}
+    for part in ENGINES:
+        command = [sys.executable, __file__, *sys.argv[1:], f"--part={part}"]
+        output = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.decode()
+        made[part] = json.loads(output.splitlines()[-1])
+    plain, trees = (made[part] for part in ENGINES)
+    print(f"{'':12} {'plain':>10} {'trees':>10} {'ratio':>7}")
+    for name in ("log_probs", "update", "gigabytes"):
+        print(f"{name:12} {plain[name]:10.2f} {trees[name]:10.2f} {plain[name] / trees[name]:7.2f}")
+    for number, (theirs, ours) in enumerate(zip(plain["losses"], trees["losses"], strict=True), 1):
+        print(f"step {number}: loss {theirs[0]:.6f} {ours[0]:.6f}, gradient norm {theirs[1]:.6f} {ours[1]:.6f}")
+    both = [sum(each[name] for name in ("log_probs", "update")) for each in (plain, trees)]
+    if options.apart:
+        wanted, reached = 0.97, both[0] / both[1]
+    else:
+        row_tokens, tree_tokens = trees["tokens"]
+        shared = row_tokens / tree_tokens
+        wanted, reached = options.limit * shared, both[0] / both[1]
+        print(f"{row_tokens} row tokens, {tree_tokens} tree tokens: {shared:.1f} times fewer")
+    print(f"{reached:.2f} times faster, wanted {wanted:.2f}")
+    if reached < wanted:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

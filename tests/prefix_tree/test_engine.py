@@ -1,0 +1,183 @@
+"""verl's engine over prefix trees against verl's own, with FSDP2 and real optimizer steps on one rank and on two."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import random
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("verl")
+
+from verl_atgrpo.prefix_tree.tree import Tree, pack
+from verl_atgrpo.tiny_models.tiny import build_model, build_tokenizer
+
+pytestmark = pytest.mark.slow
+ROWS = 12
+"""Of each rank."""
+
+
+def some_rows(seed: int) -> list[tuple[list[int], list[int]]]:
+    """Prompts that share what they begin with, and responses, some of them equal."""
+    rng = random.Random(seed)
+    stems = [[rng.randrange(20) for _ in range(rng.randrange(5, 25))] for _ in range(2)]
+    return [
+        (
+            rng.choice(stems) + [rng.randrange(3) for _ in range(rng.randrange(3))],
+            [rng.randrange(3) for _ in range(rng.randrange(1, 6))],
+        )
+        for _ in range(ROWS)
+    ]
+
+
+def _jagged(values: Sequence[Any]) -> Any:
+    return torch.nested.as_nested_tensor([torch.as_tensor(each) for each in values], layout=torch.jagged)
+
+
+def _batch(rows: Sequence[tuple[list[int], list[int]]], rank: int, ranks: int, **options: Any) -> Any:
+    from verl.utils import tensordict_utils as tu
+
+    def responses(mean: float) -> Any:
+        rng = random.Random(f"{rank}.{mean}")
+        return _jagged([[rng.gauss(mean, 0.3) for _ in response] for _, response in rows])
+
+    fields = {
+        "input_ids": _jagged([prompt + response for prompt, response in rows]),
+        "position_ids": _jagged([range(len(prompt + response)) for prompt, response in rows]),
+        "prompts": _jagged([prompt for prompt, _ in rows]),
+        "responses": _jagged([response for _, response in rows]),
+        "response_mask": _jagged([[1] * len(response) for _, response in rows]),
+        "loss_mask": _jagged([[1] * len(response) for _, response in rows]),
+        "advantages": responses(0.0),
+        "old_log_probs": responses(-1.0),
+        "ref_log_prob": responses(-1.2),
+        "rollout_is_weights": responses(1.0),
+    }
+    plain = {
+        "temperature": 0.7,
+        "global_batch_size": ROWS * ranks,
+        "calculate_entropy": True,
+        "use_remove_padding": False,
+        "pad_token_id": 0,
+        "use_dynamic_bsz": True,
+        "max_token_len_per_gpu": 120,
+        "micro_batch_size_per_gpu": 4,
+        **options,
+    }
+    return tu.get_tensordict(fields, plain)
+
+
+def _without_ends(tree: Tree) -> Tree:
+    return dataclasses.replace(tree, ends=np.full(len(tree), len(tree)))
+
+
+def _train(rank: int, ranks: int, port: int, model: str, overrides: Sequence[str], out: str) -> None:
+    """Runs both engines in one of `ranks` processes; writes what they computed."""
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": 0}
+    os.environ.update({name: str(value) for name, value in place.items()}, VERL_PLATFORM="cpu")
+    from verl_atgrpo import cpu, recipes
+
+    cpu.activate()
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=ranks)
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+    from verl.workers.utils.losses import ppo_loss
+
+    from verl_atgrpo.prefix_tree import engine as product
+    from verl_atgrpo.prefix_tree.engine import TreeEngine
+
+    config = recipes.compose("plan_path_cpu", [f"actor_rollout_ref.model.path={model}", *overrides]).actor_rollout_ref
+    rows = some_rows(rank)
+    done = {}
+    for kind in (FSDPEngineWithLMHead, TreeEngine):
+        section = omega_conf_to_dataclass(config.actor)
+        section.model_config = settings = omega_conf_to_dataclass(config.model)
+        settings.model_type = "language_model"
+        engine = kind(settings, section.engine, section.optim, section.checkpoint)
+        torch.manual_seed(0)  # an adapter starts at random
+        engine.initialize()
+        loss, steps = functools.partial(ppo_loss, config=section), []
+        batch = functools.partial(_batch, rows, rank, ranks, use_dynamic_bsz=section.use_dynamic_bsz)
+        if kind is TreeEngine:
+            assert engine.refusal is None and product.difference(engine) < 1e-5
+            with pytest.MonkeyPatch.context() as patch:
+                # Every token sees its siblings' answers.
+                patch.setattr(product, "pack", lambda *arguments: _without_ends(pack(*arguments)))
+                assert "log-probs differ by" in engine._refusal()
+            engine.module.config.attention_dropout = 0.1
+            assert "attention_dropout=0.1" in engine._refusal()
+            engine.module.config.attention_dropout = 0.0
+        with engine.eval_mode():
+            inferred = engine.infer_batch(batch())["model_output"]
+        for _ in range(2):
+            with engine.train_mode():
+                output = engine.train_batch(batch(), loss)
+            steps.append((sum(output["loss"]), float(output["metrics"]["grad_norm"])))
+        probabilities = {
+            name: torch.cat(
+                [row[len(prompt) - 1 : -1] for row, (prompt, _) in zip(inferred[name].unbind(), rows, strict=True)]
+            )
+            for name in ("log_probs", "entropy")
+        }
+        # Of verl's metrics those that are sums; `ppo_kl` and the clip fractions are means of micro-batches' means.
+        metrics = {
+            name: value.aggregate()
+            for name, value in output["metrics"].items()
+            if hasattr(value, "aggregate") and "ppo_kl" not in name and "clipfrac" not in name
+        }
+        trees = {name: value for name, value in output["metrics"].items() if name.endswith("_tokens")}
+        done[kind.__name__] = {**probabilities, "steps": steps, "metrics": metrics, "trees": trees}
+    torch.save(done, f"{out}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = build_tokenizer(())
+    tokenizer.save_pretrained(folder)
+    build_model(tokenizer, seed=0, hidden=16, layers=2).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("ranks", "overrides"),
+    [
+        (1, []),
+        (
+            1,
+            [
+                "actor_rollout_ref.actor.use_dynamic_bsz=false",
+                "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+            ],
+        ),
+        (1, ["actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.actor.entropy_coeff=0.01"]),
+        (2, ["actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"]),
+    ],
+)
+def test_optimizer_steps_are_those_of_the_plain_path(
+    ranks: int, overrides: list[str], model: Path, tmp_path: Path
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(_train, (ranks, port, str(model), overrides, str(tmp_path)), nprocs=ranks)
+    for rank in range(ranks):
+        done = torch.load(tmp_path / f"{rank}.pt", weights_only=False)
+        plain, trees = done["FSDPEngineWithLMHead"], done["TreeEngine"]
+        for name in ("log_probs", "entropy"):
+            torch.testing.assert_close(trees[name], plain[name], atol=1e-5, rtol=0)
+        torch.testing.assert_close(torch.tensor(trees["steps"]), torch.tensor(plain["steps"]), atol=1e-6, rtol=1e-5)
+        assert trees["metrics"] == pytest.approx(plain["metrics"], abs=1e-5)
+        assert plain["trees"] == {}
+        (rows,), (tree,) = trees["trees"].values()
+        assert rows == sum(len(prompt + response) for prompt, response in some_rows(rank)) > 2 * tree > 0

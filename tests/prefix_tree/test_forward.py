@@ -1,0 +1,114 @@
+"""Packed trees through transformers models against each row alone: log-probs, entropies and gradients."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_atgrpo.prefix_tree.forward import Packed, entropies, log_probs, model_inputs
+from verl_atgrpo.prefix_tree.tree import make_rows, trees
+
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+MODELS: dict[str, Callable[[], Any]] = {
+    "qwen3": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, head_dim=8)),
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)),
+    "windows everywhere": lambda: transformers.MistralForCausalLM(
+        transformers.MistralConfig(**SIZES, sliding_window=4)
+    ),
+    "windows in some layers": lambda: transformers.Qwen2ForCausalLM(
+        transformers.Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=4, max_window_layers=1)
+    ),
+}
+
+
+@functools.cache
+def model(name: str) -> Any:
+    torch.manual_seed(0)
+    return MODELS[name]().eval()
+
+
+def some_rows(seed: int) -> list[tuple[list[int], int]]:
+    rng = random.Random(seed)
+    stems = [[rng.randrange(40) for _ in range(rng.randrange(1, 12))] for _ in range(3)]
+    rows = []
+    for _ in range(rng.randrange(1, 14)):
+        prompt = rng.choice(stems) + [rng.randrange(3) for _ in range(rng.randrange(4))]
+        rows.append((prompt + [rng.randrange(3) for _ in range(rng.randrange(1, 6))], len(prompt)))
+    return rows
+
+
+def gradient(net: Any, loss: Any) -> Any:
+    net.zero_grad()
+    loss.backward()
+    return torch.cat([parameter.grad.flatten() for parameter in net.parameters()])
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=6)
+@given(seed=st.integers(0, 1 << 30), budget=st.integers(8, 80), temperature=st.sampled_from([1.0, 0.6]))
+def test_a_tree_gives_what_its_rows_give_alone(
+    name: str, attention: str, seed: int, budget: int, temperature: float
+) -> None:
+    net = model(name)
+    net.set_attn_implementation(attention)
+    rows = some_rows(seed)
+    weights = torch.randn(len(rows), 2, generator=torch.Generator().manual_seed(seed))
+    made = make_rows([ids for ids, _ in rows], [prompt for _, prompt in rows])
+    got: dict[int, tuple[Any, Any]] = {}
+    for tree in trees(made, budget):
+        packed = Packed.of(tree, "cpu")
+        logits = net(**model_inputs(packed, net.config), use_cache=False).logits[0]
+        assert len(logits) == len(packed.nodes)
+        mine = log_probs(logits, packed, temperature), entropies(logits, packed, temperature)
+        for row, *parts in zip(tree.rows, *(each.split(packed.counts) for each in mine), strict=True):
+            got[int(row)] = tuple(parts)
+    loss = sum((weights[row] * torch.stack([each.sum() for each in parts])).sum() for row, parts in got.items())
+    packed_gradient = gradient(net, loss)
+
+    plain_loss = torch.zeros(())
+    for row, (ids, prompt) in enumerate(rows):
+        logits = net(input_ids=torch.tensor([ids])).logits[0, prompt - 1 : -1] / temperature
+        # From torch's own distribution.
+        distribution = torch.distributions.Categorical(logits=logits)
+        plain = distribution.log_prob(torch.tensor(ids[prompt:])), distribution.entropy()
+        for ours, theirs in zip(got[row], plain, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+        plain_loss = plain_loss + (weights[row] * torch.stack([each.sum() for each in plain])).sum()
+    plain_gradient = gradient(net, plain_loss)
+    assert (packed_gradient - plain_gradient).norm() <= 1e-5 * plain_gradient.norm()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"_attn_implementation": "flash_attention_2"}, "'flash_attention_2' takes no tree's mask"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
+    ],
+)
+def test_what_knows_no_tree_is_refused(change: dict[str, Any], message: str) -> None:
+    config = transformers.Qwen3Config(**SIZES, head_dim=8)
+    config._attn_implementation = "sdpa"
+    for name, value in change.items():
+        setattr(config, name, value)
+    (tree,) = trees(make_rows([[1, 2, 3]], [1]), 10)
+    with pytest.raises(ValueError, match=message):
+        model_inputs(Packed.of(tree, "cpu"), config)

@@ -1,0 +1,1 @@
+"""Prefix trees: tokens that rows share go through the model once."""

@@ -1,0 +1,276 @@
+"""verl's FSDP engine over prefix trees: the same rows, losses and optimizer steps, fewer tokens through the model.
+
+What changes is how rows are put into micro-batches, what the model is given of one, and where its log-probs are found.
+verl's `EngineRegistry` chooses this engine in a process that has `VERL_ENGINE_VENDOR` at `VENDOR`: our workers set it
+(`at_grpo.prefix_tree`), plain verl jobs may.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from torch.distributed import ReduceOp, all_reduce
+from torch.distributed.tensor import DTensor
+from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_id, get_device_name
+from verl.workers.engine import EngineRegistry
+from verl.workers.engine.fsdp import transformer_impl
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.utils.padding import response_from_nested
+
+from verl_atgrpo.prefix_tree.forward import FLEX, Packed, entropies, log_probs, model_inputs
+from verl_atgrpo.prefix_tree.tree import Rows, Tree, cut, pack, sort
+
+logger = logging.getLogger(__name__)
+VENDOR = "prefix_tree"
+ROW_TOKENS, MODEL_TOKENS = "row_tokens", "model_tokens"
+"""Metrics of a batch: tokens of its rows, and those that went through the model."""
+WORTH = 1.25
+"""Row tokens over tree tokens from which on trees are used: below, a mask costs more than sharing saves."""
+TOLERANCE = {torch.float32: 1e-3}
+"""Largest difference of log-probs in the self-test, by the dtype that the model computes in."""
+ROUNDED = 0.3
+"""The same for dtypes of fewer digits; a mask that does not hold is off by several nats."""
+DENSE = 4096
+"""Most tokens of a tree with a dense mask, which has their square as entries."""
+_warned: set[str] = set()
+"""Refusals that this process has logged: actor and reference model give the same."""
+
+
+@EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device=["cuda", "npu"], vendor=VENDOR)
+class TreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
+    """Runs batches whose rows share prefixes as trees, and all others as verl does."""
+
+    refusal: str | None = None
+    """Why batches are run as verl does; None where trees are used."""
+    worth = WORTH
+    _waiting: Iterator[Tree] | None = None
+    """The trees of the batch that runs, in the order of its micro-batches."""
+
+    def initialize(self) -> None:
+        """Builds the model, and compares a few rows in trees with verl's own log-probs of them."""
+        super().initialize()
+        self.refusal = self._refusal()
+        if self.refusal is not None and self.rank == 0 and self.refusal not in _warned:
+            _warned.add(self.refusal)
+            logger.warning(
+                "%s: no prefix trees, every row runs with its whole prompt: %s",
+                self.model_config.local_path,
+                self.refusal,
+            )
+
+    def _refusal(self) -> str | None:
+        """Returns why this model or configuration takes no trees; the same on every rank."""
+        if self.use_ulysses_sp:
+            return "ulysses_sequence_parallel_size is above 1"
+        if self.model_config.use_fused_kernels:
+            return "use_fused_kernels=true returns no logits"
+        dropped = dropouts(self.module)
+        if dropped:
+            return f"the model has dropout ({', '.join(dropped)}), which differs between rows"
+        try:
+            figure = difference(self)
+        except ValueError as error:
+            return str(error)
+        allowed = TOLERANCE.get(self._autocast_dtype, ROUNDED)
+        if figure <= allowed:
+            return None
+        return f"in the self-test log-probs differ by {figure:.2g} nats (at most {allowed:.2g} is rounding)"
+
+    def forward_backward_batch(
+        self, data: TensorDict, loss_function: Callable[..., Any], forward_only: bool = False
+    ) -> Any:
+        """Runs a mini-batch forward, and backward unless `forward_only`; see verl's."""
+        trees = self._trees_of(data) if self.refusal is None else None
+        tokens = row_tokens = len(data["input_ids"].values())
+        if trees is None:
+            output = super().forward_backward_batch(data, loss_function, forward_only)
+        else:
+            tokens = sum(map(len, trees))
+            tu.assign_non_tensor(data, use_dynamic_bsz=True)  # micro-batches differ in size
+            with self._running(trees), self._tree_attention():
+                output = super().forward_backward_batch(data, loss_function, forward_only)
+        if self.refusal is None:  # lists, as all metrics of micro-batches
+            output["metrics"].update({ROW_TOKENS: [row_tokens], MODEL_TOKENS: [tokens]})
+        return output
+
+    def _can_run(self, data: TensorDict) -> bool:
+        """Returns whether the rows of this rank are of a kind that trees are made for."""
+        temperature = data["temperature"]
+        return (
+            data["position_ids"].dim() == 2
+            and not any(tu.get(data, "multi_modal_inputs", ()))
+            and not any(
+                tu.get_non_tensor_data(data=data, key=key, default=False)
+                for key in ("calculate_sum_pi_squared", "distillation_use_topk")
+            )
+            and (not isinstance(temperature, Tensor) or bool((temperature == temperature.flatten()[0]).all()))
+        )
+
+    def _trees_of(self, data: TensorDict) -> list[Tree] | None:
+        """Returns the batch as as many trees as every other rank has, or None where a rank needs plain rows."""
+        ids, offsets = data["input_ids"].values().cpu(), data["input_ids"].offsets().cpu()
+        lengths = offsets.diff()
+        rows = Rows(ids.numpy(), offsets.numpy(), (lengths - data["response_mask"].offsets().cpu().diff()).numpy())
+        order = sort(rows)
+        packed = int((lengths.numpy()[order.rows] - 1 - order.shared).sum())
+        group, device = self.get_data_parallel_group(), get_device_id()
+        counts = torch.tensor([len(ids), packed, not self._can_run(data)], device=device)
+        all_reduce(counts, ReduceOp.SUM, group)
+        if counts[2] or counts[0] < self.worth * counts[1]:
+            return None
+        if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
+            budget = int(data["max_token_len_per_gpu"])
+        else:
+            budget = int(data["micro_batch_size_per_gpu"] * lengths.max())
+        if self._implementation() != FLEX:
+            budget = min(budget, DENSE)
+        count = torch.tensor(len(cut(rows, order, budget)), device=device)
+        all_reduce(count, ReduceOp.MAX, group)
+        return [pack(rows, order, part) for part in cut(rows, order, budget, at_least=int(count))]
+
+    @contextmanager
+    def _running(self, trees: Sequence[Tree]) -> Iterator[None]:
+        """Makes verl's micro-batches of these trees."""
+
+        def micro_batches(data: TensorDict, **_: Any) -> tuple[list[TensorDict], list[list[int]]]:
+            rows = [tree.rows.tolist() for tree in trees]
+            return [tu.index_select_tensor_dict(data, mine) for mine in rows], rows
+
+        before = transformer_impl.prepare_micro_batches
+        self._waiting = iter(trees)
+        transformer_impl.prepare_micro_batches = micro_batches
+        try:
+            yield
+        finally:
+            transformer_impl.prepare_micro_batches = before
+            self._waiting = None
+
+    def _implementation(self) -> str:
+        return FLEX if get_device_name() != "cpu" else self.module.config.get_text_config()._attn_implementation
+
+    @contextmanager
+    def _tree_attention(self) -> Iterator[None]:
+        """Has the model use attention that takes a tree's mask, in the backward pass's recomputations as well."""
+        config = self.module.config.get_text_config()
+        before, config._attn_implementation = config._attn_implementation, self._implementation()
+        try:
+            yield
+        finally:
+            config._attn_implementation = before
+
+    def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns what the model is given of a micro-batch, and what is needed to read its output."""
+        if self._waiting is None:
+            inputs, arguments = super().prepare_model_inputs(micro_batch)
+            return inputs, arguments
+        packed = Packed.of(next(self._waiting), micro_batch["input_ids"].values().device)
+        return model_inputs(packed, self.module.config), {"packed": packed}
+
+    def prepare_model_outputs(
+        self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
+    ) -> dict[str, Tensor]:
+        """Returns log-probs and entropies of every row, where verl expects them: 0 at what is not a response's."""
+        packed: Packed | None = output_args.get("packed")
+        if packed is None:
+            plain: dict[str, Tensor] = super().prepare_model_outputs(
+                output, output_args, micro_batch, logits_processor_func
+            )
+            return plain
+        logits = output.logits.squeeze(0)
+        if isinstance(logits, DTensor):
+            logits = logits.full_tensor()
+        temperature = micro_batch["temperature"]
+        if isinstance(temperature, Tensor):
+            temperature = temperature.flatten()[0].item()
+        offsets = micro_batch["input_ids"].offsets()
+        made = {"log_probs": log_probs(logits, packed, temperature)}
+        if tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False):
+            made["entropy"] = entropies(logits, packed, temperature)
+        # verl keeps a token's log-prob at the place of the token before it.
+        places = torch.cat(
+            [
+                torch.arange(end - 1 - count, end - 1)
+                for end, count in zip(offsets.tolist()[1:], packed.counts, strict=True)
+            ]
+        ).to(logits.device)
+        return {
+            name: torch.nested.nested_tensor_from_jagged(
+                values.new_zeros(int(offsets[-1])).index_put((places,), values), offsets
+            )
+            for name, values in made.items()
+        }
+
+
+def dropouts(model: torch.nn.Module) -> list[str]:
+    """Returns the settings and modules by which a model drops activations at random in training."""
+    config = model.config.get_text_config().to_dict()  # type: ignore[operator,union-attr]
+    settings = [
+        f"{key}={value}"
+        for key, value in config.items()
+        if key.endswith(("dropout", "pdrop")) and key != "classifier_dropout" and float(value or 0) > 0
+    ]
+    modules = {
+        f"{name}.p={module.p}"
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Dropout) and module.p > 0
+    }
+    return settings or sorted(modules)[:1]
+
+
+def difference(engine: TreeEngine) -> float:
+    """Returns the largest difference between the log-probs of some rows in a tree and one by one; in nats.
+
+    To be called on every rank at once, when the model is built. Raises ValueError for a model that takes no tree.
+    """
+    before, computed = (engine.refusal, engine.worth), []
+    try:
+        engine.worth = 0.0
+        for engine.refusal in ("for comparison", None):
+            data, responses = _sample_rows(engine.module.config.get_text_config().vocab_size)
+            tu.assign_non_tensor(data, use_remove_padding=engine.use_remove_padding)
+            with engine.eval_mode():
+                output = engine.infer_batch(data)["model_output"]["log_probs"]
+            computed.append(response_from_nested(output.cpu(), responses).values())
+    finally:
+        engine.refusal, engine.worth = before
+    plain, trees = computed
+    return float((plain - trees).abs().max())
+
+
+def _sample_rows(vocabulary: int) -> tuple[TensorDict, Tensor]:
+    """Returns eight rows of random tokens that branch at two depths, the same in every process."""
+    rng = random.Random(0)
+
+    def tokens(count: int) -> list[int]:
+        return [rng.randrange(vocabulary) for _ in range(count)]
+
+    stem = tokens(12)
+    rows = [(prompt, tokens(1 + 3 * k)) for prompt in (stem + tokens(8), stem + tokens(3)) for k in range(4)]
+
+    def jagged(values: Sequence[Sequence[int]]) -> Tensor:
+        made: Tensor = torch.nested.as_nested_tensor([torch.tensor(each) for each in values], layout=torch.jagged)
+        return made
+
+    ids = [prompt + response for prompt, response in rows]
+    mask = jagged([[1] * len(response) for _, response in rows])
+    fields = {
+        "input_ids": jagged(ids),
+        "position_ids": jagged([list(range(len(row))) for row in ids]),
+        "response_mask": mask,
+        "loss_mask": mask,
+    }
+    plain = {
+        "temperature": 1.0,
+        "use_dynamic_bsz": True,
+        "max_token_len_per_gpu": sum(map(len, ids)),
+        "pad_token_id": 0,
+    }
+    return tu.get_tensordict(fields, plain), mask
