@@ -17,8 +17,9 @@ import shutil
 import stat
 import sys
 from collections.abc import Iterator
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, Strict, TypeAdapter, ValidationError
 
@@ -91,7 +92,7 @@ def lines(path: Path, most: int = MAX_LINES) -> Iterator[tuple[int, bytes]]:
                 logger.warning("%s:%d: ignored an incomplete last line (%d bytes)", path, number, len(line))
 
 
-def bounded(file: BinaryIO, path: Path, longest: int = MAX_LINE) -> Iterator[tuple[int, bytes]]:
+def bounded(file: BufferedIOBase, path: Path, longest: int = MAX_LINE) -> Iterator[tuple[int, bytes]]:
     """Yields (number, bytes) of the lines of an open file; raises FileError for one of more than `longest` bytes."""
     number = 0
     while line := file.readline(longest + 1):
