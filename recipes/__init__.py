@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -20,15 +21,38 @@ def compose(recipe: str, overrides: Sequence[str] = (), folder: Path | None = No
         ValueError: Hydra cannot compose it.
     """
     import hydra
-    from hydra.errors import HydraException
 
     package = "verl.trainer.config"
-    try:
+    with readable(recipe, folder):
         if folder is None:
             with hydra.initialize_config_module(package, version_base=None):
                 return hydra.compose(recipe, overrides=list(overrides))
         # Hydra reads `hydra.searchpath` after it has found the recipe, so the recipe's folder is the primary one.
         with hydra.initialize_config_dir(str(folder.absolute()), version_base=None):
             return hydra.compose(recipe, overrides=[f"hydra.searchpath=[pkg://{package}]", *overrides])
-    except HydraException as error:
-        raise ValueError(f"the recipe {recipe!r} cannot be composed: {error}") from error
+
+
+@contextlib.contextmanager
+def readable(recipe: str, folder: Path | None = None) -> Iterator[None]:
+    """Turns errors of Hydra, OmegaConf and YAML into a ValueError: one line that names the recipe, or file and line.
+
+    OmegaConf resolves interpolations when a value is read, so the block holds whatever reads the configuration.
+    """
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import MarkedYAMLError, YAMLError
+
+    named = repr(recipe) if folder is None else str(folder / f"{recipe}.yaml")
+    try:
+        yield
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        at = named if mark is None else f"{mark.name}:{mark.line + 1}"
+        raise ValueError(f"the recipe {named} cannot be composed: {at}: {error.problem or error.context}") from error
+    except RecursionError as error:
+        raise ValueError(f"the recipe {named} cannot be composed: nested too deeply") from error
+    except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+        # Hydra appends its search path, OmegaConf the key, each on lines of their own.
+        message = str(error).strip() or str(error.__cause__ or type(error).__name__)
+        reason = " ".join(message.partition("\n\nConfig search path")[0].split())
+        raise ValueError(f"the recipe {named} cannot be composed: {reason}") from error

@@ -39,7 +39,9 @@ def parsed_once() -> Iterator[None]:
             return load(source)
         text = source.read()
         if text not in parsed:
-            parsed[text] = pickle.dumps(load(io.StringIO(text)))
+            copied = io.StringIO(text)
+            copied.name = getattr(source, "name", "<text>")  # type: ignore[misc]  # errors name the file
+            parsed[text] = pickle.dumps(load(copied))
         return pickle.loads(parsed[text])  # several times faster than a deep copy
 
     with pytest.MonkeyPatch.context() as patch:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from fakes.broken_files import safetensors, small_model
 
 pytest.importorskip("verl")
 
@@ -16,9 +17,7 @@ def checkpoint(root: Path, *names: str) -> Path:
     """A step whose policies were saved as whole models."""
     step = root / "global_step_2"
     for name in names:
-        folder = step / "policies" / name / "huggingface"
-        folder.mkdir(parents=True)
-        (folder / "model.safetensors").write_text(name)
+        small_model(step / "policies" / name / "huggingface", name.encode())
     (step / "policies.json").write_text(json.dumps({name: f"policies/{name}" for name in names}))
     return step
 
@@ -26,10 +25,11 @@ def checkpoint(root: Path, *names: str) -> Path:
 def test_every_policy_gets_a_folder_of_its_name(tmp_path: Path) -> None:
     step = checkpoint(tmp_path, "coder", "planner")
     written = export(step, tmp_path / "out")
-    assert {name: (folder / "model.safetensors").read_text() for name, folder in written.items()} == {
-        "coder": "coder",
-        "planner": "planner",
+    assert {name: (folder / "model.safetensors").read_bytes() for name, folder in written.items()} == {
+        "coder": safetensors(b"coder"),
+        "planner": safetensors(b"planner"),
     }
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["coder", "planner"]
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

@@ -74,10 +74,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         result = options.run(options)
     except (OSError, ValueError, ImportError, RuntimeError) as error:
-        parser.exit(1, f"verl-atgrpo {options.command}: {error}\n")
+        parser.exit(1, f"verl-atgrpo {options.command}: {_one_line(str(error))}\n")
     text, failed = result if isinstance(result, tuple) else (result, False)
-    sys.stdout.write(text + "\n")
+    sys.stdout.write("\n".join(map(_printable, text.splitlines())) + "\n")
     return int(failed)
+
+
+def _one_line(message: str) -> str:
+    return _printable(" ".join(message.split()))
+
+
+def _printable(text: str) -> str:
+    """Escapes what could control a terminal: names come from files."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def _add_evaluation(commands: Any) -> None:
@@ -192,10 +201,11 @@ def _compare(options: argparse.Namespace) -> str:
 def _check_data(options: argparse.Namespace) -> tuple[str, bool]:
     from verl_atgrpo.config.schema import AtGrpoConfig
     from verl_atgrpo.contamination import report
-    from verl_atgrpo.recipes import compose
+    from verl_atgrpo.recipes import compose, readable
 
-    settings = AtGrpoConfig.from_config(compose(options.config_name, options.overrides, options.config_dir))
-    env = settings.make_environment()
+    with readable(options.config_name, options.config_dir):
+        settings = AtGrpoConfig.from_config(compose(options.config_name, options.overrides, options.config_dir))
+        env = settings.make_environment()
     return report(env, settings.split_size(env, "train"), settings.split_size(env, "val"))
 
 

@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from verl_atgrpo.config.policies import POLICIES_FILE
+from verl_atgrpo.config.schema import Name
+from verl_atgrpo.files import FileError, check_safetensors, new_folder, read_json
 
 logger = logging.getLogger(__name__)
 
 _ADAPTER = "lora_adapter"
+_SHARDS = "fsdp_config.json"
+_INDEX = ".safetensors.index.json"
+
+
+class _ModelConfig(BaseModel):
+    model_config = ConfigDict(protected_namespaces=())
+
+    model_type: str
+
+
+class _Index(BaseModel):
+    weight_map: dict[str, str]
+
+
+_POLICIES: TypeAdapter[dict[str, str]] = TypeAdapter(dict[Name, str])
+_MODEL_CONFIG, _WEIGHTS = TypeAdapter(_ModelConfig), TypeAdapter(_Index)
+_JSON: TypeAdapter[dict[str, Any] | list[Any]] = TypeAdapter(dict[str, Any] | list[Any])
 
 
 def export(step: Path, out: Path) -> dict[str, Path]:
     """Writes the trained policies of one step to `out/<policy>`, adapters merged.
 
     Copies models that the checkpoint holds; `verl.model_merger` makes the others from shards, in bfloat16. A merged
-    adapter is also in its model's folder, in `lora_adapter`.
+    adapter is also in its model's folder, in `lora_adapter`. After an error `out` is as it was.
 
     Args:
         step: a checkpoint folder `global_step_<n>`.
@@ -30,24 +52,67 @@ def export(step: Path, out: Path) -> dict[str, Path]:
 
     Raises:
         ValueError: `step` is no complete checkpoint, or a policy was not trained with FSDP.
+        FileError: a file of the checkpoint is damaged, or a link out of it.
         FileExistsError: a policy's folder in `out` exists.
         RuntimeError: `verl.model_merger` failed.
     """
     saved = trained_policies(step)
-    for name in saved:
-        if (out / name).exists():
-            raise FileExistsError(f"{out / name} exists: remove it, or use another folder")
-    for name, folder in saved.items():
-        _export_policy(folder, out / name)
+    if not saved:
+        raise ValueError(f"{step / POLICIES_FILE} names no policy: there is nothing to export")
+    for source in saved.values():
+        _check_links(source, step)
+        if model := whole_model(source):
+            check_model(model)
+    with ExitStack() as folders:
+        for name, source in saved.items():
+            _export_policy(source, folders.enter_context(new_folder(out / name)))
     return {name: out / name for name in saved}
 
 
 def trained_policies(step: Path) -> dict[str, Path]:
-    """Returns policy -> its folder in the checkpoint `global_step_<n>`; raises ValueError if that is not complete."""
-    if not (step / POLICIES_FILE).is_file():
+    """Returns policy -> its folder in the checkpoint `global_step_<n>`.
+
+    Raises:
+        ValueError: the checkpoint is not complete.
+        FileError: its list of policies is damaged, or names a folder outside it.
+    """
+    file = step / POLICIES_FILE
+    if not file.is_file():
         raise ValueError(f"{step} has no {POLICIES_FILE}: give a folder global_step_<n> of a complete step")
-    saved: dict[str, str] = json.loads((step / POLICIES_FILE).read_text())
+    saved = read_json(file, _POLICIES, "a mapping from trained policies to their folders")
+    for name, folder in saved.items():
+        if "\0" in folder or not (step / folder).is_dir():
+            raise FileError(f"{file}: {name}={folder!r} is not a folder in {step}")
+        if not _within(step / folder, step):
+            raise FileError(f"{file}: {name}={folder!r} is outside {step}: a checkpoint holds its own policies")
     return {name: step / folder for name, folder in saved.items()}
+
+
+def _within(path: Path, folder: Path) -> bool:
+    return path.resolve().is_relative_to(folder.resolve())
+
+
+def _check_links(policy: Path, step: Path) -> None:
+    """Raises FileError for a link out of the checkpoint: the copy would have a file that no training wrote."""
+    for path in policy.rglob("*"):
+        if path.is_symlink() and not _within(path, step):
+            raise FileError(f"{path} is a link out of {step}: copy the file there")
+
+
+def check_model(folder: Path) -> None:
+    """Checks that a folder's model is whole: its JSON files, and the headers and sizes of its weights.
+
+    Raises FileError, with the file, or OSError.
+    """
+    read_json(folder / "config.json", _MODEL_CONFIG, "a model's configuration")
+    for file in sorted(folder.glob("*.json")):
+        read_json(file, _JSON, "a JSON object or list")
+    for file in sorted(folder.glob(f"*{_INDEX}")):
+        for shard in sorted({*read_json(file, _WEIGHTS, "an index of weights").weight_map.values()}):
+            if Path(shard).name != shard or not (folder / shard).is_file():
+                raise FileError(f"{file}: weight_map has {shard!r}, which is not a file in {folder}")
+    for file in sorted(folder.glob("*.safetensors")):
+        check_safetensors(file)
 
 
 def whole_model(policy: Path) -> Path | None:
@@ -59,15 +124,20 @@ def whole_model(policy: Path) -> Path | None:
 def _export_policy(source: Path, target: Path) -> None:
     model = whole_model(source)
     if model is not None:
-        shutil.copytree(model, target)
+        shutil.copytree(model, target, dirs_exist_ok=True)
         return
-    if not (source / "fsdp_config.json").is_file():
+    if not (source / _SHARDS).is_file():
         raise ValueError(f"{source} has no FSDP shards: use python -m verl.model_merger with its backend")
+    read_json(source / _SHARDS, _JSON, "verl's description of FSDP shards")
     command = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp"]
     command += ["--local_dir", str(source), "--target_dir", str(target)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+        raise RuntimeError(
+            f"{source}: the shards cannot be merged ({last[:500]}); for all of the output run {' '.join(command)}"
+        )
+    check_model(target)
     if (target / _ADAPTER).is_dir():
         _merge_adapter(target)
 

@@ -67,7 +67,7 @@ def read_problems(source: object, option: str, max_tests: int | None = None) -> 
             problem = form.read(row)
         except _Unusable:
             continue
-        except (ValueError, TypeError, KeyError, AttributeError, SyntaxError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, SyntaxError, RecursionError) as error:
             raise EnvironmentConfigError(
                 f"{where}.format={name}: row {index} of {source['path']!r} is not of this format: "
                 f"{type(error).__name__}: {error}"

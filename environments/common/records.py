@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import json
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,12 +13,18 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 from urllib.parse import unquote
 
+from pydantic import TypeAdapter
+
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Split
+from verl_atgrpo.files import bounded, check_file, parse
 
 Task = TypeVar("Task")
 Record = dict[str, Any]
 Rows = tuple[Sequence[str], Callable[[list[str]], Iterable[Record]]]
 """The columns of a data set, and a function that yields its rows with the given columns."""
+_RECORD: TypeAdapter[Record] = TypeAdapter(dict[str, Any])
+_LONGEST = 256 << 20
+"""Most bytes of a row as JSON: a row may have megabytes of tests."""
 _KEYS = ("path", "columns", "split", "subset")
 _LINES, _TABLE = (".jsonl", ".jsonl.gz", ".json.gz"), (".parquet",)
 _HUB_FILE = re.compile(r"hf://datasets/(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?/(?P<file>.+)")
@@ -166,10 +172,14 @@ def _fetched(path: str) -> Path:
 
 
 def _open_lines(path: Path) -> Rows:
+    check_file(path, most=sys.maxsize)
+
     def parsed() -> Iterator[Record]:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             # Binary lines end only at \n: texts may contain other line separators.
-            yield from (json.loads(line) for line in lines if line.strip())
+            for number, line in bounded(file, path, _LONGEST):
+                if line.strip():
+                    yield parse(line, _RECORD, "a row of a data set", path, number)
 
     rows = parsed()
     first = next(rows, {})

@@ -255,7 +255,7 @@ def test_a_malformed_line_is_named(tmp_path: Path) -> None:
     lines = path.read_text().splitlines()
     for broken in ('{"task": 1', "[]", json.dumps({**json.loads(lines[2]), "agents": None}), "{}"):
         path.write_text("\n".join([*lines[:2], broken, lines[3], ""]))
-        with pytest.raises(ValueError, match=r"line 3: not an episode"):
+        with pytest.raises(ValueError, match=r"a\.jsonl:3: not (JSON|an episode)"):
             read(path)
 
 

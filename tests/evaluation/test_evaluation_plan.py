@@ -10,15 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.broken_files import small_model as model_at
 
 from verl_atgrpo.evaluation.sources import Endpoint, Model, assignments, key_of, of_checkpoint, parse, weights_digest
-
-
-def model_at(folder: Path, weights: bytes = b"weights") -> Path:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(weights)
-    return folder
 
 
 def checkpoint(root: Path, *names: str) -> Path:
@@ -74,7 +68,7 @@ def test_a_variable_that_is_named_must_be_set(monkeypatch: pytest.MonkeyPatch) -
 
 def test_equal_weights_have_equal_digests_and_others_have_not(tmp_path: Path) -> None:
     first, same = model_at(tmp_path / "a"), model_at(tmp_path / "b")
-    other = model_at(tmp_path / "c", weights=b"weightz")
+    other = model_at(tmp_path / "c", weights=b"0124")
     assert weights_digest(str(first)) == weights_digest(str(same)) != weights_digest(str(other))
     assert weights_digest("Qwen/Qwen3-1.7B") is None
 

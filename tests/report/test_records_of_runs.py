@@ -80,7 +80,7 @@ def test_an_incomplete_last_line_is_ignored(tmp_path: Path, caplog: pytest.LogCa
     path = folder / "metrics-0001-0000.jsonl"
     path.write_text(path.read_text()[:-9])
     assert sorted(read(folder).metrics) == [0, 1, 2]
-    assert f"{path}: ignored an incomplete last line" in caplog.text
+    assert f"{path}:5: ignored an incomplete last line" in caplog.text
     # The next attempt writes to another file, so the incomplete line stays the last one.
     files(folder, from_step=2).append(METRICS, [metrics_row(3, 0, {"x": 3})])
     assert read(folder).metrics[3] == {"x": 3}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import annotated_types
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import Container, DictConfig, OmegaConf
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from verl_atgrpo import environment
@@ -164,13 +164,17 @@ class AtGrpoConfig(Section):
     def from_config(cls, config: DictConfig) -> AtGrpoConfig:
         """Parses the section of a job's configuration, or of its `data` part; raises ConfigError."""
         section = OmegaConf.select(config, SECTION)
-        return cls.from_mapping(None if section is None else OmegaConf.to_container(section, resolve=True))  # type: ignore[arg-type]
+        if isinstance(section, Container):
+            section = OmegaConf.to_container(section, resolve=True)
+        return cls.from_mapping(section)
 
     @classmethod
     def from_mapping(cls, section: Mapping[str, Any] | None) -> AtGrpoConfig:
         """Parses the section; raises ConfigError for unknown keys and refused values."""
         if not section:
             raise ConfigError(f"{SECTION}: the section is missing; trainer.v1.trainer_mode=at_grpo needs it")
+        if not isinstance(section, Mapping):
+            raise ConfigError(f"{SECTION}={section!r}: a section")
         try:
             settings = cls.model_validate(dict(section))
         except ValidationError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ from verl_atgrpo.evaluation import figures
 from verl_atgrpo.evaluation.episodes import Lineup, pending, play_all, wanted
 from verl_atgrpo.evaluation.results import EpisodeKey, ResultFile, read
 from verl_atgrpo.evaluation.sources import Endpoint
+from verl_atgrpo.files import FileError
 from verl_atgrpo.team import Sampler
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def evaluate(options: Options, out: Path, *, ks: Sequence[int] | None = None, in
 
     Raises:
         ValueError: options, recipe and file are inconsistent.
-        RuntimeError: episodes could not be played; `out` has those that ended.
+        RuntimeError: episodes could not be played, or all of them failed; `out` has those that ended.
     """
     from verl_atgrpo.evaluation import plan as plans
 
@@ -50,6 +52,13 @@ def evaluate(options: Options, out: Path, *, ks: Sequence[int] | None = None, in
         if todo:
             asyncio.run(_play(plan, todo, results, in_flight))
         rows = [results.rows[key] for key in keys]
+        failed = [row.failed for row in rows if row.failed is not None]
+        if len(failed) == len(rows):
+            reasons = ", ".join(f"{reason} {n}" for reason, n in Counter(why.reason for why in failed).items())
+            raise RuntimeError(
+                f"{out}: all {len(rows)} episodes failed ({reasons}), so there are no figures; the same command "
+                f"retries them. The last failure: {failed[-1].message}"
+            )
         return figures.figures_table(figures.figures(rows, ks, data_sets=plan.environment.data_sets("val")))
 
 
@@ -110,9 +119,16 @@ async def _policy(plan: Plan, player: Player, stack: AsyncExitStack) -> Sampler:
 def compare(first: Path, second: Path, *, common_only: bool = False) -> str:
     """Returns a comparison of the teams of two result files, `second` against `first`, as text.
 
-    Raises ValueError if the files have no task in common, or different tasks without `common_only`.
+    Raises:
+        FileError: a file is not a result file, or has no episodes.
+        ValueError: the files have no task in common, or different tasks without `common_only`.
     """
     rows = [list(read(path).rows.values()) for path in (first, second)]
-    return figures.comparison_table(
-        figures.compare(rows[0], rows[1], common_only=common_only), str(first), str(second)
-    )
+    for path, mine in zip((first, second), rows, strict=True):
+        if not mine:
+            raise FileError(f"{path} has no episodes: name a file that verl-atgrpo eval has finished")
+    try:
+        comparison = figures.compare(rows[0], rows[1], common_only=common_only)
+    except ValueError as error:
+        raise ValueError(f"{first}, {second}: {error}") from None
+    return figures.comparison_table(comparison, str(first), str(second))

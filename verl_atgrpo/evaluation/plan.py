@@ -19,7 +19,7 @@ from verl_atgrpo.config.schema import SECTION, AtGrpoConfig
 from verl_atgrpo.environment import Environment
 from verl_atgrpo.evaluation.engine import engine_args
 from verl_atgrpo.evaluation.sources import Endpoint, Model, Source, assignments, of_checkpoint, parse, weights_digest
-from verl_atgrpo.recipes import compose
+from verl_atgrpo.recipes import compose, readable
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,11 @@ class Plan:
 
 def make(options: Options) -> Plan:
     """Returns the plan for a recipe and options; raises ValueError if they are invalid."""
+    with readable(options.recipe, options.folder):
+        return _make(options)
+
+
+def _make(options: Options) -> Plan:
     config = compose(options.recipe, options.overrides, options.folder)
     settings = AtGrpoConfig.from_config(config)
     check_keys(config)

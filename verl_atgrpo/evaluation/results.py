@@ -13,11 +13,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter
+
+from verl_atgrpo.files import FileError, Whole, check_file, lines, naming, parse
 
 _FORMAT = "verl-atgrpo-eval/1"
 _START = f'{{"format": "{_FORMAT}"'
 """Start of every result file; no other file is repaired or appended to."""
+MAX_BYTES = 256 << 20
+"""Most bytes of a result file: half a million episodes, which are held in memory."""
+Measured = Annotated[float, Strict()]
+Truth = Annotated[bool, Strict()]
+_KNOWN_KEYS = ConfigDict(extra="forbid")
 
 
 class EpisodeKey(NamedTuple):
@@ -35,17 +44,21 @@ class EpisodeKey(NamedTuple):
 class AgentUsage:
     """Usage of one agent in an episode."""
 
+    __pydantic_config__ = _KNOWN_KEYS
+
     policy: str
-    decisions: int
-    prompt_tokens: int
-    generated_tokens: int
-    truncated: int
+    decisions: Whole
+    prompt_tokens: Whole
+    generated_tokens: Whole
+    truncated: Whole
     """Answers that were cut off at the length limit."""
 
 
 @dataclass(frozen=True)
 class Failure:
     """Why an episode has no outcome."""
+
+    __pydantic_config__ = _KNOWN_KEYS
 
     reason: str
     """One word, see `EpisodeFailed.reason`."""
@@ -56,22 +69,24 @@ class Failure:
 class EpisodeRow:
     """One line of a result file."""
 
-    task: int
+    __pydantic_config__ = _KNOWN_KEYS
+
+    task: Whole
     fingerprint: str
     """Digest of the task's fingerprint; equal for equal problems in all files."""
-    seed: int
-    sample: int
-    success: bool
-    team_reward: float
-    metrics: dict[str, float]
-    turns: int
+    seed: Annotated[int, Strict()]
+    sample: Whole
+    success: Truth
+    team_reward: Measured
+    metrics: dict[str, Measured]
+    turns: Annotated[Whole, Field(le=10_000)]
     """Largest number of decisions of one agent."""
-    decisions: int
+    decisions: Whole
     """Number of decisions of all agents."""
     agents: dict[str, AgentUsage]
     failed: Failure | None
     """Set for an episode without outcome; `success` is then False and usage is up to the failure."""
-    seconds: float
+    seconds: Measured
 
     @property
     def key(self) -> EpisodeKey:
@@ -88,16 +103,13 @@ class EpisodeRow:
         """Tokens of all prompts."""
         return sum(agent.prompt_tokens for agent in self.agents.values())
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> EpisodeRow:
-        """Returns the row of a parsed line; raises TypeError or KeyError if it is malformed."""
-        return cls(
-            **{
-                **values,
-                "agents": {name: AgentUsage(**usage) for name, usage in values["agents"].items()},
-                "failed": None if values["failed"] is None else Failure(**values["failed"]),
-            }
-        )
+
+class _Header(BaseModel):
+    settings: dict[str, Any]
+    made_by: dict[str, Any]
+
+
+_HEADER, _ROW = TypeAdapter(_Header), TypeAdapter(EpisodeRow)
 
 
 @dataclass(frozen=True)
@@ -117,27 +129,22 @@ def read(path: Path) -> Results:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is not a result file, or a line is malformed.
+        FileError: it is not a result file, has more than `MAX_BYTES`, or a line is malformed.
     """
-    text = path.read_text(encoding="utf-8")
-    _check_start(path, text)
-    lines = text[: text.rfind("\n") + 1].splitlines()
-    if not lines:
-        return Results({})
-    header = json.loads(lines[0])
-    results = Results(header["settings"], header["made_by"])
-    for number, line in enumerate(lines[1:], 2):
-        try:
-            row = EpisodeRow.from_json(json.loads(line))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{path}, line {number}: not an episode of an evaluation ({error})") from error
-        results.rows[row.key] = row
+    check_file(path, MAX_BYTES)
+    with path.open("rb") as file:
+        start = file.read(len(_START))
+    if not _START.encode().startswith(start):
+        raise FileError(f"{path} is not a result file of verl-atgrpo eval ({_FORMAT}): name another file")
+    results = Results({})
+    for number, line in lines(path, MAX_BYTES):
+        if number == 1:
+            header = parse(line, _HEADER, "the settings of an evaluation", path, number)
+            results = Results(header.settings, header.made_by)
+        else:
+            row = parse(line, _ROW, "an episode of an evaluation", path, number)
+            results.rows[row.key] = row
     return results
-
-
-def _check_start(path: Path, text: str) -> None:
-    if not text.startswith(_START) and not _START.startswith(text):
-        raise ValueError(f"{path} is not a result file of verl-atgrpo eval ({_FORMAT}): name another file")
 
 
 class ResultFile:
@@ -152,9 +159,13 @@ class ResultFile:
             made_by: further facts, written only to a new file.
 
         Raises:
-            ValueError: it is not a result file, or has other settings, whose episodes must not be mixed.
+            FileError: it is not a result file.
+            ValueError: it has other settings, whose episodes must not be mixed.
             BlockingIOError: another process writes to it.
         """
+        if path.exists():
+            check_file(path, MAX_BYTES)
+        self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115
         try:
@@ -188,8 +199,9 @@ class ResultFile:
         self.rows[row.key] = row
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        with naming(self._path):
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
 
     def __enter__(self) -> ResultFile:
         return self

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from verl_atgrpo.export import trained_policies, whole_model
+from verl_atgrpo.export import check_model, trained_policies, whole_model
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 _SAMPLE = 1 << 20
@@ -47,7 +47,7 @@ Source = Model | Endpoint
 def parse(text: str) -> Source:
     """Parses `MODEL@http(s)://host/v1[#KEY_VARIABLE]`, a folder with a model, or `owner/name` on the hub.
 
-    Raises ValueError for anything else.
+    Raises ValueError for anything else, and FileError for a folder whose model is damaged.
     """
     model, at, url = re.match(r"(.*?)(@?)(https?://.*)?$", text, re.DOTALL).groups()  # type: ignore[union-attr]
     if url is not None:
@@ -55,6 +55,7 @@ def parse(text: str) -> Source:
     if Path(text).is_dir():
         if not (Path(text) / "config.json").is_file():
             raise ValueError(f"{text} has no config.json: name the folder of a Hugging Face model")
+        check_model(Path(text))
         return Model(text)
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", text):
         raise ValueError(
@@ -123,6 +124,7 @@ def of_checkpoint(step: Path, policies: Mapping[str, bool]) -> dict[str, Source]
                 f"{folder} has no whole model: run verl-atgrpo export {step} OUT, then name "
                 + " ".join(f"--policy {policy}=OUT/{policy}" for policy in saved)
             )
+        check_model(model)
         sources[name] = Model(str(model))
     return sources
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, TypeAdapter
+
+from verl_atgrpo.files import FileError, Number, Whole, lines, parse, replacing
 
 AXES = {
     "seconds": "minutes of training",
@@ -13,6 +18,28 @@ AXES = {
     "steps": "training steps",
 }
 _SCALE = {"seconds": 60.0, "tokens": 1000.0, "steps": 1.0}
+_SECONDS, _TOKENS, _PROBS = "timing_s/step", "rollout/tokens", "training/rollout_probs_diff_max"
+_SUCCESS = re.compile(r"val-core/.*/acc/mean@.*", re.DOTALL)
+
+
+def _used(data: Any) -> Any:
+    """Returns only the metrics of a curve: of the others a long run has hundreds at every step."""
+    if not isinstance(data, dict):
+        return data
+    return {
+        name: value
+        for name, value in data.items()
+        if name in (_SECONDS, _TOKENS, _PROBS) or (name[:9] == "val-core/" and _SUCCESS.fullmatch(name))
+    }
+
+
+class _Line(BaseModel):
+    step: Whole
+    data: Annotated[dict[str, Number | None], BeforeValidator(_used)]
+    """verl writes null for a number that is not finite."""
+
+
+_LINE = TypeAdapter(_Line)
 
 
 @dataclass(frozen=True)
@@ -35,32 +62,46 @@ class Point:
 
 
 def read(metrics: Path) -> list[Point]:
-    """Returns the validations of a run, in order; raises ValueError if there are none.
+    """Returns the validations of a run, in order.
 
-    `metrics` is a JSONL file or a folder of them: a resumed run writes a new file, whose steps replace those that the
-    interrupted run did after its last checkpoint.
+    Args:
+        metrics: a JSONL file or a folder of them: a resumed run writes a new file, whose steps replace those that the
+            interrupted run did after its last checkpoint. Read line by line: a million lines take a quarter of a
+            minute.
+
+    Raises:
+        FileError: there are no validations, or a line is no line of metrics.
+        OSError: a file cannot be read.
     """
     files = sorted(metrics.glob("*.jsonl")) if metrics.is_dir() else [metrics]
     steps: dict[int, dict[str, float]] = {}
     for file in files:
-        for line in file.read_text().splitlines():
-            record = json.loads(line)
-            steps[int(record["step"])] = {**steps.get(int(record["step"]), {}), **record["data"]}
+        for number, line in lines(file):
+            row = parse(line, _LINE, "a line of verl's metrics", file, number)
+            known = {name: value for name, value in row.data.items() if value is not None}
+            if known:
+                steps.setdefault(row.step, {}).update(known)
     points, seconds, tokens, difference = [], 0.0, 0.0, 0.0
     for step, data in sorted(steps.items()):
-        seconds += data.get("timing_s/step", 0.0)
-        tokens += data.get("rollout/tokens", 0.0)
-        difference = max(difference, data.get("training/rollout_probs_diff_max", 0.0))
-        successes = [value for name, value in data.items() if name.startswith("val-core/") and "/acc/mean@" in name]
+        seconds += data.get(_SECONDS, 0.0)
+        tokens += data.get(_TOKENS, 0.0)
+        difference = max(difference, data.get(_PROBS, 0.0))
+        successes = [value for name, value in data.items() if _SUCCESS.fullmatch(name)]
         if successes:  # mean over data sets
             points.append(Point(step, seconds, tokens, sum(successes) / len(successes), difference))
     if not points:
-        raise ValueError(f"{metrics} has no validation; set trainer.val_before_train=true and trainer.test_freq")
+        raise FileError(f"{metrics} has no validation; set trainer.val_before_train=true and trainer.test_freq")
     return points
 
 
 def draw(runs: Sequence[tuple[str, Path]], out: Path, axis: str = "seconds") -> None:
-    """Draws validation success against `axis` for (label, metrics) pairs into the PNG `out`."""
+    """Draws validation success against `axis` for (label, metrics) pairs into the PNG `out`.
+
+    Raises:
+        ValueError: metrics cannot be read, or the suffix of `out` is that of no format.
+        OSError: `out` cannot be written.
+    """
+    curves = [(label, read(metrics)) for label, metrics in runs]
     import matplotlib
 
     matplotlib.use("Agg")
@@ -68,10 +109,9 @@ def draw(runs: Sequence[tuple[str, Path]], out: Path, axis: str = "seconds") -> 
 
     figure, axes = pyplot.subplots(figsize=(7, 4), dpi=120)
     colours: dict[str, str] = {}
-    for label, metrics in runs:
+    for label, curve in curves:
         new = label not in colours
         colour = colours.setdefault(label, f"C{len(colours)}")
-        curve = read(metrics)
         axes.plot(
             [point.along(axis) for point in curve],
             [100 * point.success for point in curve],
@@ -84,7 +124,12 @@ def draw(runs: Sequence[tuple[str, Path]], out: Path, axis: str = "seconds") -> 
     axes.set(xlabel=AXES[axis], ylabel="validation success (%)", ylim=(0, 101))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.tight_layout()
-    figure.savefig(out)
-    pyplot.close(figure)
+    try:
+        known = figure.canvas.get_supported_filetypes()
+        if out.suffix and out.suffix[1:].lower() not in known:
+            raise ValueError(f"{out}: pictures are written as {', '.join(f'.{name}' for name in sorted(known))}")
+        figure.tight_layout()
+        with replacing(out) as partial, partial.open("wb") as file:
+            figure.savefig(file, format=out.suffix[1:].lower() or "png")
+    finally:
+        pyplot.close(figure)

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import html
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from verl_atgrpo.files import write_text
 from verl_atgrpo.report.panels import MOST_POINTS, figures, panels
 from verl_atgrpo.report.records import Run, find, read
 from verl_atgrpo.report.text import about, counted, title
@@ -24,12 +26,14 @@ _KEPT = ("agent", "turn", "policy", "prompt", "prompt_tokens", "committed", "can
 def write(run: Path, out: Path, max_megabytes: float) -> str:
     """Writes the report of a run; returns one line that describes it.
 
-    Raises ValueError if the run's records are missing or damaged.
+    Raises:
+        ValueError: the run's records are missing or damaged, or `max_megabytes` is not a positive number.
+        OSError: a record cannot be read, or the page not be written.
     """
+    if not 0 < max_megabytes < math.inf:
+        raise ValueError(f"--max-megabytes {max_megabytes}: a number above 0")
     records = read(find(run))
-    page = render(records, max_megabytes)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(page, encoding="utf-8")
+    write_text(out, render(records, max_megabytes))
     return (
         f"wrote {out}: {counted(len(records.metrics), 'step')}, {counted(len(records.episodes), 'recorded episode')}"
     )

@@ -6,11 +6,15 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Strict, Tag, TypeAdapter, model_validator
+
+from verl_atgrpo.files import FileError, Number, Whole, lines, parse
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +23,8 @@ METRICS, TRAIN, VAL = "metrics", "train", "val"
 _FILE = re.compile(rf"({METRICS}|{TRAIN}|{VAL})-(\d{{4,}})-(\d{{4,}})\.jsonl")
 _FILES = 8
 """Number of files that share the allowed megabytes: rotation deletes an eighth at a time."""
+_MOST = {METRICS: 256 << 20, TRAIN: 1 << 30, VAL: 1 << 30}
+"""Most bytes of all files of a kind that are read: the report holds them in memory."""
 
 
 def file_parts(path: Path) -> tuple[str, int, int] | None:
@@ -121,6 +127,96 @@ EpisodeKey = tuple[str, int, int, int]
 """Split, step, task, episode."""
 
 
+class _Line(BaseModel):
+    # A newer version may add keys. Those that were not checked are not passed on.
+    model_config = ConfigDict(extra="ignore")
+
+
+class _About(_Line):
+    """What the report's description of a run reads."""
+
+    model_config = ConfigDict(extra="allow")
+
+    section: dict[str, Any] = {}
+    models: dict[str, str] = {}
+    frozen: list[str] = []
+
+    @model_validator(mode="after")
+    def _section(self) -> _About:
+        for key, kinds, words in (
+            ("environment", dict, "a section"),
+            ("policies", (dict, type(None)), "a section or null"),
+            ("candidates", int, "a whole number"),
+        ):
+            if key in self.section and not isinstance(self.section[key], kinds):  # type: ignore[arg-type]
+                raise ValueError(f"section.{key} should be {words}")
+        return self
+
+
+class _Header(_Line):
+    format: Any
+    from_step: Whole = 0
+    about: _About = _About()
+
+
+class _Metrics(_Line):
+    step: Whole
+    data: dict[str, Number | Literal["nan", "inf", "-inf"]]
+
+
+class _Candidate(_Line):
+    text: str
+    tokens: Whole
+    team: Number
+    local: Number
+    reward: Number
+    advantage: Number | Literal["nan", "inf", "-inf"] | None
+    truncated: Annotated[bool, Strict()]
+
+
+class _Failed(_Line):
+    """The line of a failed episode, and the start of every decision's."""
+
+    step: Whole
+    split: Literal["train", "val"]
+    task: Whole
+    episode: Whole
+    decision: Whole
+    success: Annotated[bool, Strict()]
+    episode_reward: Number
+    failed: Annotated[bool, Strict()] = False
+
+
+class _Decision(_Failed):
+    agent: str
+    turn: Whole
+    policy: str
+    prompt: str
+    prompt_tokens: Whole
+    committed: Whole
+    candidates: Annotated[list[_Candidate], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _committed(self) -> _Decision:
+        if self.committed >= len(self.candidates):
+            raise ValueError(f"committed={self.committed}: there are {len(self.candidates)} candidates")
+        return self
+
+
+def _kind(line: Any) -> str:
+    # Tags are in pydantic's location of an error, and must not be keys of a line.
+    return "~failed" if isinstance(line, dict) and line.get("failed") is True else "~decision"
+
+
+_HEADER, _METRICS = TypeAdapter(_Header), TypeAdapter(_Metrics)
+_EPISODES: TypeAdapter[_Failed] = TypeAdapter(
+    Annotated[
+        Annotated[_Failed, Tag("~failed")] | Annotated[_Decision, Tag("~decision")],
+        Discriminator(_kind),
+    ]
+)
+
+
 @dataclass
 class Run:
     """Records of a run, without superseded rows."""
@@ -145,50 +241,50 @@ def find(run: Path) -> Path:
 
 
 def read(folder: Path) -> Run:
-    """Reads all attempts, oldest first; raises ValueError for damage other than an incomplete last line."""
+    """Reads all attempts, oldest first.
+
+    Raises:
+        FileError: damage other than an incomplete last line, or more bytes than fit into memory.
+        OSError: a file cannot be read.
+    """
     known = [(path, parts) for path in folder.glob("*.jsonl") if (parts := file_parts(path))]
+    for kind, most in _MOST.items():
+        size = sum(path.stat().st_size for path, parts in known if parts[0] == kind)
+        if size > most:
+            raise FileError(
+                f"{folder}: the files {kind}-*.jsonl have {size:,} bytes, at most {most:,} are read: move the oldest "
+                "away"
+            )
     files = sorted((attempt, kind, part, path) for path, (kind, attempt, part) in known)
     run = Run()
     for _, attempt in groupby(files, key=lambda file: file[0]):
         begun = False
         episodes: dict[EpisodeKey, list[dict[str, Any]]] = {}
         for _, kind, _, path in attempt:
-            rows = _rows(path)
-            header = next(rows, None)
-            if header is None:
-                continue
-            if header.get("format") != FORMAT:
-                raise ValueError(f"{path}: format {header.get('format')!r}, this version reads format {FORMAT}")
-            if not begun:
-                _supersede(run, header)
-                begun = True
-            for row in rows:
-                if kind == METRICS:
-                    run.metrics[row["step"]] = {**run.metrics.get(row["step"], {}), **row["data"]}
+            for number, line in lines(path):
+                if number == 1:
+                    header = parse(line, _HEADER, "the first line of a record file", path, number)
+                    if header.format != FORMAT:
+                        raise FileError(f"{path}:1: format {header.format!r}, this version reads format {FORMAT}")
+                    if not begun:
+                        _supersede(run, header)
+                        begun = True
+                elif kind == METRICS:
+                    row = parse(line, _METRICS, "a line of metrics", path, number)
+                    run.metrics.setdefault(row.step, {}).update(row.data)
                 else:
-                    key = (row["split"], row["step"], row["task"], row["episode"])
-                    episodes.setdefault(key, []).append(row)
+                    made = parse(line, _EPISODES, "a recorded decision", path, number)
+                    key = (made.split, made.step, made.task, made.episode)
+                    episodes.setdefault(key, []).append(made.model_dump(exclude_unset=True))
         run.episodes.update(episodes)
     for decisions in run.episodes.values():
         decisions.sort(key=lambda row: row["decision"])
     return run
 
 
-def _supersede(run: Run, header: dict[str, Any]) -> None:
+def _supersede(run: Run, header: _Header) -> None:
     """Drops all steps after the one that an attempt resumes from."""
-    last = header["from_step"]
-    run.about = header["about"]
+    last = header.from_step
+    run.about = header.about.model_dump(exclude_unset=True)
     run.metrics = {step: row for step, row in run.metrics.items() if last > 0 and step <= last}
     run.episodes = {key: rows for key, rows in run.episodes.items() if last > 0 and key[1] <= last}
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    lines = path.read_text().split("\n")
-    # A complete file ends in a newline.
-    if incomplete := lines.pop():
-        logger.warning("%s: ignored an incomplete last line (%d characters)", path, len(incomplete))
-    for number, line in enumerate(lines, 1):
-        try:
-            yield json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{path}:{number}: not JSON ({error})") from error

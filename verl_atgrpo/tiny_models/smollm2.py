@@ -6,13 +6,18 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+from verl_atgrpo.export import check_model
+from verl_atgrpo.files import move_into, temporary_folder
+
 
 def convert(directory: Path) -> dict[str, Any]:
     """Writes model and tokenizer to `directory` if missing; returns directory, number of layers, vocabulary size.
 
     The package's weights are 4-bit (Q4_1) and are converted to bfloat16.
 
-    Raises RuntimeError if the packages with the weights or their reader are missing.
+    Raises:
+        RuntimeError: the packages with the weights or their reader are missing.
+        FileError: `directory` is a file, or has a damaged model.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -26,8 +31,11 @@ def convert(directory: Path) -> dict[str, Any]:
             config.bos_token_id = tokenizer.bos_token_id
             config.eos_token_id = tokenizer.eos_token_id
             config.pad_token_id = tokenizer.pad_token_id
-        tokenizer.save_pretrained(directory)
-        model.to(torch.bfloat16).save_pretrained(directory)
+        with temporary_folder(directory) as partial:
+            tokenizer.save_pretrained(partial)
+            model.to(torch.bfloat16).save_pretrained(partial)
+            move_into(partial, directory, last="config.json")
+    check_model(directory)
     config = AutoConfig.from_pretrained(directory)
     return {"directory": str(directory), "layers": config.num_hidden_layers, "vocabulary": config.vocab_size}
 

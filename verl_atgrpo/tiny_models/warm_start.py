@@ -16,13 +16,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, TypeAdapter
 
 from verl_atgrpo.environment import Environment, stable_hash
+from verl_atgrpo.export import check_model
+from verl_atgrpo.files import FileError, Number, Whole, move_into, read_json, temporary_folder
 from verl_atgrpo.tiny_models.demonstrations import DEMONSTRATORS
 from verl_atgrpo.tiny_models.demonstrations.demonstrator import END, Demonstration, Demonstrator
 from verl_atgrpo.tiny_models.tiny import LocalPolicy, build_model, build_tokenizer, evaluate
 
 logger = logging.getLogger(__name__)
+
+_FILE = "warm_start.json"
+
+
+class _Known(BaseModel):
+    """Content of `warm_start.json`."""
+
+    settings: dict[str, Any]
+    parameters: Whole
+    seconds: Number
+    tasks: Whole
+    success: Number
+
+
+_KNOWN = TypeAdapter(_Known)
 
 
 @dataclass(frozen=True)
@@ -150,15 +168,40 @@ def make(directory: Path, settings: WarmStart, force: bool = False) -> dict[str,
     """Trains the starting model into `directory` unless it exists; returns the content of its `warm_start.json`.
 
     The file has the settings, the number of parameters, the training time, and the team's success at temperature 1 on
-    validation tasks. It is written last: if it has equal settings, the model is complete and is kept.
+    validation tasks. It is written last: if it has equal settings, the model is complete and is kept. Everything is
+    written to a temporary folder first.
+
+    Raises:
+        FileError: `directory` is a file, or its model is damaged, without `force`.
+        OSError: the folder cannot be written; found before the training.
     """
-    file = directory / "warm_start.json"
-    demonstrator = settings.demonstrator
-    follows_from = {**asdict(settings), "options": dict(demonstrator.options)}
+    file = directory / _FILE
+    follows_from = {**asdict(settings), "options": dict(settings.demonstrator.options)}
     if file.exists() and not force:
-        known: dict[str, Any] = json.loads(file.read_text())
-        if known["settings"] == follows_from:
-            return known
+        found = _kept(file, follows_from)
+        if found is not None:
+            return found
+    with temporary_folder(directory) as partial:
+        known = _train_into(partial, settings, follows_from)
+        file.unlink(missing_ok=True)
+        move_into(partial, directory, last=_FILE)
+    return known
+
+
+def _kept(file: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the content of an existing `warm_start.json`, or None if it was made with other settings."""
+    try:
+        known = read_json(file, _KNOWN, "the settings of a starting model")
+        if known.settings != settings:
+            return None
+        check_model(file.parent)
+    except (FileError, FileNotFoundError) as error:
+        raise FileError(f"{error}; make it again with --force") from error
+    return known.model_dump()
+
+
+def _train_into(directory: Path, settings: WarmStart, follows_from: dict[str, Any]) -> dict[str, Any]:
+    demonstrator = settings.demonstrator
     # Two threads are a third faster on idle cores but ten times slower on busy ones, because they spin.
     torch.set_num_threads(1)
     env = demonstrator.make_environment(directory)
@@ -167,18 +210,16 @@ def make(directory: Path, settings: WarmStart, force: bool = False) -> dict[str,
     seconds = time.perf_counter() - started
     tasks = min(200, env.num_tasks("val") or 200)
     episodes = evaluate(env, LocalPolicy(model, tokenizer, demonstrator.response_length), tasks)
-    directory.mkdir(parents=True, exist_ok=True)
-    file.unlink(missing_ok=True)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
-    known = {
+    known: dict[str, Any] = {
         "settings": follows_from,
         "parameters": sum(weights.numel() for weights in model.parameters()),
         "seconds": round(seconds, 1),
         "tasks": tasks,
         "success": sum(record.outcome.success for record in episodes) / tasks,
     }
-    file.write_text(json.dumps(known, indent=2))
+    (directory / _FILE).write_text(json.dumps(known, indent=2))
     return known
 
 
