@@ -52,8 +52,9 @@ logger = logging.getLogger(__name__)
 PULLS = 4
 """Pulls in reverse play, per box and unit of the board's side: enough to scramble the board."""
 
-MOST_POSITIONS = 10_000_000
-"""Positions of a board that a search may have to keep: those of 10x10 with three boxes, but not with four."""
+MOST_POSITIONS = 1_000_000
+"""Positions of a board that a search may have to keep: those of 10x10 with two boxes, or 8x8 with three. With three in
+10x10 a task took ten seconds."""
 
 
 @dataclass(frozen=True)
