@@ -25,9 +25,10 @@ from message_templates import templates_of
 
 from verl_atgrpo import environment
 from verl_atgrpo.config import mode_check
-from verl_atgrpo.config.key_check import POLICY
+from verl_atgrpo.config.key_check import POLICY, type_of
 from verl_atgrpo.config.key_table import TABLE, Default, Given, Like, Positive, Row
-from verl_atgrpo.config.schema import AtGrpoConfig, GroupFilter, PolicySettings, RecordSettings, Section, words
+from verl_atgrpo.config.kinds import words
+from verl_atgrpo.config.schema import AtGrpoConfig, GroupFilter, PolicySettings, RecordSettings, Section
 from verl_atgrpo.environments.adapters.replayed_game import ReplayedGame
 from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec
 
@@ -100,7 +101,7 @@ def model_sections(prefix: str, cls: type[Section]) -> Iterator[str]:
 def code_words(text: str) -> str:
     """Returns the words for a value with the choices in code."""
     return re.sub(
-        r"one of ([\w, ]+?)(?=, or null|$)",
+        r"one of ([\w, -]+?)(?=, or null|\)|$)",
         lambda found: ", ".join(f"`{choice}`" for choice in found[1].split(", ")),
         text,
     ).replace("or null", "or `null`")
@@ -230,12 +231,13 @@ def environment_sections() -> Iterator[str]:
 
 def option_rows(cls: type) -> Iterator[list[str]]:
     """Yields the arguments of an environment's constructor."""
-    hints, texts = typing.get_type_hints(cls.__init__), argument_docstrings(cls.__init__)
+    texts = argument_docstrings(cls.__init__)
+    hints = typing.get_type_hints(cls.__init__, include_extras=True)
     for name, parameter in inspect.signature(cls).parameters.items():
         if name not in texts:
             raise ValueError(f"{cls.__name__}: the docstring of __init__ has no argument {name}")
         default = "" if parameter.default is parameter.empty else yaml_words(parameter.default)
-        yield [f"`{name}`", kind_words(hints[name]), default, texts[name]]
+        yield [f"`{name}`", code_words(words(hints[name])), default, texts[name]]
 
 
 def argument_docstrings(function: Callable[..., Any]) -> dict[str, str]:
@@ -301,8 +303,25 @@ def key_sections() -> Iterator[str]:
     """Yields the table of verl's keys, section by section."""
     for section in TABLE:
         title = f"`{section.prefix}`" if section.prefix else "Whole sections"
-        rows = [[", ".join(f"`{name}`" for name in row.patterns), row.status, key_words(row)] for row in section.rows]
+        rows = [
+            [
+                ", ".join(f"`{name}`" for name in names),
+                row.status,
+                "; ".join(part for part in (kind, key_words(row)) if part),
+            ]
+            for row in section.rows
+            for kind, names in typed_names(section.prefix, row).items()
+        ]
         yield f"### {title}\n\n" + table(("key", "here", ""), rows)
+
+
+def typed_names(prefix: str, row: Row) -> dict[str, list[str]]:
+    """Returns what the keys of a row accept -> those that accept it; one entry without words for other rows."""
+    found: dict[str, list[str]] = {}
+    for name in row.patterns:
+        hint = type_of(f"{prefix}.{name}" if prefix else name) if row.status == "works" else None
+        found.setdefault("" if hint is None else code_words(words(hint)), []).append(name)
+    return found
 
 
 def key_words(row: Row) -> str:
@@ -336,7 +355,7 @@ def value_words(value: object) -> str:
 def refusals() -> str:
     """Returns the messages of the checks, without values."""
     found: list[str] = []
-    for name in ("run_check", "policy_check", "mode_check"):
+    for name in ("run_check", "policy_check", "mode_check", "machine_check"):
         module = importlib.import_module(f"verl_atgrpo.config.{name}")
         source = Path(typing.cast(str, module.__file__)).read_text()
         found += [template.readable for template in templates_of(source, module.__dict__, raised="ConfigError")]

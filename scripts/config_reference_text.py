@@ -73,7 +73,8 @@ OF_KEYS = """
 Every key of `ppo_trainer` in verl 0.9.1 with its effect in a team's job. Keys are relative to the section; `*` is one
 part of a key, `**` any number of parts. If two rows match a key, the more specific one holds.
 
-- **works**: the named code reads the value; tests search it for the key.
+- **works**: the named code reads the value; tests search it for the key. A value of another type, or beyond the bounds
+  given here, is refused like those of the next kind.
 - **refused**: any other value ends the command before Ray starts, in one line with the key, the value and the remedy.
 - **no meaning**: any value is accepted and has no effect.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import pickle
@@ -26,8 +27,9 @@ Leftovers = Callable[..., list[str]]
 
 @pytest.fixture(scope="session", autouse=True)
 def parsed_once() -> Iterator[None]:
-    """Caches parsed YAML texts: a recipe has thirty, most of them verl's, and hundreds of tests compose one."""
+    """Caches parsed YAML texts and interpolations: a recipe has hundreds, and hundreds of tests compose one."""
     try:
+        import omegaconf.base
         from omegaconf import OmegaConf
     except ImportError:
         yield
@@ -46,6 +48,7 @@ def parsed_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OmegaConf, "load", staticmethod(remembered))
+        patch.setattr(omegaconf.base, "parse", functools.cache(omegaconf.base.parse))
         yield
 
 

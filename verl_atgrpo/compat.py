@@ -265,15 +265,14 @@ def _check_symbols(symbols: Sequence[Symbol]) -> None:
         )
 
 
-def call_after(module: ModuleType, name: str, then: Callable[..., None]) -> None:
-    """Wraps `module.name` so that `then` is called after it with the same arguments."""
+def call_before(module: ModuleType, name: str, first: Callable[..., None]) -> None:
+    """Wraps `module.name` so that `first` is called before it with the same arguments."""
     original = getattr(module, name)
 
     @functools.wraps(original)
     def both(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        then(*args, **kwargs)
-        return result
+        first(*args, **kwargs)
+        return original(*args, **kwargs)
 
     setattr(module, name, both)
 

@@ -172,20 +172,20 @@ def load(name: str) -> Callable[..., Environment]:
     if not isinstance(entry_point, str):
         return entry_point
     module_name, separator, attribute = entry_point.partition(":")
-    if not separator:
+    if not separator or not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
         raise EnvironmentConfigError(
             f"at_grpo.environment.name={name!r} is unknown: use one of {', '.join(registered())} or 'module:Class'"
         )
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         raise EnvironmentConfigError(f"at_grpo.environment.name={name!r}: {error}") from error
-    try:
-        return getattr(module, attribute)  # type: ignore[no-any-return]
-    except AttributeError as error:
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
         raise EnvironmentConfigError(
             f"at_grpo.environment.name={name!r}: module {module_name!r} has no class {attribute!r}"
-        ) from error
+        )
+    return factory  # type: ignore[no-any-return]
 
 
 def make(name: str, **options: Any) -> Environment:
@@ -197,7 +197,11 @@ def make(name: str, **options: Any) -> Environment:
     Raises EnvironmentConfigError for an unknown name or option, or for a value that the environment refuses.
     """
     factory = load(name)
-    accepted = inspect.signature(factory).parameters
+    try:
+        signature = inspect.signature(factory)
+    except ValueError as error:  # of some builtins
+        raise EnvironmentConfigError(f"at_grpo.environment.name={name!r}: {error}") from error
+    accepted = signature.parameters
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values()):
         options = {option: value for option, value in options.items() if option in accepted or value is not None}
         for option in options:
@@ -206,4 +210,13 @@ def make(name: str, **options: Any) -> Environment:
                     f"at_grpo.environment.{option} is not an option of {name!r}: "
                     f"it takes {', '.join(sorted(accepted))}"
                 )
-    return factory(**options)
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        raise EnvironmentConfigError(f"at_grpo.environment: {name!r} lacks an option: {error}") from error
+    made = factory(**options)
+    if not isinstance(made, Environment):
+        raise EnvironmentConfigError(
+            f"at_grpo.environment.name={name!r}: makes a {type(made).__name__}, which is no Environment"
+        )
+    return made

@@ -55,10 +55,11 @@ def _register_engine(_: ModuleType) -> None:
 
 
 def _check_configurations(config_module: ModuleType) -> None:
-    from verl_atgrpo.compat import call_after
+    from verl_atgrpo.compat import call_before
     from verl_atgrpo.config.run_check import check_run_or_exit
 
-    call_after(config_module, "validate_config", check_run_or_exit)
+    # verl's own checks end with a traceback, which names no key.
+    call_before(config_module, "validate_config", check_run_or_exit)
 
 
 try:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
+from verl_atgrpo.config.kinds import Finite
 from verl_atgrpo.environment import EnvironmentConfigError, stable_hash
 from verl_atgrpo.environments.adapters.foreign import FAULTS, canonical, line, load, seeded
-from verl_atgrpo.environments.adapters.replayed_game import Move, OnIllegal, Refused, ReplayedGame
-from verl_atgrpo.environments.common.options import check_choice, check_installed, check_mapping
-from verl_atgrpo.environments.common.workflow import STYLES, Style
+from verl_atgrpo.environments.adapters.replayed_game import Move, OnIllegal, Refused, ReplayedGame, Steps
+from verl_atgrpo.environments.common.options import check_installed, checked_options
+from verl_atgrpo.environments.common.workflow import Style
 
 _MARK = "Action:"
 _LISTED = 100
@@ -23,18 +24,19 @@ _TRIED = 8
 class PettingZooGame(ReplayedGame):
     """An AEC environment with text observations and with actions from Discrete or Text spaces."""
 
+    @checked_options
     def __init__(
         self,
         env: str = "",
         options: Mapping[str, Any] | None = None,
-        actions: Sequence[str] | None = None,
+        actions: Sequence[str | int] | None = None,
         observe: str | None = None,
         task_key: str | None = None,
         style: Style = "full",
         team: Sequence[str] | None = None,
-        max_steps: int = 50,
-        success_return: float = 1.0,
-        illegal_reward: float = -1.0,
+        max_steps: Steps = 50,
+        success_return: Finite = 1.0,
+        illegal_reward: Finite = -1.0,
         on_illegal: OnIllegal = "end",
         shared_openings: bool = False,
         seed: int = 0,
@@ -58,8 +60,6 @@ class PettingZooGame(ReplayedGame):
         """
         check_installed("pettingzoo", "PettingZoo", "pettingzoo")
         self.where = f"at_grpo.environment.env={env!r}"
-        check_mapping("options", options or {})
-        check_choice("style", style, STYLES)
         self._make = load("env", env, "env")
         self._observe = load("observe", observe) if observe is not None else None
         self._key = load("task_key", task_key) if task_key is not None else None

@@ -19,10 +19,10 @@ from verl_atgrpo.environment import (
     stable_hash,
 )
 from verl_atgrpo.environments.adapters.foreign import FAULTS, line, seeded
-from verl_atgrpo.environments.common.options import check_choice, check_installed, check_mapping, check_whole_numbers
+from verl_atgrpo.environments.common.options import Turns, check_installed, checked_options
 from verl_atgrpo.environments.common.replies import after_thoughts, labelled, labels, quoted, shortened
 from verl_atgrpo.environments.common.splits import draw_for
-from verl_atgrpo.environments.common.workflow import STYLES, Style
+from verl_atgrpo.environments.common.workflow import Style
 from verl_atgrpo.team import Team
 
 LONGEST = 10_000
@@ -72,11 +72,12 @@ class ReasoningGym(Environment):
 
     agents: ClassVar[tuple[str, ...]] = ("solver", "checker")
 
+    @checked_options
     def __init__(
         self,
         dataset: str = "",
         options: Mapping[str, Any] | None = None,
-        max_turns: int = 2,
+        max_turns: Turns = 2,
         style: Style = "full",
         seed: int = 0,
     ) -> None:
@@ -94,9 +95,6 @@ class ReasoningGym(Environment):
         rewards nonsense or evaluates replies as code.
         """
         check_installed("reasoning_gym", "reasoning-gym", "reasoning-gym")
-        check_whole_numbers(max_turns=(max_turns, 1))
-        check_choice("style", style, STYLES)
-        check_mapping("options", options or {})
         self.where = f"at_grpo.environment.dataset={dataset!r}"
         self.dataset, self.options = dataset, dict(options or {})
         self.max_turns, self.style, self.seed = max_turns, style, seed

@@ -14,15 +14,18 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
+
+from annotated_types import Ge, Le
 
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Outcome, Score, Split, stable_hash
 from verl_atgrpo.environments.adapters.foreign import seeded
-from verl_atgrpo.environments.common.options import check_choice, check_number, check_whole_numbers
 from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.team import Team
 
 OnIllegal = Literal["end", "again"]
+Steps = Annotated[int, Ge(1), Le(10_000)]
+"""Decisions of an episode; each is scored by playing those before it again."""
 _ROUNDING = 1e-6
 _AFTER_ILLEGAL = "Your last reply was not a legal action. Give a legal one.\n"
 
@@ -111,9 +114,6 @@ class ReplayedGame(Environment):
                 raise EnvironmentConfigError(
                     f"at_grpo.environment.team: {agent!r} is not an agent here, use some of {', '.join(self.agents)}"
                 )
-        check_whole_numbers(max_steps=(max_steps, 1))
-        check_number(success_return=success_return, illegal_reward=illegal_reward)
-        check_choice("on_illegal", on_illegal, ("end", "again"))
         self.side = tuple(team or self.agents)
         self.max_steps = max_steps
         self.success_return = success_return

@@ -10,10 +10,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_atgrpo.config.kinds import Finite
 from verl_atgrpo.environment import EnvironmentConfigError
 from verl_atgrpo.environments.adapters.foreign import FAULTS, canonical, line, seeded
-from verl_atgrpo.environments.adapters.replayed_game import Move, OnIllegal, Refused, ReplayedGame
-from verl_atgrpo.environments.common.options import check_installed, check_mapping, check_whole_numbers
+from verl_atgrpo.environments.adapters.replayed_game import Move, OnIllegal, Refused, ReplayedGame, Steps
+from verl_atgrpo.environments.common.options import Players, check_installed, checked_options
 
 logger = logging.getLogger(__name__)
 _READ = 1000
@@ -23,15 +24,16 @@ _READ = 1000
 class TextArenaGame(ReplayedGame):
     """A game of TextArena that plays offline; the game's own prompt says what an answer looks like."""
 
+    @checked_options
     def __init__(
         self,
         game: str = "",
-        players: int = 1,
+        players: Players = 1,
         options: Mapping[str, Any] | None = None,
         team: Sequence[str] | None = None,
-        max_steps: int = 50,
-        success_return: float = 1.0,
-        illegal_reward: float = -1.0,
+        max_steps: Steps = 50,
+        success_return: Finite = 1.0,
+        illegal_reward: Finite = -1.0,
         on_illegal: OnIllegal = "end",
         shared_openings: bool = False,
         seed: int = 0,
@@ -49,8 +51,6 @@ class TextArenaGame(ReplayedGame):
         """
         check_installed("textarena", "TextArena", "textarena")
         self.where = f"at_grpo.environment.game={game!r}"
-        check_whole_numbers(players=(players, 1))
-        check_mapping("options", options or {})
         self._game, self._players, self._options = game, players, dict(options or {})
         agents = [f"player_{number}" for number in range(players)]
         self.set_rules(agents, team, max_steps, success_return, illegal_reward, on_illegal, shared_openings, seed)

@@ -10,19 +10,22 @@ import asyncio
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
+
+from annotated_types import Ge, Le
 
 from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split
 from verl_atgrpo.environments.code.formats import read_problems
 from verl_atgrpo.environments.code.programs import Call, Exchange, Problem, Test, Verdict, judge
 from verl_atgrpo.environments.code.replies import parse_test
-from verl_atgrpo.environments.common.options import check_choice, check_isolation, check_whole_numbers
+from verl_atgrpo.environments.common.options import Turns, check_isolation, checked_options
 from verl_atgrpo.environments.common.records import DataSetEnvironment
 from verl_atgrpo.environments.common.replies import extract_python, quoted
-from verl_atgrpo.environments.common.workflow import STYLES, Style, fixed_options, once
+from verl_atgrpo.environments.common.workflow import Style, fixed_options, once
 from verl_atgrpo.sandbox.runner import Limits
 from verl_atgrpo.team import Team
 
+Tests = Annotated[int, Ge(1), Le(100_000)]
 Judged: TypeAlias = Callable[[str], "asyncio.Task[Verdict]"]
 """Runs a program on the golden tests of one problem."""
 _COMPACT = 8
@@ -50,18 +53,19 @@ class Code(DataSetEnvironment[Problem]):
 
     agents: ClassVar[tuple[str, ...]] = ("coder", "tester")
 
+    @checked_options
     def __init__(
         self,
         train: object = None,
         val: object = None,
-        max_turns: int = 4,
-        max_tests: int = 20,
+        max_turns: Turns = 4,
+        max_tests: Tests = 20,
         tester_reward: Literal["golden", "format"] = "golden",
-        cpu_seconds: int = 2,
-        memory_mb: int = 256,
+        cpu_seconds: Annotated[int, Ge(1), Le(3600)] = 2,
+        memory_mb: Annotated[int, Ge(64), Le(1_000_000)] = 256,
         require_isolation: bool | None = None,
         style: Style = "full",
-        val_max_tests: int | None = None,
+        val_max_tests: Tests | None = None,
     ) -> None:
         """Reads the data sets.
 
@@ -84,13 +88,6 @@ class Code(DataSetEnvironment[Problem]):
         Raises:
             EnvironmentConfigError: an option is invalid, data cannot be read, or programs cannot be run as required.
         """
-        check_whole_numbers(
-            max_turns=(max_turns, 1), max_tests=(max_tests, 1), cpu_seconds=(cpu_seconds, 1), memory_mb=(memory_mb, 64)
-        )
-        if val_max_tests is not None:
-            check_whole_numbers(val_max_tests=(val_max_tests, 1))
-        check_choice("style", style, STYLES)
-        check_choice("tester_reward", tester_reward, ("golden", "format"))
         check_isolation(require_isolation)
         most: dict[Split, int | None] = {"train": max_tests, "val": val_max_tests}
         self.read_tasks(train, val, lambda split, section, where: read_problems(section, where, most[split]))

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score
-from verl_atgrpo.environments.common.options import check_choice, check_isolation, check_whole_numbers
+from verl_atgrpo.environments.common.options import check_isolation
 from verl_atgrpo.environments.common.replies import READ, extract_python, quoted
-from verl_atgrpo.environments.common.workflow import STYLES, Style, once
+from verl_atgrpo.environments.common.workflow import Style, once
 from verl_atgrpo.sandbox.runner import run_python
 from verl_atgrpo.team import Agent, Candidate, Team
 
@@ -67,11 +67,8 @@ class DraftingGame(Environment, Generic[State, Answer]):
             style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
             require_isolation: refuses machines where programs cannot run in separate namespaces.
 
-        Raises EnvironmentConfigError for an invalid value, or if programs cannot be run as required.
+        Raises EnvironmentConfigError for options that do not go together, or if programs cannot be run as required.
         """
-        check_whole_numbers(max_turns=(max_turns, 1))
-        check_choice("tool", tool, ("python", without_program))
-        check_choice("style", style, STYLES)
         if style == "compact" and tool == "python":
             raise EnvironmentConfigError(
                 f"at_grpo.environment.style=compact goes with tool: {without_program}, not python"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
 
 from verl_atgrpo.environments.common.drafting import DraftingGame, State
-from verl_atgrpo.environments.common.options import check_whole_numbers
 from verl_atgrpo.environments.common.replies import after_thoughts, block_below, fence, labelled, labels
 from verl_atgrpo.environments.common.workflow import Style
 
 Tool = Literal["python", "moves"]
+Moves = Annotated[int, Ge(1), Le(10_000)]
+"""Most moves in one answer."""
 
 Cell = tuple[int, int]
 """(row, column), from the top left."""
@@ -173,8 +176,7 @@ class MoveGame(DraftingGame[State, str]):
     max_moves: int
 
     def set_moves(self, max_moves: int) -> None:
-        """Sets the most moves in one answer; raises EnvironmentConfigError for an invalid value."""
-        check_whole_numbers(max_moves=(max_moves, 1))
+        """Sets the most moves in one answer."""
         self.max_moves = max_moves
 
     def parse(self, reply: str) -> str | None:

@@ -1,20 +1,32 @@
-"""Checks of environments' options; each error names the key, the value and what is allowed."""
+"""Types and checks of environments' options; each error names the key, the value and what is allowed."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
+import inspect
 import logging
-import math
 import os
-from collections.abc import Mapping, Sequence
+import typing
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Annotated, Any, TypeVar
 
+from annotated_types import Ge, Le
+
+from verl_atgrpo.config.kinds import fits, words
 from verl_atgrpo.environment import EnvironmentConfigError
 from verl_atgrpo.sandbox import runner
 from verl_atgrpo.sandbox.launcher import LEVELS
 
 logger = logging.getLogger(__name__)
+
+Init = TypeVar("Init", bound=Callable[..., None])
+Turns = Annotated[int, Ge(1), Le(1000)]
+"""Turns of an episode, in each of which a prompt is made of the earlier ones."""
+Players = Annotated[int, Ge(1), Le(64)]
+WallDensity = Annotated[float, Ge(0), Le(0.6)]
+"""A cell's probability to be a wall."""
 
 MATHEMATICS = ("sympy", "numpy")
 """Packages that programs for mathematics may import by default, if they are installed."""
@@ -28,30 +40,25 @@ def check_installed(module: str, package: str, extra: str) -> None:
         )
 
 
-def check_whole_numbers(**values: tuple[object, int]) -> None:
-    """Raises EnvironmentConfigError unless every option is a whole number of at least its lower bound.
+def checked_options(init: Init) -> Init:
+    """Decorates a constructor: an argument that does not fit its annotation raises EnvironmentConfigError.
 
-    Args:
-        values: option -> (value, lower bound).
+    The annotations are those of `config.kinds`, with bounds; docs/configuration.md prints them.
     """
-    for name, (value, low) in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise EnvironmentConfigError(f"at_grpo.environment.{name}={value!r}: a whole number, at least {low}")
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def checked(*args: Any, **options: Any) -> None:
+        hints = typing.get_type_hints(init, include_extras=True)
+        for name, value in signature.bind(*args, **options).arguments.items():
+            if name in hints and not fits(hints[name], value):
+                raise EnvironmentConfigError(f"at_grpo.environment.{name}={value!r}: {words(hints[name])}")
+        init(*args, **options)
+
+    return typing.cast(Init, checked)
 
 
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raises EnvironmentConfigError unless an option is one of `choices`."""
-    if value not in choices:
-        raise EnvironmentConfigError(f"at_grpo.environment.{name}={value!r}: use {' or '.join(choices)}")
-
-
-def check_wall_density(value: object) -> None:
-    """Raises EnvironmentConfigError unless a cell's probability to be a wall is between 0 and 0.6."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 0.6:
-        raise EnvironmentConfigError(f"at_grpo.environment.wall_density={value!r}: a number between 0 and 0.6")
-
-
-def check_isolation(require_isolation: object) -> None:
+def check_isolation(require_isolation: bool | None) -> None:
     """Raises EnvironmentConfigError if programs cannot be run, or not as isolated as is required.
 
     For environments that run programs. Logs the isolation level once, as a warning if it is not the strongest.
@@ -60,8 +67,6 @@ def check_isolation(require_isolation: object) -> None:
         require_isolation: True requires the strongest level, False none; None a level at which programs can neither
             read nor change this process's memory, for environments that pay by hidden tests.
     """
-    if not isinstance(require_isolation, bool | None):
-        raise EnvironmentConfigError(f"at_grpo.environment.require_isolation={require_isolation!r}: true or false")
     strongest = LEVELS[0]
     try:
         level = runner.isolation()
@@ -85,7 +90,7 @@ def check_isolation(require_isolation: object) -> None:
         )
 
 
-def check_libraries(libraries: object, limits: runner.Limits) -> tuple[str, ...]:
+def check_libraries(libraries: Sequence[str] | None, limits: runner.Limits) -> tuple[str, ...]:
     """Returns the packages that programs may import beside the standard library.
 
     Args:
@@ -98,10 +103,8 @@ def check_libraries(libraries: object, limits: runner.Limits) -> tuple[str, ...]
     if libraries is None:
         return tuple(name for name in MATHEMATICS if not runner.importable(name, limits))
     where = f"at_grpo.environment.libraries={libraries!r}"
-    if isinstance(libraries, str) or not isinstance(libraries, Sequence):
-        raise EnvironmentConfigError(f"{where}: a list of packages, as [sympy, numpy], or []")
     for name in libraries:
-        if not isinstance(name, str) or not name.isidentifier():
+        if not name.isidentifier():
             raise EnvironmentConfigError(f"{where}: {name!r} is not the name of a package")
         if why := runner.importable(name, limits):
             raise EnvironmentConfigError(f"{where}: programs cannot import {name}: {why}; install it or leave it out")
@@ -113,16 +116,3 @@ def log_isolation(level: str) -> None:
     """Logs the isolation level, the first time it is called."""
     severity = logging.INFO if level == LEVELS[0] else logging.WARNING
     logger.log(severity, "programs that models write run at isolation level %s (docs/sandbox.md)", level)
-
-
-def check_number(**values: object) -> None:
-    """Raises EnvironmentConfigError unless every option is a finite number."""
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise EnvironmentConfigError(f"at_grpo.environment.{name}={value!r}: a finite number")
-
-
-def check_mapping(name: str, value: object) -> None:
-    """Raises EnvironmentConfigError unless an option is a mapping whose keys are strings."""
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise EnvironmentConfigError(f"at_grpo.environment.{name}={value!r}: a mapping from names to values")

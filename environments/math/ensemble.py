@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge, Le
 
 from verl_atgrpo.environment import Outcome
-from verl_atgrpo.environments.common.options import check_isolation, check_libraries, check_whole_numbers
+from verl_atgrpo.environments.common.options import Players, Turns, check_isolation, check_libraries, checked_options
 from verl_atgrpo.environments.math.answers import majority
 from verl_atgrpo.environments.math.team import (
     ASK_REASONING,
@@ -28,12 +30,13 @@ class MathEnsemble(MathEnvironment):
 
     agents: ClassVar[tuple[str, ...]] = ("reasoner", "tool_user", "judge")
 
+    @checked_options
     def __init__(
         self,
         train: object = None,
         val: object = None,
-        reasoners: int = 2,
-        tool_users: int = 1,
+        reasoners: Players = 2,
+        tool_users: Players = 1,
         require_isolation: bool = False,
         libraries: Sequence[str] | None = None,
     ) -> None:
@@ -52,7 +55,6 @@ class MathEnsemble(MathEnvironment):
         Raises EnvironmentConfigError like `MathEnvironment`, for a number below 1, or if programs cannot be run as
         required.
         """
-        check_whole_numbers(reasoners=(reasoners, 1), tool_users=(tool_users, 1))
         check_isolation(require_isolation)
         super().__init__(train, val)
         self.libraries = check_libraries(libraries, LIMITS)
@@ -80,7 +82,14 @@ class MathDebate(MathEnvironment):
 
     agents: ClassVar[tuple[str, ...]] = ("debater",)
 
-    def __init__(self, train: object = None, val: object = None, debaters: int = 3, rounds: int = 2) -> None:
+    @checked_options
+    def __init__(
+        self,
+        train: object = None,
+        val: object = None,
+        debaters: Annotated[int, Ge(2), Le(64)] = 3,
+        rounds: Turns = 2,
+    ) -> None:
         """Reads the problems.
 
         Args:
@@ -92,7 +101,6 @@ class MathDebate(MathEnvironment):
 
         Raises EnvironmentConfigError like `MathEnvironment`, or for fewer than 2 debaters or 1 round.
         """
-        check_whole_numbers(debaters=(debaters, 2), rounds=(rounds, 1))
         super().__init__(train, val)
         self.debaters = debaters
         self.rounds = rounds

@@ -15,15 +15,15 @@ from typing import ClassVar
 
 from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score
 from verl_atgrpo.environments.common.options import (
-    check_choice,
+    Turns,
     check_installed,
     check_isolation,
     check_libraries,
-    check_whole_numbers,
+    checked_options,
 )
 from verl_atgrpo.environments.common.records import DataSetEnvironment, read_records
 from verl_atgrpo.environments.common.replies import extract_python, quoted, shortened
-from verl_atgrpo.environments.common.workflow import STYLES, Style, once
+from verl_atgrpo.environments.common.workflow import Style, once
 from verl_atgrpo.environments.math.answers import (
     equal,
     parse_answer,
@@ -177,11 +177,12 @@ class Math(MathEnvironment):
 
     agents: ClassVar[tuple[str, ...]] = ("tool_user", "reasoner")
 
+    @checked_options
     def __init__(
         self,
         train: object = None,
         val: object = None,
-        max_turns: int = 4,
+        max_turns: Turns = 4,
         require_isolation: bool = False,
         style: Style = "full",
         libraries: Sequence[str] | None = None,
@@ -201,8 +202,6 @@ class Math(MathEnvironment):
         Raises EnvironmentConfigError like `MathEnvironment`, for an invalid value, or if programs cannot be run as
         required.
         """
-        check_whole_numbers(max_turns=(max_turns, 1))
-        check_choice("style", style, STYLES)
         check_isolation(require_isolation)
         super().__init__(train, val)
         self.max_turns = max_turns
@@ -246,10 +245,9 @@ class SingleMath(MathEnvironment):
 
     agents: ClassVar[tuple[str, ...]] = ("solo",)
 
-    def __init__(self, train: object = None, val: object = None, max_turns: int = 4, style: Style = "full") -> None:
+    @checked_options
+    def __init__(self, train: object = None, val: object = None, max_turns: Turns = 4, style: Style = "full") -> None:
         """Takes the team's options, except those of programs."""
-        check_whole_numbers(max_turns=(max_turns, 1))
-        check_choice("style", style, STYLES)
         super().__init__(train, val)
         self.max_turns = max_turns
         self.style = style

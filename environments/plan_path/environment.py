@@ -8,11 +8,14 @@ earns nothing), and the prompt shows the current position, not the start.
 from __future__ import annotations
 
 import random
+from typing import Annotated
+
+from annotated_types import Ge, Le
 
 from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
 from verl_atgrpo.environments.common.drafting import Draft, SingleAgent, quoted_program
-from verl_atgrpo.environments.common.moves import MoveGame, Tool, ask_program, listed_cells
-from verl_atgrpo.environments.common.options import check_wall_density, check_whole_numbers
+from verl_atgrpo.environments.common.moves import MoveGame, Moves, Tool, ask_program, listed_cells
+from verl_atgrpo.environments.common.options import Turns, WallDensity, checked_options
 from verl_atgrpo.environments.common.splits import MOST_DRAWS, draw_for
 from verl_atgrpo.environments.common.workflow import Style, fixed_options
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, Walk, team_reward, walk
@@ -24,16 +27,17 @@ _SHOT_DRAWS = 50
 class PlanPath(MoveGame[State]):
     """A tool user drafts, the planner decides, the walker moves; up to `max_turns` turns."""
 
+    @checked_options
     def __init__(
         self,
-        size: int = 10,
-        wall_density: float = 0.2,
-        min_distance: int = 1,
-        max_turns: int = 4,
-        max_moves: int = 40,
+        size: Annotated[int, Ge(2), Le(100)] = 10,
+        wall_density: WallDensity = 0.2,
+        min_distance: Annotated[int, Ge(1), Le(100)] = 1,
+        max_turns: Turns = 4,
+        max_moves: Moves = 40,
         tool: Tool = "python",
         style: Style = "full",
-        few_shot: int = 0,
+        few_shot: Annotated[int, Ge(0), Le(32)] = 0,
         seed: int = 0,
         require_isolation: bool = False,
     ) -> None:
@@ -54,8 +58,6 @@ class PlanPath(MoveGame[State]):
         Raises:
             EnvironmentConfigError: an option is invalid.
         """
-        check_whole_numbers(size=(size, 2), min_distance=(min_distance, 1), few_shot=(few_shot, 0))
-        check_wall_density(wall_density)
         if min_distance > size:
             raise EnvironmentConfigError(f"at_grpo.environment.min_distance={min_distance}: between 1 and size={size}")
         self.set_form(max_turns, tool, "moves", style, require_isolation)

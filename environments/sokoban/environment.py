@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge, Le
 
 from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
 from verl_atgrpo.environments.common.drafting import Draft, SingleAgent, quoted_program
-from verl_atgrpo.environments.common.moves import MoveGame, Tool, ask_program, listed_cells
+from verl_atgrpo.environments.common.moves import MoveGame, Moves, Tool, ask_program, listed_cells
+from verl_atgrpo.environments.common.options import Turns, WallDensity, checked_options
 from verl_atgrpo.environments.common.splits import draw_for, split_of
 from verl_atgrpo.environments.common.workflow import Style, fixed_options
 from verl_atgrpo.environments.sokoban.board import SokobanTask, State, Walk, approach, clear, team_reward, walk
@@ -25,16 +28,17 @@ from verl_atgrpo.environments.sokoban.levels import Generator, read_levels
 class Sokoban(MoveGame[State]):
     """A tool user drafts, the planner decides, the player moves; up to `max_turns` turns."""
 
+    @checked_options
     def __init__(
         self,
-        size: int | None = None,
-        boxes: int | None = None,
-        wall_density: float | None = None,
-        min_solution: int | None = None,
+        size: Annotated[int, Ge(5), Le(20)] | None = None,
+        boxes: Annotated[int, Ge(1), Le(10)] | None = None,
+        wall_density: WallDensity | None = None,
+        min_solution: Annotated[int, Ge(1), Le(10_000)] | None = None,
         seed: int | None = None,
         levels: str | None = None,
-        max_turns: int = 4,
-        max_moves: int = 40,
+        max_turns: Turns = 4,
+        max_moves: Moves = 40,
         tool: Tool = "python",
         style: Style = "full",
         require_isolation: bool = False,

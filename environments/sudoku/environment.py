@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
 
 from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
 from verl_atgrpo.environments.common.drafting import Draft, DraftingGame, SingleAgent, quoted_program
-from verl_atgrpo.environments.common.options import check_whole_numbers
+from verl_atgrpo.environments.common.options import Turns, checked_options
 from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.environments.common.workflow import Style, fixed_options
 from verl_atgrpo.environments.sudoku.grid import (
@@ -36,11 +38,12 @@ class Sudoku(DraftingGame[State, str]):
     An answer is the whole grid, with empty cells; `grid.enter` applies it to the current one.
     """
 
+    @checked_options
     def __init__(
         self,
-        size: int = 4,
-        clues: int | None = None,
-        max_turns: int = 4,
+        size: Literal[4, 9] = 4,
+        clues: Annotated[int, Ge(4), Le(80)] | None = None,
+        max_turns: Turns = 4,
         tool: Literal["python", "grid"] = "python",
         style: Style = "full",
         seed: int = 0,
@@ -60,13 +63,11 @@ class Sudoku(DraftingGame[State, str]):
         Raises:
             EnvironmentConfigError: an option is invalid.
         """
-        if type(size) is not int or size not in FEWEST_CLUES:
-            raise EnvironmentConfigError(f"at_grpo.environment.size={size!r}: use 4 or 9")
         clues = size * size // 2 if clues is None else clues
-        check_whole_numbers(clues=(clues, FEWEST_CLUES[size]))
-        if clues >= size * size:
+        if not FEWEST_CLUES[size] <= clues < size * size:
             raise EnvironmentConfigError(
-                f"at_grpo.environment.clues={clues}: at most {size * size - 1} for size={size}, one hole at least"
+                f"at_grpo.environment.clues={clues}: a whole number, at least {FEWEST_CLUES[size]} and at most "
+                f"{size * size - 1} for size={size}, which leaves one hole"
             )
         self.set_form(max_turns, tool, "grid", style, require_isolation)
         self.size = size

@@ -16,8 +16,9 @@ from fakes import hub_rows
 
 import verl_atgrpo.recipes
 from verl_atgrpo import compat, platform_choice
+from verl_atgrpo.config.machine_check import check_models
 from verl_atgrpo.config.policy_check import check_context
-from verl_atgrpo.config.run_check import check_cpu_job, check_run, check_run_or_exit
+from verl_atgrpo.config.run_check import check_run, check_run_or_exit
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError, Section
 from verl_atgrpo.environment import Environment, Outcome, Split
 from verl_atgrpo.tiny_models.demonstrations import DEMONSTRATORS
@@ -70,7 +71,7 @@ def test_the_single_agent_of_a_recipe_passes_the_checks(compose: Any, recipe: st
 
 
 def check_cpu(config: Any) -> None:
-    check_cpu_job(config, AtGrpoConfig.from_config(config))
+    check_models(config, AtGrpoConfig.from_config(config))
 
 
 def test_what_fails_on_the_cpu_alone_is_refused_there(

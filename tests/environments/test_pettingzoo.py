@@ -211,8 +211,8 @@ def test_validation_streets_are_not_in_training() -> None:
         ({"env": "meeting:env", "style": "short"}, "style='short'"),
         ({"env": "meeting:env", "team": ["west"]}, "team: 'west' is not an agent here, use some of north, south"),
         ({"env": "meeting:env", "max_steps": 0}, "max_steps=0"),
-        ({"env": "meeting:env", "success_return": "all"}, "success_return='all': a finite number"),
-        ({"env": "meeting:env", "on_illegal": "stop"}, "on_illegal='stop': use end or again"),
+        ({"env": "meeting:env", "success_return": "all"}, "success_return='all': a number"),
+        ({"env": "meeting:env", "on_illegal": "stop"}, "on_illegal='stop': one of end, again"),
         ({"env": "meeting:env", "illegal_reward": 0.1}, "illegal_reward=0.1: 'north' earned 0"),
     ],
 )

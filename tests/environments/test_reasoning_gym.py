@@ -163,7 +163,7 @@ def test_a_draft_is_scored_like_an_answer_and_the_checker_decides() -> None:
         ({"dataset": "chain_summ"}, "no data set 'chain_summ'"),
         ({"dataset": "chain_sum", "max_turns": 0}, "max_turns=0"),
         ({"dataset": "chain_sum", "style": "short"}, "style='short'.*compact"),
-        ({"dataset": "chain_sum", "options": [1]}, "options=.*mapping"),
+        ({"dataset": "chain_sum", "options": [1]}, "options=.*: a section"),
         ({"dataset": "chain_sum", "options": {"terms": 2}}, "cannot be made, TypeError.*terms"),
         ({"dataset": "chain_sum", "options": {"min_terms": 0}}, "cannot be made, AssertionError"),
         ({"dataset": "chain_sum", "options": {"seed": 3}}, "options.seed=3"),

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
-from verl_atgrpo.config.key_table import DEFAULT, TABLE, Default, Given, Like, Positive, Row
+from verl_atgrpo.config.key_table import DEFAULT, TABLE, Default, Given, Like, Positive, Row, without_braces
+from verl_atgrpo.config.key_types import TYPES
+from verl_atgrpo.config.kinds import fits, words
 from verl_atgrpo.config.schema import ConfigError
 
 POLICY = "actor_rollout_ref"
@@ -93,6 +96,71 @@ def _interpolated() -> frozenset[str]:
 def _sections() -> frozenset[str]:
     """verl's top-level sections; others are a user's own, for interpolations."""
     return frozenset(key.partition(".")[0] for key in [*verls_defaults(), "model_engine"])
+
+
+@functools.cache
+def _typed() -> tuple[dict[str, Any], list[tuple[int, re.Pattern[str], Any]]]:
+    """Returns key -> type of `TYPES`, and (number of fixed characters, regex, type) of its patterns with `*`."""
+    single = {pattern: hint for several, hint in TYPES.items() for pattern in without_braces(several)}
+    wild = [(len(pattern), _regex(pattern), hint) for pattern, hint in single.items() if "*" in pattern]
+    return single, sorted(wild, key=lambda item: -item[0])
+
+
+@functools.cache
+def type_of(key: str) -> Any:
+    """Returns the type of a key of verl's that works, as an annotation; None if any value may work."""
+    single, wild = _typed()
+    if (row := row_of(key)) is not None and row.status != "works":
+        return None
+    if key in single:
+        return single[key]
+    return next((hint for _, regex, hint in wild if regex.fullmatch(key)), None)
+
+
+@functools.cache
+def _inner_sections() -> frozenset[str]:
+    """verl's sections, on all levels."""
+    parts = (key.split(".") for key in verls_defaults())
+    return frozenset(".".join(key[:end]) for key in parts for end in range(1, len(key)))
+
+
+def check_types(config: DictConfig, policy: str | None = None) -> None:
+    """Raises ConfigError for a value of verl's keys that has another type than the key, or is beyond its bounds.
+
+    Args:
+        config: the job's configuration, with the policy's own `actor_rollout_ref` if `policy` is given.
+        policy: name of the policy's section in messages. Only `actor_rollout_ref` is checked then; with None,
+            all keys.
+    """
+    node, prefix = (config, "") if policy is None else (config[POLICY], f"{POLICY}.")
+    written = dict(leaves(OmegaConf.to_container(node, resolve=False), prefix, _interpolated()))  # type: ignore[arg-type]
+    derived = {key for key, value in written.items() if "${" in str(value)}
+    _check_types({key: value for key, value in written.items() if key not in derived}, policy or POLICY)
+    # A derived value may only repeat the fault of one above.
+    try:
+        resolved: Any = OmegaConf.to_container(node, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}") from error
+    values = dict(leaves(resolved, prefix, _interpolated()))
+    _check_types({key: values[key] for key in derived if key in values}, policy or POLICY)
+
+
+def _check_types(values: Mapping[str, Any], policy: str) -> None:
+    for key, value in values.items():
+        hint = dict if key in _inner_sections() else type_of(key)
+        if hint is not None and not fits(hint, value):
+            name = key.replace(POLICY, policy, 1) if key.startswith(POLICY) else key
+            raise ConfigError(f"{name}={shown_as(value)}: {words(hint)}")
+
+
+def check_present(config: DictConfig) -> None:
+    """Raises ConfigError for a key of verl's with a type that has been removed."""
+    written: Any = OmegaConf.to_container(config, resolve=False)
+    present = dict(leaves(written, whole=_interpolated()))
+    for key in verls_defaults():
+        hint = type_of(key)
+        if key not in present and hint is not None and not fits(hint, None) and not fits(hint, {}):
+            raise ConfigError(f"{key} is missing: {words(hint)}")
 
 
 def check_keys(config: DictConfig, policy: str | None = None) -> None:

@@ -36,6 +36,12 @@ class Positive:
     """Stands for every number above 0."""
 
 
+def without_braces(pattern: str) -> tuple[str, ...]:
+    """Returns the patterns that one with `{a,b}` stands for."""
+    parts = [part.split(",") for part in re.split(r"[{}]", pattern)]  # commas occur in braces only
+    return tuple("".join(choice) for choice in itertools.product(*parts))
+
+
 DEFAULT, GIVEN, POSITIVE = Default(), Given(), Positive()
 
 
@@ -63,8 +69,7 @@ class Row:
     @property
     def patterns(self) -> tuple[str, ...]:
         """The patterns without braces."""
-        parts = [part.split(",") for part in re.split(r"[{}]", self.pattern)]  # commas occur in braces only
-        return tuple("".join(choice) for choice in itertools.product(*parts))
+        return without_braces(self.pattern)
 
 
 @dataclass(frozen=True)

@@ -127,6 +127,7 @@ def check_mode(config: DictConfig, mode: str, policies: Mapping[str, DictConfig]
         policies: key of a policy's section -> the section, with the keys of `actor_rollout_ref`.
     """
     _check_bypass(config)
+    _check_rejection(config)
     _check_keys_of_other_modes(config, mode)
     for rule in RULES:
         if mode in rule.modes:
@@ -135,7 +136,7 @@ def check_mode(config: DictConfig, mode: str, policies: Mapping[str, DictConfig]
         for key, policy in policies.items():
             _check_backend(f"{key}.{_ENGINE}", policy.rollout.checkpoint_engine)
             _check_server_size(key, policy.rollout)
-        _check_devices(config, policies)
+    _check_devices(config, policies if mode == SEPARATE else {})
     if mode in _ASYNC:
         _check_staleness(config, mode)
         for key, policy in policies.items():
@@ -172,6 +173,14 @@ def _check_bypass(config: DictConfig) -> None:
                 f"{_CORRECTION}.{name}={value} is ignored by verl's V1 trainer with bypass_mode=true: set it to null, "
                 "or bypass_mode to false"
             )
+
+
+def _check_rejection(config: DictConfig) -> None:
+    correction = OmegaConf.select(config, _CORRECTION) or {}
+    if correction.get("rollout_rs") is not None and correction.get("rollout_rs_threshold") is None:
+        raise ConfigError(
+            f"{_CORRECTION}.rollout_rs_threshold=null: rollout_rs={correction['rollout_rs']} needs it, such as 2.0"
+        )
 
 
 def _check_correction(config: DictConfig, mode: str, key: str, policy: DictConfig) -> None:
@@ -275,6 +284,7 @@ def _check_devices(config: DictConfig, policies: Mapping[str, DictConfig]) -> No
     needed = trainer + sum(servers.values())
     if available is not None and available < needed:
         raise ConfigError(
-            f"ray_kwargs.ray_init.num_gpus={available}: the trainer has {trainer} devices and the servers "
-            f"{servers} of their own, set it to {needed}"
+            f"ray_kwargs.ray_init.num_gpus={available}: the trainer has {trainer} devices "
+            f"(trainer.nnodes={config.trainer.nnodes} * trainer.n_gpus_per_node={config.trainer.n_gpus_per_node}) and "
+            f"the servers {servers or 'none'} of their own, set it to {needed}"
         )

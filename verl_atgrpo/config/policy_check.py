@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import importlib.util
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_atgrpo import platform_choice
-from verl_atgrpo.config.key_check import POLICY, check_keys, shown_as
+from verl_atgrpo.config.key_check import POLICY, check_keys, check_types, shown_as
 from verl_atgrpo.config.mode_check import SEPARATE, check_mode
 from verl_atgrpo.config.policies import expanded
 from verl_atgrpo.config.schema import SECTION, AtGrpoConfig, ConfigError
@@ -35,6 +36,8 @@ def check_policies(config: DictConfig, settings: AtGrpoConfig) -> None:
         if own is not None:
             key, job.actor_rollout_ref = f"{SECTION}.policies.{name}", own[name]
         job.trainer.n_gpus_per_node = policy.gpus or config.trainer.n_gpus_per_node
+        if own is not None:  # else the job's own section, whose types have been checked
+            check_types(job, key)
         check_keys(job, key)
         if not separate:
             _check_servers_devices(key, job)
@@ -85,7 +88,9 @@ def check_policy(key: str, policy: DictConfig, data: DictConfig, devices: int | 
     _check_steps(key, policy, data)
     _check_clipping(key, policy.actor)
     _check_loss(key, policy)
+    _check_optimizer(key, policy.actor.optim)
     _check_lengths(key, policy, data)
+    _check_batches(key, policy.rollout)
     if devices is not None:
         _check_server_size(key, policy.rollout, devices)
 
@@ -139,6 +144,25 @@ def _check_loss(key: str, policy: DictConfig) -> None:
             )
 
 
+def _check_optimizer(key: str, optim: DictConfig) -> None:
+    module = optim.optimizer_impl
+    if module == "torch.optim":
+        if not hasattr(importlib.import_module(module), optim.optimizer):
+            raise ConfigError(
+                f"{key}.actor.optim.optimizer={optim.optimizer}: {module} has none of this name, as AdamW"
+            )
+    elif importlib.util.find_spec(module.partition(".")[0]) is None:
+        raise ConfigError(f"{key}.actor.optim.optimizer_impl={module}: it is not installed, set it to torch.optim")
+
+
+def _check_batches(key: str, rollout: DictConfig) -> None:
+    if rollout.max_num_batched_tokens < rollout.max_num_seqs:
+        raise ConfigError(
+            f"{key}.rollout.max_num_batched_tokens={rollout.max_num_batched_tokens}: vLLM needs at least one token "
+            f"for each of {key}.rollout.max_num_seqs={rollout.max_num_seqs}; raise it, or lower that"
+        )
+
+
 def _check_lengths(key: str, policy: DictConfig, data: DictConfig) -> None:
     """Raises ConfigError if the longest prompt and answer do not fit into the engine or into a micro-batch."""
     row = data.max_prompt_length + data.max_response_length
@@ -153,6 +177,11 @@ def _check_lengths(key: str, policy: DictConfig, data: DictConfig) -> None:
             "would cut answers off early, or refuse long prompts"
         )
     ranks = max(policy.actor.ulysses_sequence_parallel_size, policy.actor.fsdp_config.ulysses_sequence_parallel_size)
+    if ranks > 1 and not policy.model.use_remove_padding:
+        raise ConfigError(
+            f"{key}.actor.ulysses_sequence_parallel_size={ranks} divides rows among devices, which needs "
+            f"{key}.model.use_remove_padding=true; set that, or this to 1"
+        )
     budgets: Mapping[str, Any] = {
         "actor.ppo_max_token_len_per_gpu": policy.actor.ppo_max_token_len_per_gpu,
         "rollout.log_prob_max_token_len_per_gpu": policy.rollout.log_prob_max_token_len_per_gpu,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,12 +10,13 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_atgrpo import compat, contamination, platform_choice
-from verl_atgrpo.config.key_check import POLICY, check_keys
-from verl_atgrpo.config.policies import expand_policies, job_of
-from verl_atgrpo.config.policy_check import check_context, check_policies
+from verl_atgrpo import compat, contamination
+from verl_atgrpo.config.key_check import check_keys, check_present, check_types, shown_as
+from verl_atgrpo.config.machine_check import check_folders, check_loggers, check_models
+from verl_atgrpo.config.policies import expand_policies
+from verl_atgrpo.config.policy_check import check_policies
 from verl_atgrpo.config.schema import MODES, SECTION, AtGrpoConfig, ConfigError
-from verl_atgrpo.environment import Environment
+from verl_atgrpo.environment import Environment, EnvironmentConfigError
 from verl_atgrpo.estimators.spec import follows_verls_switch, resolve_spec
 
 MODE = "at_grpo"
@@ -30,9 +30,9 @@ def check_run_or_exit(config: DictConfig, **_: Any) -> None:
         settings = check_run(config)
         if settings is not None:
             expand_policies(config, settings)
-            check_cpu_job(config, settings)
-    except (ConfigError, compat.CompatError) as error:
-        raise SystemExit(f"verl-atgrpo: {error}") from None
+            check_models(config, settings)
+    except (ConfigError, EnvironmentConfigError, compat.CompatError) as error:
+        raise SystemExit(f"verl-atgrpo: {' '.join(str(error).split())}") from None
 
 
 def check_run(config: DictConfig) -> AtGrpoConfig | None:
@@ -47,8 +47,11 @@ def check_run(config: DictConfig) -> AtGrpoConfig | None:
     if mode != MODE and section is None and estimator != ESTIMATOR:
         return None
     compat.check_distributions(str(OmegaConf.select(config, "actor_rollout_ref.rollout.name")))
-    if not config.trainer.use_v1:
-        raise ConfigError("trainer.use_v1=false: the legacy trainer is not supported, set it to true")
+    if section is not None:
+        check_types(config)
+    use_v1 = OmegaConf.select(config, "trainer.use_v1")
+    if use_v1 is not True:
+        raise ConfigError(f"trainer.use_v1={shown_as(use_v1)}: the legacy trainer is not supported, set it to true")
     if mode == MODE:
         settings = AtGrpoConfig.from_config(config)
         _check_team_job(config, settings)
@@ -60,55 +63,6 @@ def check_run(config: DictConfig) -> AtGrpoConfig | None:
         )
     _check_plain_job(config)
     return None
-
-
-def check_cpu_job(config: DictConfig, settings: AtGrpoConfig) -> None:
-    """Raises ConfigError if a job in CPU mode uses chunked prefill, or names a model that does not exist or whose
-    vocabulary is padded.
-
-    A seeded sample from a chunked prompt (`rollout.enable_chunked_prefill`) crashes vLLM's engine on the CPU. verl
-    masks logits beyond the tokenizer's length in vLLM but not in the actor, so that with a padded vocabulary the two
-    disagree on the log-prob of every token. Trained models give those logits almost no probability; the untrained
-    tiny models of CPU mode do not.
-    """
-    if not platform_choice.wants_cpu():
-        return
-    for name in settings.policy_settings():
-        key = f"{SECTION}.policies.{name}" if settings.policies else POLICY
-        policy = job_of(config, name).actor_rollout_ref
-        check_cpu_prefill(key, policy.rollout)
-        longest = _check_model(f"{key}.model.path", str(policy.model.path))
-        check_context(key, policy.rollout, config.data, longest)
-
-
-def check_cpu_prefill(key: str, rollout: DictConfig) -> None:
-    """Raises ConfigError if the `rollout` section under `key` has vLLM for CPU chunk prompts."""
-    if rollout.enable_chunked_prefill:
-        raise ConfigError(
-            f"{key}.rollout.enable_chunked_prefill=true: samples have seeds, and vLLM for CPU fails on seeded "
-            "sampling from a prompt in chunks; set it to false"
-        )
-
-
-def _check_model(key: str, path: str) -> int:
-    """Returns the model's number of positions."""
-    if not os.path.isfile(os.path.join(path, "config.json")):
-        raise ConfigError(
-            f"{key}={path}: there is no model; make one with verl-atgrpo make-model {path} --environment <name>"
-        )
-    from transformers import AutoConfig, AutoTokenizer
-
-    model = AutoConfig.from_pretrained(path).get_text_config()
-    logits = model.vocab_size
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    if logits != len(tokenizer):
-        raise ConfigError(
-            f"{key}={path}: the model has {logits} logits, its tokenizer {len(tokenizer)} tokens; "
-            "resize the model's embeddings to the tokenizer"
-        )
-    if not tokenizer.chat_template:
-        raise ConfigError(f"{key}={path}: the tokenizer has no chat template; a team's prompts are chats")
-    return int(model.max_position_embeddings)
 
 
 def _check_plain_job(config: DictConfig) -> None:
@@ -139,8 +93,11 @@ def _check_verls_switch(config: DictConfig, key: str, choice: str | Mapping[str,
 
 
 def _check_team_job(config: DictConfig, settings: AtGrpoConfig) -> None:
-    rollout = config.actor_rollout_ref.rollout
     check_keys(config)
+    check_present(config)
+    check_loggers(config)
+    check_folders(config)
+    rollout = config.actor_rollout_ref.rollout
     check_trace(rollout.trace)
     _check_verls_switch(config, f"{SECTION}.estimator", settings.estimator)
     check_sampling(rollout)

@@ -8,11 +8,12 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-import annotated_types
-from omegaconf import Container, DictConfig, OmegaConf
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from annotated_types import Ge, Gt, Le
+from omegaconf import DictConfig, OmegaConf
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from verl_atgrpo import environment
+from verl_atgrpo.config.kinds import Count, Seconds, Weight, words
 from verl_atgrpo.environment import Environment, Split
 from verl_atgrpo.estimators.spec import EstimatorSpec, resolve_spec
 from verl_atgrpo.team import Selection, TeamOptions
@@ -35,10 +36,9 @@ def _identifier(name: str) -> str:
 
 
 Name = Annotated[str, AfterValidator(_identifier)]
-Count = Annotated[int, Field(ge=1)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Weight = Annotated[Finite, Field(ge=0)]
-Seconds = Annotated[Finite, Field(gt=0)]
+Tasks = Annotated[int, Ge(1), Le(10_000_000)]
+"""Numbers of tasks: each of them is made once at the start, and indexed."""
+Retries = Annotated[int, Ge(0), Le(1000)]
 Options = dict[str, Any]
 """A section with keys of verl, of an environment or of an estimator."""
 
@@ -52,9 +52,9 @@ class Section(BaseModel):
 class Lora(Section):
     """An adapter instead of full training: `at_grpo.policies.<name>.lora`."""
 
-    rank: Count
+    rank: Annotated[int, Ge(1), Le(512)]
     """The adapter's rank: verl's `model.lora_rank`."""
-    alpha: int | None = None
+    alpha: Count | None = None
     """verl's `model.lora_alpha`; null: the job's."""
     target_modules: str | list[str] | None = None
     """verl's `model.target_modules`; null: the job's."""
@@ -75,7 +75,7 @@ class PolicySettings(Section):
     """Merged into `actor_rollout_ref.rollout`; sampling parameters are the job's, not a policy's."""
     trainable: bool = True
     """False: the policy answers but is not trained."""
-    gpus: Count | None = None
+    gpus: Annotated[int, Ge(1), Le(1024)] | None = None
     """Devices of its own on every node, with `placement: split`."""
 
 
@@ -85,18 +85,18 @@ class GroupFilter(Section):
     min_groups: Count | None = None
     """Groups with signal that a step needs, over all trainable policies; tasks are added until it has them. null: no
     tasks are added."""
-    max_tasks: Count | None = None
+    max_tasks: Tasks | None = None
     """Maximum number of tasks of a step, including those of `data.train_batch_size`."""
 
 
 class RecordSettings(Section):
     """Episodes recorded for `verl-atgrpo report`."""
 
-    train_tasks: Annotated[int, Field(ge=0)] = 4
+    train_tasks: Annotated[int, Ge(0), Le(1_000_000)] = 4
     """Tasks of every step whose episodes are recorded: those with the lowest indices in the batch."""
-    val_tasks: Annotated[int, Field(ge=0)] = 4
+    val_tasks: Annotated[int, Ge(0), Le(1_000_000)] = 4
     """Tasks of every validation whose episodes are recorded: always the first ones."""
-    max_megabytes: Annotated[Finite, Field(gt=0)] = 64.0
+    max_megabytes: Annotated[float, Gt(0), Le(1_000_000)] = 64.0
     """Disk space for episodes (MB); the oldest are deleted first. Metrics are not counted and never deleted."""
 
 
@@ -120,7 +120,7 @@ class AtGrpoConfig(Section):
     prefix_tree: Literal["auto"] | bool = "auto"
     """Whether log-probs and updates run every shared token once (docs/prefix_trees.md). `auto`: where a comparison
     with rows one by one agrees at the start."""
-    candidates: Annotated[int, Field(ge=2)] = 4
+    candidates: Annotated[int, Ge(2), Le(4096)] = 4
     """K: candidates at every decision (`tree`), or episodes of every task (`parallel`)."""
     alpha: Weight = 1.0
     """Weight of the team part in the mixed reward alpha * team + local_weight * local (`tree`)."""
@@ -130,7 +130,7 @@ class AtGrpoConfig(Section):
     """`tree`: AT-GRPO. `parallel`: independent episodes, whose shared outcome is the reward of every row."""
     selection: Selection = "greedy"
     """Which candidate is committed (`tree`)."""
-    softmax_temperature: Annotated[Finite, Field(gt=0)] | None = None
+    softmax_temperature: Annotated[float, Gt(0), Le(1e300)] | None = None
     """Temperature of `selection: softmax`, in units of reward."""
     estimator: str | Options = "at_grpo"
     """A preset, `{preset: ..., <field>: ..., agents: {<agent>: ...}}`, or `{name: ..., <field>: ...}`; see
@@ -140,21 +140,21 @@ class AtGrpoConfig(Section):
     their place."""
     seed: int = 0
     """Seeds of samples derive from it, the task, the step, the agent, the turn and the candidate."""
-    train_tasks: Count = 4096
+    train_tasks: Tasks = 4096
     """Tasks in an epoch, for environments that generate tasks without end."""
-    val_tasks: Count = 200
+    val_tasks: Tasks = 200
     """Tasks of the validation split, for environments that generate tasks without end."""
     allow_overlap: bool = False
     """Accept validation tasks that are also training tasks, or near duplicates of them by their texts."""
     request_timeout: Seconds = 600.0
     """Seconds that a server has for a candidate, or for the rest of an interrupted one."""
-    request_retries: Annotated[int, Field(ge=0)] = 2
+    request_retries: Retries = 2
     """Retries on another replica for a candidate that timed out or whose server died; then its episode fails."""
     max_failed_episodes: Count = 64
     """The run stops after more failed episodes than this in one step: the engine or a task is defective."""
-    restart_servers: Annotated[int, Field(ge=0)] = 3
+    restart_servers: Retries = 3
     """Restarts of dead servers per policy and run, each before the next weight sync; 0: never."""
-    poll_interval: Seconds = 0.2
+    poll_interval: Annotated[float, Gt(0), Le(600)] = 0.2
     """Seconds between the trainer's polls for finished episodes (verl's default is 2), or four times the duration of
     the last poll if that is longer (a poll takes 2.7 s with 100,000 rows in the queue)."""
     record: RecordSettings | None = RecordSettings()
@@ -164,17 +164,17 @@ class AtGrpoConfig(Section):
     def from_config(cls, config: DictConfig) -> AtGrpoConfig:
         """Parses the section of a job's configuration, or of its `data` part; raises ConfigError."""
         section = OmegaConf.select(config, SECTION)
-        if isinstance(section, Container):
-            section = OmegaConf.to_container(section, resolve=True)
-        return cls.from_mapping(section)
+        return cls.from_mapping(
+            OmegaConf.to_container(section, resolve=True) if OmegaConf.is_config(section) else section
+        )
 
     @classmethod
-    def from_mapping(cls, section: Mapping[str, Any] | None) -> AtGrpoConfig:
+    def from_mapping(cls, section: Any) -> AtGrpoConfig:
         """Parses the section; raises ConfigError for unknown keys and refused values."""
         if not section:
             raise ConfigError(f"{SECTION}: the section is missing; trainer.v1.trainer_mode=at_grpo needs it")
         if not isinstance(section, Mapping):
-            raise ConfigError(f"{SECTION}={section!r}: a section")
+            raise ConfigError(f"{SECTION}={section!r}: a section, with {', '.join(cls.model_fields)}")
         try:
             settings = cls.model_validate(dict(section))
         except ValidationError as error:
@@ -184,8 +184,11 @@ class AtGrpoConfig(Section):
 
     def _refuse(self) -> None:
         """Raises ConfigError for values that do not fit each other."""
-        if not isinstance(self.environment.get("name"), str):
-            raise ConfigError(f"{SECTION}.environment needs a name: one of {', '.join(environment.registered())}")
+        name = self.environment.get("name")
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"{SECTION}.environment.name={name!r}: one of {', '.join(environment.registered())}, or 'module:Class'"
+            )
         for key, refused, why in _TOGETHER:
             if refused(self):
                 value = functools.reduce(getattr, key.split("."), self)
@@ -444,25 +447,3 @@ def _only(hint: Any) -> Any:
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return _only(next(part for part in typing.get_args(hint) if part is not type(None)))
     return hint
-
-
-def words(hint: Any, metadata: typing.Sequence[Any] = ()) -> str:
-    """Returns what a field accepts, such as "a whole number, at least 2", "one of a, b", "a section, or null"."""
-    if typing.get_origin(hint) is Annotated:
-        inner, *more = typing.get_args(hint)
-        return words(inner, [*more, *metadata])
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        parts = [words(part, metadata) for part in typing.get_args(hint) if part is not type(None)]
-        null = ", or null" if type(None) in typing.get_args(hint) else ""
-        return " or ".join(parts) + null
-    if typing.get_origin(hint) is Literal:
-        return f"one of {', '.join(map(str, typing.get_args(hint)))}"
-    bounds = [item for part in metadata for item in getattr(part, "metadata", [part])]
-    low = next((f", at least {b.ge}" for b in bounds if isinstance(b, annotated_types.Ge)), "")
-    low = next((f" above {b.gt}" for b in bounds if isinstance(b, annotated_types.Gt)), low)
-    kinds = {bool: "true or false", int: f"a whole number{low}", float: f"a number{low}", str: "a text"}
-    if hint in kinds:
-        return kinds[hint]
-    if typing.get_origin(hint) is list:
-        return "a list"
-    return "a section"

@@ -11,10 +11,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_atgrpo import platform_choice
-from verl_atgrpo.config.key_check import check_keys
+from verl_atgrpo.config.key_check import check_keys, check_types
+from verl_atgrpo.config.machine_check import check_cpu_prefill
 from verl_atgrpo.config.policies import expand_policies, job_of
 from verl_atgrpo.config.policy_check import check_memory
-from verl_atgrpo.config.run_check import check_cpu_prefill, check_sampling
+from verl_atgrpo.config.run_check import check_sampling
 from verl_atgrpo.config.schema import SECTION, AtGrpoConfig
 from verl_atgrpo.environment import Environment
 from verl_atgrpo.evaluation.engine import engine_args
@@ -85,6 +86,7 @@ def make(options: Options) -> Plan:
 def _make(options: Options) -> Plan:
     config = compose(options.recipe, options.overrides, options.folder)
     settings = AtGrpoConfig.from_config(config)
+    check_types(config)
     check_keys(config)
     check_sampling(config.actor_rollout_ref.rollout)
     expand_policies(config, settings)

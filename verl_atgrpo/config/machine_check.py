@@ -1,0 +1,161 @@
+"""Checks what a job needs of the machine: models that can be read, folders that can be written, loggers' packages."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from verl_atgrpo import platform_choice
+from verl_atgrpo.config.key_check import POLICY
+from verl_atgrpo.config.key_types import LOGGERS
+from verl_atgrpo.config.policies import job_of
+from verl_atgrpo.config.policy_check import check_context
+from verl_atgrpo.config.schema import SECTION, AtGrpoConfig, ConfigError
+
+_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "generation_config.json")
+"""Files of a model that are parsed first: the error of transformers names none of them."""
+
+
+def check_models(config: DictConfig, settings: AtGrpoConfig) -> None:
+    """Raises ConfigError if a policy's model is a folder that cannot be loaded, or does not suit the job.
+
+    In CPU mode also if there is no such folder, if prefill is chunked, or if the vocabulary is padded: verl masks
+    logits beyond the tokenizer's length in vLLM but not in the actor, so that with a padded vocabulary the two
+    disagree on the log-prob of every token. Trained models give those logits almost no probability; the untrained tiny
+    models of CPU mode do not.
+    """
+    cpu = platform_choice.wants_cpu()
+    for name in settings.policy_settings():
+        key = f"{SECTION}.policies.{name}" if settings.policies else POLICY
+        policy = job_of(config, name).actor_rollout_ref
+        if cpu:
+            check_cpu_prefill(key, policy.rollout)
+        if cpu or os.path.isdir(policy.model.path):  # else a name on the hub, which the workers download
+            check_context(key, policy.rollout, config.data, _check_model(key, policy.model, padded=not cpu))
+
+
+def check_cpu_prefill(key: str, rollout: DictConfig) -> None:
+    """Raises ConfigError if the `rollout` section under `key` has vLLM for CPU chunk prompts.
+
+    A seeded sample from a chunked prompt crashes its engine.
+    """
+    if rollout.enable_chunked_prefill:
+        raise ConfigError(
+            f"{key}.rollout.enable_chunked_prefill=true: samples have seeds, and vLLM for CPU fails on seeded "
+            "sampling from a prompt in chunks; set it to false"
+        )
+
+
+def _check_model(key: str, model: DictConfig, padded: bool) -> int:
+    """Returns the model's number of positions; `padded` accepts more logits than tokens."""
+    where, folder = f"{key}.model.path={model.path}", Path(model.path)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"{where}: there is no model; make one with verl-atgrpo make-model {model.path} --environment <name>"
+        )
+    for name in _FILES:
+        _check_json(where, folder / name)
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig, AutoTokenizer
+
+    trusted = bool(model.trust_remote_code)
+    try:
+        read = AutoConfig.from_pretrained(model.hf_config_path or model.path, trust_remote_code=trusted)
+        tokenizer = AutoTokenizer.from_pretrained(model.tokenizer_path or model.path, trust_remote_code=trusted)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError, StrictDataclassError) as error:
+        raise ConfigError(
+            f"{where}: transformers cannot load its configuration or tokenizer, {type(error).__name__}: "
+            f"{str(error)[:200]}; make it anew, or set another path"
+        ) from error
+    text = read.get_text_config()
+    if text.vocab_size != len(tokenizer) and not padded:
+        raise ConfigError(
+            f"{where}: the model has {text.vocab_size} logits, its tokenizer {len(tokenizer)} tokens; resize the "
+            "model's embeddings to the tokenizer"
+        )
+    if not tokenizer.chat_template and not model.custom_chat_template:
+        raise ConfigError(f"{where}: the tokenizer has no chat template; a team's prompts are chats")
+    return int(text.max_position_embeddings)
+
+
+def _check_json(where: str, file: Path) -> None:
+    if not file.is_file():
+        return
+    try:
+        whole = isinstance(json.loads(file.read_bytes()), dict)
+        why = "is no JSON object"
+    except (OSError, ValueError) as error:
+        whole, why = False, f"cannot be read: {error}"
+    if not whole:
+        raise ConfigError(f"{where}: its {file.name} {why}; make the model anew, or set another path")
+
+
+# ---------------------------------------------------------------------- folders
+
+
+def check_folders(config: DictConfig) -> None:
+    """Raises ConfigError if the run could not write where it will: writes a temporary file there and removes it."""
+    for where, path in _folders(config):
+        if (why := _unwritable(Path(path))) is not None:
+            raise ConfigError(f"{where}: {why}; set it to a folder that this job may write")
+
+
+def _folders(config: DictConfig) -> Iterator[tuple[str, str]]:
+    """Yields key and value, and the folder that must be writable."""
+    trainer = config.trainer
+    for name in ("default_local_dir", "rollout_data_dir", "validation_data_dir"):
+        if trainer[name] is not None:
+            yield f"trainer.{name}={trainer[name]}", trainer[name]
+    if config.global_profiler.tool is not None and config.global_profiler.save_path is not None:
+        yield f"global_profiler.save_path={config.global_profiler.save_path}", config.global_profiler.save_path
+    # As verl's `Tracking` chooses them.
+    if "file" in _loggers(trainer):
+        file = os.environ.get("VERL_FILE_LOGGER_PATH")
+        if file is not None:
+            yield f"trainer.logger=file with VERL_FILE_LOGGER_PATH={file}", os.path.dirname(file) or "."
+        else:
+            root = os.path.expanduser(os.environ.get("VERL_FILE_LOGGER_ROOT", "."))
+            yield (
+                f"trainer.logger=file with trainer.project_name={trainer.project_name}",
+                os.path.join(root, trainer.project_name),
+            )
+    if "tensorboard" in _loggers(trainer):
+        default = f"tensorboard_log/{trainer.project_name}/{trainer.experiment_name}"
+        folder = os.environ.get("TENSORBOARD_DIR", default)
+        yield f"trainer.logger=tensorboard with TENSORBOARD_DIR={folder}", folder
+
+
+def _unwritable(folder: Path) -> str | None:
+    """Returns why a file cannot be written to a folder, which may not exist yet, or None."""
+    existing = next(part for part in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(part))
+    if not existing.is_dir():
+        return f"{existing} is no folder"
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            return None
+    except OSError as error:
+        return f"{existing} cannot be written ({error.strerror})"
+
+
+# ---------------------------------------------------------------------- loggers
+
+
+def check_loggers(config: DictConfig) -> None:
+    """Raises ConfigError for a logger of verl's whose package is not installed."""
+    for name in _loggers(config.trainer):
+        module = LOGGERS[name]
+        if module is not None and importlib.util.find_spec(module) is None:
+            raise ConfigError(
+                f"trainer.logger={name}: its package is not installed: pip install {module}, or leave it out"
+            )
+
+
+def _loggers(trainer: DictConfig) -> list[Any]:
+    return [trainer.logger] if isinstance(trainer.logger, str) else list(trainer.logger)
