@@ -20,6 +20,6 @@ def test_a_step_goes_through_all_stages(tmp_path: Path, monkeypatch: pytest.Monk
     played = bench_step_rows.work(128, 16.0, True, queue)
     driven = bench_step_rows.drive(queue, answer_tokens=0)
     assert played["rows"] == driven["rows"] == 128
-    stages = ["sort", "filter", "split", "balance", "mini-batches", "log-probs", "advantage", "metrics"]
+    stages = ["sort", "filter", "split", "mini-batches", "log-probs", "advantage", "metrics"]
     assert [name for name in driven if name not in ("rows", "megabytes")] == stages
     assert bench_step_rows.total(driven) == pytest.approx(sum(driven[stage] for stage in stages))
