@@ -226,7 +226,7 @@ def dropouts(model: torch.nn.Module) -> list[str]:
 
 
 def difference(engine: TreeEngine) -> float:
-    """Returns the largest difference between the log-probs of some rows in a tree and one by one; in nats.
+    """Returns by how much (in nats) log-probs of some rows in a tree and one by one differ at most, on any rank.
 
     To be called on every rank at once, when the model is built. Raises ValueError for a model that takes no tree.
     """
@@ -242,7 +242,9 @@ def difference(engine: TreeEngine) -> float:
     finally:
         engine.refusal, engine.worth = before
     plain, trees = computed
-    return float((plain - trees).abs().max())
+    largest = (plain - trees).abs().max().to(get_device_id())
+    all_reduce(largest, ReduceOp.MAX, engine.get_data_parallel_group())  # all ranks decide alike
+    return float(largest)
 
 
 def _sample_rows(vocabulary: int) -> tuple[TensorDict, Tensor]:
