@@ -429,14 +429,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "override",
-    [
-        "trainer.total_training_steps=abc",
-        "data.train_batch_size=abc",
-        f"{_R}.temperature=-1",
-        "algorithm.adv_estimator=gae",
-        "trainer.default_local_dir=/dev/null",
-        "at_grpo.environment.size=1000000",
-    ],
+    # verl's own check of the first ends with a traceback; the second costs a write.
+    ["algorithm.adv_estimator=gae", "trainer.default_local_dir=/dev/null"],
 )
 def test_the_command_ends_before_ray_with_one_line(here: Path, override: str) -> None:
     command = [sys.executable, "-W", "ignore", "-m", "verl.trainer.main_ppo", "--config-name=plan_path_cpu", override]
