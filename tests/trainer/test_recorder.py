@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from tensordict import TensorDict
 
 from verl_atgrpo.config.schema import RecordSettings
 from verl_atgrpo.environment import Outcome, Score
-from verl_atgrpo.report.records import RecordFiles, read
+from verl_atgrpo.report.records import FORMAT, RecordFiles, read
 from verl_atgrpo.rollout.rows import failed_validation_row, training_rows, validation_rows
 from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation
 from verl_atgrpo.trainer import queue as trainer_queue
@@ -90,6 +91,14 @@ def test_decisions_in_their_order_with_their_tokenizer_and_the_committed_one() -
     for row in found:
         assert (row["step"], row["split"], row["task"], row["episode"]) == (3, "train", 5, 0)
         assert (row["success"], row["episode_reward"], row["prompt_tokens"]) == (True, 0.75, 4)
+
+
+def test_what_is_recorded_is_read_back_whole(tmp_path: Path) -> None:
+    made = decisions(rows_of(5, "uid"), "train", 3, TOKENIZERS)
+    lines = [{"format": FORMAT, "from_step": 0, "about": {}}, *made]
+    (tmp_path / "train-0001-0000.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (found,) = read(tmp_path).episodes.values()
+    assert found == made
 
 
 def test_episodes_of_a_task_are_numbered() -> None:

@@ -172,6 +172,7 @@ class _Candidate(_Line):
     reward: Number
     advantage: Number | Literal["nan", "inf", "-inf"] | None
     truncated: Annotated[bool, Strict()]
+    version: Annotated[list[Whole], Field(min_length=2, max_length=2)] | None = None
 
 
 class _Failed(_Line):
