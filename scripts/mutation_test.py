@@ -41,7 +41,7 @@ TESTS = {
     "evaluation/figures.py": "evaluation_figures",
     "serving/client.py": "attempts attempts_failures group_calls_change_nothing trace",
     "rollout/rows.py": "rows_and_metrics row_ids row_fields group_filter team_failures",
-    "sandbox/runner.py": "sandbox programs sandbox_kills isolation",
+    "sandbox/runner.py": "sandbox programs sandbox_kills isolation cgroup",
     "team.py": "team team_failures group_calls scopes",
     "trainer/checkpoints.py": "checkpoints",
     "trainer/policy_unit.py": "policy_unit staleness placement schedule",

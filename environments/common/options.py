@@ -113,6 +113,8 @@ def check_libraries(libraries: Sequence[str] | None, limits: runner.Limits) -> t
 
 @functools.cache
 def log_isolation(level: str) -> None:
-    """Logs the isolation level, the first time it is called."""
+    """Logs the isolation level and what limits memory, the first time it is called."""
     severity = logging.INFO if level == LEVELS[0] else logging.WARNING
-    logger.log(severity, "programs that models write run at isolation level %s (docs/sandbox.md)", level)
+    whole = "the whole program" if runner.cgroup() else "each of its processes, for lack of a delegated cgroup"
+    message = "programs that models write run at isolation level %s, with the limit on memory for %s (docs/sandbox.md)"
+    logger.log(severity, message, level, whole)

@@ -37,6 +37,12 @@ def test_the_configuration_reference_is_what_the_code_says() -> None:
     assert (DOCS / "configuration.md").read_text() == current, "run python scripts/config_reference.py"
 
 
+def test_the_table_of_isolation_levels_is_what_the_corpus_says() -> None:
+    current = script("sandbox_table").page()
+    assert (DOCS / "sandbox.md").read_text() == current, "run python scripts/sandbox_table.py"
+    assert current.count("\n| ") == 2 + len(script("hostile").corpus())
+
+
 @dataclasses.dataclass
 class Inner:
     """How it is inside."""

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -120,8 +121,9 @@ def test_wall_limit(code: str) -> None:
     assert result == ExecutionResult("before\n", "", None, True, False)
 
 
-def test_cpu_limit() -> None:
-    result = run("while True: pass", limits=Limits(cpu_seconds=1, wall_seconds=HANG))
+@pytest.mark.parametrize("ignored", ["", "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\n"])
+def test_cpu_limit(ignored: str) -> None:
+    result = run(ignored + "while True: pass", limits=Limits(cpu_seconds=1, wall_seconds=HANG))
     assert result.timed_out and not result.ok
     assert result.returncode == 128 + signal.SIGXCPU  # by the kernel, however busy the machine
 
@@ -137,6 +139,23 @@ def test_endless_output(stream: str) -> None:
 def test_output_of_exactly_the_limit_is_kept() -> None:
     result = run("print('x' * 99)", limits=dataclasses.replace(PATIENT, output_bytes=100))
     assert result.ok and len(result.stdout) == 100
+
+
+def test_output_in_packets_of_a_byte_costs_few_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams: list[Any] = []
+
+    class Counted(runner._Stream):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            streams.append(self)
+
+    monkeypatch.setattr(runner, "_Stream", Counted)
+    code = "import fcntl, os\nfcntl.fcntl(1, fcntl.F_SETFL, os.O_DIRECT | os.O_WRONLY)\nwhile True: os.write(1, b'x')"
+    result = asyncio.run(runner.run_python(code, limits=Limits(cpu_seconds=1, wall_seconds=0.5)))
+    output = streams[0]
+    assert result.timed_out
+    assert len(result.stdout) == output.reads - 1, "every read but the last got one byte"
+    assert output.reads < 400
 
 
 @pytest.mark.parametrize("setsid", ["", "os.setsid()"])
@@ -221,7 +240,7 @@ def test_a_sandbox_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch
     isolation()
     with tempfile.TemporaryDirectory() as empty:
         monkeypatch.setattr(runner, "_make_root", lambda *_: empty)
-        monkeypatch.setattr(runner, "_remove", lambda _: None)
+        monkeypatch.setattr(runner, "remove_root", lambda *_: None)
         with pytest.raises(RuntimeError, match=r"could not be set up: (?s:.)*No such file"):
             run("print(1)")
 
@@ -343,12 +362,24 @@ def test_isolation_is_not_required_where_no_program_runs() -> None:
         make("plan_path", require_isolation="yes")
 
 
-@pytest.mark.parametrize(("level", "severity"), [("namespaces", "INFO"), ("rlimits", "WARNING")])
+@pytest.mark.parametrize(
+    ("level", "severity", "cgroup", "memory"),
+    [
+        ("namespaces", "INFO", "/sys/x", "for the whole program"),
+        ("rlimits", "WARNING", "", "for each of its processes"),
+    ],
+)
 def test_the_level_is_logged_once(
-    level: str, severity: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    level: str,
+    severity: str,
+    cgroup: str,
+    memory: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     options.log_isolation.cache_clear()
     monkeypatch.setattr(runner, "isolation", lambda: level)
+    monkeypatch.setattr(runner, "cgroup", lambda: cgroup)
     with caplog.at_level("INFO", logger="verl_atgrpo"):  # its level is set where verl was imported before
         make("plan_path", tool="moves")
         assert not caplog.records
@@ -356,6 +387,7 @@ def test_the_level_is_logged_once(
         make("sudoku")
     (record,) = caplog.records
     assert record.levelname == severity and f"isolation level {level}" in record.message
+    assert memory in record.message
     options.log_isolation.cache_clear()
 
 

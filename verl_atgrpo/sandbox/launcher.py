@@ -29,6 +29,9 @@ All but the last and `bare namespaces`, which is for machines without libseccomp
 MARK = b"started "
 """Sent to the program's owner once all limits are in force, before the program's exit code."""
 
+FIRST_USER = 1_900_000_000
+"""Root's programs run as unprivileged users of their own: this one and those after it."""
+
 _SYSTEM = "/usr /bin /sbin /lib /lib32 /lib64 /etc /nix /gnu"
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -55,6 +58,9 @@ class Request(NamedTuple):
     file_mb: int
     libraries: Sequence[str] = ()
     """Folders of packages that the program can read, besides the system and the interpreter."""
+    cgroup: str = ""
+    """Folder of the cgroup (v2) below which the program gets its own, which limits memory and processes of the whole
+    program; "" for none."""
 
 
 class _User(NamedTuple):
@@ -71,6 +77,11 @@ def _check(result: int) -> int:
     return result
 
 
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+
+
 # ---------------------------------------------------------------------- the server
 
 
@@ -80,8 +91,11 @@ def serve(requests: socket.socket) -> None:
     A request is the JSON of a `Request` with four files: the program's standard streams and a socket to its owner.
     """
     os.umask(0o022)  # root's unprivileged users need access to the folders that launchers make
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's handler would print a traceback as the program's output
     _libc.prctl(_SET_SUBREAPER, 1, 0, 0, 0)
-    launchers: set[int] = set()
+    _leave_keyring()
+    launchers: dict[int, str] = {}
+    cgroups: set[str] = set()  # of launchers that have ended
     signals = _signal_pipe(signal.SIGCHLD)
     poll = select.poll()
     poll.register(signals, select.POLLIN)
@@ -90,9 +104,10 @@ def serve(requests: socket.socket) -> None:
         ready = dict(poll.poll())
         if signals in ready:
             os.read(signals, 256)
-            launchers -= {pid for pid, *_ in _reaped()}
-            for orphan in _children() - launchers:  # left by a launcher that was killed
+            cgroups |= {launchers.pop(pid) for pid, *_ in _reaped() if pid in launchers} - {""}
+            for orphan in _children() - launchers.keys():  # left by a launcher that was killed
                 os.kill(orphan, signal.SIGKILL)
+            cgroups = {folder for folder in cgroups if not _removed(folder)}
         if requests.fileno() not in ready:
             continue
         space = socket.CMSG_LEN(4 * array.array("i").itemsize)
@@ -109,7 +124,7 @@ def serve(requests: socket.socket) -> None:
             requests.close()
             _launch(request, *files)
             return
-        launchers.add(launcher)
+        launchers[launcher] = _cgroup(request)
         for file in files:
             os.close(file)
 
@@ -142,6 +157,8 @@ def _children() -> set[int]:
 
 def _launch(request: Request, stdin: int, stdout: int, stderr: int, control: int) -> None:
     os.setsid()
+    _libc.prctl(_SET_SUBREAPER, 1, 0, 0, 0)  # forks do not inherit it
+    _leave_keyring()
     for stream, file in enumerate((stdin, stdout, stderr)):
         os.dup2(file, stream)
         os.close(file)
@@ -159,6 +176,12 @@ def _launch(request: Request, stdin: int, stdout: int, stderr: int, control: int
             for orphan in _children():
                 os.kill(orphan, signal.SIGKILL)
             os.waitpid(-1, 0)
+    if code == 128 + signal.SIGKILL and _out_of_memory(request):
+        code = 1  # as after the MemoryError that a limit of one process raises
+        os.write(2, f"MemoryError: its processes took more than {request.memory_mb} MiB together\n".encode())
+    _removed(_cgroup(request))
+    if os.getuid() == 0 and request.level in ("bare namespaces", "rlimits"):
+        _remove_keys_of(FIRST_USER + os.getpid())
     with contextlib.suppress(OSError):  # the owner has exited
         owner.send(b"stopped" if code is None else str(code).encode())
     os._exit(0)
@@ -170,17 +193,22 @@ def _start(request: Request, owner: socket.socket) -> int:
     namespaced = request.level.endswith("namespaces")
     if user.uid == 0:
         # RLIMIT_NPROC ignores root and counts per user: each of root's programs gets its own unprivileged user.
-        uid = 1_900_000_000 + os.getpid()
+        uid = FIRST_USER + os.getpid()
         user = _User(uid, uid, request.processes)
-        os.chmod(request.root, 0o711)
+        os.chown(request.root, 0, uid)
+        os.chmod(request.root, 0o710)  # not for the users of other programs
         os.chown(work, uid, uid)
     elif namespaced:
         _enter_user_namespace(user)
         user = user._replace(tasks=user.tasks + 2)  # this namespace counts launcher and init too
     if namespaced:
         _check(_libc.unshare(_NEW_NET | _NEW_IPC | _NEW_PID))
+    if request.cgroup:
+        _make_cgroup(request, request.processes + namespaced)  # PID 1 counts
     child = os.fork()
     if child == 0:
+        if request.cgroup:
+            _write(f"{_cgroup(request)}/cgroup.procs", "0")
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         if namespaced:
@@ -241,8 +269,13 @@ def _execute_program(request: Request, user: _User, owner: socket.socket) -> NoR
         _load(_namespaced_filter())
     elif "seccomp" in request.level:
         _load(_compiled_filter(only_signals_to=os.getpid()))
-    names, memory, file_size = "CPU AS NPROC FSIZE NOFILE CORE", request.memory_mb << 20, request.file_mb << 20
-    for name, value in zip(names.split(), (request.cpu_seconds, memory, user.tasks, file_size, 64, 0), strict=True):
+    names, memory, file_size = (
+        "CPU AS NPROC FSIZE NOFILE CORE MSGQUEUE",
+        request.memory_mb << 20,
+        request.file_mb << 20,
+    )
+    values = request.cpu_seconds, memory, user.tasks, file_size, 64, 0, 0
+    for name, value in zip(names.split(), values, strict=True):
         limit = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(limit)[1] % (1 << 63)  # unlimited is -1; only root can raise it
         resource.setrlimit(limit, (min(value, hard), min(value + (name == "CPU"), hard)))
@@ -263,6 +296,56 @@ def _readable(request: Request) -> list[str]:
     return [path for path in dict.fromkeys(folders) if os.path.isdir(path)]
 
 
+def _keyctl(operation: int, argument: int | None) -> int:
+    """Calls keyctl; returns -1 where a container denies keyrings, also to programs."""
+    number = {"x86_64": 250, "aarch64": 219}.get(os.uname().machine)
+    return -1 if number is None else int(_libc.syscall(number, operation, argument, 0))
+
+
+def _leave_keyring() -> None:
+    """Joins an empty session keyring: the owner's keys are not for its programs, nor are those of other programs."""
+    _keyctl(1, None)
+
+
+def _remove_keys_of(user: int) -> None:
+    """Becomes an unprivileged user and removes both of its keyrings, which the kernel would keep."""
+    os.setresuid(user, user, user)
+    for keyring in [_keyctl(0, special) for special in (-4, -5)]:  # makes them if there are none
+        _keyctl(21, keyring)  # invalidates it
+
+
+# ---------------------------------------------------------------------- control groups
+
+
+def _cgroup(request: Request) -> str:
+    return os.path.join(request.cgroup, os.path.basename(request.root)) if request.cgroup else ""
+
+
+def _make_cgroup(request: Request, tasks: int) -> None:
+    folder = _cgroup(request)
+    os.mkdir(folder)
+    _write(f"{folder}/memory.max", str(request.memory_mb << 20))
+    _write(f"{folder}/memory.oom.group", "1")
+    if os.path.exists(f"{folder}/memory.swap.max"):
+        _write(f"{folder}/memory.swap.max", "0")
+    _write(f"{folder}/pids.max", str(tasks))
+
+
+def _out_of_memory(request: Request) -> bool:
+    """Returns whether the kernel killed the program because its cgroup had no memory left."""
+    if not request.cgroup:
+        return False
+    with open(f"{_cgroup(request)}/memory.events") as file:
+        return any(int(line.split()[1]) > 0 for line in file if line.startswith("oom_kill "))
+
+
+def _removed(cgroup: str) -> bool:
+    """Removes a cgroup if it has no process; returns whether it is gone."""
+    with contextlib.suppress(OSError):
+        os.rmdir(cgroup)
+    return not os.path.isdir(cgroup)
+
+
 # ---------------------------------------------------------------------- namespaces
 
 
@@ -273,8 +356,7 @@ def _enter_user_namespace(user: _User) -> None:
         ("uid_map", f"{user.uid} {user.uid} 1"),
         ("gid_map", f"{user.gid} {user.gid} 1"),
     ):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
+        _write(f"/proc/self/{name}", text)
 
 
 def _isolate(request: Request, user: _User) -> None:
@@ -343,6 +425,8 @@ _DENIED = (
     # IPC objects of the user
     "shmget shmat shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink "
     "keyctl add_key request_key "
+    # names of files, which Landlock would let it watch
+    "inotify_add_watch fanotify_init "
     # namespaces, mounts, kernel interfaces
     "unshare setns chroot pivot_root mount umount2 move_mount open_tree fsopen fsconfig fsmount fspick "
     "bpf perf_event_open userfaultfd"
@@ -397,7 +481,7 @@ def _compiled_filter(only_signals_to: int | None) -> bytes:
     deny("prlimit64", 0, differs, 0)
     deny("sendto", 4, differs, 0)  # with an address
     int_bits = 0xFFFFFFFF  # the kernel ignores the upper bits of these arguments
-    for command in 8, 10, 15:  # F_SETOWN, F_SETSIG, F_SETOWN_EX: signals to any process
+    for command in 8, 10, 15, 1026:  # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_NOTIFY: signals to any process, or by files
         deny("fcntl", 1, masked, int_bits, command)
     for command in 0x8901, 0x8902, 0x5412:  # FIOSETOWN, SIOCSPGRP likewise; TIOCSTI types into a terminal
         deny("ioctl", 1, masked, int_bits, command)

@@ -7,7 +7,6 @@ import contextlib
 import fcntl
 import functools
 import importlib.util
-import itertools
 import logging
 import os
 import signal
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 
 from verl_atgrpo.sandbox.launcher import LEVELS, MARK, Request
 from verl_atgrpo.sandbox.pool import POOL
+from verl_atgrpo.sandbox.removal import remove_root
 
 logger = logging.getLogger(__name__)
 _SWEEP_SECONDS = 1.0
@@ -34,6 +34,8 @@ _slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] 
 class Limits:
     """Limits of one run: CPU seconds and address space (MiB) per process, `wall_seconds` for the whole run,
     `output_bytes` per stream, `processes` including threads and children, `file_mb` (MiB) per file.
+
+    With a `cgroup`, `memory_mb` is also the memory of all its processes together.
     """
 
     cpu_seconds: int = 2
@@ -83,8 +85,48 @@ def isolation() -> str:
     raise RuntimeError(f"the sandbox cannot be set up: {error}")
 
 
+@functools.cache
+def cgroup() -> str:
+    """Returns the folder of the cgroup (v2) below which programs get cgroups of their own; "" if there is none.
+
+    It is this process's or the one above, if trial runs can limit memory and tasks below it. In such a cgroup
+    `memory_mb` and `processes` are limits of the whole program.
+    """
+    for folder in _cgroups():
+        found = None
+        for _ in range(_RUNS):
+            if (found := trial(isolation(), cgroup=folder)) is not None:
+                break
+        if found == "":
+            return folder
+    return ""
+
+
+def _cgroups(process: str = "/proc/self") -> list[str]:
+    """Returns the folders of a process's cgroup and of the one above, as far as they pass on both controllers."""
+    with open(f"{process}/cgroup") as listing:
+        own = next((line[3:].strip() for line in listing if line.startswith("0::")), "")
+    with open(f"{process}/mountinfo") as listing:
+        mounts = [line.split() for line in listing if " - cgroup2 " in line]
+    folders = []
+    for *_, root, top in (mount[:5] for mount in mounts):
+        relative = os.path.relpath(own, root) if own and "/.." not in own else ".."  # outside of what is visible here
+        for path in () if relative.startswith("..") else (relative, os.path.dirname(relative)):
+            folder = os.path.normpath(os.path.join(top, path))
+            control = os.path.join(folder, "cgroup.subtree_control")
+            if os.access(folder, os.W_OK) and os.path.exists(control):
+                with open(control) as file:
+                    if {"memory", "pids"} <= set(file.read().split()):
+                        folders.append(folder)
+    return list(dict.fromkeys(folders))
+
+
 def trial(
-    level: str, code: str = "", limits: Limits = Limits(wall_seconds=20), libraries: tuple[str, ...] = ()
+    level: str,
+    code: str = "",
+    limits: Limits = Limits(wall_seconds=20),
+    libraries: tuple[str, ...] = (),
+    cgroup: str = "",
 ) -> str | None:
     """Returns the error of a program at `level`: "" if it ran, None if it was killed."""
     ours, theirs = socket.socketpair()
@@ -92,7 +134,7 @@ def trial(
     try:
         with ours, tempfile.TemporaryFile() as streams:
             with theirs:
-                request = _request(level, root, limits, libraries)
+                request = _request(level, root, limits, libraries, cgroup)
                 POOL.start(request, (*[streams.fileno()] * 3, theirs.fileno()))
             report = b"".join(iter(functools.partial(ours.recv, 16), b""))
             streams.seek(0)
@@ -103,7 +145,7 @@ def trial(
             killed = report == str(128 + signal.SIGKILL).encode() or not (report or errors)
             return None if killed else errors[-500:] or f"the trial run ended with {report!r}"
     finally:
-        _remove(root)
+        remove_root(root, level)
 
 
 @functools.cache
@@ -162,11 +204,12 @@ async def run_once(
     level: str, code: str, stdin: str, limits: Limits, libraries: tuple[str, ...]
 ) -> ExecutionResult | None:
     """Runs a program once, without retries; returns None if its launcher was killed."""
+    group = await asyncio.to_thread(cgroup)
     root = _make_root(code, libraries)
     try:
-        return await _run(_request(level, root, limits, libraries), stdin, limits)
+        return await _run(_request(level, root, limits, libraries, group), stdin, limits)
     finally:
-        await asyncio.to_thread(_remove, root)
+        await asyncio.to_thread(remove_root, root, level)
 
 
 def _killed(result: ExecutionResult) -> bool:
@@ -175,10 +218,10 @@ def _killed(result: ExecutionResult) -> bool:
     return not stopped and result.returncode in (None, 128 + signal.SIGKILL)
 
 
-def _request(level: str, root: str, limits: Limits, libraries: tuple[str, ...]) -> Request:
+def _request(level: str, root: str, limits: Limits, libraries: tuple[str, ...], cgroup: str) -> Request:
     seconds = limits.wall_seconds + _SWEEP_SECONDS
     bounds = limits.cpu_seconds, limits.memory_mb, limits.processes, limits.file_mb
-    return Request(level, root, seconds, *bounds, library_folders(libraries))
+    return Request(level, root, seconds, *bounds, library_folders(libraries), cgroup)
 
 
 def _make_root(code: str, libraries: tuple[str, ...]) -> str:
@@ -204,43 +247,6 @@ def _sealed(data: bytes) -> int:
     seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
     return file
-
-
-def _remove(root: str) -> None:
-    """Removes a program's folder, whatever the program made in its `work`.
-
-    Every folder is moved to the top before it is emptied: so neither the depth of a tree nor the length of its paths
-    matters. A process that outlived a killed launcher for a moment may still write there: then the folder stays.
-    """
-    try:
-        _empty(root)
-        os.rmdir(root)
-    except OSError as error:
-        logger.warning("the sandbox's folder %s cannot be removed: %s", root, error)
-
-
-def _empty(root: str) -> None:
-    names = itertools.count()
-    top = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        while folders := [entry.name for entry in os.scandir(top) if entry.is_dir(follow_symlinks=False)]:
-            for folder in folders:
-                os.chmod(folder, 0o700, dir_fd=top)  # a program may have locked its own folders
-                inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
-                try:
-                    for entry in list(os.scandir(inner)):
-                        if entry.is_dir(follow_symlinks=False):
-                            os.chmod(entry.name, 0o700, dir_fd=inner)
-                            os.rename(entry.name, f"moved-{next(names)}", src_dir_fd=inner, dst_dir_fd=top)
-                        else:
-                            os.unlink(entry.name, dir_fd=inner)
-                finally:
-                    os.close(inner)
-                os.rmdir(folder, dir_fd=top)
-        for name in os.listdir(top):
-            os.unlink(name, dir_fd=top)
-    finally:
-        os.close(top)
 
 
 class _Stream:
