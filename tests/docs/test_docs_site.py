@@ -40,7 +40,6 @@ def test_the_configuration_reference_is_what_the_code_says() -> None:
 def test_the_table_of_isolation_levels_is_what_the_corpus_says() -> None:
     current = script("sandbox_table").page()
     assert (DOCS / "sandbox.md").read_text() == current, "run python scripts/sandbox_table.py"
-    assert current.count("\n| ") == 2 + len(script("hostile").corpus())
 
 
 @dataclasses.dataclass

@@ -24,7 +24,7 @@ from uuid import uuid4
 import hostile
 import pytest
 from hostile import Program
-from processes import children
+from processes import WAITING, WAKING, children, waiting_below
 from waiting import HANG, until, wait_until
 
 from verl_atgrpo.sandbox import pool as pool_module
@@ -52,6 +52,8 @@ class Arena:
         self.folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="arena-")))
         self.folder.chmod(0o711)
         self.mine = {} if self.owner == os.getuid() else {"user": OTHER, "group": OTHER, "extra_groups": ()}
+        # Where it is ignored, as after nohup, the pool's interpreter would have no handler of its own.
+        held.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
         # All users' programs must have access to the interpreter.
         python = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin")
         patch.setattr(sys, "executable", python or sys.executable)
@@ -319,6 +321,32 @@ os.abort()
     result = asyncio.run(runner.run_python(code, stdin="given"))
     assert result.stdout == "b'pair'\nthread\nchild\n given\n"
     assert result.returncode == 128 + signal.SIGABRT
+
+
+@pytest.mark.parametrize("arena", [("landlock+seccomp", hostile.seen_users()[0])], indirect=True)
+def test_orphans_live_as_long_as_their_program(arena: Arena) -> None:
+    code = f"""
+import os
+readable, writable = os.pipe()
+if os.fork() == 0:
+    if os.fork():
+        os._exit(0)
+    {WAITING.strip().replace(chr(10), chr(10) + "    ")}
+os.wait()
+os.close(writable)
+os.read(readable, 1)
+"""
+
+    async def scenario() -> ExecutionResult:
+        call = asyncio.create_task(runner.run_python(code))
+        await until(lambda: arena.pool.server and waiting_below(arena.pool.server.pid), every=0.002)
+        assert (await runner.run_python("print(1)")).ok
+        assert arena.pool.server is not None
+        for orphan in waiting_below(arena.pool.server.pid):
+            os.kill(orphan, WAKING)
+        return await call
+
+    assert asyncio.run(scenario()).stdout == "done\n"
 
 
 def test_an_entry_that_cannot_be_read_is_named(tmp_path: Path) -> None:

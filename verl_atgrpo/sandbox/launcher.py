@@ -178,7 +178,8 @@ def _launch(request: Request, stdin: int, stdout: int, stderr: int, control: int
             os.waitpid(-1, 0)
     if code == 128 + signal.SIGKILL and _out_of_memory(request):
         code = 1  # as after the MemoryError that a limit of one process raises
-        os.write(2, f"MemoryError: its processes took more than {request.memory_mb} MiB together\n".encode())
+        with contextlib.suppress(OSError):  # the program may have made the pipe refuse
+            os.write(2, f"MemoryError: its processes took more than {request.memory_mb} MiB together\n".encode())
     _removed(_cgroup(request))
     if os.getuid() == 0 and request.level in ("bare namespaces", "rlimits"):
         _remove_keys_of(FIRST_USER + os.getpid())
@@ -269,13 +270,8 @@ def _execute_program(request: Request, user: _User, owner: socket.socket) -> NoR
         _load(_namespaced_filter())
     elif "seccomp" in request.level:
         _load(_compiled_filter(only_signals_to=os.getpid()))
-    names, memory, file_size = (
-        "CPU AS NPROC FSIZE NOFILE CORE MSGQUEUE",
-        request.memory_mb << 20,
-        request.file_mb << 20,
-    )
-    values = request.cpu_seconds, memory, user.tasks, file_size, 64, 0, 0
-    for name, value in zip(names.split(), values, strict=True):
+    limits = {"CPU": request.cpu_seconds, "AS": request.memory_mb << 20, "FSIZE": request.file_mb << 20}
+    for name, value in (limits | {"NPROC": user.tasks, "NOFILE": 64, "CORE": 0, "MSGQUEUE": 0}).items():
         limit = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(limit)[1] % (1 << 63)  # unlimited is -1; only root can raise it
         resource.setrlimit(limit, (min(value, hard), min(value + (name == "CPU"), hard)))

@@ -24,18 +24,17 @@ def remove_root(root: str, level: str) -> None:
     files may stay.
     """
     try:
-        if level in ("seccomp", "rlimits"):
-            user = os.stat(os.path.join(root, "work")).st_uid
-            if user >= FIRST_USER:
-                remove_all_of(user)
+        user = os.stat(os.path.join(root, "work")).st_uid
         folder = os.open(root, _FOLDER)
         try:
             _empty(folder)
         finally:
             os.close(folder)
         os.rmdir(root)
+        if user >= FIRST_USER and level in ("seccomp", "rlimits"):
+            remove_all_of(user)
     except OSError as error:
-        logger.warning("the sandbox's folder %s cannot be removed: %s", root, error)
+        logger.warning("what the program of %s left cannot be removed: %s", root, error)
 
 
 def remove_all_of(user: int) -> None:
@@ -47,16 +46,18 @@ def remove_all_of(user: int) -> None:
         finally:
             os.close(folder)
     libc = ctypes.CDLL(None)
-    for kind, remove in (
-        ("shm", lambda number: libc.shmctl(number, 0, None)),
-        ("sem", lambda number: libc.semctl(number, 0, 0)),
-        ("msg", lambda number: libc.msgctl(number, 0, None)),
+    for kind, control, removal in (
+        ("shm", libc.shmctl, (0, None)),
+        ("sem", libc.semctl, (0, 0)),
+        ("msg", libc.msgctl, (0, None)),
     ):
+        if not os.path.exists(f"/proc/sysvipc/{kind}"):  # a kernel without them
+            continue
         with open(f"/proc/sysvipc/{kind}") as listing:
             names, *rows = (line.split() for line in listing)
         for row in rows:
             if int(row[names.index("cuid")]) == user:
-                remove(int(row[1]))
+                control(int(row[1]), *removal)
 
 
 def _remove_files_of(user: int, folder: int) -> None:
