@@ -53,15 +53,21 @@ def test_no_data_file(kind: str, data: Path, tmp_path: Path, capsys: Capture) ->
     refused(CHECK, tmp_path, capsys, in_place_of(data, kind))
 
 
-WHOLE = gzip.compress(b'{"question": "1+1", "answer": "2"}\n' * 50)
+WHOLE = gzip.compress(b'{"question": "1+1", "answer": "2"}\n' * 50, mtime=0)
+ARCHIVES = {
+    "empty": b"",
+    "without end": WHOLE[:-4],
+    "other bytes inside": WHOLE[:30] + b"\0\0\0" + WHOLE[33:],
+    "no gzip": b"no gzip",
+}
 
 
-@pytest.mark.parametrize("content", [b"", WHOLE[:-4], WHOLE[:30] + b"\0\0\0" + WHOLE[33:], b"no gzip"])
+@pytest.mark.parametrize("kind", ARCHIVES)
 def test_a_damaged_archive(
-    content: bytes, data: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    kind: str, data: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "train.jsonl.gz"
-    path.write_bytes(content)
+    path.write_bytes(ARCHIVES[kind])
     use(monkeypatch, path)
     refused(CHECK, tmp_path, capsys, path)
 

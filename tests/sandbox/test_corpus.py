@@ -112,14 +112,37 @@ class Arena:
 
     def left(self) -> list[str]:
         """Returns what is left of all programs, once what is ending has ended."""
+        seen: list[str] = []
+
+        def nothing() -> bool:
+            seen[:] = self._left()
+            return not seen
+
         with contextlib.suppress(AssertionError):
-            wait_until(lambda: not self._left())
-        return self._left()
+            wait_until(nothing)
+        return seen
 
     def _left(self) -> list[str]:
         server = self.pool.server
         processes = children(server.pid) if server is not None else []
-        return [*map(str, processes), *os.listdir(self.folder), *files_of_users(), *ipc_of_users()]
+        return [*map(str, processes), *os.listdir(self.folder), *self._files(), *self._ipc_objects()]
+
+    def _files(self) -> list[str]:
+        """Returns the files of unprivileged users that only programs of these tests have."""
+        found = []
+        for folder in SHARED_FOLDERS:
+            for entry in os.scandir(folder):
+                with contextlib.suppress(FileNotFoundError):
+                    if self._owns(entry.stat(follow_symlinks=False).st_uid):
+                        found.append(entry.path)
+        return found
+
+    def _ipc_objects(self) -> list[str]:
+        return [line for line in ipc_objects() if self._owns(int(line.split()[3]))]
+
+    def _owns(self, user: int) -> bool:
+        """Returns whether programs of this arena run as `user`; those of root have what tests beside these have."""
+        return user == self.owner if self.mine else user >= FIRST_USER
 
 
 class Targets:
@@ -226,25 +249,6 @@ def remove_ipc(listed: str) -> None:
     kind, _, number, _ = listed.split()
     libc = ctypes.CDLL(None)
     {"shm": libc.shmctl, "sem": libc.semctl, "msg": libc.msgctl}[kind](int(number), 0, None)
-
-
-def of_programs(user: int) -> bool:
-    return user == OTHER or user >= FIRST_USER
-
-
-def ipc_of_users() -> list[str]:
-    return [line for line in ipc_objects() if of_programs(int(line.split()[3]))]
-
-
-def files_of_users() -> list[str]:
-    """Returns the files of unprivileged users that only programs of these tests have."""
-    found = []
-    for folder in SHARED_FOLDERS:
-        for entry in os.scandir(folder):
-            with contextlib.suppress(FileNotFoundError):
-                if of_programs(entry.stat(follow_symlinks=False).st_uid):
-                    found.append(entry.path)
-    return found
 
 
 def keys_of_programs() -> list[str]:
