@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import json
 
 import pytest
-from fakes.coding_problems import ADD, ASSERTED, DOUBLE, HUMANEVAL, needs_humaneval, needs_namespaces, verdict
-from waiting import HANG
+from fakes.coding_problems import (
+    ADD,
+    ASSERTED,
+    DOUBLE,
+    humaneval,
+    needs_humaneval,
+    needs_namespaces,
+    verdict,
+    verdicts,
+)
 
-from verl_atgrpo.environments.code.formats import read_problems
-from verl_atgrpo.environments.code.programs import Asserts, Call, Exchange, Problem, Verdict, judge
-from verl_atgrpo.sandbox.runner import Limits
+from verl_atgrpo.environments.code.programs import Asserts, Call, Exchange, Problem
 
 # ------------------------------------------------------------------ judging
 
@@ -184,22 +189,10 @@ def test_programs_cannot_find_expected_output() -> None:
 # ------------------------------------------------------------------ HumanEval
 
 
-def humaneval() -> tuple[Problem, ...]:
-    return read_problems({"path": str(HUMANEVAL), "format": "humaneval"}, "train")
-
-
-async def judge_all(programs: list[tuple[Problem, str]]) -> list[Verdict]:
-    return list(
-        await asyncio.gather(
-            *(judge(p, program, p.tests, Limits(cpu_seconds=20, wall_seconds=HANG)) for p, program in programs)
-        )
-    )
-
-
 def check_humaneval(problems: tuple[Problem, ...]) -> None:
-    good = asyncio.run(judge_all([(problem, str(problem.solution)) for problem in problems]))
+    good = verdicts([(problem, str(problem.solution)) for problem in problems])
     assert [p.entry_point for p, v in zip(problems, good, strict=True) if v.fraction < 1] == []
-    bad = asyncio.run(judge_all([(problem, f"{problem.statement}\n    return None") for problem in problems]))
+    bad = verdicts([(problem, f"{problem.statement}\n    return None") for problem in problems])
     assert [p.entry_point for p, v in zip(problems, bad, strict=True) if v.fraction == 1] == []
     assert all(v.built and v.ran for v in bad)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from waiting import HANG
 
+from verl_atgrpo.environments.code.formats import read_problems
 from verl_atgrpo.environments.code.programs import Asserts, Call, Exchange, Problem, Test, Verdict, judge
 from verl_atgrpo.sandbox.runner import Limits, isolation
 
@@ -43,6 +44,20 @@ def verdict(problem: Problem, program: str, *tests: Test) -> Verdict:
     # The limit of CPU time ends infinite loops; it is many times what starting a program takes.
     limits = Limits(cpu_seconds=2 if "while" in program else 20, wall_seconds=HANG)
     return asyncio.run(judge(problem, program, tests or problem.tests, limits))
+
+
+def humaneval() -> tuple[Problem, ...]:
+    return read_problems({"path": str(HUMANEVAL), "format": "humaneval"}, "train")
+
+
+def verdicts(programs: Sequence[tuple[Problem, str]]) -> list[Verdict]:
+    """Judges all programs by all tests of their problems."""
+    limits = Limits(cpu_seconds=20, wall_seconds=HANG)
+
+    async def judged() -> list[Verdict]:
+        return await asyncio.gather(*(judge(problem, program, problem.tests, limits) for problem, program in programs))
+
+    return asyncio.run(judged())
 
 
 def block(code: str) -> str:
