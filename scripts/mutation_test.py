@@ -9,7 +9,8 @@ that verl registers, changes every text, including error messages, and finds a m
 them; cosmic-ray (8.7) edits the working tree and starts Python for every mutant, where importing verl alone takes 15
 seconds. This script copies the tree, imports third-party modules once, and forks for every mutant.
 
-Not changed: texts, annotations, log calls, `assert`s and `strict=`, error messages, and a module's top level.
+Not changed: texts, annotations, log calls, `assert`s and `strict=`, colors of verl's profiler, error messages, and a
+module's top level.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = "verl_atgrpo"
 TESTS = {
-    "environments/code/environment.py": "coding coding_formats",
-    "environments/math/answers.py": "math_answers math_team",
+    "environments/code/environment.py": "coding coding_formats single_agent hostile_replies",
+    "environments/math/answers.py": "math_answers math_team replies bought_rewards",
     "estimators/spec.py": "estimator_spec advantage agent_estimators gigpo m_grpo scopes row_ids estimator_config",
     "evaluation/figures.py": "evaluation_figures",
-    "serving/client.py": "attempts attempts_failures group_calls_change_nothing trace",
+    "serving/client.py": "attempts attempts_failures group_calls group_calls_change_nothing trace",
     "rollout/rows.py": "rows_and_metrics row_ids row_fields group_filter team_failures",
     "sandbox/runner.py": "sandbox programs sandbox_kills isolation cgroup",
-    "team.py": "team team_failures group_calls scopes",
+    "team.py": "team team_failures group_calls scopes evaluation_episodes",
     "trainer/checkpoints.py": "checkpoints",
-    "trainer/policy_unit.py": "policy_unit staleness placement schedule",
+    "trainer/policy_unit.py": "policy_unit standalone staleness placement schedule device_memory",
     "trainer/metrics.py": "staleness rows_and_metrics row_parts",
     "trainer/step_rows.py": "group_filter row_parts",
     "estimators/ids.py": "row_ids rows_and_metrics gigpo",
@@ -65,7 +66,7 @@ _CALLS = {
     "removeprefix": "removesuffix", "partition": "rpartition", "rpartition": "partition", "append": "count",
     "extend": "index", "startswith": "endswith", "endswith": "startswith", "find": "rfind", "rfind": "find",
 }  # fmt: skip
-_UNCHANGED = ("strict", "repr")
+_UNCHANGED = ("strict", "repr", "color")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from verl_atgrpo.team import (
     Agent,
     EpisodeRecord,
     Team,
+    TeamOptions,
     play,
     select,
 )
@@ -148,6 +149,11 @@ def test_random_selections_of_agents_and_turns_are_independent() -> None:
     for one, other in ((left, right), (left, left[1:]), (right, left[1:])):
         alike = sum(a == b for a, b in zip(one, other, strict=False)) / len(other)
         assert 0.1 < alike < 0.4  # a quarter by chance
+
+
+def test_the_rewards_of_a_decision_are_the_paper_s_by_default() -> None:
+    options = TeamOptions()
+    assert (options.alpha, options.local_weight, options.selection, options.softmax_temperature) == (1, 1, "greedy", 1)
 
 
 def test_softmax_of_a_team_uses_its_temperature() -> None:

@@ -141,7 +141,7 @@ def as_messages(prompt: Prompt) -> list[Message]:
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
 
 
-def select(rewards: Sequence[float], selection: Selection, rng: random.Random, temperature: float = 1.0) -> int:
+def select(rewards: Sequence[float], selection: Selection, rng: random.Random, temperature: float) -> int:
     """Returns the index of the candidate to commit, given the candidates' mixed rewards."""
     if selection == "first":
         return 0

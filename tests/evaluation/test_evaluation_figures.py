@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from fractions import Fraction
 from itertools import combinations, product
@@ -218,6 +219,17 @@ def test_one_turn_and_one_episode_are_singular() -> None:
         "solved within 2 turns",
     ]
     assert "3, 2 episodes each;" in figures_table(figures(by_hand()))
+
+
+def test_failed_episodes_and_unbounded_intervals_are_in_the_table() -> None:
+    def failed(sample: int, reason: str) -> EpisodeRow:
+        return row(1, sample, False, failed=Failure(reason, "why"))
+
+    table = figures_table(figures([row(0, 0, True), failed(0, "engine"), failed(1, "timeout"), failed(2, "engine")]))
+    assert "3 (engine 2, timeout 1): counted as not solved" in table
+    # Some resamples have no solved episode.
+    assert re.search(r"tokens per solved episode +[\d.]+  \[[\d.]+, unbounded\]", table)
+    assert "failed" not in figures_table(figures([row(0, 0, True)]))
 
 
 def test_a_paired_difference_by_hand() -> None:

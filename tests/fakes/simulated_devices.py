@@ -23,6 +23,7 @@ from omegaconf import OmegaConf
 from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
 from verl.utils import memory_utils
 
+from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.estimators.spec import PRESETS
 from verl_atgrpo.serving.workers import PolicyServers, PolicyWorker
 from verl_atgrpo.trainer import policy_unit
@@ -258,11 +259,14 @@ class DeviceReplica(Replica):
     async def resume_generation(self) -> None: ...
 
 
+SETTINGS = AtGrpoConfig(environment={"name": "none"}, restart_servers=9, prefix_tree=False)
+
+
 class Unit(PolicyUnit):
     """A policy with one worker per simulated device and one server on all."""
 
     def __init__(self, name: str, job: Any, number: int, trainable: bool, devices: Sequence[Device]) -> None:
-        super().__init__(name, job, f"policies/{name}", trainable, number, restarts=9, spec=PRESETS["at_grpo"])
+        super().__init__(name, job, f"policies/{name}", trainable, number, SETTINGS, PRESETS["at_grpo"])
         self._devices = devices
 
     def place(self, pool: Any) -> None:

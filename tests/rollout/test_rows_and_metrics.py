@@ -258,6 +258,8 @@ def test_a_validation_in_which_every_episode_failed_is_not_a_success_of_zero() -
     assert every_episode_failed({**accuracy, "val-aux/plan_path/failed/mean@1": 1.0})
     assert not every_episode_failed({**accuracy, "val-aux/plan_path/failed/mean@1": 0.5})
     assert not every_episode_failed(accuracy)
+    one_of_two = {"val-aux/code/failed/mean@1": 1.0, "val-aux/math/failed/mean@1": 0.0}
+    assert not every_episode_failed({**accuracy, **one_of_two})
 
 
 def test_one_policys_metrics_keep_verls_names() -> None:

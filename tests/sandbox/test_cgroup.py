@@ -110,6 +110,8 @@ def test_a_cgroup_in_which_no_program_can_run_is_not_used(tmp_path: Path, monkey
         ("/job/inner", "/", {"job": "cpu memory", "": "memory pids"}, []),
         ("/../other", "/", {"": "memory pids"}, []),
         ("/job", "/elsewhere", {"": "memory pids"}, []),
+        ("/job", "/job/inner/..other", {"": "memory pids"}, []),
+        ("/inner..", "/", {"": "memory pids"}, [""]),
     ],
 )
 def test_cgroups_are_this_process_s_and_the_one_above(

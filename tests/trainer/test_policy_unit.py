@@ -27,7 +27,7 @@ from torch import Tensor
 from transfer_queue import KVBatchMeta
 
 from verl_atgrpo import recipes
-from verl_atgrpo.config.schema import ConfigError
+from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.estimators.spec import PRESETS
 from verl_atgrpo.rollout.rows import Row, episode_fields
 from verl_atgrpo.serving.client import DecisionClient, balancer_class
@@ -117,7 +117,13 @@ class Policy:
         monkeypatch.setattr(policy_unit, "RayWorkerGroup", Group)
         monkeypatch.setattr(policy_unit, "create_colocated_worker_cls", lambda class_dict: class_dict)
         self.unit = PolicyUnit(
-            "coder", config, "coder_folder", trainable, first_replica=3, restarts=1, spec=PRESETS["at_grpo"]
+            "coder",
+            config,
+            "coder_folder",
+            trainable,
+            first_replica=3,
+            settings=AtGrpoConfig.from_config(config),
+            spec=PRESETS["at_grpo"],
         )
         self.unit.place("pool")  # type: ignore[arg-type]
         self.workers: Any = self.unit.actor_rollout_wg
@@ -485,9 +491,6 @@ def test_only_in_sync_mode_must_every_row_be_fresh(monkeypatch: pytest.MonkeyPat
         policy = Policy(monkeypatch, job(recipe, **{"at_grpo.mode": mode}))
         batch = policy.play(6)  # at step 1, sampled with version 0
         assert (PROBS_DIFF in policy.unit.train(batch, 2).metrics) is old
-    # The default is sync mode.
-    policy = Policy(monkeypatch, job(OmegaConf.masked_copy(recipe, [key for key in recipe if key != "at_grpo"])))
-    assert PROBS_DIFF in policy.unit.train(policy.play(6), 2).metrics
 
 
 @pytest.mark.parametrize(
@@ -518,6 +521,7 @@ class Servers:
         self.version = -1
         self.polls = 0
         self.dead = False
+        self.trees_tried = False
 
     # PolicyServers
 
@@ -563,13 +567,19 @@ class Servers:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> tuple[Policy, Servers]:
-    policy, servers = Policy(monkeypatch, job(recipe, **{f"{ROLLOUT}.checkpoint_engine.backend": "nccl"})), Servers()
+    changes = {f"{ROLLOUT}.checkpoint_engine.backend": "nccl", "at_grpo.restart_servers": 1}
+    policy, servers = Policy(monkeypatch, job(recipe, **changes)), Servers()
     monkeypatch.setattr(policy.workers, "reserve_port", lambda: 12345, raising=False)
     monkeypatch.setattr(policy.workers, "use_port", lambda port: setattr(servers, "port", port), raising=False)
 
     def init_model() -> None:
         assert servers.port == 12345  # type: ignore[attr-defined]
         servers.state = "loaded"
+
+    def tree_refusal() -> list[str | None]:
+        assert servers.state == "loaded"
+        servers.trees_tried = True
+        return [None]
 
     def manager(config: Any, actor_wg: Any, replicas: list[str]) -> Servers:
         assert (config.backend, actor_wg, replicas) == ("naive", policy.workers, ["replica"])
@@ -580,6 +590,7 @@ def started(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> tuple[Policy, Serve
         return servers
 
     monkeypatch.setattr(policy.workers, "init_model", init_model, raising=False)
+    monkeypatch.setattr(policy.workers, "tree_refusal", tree_refusal)
     monkeypatch.setattr(policy_unit, "PolicyServers", servers)
     monkeypatch.setattr(policy_unit, "CheckpointEngineManager", manager)
     monkeypatch.setattr(policy_unit, "Replicas", watch)
@@ -635,7 +646,7 @@ def test_tokens_that_trees_save_are_a_metric(monkeypatch: pytest.MonkeyPatch, re
 
 def test_servers_sleep_after_the_start_on_the_policys_workers(started: tuple[Policy, Servers]) -> None:
     policy, servers = started
-    assert servers.state == "asleep"
+    assert servers.state == "asleep" and servers.trees_tried
     assert servers.given == {
         "config": policy.unit.config,
         "worker_group": policy.workers,

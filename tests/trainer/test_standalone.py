@@ -17,6 +17,8 @@ import zmq
 from omegaconf import OmegaConf
 from verl.checkpoint_engine.base import CheckpointEngineWorker
 
+from verl_atgrpo.config.schema import AtGrpoConfig
+from verl_atgrpo.estimators.spec import PRESETS
 from verl_atgrpo.serving import replicas
 from verl_atgrpo.serving.health import PolicyFailed
 from verl_atgrpo.serving.workers import ServerWorker, StandaloneServers, WeightTarget
@@ -73,18 +75,21 @@ def job(name: str = "default", **rollout: Any) -> Any:
     return OmegaConf.create({"actor_rollout_ref": {"rollout": {"checkpoint_engine": engine, **rollout}}})
 
 
+SETTINGS, SPEC = AtGrpoConfig(environment={"name": "none"}), PRESETS["at_grpo"]
+
+
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """Units without a model."""
 
-    def init(self: Any, name: str, job: Any, folder: str, trainable: bool, first_replica: int, restarts: int) -> None:
+    def init(self: Any, name: str, job: Any, folder: str, trainable: bool, first_replica: int, *_: Any) -> None:
         self.name, self.config, self.trainable, self.first_replica = name, job, trainable, first_replica
 
     monkeypatch.setattr(PolicyUnit, "__init__", init)
 
 
 def unit(name: str = "coder", trainable: bool = True, servers: int = 2, first: int = 4) -> Any:
-    made = StandaloneUnit(name, job(nnodes=1, n_gpus_per_node=servers), "actor", trainable, first, 0)
+    made = StandaloneUnit(name, job(nnodes=1, n_gpus_per_node=servers), "actor", trainable, first, SETTINGS, SPEC)
     numbers = range(first, first + servers)
     channel = "ipc:///tmp/job-replica-{}-rank-0.sock"
     made.sync = Sync()
@@ -116,7 +121,7 @@ def unit(name: str = "coder", trainable: bool = True, servers: int = 2, first: i
 def test_every_policy_has_its_own_group_name() -> None:
     names = set()
     for policy, given in (("coder", "default"), ("tester", "default"), ("judge", "mine"), ("coder", "mine")):
-        made = StandaloneUnit(policy, job(given), "actor", True, 0, 0)
+        made = StandaloneUnit(policy, job(given), "actor", True, 0, SETTINGS, SPEC)
         names.add(made.config.actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.nccl.group_name)
     assert names == {"at_grpo-coder", "at_grpo-tester", "mine-judge", "mine-coder"}
 
@@ -126,7 +131,7 @@ def test_devices_of_servers_are_counted() -> None:
     """Devices that only serve are devices of the job."""
     made = unit(servers=3)
     assert made.own_server_devices == made.server_devices(SimpleNamespace(world_size=2)) == 3
-    shared = PolicyUnit("coder", job(), "actor", True, 0, 0)
+    shared = PolicyUnit("coder", job(), "actor", True, 0, SETTINGS, SPEC)
     assert shared.own_server_devices == 0
     assert shared.server_devices(SimpleNamespace(world_size=2)) == 2  # type: ignore[arg-type]
 

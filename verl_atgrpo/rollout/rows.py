@@ -144,13 +144,13 @@ def episode_fields(
     if not rows:
         raise ValueError("the episode has no row: run() made no decision")
     answers = [row.generation.token_ids for row in rows]
-    lengths = np.fromiter(map(len, answers), dtype=np.int64, count=len(rows))
+    lengths = np.fromiter(map(len, answers), dtype=np.int64)
     if not lengths.all():
         raise ValueError(f"row {rows[int(lengths.argmin())].key!r}: the answer has no token")
     # Candidates of a decision share its prompt.
     prompts = {id(row.prompt_ids): torch.from_numpy(np.array(row.prompt_ids, dtype=np.int64)) for row in rows}
     of_rows = [prompts[id(row.prompt_ids)] for row in rows]
-    prompt_lengths = np.fromiter(map(len, of_rows), dtype=np.int64, count=len(rows))
+    prompt_lengths = np.fromiter(map(len, of_rows), dtype=np.int64)
     total = lengths + prompt_lengths
     responses = _flat(answers, np.int64, int(lengths.sum()))
     sequences = list(
@@ -163,7 +163,7 @@ def episode_fields(
     else:
         positions = _stack([position_ids(ids) for ids in torch.split_with_sizes(input_ids, total.tolist())])
     mask = _column(torch.ones_like(responses), lengths)
-    scores = torch.zeros(len(responses), dtype=torch.float32)
+    scores = torch.zeros(len(responses))
     scores[torch.from_numpy(np.cumsum(lengths) - 1)] = torch.tensor([row.reward for row in rows], dtype=torch.float32)
     versions = [row.generation.weights_version for row in rows]
     fields: dict[str, Any] = {

@@ -25,7 +25,7 @@ from verl.workers.rollout.utils import get_max_position_embeddings
 
 from verl_atgrpo.config.policies import EXPANDED
 from verl_atgrpo.config.policy_check import check_context
-from verl_atgrpo.config.schema import SECTION, ConfigError
+from verl_atgrpo.config.schema import SECTION, AtGrpoConfig, ConfigError
 from verl_atgrpo.estimators.spec import EstimatorSpec
 from verl_atgrpo.prefix_tree.engine import MODEL_TOKENS, ROW_TOKENS
 from verl_atgrpo.serving.client import DecisionClient, balancer_class
@@ -65,7 +65,7 @@ class PolicyUnit:
         folder: str,
         trainable: bool,
         first_replica: int,
-        restarts: int,
+        settings: AtGrpoConfig,
         spec: EstimatorSpec,
     ) -> None:
         """Loads tokenizer and configuration; `place` and `start` create workers and servers.
@@ -76,7 +76,7 @@ class PolicyUnit:
             folder: the policy's folder inside a checkpoint.
             trainable: whether `train` may be called.
             first_replica: number of its first replica; replica numbers are unique over all policies.
-            restarts: how many restarts of its servers are allowed.
+            settings: the job's section `at_grpo`.
             spec: the advantage estimator.
 
         Raises ConfigError if the tokenizer has no chat template, or the model too few positions.
@@ -86,7 +86,7 @@ class PolicyUnit:
         self.folder = folder
         self.trainable = trainable
         self.first_replica = first_replica
-        self._restarts = restarts
+        self._restarts = settings.restart_servers
         self._spec = spec
         loaded = omega_conf_to_dataclass(job.actor_rollout_ref.model)
         self.tokenizer = loaded.tokenizer
@@ -103,10 +103,10 @@ class PolicyUnit:
         rank = OmegaConf.select(model, "lora.rank") or model.get("lora_rank", 0)
         self.ref_in_actor = rank > 0 or model.get("lora_adapter_path") is not None
         actor = job.actor_rollout_ref.actor
-        self._sync_mode = OmegaConf.select(job, "at_grpo.mode", default="sync") == "sync"
+        self._sync_mode = settings.mode == "sync"
         self._optimizer_steps = job.data.train_batch_size // actor.ppo_mini_batch_size
-        wanted = OmegaConf.select(job, f"{SECTION}.prefix_tree", default="auto")
-        self._prefix_tree: str | bool = wanted if trainable else False  # a frozen policy's rows are not computed
+        # A frozen policy's rows are not computed.
+        self._prefix_tree: str | bool = settings.prefix_tree if trainable else False
         self._uses_trees = False
 
     def place(self, pool: RayResourcePool) -> None:
@@ -313,14 +313,11 @@ class PolicyUnit:
             batch,
             **{
                 "calculate_entropy": actor.calculate_entropy or actor.entropy_coeff != 0.0,
-                "distillation_use_topk": False,
-                "distillation_only": False,
                 # The denominator of sequence-mean losses: real rows only, equal for all mini-batches.
                 "global_batch_size": real_rows / self._optimizer_steps,
                 "mini_batch_size": len(batch) // self._optimizer_steps,
                 "epochs": actor.ppo_epochs,
                 "seed": actor.data_loader_seed,
-                "dataloader_kwargs": {"shuffle": False},
                 "temperature": rollout.temperature,
             },
         )

@@ -93,8 +93,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             job = job_of(self.config, name)
             # A single policy is saved where verl's tools expect it.
             folder = "actor" if len(policies) == 1 else f"policies/{name}"
-            restarts = self.settings.restart_servers
-            self.units.append(kind(name, job, folder, settings.trainable, replicas, restarts, self._spec))
+            self.units.append(kind(name, job, folder, settings.trainable, replicas, self.settings, self._spec))
             replicas += self.units[-1].server_devices(pools[name])  # at least as many as the policy has servers
         for unit in self.units:
             unit.place(pools[unit.name])
