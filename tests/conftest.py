@@ -21,6 +21,9 @@ from waiting import HANG, wait_until
 hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("patient")
 
+# Ray's workers would have niceness 15: beside other work trainings take several times longer than their share.
+os.environ.setdefault("RAY_worker_niceness", "0")
+
 Compose = Callable[..., object]
 Leftovers = Callable[..., list[str]]
 
