@@ -25,6 +25,8 @@ DRAFTS = {"plan_path": "moves", "sokoban": "moves", "sudoku": "grid"}
 
 
 REASONING = ("math", "math_ensemble", "math_debate")
+IN_WORDS = ("walk", "walk_walls", "number_search")
+"""Checked in test_games_in_words.py."""
 ADAPTERS = ("pettingzoo", "textarena", "reasoning_gym")
 """Checked in test_pettingzoo.py, test_textarena.py and test_reasoning_gym.py."""
 
@@ -91,7 +93,7 @@ def exploits(style: str, agents: int) -> Any:
 
 
 def test_every_environment_is_checked_here() -> None:
-    assert {name.partition("_single")[0] for name in registered()} == {*BASE, *REASONING, *ADAPTERS, "code"}
+    assert {name.partition("_single")[0] for name in registered()} == {*BASE, *IN_WORDS, *REASONING, *ADAPTERS, "code"}
 
 
 @pytest.mark.parametrize("style", ["full", "compact"])

@@ -119,6 +119,8 @@ _REGISTRY: dict[str, str | Callable[..., Environment]] = {
     "math_debate": "verl_atgrpo.environments.math:MathDebate",
     "math_ensemble": "verl_atgrpo.environments.math:MathEnsemble",
     "math_single": "verl_atgrpo.environments.math:SingleMath",
+    "number_search": "verl_atgrpo.environments.number_search:NumberSearch",
+    "number_search_single": "verl_atgrpo.environments.number_search:SingleNumberSearch",
     "pettingzoo": "verl_atgrpo.environments.adapters.pettingzoo:PettingZooGame",
     "plan_path": "verl_atgrpo.environments.plan_path:PlanPath",
     "plan_path_single": "verl_atgrpo.environments.plan_path:SinglePlanPath",
@@ -129,6 +131,10 @@ _REGISTRY: dict[str, str | Callable[..., Environment]] = {
     "sudoku": "verl_atgrpo.environments.sudoku:Sudoku",
     "sudoku_single": "verl_atgrpo.environments.sudoku:SingleSudoku",
     "textarena": "verl_atgrpo.environments.adapters.textarena:TextArenaGame",
+    "walk": "verl_atgrpo.environments.walk:Walk",
+    "walk_single": "verl_atgrpo.environments.walk:SingleWalk",
+    "walk_walls": "verl_atgrpo.environments.walk:WalledWalk",
+    "walk_walls_single": "verl_atgrpo.environments.walk:SingleWalledWalk",
 }
 
 

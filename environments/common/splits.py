@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from verl_atgrpo.environment import Split, stable_hash
@@ -18,6 +19,16 @@ MOST_DRAWS = 2000
 def split_of(task_key: str) -> Split:
     """Returns the split that a task belongs to; its index and seed do not matter."""
     return "val" if stable_hash(task_key) % VALIDATION_SHARE == 0 else "train"
+
+
+def part_of(values: Sequence[Task], split: Split) -> list[Task]:
+    """Returns the part of few values that belongs to `split`, the same for the same values; at least one.
+
+    The hash of few keys may put nearly all into one split.
+    """
+    shuffled = random.Random(stable_hash("part_of", len(values))).sample(values, len(values))
+    validation = max(1, len(values) // VALIDATION_SHARE)
+    return shuffled[:validation] if split == "val" else shuffled[validation:]
 
 
 def draw_for(split: Split, draw: Callable[[], Task], task_key: Callable[[Task], str]) -> Task | None:

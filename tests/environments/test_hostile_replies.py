@@ -141,6 +141,8 @@ for _name in ("math", "math_single", "math_ensemble", "math_debate"):
         lambda folder, name=_name, turns=_turns: _math(name, folder, **turns),
         (_needs("math_verify"),),
     )
+for _name in ("walk", "walk_single", "walk_walls", "walk_walls_single", "number_search", "number_search_single"):
+    ENVIRONMENTS[_name] = (lambda folder, name=_name: make(name), ())
 for _entry in (None, "f"):
     for _name in ("code", "code_single"):
         ENVIRONMENTS[f"{_name} {'program' if _entry is None else 'function'}"] = (

@@ -1,0 +1,153 @@
+"""Number search: a guesser names the middle of what is left, a judge says whether that is more than the secret.
+
+A judge's wrong verdict excludes the secret, which ends the episode. Splits differ in the first number of the range, so
+no first prompt of validation occurs in training.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge, Le
+
+from verl_atgrpo.environment import Environment, EnvironmentConfigError, Outcome, Score, Split, stable_hash
+from verl_atgrpo.environments.common.options import Turns, checked_options
+from verl_atgrpo.environments.common.splits import part_of
+from verl_atgrpo.environments.common.words import ask, read_number, read_word
+from verl_atgrpo.team import Team
+
+_ANY, _INSIDE = 0.05, 0.1
+_VERDICTS = ("yes", "no")
+
+
+@dataclass(frozen=True)
+class Search:
+    """A secret number, and the range in which it is known to be."""
+
+    secret: int
+    low: int
+    high: int
+
+    def inside(self, guess: int) -> bool:
+        """Returns whether a guess is in the range."""
+        return self.low <= guess <= self.high
+
+    def after(self, guess: int, larger: bool) -> Search:
+        """Returns the search after the verdict that a guess is larger than the secret, or smaller."""
+        return replace(self, high=guess - 1) if larger else replace(self, low=guess + 1)
+
+    def worst(self, guess: int) -> int:
+        """Returns how many numbers are left after a guess in the range, at worst."""
+        return max(guess - self.low, self.high - guess)
+
+
+class NumberSearch(Environment):
+    """A guesser names numbers, a judge says whether one is larger than the secret."""
+
+    agents: ClassVar[tuple[str, ...]] = ("guesser", "judge")
+
+    @checked_options
+    def __init__(
+        self,
+        numbers: Annotated[int, Ge(2), Le(1000)] = 15,
+        starts: Annotated[int, Ge(2), Le(1000)] = 30,
+        max_turns: Turns = 4,
+        seed: int = 0,
+    ) -> None:
+        """Sets the size of the tasks.
+
+        Args:
+            numbers: how many numbers the range has.
+            starts: the range starts with a number from 1 to this one.
+            max_turns: guesses of an episode (T).
+            seed: tasks derive from it.
+
+        Raises EnvironmentConfigError if the best guesses do not always find the number.
+        """
+        if 2**max_turns <= numbers:
+            raise EnvironmentConfigError(
+                f"at_grpo.environment.max_turns={max_turns}: so many guesses find one of at most "
+                f"{2**max_turns - 1} numbers, and numbers={numbers}"
+            )
+        self.numbers, self.starts, self.max_turns, self.seed = numbers, starts, max_turns, seed
+
+    def task(self, split: Split, index: int) -> Search:
+        """Returns search `index` of `split`; splits are disjoint because they have different ranges."""
+        rng = random.Random(stable_hash("number_search", self.seed, split, index))
+        low = rng.choice(part_of(range(1, self.starts + 1), split))
+        return Search(low + rng.randrange(self.numbers), low, low + self.numbers - 1)
+
+    def fingerprint(self, task: Search) -> str:
+        """Returns range and secret."""
+        return f"{task.secret} from {task.low} to {task.high}"
+
+    def task_key(self, task: Search) -> str:
+        """Returns the range, which the first prompt tells."""
+        return f"{task.low} {task.high}"
+
+    async def run(self, task: Search, team: Team) -> Outcome:
+        """Plays one episode; success means that the secret was guessed."""
+        search, turns, found = task, 0, False
+        while turns < self.max_turns and not found and search.inside(task.secret):
+            turns += 1
+            guess = await self._guess(search, team)
+            if guess is None:
+                continue
+            found = guess == task.secret
+            larger = None if found else await self._is_larger(search, guess, team)
+            if larger is not None:
+                search = search.after(guess, larger)
+        misled = not search.inside(task.secret)
+        return Outcome(found, float(found), {"turns": float(turns), "misled": float(misled)})
+
+    async def _guess(self, search: Search, team: Team) -> int | None:
+        """Returns the team's guess, or None if it makes none inside the range."""
+        prompt = ask(
+            f"I am thinking of a whole number from {search.low} to {search.high}. Guess the number in the middle. "
+            "Answer with the number only."
+        )
+        reply = await team[self.agents[0]].act(prompt, functools.partial(self.score_guess, search))
+        said = read_number(reply.text)
+        return said.value if said is not None and search.inside(said.value) else None
+
+    async def _is_larger(self, search: Search, guess: int, team: Team) -> bool | None:
+        """Returns whether the guess is larger than the secret according to the judge, or None if it does not say."""
+        reply = await team.judge.act(
+            ask(f"Is {guess} larger than {search.secret}? Answer yes or no."),
+            functools.partial(self.score_verdict, search, guess),
+        )
+        said = read_word(reply.text, _VERDICTS)
+        return None if said is None else said.value == "yes"
+
+    def score_guess(self, search: Search, reply: str) -> Score:
+        """Scores a guess by what it leaves at worst: 1 in the middle, down to .1 at an end, .05 out of the range.
+
+        Whether it is the secret does not count: that is luck.
+        """
+        said = read_number(reply)
+        if said is None:
+            return Score()
+        if not search.inside(said.value):
+            return said.worth(_ANY)
+        most, least = search.high - search.low, (search.high - search.low + 1) // 2
+        share = 1.0 if most == least else (most - search.worst(said.value)) / (most - least)
+        return said.worth(_INSIDE + (1 - _INSIDE) * share)
+
+    def score_verdict(self, search: Search, guess: int, reply: str) -> Score:
+        """Scores a verdict: 1 if it is right, .05 if not."""
+        said = read_word(reply, _VERDICTS)
+        if said is None:
+            return Score()
+        return said.worth(1.0 if (said.value == "yes") is (guess > search.secret) else _ANY)
+
+
+class SingleNumberSearch(NumberSearch):
+    """One agent guesses; the environment says whether a guess is larger, so nobody can mislead it."""
+
+    agents: ClassVar[tuple[str, ...]] = ("solo",)
+
+    async def _is_larger(self, search: Search, guess: int, team: Team) -> bool | None:
+        return guess > search.secret

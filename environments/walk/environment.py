@@ -1,0 +1,300 @@
+"""Plan-Path's grids told in words, for small instruct models: short questions, answers of one word.
+
+Two games. `Walk`, without walls: a navigator names a direction, a pacer the number of steps. `WalledWalk`: a navigator
+names a direction, a checker says whether that way is free, and a crash ends the episode. No prompt shows a drawing,
+which small models cannot read.
+
+Prompts tell position and goal, and splits differ in the goal: no prompt of validation occurs in training.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from abc import abstractmethod
+from dataclasses import replace
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge, Le
+
+from verl_atgrpo.environment import Environment, EnvironmentConfigError, Outcome, Score, Split, stable_hash
+from verl_atgrpo.environments.common.moves import MOVES
+from verl_atgrpo.environments.common.options import Turns, WallDensity, checked_options
+from verl_atgrpo.environments.common.splits import MOST_DRAWS, part_of
+from verl_atgrpo.environments.common.words import Said, ask, read_number, read_word
+from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, walk
+from verl_atgrpo.team import Team
+
+DIRECTIONS = {"up": "U", "down": "D", "left": "L", "right": "R"}
+_ANY, _FREE, _RIGHT_AXIS = 0.05, 0.3, 0.5
+_NEAR = 0.35
+Size = Annotated[int, Ge(2), Le(100)]
+
+
+class _Told(Environment):
+    """A walk told in words, whatever the team."""
+
+    size: int
+    wall_density: float = 0.0
+    min_distance: int = 1
+    """Fewest steps from start to goal."""
+    max_turns: int
+    seed: int
+
+    @property
+    @abstractmethod
+    def max_distance(self) -> int:
+        """Most steps from start to goal."""
+
+    def task(self, split: Split, index: int) -> PlanPathTask:
+        """Returns field `index` of `split`; splits are disjoint because they have different goals."""
+        rng = random.Random(stable_hash("walk", self.seed, split, index))
+        cells = [(row, column) for row in range(self.size) for column in range(self.size)]
+        goals = part_of(cells, split)
+        for _ in range(MOST_DRAWS):
+            goal = rng.choice(goals)
+            walls = frozenset(cell for cell in cells if cell != goal and rng.random() < self.wall_density)
+            task = PlanPathTask(self.size, walls, goal, goal)
+            near = range(self.min_distance, self.max_distance + 1)
+            if starts := [cell for cell in cells if task.distance.get(cell) in near]:
+                return replace(task, start=rng.choice(starts))
+        raise EnvironmentConfigError(
+            f"at_grpo.environment.size={self.size}: hardly any field has a start {self.min_distance} to "
+            f"{self.max_distance} steps from the goal; use a larger size, or less walls"
+        )
+
+    def fingerprint(self, task: PlanPathTask) -> str:
+        """Returns the drawing of the field."""
+        return task.draw(task.start)
+
+    def task_key(self, task: PlanPathTask) -> str:
+        """Returns the goal: prompts tell it, together with what is around the walker."""
+        return f"{task.size} {task.goal}"
+
+    async def run(self, task: PlanPathTask, team: Team) -> Outcome:
+        """Plays one episode; success means that the walker ends a turn at the goal."""
+        state, turns, crashed = State.initial(task), 0, False
+        while turns < self.max_turns and not state.solved and not crashed:
+            state, crashed = await self._turn(state, team)
+            turns += 1
+        distances = task.distance
+        whole = distances[task.start]
+        share = 1.0 if state.solved else max(0, whole - distances[state.position]) / whole
+        return Outcome(state.solved, share, {"turns": float(turns), "crashed": float(crashed)})
+
+    @abstractmethod
+    async def _turn(self, state: State, team: Team) -> tuple[State, bool]:
+        """Plays a turn; returns the state after it, and whether the walker crashed. A turn without answer is lost."""
+
+
+def where_goal_lies(state: State) -> str:
+    """Returns where walker and goal are, as a sentence."""
+    (row, column), (goal_row, goal_column) = state.position, state.task.goal
+    down, right = goal_row - row, goal_column - column
+    parts = [
+        f"{abs(steps)} {name}{'s' * (abs(steps) > 1)} {after if steps > 0 else before}"
+        for steps, name, before, after in (
+            (down, "row", "up", "down"),
+            (right, "column", "to the left", "to the right"),
+        )
+        if steps
+    ]
+    return (
+        f"You are in row {row + 1}, column {column + 1} of a field of {state.task.size} rows and columns. "
+        f"Your goal is {' and '.join(parts)}."
+    )
+
+
+def exact_steps(state: State, direction: str) -> int:
+    """Returns how many steps in a direction lead to the goal's row or column; 0 if it leads away from it."""
+    down, right = MOVES[DIRECTIONS[direction]]
+    row, column = state.position
+    return max(0, (state.task.goal[0] - row) * down + (state.task.goal[1] - column) * right)
+
+
+class Walk(_Told):
+    """A navigator names a direction, a pacer the number of steps; there are no walls."""
+
+    agents: ClassVar[tuple[str, ...]] = ("navigator", "pacer")
+
+    @checked_options
+    def __init__(self, size: Size = 6, max_turns: Turns = 3, seed: int = 0) -> None:
+        """Sets the size of the tasks.
+
+        Args:
+            size: rows and columns of the field.
+            max_turns: turns of an episode (T); two suffice.
+            seed: tasks derive from it.
+        """
+        self.size, self.max_turns, self.seed = size, max_turns, seed
+
+    @property
+    def max_distance(self) -> int:
+        """Any field can be crossed in two turns."""
+        return 2 * self.size
+
+    async def _turn(self, state: State, team: Team) -> tuple[State, bool]:
+        lies = where_goal_lies(state)
+        way = await team.navigator.act(
+            ask(f"{lies} In which direction do you go first: up, down, left or right? Answer with one word."),
+            functools.partial(self.score_direction, state),
+        )
+        direction = read_word(way.text, tuple(DIRECTIONS))
+        if direction is None:
+            return state, False
+        pace = await team.pacer.act(
+            ask(f"{lies} You go {direction.value}. How many steps? Answer with the number only."),
+            functools.partial(self.score_steps, state, direction.value),
+        )
+        steps = read_number(pace.text)
+        return (state if steps is None else self._after(state, direction.value, steps.value)), False
+
+    def _after(self, state: State, direction: str, steps: int) -> State:
+        """Returns the state after this many steps; the walker stops at the border, and not at the goal."""
+        row, column = (
+            min(max(here + change * steps, 0), self.size - 1)
+            for here, change in zip(state.position, MOVES[DIRECTIONS[direction]], strict=True)
+        )
+        return replace(state, position=(row, column))
+
+    def score_direction(self, state: State, reply: str) -> Score:
+        """Scores a direction: 1 towards the goal, .05 another one."""
+        said = read_word(reply, tuple(DIRECTIONS))
+        return Score() if said is None else said.worth(1.0 if exact_steps(state, said.value) else _ANY)
+
+    def score_steps(self, state: State, direction: str, reply: str) -> Score:
+        """Scores a number of steps: 1 if exact, up to .35 if near."""
+        said = read_number(reply)
+        return Score() if said is None else said.worth(self._pace(state, direction, said.value))
+
+    def _pace(self, state: State, direction: str, steps: int) -> float:
+        missed = abs(steps - exact_steps(state, direction))
+        return 1.0 if missed == 0 else _NEAR * max(0.0, 1 - missed / self.size)
+
+
+class SingleWalk(Walk):
+    """One agent names direction and number of steps in one answer, such as `left 3`."""
+
+    agents: ClassVar[tuple[str, ...]] = ("solo",)
+
+    async def _turn(self, state: State, team: Team) -> tuple[State, bool]:
+        prompt = ask(
+            f"{where_goal_lies(state)} In which direction do you go first, up, down, left or right, and how many "
+            "steps? Answer with one word and one number."
+        )
+        reply = (await team.solo.act(prompt, functools.partial(self.score_both, state))).text
+        direction, steps = read_word(reply, tuple(DIRECTIONS)), read_number(reply)
+        if direction is None or steps is None:
+            return state, False
+        return self._after(state, direction.value, steps.value), False
+
+    def score_both(self, state: State, reply: str) -> Score:
+        """Scores an answer: half for the direction, half for the number, as in the team."""
+        direction, steps = read_word(reply, tuple(DIRECTIONS)), read_number(reply)
+        if direction is None or steps is None:
+            return Score()
+        towards = exact_steps(state, direction.value) > 0
+        earned = (1.0 if towards else _ANY) + self._pace(state, direction.value, steps.value) * towards
+        return Said(direction.value, len(reply.split()) == 2).worth(_RIGHT_AXIS * earned)
+
+
+class WalledWalk(_Told):
+    """A navigator names a direction, a checker says whether it is free; a crash ends the episode."""
+
+    agents: ClassVar[tuple[str, ...]] = ("navigator", "checker")
+
+    @checked_options
+    def __init__(
+        self,
+        size: Size = 5,
+        wall_density: WallDensity = 0.2,
+        min_distance: Annotated[int, Ge(1), Le(100)] = 3,
+        max_turns: Turns = 8,
+        seed: int = 0,
+    ) -> None:
+        """Sets the size of the tasks.
+
+        Args:
+            size: rows and columns of the field.
+            wall_density: probability of each cell to be a wall.
+            min_distance: fewest steps between start and goal.
+            max_turns: turns of an episode (T), each of one step.
+            seed: tasks derive from it.
+
+        Raises EnvironmentConfigError if the goal is out of reach within the turns.
+        """
+        if min_distance > min(max_turns, size):
+            raise EnvironmentConfigError(
+                f"at_grpo.environment.min_distance={min_distance}: at most max_turns={max_turns} and size={size}"
+            )
+        self.size, self.wall_density, self.min_distance = size, wall_density, min_distance
+        self.max_turns, self.seed = max_turns, seed
+
+    @property
+    def max_distance(self) -> int:
+        """A turn is one step."""
+        return self.max_turns
+
+    async def _turn(self, state: State, team: Team) -> tuple[State, bool]:
+        around = self.told(state)
+        way = await team.navigator.act(
+            ask(f"{around} Which free way leads to the goal: up, down, left or right? Answer with one word."),
+            functools.partial(self.score_direction, state),
+        )
+        direction = read_word(way.text, tuple(DIRECTIONS))
+        if direction is None or not await self._passes(state, around, direction.value, team):
+            return state, False
+        return self._step(state, direction.value)
+
+    def _step(self, state: State, direction: str) -> tuple[State, bool]:
+        walked = walk(state, DIRECTIONS[direction])
+        return walked.end, not walked.legal
+
+    async def _passes(self, state: State, around: str, direction: str, team: Team) -> bool:
+        """Returns whether the checker lets the walker go."""
+        verdict = await team.checker.act(
+            ask(f"{around} You want to go {direction}. Is {direction} free? Answer yes or no."),
+            functools.partial(self.score_verdict, state, direction),
+        )
+        said = read_word(verdict.text, ("yes", "no"))
+        return said is not None and said.value == "yes"
+
+    def told(self, state: State) -> str:
+        """Returns what is around the walker, and where the goal lies, as sentences."""
+        ways = {free: [name for name in DIRECTIONS if self._free(state, name) is free] for free in (False, True)}
+        walls, free = (", ".join(ways[kind]) or "none" for kind in (False, True))
+        return f"{where_goal_lies(state)} Walls: {walls}. Free: {free}."
+
+    def _free(self, state: State, direction: str) -> bool:
+        return walk(state, DIRECTIONS[direction]).legal
+
+    def score_direction(self, state: State, reply: str) -> Score:
+        """Scores a direction: 1 if its step is on a shortest way, .3 if it is free, .05 if not."""
+        said = read_word(reply, tuple(DIRECTIONS))
+        if said is None:
+            return Score()
+        walked = walk(state, DIRECTIONS[said.value])
+        return said.worth(1.0 if walked.on_shortest_path else _FREE if walked.legal else _ANY)
+
+    def score_verdict(self, state: State, direction: str, reply: str) -> Score:
+        """Scores a verdict: 1 if it is right, .05 if not."""
+        said = read_word(reply, ("yes", "no"))
+        return (
+            Score()
+            if said is None
+            else said.worth(1.0 if (said.value == "yes") is self._free(state, direction) else _ANY)
+        )
+
+
+class SingleWalledWalk(WalledWalk):
+    """One agent names a direction, and nobody checks it."""
+
+    agents: ClassVar[tuple[str, ...]] = ("solo",)
+
+    async def _turn(self, state: State, team: Team) -> tuple[State, bool]:
+        prompt = ask(
+            f"{self.told(state)} Which free way leads to the goal: up, down, left or right? Answer with one word."
+        )
+        reply = await team.solo.act(prompt, functools.partial(self.score_direction, state))
+        direction = read_word(reply.text, tuple(DIRECTIONS))
+        return (state, False) if direction is None else self._step(state, direction.value)

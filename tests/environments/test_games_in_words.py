@@ -1,0 +1,337 @@
+"""Walks and number search, told in words: answers, scores by hand, ends of episodes, and what the check demands."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from verl_atgrpo.environment import EnvironmentConfigError, Score, make
+from verl_atgrpo.environments.common.moves import MOVES
+from verl_atgrpo.environments.common.splits import part_of
+from verl_atgrpo.environments.common.words import read_number, read_word
+from verl_atgrpo.environments.number_search.environment import Search
+from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State
+from verl_atgrpo.environments.walk.environment import DIRECTIONS, exact_steps, where_goal_lies
+from verl_atgrpo.team import EpisodeRecord, ScriptedTeam, play
+from verl_atgrpo.testing import Script, check_environment
+
+WAYS = tuple(DIRECTIONS)
+NAMES = [f"{name}{kind}" for name in ("walk", "walk_walls", "number_search") for kind in ("", "_single")]
+
+
+def episode(env: Any, task: Any, **scripts: str | Script) -> EpisodeRecord:
+    def script(reply: str | Script) -> Script:
+        return (lambda prompt, k: reply) if isinstance(reply, str) else reply
+
+    team = ScriptedTeam({agent: script(reply) for agent, reply in scripts.items()}, candidates=1)
+    return asyncio.run(play(env, task, team))
+
+
+def scores(record: EpisodeRecord) -> list[tuple[str, float]]:
+    return [(decision.agent, decision.candidates[0].score.local) for decision in record.decisions]
+
+
+# ------------------------------------------------------------------ answers
+
+
+@pytest.mark.parametrize(
+    ("reply", "word", "alone"),
+    [
+        ("left", "left", True),
+        (" Left.\n", "left", True),
+        ("**LEFT**", "left", True),
+        ("I go left", "left", False),
+        ("left, left!", "left", False),
+        ("<think>up or down?</think>left", "left", True),
+        ("left or right", None, False),
+        ("leftwards", None, False),
+        ("", None, False),
+        ("\u0142eft", None, False),
+    ],
+)
+def test_a_word_is_the_only_one_of_the_choices(reply: str, word: str | None, alone: bool) -> None:
+    said = read_word(reply, WAYS)
+    assert (said and said.value) == word
+    assert said is None or said.alone is alone
+
+
+@pytest.mark.parametrize(
+    ("reply", "number", "alone"),
+    [
+        ("3", 3, True),
+        (" 3.\n", 3, True),
+        ("`12`", 12, True),
+        ("3 steps", 3, False),
+        ("It is 3, so 3.", 3, False),
+        *(
+            (reply, None, False)
+            for reply in ("", "three", "3 or 4", "-3", "3.5", "1,000", "1/2", "2^3", "9" * 5, "\u0663")
+        ),
+    ],
+)
+def test_a_number_is_the_only_one(reply: str, number: int | None, alone: bool) -> None:
+    said = read_number(reply)
+    assert (said and said.value) == number
+    assert said is None or said.alone is alone
+
+
+def test_further_words_cost_a_little_and_never_more_than_the_score() -> None:
+    exact, wordy = read_word("up", WAYS), read_word("I say up", WAYS)
+    assert exact is not None and wordy is not None
+    assert exact.worth(1.0) == Score(local=1.0) and wordy.worth(1.0) == Score(local=0.95)
+    assert exact.worth(0.02) == Score(local=0.02) and wordy.worth(0.02) == Score()
+
+
+# ------------------------------------------------------------------ walks
+
+
+def field(start: tuple[int, int], goal: tuple[int, int], *walls: tuple[int, int], size: int = 6) -> PlanPathTask:
+    return PlanPathTask(size, frozenset(walls), start, goal)
+
+
+@pytest.mark.parametrize(
+    ("start", "goal", "told"),
+    [
+        ((0, 3), (2, 0), "Your goal is 2 rows down and 3 columns to the left."),
+        ((4, 1), (3, 2), "Your goal is 1 row up and 1 column to the right."),
+        ((4, 1), (4, 5), "Your goal is 4 columns to the right."),
+    ],
+)
+def test_a_prompt_tells_where_the_goal_lies(start: tuple[int, int], goal: tuple[int, int], told: str) -> None:
+    text = where_goal_lies(State.initial(field(start, goal)))
+    assert text == f"You are in row {start[0] + 1}, column {start[1] + 1} of a field of 6 rows and columns. {told}"
+
+
+def test_a_walk_by_hand() -> None:
+    task = field((0, 3), (2, 0))
+    ways, paces = iter(["down", "up", "left"]), iter(["2", "1", "3"])
+    record = episode(
+        make("walk"), task, navigator=lambda prompt, k: next(ways), pacer=lambda prompt, k: f"{next(paces)} steps"
+    )
+    # Down 2 is exact; up leads away, so that 0 steps would be right; left 3 is right, from one row above.
+    assert scores(record) == [
+        ("navigator", 1.0),
+        ("pacer", 0.95),
+        ("navigator", 0.05),
+        ("pacer", pytest.approx(0.35 * 5 / 6 - 0.05)),
+        ("navigator", 1.0),
+        ("pacer", 0.95),
+    ]
+    assert not record.outcome.success
+    assert record.outcome.team_reward == pytest.approx(4 / 5)
+    assert record.outcome.metrics == {"turns": 3, "crashed": 0}
+
+
+def test_the_walker_stops_at_the_border_and_not_at_the_goal() -> None:
+    beyond = episode(make("walk", max_turns=1), field((0, 0), (0, 3)), navigator="right", pacer="5")
+    assert not beyond.outcome.success
+    there = episode(make("walk", max_turns=1), field((0, 0), (0, 5)), navigator="right", pacer="9")
+    assert there.outcome.success  # at the border
+    assert scores(there) == [("navigator", 1.0), ("pacer", pytest.approx(0.35 * 2 / 6))]
+
+
+def test_a_turn_without_an_answer_is_lost() -> None:
+    task = field((0, 0), (0, 3))
+    assert scores(episode(make("walk"), task, navigator="?", pacer="3")) == [("navigator", 0.0)] * 3
+    record = episode(make("walk", max_turns=1), task, navigator="right", pacer="?")
+    assert scores(record) == [("navigator", 1.0), ("pacer", 0.0)] and record.outcome.team_reward == 0
+
+
+def test_a_single_walker_earns_half_for_each_part() -> None:
+    task = field((0, 3), (2, 0))
+    for reply, score in (
+        ("down 2", 1.0),
+        ("Down, 2.", 1.0),
+        ("I go down 2 steps", 0.95),
+        ("down 3", 0.5 + 0.5 * 0.35 * 5 / 6),
+        ("up 0", 0.025),  # a number of steps in a wrong direction counts for nothing
+        ("down", 0.0),
+        ("down 2 left 3", 0.0),
+    ):
+        record = episode(make("walk_single", max_turns=1), task, solo=reply)
+        assert scores(record) == [("solo", pytest.approx(score))], reply
+
+
+WALLED = field((1, 1), (1, 4), (1, 2), (0, 1), size=5)
+"""The walker has walls above and to the right of it; the way to the goal is around them, below."""
+
+
+def test_a_walk_among_walls_by_hand() -> None:
+    env = make("walk_walls")
+    record = episode(env, WALLED, navigator="down", checker="yes")
+    first = "".join(map(chr, record.decisions[0].prompt_ids))
+    assert "Walls: up, right. Free: down, left. Which free way leads to the goal" in first
+    assert scores(record)[:2] == [("navigator", 1.0), ("checker", 1.0)]
+    assert scores(episode(env, WALLED, navigator="left", checker="no"))[:2] == [("navigator", 0.3), ("checker", 0.05)]
+    assert scores(episode(env, WALLED, navigator="up", checker="no"))[:2] == [("navigator", 0.05), ("checker", 1.0)]
+
+
+def test_a_crash_ends_the_episode_and_a_no_costs_the_turn() -> None:
+    env = make("walk_walls")
+    crashed = episode(env, WALLED, navigator="right", checker="yes")
+    assert scores(crashed) == [("navigator", 0.05), ("checker", 0.05)]
+    assert crashed.outcome.metrics == {"turns": 1, "crashed": 1} and not crashed.outcome.success
+    for verdict in ("no", "?"):
+        stopped = episode(env, WALLED, navigator="right", checker=verdict)
+        assert stopped.outcome.metrics == {"turns": 8, "crashed": 0}
+    single = episode(make("walk_walls_single"), WALLED, solo="right")
+    assert single.outcome.metrics == {"turns": 1, "crashed": 1}
+
+
+def test_every_walk_among_walls_can_be_done_and_is_not_too_short() -> None:
+    env: Any = make("walk_walls")
+    for split in ("train", "val"):
+        distances = [task.distance[task.start] for task in (env.task(split, index) for index in range(200))]
+        assert min(distances) == 3 and max(distances) <= 8
+
+
+# ------------------------------------------------------------------ number search
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "earned"),
+    [
+        (1, 15, {8: 1.0, 7: 0.1 + 0.9 * 6 / 7, 9: 0.1 + 0.9 * 6 / 7, 1: 0.1, 15: 0.1, 16: 0.05, 0: 0.05}),
+        (4, 7, {5: 1.0, 6: 1.0, 4: 0.1, 7: 0.1}),
+        (4, 5, {4: 1.0, 5: 1.0}),
+        (9, 9, {9: 1.0, 8: 0.05}),
+    ],
+)
+def test_a_guess_is_worth_what_it_leaves_at_worst(low: int, high: int, earned: dict[int, float]) -> None:
+    env: Any = make("number_search")
+    for secret in (low, high):
+        for guess, score in earned.items():
+            assert env.score_guess(Search(secret, low, high), str(guess)).local == pytest.approx(score), guess
+    assert env.score_guess(Search(low, low, high), "the middle") == Score()
+
+
+def test_a_search_by_hand() -> None:
+    env = make("number_search")
+    guesses, verdicts = iter(["8", "12", "10"]), iter(["no", "yes"])
+    asked: list[str] = []
+
+    def judge(prompt: str, k: int) -> str:
+        asked.append(prompt)
+        return next(verdicts)
+
+    record = episode(env, Search(10, 1, 15), guesser=lambda prompt, k: next(guesses), judge=judge)
+    assert record.outcome.success and record.outcome.metrics == {"turns": 3, "misled": 0}
+    assert [prompt.splitlines()[-1] for prompt in asked] == [
+        "Is 8 larger than 10? Answer yes or no.",
+        "Is 12 larger than 10? Answer yes or no.",
+    ]
+    assert scores(record)[1] == scores(record)[3] == ("judge", 1.0)
+    last = "".join(map(chr, record.decisions[-1].prompt_ids))
+    assert "from 9 to 11" in last
+
+
+def test_a_wrong_verdict_ends_the_search_and_none_costs_the_turn() -> None:
+    env = make("number_search")
+    misled = episode(env, Search(10, 1, 15), guesser="8", judge="yes")
+    assert scores(misled)[1:] == [("judge", 0.05)]
+    assert misled.outcome.metrics == {"turns": 1, "misled": 1} and not misled.outcome.success
+    silent = episode(env, Search(10, 1, 15), guesser="8", judge="perhaps")
+    assert silent.outcome.metrics == {"turns": 4, "misled": 0}
+    outside = episode(env, Search(10, 1, 15), guesser="99", judge="yes")
+    assert {agent for agent, _ in scores(outside)} == {"guesser"}
+
+
+def test_halving_finds_every_number() -> None:
+    single: Any = make("number_search_single")
+
+    def halving(prompt: str, k: int) -> str:
+        low, high = map(int, re.findall(r"from (\d+) to (\d+)", prompt)[-1])
+        return str((low + high) // 2)
+
+    for secret in range(1, 16):
+        assert episode(single, Search(secret, 1, 15), solo=halving).outcome.success
+    with pytest.raises(EnvironmentConfigError, match=r"max_turns=3: so many guesses find one of at most 7 numbers"):
+        make("number_search", max_turns=3)
+
+
+# ------------------------------------------------------------------ the contract
+
+
+def gold(env: Any) -> Callable[[Any], Mapping[str, Script]]:
+    """Task -> scripts that read the prompt and play well."""
+
+    def direction(task: PlanPathTask, prompt: str) -> str:
+        row, column = (int(number) - 1 for number in re.findall(r"You are in row (\d+), column (\d+)", prompt)[-1])
+        nearer = (
+            name
+            for name, letter in DIRECTIONS.items()
+            if task.distance.get((row + MOVES[letter][0], column + MOVES[letter][1]), 999) < task.distance[row, column]
+        )
+        return next(nearer)
+
+    def walker(task: PlanPathTask) -> Script:
+        def script(prompt: str, k: int) -> str:
+            row, column = (int(number) - 1 for number in re.findall(r"You are in row (\d+), column (\d+)", prompt)[-1])
+            state = State(task, (row, column), 0)
+            if "Answer yes or no" in prompt:
+                walls = re.findall(r"Walls: (.*?)\.", prompt)[-1].split(", ")
+                return "no" if re.findall(r"want to go (\w+)", prompt)[-1] in walls else "yes"
+            if "How many steps" in prompt:
+                return str(exact_steps(state, re.findall(r"You go (\w+)", prompt)[-1]))
+            way = direction(task, prompt)
+            return f"{way} {exact_steps(state, way)}" if "one number" in prompt else way
+
+        return script
+
+    def searcher(prompt: str, k: int) -> str:
+        if "larger" in prompt:
+            guess, secret = map(int, re.findall(r"Is (\d+) larger than (\d+)", prompt)[-1])
+            return "yes" if guess > secret else "no"
+        low, high = map(int, re.findall(r"from (\d+) to (\d+)", prompt)[-1])
+        return str((low + high) // 2)
+
+    def scripts(task: Any) -> Mapping[str, Script]:
+        return dict.fromkeys(env.agents, walker(task) if isinstance(task, PlanPathTask) else searcher)
+
+    return scripts
+
+
+def legal(env: Any) -> Callable[[Any], Mapping[str, Script]]:
+    def scripts(task: Any) -> Mapping[str, Script]:
+        def script(prompt: str, k: int) -> str:
+            rng = random.Random(f"{prompt} {k}")
+            if "yes or no" in prompt:
+                return rng.choice(("yes", "no"))
+            if "How many steps" in prompt:
+                return str(rng.randint(0, 5))
+            if "whole number" in prompt:
+                low, high = map(int, re.findall(r"from (\d+) to (\d+)", prompt)[-1])
+                return str(rng.randint(low, high))
+            return rng.choice(WAYS) + (f" {rng.randint(0, 5)}" if "one number" in prompt else "")
+
+        return dict.fromkeys(env.agents, script)
+
+    return scripts
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_games_in_words_keep_the_contract(name: str) -> None:
+    env = make(name)
+    check_environment(
+        name, gold=gold(env), legal=legal(env), plays=300, tasks=10, episodes=2, bounds=(0, 1), floor=0.1
+    )
+
+
+@pytest.mark.parametrize("name", ["walk", "walk_walls", "number_search"])
+def test_a_single_agent_has_its_teams_tasks(name: str) -> None:
+    team, single = make(name), make(f"{name}_single")
+    assert single.agents == ("solo",)
+    assert all(single.task("val", index) == team.task("val", index) for index in range(20))
+
+
+def test_few_values_are_split_in_fixed_parts() -> None:
+    for count in (2, 7, 8, 36):
+        train, val = part_of(range(count), "train"), part_of(range(count), "val")
+        assert sorted(train + val) == list(range(count))
+        assert len(val) == max(1, count // 8)
+        assert val == part_of(range(count), "val")
