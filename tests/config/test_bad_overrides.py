@@ -165,7 +165,7 @@ ENVIRONMENTS = {
     },
     "walk": {"size": (1, 101, "wide"), "max_turns": (0,), "seed": (None,)},
     "walk_walls": {"wall_density": (0.7, -0.1), "min_distance": (0, 6), "max_turns": (0,)},
-    "number_search": {"numbers": (1, 16, 1001), "starts": (1, 1001), "max_turns": (0, 3)},
+    "number_search": {"numbers": (1, 1001), "starts": (1, 1001), "max_turns": (0, 3)},
     "sudoku": {"size": (1, 16, 1_000_000, True), "clues": (0, 81, "half"), "seed": ("one",)},
     "code": {
         "max_turns": (0,),

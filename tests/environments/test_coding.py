@@ -25,6 +25,7 @@ from fakes.coding_problems import (
 )
 
 from verl_atgrpo.environment import EnvironmentConfigError, make
+from verl_atgrpo.environments.code import environment as coding
 from verl_atgrpo.environments.code import programs as judging
 from verl_atgrpo.environments.code.environment import Code, State, parse_test
 from verl_atgrpo.environments.code.programs import Call, Exchange, Problem, Test
@@ -191,6 +192,31 @@ def test_feedback_on_functions(tmp_path: Path) -> None:
             assert part in prompt_of(of(agent, record)[1])
         assert "Start from:\n```python\ndef add(a, b):\n```" in prompt_of(of(agent, record)[0])
     assert not record.outcome.success and record.outcome.metrics == {"turns": 2, "passed": 0, "agreed": 0}
+
+
+def test_prompts_say_what_is_missing_and_what_a_test_is(tmp_path: Path) -> None:
+    env = environment(tmp_path)
+    kinds = {DOUBLE: "what the program reads", ADD: "the arguments of one call of `add`"}
+    for problem, kind in kinds.items():
+        asked = env.tester_prompt(State(problem))[-1]["content"]
+        assert [text in asked for text in kinds.values()] == [text == kind for text in kinds.values()]
+        assert ("Python literals" in asked) is (problem is ADD)
+        assert "so far" not in asked
+    with_test, with_program = State(DOUBLE, None, EXCHANGES[0]), State(DOUBLE, "print(1)", None)
+    assert "No program is written yet." in env.coder_prompt(with_test)[-1]["content"]
+    assert "The program so far:\n> print(1)\nNo test is written yet." in env.coder_prompt(with_program)[-1]["content"]
+    compact = environment(tmp_path, style="compact")
+    assert compact.coder_prompt(with_test) == [{"role": "user", "content": f"code\n{DOUBLE.statement}\n1|2|none"}]
+    assert compact.tester_prompt(with_test) == [{"role": "user", "content": f"test\n{DOUBLE.statement}\n1|2|none"}]
+
+
+@pytest.mark.parametrize("name", ["code", "code_single"])
+def test_the_isolation_that_is_required_is_checked(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(coding, "check_isolation", asked.append)
+    for required in (None, True, False):
+        make(name, **sections(tmp_path), require_isolation=required)
+    assert asked == [None, True, False]
 
 
 def test_the_last_program_counts_and_agreement_is_not_success(tmp_path: Path) -> None:

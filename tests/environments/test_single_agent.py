@@ -125,6 +125,8 @@ def test_in_coding_it_sees_its_program_until_it_repeats_it(style: str, tmp_path:
     assert [decision.agent for decision in record.decisions] == ["solo"] * 4
     assert record.outcome.success and record.outcome.metrics == {"turns": 4, "passed": 1}
     assert not any(re.search("tester|On this input|Write one test|They do not agree", prompt) for prompt in asked)
+    record, _ = episode(env, task, lambda prompt, turn: "no program")
+    assert record.outcome.metrics["turns"] == 4  # two missing programs are no repetition
     if style == "full":
         assert "> print(1)" in asked[1] and "> print(1)" in asked[2]  # no program: the last one is kept
         assert "so far" not in asked[0]
