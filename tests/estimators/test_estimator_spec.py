@@ -1,12 +1,21 @@
 """Valid and invalid configured estimators, with the messages of the latter."""
 
 import dataclasses
-from collections.abc import Mapping
+import importlib.metadata
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
-from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec, follows_verls_switch, resolve_spec
+from verl_atgrpo.estimators.spec import (
+    ENTRY_POINTS,
+    PRESETS,
+    EstimatorSpec,
+    follows_verls_switch,
+    presets,
+    resolve_spec,
+)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +72,9 @@ from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec, follows_verls_sw
         ({"preset": "grpo", "ddof": True}, r"^at_grpo\.estimator\.ddof: True is not one of 0, 1$"),
         ({"preset": "grpo", "eps": -1e-6}, r"^at_grpo\.estimator\.eps: -1e-06 is not a finite number >= 0$"),
         ({"preset": "grpo", "eps": "1e-6"}, r"^at_grpo\.estimator\.eps: '1e-6' is not a finite number >= 0$"),
+        ({"preset": "grpo", "eps": math.inf}, r"^at_grpo\.estimator\.eps: inf is not a finite number >= 0$"),
+        ({"preset": "grpo", "eps": math.nan}, r"^at_grpo\.estimator\.eps: nan is not a finite number >= 0$"),
+        ({"preset": ["grpo"]}, r"^at_grpo\.estimator: unknown preset \['grpo'\]; valid presets: at_grpo, "),
     ],
 )
 def test_invalid_config_names_key_value_and_choices(value: Any, message: str) -> None:
@@ -205,3 +217,53 @@ def test_episodes_cannot_be_counted_among_an_agents_rows(scope: str) -> None:
         resolve_spec({"preset": "mas_grpo", scope: "agent"})
     assert resolve_spec({"preset": "mas_grpo", "unit": "row", scope: "agent"}).unit == "row"
     assert resolve_spec({"preset": "grpo", "unit": "trajectory"}).unit == "trajectory"
+
+
+# --- presets of installed packages
+
+MINE = EstimatorSpec(name="mine", scale="none")
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
+    """A mapping that a test fills: name of an entry point -> what it loads."""
+    points: dict[str, object] = {}
+
+    class Point(importlib.metadata.EntryPoint):
+        def load(self) -> object:
+            return points[self.name]
+
+    def entry_points(*, group: str) -> list[Point]:
+        assert group == ENTRY_POINTS
+        return [Point(name, "package:spec", group) for name in points]
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+    presets.cache_clear()
+    yield points
+    presets.cache_clear()
+
+
+def test_presets_of_installed_packages(installed: dict[str, object]) -> None:
+    installed |= {"mine": MINE, "grpo": PRESETS["grpo"]}
+    assert presets() == {**PRESETS, "mine": MINE}
+    assert resolve_spec({"preset": "mine", "ddof": 0}) == dataclasses.replace(MINE, ddof=0)
+    with pytest.raises(ValueError, match=r"\.name: 'mine' is a preset; use preset: mine"):
+        resolve_spec({"name": "mine"})
+
+
+@pytest.mark.parametrize(
+    ("name", "loaded", "message"),
+    [
+        ("mine", PRESETS["grpo"], r"is no EstimatorSpec\(name='mine', \.\.\.\)$"),
+        ("mine", {"name": "mine"}, r"is no EstimatorSpec\(name='mine', \.\.\.\)$"),
+        ("grpo", MINE, r"has the name of another preset; uninstall its package$"),
+    ],
+)
+def test_an_installed_preset_that_is_refused(
+    installed: dict[str, object], name: str, loaded: object, message: str
+) -> None:
+    installed[name] = loaded
+    with pytest.raises(
+        ValueError, match=rf"^at_grpo\.estimator='{name}': the entry point 'package:spec' .* {message}"
+    ):
+        resolve_spec("at_grpo")

@@ -128,12 +128,27 @@ def test_cpu_limit(ignored: str) -> None:
     assert result.returncode == 128 + signal.SIGXCPU  # by the kernel, however busy the machine
 
 
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A list to which a program's streams are added: output, errors, the launcher's report."""
+    streams: list[Any] = []
+
+    class Recorded(runner._Stream):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            streams.append(self)
+
+    monkeypatch.setattr(runner, "_Stream", Recorded)
+    return streams
+
+
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_endless_output(stream: str) -> None:
+def test_endless_output(stream: str, streams: list[Any]) -> None:
     code = f"import sys\nwhile True: sys.{stream}.write('x' * 4096)"
     result = run(code, limits=Limits(cpu_seconds=3600, wall_seconds=HANG, output_bytes=10_000))
     assert result.output_truncated and not result.ok and result.returncode is None
     assert len(getattr(result, stream)) == 10_000
+    assert max(len(stream.kept) for stream in streams) == 10_001, "more than that is not held in memory"
 
 
 def test_output_of_exactly_the_limit_is_kept() -> None:
@@ -141,15 +156,7 @@ def test_output_of_exactly_the_limit_is_kept() -> None:
     assert result.ok and len(result.stdout) == 100
 
 
-def test_output_in_packets_of_a_byte_costs_few_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    streams: list[Any] = []
-
-    class Counted(runner._Stream):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            streams.append(self)
-
-    monkeypatch.setattr(runner, "_Stream", Counted)
+def test_output_in_packets_of_a_byte_costs_few_reads(streams: list[Any]) -> None:
     code = "import fcntl, os\nfcntl.fcntl(1, fcntl.F_SETFL, os.O_DIRECT | os.O_WRONLY)\nwhile True: os.write(1, b'x')"
     result = asyncio.run(runner.run_python(code, limits=Limits(cpu_seconds=1, wall_seconds=0.5)))
     output = streams[0]
