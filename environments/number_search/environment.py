@@ -106,8 +106,8 @@ class NumberSearch(Environment):
     async def _guess(self, search: Search, team: Team) -> int | None:
         """Returns the team's guess, or None if it makes none inside the range."""
         prompt = ask(
-            f"I am thinking of a whole number from {search.low} to {search.high}. Guess the number in the middle. "
-            "Answer with the number only."
+            "Guess the number in the middle. Answer with the number only. I am thinking of a whole number "
+            f"from {search.low} to {search.high}."
         )
         reply = await team[self.agents[0]].act(prompt, functools.partial(self.score_guess, search))
         said = read_number(reply.text)

@@ -2,7 +2,8 @@
 
 Two games. `Walk`, without walls: a navigator names a direction, a pacer the number of steps. `WalledWalk`: a navigator
 names a direction, a checker says whether that way is free, and a crash ends the episode. No prompt shows a drawing,
-which small models cannot read.
+which small models cannot read. The question comes first: what all prompts of an agent share is then a prefix, which
+the engine computes once.
 
 Prompts tell position and goal, and splits differ in the goal: no prompt of validation occurs in training.
 """
@@ -28,6 +29,7 @@ from verl_atgrpo.team import Team
 DIRECTIONS = {"up": "U", "down": "D", "left": "L", "right": "R"}
 _ANY, _FREE, _RIGHT_AXIS = 0.05, 0.3, 0.5
 _NEAR = 0.35
+_WHICH_WAY = "Which free way leads to the goal: up, down, left or right? Answer with one word."
 Size = Annotated[int, Ge(2), Le(100)]
 
 
@@ -99,10 +101,7 @@ def where_goal_lies(state: State) -> str:
         )
         if steps
     ]
-    return (
-        f"You are in row {row + 1}, column {column + 1} of a field of {state.task.size} rows and columns. "
-        f"Your goal is {' and '.join(parts)}."
-    )
+    return f"You are at row {row + 1}, column {column + 1}. Your goal is {' and '.join(parts)}."
 
 
 def exact_steps(state: State, direction: str) -> int:
@@ -136,14 +135,14 @@ class Walk(_Told):
     async def _turn(self, state: State, team: Team) -> tuple[State, bool]:
         lies = where_goal_lies(state)
         way = await team.navigator.act(
-            ask(f"{lies} In which direction do you go first: up, down, left or right? Answer with one word."),
+            ask(f"In which direction do you go first: up, down, left or right? Answer with one word. {lies}"),
             functools.partial(self.score_direction, state),
         )
         direction = read_word(way.text, tuple(DIRECTIONS))
         if direction is None:
             return state, False
         pace = await team.pacer.act(
-            ask(f"{lies} You go {direction.value}. How many steps? Answer with the number only."),
+            ask(f"How many steps do you go? Answer with the number only. {lies} You go {direction.value}."),
             functools.partial(self.score_steps, state, direction.value),
         )
         steps = read_number(pace.text)
@@ -179,8 +178,8 @@ class SingleWalk(Walk):
 
     async def _turn(self, state: State, team: Team) -> tuple[State, bool]:
         prompt = ask(
-            f"{where_goal_lies(state)} In which direction do you go first, up, down, left or right, and how many "
-            "steps? Answer with one word and one number."
+            "In which direction do you go first, up, down, left or right, and how many steps? "
+            f"Answer with one word and one number. {where_goal_lies(state)}"
         )
         reply = (await team.solo.act(prompt, functools.partial(self.score_both, state))).text
         direction, steps = read_word(reply, tuple(DIRECTIONS)), read_number(reply)
@@ -238,7 +237,7 @@ class WalledWalk(_Told):
     async def _turn(self, state: State, team: Team) -> tuple[State, bool]:
         around = self.told(state)
         way = await team.navigator.act(
-            ask(f"{around} Which free way leads to the goal: up, down, left or right? Answer with one word."),
+            ask(f"{_WHICH_WAY} {around}"),
             functools.partial(self.score_direction, state),
         )
         direction = read_word(way.text, tuple(DIRECTIONS))
@@ -253,7 +252,7 @@ class WalledWalk(_Told):
     async def _passes(self, state: State, around: str, direction: str, team: Team) -> bool:
         """Returns whether the checker lets the walker go."""
         verdict = await team.checker.act(
-            ask(f"{around} You want to go {direction}. Is {direction} free? Answer yes or no."),
+            ask(f"Is the way free that you want to go? Answer yes or no. {around} You want to go {direction}."),
             functools.partial(self.score_verdict, state, direction),
         )
         said = read_word(verdict.text, ("yes", "no"))
@@ -292,9 +291,7 @@ class SingleWalledWalk(WalledWalk):
     agents: ClassVar[tuple[str, ...]] = ("solo",)
 
     async def _turn(self, state: State, team: Team) -> tuple[State, bool]:
-        prompt = ask(
-            f"{self.told(state)} Which free way leads to the goal: up, down, left or right? Answer with one word."
-        )
+        prompt = ask(f"{_WHICH_WAY} {self.told(state)}")
         reply = await team.solo.act(prompt, functools.partial(self.score_direction, state))
         direction = read_word(reply.text, tuple(DIRECTIONS))
         return (state, False) if direction is None else self._step(state, direction.value)

@@ -104,7 +104,7 @@ def field(start: tuple[int, int], goal: tuple[int, int], *walls: tuple[int, int]
 )
 def test_a_prompt_tells_where_the_goal_lies(start: tuple[int, int], goal: tuple[int, int], told: str) -> None:
     text = where_goal_lies(State.initial(field(start, goal)))
-    assert text == f"You are in row {start[0] + 1}, column {start[1] + 1} of a field of 6 rows and columns. {told}"
+    assert text == f"You are at row {start[0] + 1}, column {start[1] + 1}. {told}"
 
 
 def test_a_walk_by_hand() -> None:
@@ -165,7 +165,7 @@ def test_a_walk_among_walls_by_hand() -> None:
     env = make("walk_walls")
     record = episode(env, WALLED, navigator="down", checker="yes")
     first = "".join(map(chr, record.decisions[0].prompt_ids))
-    assert "Walls: up, right. Free: down, left. Which free way leads to the goal" in first
+    assert "Which free way leads to the goal" in first and "Walls: up, right. Free: down, left." in first
     assert scores(record)[:2] == [("navigator", 1.0), ("checker", 1.0)]
     assert scores(episode(env, WALLED, navigator="left", checker="no"))[:2] == [("navigator", 0.3), ("checker", 0.05)]
     assert scores(episode(env, WALLED, navigator="up", checker="no"))[:2] == [("navigator", 0.05), ("checker", 1.0)]
@@ -261,7 +261,7 @@ def gold(env: Any) -> Callable[[Any], Mapping[str, Script]]:
     """Task -> scripts that read the prompt and play well."""
 
     def direction(task: PlanPathTask, prompt: str) -> str:
-        row, column = (int(number) - 1 for number in re.findall(r"You are in row (\d+), column (\d+)", prompt)[-1])
+        row, column = (int(number) - 1 for number in re.findall(r"You are at row (\d+), column (\d+)", prompt)[-1])
         nearer = (
             name
             for name, letter in DIRECTIONS.items()
@@ -271,7 +271,7 @@ def gold(env: Any) -> Callable[[Any], Mapping[str, Script]]:
 
     def walker(task: PlanPathTask) -> Script:
         def script(prompt: str, k: int) -> str:
-            row, column = (int(number) - 1 for number in re.findall(r"You are in row (\d+), column (\d+)", prompt)[-1])
+            row, column = (int(number) - 1 for number in re.findall(r"You are at row (\d+), column (\d+)", prompt)[-1])
             state = State(task, (row, column), 0)
             if "Answer yes or no" in prompt:
                 walls = re.findall(r"Walls: (.*?)\.", prompt)[-1].split(", ")

@@ -17,6 +17,7 @@ from verl_atgrpo.estimators.spec import PRESETS
 from verl_atgrpo.rollout.rows import failed_validation_row, training_rows, validation_rows
 from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation, ScriptedTeam
 from verl_atgrpo.trainer.metrics import (
+    AgentProgress,
     every_episode_failed,
     policy_metrics,
     rollout_metrics,
@@ -231,6 +232,65 @@ def test_parallel_groups_are_tasks_for_the_zero_variance_share() -> None:
     assert step_metrics(tags_of(SOLVED, FAILED, scheme="parallel"))["team/zero_variance_groups"] == 0
     assert step_metrics(tags_of(SOLVED, SOLVED, scheme="parallel"))["team/zero_variance_groups"] == 1
     assert step_metrics(tags_of(SOLVED, FAILED, scheme="parallel"))["team/success"] == 0.5
+
+
+def test_entropy_is_an_agents_mean_over_tokens_of_rows_that_went_through_the_model() -> None:
+    tags = tags_of(record(True, 1.0, decision("tool", 0, [1.0, 0.0]), decision("solo", 0, [1.0, 0.0])))
+    assert [row["response_len"] for row in tags] == [1, 2, 1, 2]
+    tags[0]["entropy"], tags[1]["entropy"] = 0.9, 0.3
+    metrics = step_metrics(tags)
+    assert metrics["agent/tool/entropy"] == pytest.approx((0.9 + 2 * 0.3) / 3)
+    assert "agent/solo/entropy" not in metrics
+
+
+def played(success: bool, local: list[float], team: list[float] | None = None) -> list[dict[str, Any]]:
+    """Tags of one group of the agent `solo` with these scores; its reward is their sum."""
+    scores = [Score(team=t, local=score) for score, t in zip(local, team or [0.0] * len(local), strict=True)]
+    candidates = tuple(Candidate(Generation([7], [-0.1], ""), score, score.team + score.local) for score in scores)
+    return tags_of(record(success, float(success), Decision("solo", 0, "p", [1], candidates, 0)))
+
+
+def test_candidates_at_the_highest_reward_so_far() -> None:
+    progress = AgentProgress()
+    share = "agent/solo/highest_reward_share"
+    assert progress.metrics(played(False, [0.1, 0.5]))[share] == 0.5
+    assert progress.metrics(played(True, [1.0, 1.0, 0.5, 1.0]))[share] == 0.75
+    assert progress.metrics(played(False, [0.5, 0.5]))[share] == 0
+    assert progress.metrics(played(True, [1.0 - 1e-9, 0.5]))[share] == 0.5, "rewards are sums with rounding"
+
+
+@pytest.mark.parametrize(
+    ("group", "stuck"),
+    [
+        (played(False, [0.05, 0.05]), 1.0),
+        (played(True, [0.05, 0.05]), 1.0),  # others made up for it
+        (played(False, [0.05, 1.0]), 0.0),
+        (played(False, [1.0, 1.0]), 0.0),  # right, and the episode failed for another reason
+        (played(True, [1.0, 1.0]), 0.0),
+    ],
+)
+def test_groups_are_stuck_that_are_all_equal_and_wrong(group: list[dict[str, Any]], stuck: float) -> None:
+    progress = AgentProgress()
+    progress.metrics(played(True, [0.05, 1.0]))
+    assert progress.metrics(group)["agent/solo/stuck_groups"] == stuck
+
+
+def test_without_local_scores_groups_of_unsolved_episodes_are_stuck() -> None:
+    for success, team, stuck in ((False, [0.2, 0.2], 1.0), (True, [1.0, 1.0], 0.0), (False, [0.2, 0.4], 0.0)):
+        metrics = AgentProgress().metrics(played(success, [0.0, 0.0], team))
+        assert metrics["agent/solo/stuck_groups"] == stuck
+
+
+def test_a_warning_names_an_agent_that_has_collapsed(caplog: pytest.LogCaptureFixture) -> None:
+    progress = AgentProgress()
+    right, wrong = played(True, [1.0, 0.05]), played(False, [0.05, 0.05])
+    for group in [right, *[wrong] * 9, right, *[wrong] * 9]:
+        progress.metrics(group)
+    assert not caplog.messages
+    for _ in range(5):
+        progress.metrics(wrong)
+    (message,) = caplog.messages
+    assert message.startswith("agent 'solo' has collapsed: for 10 steps, in at least 80% of its groups")
 
 
 def test_rollout_metrics() -> None:

@@ -177,6 +177,22 @@ def compared(monkeypatch: pytest.MonkeyPatch, config: Any, tokens: int) -> tuple
     return verls_metrics, mine_metrics, fetches
 
 
+def test_entropy_of_a_row_goes_into_its_tags(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, rows = rows_with_padding()
+    queue = LocalQueue()
+    queue.kv_batch_put(batch.keys, "train", tags=batch.tags)
+    queue.fields["train"].update(rows)
+    monkeypatch.setattr(tq, "kv_batch_get", queue.kv_batch_get)
+    monkeypatch.setattr(tq, "kv_batch_put", queue.kv_batch_put)
+    monkeypatch.setattr(trainer_queue, "TOKENS", 20)
+    whole = {key: row["entropy"].clone() for key, row in rows.items()}
+    write_old_log_probs(batch, OmegaConf.create({"loss_agg_mode": "token-mean", "loss_scale_factor": None}))
+    for key, tags in zip(batch.keys, batch.tags, strict=True):
+        first = tags["prompt_len"] - 1  # a token's entropy is at the place of the token before it
+        expected = whole[key][first : first + tags["response_len"]].mean().item()
+        assert tags["entropy"] == pytest.approx(expected), key
+
+
 @pytest.mark.parametrize("correction", CORRECTIONS, ids=str)
 @pytest.mark.parametrize("tokens", [10**6, 30], ids=["one part", "parts"])
 def test_a_step_equals_verls_own(monkeypatch: pytest.MonkeyPatch, correction: dict[str, Any], tokens: int) -> None:

@@ -5,6 +5,8 @@ All are computed from tags, which are on the driver anyway, where verl's trainer
 
 from __future__ import annotations
 
+import logging
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -22,8 +24,12 @@ from verl_atgrpo.estimators.kernel import inflation_factors
 from verl_atgrpo.trainer.queue import Rows, Tags, batch_of, fetch_parts, is_padding
 from verl_atgrpo.trainer.step_rows import group_of
 
+logger = logging.getLogger(__name__)
+
 PROBS_DIFF = "training/rollout_probs_diff_max"
 """verl's largest difference between a token's probabilities under server and actor."""
+_SAME = 1e-6
+"""Rewards that differ by less are the same: they are sums of products."""
 
 
 class _Columns:
@@ -47,15 +53,23 @@ class _Columns:
 
     def zero_variance(self, labels: Tensor, total: int) -> Tensor:
         """Returns, for each of `total` labels, the share of its groups whose rewards are all equal: (total,)."""
-        bound = int(self._groups.max()) + 1
-        pairs, pair = torch.unique(labels * bound + self._groups, return_inverse=True)
-        lowest, highest = (
-            self.reward.new_zeros(len(pairs)).scatter_reduce_(0, pair, self.reward, which, include_self=False)
-            for which in ("amin", "amax")
-        )
-        label = pairs // bound
+        label, (lowest, highest) = self.groups(labels, self.reward)
         equal = (lowest == highest).double()
         return torch.bincount(label, equal, minlength=total) / torch.bincount(label, minlength=total)
+
+    def groups(self, labels: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:
+        """Returns the label of every group of a label, and each column's lowest and highest values: (2, groups)."""
+        bound = int(self._groups.max()) + 1
+        pairs, pair = torch.unique(labels * bound + self._groups, return_inverse=True)
+
+        def extremes(column: Tensor) -> Tensor:
+            ends = [
+                column.new_zeros(len(pairs)).scatter_reduce_(0, pair, column, which, include_self=False)
+                for which in ("amin", "amax")
+            ]
+            return torch.stack(ends)
+
+        return pairs // bound, *map(extremes, columns)
 
     def by(self, labels: Tensor, prefixes: Sequence[str]) -> dict[str, float]:
         """Returns means over the rows of each label, named by the label's prefix."""
@@ -95,7 +109,71 @@ def step_metrics(rows: Sequence[Tags]) -> dict[str, float]:
     }
     for agent, factor in inflation_factors(columns.reward, agents).items():
         metrics[f"agent/{agent}/inflation_factor"] = factor
-    return metrics
+    return {**metrics, **_entropies(rows)}
+
+
+def _entropies(rows: Sequence[Tags]) -> dict[str, float]:
+    """Returns the mean entropy of each agent's tokens, over the rows that went through the model."""
+    sums: dict[str, float] = defaultdict(float)
+    tokens: dict[str, int] = defaultdict(int)
+    for tags in rows:
+        if "entropy" in tags:
+            sums[tags["agent"]] += tags["entropy"] * tags["response_len"]
+            tokens[tags["agent"]] += tags["response_len"]
+    return {f"agent/{agent}/entropy": sums[agent] / tokens[agent] for agent in sums}
+
+
+class AgentProgress:
+    """Follows each agent's rewards over the steps, and warns of one that has collapsed.
+
+    A group teaches nothing if all its candidates earn the same. It is stuck if they are wrong as well: their local
+    scores are lower than the agent's highest so far or, for an agent without local scores, the episode is not solved.
+    """
+
+    STUCK_SHARE, STUCK_STEPS = 0.8, 10
+
+    def __init__(self) -> None:
+        self._highest: dict[str, float] = {}
+        self._local: dict[str, tuple[float, float]] = {}
+        self._stuck: dict[str, int] = defaultdict(int)
+
+    def metrics(self, rows: Sequence[Tags]) -> dict[str, float]:
+        """Returns the metrics of a step; `rows` as in `step_metrics`.
+
+        `highest_reward_share` is the share of an agent's candidates that earned the highest reward that the agent
+        has earned since the run began (or was resumed); `stuck_groups` is the share of its groups that are stuck.
+        """
+        columns = _Columns(rows)
+        solved = torch.tensor([tags["episode_success"] for tags in rows], dtype=torch.float64)
+        agent_of_row, names = factorise([tags["agent"] for tags in rows])
+        label, *extremes = columns.groups(agent_of_row, columns.reward, columns.means["local_reward"], solved)
+        metrics = {}
+        for number, agent in enumerate(map(str, names)):
+            (lowest, highest), (_, local), (_, any_solved) = (ends[:, label == number] for ends in extremes)
+            rewards, locals_ = (
+                column[agent_of_row == number] for column in (columns.reward, columns.means["local_reward"])
+            )
+            best = self._highest[agent] = max(self._highest.get(agent, -math.inf), rewards.max().item())
+            least, most = self._local.get(agent, (math.inf, -math.inf))
+            least, most = self._local[agent] = min(least, locals_.min().item()), max(most, locals_.max().item())
+            wrong = local < most - _SAME if most > least + _SAME else any_solved == 0
+            stuck = ((lowest == highest) & wrong).double().mean().item()
+            metrics[f"agent/{agent}/highest_reward_share"] = (rewards >= best - _SAME).double().mean().item()
+            metrics[f"agent/{agent}/stuck_groups"] = stuck
+            self._count(agent, stuck)
+        return metrics
+
+    def _count(self, agent: str, stuck: float) -> None:
+        self._stuck[agent] = self._stuck[agent] + 1 if stuck >= self.STUCK_SHARE else 0
+        if self._stuck[agent] == self.STUCK_STEPS:
+            logger.warning(
+                "agent %r has collapsed: for %d steps, in at least %.0f%% of its groups, all candidates earned the "
+                "same and were wrong (agent/%s/stuck_groups); see docs/small_models.md",
+                agent,
+                self.STUCK_STEPS,
+                100 * self.STUCK_SHARE,
+                agent,
+            )
 
 
 def policy_metrics(by_policy: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -30,6 +30,7 @@ from verl_atgrpo.serving.health import PolicyFailed, RolloutFailed
 from verl_atgrpo.trainer import checkpoints, schedule
 from verl_atgrpo.trainer.dataset import TeamTokenizer, wire
 from verl_atgrpo.trainer.metrics import (
+    AgentProgress,
     every_episode_failed,
     policy_metrics,
     staleness_metrics,
@@ -62,6 +63,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         self._unfinished: deque[int] = deque()
         self._deals = schedule.Deals()
         self._tags: list[dict[str, Any]] = []
+        self._progress = AgentProgress()
         self._updated = False
         self.recorder: Recorder | None = None
         super().__init__(config)
@@ -377,6 +379,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             metrics.update({"training/global_step": global_steps, "training/epoch": epoch})
             metrics.update({f"timing_s/{stage}": seconds for stage, seconds in timing_raw.items()})
         metrics.update(step_metrics(self._tags))
+        metrics.update(self._progress.metrics(self._tags))
         if self.settings.mode != "sync":
             trainable = {unit.name for unit in self.units if unit.trainable}
             trained = [tags for tags in self._tags if tags["policy"] in trainable]

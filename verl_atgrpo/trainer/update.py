@@ -211,7 +211,10 @@ def bypass_old_log_probs(batch: Rows) -> None:
 
 
 def write_old_log_probs(batch: Rows, actor: DictConfig) -> dict[str, float]:
-    """Writes the responses' part of the log-probs and entropies of whole rows; returns verl's metrics of them."""
+    """Writes the responses' part of the log-probs and entropies of whole rows; returns verl's metrics of them.
+
+    Adds a tag to every row: `entropy`, the mean over its response tokens.
+    """
     real, lengths = real_rows(batch.tags), response_lengths(batch.tags)
     entropy, difference = 0.0, ProbsDifference()
     for part, data in fetch_parts(batch, ["entropy", "log_probs", "response_mask", "rollout_log_probs"]):
@@ -220,6 +223,9 @@ def write_old_log_probs(batch: Rows, actor: DictConfig) -> dict[str, float]:
             "entropy": response_from_nested(data["entropy"], data["response_mask"]),
         }
         put(batch, part, responses)
+        of_rows = torch.segment_reduce(responses["entropy"].values(), "mean", lengths=lengths[part])
+        for row, value in zip(part, of_rows.tolist(), strict=True):
+            batch.tags[row].update(entropy=value)
         mask = data["response_mask"].to_padded_tensor(0)
         entropy += agg_loss(
             loss_mat=responses["entropy"].to_padded_tensor(0),
