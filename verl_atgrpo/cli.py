@@ -53,6 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report.add_argument("--max-megabytes", type=float, default=16.0, help="size limit of the episodes (default 16)")
     report.set_defaults(run=_report)
 
+    episodes = commands.add_parser("episodes", help="print a run's recorded episodes in words")
+    episodes.add_argument("folder", metavar="run", type=Path, help="the run's folder, as for report")
+    episodes.add_argument("--steps", type=int, nargs="+", help="steps (default: the first and the last one recorded)")
+    episodes.add_argument("--tasks", type=int, default=2, help="tasks of each step (default 2)")
+    episodes.add_argument("--train", action="store_true", help="episodes of training instead of validation")
+    episodes.set_defaults(run=_episodes)
+
     export = commands.add_parser("export", help="write every policy of a checkpoint as a Hugging Face model")
     export.add_argument("step", type=Path, help="a folder global_step_<n>")
     export.add_argument("out", type=Path, help="the folder to write, with a folder for every policy")
@@ -164,6 +171,12 @@ def _report(options: argparse.Namespace) -> str:
     from verl_atgrpo.report.page import write
 
     return write(options.folder, options.out or options.folder / "report.html", options.max_megabytes)
+
+
+def _episodes(options: argparse.Namespace) -> str:
+    from verl_atgrpo.report.transcript import transcript
+
+    return transcript(options.folder, options.steps, options.tasks, options.train)
 
 
 def _export(options: argparse.Namespace) -> str:

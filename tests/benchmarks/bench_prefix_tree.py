@@ -1,12 +1,12 @@
 """Log-probs and updates over prefix trees against verl's plain path: time, peak memory, and the same numbers.
 
-The rows are Plan-Path's decisions with the recipe's own prompts, K random responses each; or, with `--apart`, as long
-rows that share nothing. verl's FSDP2 engine and ours take them in turn, each in a process of its own, the first batch
+The rows are decisions of Plan-Path with two solved examples in the prompt, K random responses each; or, with `--apart`,
+as long rows that share nothing. verl's FSDP2 engine and ours take them in turn, each in a process of its own, the first batch
 untimed. Wanted: at least `--limit` x (row tokens / tree tokens) times faster, with no more memory; with `--apart`, at
 most 3% slower.
 
-python tests/benchmarks/bench_prefix_tree.py --model runs/models/smollm2 [--recipe plan_path_smollm2] [--decisions 16]
-    [--candidates 8] [--response 8] [--rounds 3] [--apart] [--limit 0.7] [override ...]
+python tests/benchmarks/bench_prefix_tree.py --model runs/models/smollm2 [--decisions 16] [--candidates 8] [--response 8]
+    [--rounds 3] [--apart] [--limit 0.7] [override ...]
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from statistics import median
 from typing import Any
 
 ENGINES = ("plain", "trees")
+RECIPE = "walk_smollm2"
+ENVIRONMENT = "{name: plan_path, size: 3, wall_density: 0.1, max_turns: 2, max_moves: 1, tool: moves, few_shot: 2}"
 
 
 def prompts(config: Any, tokenizer: Any, decisions: int) -> list[list[int]]:
@@ -63,8 +65,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
     from verl_atgrpo.prefix_tree.engine import TreeEngine
 
-    overrides = [f"actor_rollout_ref.model.path={options.model.resolve()}", *options.overrides]
-    config = recipes.compose(options.recipe, overrides)
+    overrides = [f"actor_rollout_ref.model.path={options.model.resolve()}", f"++at_grpo.environment={ENVIRONMENT}"]
+    config = recipes.compose(RECIPE, [*overrides, *options.overrides])
     section = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     section.model_config = settings = omega_conf_to_dataclass(config.actor_rollout_ref.model)
     settings.model_type = "language_model"
@@ -135,7 +137,6 @@ def main() -> None:
     """Measures both engines in turn and prints ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--recipe", default="plan_path_smollm2")
     parser.add_argument("--decisions", type=int, default=16)
     parser.add_argument("--candidates", type=int, default=8)
     parser.add_argument("--response", type=int, default=8)

@@ -184,7 +184,7 @@ def test_wandering_never_earns_as_much_as_solving(answers: list[str], index: int
 
 @pytest.mark.parametrize("seed", range(5))
 def test_few_shot_examples_differ_in_their_answers(seed: int) -> None:
-    """With equal answers in all examples of plan_path_smollm2, the model copied that answer."""
+    """With equal answers in all examples, SmolLM2 copied that answer."""
     options = {"size": 3, "wall_density": 0.1, "max_moves": 1, "tool": "moves", "seed": seed}
     for count, distinct in ((2, 2), (4, 4), (6, 4)):
         env = PlanPath(few_shot=count, **options)  # type: ignore[arg-type]
