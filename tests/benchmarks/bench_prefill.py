@@ -4,13 +4,13 @@ Decisions with prompts of 512 to 1,000 random tokens and K equal requests are se
 The share is the sum of vLLM's cached tokens over the sum of prompt tokens. At best a prompt is computed once for K
 requests, so the target is 0.9 x (K - 1) / K. Orders: decisions one after the other, all concurrently as in a rollout,
 and all concurrently with one candidate of each sent ahead of its siblings. A cache only has full blocks, so their size
-matters: the first servers have `--block-size`, the second vLLM's default, the last no cache. Seconds are the median of
-`--rounds` with different prompts.
+matters: the first servers have the recipe's, the second `--block-size`, vLLM's default for CPUs, the last no cache.
+Seconds are the median of `--rounds` with different prompts.
 
 python tests/benchmarks/bench_prefill.py --model runs/models/plan_path_tiny [--decisions 12] [--rounds 3]
-    [--block-size 32] [--limit 0.9] [override ...]
+    [--block-size 128] [--limit 0.9] [override ...]
 
-The limit is for K > 1 with `--block-size`, in every order.
+The limit is for K > 1 with the recipe's blocks, in every order.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def main() -> int:
     parser.add_argument("--recipe", default="plan_path_cpu")
     parser.add_argument("--decisions", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--block-size", type=int, default=32)
+    parser.add_argument("--block-size", type=int, default=128)
     parser.add_argument("--limit", type=float, default=0.9)
     parser.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", help="overrides of verl's command")
@@ -160,13 +160,13 @@ def main() -> int:
         print(f"\n{json.dumps(measure(options))}", flush=True)
         return 0
     caching = "actor_rollout_ref.rollout.enable_prefix_caching"
-    own_blocks = f"+actor_rollout_ref.rollout.engine_kwargs.vllm.block_size={options.block_size}"
-    blocks_of = f"block {options.block_size}"
+    blocks = "++actor_rollout_ref.rollout.engine_kwargs.vllm.block_size"
+    recipes_own = "recipe's blocks"
     servers = {}
     for name, overrides in (
-        (blocks_of, [own_blocks]),
-        ("own block", []),
-        ("no cache", [own_blocks, f"{caching}=false"]),
+        (recipes_own, []),
+        (f"block {options.block_size}", [f"{blocks}={options.block_size}"]),
+        ("no cache", [f"{caching}=false"]),
     ):
         common = ["--part", f"--model={options.model}", f"--recipe={options.recipe}"]
         found = real_stack.run_part(
@@ -180,8 +180,8 @@ def main() -> int:
         servers[name] = [Sampled(**made) for made in found]
         print(f"{name}: done, {real_stack.load_average()}", flush=True)
     print(table(servers))
-    worst = min(made.of_possible for made in servers[blocks_of] if made.candidates > 1)
-    print(f"{blocks_of}, lowest share / ((K-1)/K): {worst:.3f} (at least {options.limit})")
+    worst = min(made.of_possible for made in servers[recipes_own] if made.candidates > 1)
+    print(f"{recipes_own}, lowest share / ((K-1)/K): {worst:.3f} (at least {options.limit})")
     return int(worst < options.limit)
 
 
