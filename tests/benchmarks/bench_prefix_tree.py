@@ -2,8 +2,8 @@
 
 The rows are decisions of Plan-Path with two solved examples in the prompt, K random responses each; or, with
 `--apart`, as long rows that share nothing. verl's FSDP2 engine and ours take them in turn, each in a process of its
-own, the first batch untimed. Wanted: at least `--limit` x (row tokens / tree tokens) times faster, with no more memory;
-with `--apart`, at most 3% slower.
+own, the first batch untimed. Wanted: at least `--limit` x (row tokens / tree tokens) times faster, with no more
+memory; with `--apart`, at most 3% slower.
 
 python tests/benchmarks/bench_prefix_tree.py --model runs/models/smollm2 [--decisions 16] [--candidates 8]
     [--response 8] [--rounds 3] [--apart] [--limit 0.7] [override ...]
