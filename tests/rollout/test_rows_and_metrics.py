@@ -130,6 +130,13 @@ def test_parallel_rows_share_the_outcome() -> None:
     assert advantages.tolist() == pytest.approx([half] * 4 + [-half] * 6, abs=1e-5)
 
 
+def test_an_episodes_reward_may_be_the_sum_of_its_answers_scores() -> None:
+    """What is committed counts: FAILED is .5 + 2 + 1."""
+    rows = list(training_rows("uid", 1, FAILED, "parallel", episode_reward="scores"))
+    assert [row.reward for row in rows] == [3.5] * 6 == [row.tags["reward"] for row in rows]
+    assert {row.tags["episode_reward"] for row in rows} == {0.25}  # what metrics report
+
+
 def test_validation_rows_end_with_the_last_decision() -> None:
     rows = list(validation_rows("uid", 1, FAILED))
     assert [row.key for row in rows] == ["uid_1_0", "uid_1_1", "uid_1_2"]

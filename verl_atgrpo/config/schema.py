@@ -123,11 +123,14 @@ class AtGrpoConfig(Section):
     candidates: Annotated[int, Ge(2), Le(4096)] = 4
     """K: candidates at every decision (`tree`), or episodes of every task (`parallel`)."""
     alpha: Weight = 1.0
-    """Weight of the team part in the mixed reward alpha * team + local_weight * local (`tree`)."""
+    """Weight of the team part in the mixed reward alpha * team + local_weight * local (`tree`, or
+    `episode_reward: scores`)."""
     local_weight: Weight = 1.0
-    """Weight of the local part (`tree`): 1 as in the paper; 0 leaves only the team part."""
+    """Weight of the local part: 1 as in the paper; 0 leaves only the team part."""
     scheme: Literal["tree", "parallel"] = "tree"
-    """`tree`: AT-GRPO. `parallel`: independent episodes, whose shared outcome is the reward of every row."""
+    """`tree`: AT-GRPO. `parallel`: independent episodes, each with one reward for all its rows."""
+    episode_reward: Literal["outcome", "scores"] = "outcome"
+    """The reward of an episode (`parallel`): its outcome's team reward, or the sum of its answers' mixed rewards."""
     selection: Selection = "greedy"
     """Which candidate is committed (`tree`)."""
     softmax_temperature: Annotated[float, Gt(0), Le(1e300)] | None = None
@@ -293,6 +296,11 @@ class AtGrpoConfig(Section):
         """Episodes per task in training."""
         return self.candidates if self.scheme == "parallel" else 1
 
+    @property
+    def reward_is_outcome(self) -> bool:
+        """Whether candidates' own rewards train nothing."""
+        return self.scheme == "parallel" and self.episode_reward == "outcome"
+
     def split_size(self, env: Environment, split: Split) -> int:
         """Returns the number of tasks of `split` that the run uses."""
         wanted = self.train_tasks if split == "train" else self.val_tasks
@@ -324,14 +332,20 @@ def _filter_lacks(key: str, beside: str) -> Callable[[AtGrpoConfig], bool]:
 
 
 _PARALLEL = " has no effect with scheme: parallel; remove it"
+_PARALLEL_SCORES = f"{_PARALLEL} or use episode_reward: scores"
 _TOGETHER: tuple[tuple[str, Callable[[AtGrpoConfig], bool], str], ...] = (
     (
         "softmax_temperature",
         lambda c: c.softmax_temperature is not None and c.selection != "softmax",
         " has no effect with selection: {self.selection}; remove it or use selection: softmax",
     ),
-    ("alpha", lambda c: c.scheme == "parallel" and c.alpha != 1, _PARALLEL),
-    ("local_weight", lambda c: c.scheme == "parallel" and c.local_weight != 1, _PARALLEL),
+    ("alpha", lambda c: c.reward_is_outcome and c.alpha != 1, _PARALLEL_SCORES),
+    ("local_weight", lambda c: c.reward_is_outcome and c.local_weight != 1, _PARALLEL_SCORES),
+    (
+        "episode_reward",
+        lambda c: c.scheme == "tree" and c.episode_reward != "outcome",
+        " has no effect with scheme: tree, where every candidate has its own reward; remove it",
+    ),
     ("selection", lambda c: c.scheme == "parallel" and c.selection != "greedy", _PARALLEL),
     (
         "local_weight",

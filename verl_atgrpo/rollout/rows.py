@@ -36,18 +36,26 @@ class Row:
 
 
 def training_rows(
-    uid: str, session: int, record: EpisodeRecord, scheme: str, needs: Collection[Need] = ()
+    uid: str,
+    session: int,
+    record: EpisodeRecord,
+    scheme: str,
+    needs: Collection[Need] = (),
+    episode_reward: str = "outcome",
 ) -> Iterator[Row]:
     """Yields a row for every candidate of an episode.
 
     `tree`: the group is (episode, agent, turn) and the reward is the candidate's own mixed reward.
-    `parallel`: the group is the task, and the reward is the shared outcome.
+    `parallel`: the group is the task, and the reward is the episode's.
 
     Args:
         needs: `EstimatorSpec.needs`, the labels that the estimator reads beside the group. `left` counts decisions
             in the order in which they finished.
+        episode_reward: the episode's reward in `parallel`: the `outcome`'s, or the sum of the answers' `scores`.
     """
-    index = 0
+    index, whole = 0, record.outcome.team_reward
+    if episode_reward == "scores":
+        whole = sum(decision.candidates[decision.committed].reward for decision in record.decisions)
     for position, decision in enumerate(record.decisions):
         group = f"{uid}.{session}.{decision.agent}.{decision.turn}" if scheme == "tree" else uid
         compared: dict[str, Any] = {}
@@ -56,7 +64,7 @@ def training_rows(
         if "anchor" in needs:
             compared["anchor"] = anchor_of(decision.prompt_ids)
         for number, candidate in enumerate(decision.candidates):
-            reward = candidate.reward if scheme == "tree" else record.outcome.team_reward
+            reward = candidate.reward if scheme == "tree" else whole
             tags = {
                 "agent": decision.agent,
                 "turn": decision.turn,

@@ -221,7 +221,9 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             rows = (
                 validation_rows(uid, session, result)
                 if validate
-                else training_rows(uid, session, result, self._settings.scheme, self._needs)
+                else training_rows(
+                    uid, session, result, self._settings.scheme, self._needs, self._settings.episode_reward
+                )
             )
             turns = len(result.decisions)
             if validate:
