@@ -239,7 +239,7 @@ def test_options_without_effect_in_the_parallel_scheme_are_refused(compose: Any)
         with pytest.raises(ConfigError, match=f"at_grpo.{key}.*no effect with scheme: parallel"):
             check_run(compose("plan_path_cpu_single", *QUICK, f"at_grpo.{override}"))
     check_run(compose("plan_path_cpu_single", *QUICK, "at_grpo.episode_reward=scores", "at_grpo.alpha=0.5"))
-    with pytest.raises(ConfigError, match="at_grpo.episode_reward='scores' has no effect with scheme: tree"):
+    with pytest.raises(ConfigError, match=r"episode_reward='scores' has no effect with scheme: tree"):
         check_run(compose("plan_path_cpu", *QUICK, "at_grpo.episode_reward=scores"))
 
 
