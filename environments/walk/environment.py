@@ -262,7 +262,7 @@ class WalledWalk(_Told):
         """Returns what is around the walker, and where the goal lies, as sentences."""
         ways = {free: [name for name in DIRECTIONS if self._free(state, name) is free] for free in (False, True)}
         walls, free = (", ".join(ways[kind]) or "none" for kind in (False, True))
-        return f"{where_goal_lies(state)} Walls: {walls}. Free: {free}."
+        return f"Walls: {walls}. Free: {free}. {where_goal_lies(state)}"
 
     def _free(self, state: State, direction: str) -> bool:
         return walk(state, DIRECTIONS[direction]).legal

@@ -50,13 +50,14 @@ def test_every_recipe_passes_the_checks(
     compose: Any, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config = compose(recipe)
+    small = ("at_grpo.train_tasks=128", "at_grpo.val_tasks=8")
+    config = compose(recipe, *small)
     if (package := NEEDED.get(config.at_grpo.environment.name)) is not None:
         pytest.importorskip(package)
     if demonstrator := DEMONSTRATORS.get(recipe.removesuffix("_cpu")):
         demonstrator.make_environment(Path(f"runs/models/{demonstrator.environment}_tiny"))  # data that come with it
     data = hub_rows.overrides(config, tmp_path)
-    check_run(compose(recipe, "at_grpo.train_tasks=128", "at_grpo.val_tasks=8", *data))
+    check_run(compose(recipe, *small, *data) if data else config)
 
 
 @pytest.mark.parametrize("recipe", ["math_qwen3_1p7b", "math_qwen3_8b", "code_qwen3_1p7b", "code_qwen3_8b"])

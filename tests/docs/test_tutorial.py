@@ -91,6 +91,7 @@ def test_the_installation_is_a_target_of_make() -> None:
     assert activate.split() == ["source", f"{make.split()[1].partition('/')[0]}/bin/activate"]
 
 
+@pytest.mark.slow
 def test_the_environment_plays_keeps_the_contract_and_has_disjoint_splits(harbour: Path) -> None:
     pytest.importorskip("verl")
     said = run_sections(FAST, harbour)

@@ -165,7 +165,7 @@ def test_a_walk_among_walls_by_hand() -> None:
     env = make("walk_walls")
     record = episode(env, WALLED, navigator="down", checker="yes")
     first = "".join(map(chr, record.decisions[0].prompt_ids))
-    assert "Which free way leads to the goal" in first and "Walls: up, right. Free: down, left." in first
+    assert "Which free way leads to the goal" in first and "Walls: up, right. Free: down, left. You are" in first
     assert scores(record)[:2] == [("navigator", 1.0), ("checker", 1.0)]
     assert scores(episode(env, WALLED, navigator="left", checker="no"))[:2] == [("navigator", 0.3), ("checker", 0.05)]
     assert scores(episode(env, WALLED, navigator="up", checker="no"))[:2] == [("navigator", 0.05), ("checker", 1.0)]
