@@ -165,7 +165,7 @@ for _game, _players in (
 for _data in ("basic_arithmetic", "knights_knaves", "simple_equations", "spell_backward"):
     ENVIRONMENTS[f"reasoning_gym {_data}"] = (
         lambda folder, data=_data: make("reasoning_gym", dataset=data, max_turns=1),
-        (_needs("reasoning_gym"),),
+        (_needs("reasoning_gym"), *[pytest.mark.slow] * (_data == "spell_backward")),
     )
 
 

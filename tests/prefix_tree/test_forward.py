@@ -39,6 +39,9 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
+FAST = {("qwen3", "sdpa"), ("llama", "sdpa")}
+
+
 @functools.cache
 def model(name: str) -> Any:
     torch.manual_seed(0)
@@ -64,10 +67,7 @@ def gradient(net: Any, loss: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "attention"),
     [
-        # Four of ten seconds and more are in the slow tests.
-        pytest.param(
-            name, attention, marks=[] if attention == "sdpa" and name in ("qwen3", "llama") else pytest.mark.slow
-        )
+        pytest.param(name, attention, marks=[pytest.mark.slow] if (name, attention) not in FAST else [])
         for name in MODELS
         for attention in ("sdpa", "eager")
     ],
