@@ -45,6 +45,35 @@ def test_every_variant_is_a_job_that_can_start(compose: Any, tmp_path: Path, gam
     assert config.actor_rollout_ref.actor.optim.lr == GAMES[game].learning_rate
 
 
+WORDS = [
+    pytest.param(name, variant, marks=[pytest.mark.slow] if name != "walk" else [])
+    for name in ("walk", "walk_walls", "number_search")
+    for variant in GAMES[name].variants
+]
+
+
+@pytest.mark.parametrize(("name", "variant"), WORDS)
+def test_every_variant_of_a_game_in_words_is_a_job_that_can_start(
+    compose: Any, tmp_path: Path, name: str, variant: str
+) -> None:
+    game = GAMES[name]
+    overrides = study.overrides_of(game, game.variant(variant), 1, tmp_path, tmp_path / "start", [])
+    config = compose(game.recipe, *overrides, "at_grpo.train_tasks=128", "at_grpo.val_tasks=8")
+    check_run(config)
+    settings = AtGrpoConfig.from_config(config)
+    assert len(settings.policies or {"shared": None}) == (2 if variant == "at_grpo_roles" else 1)
+    assert settings.episode_reward == ("scores" if variant.endswith("_scores") else "outcome")
+    rate = {"lr_3e-6": 3e-6, "lr_2e-5": 2e-5}.get(variant, 1e-5)
+    assert config.actor_rollout_ref.actor.optim.lr == pytest.approx(rate)
+
+
+def test_a_variant_of_another_game_is_refused() -> None:
+    with pytest.raises(ValueError, match="--variants planner_alone: walk_smollm2 has at_grpo, single_at_grpo"):
+        GAMES["walk"].variant("planner_alone")
+    with pytest.raises(ValueError, match="--variants steps_1_rate_1: walk_smollm2 has"):
+        GAMES["walk"].variant(update_variant(1, 1.0))
+
+
 @pytest.mark.parametrize("steps", [1, 16])
 def test_the_number_of_updates_and_the_learning_rate_are_what_the_names_say(
     compose: Any, tmp_path: Path, steps: int
@@ -157,11 +186,11 @@ def test_what_has_a_curve_is_trained_again_only_for_its_models(tmp_path: Path) -
 
 
 def test_the_short_table_has_a_column_for_every_game(tmp_path: Path) -> None:
-    budgets = {name: game.budget for name, game in GAMES.items()}
+    budgets = {name: GAMES[name].budget for name in ("plan_path", "sudoku")}
     for game, budget in budgets.items():
         leave(tmp_path / game, "at_grpo", 0, (0, 0.25), (budget, 0.75))
     leave(tmp_path / "sudoku", "single_grpo", 0, (0, 0.5), (budgets["sudoku"], 0.625))
-    lines = results.in_short({game: curves.kept(tmp_path / game) for game in GAMES})
+    lines = results.in_short({game: curves.kept(tmp_path / game) for game in budgets})
     assert lines[2:4] == ["| team, not trained | 25.0% | 25.0% |", "| single agent, not trained |  | 50.0% |"]
     assert "| AT-GRPO, one policy, K = 8 | 75.0% | 75.0% |" in lines
     assert "| single agent, GRPO |  | 62.5% |" in lines

@@ -48,10 +48,10 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     return mean(values) - half, mean(values) + half
 
 
-def row(name: str, variants: Curves, budget: int) -> str:
+def row(name: str, variants: Curves, game: Game) -> str:
     """Returns a variant's row of the table, at its share of the game's budget."""
-    variant, curves = VARIANTS[name], variants[name]
-    end = variant.share * budget
+    variant, curves = game.variants[name], variants[name]
+    end = variant.share * (budget := game.budget)
     finals = [curve.at(end) for curve in curves.values()]
     if variant.needs:
         starts, tokens = "", "no training"
@@ -100,7 +100,7 @@ def table(variants: Curves, game: Game) -> list[str]:
         f"| against AT-GRPO, same seeds | tokens to {TARGET:.0%} |",
         "|---|---|---|---|---|---|",
     ]
-    return lines + [row(name, variants, game.budget) for name in variants if name in VARIANTS]
+    return lines + [row(name, variants, game) for name in variants if name in game.variants]
 
 
 def in_short(games: Mapping[str, Curves]) -> list[str]:
@@ -164,7 +164,9 @@ def draw(variants: Curves, image: Path, game: Game) -> None:
         tokens = [end * part / _PARTS for part in range(_PARTS + 1)]
         seeds = [[100 * curve.at(spent) for spent in tokens] for curve in curves.values()]
         shown = [spent / 1000 for spent in tokens]
-        (line,) = axes.plot(shown, [mean(values) for values in zip(*seeds, strict=True)], label=VARIANTS[name].title)
+        (line,) = axes.plot(
+            shown, [mean(values) for values in zip(*seeds, strict=True)], label=game.variants[name].title
+        )
         low, high = ([pick(values) for values in zip(*seeds, strict=True)] for pick in (min, max))
         axes.fill_between(shown, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
     axes.set(xlabel="tokens generated in training (thousands)", ylabel="validation success (%)", ylim=(0, 101))
@@ -184,9 +186,11 @@ def main() -> None:
     options = parser.parse_args()
     games = {name: kept(options.curves / f"{name}.jsonl") for name in GAMES}
     games = {name: variants for name, variants in games.items() if variants}
+    tiny = {name: variants for name, variants in games.items() if GAMES[name].model is None}
     if not games:
         parser.error(f"--curves {options.curves}: no curves found; run study.py first")
-    sys.stdout.write("\n".join(["### In short", "", *in_short(games), ""]) + "\n")
+    if tiny:
+        sys.stdout.write("\n".join(["### In short", "", *in_short(tiny), ""]) + "\n")
     for name, variants in games.items():
         sys.stdout.write("\n".join([f"### {name}", "", *table(variants, GAMES[name]), ""]) + "\n")
         if UPDATES.keys() & variants.keys():

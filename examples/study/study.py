@@ -1,6 +1,6 @@
 """Runs the study: every variant on every environment with every seed, one training after the other.
 
-    python examples/study/study.py [--games plan_path sudoku] [--seeds 0 1 2] [--variants ...] [--out runs/study]
+    python examples/study/study.py [--games plan_path ...] [--seeds 0 1 2] [--variants ...] [--out runs/study]
 
 The curve of a finished training is stored in `curves/<game>.jsonl` beside this file. Trainings with a stored curve are
 skipped, unless others need their models. A training is stopped at the first validation after its token budget.
@@ -24,9 +24,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from curves import CURVES, Curve, Curves, append, kept, tried
-from variants import ALL, GAMES, OPTIMIZER_STEPS, RATES, VARIANTS, Game, Variant, update_variant
+from variants import ALL, GAMES, OPTIMIZER_STEPS, RATES, Game, Variant, update_variant
 
 from verl_atgrpo.config.policies import POLICIES_FILE
+from verl_atgrpo.environment import make as make_environment
 from verl_atgrpo.report.learning_curve import read
 from verl_atgrpo.tiny_models.warm_start import WarmStart, make
 
@@ -40,9 +41,9 @@ _STOP_TIMEOUT = 120.0
 def main() -> None:
     """Runs the missing trainings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--games", nargs="+", choices=GAMES, default=list(GAMES))
+    parser.add_argument("--games", nargs="+", choices=GAMES, default=["plan_path", "sudoku"])
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--variants", nargs="+", choices=ALL, default=list(VARIANTS), metavar="VARIANT")
+    which.add_argument("--variants", nargs="+", choices=ALL, metavar="VARIANT", help="default: all of the game")
     which.add_argument("--updates", nargs="+", type=int, choices=OPTIMIZER_STEPS)
     factors = parser.add_mutually_exclusive_group()
     factors.add_argument("--rates", nargs="+", type=float, choices=RATES, help="with --updates; without, all")
@@ -59,15 +60,17 @@ def main() -> None:
     for seed in options.seeds:
         for game in options.games:
             file = CURVES / f"{game}.jsonl"
-            names = options.variants
+            names = options.variants or list(GAMES[game].variants)
             if options.updates:
                 rates = {steps: options.rates or RATES for steps in options.updates}
                 if options.chosen:
                     rates = {steps: [chosen(kept(file), game, steps)] for steps in options.updates}
                 names = [update_variant(steps, rate) for steps in options.updates for rate in rates[steps]]
             for name in missing(names, kept(file), seed):
-                model = options.out / game / f"model_{seed}"
-                make(model, WarmStart.of(game, seed=seed))
+                model = GAMES[game].model
+                if model is None:
+                    model = options.out / game / f"model_{seed}"
+                    make(model, WarmStart.of(game, seed=seed))
                 run(options.out / game, GAMES[game], name, seed, model)
                 if seed not in kept(file).get(name, {}):
                     points = read(options.out / game / f"{name}_{seed}" / "metrics.jsonl")
@@ -97,12 +100,12 @@ def run(folder: Path, game: Game, name: str, seed: int, model: Path, target: flo
     Args:
         folder: the game's folder.
         game: the environment.
-        name: name of the variant in `ALL`.
+        name: name of the variant.
         seed: seed of tasks and sampling.
         model: the starting model.
         target: validation success at which to stop before the end of the token budget.
     """
-    variant, here = ALL[name], folder / f"{name}_{seed}"
+    variant, here = game.variant(name), folder / f"{name}_{seed}"
     if (here / "done").exists():
         return
     here.mkdir(parents=True, exist_ok=True)
@@ -155,7 +158,10 @@ def overrides_of(
         overrides += [f"trainer.test_freq={test_every}", "trainer.total_training_steps=1000"]
         overrides += [f"trainer.save_freq={test_every if variant.keep else -1}"]
     names = dict(zip(("first", "second"), trained, strict=False))
-    for key, value in {"model": model, "single": game.single, "planner": game.planner, **names}.items():
+    # A group of roles is named by its agents, in the order of the environment.
+    roles = "" if game.model is None else "_".join(make_environment(game.recipe.removesuffix("_smollm2")).agents)
+    known = {"model": model, "single": game.single, "planner": game.planner, "roles": roles, **names}
+    for key, value in known.items():
         overrides = [override.replace(f"{{{key}}}", str(value)) for override in overrides]
     return overrides
 

@@ -1,34 +1,10 @@
-"""Variants of the study, as overrides of the environment's recipe."""
+"""Variants of the study, as overrides of the environment's recipe: tiny models' games, and games told in words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Game:
-    """An environment of the study."""
-
-    recipe: str
-    budget: int
-    """Budget of generated training tokens of a variant, all candidates included."""
-    single: str
-    """Its environment for a single agent."""
-    planner: str
-    """Its environment for the planner alone (`planner_alone`)."""
-    learning_rate: float
-    """Learning rate for two optimizer steps per training step."""
-    test_every: int = 3
-    """Most training steps between two validations."""
-
-
-GAMES: Mapping[str, Game] = {
-    "plan_path": Game("plan_path_cpu", 60_000, "plan_path_single", "PlanPathPlanner", 7e-4),
-    # The recipe's learning rate, three times this one, is for a short run: the entropy soon collapses.
-    # Learned in a few steps, so every other step is validated.
-    "sudoku": Game("sudoku_cpu", 60_000, "sudoku_single", "SudokuPlanner", 2.5e-4, 2),
-}
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -39,7 +15,7 @@ class Variant:
     overrides: tuple[str, ...] = ()
     share: float = 1.0
     """Share of the game's budget."""
-    test_every: int = 3
+    test_every: int = 1000
     """Training steps between two validations; the game's value is used if smaller."""
     needs: tuple[str, ...] = ()
     """Models to combine without training, as `variant:policy`: the tool user's and the planner's."""
@@ -162,4 +138,76 @@ UPDATES: Mapping[str, Variant] = {
     for rate in RATES
 }
 """AT-GRPO with one policy, by optimizer steps and learning rate."""
-ALL: Mapping[str, Variant] = {**VARIANTS, **UPDATES}
+
+_OF_SCORES = ("at_grpo.scheme=parallel", "at_grpo.episode_reward=scores")
+_OF_OUTCOMES = ("at_grpo.scheme=parallel",)
+_SMOLLM2 = Path("runs/models/smollm2")
+# The tasks of a step are as many as in the tree: K whole episodes of a task have about as many candidates.
+WORDS: Mapping[str, Variant] = {
+    "at_grpo": VARIANTS["at_grpo"],
+    "single_at_grpo": Variant("single agent, AT-GRPO", ("at_grpo.environment.name={single}",)),
+    "team_grpo": Variant("team, GRPO, outcome", (*_OF_OUTCOMES, "at_grpo.estimator=mas_grpo")),
+    "team_grpo_scores": Variant("team, GRPO, sum of scores", (*_OF_SCORES, "at_grpo.estimator=mas_grpo")),
+    "dr_mas": Variant("team, Dr. MAS, outcome", (*_OF_OUTCOMES, "at_grpo.estimator=dr_mas")),
+    "dr_mas_scores": Variant("team, Dr. MAS, sum of scores", (*_OF_SCORES, "at_grpo.estimator=dr_mas")),
+    "at_grpo_roles": Variant("AT-GRPO, a policy per role", ("+roles={roles}",)),
+}
+"""Ways to train an instruct model on games told in words."""
+SETTINGS: Mapping[str, Variant] = {
+    "lr_3e-6": Variant("learning rate 3e-6", rate=0.3),
+    "lr_2e-5": Variant("learning rate 2e-5", rate=2.0),
+    "k_4": Variant("K = 4", ("at_grpo.candidates=4",)),
+    "k_16": Variant("K = 16", ("at_grpo.candidates=16",)),
+    "entropy_0": Variant("no entropy bonus", ("actor_rollout_ref.actor.entropy_coeff=0",)),
+    "entropy_.03": Variant("entropy bonus .03", ("actor_rollout_ref.actor.entropy_coeff=0.03",)),
+    "filtered": Variant("no rows of groups without signal", ("at_grpo.group_filter={}",)),
+}
+"""Settings beside those of AT-GRPO in the recipe, one at a time."""
+
+
+@dataclass(frozen=True)
+class Game:
+    """An environment of the study."""
+
+    recipe: str
+    budget: int
+    """Budget of generated training tokens of a variant, all candidates included."""
+    single: str
+    """Its environment for a single agent."""
+    learning_rate: float
+    """Learning rate of the variants with `rate` 1."""
+    variants: Mapping[str, Variant]
+    planner: str = ""
+    """Its environment for the planner alone (`planner_alone`)."""
+    test_every: int = 3
+    """Most training steps between two validations."""
+    model: Path | None = None
+    """The starting model; None for one that is made for the game."""
+
+    def variant(self, name: str) -> Variant:
+        """Returns a variant by its name, or raises ValueError."""
+        found = self.variants.get(name) or (UPDATES.get(name) if self.model is None else None)
+        if found is None:
+            raise ValueError(f"--variants {name}: {self.recipe} has {', '.join(self.variants)}")
+        return found
+
+
+GAMES: Mapping[str, Game] = {
+    "plan_path": Game("plan_path_cpu", 60_000, "plan_path_single", 7e-4, VARIANTS, "PlanPathPlanner"),
+    # The recipe's learning rate, three times this one, is for a short run: the entropy soon collapses.
+    # Learned in a few steps, so every other step is validated.
+    "sudoku": Game("sudoku_cpu", 60_000, "sudoku_single", 2.5e-4, VARIANTS, "SudokuPlanner", 2),
+    "walk": Game("walk_smollm2", 24_000, "walk_single", 1e-5, WORDS, test_every=5, model=_SMOLLM2),
+    "walk_walls": Game("walk_walls_smollm2", 80_000, "walk_walls_single", 1e-5, WORDS, test_every=10, model=_SMOLLM2),
+    "number_search": Game(
+        "number_search_smollm2",
+        60_000,
+        "number_search_single",
+        1e-5,
+        {**WORDS, **SETTINGS},
+        test_every=10,
+        model=_SMOLLM2,
+    ),
+}
+ALL: Mapping[str, Variant] = {**VARIANTS, **WORDS, **SETTINGS, **UPDATES}
+"""All names of variants, in the order of tables."""
