@@ -33,7 +33,17 @@ TARGET = 0.9
 """The success to which tokens are counted."""
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """97.5% quantiles of Student's t for 1, 2, ... degrees of freedom."""
-_PLOTTED = ("at_grpo", "at_grpo_roles", "single_grpo", "team_grpo", "dr_mas", "no_local")
+_PLOTTED = (
+    "at_grpo",
+    "at_grpo_roles",
+    "single_grpo",
+    "single_at_grpo",
+    "team_grpo",
+    "team_grpo_scores",
+    "dr_mas",
+    "dr_mas_scores",
+    "no_local",
+)
 _SHORT = ("at_grpo", "at_grpo_roles", "single_at_grpo", "single_grpo", "team_grpo", "dr_mas")
 """Variants in the summary table."""
 _PARTS = 60
