@@ -9,6 +9,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import pytest
 from fakes.coding_problems import humaneval, needs_humaneval, verdicts
@@ -20,6 +21,7 @@ from verl_atgrpo.environments.sudoku.grid import EMPTY, generate
 from verl_atgrpo.team import ScriptedTeam, play
 from verl_atgrpo.testing import Script
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 TASKS = 60
 MARGIN = 0.08
 """What `TASKS` tasks may differ by luck: twice the standard error of a mean of scores between 0 and 1."""
@@ -90,6 +92,37 @@ def test_constant_moves_of_textarena(game: str) -> None:
     pytest.importorskip("textarena")
     constants, chance = TEXTARENA[game]
     check(make("textarena", game=game, max_steps=6), constants, chance or (lambda rng: rng.choice(constants)))
+
+
+WAYS = ("up", "down", "left", "right")
+# A checker that always says yes is right as often as ways are free, so chance does as well.
+WORDS: dict[str, tuple[list[str], Callable[[random.Random], str]]] = {
+    "walk": (
+        [f"{way} {steps}" for way in WAYS for steps in (1, 3)],
+        lambda rng: f"{rng.choice(WAYS)} {rng.randint(1, 5)}",
+    ),
+    "walk_walls": (
+        [f"{way} {verdict}" for way in WAYS for verdict in ("yes", "no")],
+        lambda rng: f"{rng.choice(WAYS)} yes",
+    ),
+    "number_search": (
+        [f"{guess} {verdict}" for guess in (8, 15, 22, 30) for verdict in ("yes", "no")],
+        lambda rng: f"{rng.randint(1, 44)} {rng.choice(('yes', 'no'))}",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["", "_single"])
+@pytest.mark.parametrize("name", WORDS)
+def test_constant_words(name: str, kind: str) -> None:
+    check(make(f"{name}{kind}"), *WORDS[name])
+
+
+def test_constant_moves_of_pettingzoo(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pettingzoo")
+    monkeypatch.syspath_prepend(EXAMPLES / "pettingzoo")
+    game = {"env": "meeting:env", "actions": ["U", "D"], "task_key": "meeting:street", "style": "compact"}
+    check(make("pettingzoo", **game), ["U", "D"], lambda rng: rng.choice("UD"))
 
 
 ANYTHING = (
