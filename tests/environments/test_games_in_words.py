@@ -187,7 +187,17 @@ def test_every_walk_among_walls_can_be_done_and_is_not_too_short() -> None:
     env: Any = make("walk_walls")
     for split in ("train", "val"):
         distances = [task.distance[task.start] for task in (env.task(split, index) for index in range(200))]
-        assert min(distances) == 3 and max(distances) <= 8
+        assert min(distances) == 3 and max(distances) == 6
+
+
+def test_the_way_back_is_told_after_a_step() -> None:
+    ways = iter(["down", "left", "?"])
+    record = episode(
+        make("walk_walls", max_turns=5), WALLED, navigator=lambda prompt, k: next(ways, "?"), checker="yes"
+    )
+    prompts = ["".join(map(chr, one.prompt_ids)) for one in record.decisions if one.agent == "navigator"]
+    told = [re.findall(r"Free: [a-z, ]+\.( Way back: \w+\.)? You are", prompt) for prompt in prompts]
+    assert told == [[""], [" Way back: up."], [" Way back: right."], [" Way back: right."], [" Way back: right."]]
 
 
 # ------------------------------------------------------------------ number search
