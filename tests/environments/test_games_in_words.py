@@ -191,13 +191,33 @@ def test_every_walk_among_walls_can_be_done_and_is_not_too_short() -> None:
 
 
 def test_the_way_back_is_told_after_a_step() -> None:
-    ways = iter(["down", "left", "?"])
-    record = episode(
-        make("walk_walls", max_turns=5), WALLED, navigator=lambda prompt, k: next(ways, "?"), checker="yes"
-    )
+    ways, env = iter(["down", "left"]), make("walk_walls", max_turns=5)
+    record = episode(env, WALLED, navigator=lambda prompt, k: next(ways, "?"), checker="yes")
     prompts = ["".join(map(chr, one.prompt_ids)) for one in record.decisions if one.agent == "navigator"]
     told = [re.findall(r"Free: [a-z, ]+\.( Way back: \w+\.)? You are", prompt) for prompt in prompts]
     assert told == [[""], [" Way back: up."], [" Way back: right."], [" Way back: right."], [" Way back: right."]]
+
+
+def test_with_the_way_back_most_fields_can_be_solved_by_what_is_told() -> None:
+    """The best reply to what a prompt tells: a free way towards the goal, the longer part first, and never back."""
+    env: Any = make("walk_walls")
+
+    def script(prompt: str, k: int) -> str:
+        if "yes or no" in prompt:
+            return "yes"
+        (free,) = re.findall(r"Free: (.*?)\.", prompt)
+        back = re.findall(r"Way back: (\w+)", prompt)
+        towards = {way: int(steps) for steps, way in re.findall(r"(\d) (?:row|column)s? (?:to the )?(\w+)", prompt)}
+        return min(free.split(", "), key=lambda way: (remembers and way in back, -towards.get(way, 0)))
+
+    def solved() -> int:
+        plays = (episode(env, env.task("val", n), navigator=script, checker="yes") for n in range(200))
+        return sum(play.outcome.success for play in plays)
+
+    remembers = True
+    with_memory = solved()
+    remembers = False
+    assert 200 * 0.95 <= with_memory > solved()
 
 
 # ------------------------------------------------------------------ number search
