@@ -225,7 +225,9 @@ _TEXT = st.one_of(
 def _games() -> list[Environment]:
     """The environments without files and sandbox, which take thousands of replies a second."""
     names = [name for name in ENVIRONMENTS if "python" not in name and not name.startswith(("math", "code"))]
-    return [ENVIRONMENTS[name][0](Path()) for name in names if not any(m.args[0] for m in ENVIRONMENTS[name][1])]
+    return [
+        ENVIRONMENTS[name][0](Path()) for name in names if not any(m.args and m.args[0] for m in ENVIRONMENTS[name][1])
+    ]
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])

@@ -23,6 +23,7 @@ from verl_atgrpo.rollout.rows import DEAL, training_rows
 from verl_atgrpo.rollout.worker import WorkerReport
 from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation
 from verl_atgrpo.trainer import schedule
+from verl_atgrpo.trainer.metrics import AgentProgress
 from verl_atgrpo.trainer.policy_unit import PolicyUnit, Update
 from verl_atgrpo.trainer.rollout_watch import RolloutWatch
 from verl_atgrpo.trainer.schedule import make_schedule
@@ -243,6 +244,7 @@ class FakeTrainer(AtGrpoTrainer):
         self.curr_step_profile = False
         self.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
         self._updated, self.recorder, self._deals = False, None, schedule.Deals()
+        self._progress = AgentProgress()
         self._spec = AT_GRPO
         self.saved: list[dict[str, Any]] = []
         """Events of the checkpoint callback."""
