@@ -81,6 +81,8 @@ def test_steps_change_the_weights_of_the_server_too(start: Start, models: dict[s
             assert data[f"agent/{agent}/rows"] > 0
             assert f"agent/{agent}/turn_0/reward" in data
             assert f"agent/{agent}/inflation_factor" in data
+        entropies = [data[f"agent/{agent}/entropy"] for agent in ("tool_user", "planner")]
+        assert min(entropies) - 1e-4 <= data["actor/entropy"] <= max(entropies) + 1e-4
         assert data["team/tasks"] == data["team/episodes"] == 8
         assert data["team/groups_missing"] == 40 - data["team/groups_kept"]
         # Four rows per group, and every row is trained on or dropped.
@@ -150,6 +152,8 @@ def test_an_update_of_one_policy_does_not_change_the_other(
         assert metrics[step]["policy/judge/rows"] == 4 * 4
         updated = {policy: metrics[step][f"policy/{policy}/updated"] for policy in ("left", "right", "judge")}
         assert updated == {"left": 1, "right": 0, "judge": 0}
+        assert metrics[step]["agent/left/entropy"] == pytest.approx(metrics[step]["policy/left/entropy"], rel=1e-3)
+        assert "agent/judge/entropy" not in metrics[step]
         for untouched in ("right", "judge"):
             assert f"policy/{untouched}/grad_norm" not in metrics[step]
 
