@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from decimal import Decimal
 from fractions import Fraction
 
 from verl_atgrpo.environments.common.replies import after_thoughts, labelled, labels, last_box
@@ -36,6 +37,8 @@ _RUNAWAY = re.compile(
 """Common forms of numbers too large to compute."""
 _PROSE = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{3,} +[a-zA-Z]{2}")
 """Words, which math-verify would parse as a product of their letters."""
+_SCIENTIFIC = re.compile(r"(?<![\w.])[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?0*[0-9]{1,2}(?![\w.])")
+"""A number such as `1e-05`, in which math-verify would take `e` for Euler's number."""
 _GROUPED = re.compile(r"[-+]?[0-9]{1,3}(?:[, ][0-9]{3})+(?:\.[0-9]+)?")
 
 _LABELS = labels("(?!)", r"(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:(?:final|correct) )*answer")
@@ -60,11 +63,17 @@ def tidy(text: str) -> str | None:
     text = re.sub(r"\s*\\?%$", "", re.sub(r" +", " ", text).strip().rstrip(" ."))
     if " " in text and _GROUPED.fullmatch(text) and "," not in text:
         text = text.replace(" ", "")
+    if _SCIENTIFIC.fullmatch(text):
+        text = _in_digits(text)
     # math-verify adds adjacent numbers: `1 234` would be 235.
     side_by_side = re.search(r"[0-9.] [0-9.]", text)
     if side_by_side or not re.search(r"\w", text) or len(text) > LONGEST or _RUNAWAY.search(text):
         return None
     return text
+
+
+def _in_digits(number: str) -> str:
+    return format(Decimal(number), "f")
 
 
 def parse_answer(reply: str, style: Style = "full") -> str | None:
@@ -101,7 +110,8 @@ def _last_boxed(reply: str) -> str | None:
 def parse_printed(output: str, style: Style = "full") -> str | None:
     r"""Returns the answer in the last non-empty line of a program's output, or None; powers may be `**`.
 
-    With `full` the line may be labelled (`Answer: 3`), boxed, a list, or in sympy's notation (`2*pi`, `log(2)`).
+    With `full` the line may be labelled (`Answer: 3`), boxed, a list, or in sympy's notation (`2*pi`, `log(2)`), with
+    floats as Python prints them (`1e-05`).
     """
     line = output.strip().rpartition("\n")[2].replace("**", "^")
     if style == "compact" or len(line) > 2 * LONGEST:
@@ -111,6 +121,7 @@ def parse_printed(output: str, style: Style = "full") -> str | None:
         line = box[1]
     if (listed := re.fullmatch(r"\[([^\[\]]*)\]", line.strip())) is not None:
         line = listed[1]
+    line = _SCIENTIFIC.sub(lambda number: _in_digits(number[0]), line)
     return tidy(_SYMPY.sub(lambda name: _AS_LATEX[name[0]], line))
 
 

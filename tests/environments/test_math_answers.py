@@ -111,6 +111,10 @@ async def _check(sample: list[tuple[Any, str]]) -> None:
 # ------------------------------------------------------------------ which answers are equal
 
 EQUAL = [
+    (".00001", "1e-05"),
+    ("5", "5e0"),
+    ("-1500", "-1.5E3"),
+    ("2e - 5", "-5 + 2e"),
     (r"\frac12", "0.5"),
     ("1/2", r"\frac{1}{2}"),
     ("1/2", r"\dfrac{1}{2}"),
@@ -170,6 +174,8 @@ DIFFERENT = [
     (r"\sqrt{2}", "1.41"),
     (r"k\ge 2", "k > 2"),
     ("...", "..."),
+    ("0", "5e0"),
+    ("5", "1e400"),
 ]
 
 
@@ -202,6 +208,7 @@ def test_what_counts_as_an_answer() -> None:
     assert parse_printed("5*2**(2/3)") == "5*2^(2/3)"
     assert parse_printed("working\n  Answer: 18") == "18"
     assert parse_printed("working\n 2**3 ", "compact") == "2^3"
+    assert parse_printed("[1e-05, 2.5e+16]") == "0.00001, 25000000000000000"
     assert parse_printed("Answer: 18", "compact") == "Answer: 18"
 
 
