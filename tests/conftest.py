@@ -59,36 +59,12 @@ def parsed_once() -> Iterator[None]:
 def compose() -> Compose:
     """Returns a function that composes a recipe as `main_ppo --config-name=<recipe> <overrides>` does."""
     pytest.importorskip("verl")
-    return composed
-
-
-def composed(recipe: str, *overrides: str) -> Any:
-    """Returns what `recipes.compose` does, in a fifth of its time: what does not choose a group is applied to a copy.
-
-    Hydra, too, applies values last, by the same function.
-    """
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
     from verl_atgrpo import recipes
 
-    values = [override for override in overrides if _of_a_value(override)]
-    config = pickle.loads(_with_groups(recipe, tuple(override for override in overrides if override not in values)))
-    with recipes.readable(recipe):
-        ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides(values), config)
-    return config
+    def build(recipe: str, *overrides: str) -> object:
+        return recipes.compose(recipe, overrides)
 
-
-def _of_a_value(override: str) -> bool:
-    key = override.partition("=")[0]
-    return "." in key and "@" not in key and "/" not in key
-
-
-@functools.cache
-def _with_groups(recipe: str, overrides: tuple[str, ...]) -> bytes:
-    from verl_atgrpo import recipes
-
-    return pickle.dumps(recipes.compose(recipe, overrides))
+    return build
 
 
 @pytest.fixture
