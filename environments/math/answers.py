@@ -37,7 +37,7 @@ _RUNAWAY = re.compile(
 """Common forms of numbers too large to compute."""
 _PROSE = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{3,} +[a-zA-Z]{2}")
 """Words, which math-verify would parse as a product of their letters."""
-_SCIENTIFIC = re.compile(r"(?<![\w.])[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?0*[0-9]{1,2}(?![\w.])")
+_SCIENTIFIC = re.compile(r"(?<![\w.])[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?0*[0-9]{1,2}(?![\w.])")
 """A number such as `1e-05`, in which math-verify would take `e` for Euler's number."""
 _GROUPED = re.compile(r"[-+]?[0-9]{1,3}(?:[, ][0-9]{3})+(?:\.[0-9]+)?")
 
@@ -54,7 +54,8 @@ _SYMPY = re.compile(rf"(?<![a-zA-Z\\])(?:{'|'.join(_AS_LATEX)})(?![a-zA-Z])")
 def tidy(text: str) -> str | None:
     """Returns an answer without currency and percent signs and LaTeX spacing, or None if it is not an answer.
 
-    Percent signs are removed because gold answers use them inconsistently: `8%` equals `8` but not 0.08.
+    Percent signs are removed because gold answers use them inconsistently: `8%` equals `8` but not 0.08. A number in
+    scientific notation is written in digits.
     """
     text = (
         re.sub(r"\\?\$|\\!|\\(?:left|right)(?![a-zA-Z])", "", text).replace("\N{MINUS SIGN}", "-").replace("{,}", ",")
@@ -110,8 +111,8 @@ def _last_boxed(reply: str) -> str | None:
 def parse_printed(output: str, style: Style = "full") -> str | None:
     r"""Returns the answer in the last non-empty line of a program's output, or None; powers may be `**`.
 
-    With `full` the line may be labelled (`Answer: 3`), boxed, a list, or in sympy's notation (`2*pi`, `log(2)`), with
-    floats as Python prints them (`1e-05`).
+    With `full` the line may be labelled (`Answer: 3`), boxed, a list, or in sympy's notation (`2*pi`, `log(2)`);
+    floats may be in it as Python prints them (`1e-05`).
     """
     line = output.strip().rpartition("\n")[2].replace("**", "^")
     if style == "compact" or len(line) > 2 * LONGEST:
