@@ -87,8 +87,8 @@ $(VENV)/browser: scripts/install_browser.sh | $(VENV)/cpu-stack
 test-fast: $(VENV)/package $(VENV)/browser
 	$(BIN)/python -m pytest -m 'not slow' --numprocesses 2 $(ARGS)
 
-# Two trainings at a time, with a thread a process: most of their time is the start of a dozen processes, one by one.
-# With two threads each, two at a time would wait for each other.
+# Two trainings at a time: most of their time is the start of eight processes, one by one. A thread a process: with a
+# thread for every core, two at a time took more than twice as long.
 test-slow: $(VENV)/package
 	$(BIN)/python -m pytest -m 'slow and not training' --numprocesses 2 $(ARGS)
 	OMP_NUM_THREADS=1 VERL_ATGRPO_SERVER_THREADS=1 $(BIN)/python -m pytest -m training --numprocesses 2 --durations 20 $(ARGS)
