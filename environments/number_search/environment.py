@@ -1,6 +1,7 @@
-"""Number search: a guesser names the middle of what is left, a judge says whether that is more than the secret.
+"""Number search: a guesser names the middle of what is left, a judge says which is larger, the guess or the secret.
 
-A judge's wrong verdict excludes the secret, which ends the episode. Splits differ in the first number of the range, so
+The judge answers with a number: small models learn to copy the larger of two numbers in a few steps, and for dozens of
+steps answer "yes" or "no" by chance. A judge's wrong verdict excludes the secret, which ends the episode. Splits differ in the first number of the range, so
 no first prompt of validation occurs in training.
 """
 
@@ -16,11 +17,10 @@ from annotated_types import Ge, Le
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Outcome, Score, Split, stable_hash
 from verl_atgrpo.environments.common.options import Turns, checked_options
 from verl_atgrpo.environments.common.splits import part_of
-from verl_atgrpo.environments.common.words import ask, read_number, read_word
+from verl_atgrpo.environments.common.words import ask, read_number
 from verl_atgrpo.team import Team
 
 _ANY, _INSIDE = 0.05, 0.1
-_VERDICTS = ("yes", "no")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Search:
 
 
 class NumberSearch(Environment):
-    """A guesser names numbers, a judge says whether one is larger than the secret."""
+    """A guesser names numbers, a judge says which is larger, the guess or the secret."""
 
     agents: ClassVar[tuple[str, ...]] = ("guesser", "judge")
 
@@ -106,8 +106,8 @@ class NumberSearch(Environment):
     async def _guess(self, search: Search, team: Team) -> int | None:
         """Returns the team's guess, or None if it makes none inside the range."""
         prompt = ask(
-            "Guess the number in the middle. Answer with the number only. I am thinking of a whole number "
-            f"from {search.low} to {search.high}."
+            f"I am thinking of a whole number from {search.low} to {search.high}. Guess the number in the middle. "
+            "Answer with the number only."
         )
         reply = await team[self.agents[0]].act(prompt, functools.partial(self.score_guess, search))
         said = read_number(reply.text)
@@ -116,11 +116,11 @@ class NumberSearch(Environment):
     async def _is_larger(self, search: Search, guess: int, team: Team) -> bool | None:
         """Returns whether the guess is larger than the secret according to the judge, or None if it does not say."""
         reply = await team.judge.act(
-            ask(f"Is {guess} larger than {search.secret}? Answer yes or no."),
+            ask(f"Which number is larger, {guess} or {search.secret}? Answer with the number only."),
             functools.partial(self.score_verdict, search, guess),
         )
-        said = read_word(reply.text, _VERDICTS)
-        return None if said is None else said.value == "yes"
+        said = read_number(reply.text)
+        return said.value == guess if said is not None and said.value in (guess, search.secret) else None
 
     def score_guess(self, search: Search, reply: str) -> Score:
         """Scores a guess by what it leaves at worst: 1 in the middle, down to .1 at an end, .05 out of the range.
@@ -137,11 +137,11 @@ class NumberSearch(Environment):
         return said.worth(_INSIDE + (1 - _INSIDE) * share)
 
     def score_verdict(self, search: Search, guess: int, reply: str) -> Score:
-        """Scores a verdict: 1 if it is right, .05 if not."""
-        said = read_word(reply, _VERDICTS)
-        if said is None:
+        """Scores a verdict: 1 for the larger number, .05 for the other one."""
+        said = read_number(reply)
+        if said is None or said.value not in (guess, search.secret):
             return Score()
-        return said.worth(1.0 if (said.value == "yes") is (guess > search.secret) else _ANY)
+        return said.worth(1.0 if said.value == max(guess, search.secret) else _ANY)
 
 
 class SingleNumberSearch(NumberSearch):

@@ -2,8 +2,8 @@
 
 Two games. `Walk`, without walls: a navigator names a direction, a pacer the number of steps. `WalledWalk`: a navigator
 names a direction, a checker says whether that way is free, and a crash ends the episode. No prompt shows a drawing,
-which small models cannot read. The question comes first: what all prompts of an agent share is then a prefix, which
-the engine computes once.
+which small models cannot read. `Walk` asks first, so that what all prompts of an agent share is a prefix, which the
+engine computes once; `WalledWalk` tells the facts first, without which the navigator was not seen to learn.
 
 Prompts tell position and goal, and splits differ in the goal: no prompt of validation occurs in training.
 """
@@ -95,7 +95,7 @@ class _Told(Environment):
 
 
 def where_goal_lies(state: State) -> str:
-    """Returns where walker and goal are, as a sentence."""
+    """Returns where the goal lies, seen from the walker, as a sentence."""
     (row, column), (goal_row, goal_column) = state.position, state.task.goal
     down, right = goal_row - row, goal_column - column
     parts = [
@@ -106,7 +106,13 @@ def where_goal_lies(state: State) -> str:
         )
         if steps
     ]
-    return f"You are at row {row + 1}, column {column + 1}. Your goal is {' and '.join(parts)}."
+    return f"Your goal is {' and '.join(parts)}."
+
+
+def where_walker_is(state: State) -> str:
+    """Returns the walker's row and column, counted from 1, as a sentence."""
+    row, column = state.position
+    return f"You are at row {row + 1}, column {column + 1}."
 
 
 def exact_steps(state: State, direction: str) -> int:
@@ -138,7 +144,7 @@ class Walk(_Told):
         return 2 * self.size
 
     async def _turn(self, state: State, team: Team) -> tuple[State, bool]:
-        lies = where_goal_lies(state)
+        lies = f"{where_walker_is(state)} {where_goal_lies(state)}"
         way = await team.navigator.act(
             ask(f"In which direction do you go first: up, down, left or right? Answer with one word. {lies}"),
             functools.partial(self.score_direction, state),
@@ -184,7 +190,7 @@ class SingleWalk(Walk):
     async def _turn(self, state: State, team: Team) -> tuple[State, bool]:
         prompt = ask(
             "In which direction do you go first, up, down, left or right, and how many steps? "
-            f"Answer with one word and one number. {where_goal_lies(state)}"
+            f"Answer with one word and one number. {where_walker_is(state)} {where_goal_lies(state)}"
         )
         reply = (await team.solo.act(prompt, functools.partial(self.score_both, state))).text
         direction, steps = read_word(reply, tuple(DIRECTIONS)), read_number(reply)
@@ -257,7 +263,7 @@ class WalledWalk(_Told):
     async def _turn(self, state: State, team: Team) -> tuple[State, bool]:
         around = self.told(state)
         way = await team.navigator.act(
-            ask(f"{_WHICH_WAY} {around}"),
+            ask(f"{around} {_WHICH_WAY}"),
             functools.partial(self.score_direction, state),
         )
         direction = read_word(way.text, tuple(DIRECTIONS))
@@ -273,7 +279,7 @@ class WalledWalk(_Told):
     async def _passes(self, state: State, around: str, direction: str, team: Team) -> bool:
         """Returns whether the checker lets the walker go."""
         verdict = await team.checker.act(
-            ask(f"Is the way free that you want to go? Answer yes or no. {around} You want to go {direction}."),
+            ask(f"{around} You want to go {direction}. Is {direction} free? Answer yes or no."),
             functools.partial(self.score_verdict, state, direction),
         )
         said = read_word(verdict.text, ("yes", "no"))
@@ -284,7 +290,7 @@ class WalledWalk(_Told):
         ways = {free: [name for name in DIRECTIONS if self._free(state, name) is free] for free in (False, True)}
         walls, free = (", ".join(ways[kind]) or "none" for kind in (False, True))
         back = f"Way back: {state.back}. " if isinstance(state, Remembered) and state.back else ""
-        return f"Walls: {walls}. Free: {free}. {back}{where_goal_lies(state)}"
+        return f"{where_walker_is(state)} Walls: {walls}. Free: {free}. {back}{where_goal_lies(state)}"
 
     def _free(self, state: State, direction: str) -> bool:
         return walk(state, DIRECTIONS[direction]).legal
@@ -313,7 +319,7 @@ class SingleWalledWalk(WalledWalk):
     agents: ClassVar[tuple[str, ...]] = ("solo",)
 
     async def _turn(self, state: State, team: Team) -> tuple[State, bool]:
-        prompt = ask(f"{_WHICH_WAY} {self.told(state)}")
+        prompt = ask(f"{self.told(state)} {_WHICH_WAY}")
         reply = await team.solo.act(prompt, functools.partial(self.score_direction, state))
         direction = read_word(reply.text, tuple(DIRECTIONS))
         return (state, False) if direction is None else self._step(state, direction.value)

@@ -104,7 +104,7 @@ def field(start: tuple[int, int], goal: tuple[int, int], *walls: tuple[int, int]
 )
 def test_a_prompt_tells_where_the_goal_lies(start: tuple[int, int], goal: tuple[int, int], told: str) -> None:
     text = where_goal_lies(State.initial(field(start, goal)))
-    assert text == f"You are at row {start[0] + 1}, column {start[1] + 1}. {told}"
+    assert text == told
 
 
 def test_a_walk_by_hand() -> None:
@@ -165,7 +165,8 @@ def test_a_walk_among_walls_by_hand() -> None:
     env = make("walk_walls")
     record = episode(env, WALLED, navigator="down", checker="yes")
     first = "".join(map(chr, record.decisions[0].prompt_ids))
-    assert "Which free way leads to the goal" in first and "Walls: up, right. Free: down, left. You are" in first
+    assert "You are at row 2, column 2. Walls: up, right. Free: down, left. Your goal is 3 columns to the right." in first
+    assert first.endswith("Which free way leads to the goal: up, down, left or right? Answer with one word.")
     assert scores(record)[:2] == [("navigator", 1.0), ("checker", 1.0)]
     assert scores(episode(env, WALLED, navigator="left", checker="no"))[:2] == [("navigator", 0.3), ("checker", 0.05)]
     assert scores(episode(env, WALLED, navigator="up", checker="no"))[:2] == [("navigator", 0.05), ("checker", 1.0)]
@@ -194,7 +195,7 @@ def test_the_way_back_is_told_after_a_step() -> None:
     ways, env = iter(["down", "left"]), make("walk_walls", max_turns=5)
     record = episode(env, WALLED, navigator=lambda prompt, k: next(ways, "?"), checker="yes")
     prompts = ["".join(map(chr, one.prompt_ids)) for one in record.decisions if one.agent == "navigator"]
-    told = [re.findall(r"Free: [a-z, ]+\.( Way back: \w+\.)? You are", prompt) for prompt in prompts]
+    told = [re.findall(r"Free: [a-z, ]+\.( Way back: \w+\.)? Your goal", prompt) for prompt in prompts]
     assert told == [[""], [" Way back: up."], [" Way back: right."], [" Way back: right."], [" Way back: right."]]
 
 
@@ -242,7 +243,7 @@ def test_a_guess_is_worth_what_it_leaves_at_worst(low: int, high: int, earned: d
 
 def test_a_search_by_hand() -> None:
     env = make("number_search")
-    guesses, verdicts = iter(["8", "12", "10"]), iter(["no", "yes"])
+    guesses, verdicts = iter(["8", "12", "10"]), iter(["10", "12"])
     asked: list[str] = []
 
     def judge(prompt: str, k: int) -> str:
@@ -252,8 +253,8 @@ def test_a_search_by_hand() -> None:
     record = episode(env, Search(10, 1, 15), guesser=lambda prompt, k: next(guesses), judge=judge)
     assert record.outcome.success and record.outcome.metrics == {"turns": 3, "misled": 0}
     assert [prompt.splitlines()[-1] for prompt in asked] == [
-        "Is 8 larger than 10? Answer yes or no.",
-        "Is 12 larger than 10? Answer yes or no.",
+        "Which number is larger, 8 or 10? Answer with the number only.",
+        "Which number is larger, 12 or 10? Answer with the number only.",
     ]
     assert scores(record)[1] == scores(record)[3] == ("judge", 1.0)
     last = "".join(map(chr, record.decisions[-1].prompt_ids))
@@ -262,12 +263,14 @@ def test_a_search_by_hand() -> None:
 
 def test_a_wrong_verdict_ends_the_search_and_none_costs_the_turn() -> None:
     env = make("number_search")
-    misled = episode(env, Search(10, 1, 15), guesser="8", judge="yes")
+    misled = episode(env, Search(10, 1, 15), guesser="8", judge="8")
     assert scores(misled)[1:] == [("judge", 0.05)]
     assert misled.outcome.metrics == {"turns": 1, "misled": 1} and not misled.outcome.success
-    silent = episode(env, Search(10, 1, 15), guesser="8", judge="perhaps")
-    assert silent.outcome.metrics == {"turns": 4, "misled": 0}
-    outside = episode(env, Search(10, 1, 15), guesser="99", judge="yes")
+    for verdict in ("perhaps", "9", "8 or 10"):
+        silent = episode(env, Search(10, 1, 15), guesser="8", judge=verdict)
+        assert silent.outcome.metrics == {"turns": 4, "misled": 0}
+        assert scores(silent)[1] == ("judge", 0.0)
+    outside = episode(env, Search(10, 1, 15), guesser="99", judge="99")
     assert {agent for agent, _ in scores(outside)} == {"guesser"}
 
 
@@ -315,8 +318,7 @@ def gold(env: Any) -> Callable[[Any], Mapping[str, Script]]:
 
     def searcher(prompt: str, k: int) -> str:
         if "larger" in prompt:
-            guess, secret = map(int, re.findall(r"Is (\d+) larger than (\d+)", prompt)[-1])
-            return "yes" if guess > secret else "no"
+            return str(max(map(int, re.findall(r"larger, (\d+) or (\d+)", prompt)[-1])))
         low, high = map(int, re.findall(r"from (\d+) to (\d+)", prompt)[-1])
         return str((low + high) // 2)
 
@@ -332,6 +334,8 @@ def legal(env: Any) -> Callable[[Any], Mapping[str, Script]]:
             rng = random.Random(f"{prompt} {k}")
             if "yes or no" in prompt:
                 return rng.choice(("yes", "no"))
+            if "larger" in prompt:
+                return rng.choice(re.findall(r"larger, (\d+) or (\d+)", prompt)[-1])
             if "How many steps" in prompt:
                 return str(rng.randint(0, 5))
             if "whole number" in prompt:
