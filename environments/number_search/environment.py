@@ -1,8 +1,8 @@
 """Number search: a guesser names the middle of what is left, a judge says which is larger, the guess or the secret.
 
-The judge answers with a number: small models learn to copy the larger of two numbers in a few steps, and for dozens of
-steps answer "yes" or "no" by chance. A judge's wrong verdict excludes the secret, which ends the episode. Splits differ
-in the first number of the range, so no first prompt of validation occurs in training.
+The judge answers with a number: small models learn in a few steps to copy the larger of two numbers, and for dozens
+of steps answer "yes" or "no" by chance. A wrong verdict excludes the secret, which ends the episode. Splits differ in
+the first number of the range, so no first prompt of validation occurs in training.
 """
 
 from __future__ import annotations
