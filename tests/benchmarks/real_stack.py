@@ -66,9 +66,9 @@ def started(config: Any) -> Iterator[Any]:
 
     from verl_atgrpo.rollout.manager import TeamRolloutManager
 
-    environment = get_ppo_ray_runtime_env(config)
-    environment["env_vars"]["TRANSFER_QUEUE_ENABLE"] = "1"
     options: Any = OmegaConf.to_container(config.ray_kwargs.ray_init)
+    environment = get_ppo_ray_runtime_env(config)
+    environment["env_vars"].update({**options["runtime_env"].get("env_vars", {}), "TRANSFER_QUEUE_ENABLE": "1"})
     ray.init(**{**options, "address": "local", "runtime_env": environment})
     try:
         tq.init(config.transfer_queue)

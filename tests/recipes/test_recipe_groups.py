@@ -6,6 +6,9 @@ import pytest
 
 pytest.importorskip("verl")
 
+from omegaconf import OmegaConf
+
+from verl_atgrpo.cpu.platform import SERVER_THREADS, PlatformCPU
 from verl_atgrpo.recipes import compose
 
 
@@ -23,3 +26,25 @@ from verl_atgrpo.recipes import compose
 )
 def test_a_group_on_the_command_line_is_the_same_as_in_a_recipe(recipe: str, overrides: list[str], same: str) -> None:
     assert compose(recipe, [*overrides, f"trainer.experiment_name={same}"]) == compose(same)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "variables", "threads"),
+    [
+        ("plan_path_cpu", {}, "1"),
+        ("plan_path_cpu", {SERVER_THREADS: "3"}, "3"),
+        ("walk_smollm2", {}, "7"),
+        ("walk_smollm2", {SERVER_THREADS: "3"}, "3"),
+    ],
+)
+def test_a_tiny_models_servers_have_a_thread(
+    recipe: str, variables: dict[str, str], threads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv(SERVER_THREADS, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    of_workers = OmegaConf.to_container(compose(recipe).ray_kwargs.ray_init.runtime_env, resolve=True)
+    for name, value in of_workers.get("env_vars", {}).items():  # as Ray starts them
+        monkeypatch.setenv(name, value)
+    assert PlatformCPU().rollout_env_vars() == {"OMP_NUM_THREADS": threads}

@@ -25,9 +25,6 @@ ENVIRONMENT = {
     # trainings a step of plan_path_cpu took 9 to 30 s, and 6 to 9 s with this. Idle, 100 steps of a warm start took
     # 6.6 s either way.
     "GOMP_SPINCOUNT": "3000",
-    # With half of them a tiny model generates 20% faster (.2 s of a step of 3 s: the rollout workers need cores, too),
-    # and SmolLM2-135M takes twice as long.
-    "VERL_ATGRPO_SERVER_THREADS": str(_THREADS),
     # Keep freed memory: returning it to the system and faulting it in again took a fifth of an update.
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "4294967296",

@@ -13,6 +13,9 @@ import psutil
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
+SERVER_THREADS = "VERL_ATGRPO_SERVER_THREADS"
+"""Environment variable with the number of a server's threads; without it they are OMP_NUM_THREADS."""
+
 
 def _no_op(*_: Any, **__: Any) -> None:
     return None
@@ -132,7 +135,7 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
         return False
 
     def rollout_env_vars(self) -> dict[str, str]:
-        return {"OMP_NUM_THREADS": os.environ["VERL_ATGRPO_SERVER_THREADS"]}
+        return {"OMP_NUM_THREADS": os.environ.get(SERVER_THREADS, os.environ["OMP_NUM_THREADS"])}
 
     def cudart(self) -> None:
         return None
