@@ -17,11 +17,9 @@ pytest.importorskip("verl")
 pytest.importorskip("vllm")
 
 import torch
-from fakes.other_tokenizer import renumber
 from training_jobs import FRESH, Start, end, engine_of, finish, wait_for, weights
 from waiting import TRAINING
 
-from verl_atgrpo.export import export
 from verl_atgrpo.report.records import find, read
 from verl_atgrpo.tiny_models.warm_start import WarmStart, make
 
@@ -48,8 +46,7 @@ def models(tied_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     kinds = {"untied": {"tied": False}, "shallow": {"layers": 2, "seed": 1}}
     for name, changes in kinds.items():
         make(root / name, WarmStart(**{"clean_steps": 60, "noisy_steps": 0, **changes}))  # type: ignore[arg-type]
-    renumber(tied_model, root / "renumbered")
-    return {"tied": tied_model, **{name: root / name for name in (*kinds, "renumbered")}}
+    return {"tied": tied_model, **{name: root / name for name in kinds}}
 
 
 def test_steps_change_the_weights_of_the_server_too(start: Start, models: dict[str, Path], tmp_path: Path) -> None:
@@ -195,52 +192,6 @@ def test_cross_wired_servers_stop_the_run(start: Start, models: dict[str, Path],
     assert job.wait(timeout=TRAINING) != 0
     log = (tmp_path / "log").read_text(errors="replace")
     assert "policy 'planner': a worker pushes its weights to replica 0, but the policy's servers are [1]" in log
-
-
-def test_policies_on_devices_of_their_own_with_tokenizers_of_their_own(
-    start: Start, models: dict[str, Path], tmp_path: Path
-) -> None:
-    job = start(
-        "plan_path_cpu_roles",
-        tmp_path,
-        models["tied"],
-        *SMALL,
-        "at_grpo.placement=split",
-        f"at_grpo.policies.tool_user.model.path={models['tied']}",
-        f"at_grpo.policies.planner.model.path={models['renumbered']}",
-        "+at_grpo.policies.tool_user.lora={rank: 4}",
-        "+at_grpo.policies.tool_user.gpus=1",
-        "+at_grpo.policies.planner.gpus=1",
-        "trainer.n_gpus_per_node=2",
-        "ray_kwargs.ray_init.num_gpus=2",
-        "trainer.total_training_steps=2",
-        "trainer.save_freq=2",
-        f"trainer.rollout_data_dir={tmp_path}/rows",
-    )
-    metrics = finish(job, tmp_path)
-    for step in (1, 2):
-        data = metrics[step]
-        assert data["training/rollout_probs_diff_max"] < FRESH
-        for policy in ("tool_user", "planner"):
-            assert data[f"policy/{policy}/grad_norm"] > 0
-        # Updates overlap: the sum of their times is more than the time of both.
-        each = [data[f"policy/{policy}/update_seconds"] for policy in ("tool_user", "planner")]
-        assert sum(each) > data["timing_s/policies"]
-        # Every row is decoded with its policy's tokenizer.
-        prompts = [json.loads(line)["input"] for line in (tmp_path / f"rows/{step}.jsonl").read_text().splitlines()]
-        assert {prompt.startswith("plan") for prompt in prompts} == {True, False}
-        assert all(prompt.startswith(("draft", "plan")) for prompt in prompts)
-
-    exported = export(tmp_path / "checkpoints/global_step_2", tmp_path / "exported")
-    for policy, model in (("tool_user", "tied"), ("planner", "renumbered")):
-        before, after = weights(models[model]), weights(exported[policy])
-        assert before.keys() == after.keys()
-        if policy == "tool_user":
-            before = {name: tensor.bfloat16().float() for name, tensor in before.items()}  # as the export rounds
-        moved = {name for name in before if not torch.equal(before[name], after[name])}
-        # An adapter is only on the layers' matrices.
-        assert "model.layers.0.mlp.down_proj.weight" in moved
-        assert ("model.embed_tokens.weight" in moved) == (policy == "planner")
 
 
 def test_a_dead_server_ends_the_run_and_the_next_run_resumes(

@@ -1,7 +1,8 @@
-"""Training with the real stack at a temperature, with a reference: log-probs compared with a model's, and KL loss."""
+"""Two policies on devices of their own, at a temperature, with references: log-probs, KL loss, tokenizers, export."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,25 +11,34 @@ pytest.importorskip("verl")
 pytest.importorskip("vllm")
 
 import torch
+from fakes.other_tokenizer import renumber
 from torch import Tensor
 from training_jobs import FRESH, Start, finish, weights
+
+from verl_atgrpo.export import export
 
 pytestmark = [pytest.mark.slow, pytest.mark.training]
 
 TEMPERATURE = 0.7
+POLICIES = ("tool_user", "planner")
 
 
-def test_log_probs_are_at_the_temperature_and_the_reference_is_fixed(
+def test_policies_on_devices_of_their_own_at_a_temperature_with_references(
     start: Start, tied_model: Path, tmp_path: Path
 ) -> None:
+    models = {"tool_user": tied_model, "planner": tmp_path / "renumbered"}
+    renumber(tied_model, models["planner"])
     job = start(
         "plan_path_cpu_roles",
         tmp_path,
         tied_model,
+        "at_grpo.placement=split",
         # One reference is a separate model, the other the policy without its adapter.
-        f"at_grpo.policies.tool_user.model.path={tied_model}",
-        f"at_grpo.policies.planner.model.path={tied_model}",
+        *(f"at_grpo.policies.{policy}.model.path={model}" for policy, model in models.items()),
+        *(f"+at_grpo.policies.{policy}.gpus=1" for policy in POLICIES),
         "+at_grpo.policies.tool_user.lora={rank: 4}",
+        "trainer.n_gpus_per_node=2",
+        "ray_kwargs.ray_init.num_gpus=2",
         "actor_rollout_ref.actor.use_kl_loss=true",
         f"actor_rollout_ref.rollout.temperature={TEMPERATURE}",
         "at_grpo.candidates=4",
@@ -42,28 +52,41 @@ def test_log_probs_are_at_the_temperature_and_the_reference_is_fixed(
         "trainer.test_freq=-1",
         "trainer.save_freq=2",
         "trainer.total_training_steps=2",
+        f"trainer.rollout_data_dir={tmp_path}/rows",
         VERL_USE_EXTERNAL_MODULES="kept_log_probs",
         KEPT_FOLDER=str(tmp_path),
     )
     metrics = finish(job, tmp_path)
     for step in (1, 2):
-        assert metrics[step]["training/rollout_probs_diff_max"] < FRESH
-        for policy in ("tool_user", "planner"):
-            assert metrics[step][f"policy/{policy}/grad_norm"] > 0
+        data = metrics[step]
+        assert data["training/rollout_probs_diff_max"] < FRESH
+        for policy in POLICIES:
+            assert data[f"policy/{policy}/grad_norm"] > 0
             # The update's log-probs equal those before it.
-            assert abs(metrics[step][f"policy/{policy}/ppo_kl"]) < FRESH
-            assert metrics[step][f"policy/{policy}/pg_clipfrac"] == 0
-    for policy in ("tool_user", "planner"):
+            assert abs(data[f"policy/{policy}/ppo_kl"]) < FRESH
+            assert data[f"policy/{policy}/pg_clipfrac"] == 0
+        # Updates overlap: the sum of their times is more than the time of both.
+        assert sum(data[f"policy/{policy}/update_seconds"] for policy in POLICIES) > data["timing_s/policies"]
+        # Every row is decoded with its policy's tokenizer.
+        prompts = [json.loads(line)["input"] for line in (tmp_path / f"rows/{step}.jsonl").read_text().splitlines()]
+        assert {prompt.startswith("plan") for prompt in prompts} == {True, False}
+        assert all(prompt.startswith(("draft", "plan")) for prompt in prompts)
+    for policy in POLICIES:
         first, second = (metrics[step][f"policy/{policy}/kl_loss"] for step in (1, 2))
         assert abs(first) < 1e-9
         assert second > 1e-6
 
-    before = weights(tied_model)
-    after = weights(tmp_path / "checkpoints/global_step_2/policies/planner/huggingface")
-    assert not torch.equal(before["model.layers.0.mlp.down_proj.weight"], after["model.layers.0.mlp.down_proj.weight"])
-
-    for policy in ("tool_user", "planner"):
-        check_rows(tmp_path / f"{policy}.pt", tied_model)
+    exported = export(tmp_path / "checkpoints/global_step_2", tmp_path / "exported")
+    for policy, model in models.items():
+        before, after = weights(model), weights(exported[policy])
+        assert before.keys() == after.keys()
+        if policy == "tool_user":
+            before = {name: tensor.bfloat16().float() for name, tensor in before.items()}  # as the export rounds
+        moved = {name for name in before if not torch.equal(before[name], after[name])}
+        # An adapter is only on the layers' matrices.
+        assert "model.layers.0.mlp.down_proj.weight" in moved
+        assert ("model.embed_tokens.weight" in moved) == (policy == "planner")
+        check_rows(tmp_path / f"{policy}.pt", model)
 
 
 @torch.no_grad()
