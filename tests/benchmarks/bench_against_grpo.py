@@ -6,7 +6,7 @@ alternate. A cycle is the time between two steps' lines in the metrics file, so 
 the step, such as metrics. The limit is for the cycle without `timing_s/gen`, as a median over all runs.
 
 python tests/benchmarks/bench_against_grpo.py --model runs/models/plan_path_tiny [--rounds 2 --steps 8]
-    [--tasks 32 --candidates 8 --answer-tokens 64] [--limit 1.05] [override ...]
+    [--tasks 32 --candidates 8 --prompt-letters 40 --answer-tokens 64] [--limit 1.05] [override ...]
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ from verl_atgrpo import Environment, Outcome, Score
 STAGES = ("old_log_prob", "adv", "update_actor", "update_weights")
 WARM_UP = 2
 _TASKS = 4096
-_LETTERS = 40
 
 
-def prompt(index: int) -> str:
-    """Returns a prompt; all have equally many tokens."""
+def prompt(index: int, letters: int) -> str:
+    """Returns a prompt of so many letters, each a token; only the candidates of a task share one."""
     rng = random.Random(index)
-    return "".join(rng.choice("UDLR") for _ in range(_LETTERS))
+    return "".join(rng.choice("UDLR") for _ in range(letters))
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
@@ -52,6 +51,9 @@ class OneAnswer(Environment):
 
     agents = ("writer",)
 
+    def __init__(self, letters: int) -> None:
+        self.letters = letters
+
     def task(self, split: str, index: int) -> tuple[str, int]:
         """Returns split and index."""
         return split, index
@@ -62,7 +64,9 @@ class OneAnswer(Environment):
 
     async def run(self, task: tuple[str, int], team: Any) -> Outcome:
         """Plays the only turn."""
-        answer = await team.writer.act(prompt(task[1]), score=lambda reply: Score(compute_score("", reply, "U")))
+        answer = await team.writer.act(
+            prompt(task[1], self.letters), score=lambda reply: Score(compute_score("", reply, "U"))
+        )
         return Outcome(success=False, team_reward=answer.score.team)
 
 
@@ -106,14 +110,14 @@ def shapes(records: Sequence[dict[str, float]]) -> set[tuple[float, ...]]:
     return {tuple(record[name] for name in names) for record in records}
 
 
-def write_prompts(path: Path) -> None:
+def write_prompts(path: Path, letters: int) -> None:
     """Writes the prompts for verl's stock data set."""
     import pandas
 
     rows = [
         {
             "data_source": "letters",
-            "prompt": [{"role": "user", "content": prompt(index)}],
+            "prompt": [{"role": "user", "content": prompt(index, letters)}],
             "reward_model": {"style": "rule", "ground_truth": "U"},
             "extra_info": {"index": index},
         }
@@ -124,12 +128,13 @@ def write_prompts(path: Path) -> None:
 
 def overrides_of(side: str, options: argparse.Namespace, folder: Path) -> list[str]:
     """Returns a side's overrides of the recipe."""
+    longest = options.prompt_letters + 88
     common = [
         f"data.train_batch_size={options.tasks}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={options.tasks // 2}",
-        "data.max_prompt_length=128",
+        f"data.max_prompt_length={longest}",
         f"data.max_response_length={options.answer_tokens}",
-        f"actor_rollout_ref.rollout.max_model_len={128 + options.answer_tokens}",
+        f"actor_rollout_ref.rollout.max_model_len={longest + options.answer_tokens}",
         "actor_rollout_ref.rollout.ignore_eos=true",
         f"trainer.total_training_steps={WARM_UP + options.steps}",
         "trainer.val_before_train=false",
@@ -141,7 +146,7 @@ def overrides_of(side: str, options: argparse.Namespace, folder: Path) -> list[s
         return [
             *common,
             "~at_grpo.environment",
-            "+at_grpo.environment.name='bench_against_grpo:OneAnswer'",
+            f"+at_grpo.environment={{name: 'bench_against_grpo:OneAnswer', letters: {options.prompt_letters}}}",
             f"at_grpo.candidates={options.candidates}",
             f"at_grpo.train_tasks={_TASKS}",
         ]
@@ -211,6 +216,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=8, help="per run, after the warm-up")
     parser.add_argument("--tasks", type=int, default=32)
     parser.add_argument("--candidates", type=int, default=8)
+    parser.add_argument("--prompt-letters", type=int, default=40)
     parser.add_argument("--answer-tokens", type=int, default=64)
     parser.add_argument("--limit", type=float, default=1.05)
     parser.add_argument("overrides", nargs="*", help="overrides of verl's command, for both runs")
@@ -222,7 +228,7 @@ def main() -> int:
     seen: set[tuple[float, ...]] = set()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_prompts(folder / "prompts.parquet")
+        write_prompts(folder / "prompts.parquet", options.prompt_letters)
         for number in range(options.rounds):
             for side in ("ours", "stock") if number % 2 == 0 else ("stock", "ours"):
                 made, found = run(side, options, folder)

@@ -207,7 +207,7 @@ def test_a_comparison_ends_with_the_first_run_with_different_rows(monkeypatch: p
         return [step(10.0, 9.0, 3.0)], {(1000.0, 40.0, 60.0 if side == "ours" else 59.0)}
 
     monkeypatch.setattr(bench_against_grpo, "run", run)
-    monkeypatch.setattr(bench_against_grpo, "write_prompts", lambda path: None)
+    monkeypatch.setattr(bench_against_grpo, "write_prompts", lambda path, letters: None)
     monkeypatch.setattr(bench_against_grpo, "exit_on_sigterm", lambda: None)
     monkeypatch.setattr(sys, "argv", ["bench_against_grpo.py", "--model", "nowhere"])
     with pytest.raises(SystemExit, match="equal rows"):
@@ -234,7 +234,7 @@ def test_policies_are_compared_at_equal_tokens(
 
 
 def test_our_side_has_a_group_of_k_rows_per_task_and_the_rewards_of_the_stock_side() -> None:
-    environment = bench_against_grpo.OneAnswer()
+    environment = bench_against_grpo.OneAnswer(letters=40)
     team = ScriptedTeam({"writer": lambda prompt, index: "U" * (index + 1)}, candidates=8)
     record = asyncio.run(play(environment, environment.task("train", 3), team))
     rows = list(training_rows("t", 0, record, "tree"))
@@ -242,7 +242,7 @@ def test_our_side_has_a_group_of_k_rows_per_task_and_the_rewards_of_the_stock_si
     assert [row.reward for row in rows] == [
         bench_against_grpo.compute_score("letters", "U" * (index + 1), "U") for index in range(8)
     ]
-    assert rows[0].prompt_ids == [ord(char) for char in bench_against_grpo.prompt(3)]
+    assert rows[0].prompt_ids == [ord(char) for char in bench_against_grpo.prompt(3, 40)]
 
 
 def test_samples_count_for_the_innermost_frame_in_the_packages() -> None:
