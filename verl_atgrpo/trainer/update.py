@@ -23,9 +23,9 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_
 from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
-from verl_atgrpo.estimators.ids import row_ids
 from verl_atgrpo.estimators.kernel import team_advantages
 from verl_atgrpo.estimators.spec import EstimatorSpec
+from verl_atgrpo.rollout.rows import jagged
 from verl_atgrpo.trainer.queue import Rows, fetch, fetch_parts, is_padding, parts, put, real_rows, response_lengths
 
 Part = tuple[dict[str, float], int, int]
@@ -272,15 +272,15 @@ def write_advantages(batch: Rows, spec: EstimatorSpec, correction: Any = None) -
     # In float32, as `rm_scores`. Padding and rejected rows are in no group statistic.
     rewards = torch.tensor([tags["reward"] for tags in batch.tags], dtype=torch.float32)
     counted = tokens > 0
-    ids = row_ids([tags for tags, counts in zip(batch.tags, counted.tolist(), strict=True) if counts], spec)
-    advantages = torch.zeros_like(rewards).masked_scatter_(counted, team_advantages(rewards[counted], ids, spec))
+    rows = [tags for tags, counts in zip(batch.tags, counted.tolist(), strict=True) if counts]
+    advantages = torch.zeros_like(rewards).masked_scatter_(counted, team_advantages(rewards[counted], rows, spec))
     for tags, advantage, trained in zip(batch.tags, advantages.tolist(), tokens.tolist(), strict=True):
         tags.update(advantage=advantage, trained_tokens=trained)
     for part in parts(batch.tags):
         values = torch.repeat_interleave(advantages[part], lengths[part])
         if rejects:
             values = values * fetch([batch.keys[row] for row in part], ["response_mask"])["response_mask"].values()
-        put(batch, part, {"advantages": _jagged(values, lengths[part])})
+        put(batch, part, {"advantages": jagged(values, lengths[part])})
     return metrics
 
 
@@ -304,10 +304,3 @@ def _correct(batch: Rows, correction: Any, rejects: bool, tokens: Tensor) -> tup
             put(batch, part, {field: response_to_nested(rows.batch[field], shape) for field in sorted(written)})
         collected.append((metrics, int(tokens[part].sum()), len(part)))
     return merged(collected, per_row=correction.get("rollout_is", None) == "sequence"), left
-
-
-def _jagged(values: Tensor, lengths: Tensor) -> Tensor:
-    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    return torch.nested.nested_tensor_from_jagged(
-        values, offsets, min_seqlen=int(lengths.min()), max_seqlen=int(lengths.max())
-    )
