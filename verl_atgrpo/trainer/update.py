@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -79,17 +78,9 @@ def _mean(values: Sequence[float], weights: Sequence[int]) -> float:
     return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
 
 
-@dataclass(frozen=True)
-class Deal:
-    """Which row goes to which rank and optimizer step."""
-
-    order: list[int]
-    """Row numbers. Rank r owns the r-th of equal slices; of that, step s takes the s-th of equal slices."""
-    metrics: dict[str, float]
-    """verl's metrics of the ranks' balance."""
-
-
-def deal(rows: Sequence[Mapping[str, Any]], ranks: int, mini_batches: int, seed: int, shared: bool) -> Deal:
+def deal(
+    rows: Sequence[Mapping[str, Any]], ranks: int, mini_batches: int, seed: int, shared: bool
+) -> tuple[list[int], dict[str, float]]:
     """Deals rows to optimizer steps, and those of a step to ranks, so that the candidates of a decision stay together.
 
     Which rows are in a step depends on `seed` and the rows alone, not on ranks or prefix trees (but for padding, of
@@ -101,6 +92,9 @@ def deal(rows: Sequence[Mapping[str, Any]], ranks: int, mini_batches: int, seed:
         mini_batches: optimizer steps; rows per rank must be a multiple of it.
         seed: of the order of decisions, which mixes agents in a mini-batch.
         shared: whether the workload of a decision's prompt counts once (prefix trees) or for every row.
+
+    Returns row numbers, and verl's metrics of the ranks' balance. Rank r owns the r-th of equal slices; of that, step
+    s takes the s-th of equal slices.
 
     Raises ValueError if the rows cannot be dealt evenly.
     """
@@ -124,7 +118,7 @@ def deal(rows: Sequence[Mapping[str, Any]], ranks: int, mini_batches: int, seed:
     metrics: dict[str, float] = log_seqlen_unbalance(
         [tags["seq_len"] for tags in rows], of_ranks, prefix="global_seqlen"
     )
-    return Deal([row for mine in of_ranks for row in mine], metrics)
+    return [row for mine in of_ranks for row in mine], metrics
 
 
 def _take(decisions: list[list[int]], count: int) -> list[list[int]]:
