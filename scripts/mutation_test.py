@@ -1,6 +1,6 @@
 """Mutation testing: changes single expressions of a module, runs its tests, and lists the mutants that survive.
 
-    .venv/bin/python scripts/mutation_test.py trainer/step_rows.py estimators/ids.py
+    .venv/bin/python scripts/mutation_test.py trainer/step_rows.py estimators/kernel.py
     .venv/bin/python scripts/mutation_test.py --sample 40 trainer/policy_unit.py
     .venv/bin/python scripts/mutation_test.py --line 63 trainer/step_rows.py
 
@@ -48,7 +48,7 @@ TESTS = {
     "trainer/policy_unit.py": "policy_unit standalone staleness placement schedule device_memory",
     "trainer/metrics.py": "staleness rows_and_metrics row_parts",
     "trainer/step_rows.py": "group_filter row_parts",
-    "estimators/ids.py": "row_ids rows_and_metrics gigpo",
+    "estimators/kernel.py": "advantage scopes gigpo m_grpo agent_estimators row_ids rows_and_metrics",
 }
 """Module -> names of its test files, in the order in which they run."""
 HEAVY = ("torch", "ray", "transformers", "tensordict", "hydra", "hypothesis", "pytest")

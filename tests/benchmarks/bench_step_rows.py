@@ -160,7 +160,7 @@ def drive(queue: str, answer_tokens: int) -> Costs:
     ranks = mini_batches = 8
     even = len(batch) // (ranks * mini_batches) * ranks * mini_batches
     batch = trainer_queue.batch_of(batch.keys[:even], batch.tags[:even], "train")
-    batch.reorder(deal(batch.tags, ranks, mini_batches, seed=0, shared=True).order)
+    batch.reorder(deal(batch.tags, ranks, mini_batches, seed=0, shared=True)[0])
     watch.stage("mini-batches")
     lengths = {
         key: (tags["prompt_len"], tags["response_len"]) for key, tags in zip(batch.keys, batch.tags, strict=True)

@@ -97,7 +97,6 @@ def test_group_ids_need_not_be_dense() -> None:
 def test_empty_batch() -> None:
     assert group_advantages(tensor(), ids(), PRESETS["grpo"]).shape == (0,)
     assert group_advantages(tensor(), ids(), PRESETS["mas_grpo"], units=ids()).shape == (0,)
-    assert group_advantages(tensor(math.nan), ids(0), PRESETS["rloo"], valid=torch.tensor([False])).tolist() == [0]
 
 
 def test_tokens_are_summed_and_the_advantage_is_spread_over_the_mask() -> None:
@@ -188,7 +187,6 @@ def test_trap_8_padding_copied_before_the_statistics(preset: str) -> None:
         ({"rewards": torch.tensor([1.0, math.nan])}, r"^rewards: nan is not finite$"),
         ({"groups": ids(0)}, r"^groups: expected torch.int64 \(2,\), got torch.int64 \(1,\)$"),
         ({"groups": torch.zeros(2)}, r"^groups: expected torch.int64 \(2,\), got torch.float32 \(2,\)$"),
-        ({"valid": ids(1, 1)}, r"^valid: expected torch.bool \(2,\), got torch.int64 \(2,\)$"),
         ({"units": ids(0, 1)}, r"^units: given, but estimator 'grpo' does not need them$"),
         ({"agents": ids(0, 1)}, r"^agents: given, but estimator 'grpo' does not need them$"),
         ({"left": ids(0, 1)}, r"^left: given, but estimator 'grpo' does not need them$"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fakes.advantage_rows import estimate, ids, tensor
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_atgrpo.estimators.kernel import group_advantages
@@ -117,7 +117,6 @@ def episodes(draw: st.DrawFn) -> list[tuple[int, int, int, float, int, int]]:
     return draw(st.permutations(rows))
 
 
-@settings(deadline=None)
 @given(episodes(), st.sampled_from(["group", "agent"]), st.sampled_from(["std", "none"]))
 def test_equals_a_loop_over_rows(rows: list[Any], scope: Any, scale: Any) -> None:
     def normed(value: float, others: list[float]) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fakes.advantage_rows import estimate, ids, tensor
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_atgrpo.estimators.kernel import group_advantages
@@ -154,7 +154,6 @@ def copied(rows: list[Any], calls: int) -> list[int]:
     return positions
 
 
-@settings(deadline=None)
 @given(episodes(), st.integers(1, 4), st.sampled_from([0, 1]))
 def test_equals_grpo_on_copied_rows(rows: list[Any], calls: int, ddof: int) -> None:
     copies = copied(rows, calls)

@@ -12,8 +12,7 @@ import torch
 from fakes.advantage_rows import tags_of
 
 from verl_atgrpo import Environment, Outcome, Score
-from verl_atgrpo.estimators.ids import anchor_of, factorise, row_ids
-from verl_atgrpo.estimators.kernel import team_advantages
+from verl_atgrpo.estimators.kernel import anchor_of, factorise, row_ids, team_advantages
 from verl_atgrpo.estimators.spec import PRESETS, resolve_spec
 from verl_atgrpo.rollout.rows import Row, training_rows
 from verl_atgrpo.team import ScriptedTeam, Team, play
@@ -23,12 +22,7 @@ def test_rows_are_numbered_by_what_the_estimator_reads_of_them_and_by_nothing_el
     rows = [tags_of(label) for label in ("u#0@a~1~ff", "v#0@b~0~ee", "u#1@a~0~ff", "u#0@b~0~ff")]
 
     def of(choice: Any) -> dict[str, Any]:
-        ids = row_ids(rows, resolve_spec(choice))
-        return {
-            name: value.tolist()
-            for name in ("groups", "units", "agents", "left", "anchors")
-            if (value := getattr(ids, name)) is not None
-        }
+        return {name: value.tolist() for name, value in row_ids(rows, resolve_spec(choice)).items()}
 
     groups = {"groups": [0, 1, 0, 0]}
     assert of("grpo") == groups
@@ -36,9 +30,8 @@ def test_rows_are_numbered_by_what_the_estimator_reads_of_them_and_by_nothing_el
     assert of("mas_grpo") == {**groups, "units": [0, 1, 2, 0]}
     assert of("dr_mas") == {**groups, "agents": [0, 1, 0, 1]}
     assert of("gigpo") == {**groups, "units": [0, 1, 2, 0], "left": [1, 0, 0, 0], "anchors": [0, 1, 0, 0]}
-    ids = row_ids(rows, resolve_spec("dr_mas"))
-    assert ids.of_agent("b").tolist() == [False, True, False, True]
-    assert ids.of_agent("c").tolist() == [False] * 4
+    for main, mains in (("b", [False, True, False, True]), ("c", [False] * 4)):
+        assert of({"preset": "m_grpo", "main_agent": main, "sub_calls": 1})["mains"] == mains
     for tag, need, choice in (("left", "left", "gigpo"), ("anchor", "anchor", "gigpo"), ("agent", "agent", "dr_mas")):
         lacking = [*rows, {key: value for key, value in rows[0].items() if key != tag}]
         with pytest.raises(ValueError, match=rf"^a row has no tag '{tag}'; estimator '{choice}' needs its {need}$"):
@@ -133,7 +126,7 @@ def test_gigpo_from_played_episodes() -> None:
     tags = [{**row.tags, "episode": f"t_{number}"} for number, episode in enumerate(episodes) for row in episode]
     resolved = resolve_spec(spec)
     rewards = torch.tensor([row.reward for row in rows], dtype=torch.float64)
-    result = team_advantages(rewards, row_ids(tags, resolved), resolved).tolist()
+    result = team_advantages(rewards, tags, resolved).tolist()
     walker = [
         (advantage, row.generation.text)
         for advantage, row in zip(result, rows, strict=True)

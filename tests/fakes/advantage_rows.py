@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_atgrpo.estimators.ids import row_ids
 from verl_atgrpo.estimators.kernel import at_grpo_advantage, team_advantages
 from verl_atgrpo.estimators.spec import configured_spec
 
@@ -56,8 +55,6 @@ def estimate(
     spec = configured_spec(options["at_grpo_estimator"], options["norm_adv_by_std_in_grpo"])
     rows = [tags_of(label) for label, counts in zip(labels, real.tolist(), strict=True) if counts]
     values: list[float] = (
-        torch.zeros_like(column)
-        .masked_scatter_(real, team_advantages(column[real], row_ids(rows, spec), spec))
-        .tolist()
+        torch.zeros_like(column).masked_scatter_(real, team_advantages(column[real], rows, spec)).tolist()
     )
     return values

@@ -9,6 +9,7 @@ the fewest decisions in flight. Lengths follow from the requests' seeds, so they
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import selectors
 from collections import defaultdict
@@ -56,6 +57,16 @@ def run_virtually(main: Coroutine[Any, Any, Any]) -> tuple[Any, float]:
         return loop.run_until_complete(main), loop.time()
     finally:
         loop.close()
+
+
+def virtually(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Makes a test of a coroutine, which runs in virtual time."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        run_virtually(test(*args, **kwargs))
+
+    return run
 
 
 # ------------------------------------------------------------------ engine

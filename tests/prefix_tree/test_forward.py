@@ -12,11 +12,11 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from fakes.packed_trees import trees_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_atgrpo.prefix_tree.forward import Packed, entropies, log_probs, model_inputs
-from verl_atgrpo.prefix_tree.tree import make_rows, trees
 
 SIZES = {
     "vocab_size": 40,
@@ -81,9 +81,8 @@ def test_a_tree_gives_what_its_rows_give_alone(
     net.set_attn_implementation(attention)
     rows = some_rows(seed)
     weights = torch.randn(len(rows), 2, generator=torch.Generator().manual_seed(seed))
-    made = make_rows([ids for ids, _ in rows], [prompt for _, prompt in rows])
     got: dict[int, tuple[Any, Any]] = {}
-    for tree in trees(made, budget):
+    for tree in trees_of(rows, budget):
         packed = Packed.of(tree, "cpu")
         logits = net(**model_inputs(packed, net.config), use_cache=False).logits[0]
         assert len(logits) == len(packed.nodes)
@@ -118,6 +117,6 @@ def test_what_knows_no_tree_is_refused(change: dict[str, Any], message: str) -> 
     config._attn_implementation = "sdpa"
     for name, value in change.items():
         setattr(config, name, value)
-    (tree,) = trees(make_rows([[1, 2, 3]], [1]), 10)
+    (tree,) = trees_of([([1, 2, 3], 1)], 10)
     with pytest.raises(ValueError, match=message):
         model_inputs(Packed.of(tree, "cpu"), config)

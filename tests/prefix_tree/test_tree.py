@@ -6,13 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
+from fakes.packed_trees import Made, rows_of, trees_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_atgrpo.prefix_tree.tree import Rows, Tree, cut, make_rows, sort, trees
-
-Made = list[tuple[list[int], int]]
-"""Rows: tokens, and how many of them are the prompt."""
+from verl_atgrpo.prefix_tree.tree import Tree, cut, sort
 
 
 @st.composite
@@ -27,10 +25,6 @@ def drawn_rows(draw: st.DrawFn) -> Made:
     return rows
 
 
-def of(rows: Made) -> Rows:
-    return make_rows([ids for ids, _ in rows], [prompt for _, prompt in rows])
-
-
 def ancestors(tree: Tree, token: int) -> list[int]:
     """What `token` sees, from the root on."""
     return [key for key in range(len(tree)) if key <= token < tree.ends[key]]
@@ -38,7 +32,7 @@ def ancestors(tree: Tree, token: int) -> list[int]:
 
 @given(drawn_rows(), st.integers(1, 40))
 def test_each_response_token_is_predicted_from_exactly_what_came_before_it(rows: Made, budget: int) -> None:
-    packed = trees(of(rows), budget)
+    packed = trees_of(rows, budget)
     assert sorted(row for tree in packed for row in tree.rows) == list(range(len(rows)))
     for tree in packed:
         place = 0
@@ -56,7 +50,7 @@ def test_each_response_token_is_predicted_from_exactly_what_came_before_it(rows:
 
 @given(drawn_rows(), st.integers(1, 40))
 def test_a_tree_has_no_token_twice_and_no_more_than_its_budget(rows: Made, budget: int) -> None:
-    for tree in trees(of(rows), budget):
+    for tree in trees_of(rows, budget):
         mine = [rows[row][0][:-1] for row in tree.rows]
         prefixes = {tuple(ids[:end]) for ids in mine for end in range(1, len(ids) + 1)}
         assert len(tree) == len(prefixes)
@@ -66,21 +60,21 @@ def test_a_tree_has_no_token_twice_and_no_more_than_its_budget(rows: Made, budge
 @given(drawn_rows(), st.integers(1, 40), st.data())
 def test_as_many_trees_as_another_rank_has(rows: Made, budget: int, data: st.DataObject) -> None:
     least = data.draw(st.integers(1, len(rows)))
-    packed = trees(of(rows), budget, least)
+    packed = trees_of(rows, budget, least)
     assert len(packed) >= least
-    assert len(packed) == max(least, len(trees(of(rows), budget)))
+    assert len(packed) == max(least, len(trees_of(rows, budget)))
     assert sorted(row for tree in packed for row in tree.rows) == list(range(len(rows)))
 
 
 def test_siblings_stay_together_whatever_the_order_of_the_rows() -> None:
     prompts = [[1, 2, 3, 4, 5], [1, 2, 9, 9, 9], [7, 7, 7, 7, 7]]
     rows = [([*prompt, answer, 0], 5) for answer, prompt in itertools.product(range(4), prompts)]
-    packed = trees(of(rows), 9)
+    packed = trees_of(rows, 9)
     assert [sorted(row % 3 for row in tree.rows) for tree in packed] == [[0] * 4, [1] * 4, [2] * 4]
 
 
 def test_the_largest_tree_is_split_where_it_has_half_of_its_tokens() -> None:
-    rows = of([([1, 2], 1), ([3] + [4] * 10, 1), ([3] + [5] * 10, 1), ([6, 7], 1)])
+    rows = rows_of([([1, 2], 1), ([3] + [4] * 10, 1), ([3] + [5] * 10, 1), ([6, 7], 1)])
     order = sort(rows)
     assert cut(rows, order, 100) == [slice(0, 4)]
     assert cut(rows, order, 100, at_least=2) == [slice(0, 2), slice(2, 4)]
@@ -92,10 +86,10 @@ def test_the_largest_tree_is_split_where_it_has_half_of_its_tokens() -> None:
 @pytest.mark.parametrize("prompt", [0, 3, 4])
 def test_a_row_has_a_prompt_and_a_response(prompt: int) -> None:
     with pytest.raises(ValueError, match=f"row 1 has {prompt} prompt tokens of 3"):
-        of([([1, 2], 1), ([1, 2, 3], prompt)])
+        rows_of([([1, 2], 1), ([1, 2, 3], prompt)])
 
 
 def test_large_token_ids_sort_as_numbers() -> None:
-    rows = of([([256, 1], 1), ([255, 1], 1), ([151_000, 1], 1), ([65_536, 1], 1)])
+    rows = rows_of([([256, 1], 1), ([255, 1], 1), ([151_000, 1], 1), ([65_536, 1], 1)])
     assert sort(rows).rows.tolist() == [1, 0, 3, 2]
     assert np.array_equal(sort(rows).shared, np.zeros(4))

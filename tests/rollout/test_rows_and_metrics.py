@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from verl_atgrpo.environment import Outcome, Score
-from verl_atgrpo.estimators.ids import row_ids
 from verl_atgrpo.estimators.kernel import team_advantages
 from verl_atgrpo.estimators.spec import PRESETS
 from verl_atgrpo.rollout.rows import failed_validation_row, training_rows, validation_rows
@@ -124,7 +123,7 @@ def test_parallel_rows_share_the_outcome() -> None:
     assert rows[0].tags["team_reward"] == 0.25
     rewards = torch.tensor([row.reward for row in rows], dtype=torch.float64)
     spec = PRESETS["mas_grpo"]
-    advantages = team_advantages(rewards, row_ids([row.tags for row in rows], spec), spec)
+    advantages = team_advantages(rewards, [row.tags for row in rows], spec)
     # Two episodes, each counting once however many rows it has.
     half = 0.5**0.5
     assert advantages.tolist() == pytest.approx([half] * 4 + [-half] * 6, abs=1e-5)

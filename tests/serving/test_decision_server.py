@@ -14,7 +14,7 @@ pytest.importorskip("verl")
 pytest.importorskip("vllm")
 
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer, and the worker with it)
-from fakes.simulated_engine import run_virtually
+from fakes.simulated_engine import run_virtually, virtually
 from omegaconf import OmegaConf
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 from vllm.logprobs import append_logprobs_for_next_position, create_sample_logprobs
@@ -22,7 +22,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from verl_atgrpo.serving.decision_server import DecisionServer
 from verl_atgrpo.serving.requests import engine_params
-from verl_atgrpo.serving.workers import PolicyServers, StandaloneServers, with_decision_server
+from verl_atgrpo.serving.workers import PolicyServers, replica_class
 
 
 class Engine:
@@ -96,7 +96,7 @@ def test_every_replica_has_our_server_also_when_it_is_started_again() -> None:
         "tensor_model_parallel_size": 1, "disaggregation": {"enabled": False},
     }  # fmt: skip
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout, "model": {}}})
-    for servers in PolicyServers(config=config, worker_group=[], start_rank=7), StandaloneServers(config=config):
+    for servers in PolicyServers(config=config, worker_group=[], start_rank=7), PolicyServers(config=config):
         plain = {name: value for name, value in rollout.items() if name != "disaggregation"}
         replica = servers.rollout_replica_class(7, OmegaConf.create(plain), {}, gpus_per_node=1)
         # verl starts the class in this attribute, also after a restart.
@@ -109,7 +109,7 @@ def test_a_replica_without_that_attribute_is_not_used() -> None:
         """verl's, one day."""
 
     with pytest.raises(RuntimeError, match="Changed has no server_class"):
-        with_decision_server(Changed)()
+        replica_class(Changed, 0)()
 
 
 def test_verls_server_takes_what_we_give_it() -> None:
@@ -121,22 +121,20 @@ def test_verls_server_takes_what_we_give_it() -> None:
     assert DecisionServer.generate is vLLMHttpServer.generate
 
 
-def test_every_request_is_one_of_the_engines_with_its_own_parameters() -> None:
-    async def run() -> None:
-        server = fake_server()
-        params = {"max_tokens": 20, "logprobs": True, "temperature": 0.5, **engine_params("vllm", "sync")}
-        both = [{**params, "seed": 8}, {**params, "seed": 9, "max_tokens": 18}]
-        answers = await responses(server.generate_group([1, 2], ["x", "y"], [[3], [4, 5]], both, 100.0))
-        assert [answer.token_ids for answer in answers] == [[7] * 3, [7] * 5]
-        assert [answer.log_probs for answer in answers] == [[-0.5, -1.5, -2.5], [-0.5, -1.5, -2.5, -3.5, -4.5]]
-        assert all(answer.extra_fields == {"global_steps": 3, "num_cached_tokens": 1} for answer in answers)
-        (first, mine, one), (second, yours, other) = server.engine.requests
-        assert (first, second, one, other) == ([1, 2, 3], [1, 2, 4, 5], "x", "y")
-        assert (mine.seed, mine.max_tokens, yours.seed, yours.max_tokens) == (8, 20, 9, 18)
-        assert mine.output_kind is yours.output_kind is RequestOutputKind.FINAL_ONLY
-        assert (mine.detokenize, mine.flat_logprobs, mine.logprobs, mine.temperature) == (False, True, 0, 0.5)
-
-    run_virtually(run())
+@virtually
+async def test_every_request_is_one_of_the_engines_with_its_own_parameters() -> None:
+    server = fake_server()
+    params = {"max_tokens": 20, "logprobs": True, "temperature": 0.5, **engine_params("vllm", "sync")}
+    both = [{**params, "seed": 8}, {**params, "seed": 9, "max_tokens": 18}]
+    answers = await responses(server.generate_group([1, 2], ["x", "y"], [[3], [4, 5]], both, 100.0))
+    assert [answer.token_ids for answer in answers] == [[7] * 3, [7] * 5]
+    assert [answer.log_probs for answer in answers] == [[-0.5, -1.5, -2.5], [-0.5, -1.5, -2.5, -3.5, -4.5]]
+    assert all(answer.extra_fields == {"global_steps": 3, "num_cached_tokens": 1} for answer in answers)
+    (first, mine, one), (second, yours, other) = server.engine.requests
+    assert (first, second, one, other) == ([1, 2, 3], [1, 2, 4, 5], "x", "y")
+    assert (mine.seed, mine.max_tokens, yours.seed, yours.max_tokens) == (8, 20, 9, 18)
+    assert mine.output_kind is yours.output_kind is RequestOutputKind.FINAL_ONLY
+    assert (mine.detokenize, mine.flat_logprobs, mine.logprobs, mine.temperature) == (False, True, 0, 0.5)
 
 
 def test_only_the_request_that_times_out_is_aborted_in_the_engine() -> None:
@@ -165,27 +163,23 @@ def test_an_abort_returns_the_tokens_so_far() -> None:
     assert seconds < 6
 
 
-def test_a_call_at_a_closed_gate_waits_and_can_time_out() -> None:
-    async def run() -> None:
-        server = fake_server()
-        server._submission_paused = True
-        late = await group(server, [2, 2], timeout=5.0)
-        assert (late, server.engine.requests, server._admitting) == ([None, None], [], 0)
-        waiting = asyncio.ensure_future(group(server, [2, 2], timeout=50.0))
-        await asyncio.sleep(10)
-        assert (server.engine.requests, waiting.done()) == ([], False)
-        await server.open_submission_gate()
-        assert [len(answer.token_ids) for answer in await waiting] == [2, 2]
-
-    run_virtually(run())
+@virtually
+async def test_a_call_at_a_closed_gate_waits_and_can_time_out() -> None:
+    server = fake_server()
+    server._submission_paused = True
+    late = await group(server, [2, 2], timeout=5.0)
+    assert (late, server.engine.requests, server._admitting) == ([None, None], [], 0)
+    waiting = asyncio.ensure_future(group(server, [2, 2], timeout=50.0))
+    await asyncio.sleep(10)
+    assert (server.engine.requests, waiting.done()) == ([], False)
+    await server.open_submission_gate()
+    assert [len(answer.token_ids) for answer in await waiting] == [2, 2]
 
 
-def test_an_error_of_verls_server_is_of_one_request() -> None:
-    async def run() -> None:
-        params = [{"max_tokens": 5}, {"max_tokens": 5}]
-        answers = await responses(fake_server().generate_group([1, 2], ["x", "y"], [[3], [4] * 80], params, 100.0))
-        assert len(answers[0].token_ids) == 3
-        assert isinstance(answers[1].cause, ValueError)
-        assert "leaves no room to generate" in str(answers[1])
-
-    run_virtually(run())
+@virtually
+async def test_an_error_of_verls_server_is_of_one_request() -> None:
+    params = [{"max_tokens": 5}, {"max_tokens": 5}]
+    answers = await responses(fake_server().generate_group([1, 2], ["x", "y"], [[3], [4] * 80], params, 100.0))
+    assert len(answers[0].token_ids) == 3
+    assert isinstance(answers[1].cause, ValueError)
+    assert "leaves no room to generate" in str(answers[1])

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from waiting import HANG
 
 pytest.importorskip("verl")
 
-from verl_atgrpo.serving.workers import TrainerWorker, reserve_master_port, reserve_port, use_port
+from verl_atgrpo.serving.workers import TrainerWorker
 
 _SECOND_RANK = """
 import torch
@@ -31,9 +32,10 @@ def test_a_group_connects_although_its_configured_port_is_taken(monkeypatch: pyt
         taken = other.getsockname()[1]
         for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": taken, "RANK": 0, "WORLD_SIZE": 2}.items():
             monkeypatch.setenv(name, str(value))
-        store = reserve_port()
-        assert store.port != taken
-        use_port(store.port)
+        worker = SimpleNamespace()
+        port = TrainerWorker.reserve_port(worker)
+        assert port != taken
+        TrainerWorker.use_port(worker, port)
         second = subprocess.Popen([sys.executable, "-c", _SECOND_RANK], env={**os.environ, "RANK": "1"})
         torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=HANG))
         try:
@@ -47,25 +49,11 @@ def test_a_group_connects_although_its_configured_port_is_taken(monkeypatch: pyt
 
 def test_a_chosen_port_is_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    first, second = reserve_port(), reserve_port()
-    assert first.port != second.port
+    workers = SimpleNamespace(), SimpleNamespace()
+    first, second = map(TrainerWorker.reserve_port, workers)
+    assert first != second
     with socket.socket() as other, pytest.raises(OSError, match="already in use"):
-        other.bind(("", first.port))
-
-
-def test_all_processes_use_the_port_of_the_first() -> None:
-    class Group:
-        port: int | None = None
-
-        def reserve_port(self) -> int:
-            return 4711
-
-        def use_port(self, port: int) -> None:
-            self.port = port
-
-    group = Group()
-    reserve_master_port(group)  # type: ignore[arg-type]
-    assert group.port == 4711
+        other.bind(("", first))
 
 
 def test_only_the_first_process_opens_a_store() -> None:

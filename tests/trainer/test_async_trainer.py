@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from verl_atgrpo.config.schema import AtGrpoConfig
-from verl_atgrpo.trainer import schedule
+from verl_atgrpo.trainer import checkpoints, schedule
+from verl_atgrpo.trainer.queue import unfinished_tasks
 from verl_atgrpo.trainer.schedule import make_schedule
 from verl_atgrpo.trainer.trainer import AtGrpoTrainer
 
@@ -117,7 +118,7 @@ def test_submissions_of_a_step_have_different_seeds_independent_of_timing(rollou
 # ------------------------------------------------------------------ staleness
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10_000), warmup=st.sampled_from([0.5, 1, 1.5, 2]), slack=st.integers(0, 2))
 def test_waiting_bounds_staleness(seed: int, warmup: float, slack: int) -> None:
     threshold = 1 + math.ceil(warmup) + slack
@@ -200,7 +201,7 @@ def test_the_filter_plays_more_tasks_and_leaves_as_many_in_flight(rollout: FakeR
     for metrics in (trainer.run(1)[0] for _ in range(5)):
         assert metrics["team/groups_kept"] >= 4
         tasks.append(metrics["team/tasks"])
-        in_flight.append(len(schedule.unfinished_tasks()))
+        in_flight.append(len(unfinished_tasks()))
     assert in_flight == [4, 4, 4, 4, 0]
     # verl chooses among finished tasks; every other one has a group with signal, and 20 groups were needed.
     assert min(tasks) >= 4
@@ -218,7 +219,7 @@ def test_a_resumed_run_loses_no_task_and_trains_on_none_twice(rollout: FakeRollo
     trainer.run(2)
     played = trainer.play()
     trainer.save()  # when verl saves: the step's rows are still in the queue
-    unfinished = schedule.unfinished_tasks()
+    unfinished = unfinished_tasks()
     assert len(unfinished) == 8
     folder = str(tmp_path / "global_step_3")
     assert trainer.saved == [{"trainer": trainer, "global_step": 3, "checkpoint_dir": folder, "async_save": False}]
@@ -244,7 +245,7 @@ def test_a_run_may_resume_in_sync_mode_and_be_saved_before_the_replay_ends(
     trainer = asynchronous(rollout, warmup=2, threshold=4, **settings)
     trainer.play()
     trainer.save()
-    unfinished = schedule.unfinished_tasks()
+    unfinished = unfinished_tasks()
     rollout.crash()
     synchronous = FakeTrainer(rollout, **settings)
     synchronous.play()
@@ -258,7 +259,7 @@ def test_a_run_may_resume_in_sync_mode_and_be_saved_before_the_replay_ends(
 
 
 def test_a_smaller_data_set_is_refused() -> None:
-    rows = schedule.replay_unfinished([{"index": 0}], deque([0, 7]))
+    rows = checkpoints.replay_unfinished([{"index": 0}], deque([0, 7]))
     next(rows)
     with pytest.raises(ValueError, match=r"names task 7, but there are 1 training tasks: .*resume_mode=disable"):
         next(rows)

@@ -18,7 +18,7 @@ from fakes.simulated_devices import Device, Unit, simulated
 from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
 
 from verl_atgrpo import platform_choice, recipes
-from verl_atgrpo.trainer import policy_unit, standalone
+from verl_atgrpo.trainer import policy_unit
 from verl_atgrpo.trainer.policy_unit import PolicyUnit, TeamSync, for_all
 from verl_atgrpo.trainer.standalone import StandaloneUnit
 from verl_atgrpo.trainer.trainer import AtGrpoTrainer
@@ -174,7 +174,7 @@ def test_policies_with_devices_of_their_own_do_not_wait_for_each_other(make: Mak
 class Separate(Unit, StandaloneUnit):
     """A policy with servers on other devices; its weights are sent through buffers that torch does not allocate."""
 
-    def _start(self) -> None:
+    def _start_servers(self) -> None:
         self.replicas = SimpleNamespace(  # type: ignore[assignment]
             push=lambda step: self._devices[0].allocate("transfer", self.name),
             poll=lambda: None,
@@ -186,6 +186,7 @@ class Separate(Unit, StandaloneUnit):
 def test_training_workers_empty_their_caches_before_a_sync_to_separate_servers(make: Make) -> None:
     device = Device()
     trainer = make(device, mode="separate_async", kind=Separate)
+    device.log.clear()
     trainer.begin()
     assert device.log == ["transfer p_a", "transfer p_b", "transfer p_c"]
     device.log.clear()
@@ -216,9 +217,8 @@ def test_every_training_worker_can_empty_its_cache(kind: type[PolicyUnit], monke
     def together(class_dict: Any) -> None:
         made.extend(worker.cls.__ray_metadata__.modified_class for worker in class_dict.values())
 
-    for module in (policy_unit, standalone):
-        monkeypatch.setattr(module, "RayWorkerGroup", Group)
-        monkeypatch.setattr(module, "create_colocated_worker_cls", together)
+    monkeypatch.setattr(policy_unit, "RayWorkerGroup", Group)
+    monkeypatch.setattr(policy_unit, "create_colocated_worker_cls", together)
     unit = kind.__new__(kind)
     unit.config = composed()
     unit.use_reference_policy, unit.ref_in_actor, unit.first_replica, unit._prefix_tree = True, False, 0, "auto"

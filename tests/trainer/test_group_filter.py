@@ -17,7 +17,6 @@ from fakes.fake_trainer import AT_GRPO, FLAT, STEEP, FakeRollout, FakeTrainer, F
 from transfer_queue import KVBatchMeta
 
 from verl_atgrpo.config.schema import GroupFilter
-from verl_atgrpo.estimators.ids import row_ids
 from verl_atgrpo.estimators.kernel import team_advantages
 from verl_atgrpo.estimators.spec import resolve_spec
 from verl_atgrpo.rollout.rows import training_rows
@@ -95,7 +94,7 @@ def test_negative_advantages_are_a_signal() -> None:
     assert groups_with_signal([row("g", -1.0), row("g", -1.0)], uncentred) == {("shared", "g"): True}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.sampled_from("ab"), st.sampled_from([0.0, 0.1, 1.0]))),
     st.sampled_from(["at_grpo", "dr_grpo", "rloo", "mas_grpo", "dr_mas"]),
@@ -115,7 +114,7 @@ def test_dropping_changes_no_advantage(sampled: list[tuple[int, int, str, float]
 
     def advantages(some: list[Tags]) -> list[float]:
         rewards = torch.tensor([tags["reward"] for tags in some])
-        return team_advantages(rewards, row_ids(some, spec), spec).tolist()
+        return team_advantages(rewards, some, spec).tolist()
 
     before, left = advantages(rows), chosen.kept()
     assert not any(itertools.compress(before, [not flag for flag in left]))

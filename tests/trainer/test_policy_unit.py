@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -188,6 +188,19 @@ class Policy:
         return update.rows, update.metrics
 
 
+Make = Callable[..., Policy]
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> Make:
+    """Returns a function that makes a policy of the recipe with changes."""
+
+    def made(trainable: bool = True, ranks: int = 1, **changes: Any) -> Policy:
+        return Policy(monkeypatch, job(recipe, **changes), trainable, ranks)
+
+    return made
+
+
 def descended(policy: Policy, start: Tensor, batch: KVBatchMeta, steps: Sequence[Sequence[str]], rows: int) -> Tensor:
     """Gradient descent on the configured loss, one step for each element of `steps` (keys of rows)."""
     actor = policy.unit.config.actor_rollout_ref.actor
@@ -229,9 +242,9 @@ def descended(policy: Policy, start: Tensor, batch: KVBatchMeta, steps: Sequence
     ids=str,
 )
 def test_an_update_is_gradient_descent_on_the_configured_loss(
-    monkeypatch: pytest.MonkeyPatch, recipe: Any, mode: str, changes: dict[str, Any], rows: int
+    make: Make, mode: str, changes: dict[str, Any], rows: int
 ) -> None:
-    policy = Policy(monkeypatch, job(recipe, **{f"{ACTOR}.loss_agg_mode": mode, **changes}))
+    policy = make(**{f"{ACTOR}.loss_agg_mode": mode, **changes})
     actor, engine = policy.unit.config.actor_rollout_ref.actor, policy.workers.engine
     for step in (1, 2) if actor.use_kl_loss else (1,):  # in the second, the policy differs from its reference
         start = policy.weights
@@ -252,10 +265,8 @@ def test_an_update_is_gradient_descent_on_the_configured_loss(
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.4])
-def test_log_probs_are_at_the_sampling_temperature(
-    monkeypatch: pytest.MonkeyPatch, recipe: Any, temperature: float
-) -> None:
-    policy = Policy(monkeypatch, job(recipe, **{f"{ROLLOUT}.temperature": temperature, **KL}))
+def test_log_probs_are_at_the_sampling_temperature(make: Make, temperature: float) -> None:
+    policy = make(**{f"{ROLLOUT}.temperature": temperature, **KL})
     policy.train(6)
     changed = policy.weights
     batch, metrics = policy.train(6, step=2)
@@ -269,8 +280,8 @@ def test_log_probs_are_at_the_sampling_temperature(
 
 
 @pytest.mark.parametrize("where", ["lora_rank", "lora.rank"])
-def test_an_adapters_reference_is_its_base_model(monkeypatch: pytest.MonkeyPatch, recipe: Any, where: str) -> None:
-    policy = Policy(monkeypatch, job(recipe, **KL, **{f"{MODEL}.{where}": 4}))
+def test_an_adapters_reference_is_its_base_model(make: Make, where: str) -> None:
+    policy = make(**KL, **{f"{MODEL}.{where}": 4})
     assert "ref" not in policy.workers.role
     policy.train(6)
     assert not torch.equal(policy.weights, policy.start)
@@ -291,9 +302,9 @@ def test_an_adapters_reference_is_its_base_model(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_workers_have_a_reference_model_only_if_needed(
-    monkeypatch: pytest.MonkeyPatch, recipe: Any, changes: dict[str, Any], trainable: bool, role: str
+    make: Make, changes: dict[str, Any], trainable: bool, role: str
 ) -> None:
-    policy = Policy(monkeypatch, job(recipe, **changes), trainable)
+    policy = make(trainable=trainable, **changes)
     assert policy.workers.role == role
     assert policy.unit.ref_policy_wg is policy.workers
     # The number of the policy's first server, so that weights are not sent to another policy's.
@@ -303,17 +314,17 @@ def test_workers_have_a_reference_model_only_if_needed(
     assert policy.placed == [("pool", "cpu", {})]
 
 
-def test_without_a_kl_loss_no_reference_log_probs_are_computed(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
-    policy = Policy(monkeypatch, job(recipe))
+def test_without_a_kl_loss_no_reference_log_probs_are_computed(make: Make) -> None:
+    policy = make()
     update = policy.unit.train(policy.play(6), 1)
     assert not any("ref_log_prob" in policy.rows[key] for key in update.rows.keys)
     assert update.timing.keys() == {"old_log_prob", "adv", "update_actor"}
 
 
-def test_an_update_is_timed_and_counted(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
+def test_an_update_is_timed_and_counted(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([100.0, 103.5])
     monkeypatch.setattr(policy_unit, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    policy = Policy(monkeypatch, job(recipe, **KL))
+    policy = make(**KL)
     batch = policy.play(7)
     tokens = sum(tags["seq_len"] for tags in batch.tags)
     trained, metrics, timing = policy.unit.train(batch, 1)
@@ -326,10 +337,8 @@ def test_an_update_is_timed_and_counted(monkeypatch: pytest.MonkeyPatch, recipe:
 
 
 @pytest.mark.parametrize("bypass", [True, False])
-def test_in_bypass_mode_the_servers_log_probs_are_the_actors(
-    monkeypatch: pytest.MonkeyPatch, recipe: Any, bypass: bool
-) -> None:
-    policy = Policy(monkeypatch, job(recipe, **{"algorithm.rollout_correction.bypass_mode": bypass}))
+def test_in_bypass_mode_the_servers_log_probs_are_the_actors(make: Make, bypass: bool) -> None:
+    policy = make(**{"algorithm.rollout_correction.bypass_mode": bypass})
     batch = policy.play(6)
     for row in policy.rows.values():
         row["rollout_log_probs"] = row["rollout_log_probs"] - 0.25
@@ -339,17 +348,15 @@ def test_in_bypass_mode_the_servers_log_probs_are_the_actors(
         torch.testing.assert_close(actual, torch.full_like(actual, 0.0 if bypass else 0.25))
 
 
-def test_without_a_section_for_correction_the_actor_computes(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
-    policy = Policy(monkeypatch, job(recipe, **{"algorithm.rollout_correction": None}))
+def test_without_a_section_for_correction_the_actor_computes(make: Make) -> None:
+    policy = make(**{"algorithm.rollout_correction": None})
     batch, _ = policy.train(6)
     key = batch.keys[0]
     torch.testing.assert_close(policy.rows[key]["old_log_probs"], policy.log_probs(policy.start, key))
 
 
-def test_mini_batches_have_equal_workload_and_padding_and_differ_between_steps(
-    monkeypatch: pytest.MonkeyPatch, recipe: Any
-) -> None:
-    policy = Policy(monkeypatch, job(recipe), ranks=2)
+def test_mini_batches_have_equal_workload_and_padding_and_differ_between_steps(make: Make) -> None:
+    policy = make(ranks=2)
     orders = []
     for step in (1, 2, 2):
         batch, metrics = policy.train(19, step)
@@ -367,32 +374,30 @@ def test_mini_batches_have_equal_workload_and_padding_and_differ_between_steps(
     assert orders[1] == orders[2]
 
 
-def test_an_update_shuffles_its_rows_in_every_step(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
-    policy = Policy(monkeypatch, job(recipe))
+def test_an_update_shuffles_its_rows_in_every_step(make: Make) -> None:
+    policy = make()
     first, second = ([key.split("-")[1] for key in policy.train(12, step)[0].keys] for step in (1, 2))
     assert first != second
     assert sorted(first) == sorted(second)
 
 
-def test_ranks_are_queried_once(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
-    policy = Policy(monkeypatch, job(recipe), ranks=2)
+def test_ranks_are_queried_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = make(ranks=2)
     for _ in range(2):
         assert len(policy.train(5)[0]) == 6
         monkeypatch.setattr(policy.workers, "_query_dispatch_info", None)
 
 
-def test_missing_rows_of_a_worker_are_an_error(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
-    policy = Policy(monkeypatch, job(recipe))
+def test_missing_rows_of_a_worker_are_an_error(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = make()
     compute = policy.workers.compute_log_prob
     monkeypatch.setattr(policy.workers, "compute_log_prob", lambda batch: compute(batch).keys[1:])
     with pytest.raises(AssertionError):
         policy.train(6)
 
 
-def test_an_update_needs_a_row_for_every_optimizer_step(
-    monkeypatch: pytest.MonkeyPatch, recipe: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    unit = Policy(monkeypatch, job(recipe)).unit
+def test_an_update_needs_a_row_for_every_optimizer_step(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    unit = make().unit
     assert [unit.can_learn_from(rows) for rows in (0, 3, 4)] == [False, True, True]
     assert not caplog.records
     assert not unit.can_learn_from(2)
@@ -410,17 +415,15 @@ def test_an_update_needs_a_row_for_every_optimizer_step(
 
 
 @pytest.mark.parametrize("changes", [{}, LORA], ids=["model", "adapter"])
-def test_loaded_weights_are_those_that_were_saved(
-    monkeypatch: pytest.MonkeyPatch, recipe: Any, tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    policy = Policy(monkeypatch, job(recipe, **changes))
+def test_loaded_weights_are_those_that_were_saved(make: Make, tmp_path: Path, changes: dict[str, Any]) -> None:
+    policy = make(**changes)
     policy.train(6)
     saved = policy.weights
     policy.unit.save(str(tmp_path / "global_step_1"), None, 1)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["weights.pt"]
     policy.train(6, step=2)
     assert not torch.equal(policy.weights, saved)
-    resumed = Policy(monkeypatch, job(recipe, **changes))
+    resumed = make(**changes)
     resumed.unit.load(str(tmp_path / "global_step_1"), delete=False)
     assert torch.equal(resumed.weights, saved)
     assert not torch.equal(saved, policy.start)
@@ -429,10 +432,8 @@ def test_loaded_weights_are_those_that_were_saved(
     assert torch.equal(resumed.weights, policy.weights)
 
 
-def test_a_checkpoint_is_in_the_policys_local_and_remote_folder(
-    monkeypatch: pytest.MonkeyPatch, recipe: Any, tmp_path: Path
-) -> None:
-    policy = Policy(monkeypatch, job(recipe))
+def test_a_checkpoint_is_in_the_policys_local_and_remote_folder(make: Make, tmp_path: Path) -> None:
+    policy = make()
     local, remote = tmp_path / "local" / "global_step_7", tmp_path / "remote" / "global_step_7"
     policy.unit.save(str(local), str(remote), 7)
     for folder in (local, remote):
@@ -442,12 +443,10 @@ def test_a_checkpoint_is_in_the_policys_local_and_remote_folder(
         assert (local / "coder_folder").exists() is not delete
 
 
-def test_a_frozen_policy_is_neither_saved_nor_loaded(
-    monkeypatch: pytest.MonkeyPatch, recipe: Any, tmp_path: Path
-) -> None:
-    trained = Policy(monkeypatch, job(recipe))
+def test_a_frozen_policy_is_neither_saved_nor_loaded(make: Make, tmp_path: Path) -> None:
+    trained = make()
     trained.train(6)
-    frozen = Policy(monkeypatch, job(recipe), trainable=False)
+    frozen = make(trainable=False)
     frozen.unit.save(str(tmp_path), str(tmp_path), 1)
     assert not list(tmp_path.iterdir())
     trained.unit.save(str(tmp_path), None, 1)
@@ -456,8 +455,8 @@ def test_a_frozen_policy_is_neither_saved_nor_loaded(
     assert (tmp_path / "coder_folder").exists()
 
 
-def test_a_dead_worker_is_reported_with_policy_and_action(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
-    policy = Policy(monkeypatch, job(recipe))
+def test_a_dead_worker_is_reported_with_policy_and_action(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = make()
 
     def die(*_: Any, **__: Any) -> None:
         raise ray.exceptions.RayActorError()
@@ -478,17 +477,15 @@ def test_a_dead_worker_is_reported_with_policy_and_action(monkeypatch: pytest.Mo
 # ---------------------------------------------------------------- placement and servers
 
 
-def test_a_tokenizer_without_a_chat_template_is_refused(
-    monkeypatch: pytest.MonkeyPatch, recipe: Any, tmp_path: Path
-) -> None:
+def test_a_tokenizer_without_a_chat_template_is_refused(make: Make, tmp_path: Path) -> None:
     save_model_folder(tmp_path, chat_template=None)
     with pytest.raises(ConfigError, match=rf"policy 'coder': the tokenizer of {tmp_path} has no chat template"):
-        Policy(monkeypatch, job(recipe, **{f"{MODEL}.path": str(tmp_path)}))
+        make(**{f"{MODEL}.path": str(tmp_path)})
 
 
-def test_only_in_sync_mode_must_every_row_be_fresh(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
+def test_only_in_sync_mode_must_every_row_be_fresh(make: Make) -> None:
     for mode, old in (("sync", True), ("colocate_async", False)):
-        policy = Policy(monkeypatch, job(recipe, **{"at_grpo.mode": mode}))
+        policy = make(**{"at_grpo.mode": mode})
         batch = policy.play(6)  # at step 1, sampled with version 0
         assert (PROBS_DIFF in policy.unit.train(batch, 2).metrics) is old
 
@@ -566,9 +563,9 @@ class Servers:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> tuple[Policy, Servers]:
+def started(make: Make, monkeypatch: pytest.MonkeyPatch) -> tuple[Policy, Servers]:
     changes = {f"{ROLLOUT}.checkpoint_engine.backend": "nccl", "at_grpo.restart_servers": 1}
-    policy, servers = Policy(monkeypatch, job(recipe, **changes)), Servers()
+    policy, servers = make(**changes), Servers()
     monkeypatch.setattr(policy.workers, "reserve_port", lambda: 12345, raising=False)
     monkeypatch.setattr(policy.workers, "use_port", lambda port: setattr(servers, "port", port), raising=False)
 
@@ -603,9 +600,9 @@ def started(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> tuple[Policy, Serve
     [("auto", None, True), (True, None, True), ("auto", "no mask", False), (False, "it was not asked", False)],
 )
 def test_ranks_are_balanced_by_shared_prompts_where_the_workers_use_trees(
-    wanted: Any, refusal: str | None, shared: bool, monkeypatch: pytest.MonkeyPatch, recipe: Any
+    make: Make, wanted: Any, refusal: str | None, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    policy = Policy(monkeypatch, job(recipe, **{"at_grpo.prefix_tree": wanted}))
+    policy = make(**{"at_grpo.prefix_tree": wanted})
     monkeypatch.setattr(policy.workers, "tree_refusal", lambda: [None, refusal])
     policy.unit._look_at_trees()
     asked = []
@@ -617,19 +614,19 @@ def test_ranks_are_balanced_by_shared_prompts_where_the_workers_use_trees(
     assert policy.group.workers["actor_rollout"].kwargs["prefix_tree"] is (wanted is not False)
 
 
-def test_trees_that_must_be_used_and_cannot_end_the_start(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
-    policy = Policy(monkeypatch, job(recipe, **{"at_grpo.prefix_tree": True}))
+def test_trees_that_must_be_used_and_cannot_end_the_start(make: Make) -> None:
+    policy = make(**{"at_grpo.prefix_tree": True})
     with pytest.raises(ConfigError, match=r"^at_grpo\.prefix_tree=True .* policy 'coder': TableEngine .* use auto"):
         policy.unit._look_at_trees()
 
 
-def test_a_frozen_policys_workers_use_no_trees(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
-    policy = Policy(monkeypatch, job(recipe), trainable=False)
+def test_a_frozen_policys_workers_use_no_trees(make: Make) -> None:
+    policy = make(trainable=False)
     assert policy.group.workers["actor_rollout"].kwargs["prefix_tree"] is False
 
 
-def test_tokens_that_trees_save_are_a_metric(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> None:
-    policy = Policy(monkeypatch, job(recipe))
+def test_tokens_that_trees_save_are_a_metric(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = make()
     assert "team/prefix_tree_ratio" not in policy.train(6)[1]
     update = policy.workers.update_actor
 

@@ -132,23 +132,30 @@ NOISE = ("_std", "eff_sample_size")
 """Metrics with cancellation in verl's float32 arithmetic, compared with a larger tolerance."""
 
 
+def queued(monkeypatch: pytest.MonkeyPatch) -> tuple[KVBatchMeta, dict[str, dict[str, Any]]]:
+    """Puts rows with padding into a local queue."""
+    batch, rows = rows_with_padding()
+    queue = LocalQueue()
+    queue.kv_batch_put(batch.keys, "train", tags=batch.tags)
+    queue.fields["train"].update(rows)
+    monkeypatch.setattr(tq, "kv_batch_get", queue.kv_batch_get)
+    monkeypatch.setattr(tq, "kv_batch_put", queue.kv_batch_put)
+    return batch, rows
+
+
 def compared(monkeypatch: pytest.MonkeyPatch, config: Any, tokens: int) -> tuple[Any, Any, list[int]]:
     """Runs verl's step and ours on the same rows; returns both metrics and the numbers of rows that ours fetched."""
     results = []
     fetches: list[int] = []
     for mine in (False, True):
-        batch, rows = rows_with_padding()
-        queue = LocalQueue()
-        queue.kv_batch_put(batch.keys, "train", tags=batch.tags)
-        queue.fields["train"].update(rows)
+        batch, rows = queued(monkeypatch)
 
-        def get(keys: list[str], queue: LocalQueue = queue, **options: Any) -> Any:
+        def get(keys: list[str], fetched: Any = tq.kv_batch_get, **options: Any) -> Any:
             fetches.append(len(keys))
-            return queue.kv_batch_get(keys, **options)
+            return fetched(keys, **options)
 
         fetches.clear()
         monkeypatch.setattr(tq, "kv_batch_get", get)
-        monkeypatch.setattr(tq, "kv_batch_put", queue.kv_batch_put)
         found: dict[str, float] = {}
         if mine:
             monkeypatch.setattr(trainer_queue, "TOKENS", tokens)
@@ -178,12 +185,7 @@ def compared(monkeypatch: pytest.MonkeyPatch, config: Any, tokens: int) -> tuple
 
 
 def test_entropy_of_a_row_goes_into_its_tags(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch, rows = rows_with_padding()
-    queue = LocalQueue()
-    queue.kv_batch_put(batch.keys, "train", tags=batch.tags)
-    queue.fields["train"].update(rows)
-    monkeypatch.setattr(tq, "kv_batch_get", queue.kv_batch_get)
-    monkeypatch.setattr(tq, "kv_batch_put", queue.kv_batch_put)
+    batch, rows = queued(monkeypatch)
     monkeypatch.setattr(trainer_queue, "TOKENS", 20)
     whole = {key: row["entropy"].clone() for key, row in rows.items()}
     write_old_log_probs(batch, OmegaConf.create({"loss_agg_mode": "token-mean", "loss_scale_factor": None}))
@@ -220,14 +222,15 @@ def test_the_entropy_is_scaled_by_the_longest_response_or_the_factor(
     assert mine["actor/entropy"] == pytest.approx(verls["actor/entropy"], rel=1e-6)
 
 
-def test_every_row_is_in_one_part_and_every_part_has_a_real_row() -> None:
+def test_every_row_is_in_one_part_and_every_part_has_a_real_row(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"response_len": 10, "is_padding": row % 5 != 0} for row in range(40)]
-    found = trainer_queue.parts(rows, tokens=20)
+    assert len(trainer_queue.parts(rows)) == 1
+    monkeypatch.setattr(trainer_queue, "TOKENS", 20)
+    found = trainer_queue.parts(rows)
     assert sorted(row for part in found for row in part) == list(range(40))
     assert len(found) == 8
     assert all(any(not rows[row]["is_padding"] for row in part) for part in found)
-    assert [len(part) for part in trainer_queue.parts(rows[::5], tokens=20)] == [2, 2, 2, 2]
-    assert len(trainer_queue.parts(rows, tokens=10**6)) == 1
+    assert [len(part) for part in trainer_queue.parts(rows[::5])] == [2, 2, 2, 2]
 
 
 def test_a_batch_and_its_view_for_workers_copy_no_tags() -> None:

@@ -21,7 +21,7 @@ from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.estimators.spec import PRESETS
 from verl_atgrpo.serving import replicas
 from verl_atgrpo.serving.health import PolicyFailed
-from verl_atgrpo.serving.workers import ServerWorker, StandaloneServers, WeightTarget
+from verl_atgrpo.serving.workers import PolicyServers, ServerWorker, WeightTarget
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
 from verl_atgrpo.trainer.standalone import StandaloneReplicas, StandaloneUnit
 
@@ -205,7 +205,7 @@ def test_standalone_replicas_have_our_workers(monkeypatch: pytest.MonkeyPatch) -
         "name": "vllm", "nnodes": 1, "n_gpus_per_node": 1, "disaggregation": {"enabled": False},
     }  # fmt: skip
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout, "model": {}}})
-    replica = StandaloneServers(config=config, start_rank=7).rollout_replica_class
+    replica = PolicyServers(config=config, start_rank=7).rollout_replica_class
     made = replica.__new__(replica)
     made.config = made.model_config = SimpleNamespace()
     made.replica_rank = 7

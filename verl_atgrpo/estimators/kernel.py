@@ -1,60 +1,93 @@
 """Group-relative advantages: one vectorised kernel for every estimator, for teams and for plain jobs.
 
-The plugin registers `at_grpo_advantage` with verl; nothing here imports verl.
+Rows are compared by labels (groups, trajectories, agents, prompts), which are tags of a team's rows, set in
+`rollout.rows`; the kernel takes them as integers. The plugin registers `at_grpo_advantage` with verl; nothing here
+imports verl.
 """
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from itertools import count
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from verl_atgrpo.estimators.ids import RowIds, factorise
-from verl_atgrpo.estimators.spec import EstimatorSpec, configured_spec
+from verl_atgrpo.estimators.spec import EstimatorSpec, Need, configured_spec
+
+_LABELS: Mapping[Need, tuple[str, str]] = {
+    "agent": ("agent", "agents"),
+    "trajectory": ("episode", "units"),
+    "left": ("left", "left"),
+    "anchor": ("anchor", "anchors"),
+}
+"""Label that an estimator needs beside the group -> the row's tag, and the input of `group_advantages`."""
 
 
-class RowInputs(NamedTuple):
-    """The ids by which `group_advantages` compares rows, beside their groups; None for those that it does not need."""
+def anchor_of(prompt_ids: Sequence[int]) -> str:
+    """Returns a prompt's hash, 32 hexadecimal digits: the same in every process and on every machine.
 
-    units: Tensor | None = None
-    """(N,) int64 trajectories, distinct across groups."""
-    agents: Tensor | None = None
-    """(N,) int64."""
-    left: Tensor | None = None
-    """(N,) int64 number of later decisions in the episode."""
-    anchors: Tensor | None = None
-    """(N,) int64 prompts."""
-    mains: Tensor | None = None
-    """(N,) bool, True for the rows of the main agent."""
+    128 bits of BLAKE2b: a collision among a million prompts has a probability below 1e-26.
+    """
+    return hashlib.blake2b(np.asarray(prompt_ids, dtype="<i8").tobytes(), digest_size=16).hexdigest()
 
 
-def group_advantages(
-    rewards: Tensor,
-    groups: Tensor,
-    spec: EstimatorSpec,
-    *,
-    units: Tensor | None = None,
-    agents: Tensor | None = None,
-    left: Tensor | None = None,
-    anchors: Tensor | None = None,
-    mains: Tensor | None = None,
-    valid: Tensor | None = None,
-) -> Tensor:
+def factorise(labels: Sequence[Hashable] | npt.NDArray[Any]) -> tuple[Tensor, list[Hashable]]:
+    """Returns dense ids (N,) in order of first appearance, and the distinct labels."""
+    values = labels.tolist() if isinstance(labels, np.ndarray) else labels
+    # Runs in C, about as fast as pandas.factorize, which would give None and NaN the id -1.
+    ids: defaultdict[Hashable, int] = defaultdict(count().__next__)
+    codes = np.fromiter(map(ids.__getitem__, values), dtype=np.int64, count=len(values))
+    return torch.from_numpy(codes), list(ids)
+
+
+def row_ids(rows: Sequence[Mapping[str, Any]], spec: EstimatorSpec) -> dict[str, Tensor]:
+    """Returns the groups of rows with these tags, and the further inputs of `group_advantages` that the spec needs.
+
+    Raises:
+        ValueError: a row lacks a tag that the estimator needs.
+    """
+    needs = spec.needs
+    ids = {"groups": factorise([row["group"] for row in rows])[0]}
+    for need, (_, name) in _LABELS.items():
+        if need in needs:
+            labels = _labels(rows, need, spec)
+            ids[name] = torch.tensor(labels, dtype=torch.int64) if need == "left" else factorise(labels)[0]
+    if spec.main_agent is not None:
+        ids["mains"] = _of_agent(rows, spec.main_agent, spec)
+    return ids
+
+
+def _labels(rows: Sequence[Mapping[str, Any]], need: Need, spec: EstimatorSpec) -> list[Any]:
+    tag = _LABELS[need][0]
+    found = [row.get(tag) for row in rows]
+    if None in found:
+        raise ValueError(f"a row has no tag {tag!r}; estimator {spec.name!r} needs its {need}")
+    return found
+
+
+def _of_agent(rows: Sequence[Mapping[str, Any]], agent: str, spec: EstimatorSpec) -> Tensor:
+    return torch.tensor([name == agent for name in _labels(rows, "agent", spec)], dtype=torch.bool)
+
+
+def group_advantages(rewards: Tensor, groups: Tensor, spec: EstimatorSpec, **inputs: Tensor | None) -> Tensor:
     """Computes each row's advantage over its group; exactly 0 in a group without spread that is centred on itself.
 
     With unit "call" (M-GRPO) no row is copied: a row is weighted in the statistics by its number of copies, and its
     advantage is multiplied by it. So a sum over rows, such as a policy's gradient before the division by a number of
     rows or tokens, equals the sum over copies. An agent without a call in an episode has no copies there.
 
-    Shapes: rewards (N,) floating; groups (N,) int64, any integers; exactly those of units, agents, left, anchors (N,)
-    int64 and mains (N,) bool (see `RowInputs`) that `spec.needs`; valid (N,) bool, False for padding, which is in no
-    statistic and gets 0 -> (N,) with dtype and device of `rewards`.
+    Shapes: rewards (N,) floating; groups (N,) int64, any integers -> (N,) with dtype and device of `rewards`. `inputs`
+    are exactly those that `spec.needs`, None is the same as missing: units (N,) int64, trajectories, distinct across
+    groups; agents (N,) int64; left (N,) int64, number of later decisions in the episode; anchors (N,) int64, prompts;
+    with unit "call" mains (N,) bool, True for the rows of the main agent.
 
     Raises:
-        ValueError: other shapes or dtypes; a valid reward is not finite; an input is missing, or given without need;
+        ValueError: other shapes or dtypes; a reward is not finite; an input is missing, or given without need;
             a trajectory with two rewards or in two groups; `spec` has specs of single agents, which need
             `team_advantages`.
 
@@ -64,14 +97,11 @@ def group_advantages(
     """
     if rewards.dim() != 1 or not rewards.is_floating_point():
         raise ValueError(f"rewards: expected floating (N,), got {rewards.dtype} {tuple(rewards.shape)}")
-    rows = RowInputs(units, agents, left, anchors, mains)
-    _check_inputs(rewards, {"groups": groups, **rows._asdict(), "valid": valid}, spec)
+    rows = {name: ids for name, ids in inputs.items() if ids is not None}
+    _check_inputs(rewards, groups, spec, rows)
 
     # float64: in float32 a large common offset would leave no digits for the spread.
     values = rewards.detach().double()
-    if valid is not None:
-        values, groups = values[valid], groups[valid]
-        rows = RowInputs(*(None if ids is None else ids[valid] for ids in rows))
     finite = values.isfinite()
     if not bool(finite.all()):
         raise ValueError(f"rewards: {values[~finite][0].item()} is not finite")
@@ -79,41 +109,31 @@ def group_advantages(
     result = _main_term(values, groups, spec, rows)
     if spec.step_weight:
         result = result + spec.step_weight * _step_term(values, groups, spec, rows)
-    result = result.to(rewards.dtype)
-    return result if valid is None else torch.zeros_like(rewards).masked_scatter_(valid, result)
+    return result.to(rewards.dtype)
 
 
-def _check_inputs(rewards: Tensor, inputs: Mapping[str, Tensor | None], spec: EstimatorSpec) -> None:
-    for name, tensor in inputs.items():
-        dtype = torch.bool if name in ("valid", "mains") else torch.int64
-        if tensor is not None and (tensor.shape != rewards.shape or tensor.dtype != dtype):
+def _check_inputs(rewards: Tensor, groups: Tensor, spec: EstimatorSpec, rows: Mapping[str, Tensor]) -> None:
+    for name, tensor in {"groups": groups, **rows}.items():
+        dtype = torch.bool if name == "mains" else torch.int64
+        if tensor.shape != rewards.shape or tensor.dtype != dtype:
             found = f"{tensor.dtype} {tuple(tensor.shape)}"
             raise ValueError(f"{name}: expected {dtype} ({len(rewards)},), got {found}")
     if spec.agents:
         raise ValueError(f"spec: {spec.name!r} changes single agents ({', '.join(spec.agents)}); pass one spec a call")
-    needs = spec.needs
-    needed = {
-        "units": "trajectory" in needs,
-        "agents": "agent" in needs,
-        "left": "left" in needs,
-        "anchors": "anchor" in needs,
-        "mains": spec.unit == "call",
-    }
-    for name, wanted in needed.items():
-        if wanted != (inputs[name] is not None):
-            found, has = ("missing", "needs") if wanted else ("given", "does not need")
-            raise ValueError(f"{name}: {found}, but estimator {spec.name!r} {has} them")
+    needed = {_LABELS[need][1] for need in spec.needs} | ({"mains"} if spec.unit == "call" else set())
+    for name in sorted(needed ^ rows.keys()):
+        found, has = ("missing", "needs") if name in needed else ("given", "does not need")
+        raise ValueError(f"{name}: {found}, but estimator {spec.name!r} {has} them")
     if spec.unit == "call" and spec.sub_calls is None:
         raise ValueError(f"spec: {spec.name!r} has no sub_calls")
 
 
-def _main_term(values: Tensor, groups: Tensor, spec: EstimatorSpec, rows: RowInputs) -> Tensor:
+def _main_term(values: Tensor, groups: Tensor, spec: EstimatorSpec, rows: Mapping[str, Tensor]) -> Tensor:
     """Returns the advantages of float64 values without the step term: (N,)."""
     if spec.unit == "trajectory":
-        assert rows.units is not None
-        values, groups, unit_of_row = _collapse(values, groups, rows.units)
+        values, groups, unit_of_row = _collapse(values, groups, rows["units"])
         return _standardise(values, groups, spec)[unit_of_row]
-    scopes = {"group": groups, "agent": groups if rows.agents is None else _pairs(groups, rows.agents)}
+    scopes = {"group": groups, "agent": _pairs(groups, rows["agents"]) if "agents" in rows else groups}
     same = spec.scale == "none" or spec.scale_scope == spec.center_scope
     scale_groups = None if same else scopes[spec.scale_scope]
     if spec.unit == "row":
@@ -122,45 +142,42 @@ def _main_term(values: Tensor, groups: Tensor, spec: EstimatorSpec, rows: RowInp
     return copies * _standardise(values, scopes[spec.center_scope], spec, scale_groups, weights)
 
 
-def _step_term(values: Tensor, groups: Tensor, spec: EstimatorSpec, rows: RowInputs) -> Tensor:
+def _step_term(values: Tensor, groups: Tensor, spec: EstimatorSpec, rows: Mapping[str, Tensor]) -> Tensor:
     """Returns the advantages of discounted outcomes over the rows with the same prompt: (N,), 0 without others."""
-    assert rows.left is not None and rows.anchors is not None
-    same_prompt = _pairs(groups, rows.anchors)
+    same_prompt = _pairs(groups, rows["anchors"])
     if spec.step_scope == "agent":
-        assert rows.agents is not None
-        same_prompt = _pairs(same_prompt, rows.agents)
+        same_prompt = _pairs(same_prompt, rows["agents"])
     # The only reward is paid at the episode's last decision.
-    returns = values * torch.pow(spec.step_gamma, rows.left.double())
+    returns = values * torch.pow(spec.step_gamma, rows["left"].double())
     return _standardise(returns, same_prompt, replace(spec, singleton="zero"))
 
 
-def _aligned(values: Tensor, spec: EstimatorSpec, rows: RowInputs) -> tuple[Tensor, Tensor]:
+def _aligned(values: Tensor, spec: EstimatorSpec, rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Returns each row's weight in the statistics and its number of copies in training: (N,) float64 each.
 
     Of the n rows of an episode and agent, each has D // n copies and the D % n earliest have one more: cyclic
     duplicates if n < D, and the latest rows dropped if n > D. Each row of the main agent has one copy, and the first
     represents the episode in the statistics.
     """
-    assert rows.units is not None and rows.agents is not None and rows.left is not None and rows.mains is not None
     assert spec.sub_calls is not None
-    call, total = _dense(_pairs(rows.units, rows.agents))
+    call, total = _dense(_pairs(rows["units"], rows["agents"]))
     count = torch.bincount(call, minlength=total)
     # Sorted by episode and agent, then by decision, independently of the order in the batch.
-    order = rows.left.argsort(descending=True, stable=True)
+    order = rows["left"].argsort(descending=True, stable=True)
     order = order[call[order].argsort(stable=True)]
     position = torch.empty_like(order)
     position[order] = torch.arange(len(order), device=order.device) - (count.cumsum(0) - count)[call[order]]
     number = count[call]
     copies = spec.sub_calls // number + (position < spec.sub_calls % number)
-    first = rows.mains & (position == 0)
-    differs = rows.mains & (values != _group_min(values, call, total)[call])
+    first = rows["mains"] & (position == 0)
+    differs = rows["mains"] & (values != _group_min(values, call, total)[call])
     if bool(differs.any()):
-        unit = rows.units[differs][0].item()
+        unit = rows["units"][differs][0].item()
         raise ValueError(
             f"units: the main agent's rows of trajectory {unit} have different rewards; it has one outcome"
         )
-    weights = torch.where(rows.mains, first.to(copies.dtype), copies)
-    return weights.to(values.dtype), torch.where(rows.mains, 1, copies).to(values.dtype)
+    weights = torch.where(rows["mains"], first.to(copies.dtype), copies)
+    return weights.to(values.dtype), torch.where(rows["mains"], 1, copies).to(values.dtype)
 
 
 def _collapse(values: Tensor, groups: Tensor, units: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -304,29 +321,17 @@ def at_grpo_advantage(
     return per_token, per_token
 
 
-def team_advantages(rewards: Tensor, ids: RowIds, spec: EstimatorSpec) -> Tensor:
-    """Returns the advantages of a team's rows, each by its agent's spec: (N,) -> (N,).
+def team_advantages(rewards: Tensor, rows: Sequence[Mapping[str, Any]], spec: EstimatorSpec) -> Tensor:
+    """Returns the advantages of a team's rows with these rewards and tags, each by its agent's spec: (N,) -> (N,).
 
-    Raises as `group_advantages`.
+    Raises as `row_ids` and `group_advantages`.
     """
-    result = _by_spec(rewards, ids, replace(spec, agents={}))
+    shared = replace(spec, agents={})
+    result = group_advantages(rewards, spec=shared, **row_ids(rows, shared))
     for agent, own in spec.agents.items():
-        result = torch.where(ids.of_agent(agent), _by_spec(rewards, ids, own), result)
+        theirs = group_advantages(rewards, spec=own, **row_ids(rows, own))
+        result = torch.where(_of_agent(rows, agent, spec), theirs, result)
     return result
-
-
-def _by_spec(rewards: Tensor, ids: RowIds, spec: EstimatorSpec) -> Tensor:
-    needs = spec.needs
-    return group_advantages(
-        rewards,
-        ids.groups,
-        spec,
-        units=ids.units if "trajectory" in needs else None,
-        agents=ids.agents if "agent" in needs else None,
-        left=ids.left if "left" in needs else None,
-        anchors=ids.anchors if "anchor" in needs else None,
-        mains=ids.of_agent(spec.main_agent) if spec.main_agent is not None else None,
-    )
 
 
 def inflation_factors(rewards: Tensor, agents: Sequence[str]) -> dict[str, float]:

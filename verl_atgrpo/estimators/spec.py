@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 CONFIG_KEY = "at_grpo.estimator"
 """The user's key, in every error message."""
@@ -20,16 +20,6 @@ Scale = Literal["std", "none"]
 Singleton = Literal["zero", "raw"]
 Scope = Literal["group", "agent"]
 Need = Literal["trajectory", "agent", "left", "anchor"]
-
-_CHOICES = {
-    "unit": Unit,
-    "center": Center,
-    "scale": Scale,
-    "singleton": Singleton,
-    "center_scope": Scope,
-    "scale_scope": Scope,
-    "step_scope": Scope,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +83,10 @@ class EstimatorSpec:
     other agents'."""
 
     def __post_init__(self) -> None:
-        for key, choices in _CHOICES.items():
-            value, valid = getattr(self, key), get_args(choices)
-            if value not in valid:
-                _refuse(key, f"{value!r} is not one of {', '.join(valid)}")
+        for item in fields(self):
+            value, valid = getattr(self, item.name), get_args(item.type)
+            if get_origin(item.type) is Literal and value not in valid:
+                _refuse(item.name, f"{value!r} is not one of {', '.join(valid)}")
         # A bool is an int; a larger ddof would divide by zero in a group of two.
         if isinstance(self.ddof, bool) or self.ddof not in (0, 1):
             _refuse("ddof", f"{self.ddof!r} is not one of 0, 1")
@@ -127,10 +117,7 @@ class EstimatorSpec:
 
     def _refuse_without_sense(self) -> None:
         if self.unit == "trajectory" and "agent" in self.scopes:
-            _refuse(
-                "unit",
-                "'trajectory' counts episodes, but the scope agent counts an agent's rows; set unit: row",
-            )
+            _refuse("unit", "'trajectory' counts episodes, but the scope agent counts an agent's rows; set unit: row")
         if self.unit != "call":
             return
         if self.center == "leave_one_out":

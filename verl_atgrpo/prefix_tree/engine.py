@@ -95,7 +95,7 @@ class TreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         else:
             tokens = sum(map(len, trees))
             tu.assign_non_tensor(data, use_dynamic_bsz=True)  # micro-batches differ in size
-            with self._running(trees), self._tree_attention():
+            with self._running(trees):
                 output = super().forward_backward_batch(data, loss_function, forward_only)
         if self.refusal is None:  # lists, as all metrics of micro-batches
             output["metrics"].update({ROW_TOKENS: [row_tokens], MODEL_TOKENS: [tokens]})
@@ -138,33 +138,24 @@ class TreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
 
     @contextmanager
     def _running(self, trees: Sequence[Tree]) -> Iterator[None]:
-        """Makes verl's micro-batches of these trees."""
+        """Makes verl's micro-batches of these trees, with attention that takes their masks, also in recomputations."""
 
         def micro_batches(data: TensorDict, **_: Any) -> tuple[list[TensorDict], list[list[int]]]:
             rows = [tree.rows.tolist() for tree in trees]
             return [tu.index_select_tensor_dict(data, mine) for mine in rows], rows
 
-        before = transformer_impl.prepare_micro_batches
+        config = self.module.config.get_text_config()
+        before = transformer_impl.prepare_micro_batches, config._attn_implementation
         self._waiting = iter(trees)
-        transformer_impl.prepare_micro_batches = micro_batches
+        transformer_impl.prepare_micro_batches, config._attn_implementation = micro_batches, self._implementation()
         try:
             yield
         finally:
-            transformer_impl.prepare_micro_batches = before
+            transformer_impl.prepare_micro_batches, config._attn_implementation = before
             self._waiting = None
 
     def _implementation(self) -> str:
         return FLEX if get_device_name() != "cpu" else self.module.config.get_text_config()._attn_implementation
-
-    @contextmanager
-    def _tree_attention(self) -> Iterator[None]:
-        """Has the model use attention that takes a tree's mask, in the backward pass's recomputations as well."""
-        config = self.module.config.get_text_config()
-        before, config._attn_implementation = config._attn_implementation, self._implementation()
-        try:
-            yield
-        finally:
-            config._attn_implementation = before
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns what the model is given of a micro-batch, and what is needed to read its output."""

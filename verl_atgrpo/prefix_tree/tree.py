@@ -8,7 +8,6 @@ end of its subtree (as in TRL's pull request 7328 and AReaL's tree training).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -160,16 +159,3 @@ def pack(rows: Rows, order: Order, part: slice) -> Tree:
         labels=np.concatenate(labels),
         counts=inputs + 1 - rows.prompts[chosen],
     )
-
-
-def trees(rows: Rows, budget: int, at_least: int = 1) -> list[Tree]:
-    """Returns all rows as trees of at most `budget` input tokens; see `cut`."""
-    order = sort(rows)
-    return [pack(rows, order, part) for part in cut(rows, order, budget, at_least)]
-
-
-def make_rows(rows: Sequence[Sequence[int]], prompts: Sequence[int]) -> Rows:
-    """Lays rows end to end."""
-    lengths = [len(row) for row in rows]
-    tokens = np.fromiter((token for row in rows for token in row), np.int64, sum(lengths))
-    return Rows(tokens, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64), np.array(prompts, dtype=np.int64))

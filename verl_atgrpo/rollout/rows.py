@@ -16,9 +16,9 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
-from verl_atgrpo.estimators.ids import anchor_of
+from verl_atgrpo.estimators.kernel import anchor_of
 from verl_atgrpo.estimators.spec import Need
-from verl_atgrpo.team import EpisodeRecord, Generation
+from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation
 
 
 @dataclass(frozen=True)
@@ -66,20 +66,13 @@ def training_rows(
         for number, candidate in enumerate(decision.candidates):
             reward = candidate.reward if scheme == "tree" else whole
             tags = {
-                "agent": decision.agent,
-                "turn": decision.turn,
-                "policy": decision.policy,
+                **_tags(record, decision, candidate),
                 "group": group,
                 "candidate": number,
                 "committed": number == decision.committed,
                 "reward": reward,
-                "team_reward": candidate.score.team,
-                "local_reward": candidate.score.local,
-                "truncated": candidate.generation.truncated,
                 "resumed": candidate.generation.resumed,
                 "episode": f"{uid}_{session}",
-                "episode_success": record.outcome.success,
-                "episode_reward": record.outcome.team_reward,
                 **compared,
             }
             yield Row(f"{uid}_{session}_{index}", group, decision.prompt_ids, candidate.generation, reward, tags)
@@ -90,20 +83,22 @@ def validation_rows(uid: str, session: int, record: EpisodeRecord) -> Iterator[R
     """Yields a row for every committed answer. verl takes an episode's score from its last row."""
     for index, decision in enumerate(record.decisions):
         candidate = decision.candidates[decision.committed]
+        tags = {**_tags(record, decision, candidate), "committed": True, "reward": candidate.reward}
         reward = record.outcome.team_reward
-        tags = {
-            "agent": decision.agent,
-            "turn": decision.turn,
-            "policy": decision.policy,
-            "committed": True,
-            "reward": candidate.reward,
-            "team_reward": candidate.score.team,
-            "local_reward": candidate.score.local,
-            "truncated": candidate.generation.truncated,
-            "episode_success": record.outcome.success,
-            "episode_reward": reward,
-        }
         yield Row(f"{uid}_{session}_{index}", uid, decision.prompt_ids, candidate.generation, reward, tags)
+
+
+def _tags(record: EpisodeRecord, decision: Decision, candidate: Candidate) -> dict[str, Any]:
+    return {
+        "agent": decision.agent,
+        "turn": decision.turn,
+        "policy": decision.policy,
+        "team_reward": candidate.score.team,
+        "local_reward": candidate.score.local,
+        "truncated": candidate.generation.truncated,
+        "episode_success": record.outcome.success,
+        "episode_reward": record.outcome.team_reward,
+    }
 
 
 def failed_validation_row(uid: str, session: int, policy: str, token_id: int) -> Row:
@@ -125,11 +120,7 @@ PositionIds = Callable[[Tensor], Tensor]
 
 
 def episode_fields(
-    rows: Sequence[Row],
-    turns: int,
-    info: dict[str, float],
-    data_source: str,
-    position_ids: PositionIds | None = None,
+    rows: Sequence[Row], turns: int, info: dict[str, float], data_source: str, position_ids: PositionIds | None = None
 ) -> TensorDict:
     """Returns the fields of an episode's rows that verl's V1 trainer and workers read, with batch size (N,).
 
@@ -209,7 +200,12 @@ def _column(values: Tensor, lengths: Any) -> Tensor:
     """Splits values into rows of these lengths: (N, T), jagged if the lengths differ."""
     if (lengths == lengths[0]).all():
         return values.view(len(lengths), -1)
-    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
+    return jagged(values, torch.from_numpy(lengths))
+
+
+def jagged(values: Tensor, lengths: Tensor) -> Tensor:
+    """Splits values into rows of these lengths, int64 (N,): a jagged tensor (N, T)."""
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     # With bounds, as torch.nested.as_nested_tensor sets them: without, padding would be to the sum of all lengths.
     return torch.nested.nested_tensor_from_jagged(
         values, offsets, min_seqlen=int(lengths.min()), max_seqlen=int(lengths.max())

@@ -223,7 +223,7 @@ class DecisionClient(LLMServerClient):  # type: ignore[misc]
         self._slots_per_server = slots_per_server(rollout.max_num_seqs, rollout.agent.num_workers)
         self.leases: dict[tuple[str, frozenset[str]], _Lease] = {}
         self._slots: dict[str, asyncio.Semaphore] = {}
-        self._known: dict[str, tuple[str, ray.actor.ActorHandle]] = {}
+        self._known: dict[str, ray.actor.ActorHandle] = {}
         self.calls = GroupCalls()
 
     @asynccontextmanager
@@ -243,7 +243,11 @@ class DecisionClient(LLMServerClient):  # type: ignore[misc]
             lease = self.leases[key] = _Lease(acquiring)
         lease.users += 1
         try:
-            server_id, server = await self._acquired(lease)
+            try:
+                # Shielded: cancelling a candidate must not release its siblings' server.
+                server_id, server = await asyncio.shield(lease.server)
+            except ray.exceptions.RayError as error:
+                raise NoServer(f"the load balancer gave no server: {error}") from error
             if server_id in avoid:  # a balancer that ignores `avoid`
                 raise NoServer(f"no server but {', '.join(sorted(avoid))}")
             async with self._slots.setdefault(server_id, asyncio.Semaphore(self._slots_per_server)):
@@ -256,19 +260,11 @@ class DecisionClient(LLMServerClient):  # type: ignore[misc]
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> Server:
         """Returns id and handle of a server; the balancer sends each handle once."""
-        known = [identity for identity, _ in self._known.values()]
+        known = [actor_id(server) for server in self._known.values()]
         server_id, server = await super()._acquire_server(request_id, known=known, **extra)
-        if server is None:
-            return server_id, self._known[server_id][1]
-        self._known[server_id] = actor_id(server), server
-        return server_id, server
-
-    async def _acquired(self, lease: _Lease) -> Server:
-        try:
-            # Shielded: cancelling a candidate must not release its siblings' server.
-            return await asyncio.shield(lease.server)
-        except ray.exceptions.RayError as error:
-            raise NoServer(f"the load balancer gave no server: {error}") from error
+        if server is not None:
+            self._known[server_id] = server
+        return server_id, self._known[server_id]
 
     def _give_back(self, request_id: str, acquired: asyncio.Future[Server]) -> None:
         if not acquired.cancelled() and acquired.exception() is None:

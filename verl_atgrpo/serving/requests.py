@@ -151,7 +151,8 @@ class PatientClient:
                 failure = EpisodeFailed("timeout", f"no answer within {self.timeout} s")
             except ray.exceptions.RayError as error:
                 failure = EpisodeFailed("engine", f"the server failed: {last_line(error)}")
-                if not is_retryable(error):
+                # An error of a live engine would occur on any other.
+                if not (isinstance(error, ray.exceptions.RayActorError) or is_dead(error)):
                     raise failure from error
                 if is_dead(error):
                     self.client.remove(server_id)
@@ -177,11 +178,6 @@ def is_dead(error: ray.exceptions.RayError) -> bool:
         return not isinstance(error, ray.exceptions.ActorUnavailableError)
     # By name: vLLM need not be the engine, nor installed.
     return any(kind.__name__ == "EngineDeadError" for kind in type(getattr(error, "cause", None)).__mro__)
-
-
-def is_retryable(error: ray.exceptions.RayError) -> bool:
-    """Returns whether another server may succeed; an error of a live engine would occur on any."""
-    return isinstance(error, ray.exceptions.RayActorError) or is_dead(error)
 
 
 def engine_params(engine: str, mode: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import zmq
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.single_controller.base.decorator import Dispatch, Execute, register
-from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
+from verl.single_controller.ray import RayClassWithInitArgs
 from verl.utils.memory_utils import aggressive_empty_cache
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.llm_server import LLMServerManager
@@ -23,19 +23,6 @@ from verl_atgrpo.prefix_tree.engine import VENDOR
 from verl_atgrpo.serving.client import actor_id
 from verl_atgrpo.serving.health import last_line
 from verl_atgrpo.serving.server import name_sender
-
-
-def reserve_port() -> TCPStore:
-    """Opens a process group's store on a free port, in the process of rank 0; keep it until the group is created.
-
-    Both stores are `multi_tenant`, so torch uses the one that this process has open on `MASTER_PORT`.
-    """
-    return TCPStore(os.environ["MASTER_ADDR"], 0, is_master=True, wait_for_workers=False, multi_tenant=True)
-
-
-def use_port(port: int) -> None:
-    """Sets the port of this process's group."""
-    os.environ["MASTER_PORT"] = str(port)
 
 
 class TrainerWorker(ActorRolloutRefWorker):  # type: ignore[misc]
@@ -66,24 +53,22 @@ class TrainerWorker(ActorRolloutRefWorker):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, execute_mode=Execute.RANK_ZERO)  # type: ignore[untyped-decorator]
     def reserve_port(self) -> int:
-        """Opens the store in the process of rank 0; returns its port."""
-        self._store = reserve_port()
+        """Opens the process group's store on a free port, in the process of rank 0; returns the port.
+
+        Both stores are `multi_tenant`, so torch uses the one that this process has open on `MASTER_PORT`.
+        """
+        self._store = TCPStore(os.environ["MASTER_ADDR"], 0, is_master=True, wait_for_workers=False, multi_tenant=True)
         return int(self._store.port)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def use_port(self, port: int) -> None:
         """Sets the port of the process group in every process."""
-        use_port(port)
+        os.environ["MASTER_PORT"] = str(port)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def empty_cache(self) -> None:
         """Frees the device memory in torch's cache, which other processes could not use."""
         aggressive_empty_cache(force_sync=True)
-
-
-def reserve_master_port(workers: RayWorkerGroup) -> None:
-    """Reserves the master port of a worker group; call it before the models are loaded."""
-    workers.use_port(workers.reserve_port())
 
 
 BUCKET_TIMEOUT = 120.0
@@ -253,42 +238,6 @@ def check_wiring(policy: str, targets: Sequence[WeightTarget], servers: Mapping[
         raise RuntimeError(f"policy {policy!r}: no worker pushes weights to replicas {unreached}")
 
 
-def with_decision_server(base: type) -> type:
-    """Returns verl's replica class `base` with `DecisionServer` as its server class, also for restarts."""
-    from verl_atgrpo.serving.decision_server import DecisionServer
-
-    class DecisionReplica(base):  # type: ignore[misc,valid-type]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            if not hasattr(self, "server_class"):
-                raise RuntimeError(f"verl's {base.__name__} has no server_class any more")
-            self.server_class = ray.remote(DecisionServer)
-
-    return DecisionReplica
-
-
-def _replica_class(base: type, first_replica: int) -> type:
-    class PolicyReplica(with_decision_server(base)):  # type: ignore[misc]
-        """A replica whose number starts at `first_replica`, while its workers' ranks start at 0."""
-
-        async def init_hybrid(self, worker_group: Any) -> None:
-            self.rollout_mode = RolloutMode.HYBRID
-            first = self.world_size * (self.replica_rank - first_replica)
-            self.workers = worker_group.workers[first : first + self.world_size]
-            await self.launch_servers()
-
-    return PolicyReplica
-
-
-class PolicyServers(LLMServerManager):  # type: ignore[misc]
-    """The servers of one policy and their load balancer."""
-
-    def __init__(self, *args: Any, start_rank: int = 0, **kwargs: Any) -> None:
-        super().__init__(*args, start_rank=start_rank, **kwargs)
-        base: type = self.rollout_replica_class  # type: ignore[has-type]
-        self.rollout_replica_class = _replica_class(base, start_rank)
-
-
 class ServerWorker(CheckpointEngineWorker):  # type: ignore[misc]
     """Receives the trainer's weights for a standalone server."""
 
@@ -310,18 +259,38 @@ class ServerWorker(CheckpointEngineWorker):  # type: ignore[misc]
         return WeightTarget.of(self.server_adapter)
 
 
-class StandaloneServers(LLMServerManager):  # type: ignore[misc]
-    """The servers of one policy on devices of their own, and their load balancer."""
+def replica_class(base: type, first_replica: int) -> type:
+    """Returns verl's replica class `base` with our server and, where the servers have own devices, our worker.
+
+    Replica numbers start at `first_replica`, while the ranks of their workers start at 0.
+    """
+    from verl_atgrpo.serving.decision_server import DecisionServer
+
+    class PolicyReplica(base):  # type: ignore[misc,valid-type]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            if not hasattr(self, "server_class"):
+                raise RuntimeError(f"verl's {base.__name__} has no server_class any more")
+            self.server_class = ray.remote(DecisionServer)  # also for restarts
+
+        async def init_hybrid(self, worker_group: Any) -> None:
+            self.rollout_mode = RolloutMode.HYBRID
+            first = self.world_size * (self.replica_rank - first_replica)
+            self.workers = worker_group.workers[first : first + self.world_size]
+            await self.launch_servers()
+
+        def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
+            worker = super().get_ray_class_with_init_args()
+            worker.cls = ray.remote(ServerWorker)
+            return worker
+
+    return PolicyReplica
+
+
+class PolicyServers(LLMServerManager):  # type: ignore[misc]
+    """The servers of one policy, on the devices of its workers or on their own, and their load balancer."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         base: type = self.rollout_replica_class  # type: ignore[has-type]
-
-        class StandaloneReplica(with_decision_server(base)):  # type: ignore[misc]
-            def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
-                """verl's, with our worker."""
-                worker = super().get_ray_class_with_init_args()
-                worker.cls = ray.remote(ServerWorker)
-                return worker
-
-        self.rollout_replica_class = StandaloneReplica
+        self.rollout_replica_class = replica_class(base, self.start_rank)

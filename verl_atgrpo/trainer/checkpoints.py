@@ -6,16 +6,17 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from omegaconf import DictConfig
 from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path, get_checkpoint_tracker_filename
+from verl.utils.dataset.rl_dataset import collate_fn
 
 from verl_atgrpo.config.policies import POLICIES_FILE
-from verl_atgrpo.trainer import schedule
 
 if TYPE_CHECKING:
     from verl_atgrpo.trainer.policy_unit import PolicyUnit
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _STEP = "global_step_"
 _TASKS = "data.pt"
+_UNFINISHED = "pending.json"
 
 
 def save(
@@ -53,7 +55,7 @@ def save(
         unit.save(str(folder), remote, global_steps)
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(tasks, folder / _TASKS)
-    schedule.save(folder, unfinished)
+    (folder / _UNFINISHED).write_text(json.dumps({"tasks": list(unfinished)}))
     (folder / POLICIES_FILE).write_text(json.dumps(_trainable(units)))
     tracker = Path(get_checkpoint_tracker_filename(str(root)))
     written = tracker.with_suffix(".new")
@@ -118,7 +120,10 @@ def load(trainer: DictConfig, units: Sequence[PolicyUnit]) -> Resumed:
         unit.load(str(folder), bool(trainer.del_local_ckpt_after_load))
     tasks: dict[str, Any] = torch.load(folder / _TASKS, weights_only=False)
     logger.info("resuming from %s", folder)
-    return Resumed(int(folder.name.removeprefix(_STEP)), tasks, schedule.load(folder))
+    file = folder / _UNFINISHED
+    # Checkpoints from before they were saved have none.
+    unfinished = map(int, json.loads(file.read_text())["tasks"]) if file.is_file() else ()
+    return Resumed(int(folder.name.removeprefix(_STEP)), tasks, list(unfinished))
 
 
 def last_complete(trainer: DictConfig) -> Path | None:
@@ -136,3 +141,17 @@ def resume_hint(trainer: DictConfig) -> str:
     if trainer.resume_mode == "auto":
         return f"{complete}: the same command goes on from it"
     return f"{complete}: go on with trainer.resume_mode=resume_path trainer.resume_from_path={checkpoint}"
+
+
+def replay_unfinished(dataset: Any, tasks: deque[int]) -> Iterator[dict[str, Any]]:
+    """Yields tasks in the form of verl's data loader, one at a time, and removes each from `tasks`.
+
+    Raises ValueError if the data set has become smaller.
+    """
+    while tasks:
+        if tasks[0] >= len(dataset):
+            raise ValueError(
+                f"{_UNFINISHED} of the checkpoint names task {tasks[0]}, but there are {len(dataset)} training tasks: "
+                "resume with as many as it was saved with, or set trainer.resume_mode=disable"
+            )
+        yield collate_fn([dataset[tasks.popleft()]])

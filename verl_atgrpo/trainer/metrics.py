@@ -19,8 +19,7 @@ from torch import Tensor
 from verl import DataProto
 from verl.trainer.ppo.metric_utils import compute_data_metrics, compute_throughout_metrics, compute_timing_metrics
 
-from verl_atgrpo.estimators.ids import factorise
-from verl_atgrpo.estimators.kernel import inflation_factors
+from verl_atgrpo.estimators.kernel import factorise, inflation_factors
 from verl_atgrpo.trainer.queue import Rows, Tags, batch_of, fetch_parts, is_padding
 from verl_atgrpo.trainer.step_rows import group_of
 
@@ -36,20 +35,13 @@ class _Columns:
     """The rows' numeric tags as tensors."""
 
     def __init__(self, rows: Sequence[Tags]) -> None:
-        self._rows = rows
-        self.reward = self._read("reward")
+        keys = {"response_length": "response_len", "response_clipped": "truncated"}
         self.means = {
-            "reward": self.reward,
-            "team_reward": self._read("team_reward"),
-            "local_reward": self._read("local_reward"),
-            "response_length": self._read("response_len"),
-            "response_clipped": self._read("truncated"),
+            name: _column(rows, keys.get(name, name), torch.float64)
+            for name in ("reward", "team_reward", "local_reward", *keys)
         }
+        self.reward = self.means["reward"]
         self._groups = factorise([tags["group"] for tags in rows])[0]
-
-    def _read(self, key: str) -> Tensor:
-        values = np.fromiter((tags[key] for tags in self._rows), dtype=np.float64, count=len(self._rows))
-        return torch.from_numpy(values)
 
     def zero_variance(self, labels: Tensor, total: int) -> Tensor:
         """Returns, for each of `total` labels, the share of its groups whose rewards are all equal: (total,)."""
@@ -144,15 +136,14 @@ class AgentProgress:
         has earned since the run began (or was resumed); `stuck_groups` is the share of its groups that are stuck.
         """
         columns = _Columns(rows)
-        solved = torch.tensor([tags["episode_success"] for tags in rows], dtype=torch.float64)
+        reward, local_reward = columns.reward, columns.means["local_reward"]
         agent_of_row, names = factorise([tags["agent"] for tags in rows])
-        label, *extremes = columns.groups(agent_of_row, columns.reward, columns.means["local_reward"], solved)
+        solved = _column(rows, "episode_success", torch.float64)
+        label, *extremes = columns.groups(agent_of_row, reward, local_reward, solved)
         metrics = {}
         for number, agent in enumerate(map(str, names)):
             (lowest, highest), (_, local), (_, any_solved) = (ends[:, label == number] for ends in extremes)
-            rewards, locals_ = (
-                column[agent_of_row == number] for column in (columns.reward, columns.means["local_reward"])
-            )
+            rewards, locals_ = (column[agent_of_row == number] for column in (reward, local_reward))
             best = self._highest[agent] = max(self._highest.get(agent, -math.inf), rewards.max().item())
             least, most = self._local.get(agent, (math.inf, -math.inf))
             least, most = self._local[agent] = min(least, locals_.min().item()), max(most, locals_.max().item())
@@ -200,20 +191,19 @@ def every_episode_failed(validation: Mapping[str, float]) -> bool:
     return bool(failed) and min(failed) == 1.0
 
 
+_COUNTS = (
+    "episodes_failed", "candidates", "tokens", "requests_retried", "requests_resumed", "score_errors",
+    "sandbox_restarts", "sandbox_reruns",
+)  # fmt: skip
+
+
 def rollout_metrics(counts: Mapping[str, int]) -> dict[str, float]:
     """Returns the metrics of the rollout workers' counts of one step."""
-    failed = {key: value for key, value in counts.items() if key.startswith("failed/")}
+    failed = [key for key in counts if key.startswith("failed/")]
     return {
-        "rollout/episodes_failed": float(counts.get("episodes_failed", 0)),
-        "rollout/candidates": float(counts.get("candidates", 0)),
-        "rollout/candidates_failed": float(sum(failed.values())),
-        "rollout/tokens": float(counts.get("tokens", 0)),
-        "rollout/requests_retried": float(counts.get("requests_retried", 0)),
-        "rollout/requests_resumed": float(counts.get("requests_resumed", 0)),
-        "rollout/score_errors": float(counts.get("score_errors", 0)),
+        **{f"rollout/{key}": float(counts.get(key, 0)) for key in (*_COUNTS, *failed)},
+        "rollout/candidates_failed": float(sum(counts[key] for key in failed)),
         "rollout/prompt_cached_share": counts.get("cached_prompt_tokens", 0) / max(1, counts.get("prompt_tokens", 0)),
-        **{f"rollout/{key}": float(value) for key, value in failed.items()},
-        **{f"rollout/{key}": float(counts.get(key, 0)) for key in ("sandbox_restarts", "sandbox_reruns")},
     }
 
 
@@ -236,8 +226,7 @@ def staleness_metrics(rows: Sequence[Tags], global_steps: int) -> dict[str, floa
     behind = [global_steps - 1 - _versions(tags)[0] for tags in rows]
     groups: dict[Any, set[int]] = defaultdict(set)
     for tags in rows:
-        group = group_of(tags)
-        groups[group].update(_versions(tags))
+        groups[group_of(tags)].update(_versions(tags))
     return {
         "team/staleness_mean": sum(behind) / len(behind),
         "team/staleness_max": float(max(behind)),
@@ -295,8 +284,8 @@ def training_metrics(
     }
 
 
-def _column(rows: Sequence[Tags], key: str) -> torch.Tensor:
-    return torch.tensor([tags[key] for tags in rows], dtype=torch.float32)
+def _column(rows: Sequence[Tags], key: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.tensor([tags[key] for tags in rows], dtype=dtype)
 
 
 def _data_metrics(real: Sequence[Tags], rows: Sequence[Tags]) -> dict[str, float]:
@@ -340,9 +329,7 @@ def _throughput(rows: Sequence[Tags], timing: Mapping[str, float], gpus: int) ->
 
 
 def _off_policy(real: Sequence[Tags], global_steps: int) -> dict[str, float]:
-    first, last = (
-        np.array([tags[key] for tags in real], dtype=int) for key in ("min_global_steps", "max_global_steps")
-    )
+    first, last = np.array([_versions(tags) for tags in real], dtype=int).T
     figures = {
         "trajectory_spans": last - first + 1,
         "trajectory_staleness": global_steps - 1 - last,

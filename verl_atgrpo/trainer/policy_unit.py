@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ from verl_atgrpo.prefix_tree.engine import MODEL_TOKENS, ROW_TOKENS
 from verl_atgrpo.serving.client import DecisionClient, balancer_class
 from verl_atgrpo.serving.health import naming
 from verl_atgrpo.serving.replicas import Replicas
-from verl_atgrpo.serving.workers import PolicyServers, PolicyWorker, reserve_master_port
+from verl_atgrpo.serving.workers import PolicyServers, PolicyWorker, TrainerWorker
 from verl_atgrpo.trainer.metrics import PROBS_DIFF, fresh_probs_diff
 from verl_atgrpo.trainer.queue import Rows, for_workers, is_padding
 from verl_atgrpo.trainer.update import (
@@ -111,24 +111,35 @@ class PolicyUnit:
 
     def place(self, pool: RayResourcePool) -> None:
         """Creates the worker processes on the devices of `pool`; must not run concurrently for two policies."""
-        own_reference = self.use_reference_policy and not self.ref_in_actor
-        role = str(Role.ActorRolloutRef if own_reference else Role.ActorRollout)
-        worker = RayClassWithInitArgs(
-            cls=ray.remote(PolicyWorker),
-            config=self.config.actor_rollout_ref,
-            role=role,
-            first_replica=self.first_replica,
-            prefix_tree=bool(self._prefix_tree),
-        )
+        role = Role.ActorRolloutRef if self._own_reference else Role.ActorRollout
+        self._place(pool, [role], PolicyWorker, first_replica=self.first_replica)
+
+    @property
+    def _own_reference(self) -> bool:
+        return self.use_reference_policy and not self.ref_in_actor
+
+    def _place(self, pool: RayResourcePool, roles: Sequence[Role], kind: type[TrainerWorker], **options: Any) -> None:
+        """Creates workers of class `kind`, all roles in the same processes; the first role trains."""
+        workers = {
+            str(role): RayClassWithInitArgs(
+                cls=ray.remote(kind),
+                config=self.config.actor_rollout_ref,
+                role=str(role),
+                prefix_tree=bool(self._prefix_tree),
+                **options,
+            )
+            for role in roles
+        }
         group = RayWorkerGroup(
             resource_pool=pool,
-            ray_cls_with_init=create_colocated_worker_cls(class_dict={role: worker}),
+            ray_cls_with_init=create_colocated_worker_cls(class_dict=workers),
             device_name=self.config.trainer.device,
             **self._profiling(),
         )
         self._pool = pool
-        self.actor_rollout_wg = group.spawn(prefix_set={role})[role]
-        self.ref_policy_wg = self.actor_rollout_wg
+        spawned = group.spawn(prefix_set=set(workers))
+        self.actor_rollout_wg = spawned[str(roles[0])]
+        self.ref_policy_wg = spawned.get(str(Role.RefPolicy), self.actor_rollout_wg)
 
     @property
     def own_server_devices(self) -> int:
@@ -146,31 +157,41 @@ class PolicyUnit:
         policies are connected.
         """
         with naming(self.name, "its start"):
-            self._start()
+            # Before the models are loaded, which creates the process group.
+            self.actor_rollout_wg.use_port(self.actor_rollout_wg.reserve_port())
+            for group in self._worker_groups:
+                group.init_model()
+            self._look_at_trees()
+            self._start_servers()
 
-    def _start(self) -> None:
-        reserve_master_port(self.actor_rollout_wg)
-        self.actor_rollout_wg.init_model()
-        self._look_at_trees()
-        self.servers = PolicyServers.create(
-            config=self.config,
-            worker_group=self.actor_rollout_wg,
-            rollout_resource_pool=self._pool,
-            start_rank=self.first_replica,
-            load_balancer_cls=balancer_class(self.config.actor_rollout_ref.rollout),
-        )
+    @property
+    def _worker_groups(self) -> Iterable[RayWorkerGroup]:
+        return dict.fromkeys((self.actor_rollout_wg, self.ref_policy_wg))
+
+    def _start_servers(self) -> None:
         engine = omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine)
         engine.backend = "naive"
+        self._launch(Replicas, engine, worker_group=self.actor_rollout_wg, rollout_resource_pool=self._pool)
+        self.sleep_servers()
+
+    def _launch(self, kind: type[Replicas], engine: Any, **shared: Any) -> None:
+        """Starts the servers, with `shared` devices or their own, and their weight sync by the checkpoint engine."""
+        self.servers = PolicyServers.create(
+            config=self.config,
+            start_rank=self.first_replica,
+            load_balancer_cls=balancer_class(self.config.actor_rollout_ref.rollout),
+            **shared,
+        )
         self.sync = CheckpointEngineManager(
             config=engine, actor_wg=self.actor_rollout_wg, replicas=self.servers.get_replicas()
         )
-        self.replicas = Replicas(self.name, self.actor_rollout_wg, self.servers, self.sync, self._restarts)
-        self.sleep_servers()
+        self.replicas = kind(self.name, self.actor_rollout_wg, self.servers, self.sync, self._restarts)
 
     def _look_at_trees(self) -> None:
         """Asks the workers whether they use prefix trees; raises ConfigError if they must and do not."""
-        groups = {id(group): group for group in (self.actor_rollout_wg, self.ref_policy_wg)}.values()
-        refusals = [refusal for group in groups for refusal in group.tree_refusal() if refusal is not None]
+        refusals = [
+            refusal for group in self._worker_groups for refusal in group.tree_refusal() if refusal is not None
+        ]
         self._uses_trees = bool(self._prefix_tree) and not refusals
         if self._prefix_tree is True and refusals:
             raise ConfigError(
@@ -248,28 +269,25 @@ class PolicyUnit:
     def train(self, batch: Rows, global_steps: int) -> Update:
         """Updates the policy on its rows; raises PolicyFailed if a worker dies."""
         with naming(self.name, "its update"):
-            return self._train(batch, global_steps)
-
-    def _train(self, batch: Rows, global_steps: int) -> Update:
-        began = time.perf_counter()
-        timing: dict[str, float] = {}
-        correction = self.config.algorithm.get("rollout_correction", None)
-        tokens = sum(tags["seq_len"] for tags in batch.tags)
-        batch, metrics = self._dealt(batch, seed=global_steps)
-        with marked_timer("old_log_prob", timing, color="blue"):
-            metrics |= self._old_log_probs(batch, correction)
-            # In sync mode every row must be fresh, so verl's metric over all rows is kept as a check.
-            if not self._sync_mode and metrics.pop(PROBS_DIFF, None) is not None:
-                metrics |= fresh_probs_diff(batch, global_steps)
-        if self.use_reference_policy:
-            with marked_timer("ref", timing, color="olive"):
-                self._ref_log_probs(batch)
-        with marked_timer("adv", timing, color="brown"):
-            metrics |= write_advantages(batch, self._spec, correction)
-        with marked_timer("update_actor", timing, color="red"):
-            metrics |= self._update_actor(batch)
-        metrics |= {"team/tokens": float(tokens), "team/update_seconds": time.perf_counter() - began}
-        return Update(batch, metrics, timing)
+            began = time.perf_counter()
+            timing: dict[str, float] = {}
+            correction = self.config.algorithm.get("rollout_correction", None)
+            tokens = sum(tags["seq_len"] for tags in batch.tags)
+            batch, metrics = self._dealt(batch, seed=global_steps)
+            with marked_timer("old_log_prob", timing, color="blue"):
+                metrics |= self._old_log_probs(batch, correction)
+                # In sync mode every row must be fresh, so verl's metric over all rows is kept as a check.
+                if not self._sync_mode and metrics.pop(PROBS_DIFF, None) is not None:
+                    metrics |= fresh_probs_diff(batch, global_steps)
+            if self.use_reference_policy:
+                with marked_timer("ref", timing, color="olive"):
+                    self._ref_log_probs(batch)
+            with marked_timer("adv", timing, color="brown"):
+                metrics |= write_advantages(batch, self._spec, correction)
+            with marked_timer("update_actor", timing, color="red"):
+                metrics |= self._update_actor(batch)
+            metrics |= {"team/tokens": float(tokens), "team/update_seconds": time.perf_counter() - began}
+            return Update(batch, metrics, timing)
 
     def _dealt(self, batch: Rows, seed: int) -> tuple[Rows, dict[str, Any]]:
         """Pads rows to a multiple of ranks x optimizer steps, and deals them to both.
@@ -281,9 +299,9 @@ class PolicyUnit:
             workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")
         ranks = max(workers._dispatch_info["actor"]) + 1
         batch = upsample_batch_to_divisible_size(batch, ranks * self._optimizer_steps, self.tokenizer.eos_token_id)
-        dealt = deal(batch.tags, ranks, self._optimizer_steps, seed, shared=self._uses_trees)
-        batch.reorder(dealt.order)
-        return batch, {**dealt.metrics, "team/padding_rows": float(sum(map(is_padding, batch.tags)))}
+        order, metrics = deal(batch.tags, ranks, self._optimizer_steps, seed, shared=self._uses_trees)
+        batch.reorder(order)
+        return batch, {**metrics, "team/padding_rows": float(sum(map(is_padding, batch.tags)))}
 
     def _old_log_probs(self, batch: Rows, correction: DictConfig | None) -> dict[str, float]:
         """Computes the actor's log-probs, or uses the servers' in bypass mode; returns metrics."""
@@ -311,15 +329,13 @@ class PolicyUnit:
         real_rows = sum(not is_padding(tags) for tags in batch.tags)
         rows = for_workers(
             batch,
-            **{
-                "calculate_entropy": actor.calculate_entropy or actor.entropy_coeff != 0.0,
-                # The denominator of sequence-mean losses: real rows only, equal for all mini-batches.
-                "global_batch_size": real_rows / self._optimizer_steps,
-                "mini_batch_size": len(batch) // self._optimizer_steps,
-                "epochs": actor.ppo_epochs,
-                "seed": actor.data_loader_seed,
-                "temperature": rollout.temperature,
-            },
+            calculate_entropy=actor.calculate_entropy or actor.entropy_coeff != 0.0,
+            # The denominator of sequence-mean losses: real rows only, equal for all mini-batches.
+            global_batch_size=real_rows / self._optimizer_steps,
+            mini_batch_size=len(batch) // self._optimizer_steps,
+            epochs=actor.ppo_epochs,
+            seed=actor.data_loader_seed,
+            temperature=rollout.temperature,
         )
         output: TensorDict = self.actor_rollout_wg.update_actor(rows)
         metrics = rename_dict(output["metrics"], "actor/")

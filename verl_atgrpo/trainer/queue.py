@@ -53,15 +53,15 @@ def real_rows(rows: Sequence[Tags]) -> Tensor:
     return torch.tensor([not is_padding(tags) for tags in rows])
 
 
-def parts(rows: Sequence[Tags], tokens: int | None = None) -> list[list[int]]:
-    """Splits row indices into parts of at most `tokens` (default `TOKENS`) padded response tokens.
+def parts(rows: Sequence[Tags]) -> list[list[int]]:
+    """Splits row indices into parts of at most `TOKENS` padded response tokens.
 
     Real rows and padding are spread evenly. There are no more parts than real rows: means over a part of padding alone
     would be undefined.
     """
     order = sorted(range(len(rows)), key=lambda row: is_padding(rows[row]))
     longest = max(tags["response_len"] for tags in rows)
-    wanted = -(-len(rows) * longest // (TOKENS if tokens is None else tokens))
+    wanted = -(-len(rows) * longest // TOKENS)
     number = max(1, min(wanted, sum(not is_padding(tags) for tags in rows)))
     return [order[part::number] for part in range(number)]
 
@@ -84,14 +84,19 @@ def remove(batch: Rows) -> None:
     tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
 
 
-def put_tasks(uids: Sequence[str], tags: Sequence[Tags]) -> None:
-    """Writes the tags of tasks before they are submitted: a restart needs nothing else."""
-    tq.kv_batch_put(keys=list(uids), partition_id=PARTITION, tags=list(tags))
+def put_tasks(uids: Sequence[str], tasks: Sequence[Any], global_steps: int) -> None:
+    """Writes verl's tags of tasks, and their index, before they are submitted: a restart needs nothing else."""
+    tags = [
+        {"is_prompt": True, "status": "pending", "global_steps": global_steps, "task": int(task)} for task in tasks
+    ]
+    tq.kv_batch_put(keys=list(uids), partition_id=PARTITION, tags=tags)
 
 
-def list_tags() -> list[Tags]:
-    """Returns the tags of all training tasks and rows in the queue."""
-    return list((tq.kv_list(PARTITION) or {}).get(PARTITION, {}).values())
+def unfinished_tasks() -> list[int]:
+    """Returns the tasks in the queue (running, finished or failed) by the step of their submission."""
+    everything = (tq.kv_list(PARTITION) or {}).get(PARTITION, {}).values()
+    prompts = [tags for tags in everything if tags.get("is_prompt")]
+    return [tags["task"] for tags in sorted(prompts, key=lambda tags: tags["global_steps"])]
 
 
 async def set_status(uid: str, partition: str, status: str) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from verl_atgrpo.config.schema import SECTION
-from verl_atgrpo.trainer import schedule
 from verl_atgrpo.trainer.metrics import rollout_metrics
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
+from verl_atgrpo.trainer.queue import unfinished_tasks
 
 if TYPE_CHECKING:
     from verl_atgrpo.rollout.manager import TeamRolloutManager
@@ -55,7 +55,7 @@ class RolloutWatch:
         """Restarts the servers of policies that have none left; raises PolicyFailed if that fails."""
         if any([unit.revive() for unit in self._units]):
             # Episodes that have failed with the servers, or are still in flight and will fail, do not count.
-            self._excused = self._counts["episodes_failed"] + self._episodes * len(schedule.unfinished_tasks())
+            self._excused = self._counts["episodes_failed"] + self._episodes * len(unfinished_tasks())
 
     def take_metrics(self) -> dict[str, float]:
         """Returns the metrics of the counts, and resets them."""

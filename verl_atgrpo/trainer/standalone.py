@@ -6,17 +6,14 @@ from typing import Any
 
 import ray
 from omegaconf import OmegaConf, open_dict
-from verl.checkpoint_engine import CheckpointEngineManager
-from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
-from verl.single_controller.ray.base import create_colocated_worker_cls
+from verl.single_controller.ray import RayResourcePool
 from verl.trainer.ppo.utils import Role
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl_atgrpo.config.mode_check import devices_of
-from verl_atgrpo.serving.client import balancer_class
 from verl_atgrpo.serving.health import PolicyFailed, dead_replicas, naming
 from verl_atgrpo.serving.replicas import Replicas
-from verl_atgrpo.serving.workers import StandaloneServers, TrainerWorker, WeightTarget, reserve_master_port
+from verl_atgrpo.serving.workers import TrainerWorker, WeightTarget
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
 
 
@@ -56,6 +53,7 @@ class StandaloneUnit(PolicyUnit):
             given = OmegaConf.select(options, "nccl.group_name") or "at_grpo"
             OmegaConf.update(options, "nccl.group_name", f"{given}-{self.name}")
         self._has_weights = False
+        self._restarts = 0
 
     @property
     def own_server_devices(self) -> int:
@@ -64,45 +62,12 @@ class StandaloneUnit(PolicyUnit):
 
     def place(self, pool: RayResourcePool) -> None:
         """Creates the training workers on the devices of `pool`, which no server shares."""
-        roles = [Role.Actor]
-        if self.use_reference_policy and not self.ref_in_actor:
-            roles.append(Role.RefPolicy)
-        workers = {
-            str(role): RayClassWithInitArgs(
-                cls=ray.remote(TrainerWorker),
-                config=self.config.actor_rollout_ref,
-                role=str(role),
-                prefix_tree=bool(self._prefix_tree),
-            )
-            for role in roles
-        }
-        group = RayWorkerGroup(
-            resource_pool=pool,
-            ray_cls_with_init=create_colocated_worker_cls(class_dict=workers),
-            device_name=self.config.trainer.device,
-            **self._profiling(),
-        )
-        spawned = group.spawn(prefix_set=set(workers))
-        self.actor_rollout_wg = spawned[str(Role.Actor)]
-        self.ref_policy_wg = spawned.get(str(Role.RefPolicy), self.actor_rollout_wg)
+        roles = [Role.Actor, Role.RefPolicy] if self._own_reference else [Role.Actor]
+        self._place(pool, roles, TrainerWorker)
 
-    def _start(self) -> None:
-        reserve_master_port(self.actor_rollout_wg)
-        self.actor_rollout_wg.init_model()
-        if self.ref_policy_wg is not self.actor_rollout_wg:
-            self.ref_policy_wg.init_model()
-        self._look_at_trees()
-        self.servers = StandaloneServers.create(
-            config=self.config,
-            start_rank=self.first_replica,
-            load_balancer_cls=balancer_class(self.config.actor_rollout_ref.rollout),
-        )
-        self.sync = CheckpointEngineManager(
-            config=omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine),
-            actor_wg=self.actor_rollout_wg,
-            replicas=self.servers.get_replicas(),
-        )
-        self.replicas = StandaloneReplicas(self.name, self.actor_rollout_wg, self.servers, self.sync, restarts=0)
+    def _start_servers(self) -> None:
+        engine = omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine)
+        self._launch(StandaloneReplicas, engine)
 
     def push_weights(self, global_steps: int) -> None:
         """Interrupts the servers' requests, syncs the weights and resumes the requests.

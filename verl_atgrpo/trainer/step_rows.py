@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from verl_atgrpo.config.schema import GroupFilter
-from verl_atgrpo.estimators.ids import row_ids
 from verl_atgrpo.estimators.kernel import team_advantages
 from verl_atgrpo.estimators.spec import EstimatorSpec
 from verl_atgrpo.trainer.queue import Rows, Tags, batch_of
@@ -45,7 +44,7 @@ def groups_with_signal(rows: Iterable[Tags], spec: EstimatorSpec) -> dict[Group,
     for mine in by_policy.values():
         # In float32, as in the update.
         rewards = torch.tensor([tags["reward"] for tags in mine], dtype=torch.float32)
-        advantages = team_advantages(rewards, row_ids(mine, spec), spec)
+        advantages = team_advantages(rewards, mine, spec)
         for tags, advantage in zip(mine, advantages.tolist(), strict=True):
             group = group_of(tags)
             signal[group] = signal.get(group, False) or advantage != 0

@@ -27,7 +27,7 @@ from verl_atgrpo.report.records import FOLDER, RecordFiles
 from verl_atgrpo.rollout.rows import DEAL
 from verl_atgrpo.serving.client import TeamClient
 from verl_atgrpo.serving.health import PolicyFailed, RolloutFailed
-from verl_atgrpo.trainer import checkpoints, schedule
+from verl_atgrpo.trainer import checkpoints, queue, schedule
 from verl_atgrpo.trainer.dataset import TeamTokenizer, wire
 from verl_atgrpo.trainer.metrics import (
     AgentProgress,
@@ -38,7 +38,7 @@ from verl_atgrpo.trainer.metrics import (
     training_metrics,
 )
 from verl_atgrpo.trainer.policy_unit import PolicyUnit, TeamSync, Update, for_all
-from verl_atgrpo.trainer.queue import PARTITION, Rows, batch_of, on_validation_sample, pace, put_tasks, remove
+from verl_atgrpo.trainer.queue import Rows
 from verl_atgrpo.trainer.recorder import Recorder, about_run
 from verl_atgrpo.trainer.rollout_watch import RolloutWatch
 from verl_atgrpo.trainer.schedule import make_schedule
@@ -67,8 +67,8 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         self._updated = False
         self.recorder: Recorder | None = None
         super().__init__(config)
-        pace(self.replay_buffer, self.settings.poll_interval, check=self.collect_report)
-        on_validation_sample(self.replay_buffer, self.on_validation_sample)
+        queue.pace(self.replay_buffer, self.settings.poll_interval, check=self.collect_report)
+        queue.on_validation_sample(self.replay_buffer, self.on_validation_sample)
 
     @property
     def trainer_mode(self) -> str:
@@ -167,12 +167,6 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             for unit in self.units
         }
         self._updated = bool(learning)
-        unused = rows.rows_except({unit.name for unit in learning})
-        if not learning:
-            # verl removes the returned rows from the queue, and stops at a step without rows.
-            metrics.update(policy_metrics(by_policy))
-            self._record_rows(rows, trained=set())
-            return unused
         updates: dict[str, Update] = {}
 
         def train(unit: PolicyUnit) -> None:
@@ -180,8 +174,9 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             if not self.concurrent:
                 unit.empty_cache()  # the next policy is updated on the same devices
 
-        with marked_timer("policies", timing_raw, color="red"):
-            for_all(learning, train, self.concurrent)
+        if learning:
+            with marked_timer("policies", timing_raw, color="red"):
+                for_all(learning, train, self.concurrent)
         for name, update in updates.items():
             by_policy[name] |= update.metrics
         metrics.update(policy_metrics(by_policy))
@@ -190,10 +185,13 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             timing_raw[stage] = total(update.timing.get(stage, 0.0) for update in updates.values())
         trained = [updates[unit.name].rows for unit in learning]
         self._record_rows(rows, {key for part in trained for key in part.keys})
+        unused = rows.rows_except({unit.name for unit in learning})
+        # verl removes the returned rows from the queue, and stops at a step without rows.
+        if not learning:
+            return unused
         if len(unused):
-            # verl removes only the returned rows.
-            remove(unused)
-        return batch_of(
+            queue.remove(unused)
+        return queue.batch_of(
             [key for part in trained for key in part.keys],
             [tags for part in trained for tags in part.tags],
         )
@@ -203,7 +201,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         buffer = self.replay_buffer
         rows = sample_rows(
             sample=lambda number: buffer.sample(
-                global_steps=self.global_steps, partition_id=PARTITION, batch_size=number
+                global_steps=self.global_steps, partition_id=queue.PARTITION, batch_size=number
             ),
             add_tasks=super()._add_prompts_to_generate,  # not ours, which is for failed episodes
             tasks=tasks,
@@ -250,7 +248,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         batch = self.config.data.train_batch_size
         last_step = min(self.total_training_steps, self.steps_per_epoch * self.config.trainer.total_epochs)
         steps_left = last_step - self.global_steps + 1
-        tasks = schedule.tasks_to_submit(len(schedule.unfinished_tasks()), batch, self.schedule.prefetch, steps_left)
+        tasks = schedule.tasks_to_submit(len(queue.unfinished_tasks()), batch, self.schedule.prefetch, steps_left)
         if tasks:
             super()._add_prompts_to_generate(tasks)
         return {}
@@ -259,8 +257,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         """Submits tasks to the rollout workers, and records them in the queue for a restart."""
         tasks = list(batch["index"])
         batch[DEAL] = torch.tensor(self._deals.number(tasks, self.global_steps))
-        tags = schedule.tags_of(tasks, self.global_steps)
-        put_tasks(list(batch["uid"]), tags)
+        queue.put_tasks(batch["uid"], tasks, self.global_steps)
         self.agent_loop_manager.generate_sequences(batch)
         return len(batch)
 
@@ -300,7 +297,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
     def _record_rows(self, rows: StepRows, trained: set[str]) -> None:
         """Records a step's rows, including dropped ones and those of frozen policies, while they are in the queue."""
         if self.recorder is not None:
-            self.recorder.record(self.global_steps, batch_of(rows.keys, rows.tags), trained)
+            self.recorder.record(self.global_steps, queue.batch_of(rows.keys, rows.tags), trained)
 
     def _make_recorder(self) -> Recorder | None:
         """Returns the writer of the report's records; needs the step that the run resumes from."""
@@ -338,7 +335,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
 
     def _save_checkpoint(self) -> None:
         """Saves all policies and the unfinished tasks as one step; an incomplete step is never resumed from."""
-        unfinished = [*schedule.unfinished_tasks(), *self._unfinished]
+        unfinished = [*queue.unfinished_tasks(), *self._unfinished]
         tasks = self.train_dataloader.state_dict()
         folder = checkpoints.save(self.config.trainer, self.units, self.global_steps, tasks, unfinished)
         self.checkpoint_callback.on_save(
@@ -352,7 +349,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             self.train_dataloader.load_state_dict(tasks)
         self._unfinished = deque(unfinished)
         self.train_dataloader_it = chain(
-            schedule.replay_unfinished(self.train_dataset, self._unfinished), self.train_dataloader
+            checkpoints.replay_unfinished(self.train_dataset, self._unfinished), self.train_dataloader
         )
 
     # ------------------------------------------------------------ metrics

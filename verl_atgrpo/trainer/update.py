@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,9 +22,9 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_
 from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
-from verl_atgrpo.estimators.ids import row_ids
 from verl_atgrpo.estimators.kernel import team_advantages
 from verl_atgrpo.estimators.spec import EstimatorSpec
+from verl_atgrpo.rollout.rows import jagged
 from verl_atgrpo.trainer.queue import Rows, fetch, fetch_parts, is_padding, parts, put, real_rows, response_lengths
 
 Part = tuple[dict[str, float], int, int]
@@ -79,17 +78,9 @@ def _mean(values: Sequence[float], weights: Sequence[int]) -> float:
     return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
 
 
-@dataclass(frozen=True)
-class Deal:
-    """Which row goes to which rank and optimizer step."""
-
-    order: list[int]
-    """Row numbers. Rank r owns the r-th of equal slices; of that, step s takes the s-th of equal slices."""
-    metrics: dict[str, float]
-    """verl's metrics of the ranks' balance."""
-
-
-def deal(rows: Sequence[Mapping[str, Any]], ranks: int, mini_batches: int, seed: int, shared: bool) -> Deal:
+def deal(
+    rows: Sequence[Mapping[str, Any]], ranks: int, mini_batches: int, seed: int, shared: bool
+) -> tuple[list[int], dict[str, float]]:
     """Deals rows to optimizer steps, and those of a step to ranks, so that the candidates of a decision stay together.
 
     Which rows are in a step depends on `seed` and the rows alone, not on ranks or prefix trees (but for padding, of
@@ -101,6 +92,9 @@ def deal(rows: Sequence[Mapping[str, Any]], ranks: int, mini_batches: int, seed:
         mini_batches: optimizer steps; rows per rank must be a multiple of it.
         seed: of the order of decisions, which mixes agents in a mini-batch.
         shared: whether the workload of a decision's prompt counts once (prefix trees) or for every row.
+
+    Returns row numbers, and verl's metrics of the ranks' balance. Rank r owns the r-th of equal slices; of that, step
+    s takes the s-th of equal slices.
 
     Raises ValueError if the rows cannot be dealt evenly.
     """
@@ -124,7 +118,7 @@ def deal(rows: Sequence[Mapping[str, Any]], ranks: int, mini_batches: int, seed:
     metrics: dict[str, float] = log_seqlen_unbalance(
         [tags["seq_len"] for tags in rows], of_ranks, prefix="global_seqlen"
     )
-    return Deal([row for mine in of_ranks for row in mine], metrics)
+    return [row for mine in of_ranks for row in mine], metrics
 
 
 def _take(decisions: list[list[int]], count: int) -> list[list[int]]:
@@ -272,15 +266,15 @@ def write_advantages(batch: Rows, spec: EstimatorSpec, correction: Any = None) -
     # In float32, as `rm_scores`. Padding and rejected rows are in no group statistic.
     rewards = torch.tensor([tags["reward"] for tags in batch.tags], dtype=torch.float32)
     counted = tokens > 0
-    ids = row_ids([tags for tags, counts in zip(batch.tags, counted.tolist(), strict=True) if counts], spec)
-    advantages = torch.zeros_like(rewards).masked_scatter_(counted, team_advantages(rewards[counted], ids, spec))
+    rows = [tags for tags, counts in zip(batch.tags, counted.tolist(), strict=True) if counts]
+    advantages = torch.zeros_like(rewards).masked_scatter_(counted, team_advantages(rewards[counted], rows, spec))
     for tags, advantage, trained in zip(batch.tags, advantages.tolist(), tokens.tolist(), strict=True):
         tags.update(advantage=advantage, trained_tokens=trained)
     for part in parts(batch.tags):
         values = torch.repeat_interleave(advantages[part], lengths[part])
         if rejects:
             values = values * fetch([batch.keys[row] for row in part], ["response_mask"])["response_mask"].values()
-        put(batch, part, {"advantages": _jagged(values, lengths[part])})
+        put(batch, part, {"advantages": jagged(values, lengths[part])})
     return metrics
 
 
@@ -304,10 +298,3 @@ def _correct(batch: Rows, correction: Any, rejects: bool, tokens: Tensor) -> tup
             put(batch, part, {field: response_to_nested(rows.batch[field], shape) for field in sorted(written)})
         collected.append((metrics, int(tokens[part].sum()), len(part)))
     return merged(collected, per_row=correction.get("rollout_is", None) == "sequence"), left
-
-
-def _jagged(values: Tensor, lengths: Tensor) -> Tensor:
-    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    return torch.nested.nested_tensor_from_jagged(
-        values, offsets, min_seqlen=int(lengths.min()), max_seqlen=int(lengths.max())
-    )
