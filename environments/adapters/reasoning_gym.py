@@ -22,7 +22,7 @@ from verl_atgrpo.environments.adapters.foreign import FAULTS, line, seeded
 from verl_atgrpo.environments.common.options import Turns, check_installed, checked_options
 from verl_atgrpo.environments.common.replies import after_thoughts, labelled, labels, quoted, shortened
 from verl_atgrpo.environments.common.splits import draw_for
-from verl_atgrpo.environments.common.workflow import Style
+from verl_atgrpo.environments.common.workflow import Style, chat
 from verl_atgrpo.team import Team
 
 LONGEST = 10_000
@@ -160,13 +160,11 @@ class ReasoningGym(Environment):
     def task(self, split: Split, index: int) -> ReasoningTask:
         """Returns task `index` of `split`; splits are disjoint because the question decides the split."""
         rng = random.Random(stable_hash("reasoning_gym", self.dataset, self.seed, split, index))
-        task: ReasoningTask | None = draw_for(split, lambda: self._draw(rng.getrandbits(31)), self.task_key)
-        if task is None:
-            raise EnvironmentConfigError(
-                f"{self.where}, options={self.options}: hardly any question is for the split {split!r}; "
-                "use options that allow more questions"
-            )
-        return task
+        refusal = EnvironmentConfigError(
+            f"{self.where}, options={self.options}: hardly any question is for the split {split!r}; "
+            "use options that allow more questions"
+        )
+        return draw_for(split, lambda: self._draw(rng.getrandbits(31)), self.task_key, refusal)
 
     def _draw(self, seed: int) -> ReasoningTask:
         from reasoning_gym import create_dataset
@@ -230,17 +228,14 @@ class ReasoningGym(Environment):
         if self.style == "compact":
             parts = [task.question, *(f"Not {answer[:20]}" for answer in wrong)]
             parts += [] if draft is None else [f"Draft {draft.strip()[:20]}"]
-            return [{"role": "user", "content": "\n".join(parts)}]
+            return chat("\n".join(parts))
         role = "solver" if draft is None else "checker"
         parts = [task.question]
         if wrong:
             parts.append(f"These answers were wrong:\n{_listed(wrong)}")
         if draft is not None:
             parts.append(f"A solver drafted this; it may be wrong:\n{quoted(shortened(draft))}")
-        return [
-            {"role": "system", "content": f"You are the {role} of a team that answers a question."},
-            {"role": "user", "content": "\n\n".join([*parts, _ASK])},
-        ]
+        return chat("\n\n".join([*parts, _ASK]), f"You are the {role} of a team that answers a question.")
 
 
 def parse_answer(reply: str, style: Style) -> str | None:
@@ -295,15 +290,12 @@ class SingleReasoningGym(ReasoningGym):
 
     def _single_prompt(self, task: ReasoningTask, answers: Sequence[str]) -> list[Message]:
         if self.style == "compact":
-            return [{"role": "user", "content": "\n".join([task.question, *(answer[:20] for answer in answers)])}]
+            return chat("\n".join([task.question, *(answer[:20] for answer in answers)]))
         parts = [task.question]
         if answers:
             parts.append(f"You have answered:\n{_listed(answers)}")
             parts.append("Check your last answer: give it again if it is right, and another one if not.")
-        return [
-            {"role": "system", "content": "You answer a question."},
-            {"role": "user", "content": "\n\n".join([*parts, _ASK])},
-        ]
+        return chat("\n\n".join([*parts, _ASK]), "You answer a question.")
 
 
 def _listed(answers: Sequence[str]) -> str:
