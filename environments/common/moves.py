@@ -51,7 +51,7 @@ def parse_moves(reply: str, style: Style, limit: int) -> str | None:
     """
     if style == "compact":
         moves = reply.strip()
-        return moves if moves and not set(moves) - set(MOVES) and len(moves) <= limit else None
+        return moves if 0 < len(moves) <= limit and not set(moves) - set(MOVES) else None
     for label in labelled(after_thoughts(reply), _LABELS, _longest(limit)):
         found = _read_labelled(label.lines, limit)
         if found is not None or label.named:

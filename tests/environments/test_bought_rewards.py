@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from fakes.coding_problems import humaneval, needs_humaneval, verdicts
 from fakes.math_problems import box
+from fakes.scripted_episodes import scripted
 
 from verl_atgrpo.environment import Environment, make
 from verl_atgrpo.environments.common.moves import MOVES
 from verl_atgrpo.environments.sudoku.grid import EMPTY, generate
-from verl_atgrpo.team import ScriptedTeam, play
 from verl_atgrpo.testing import Script
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -27,23 +27,22 @@ MARGIN = 0.08
 """What `TASKS` tasks may differ by luck: twice the standard error of a mean of scores between 0 and 1."""
 
 
-def earned(env: Environment, script: Script) -> tuple[float, float]:
+def earned(env: Environment, tasks: Sequence[object], script: Script) -> tuple[float, float]:
     """Returns the share of solved tasks, and the mean score of a decision, if all agents play this script."""
     solved, scores = 0, []
-    for index in range(TASKS):
-        team = ScriptedTeam(dict.fromkeys(env.agents, script), candidates=1)
-        record = asyncio.run(play(env, env.task("train", index), team))
+    for task in tasks:
+        record = scripted(env, task, dict.fromkeys(env.agents, script))
         solved += record.outcome.success
         scores += [decision.candidates[0].score.mixed(1.0) for decision in record.decisions]
-    return solved / TASKS, sum(scores) / len(scores)
+    return solved / len(tasks), sum(scores) / len(scores)
 
 
 def check(env: Environment, constants: Sequence[str], chance: Callable[[random.Random], str]) -> None:
     """Asserts that no constant earns more than replies that are drawn anew for every decision."""
-    rng = random.Random(0)
-    lucky_solved, lucky_score = earned(env, lambda prompt, k: chance(rng))
+    rng, tasks = random.Random(0), [env.task("train", index) for index in range(TASKS)]
+    lucky_solved, lucky_score = earned(env, tasks, lambda prompt, k: chance(rng))
     for constant in constants:
-        solved, score = earned(env, lambda prompt, k, constant=constant: constant)
+        solved, score = earned(env, tasks, lambda prompt, k, constant=constant: constant)
         assert solved <= lucky_solved + MARGIN, f"{constant!r} solves {solved:.2f}, chance {lucky_solved:.2f}"
         assert score <= lucky_score + MARGIN, f"{constant!r} earns {score:.2f}, chance {lucky_score:.2f}"
 

@@ -120,23 +120,15 @@ def _needs(package: str) -> Any:
     return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"{package} is not installed")
 
 
+# Single agents of these families parse and score as their team does.
 ENVIRONMENTS: dict[str, tuple[Callable[[Path], Environment], tuple[Any, ...]]] = {}
-for _name in ("plan_path", "sokoban", "sudoku"):
-    for _style in ("full", "compact"):
-        _options = {"style": _style, "max_turns": 1}
-        ENVIRONMENTS[f"{_name} {_style}"] = (
-            lambda folder, name=_name, options=_options: make(
-                name, tool="grid" if name == "sudoku" else "moves", **options
-            ),
+for _name, _tool in (("plan_path", "moves"), ("sokoban", "moves"), ("sudoku", "grid")):
+    for _options in ({"style": "full", "tool": _tool}, {"style": "compact", "tool": _tool}, {"tool": "python"}):
+        ENVIRONMENTS[f"{_name} {' '.join(_options.values())}"] = (
+            lambda folder, name=_name, options=_options: make(name, max_turns=1, **options),
             (),
         )
-        ENVIRONMENTS[f"{_name}_single {_style}"] = (
-            lambda folder, name=_name, options=_options: make(f"{name}_single", **options),
-            (),
-        )
-    ENVIRONMENTS[f"{_name} python"] = (lambda folder, name=_name: make(name, tool="python", max_turns=1), ())
-for _name in ("math", "math_single", "math_ensemble", "math_debate"):
-    _turns = {"math_ensemble": {}, "math_debate": {"rounds": 1}}.get(_name, {"max_turns": 1})
+for _name, _turns in (("math", {"max_turns": 1}), ("math_ensemble", {}), ("math_debate", {"rounds": 1})):
     ENVIRONMENTS[_name] = (
         lambda folder, name=_name, turns=_turns: _math(name, folder, **turns),
         (_needs("math_verify"),),
@@ -144,11 +136,10 @@ for _name in ("math", "math_single", "math_ensemble", "math_debate"):
 for _name in ("walk", "walk_single", "walk_walls", "walk_walls_single", "number_search", "number_search_single"):
     ENVIRONMENTS[_name] = (lambda folder, name=_name: make(name), ())
 for _entry in (None, "f"):
-    for _name in ("code", "code_single"):
-        ENVIRONMENTS[f"{_name} {'program' if _entry is None else 'function'}"] = (
-            lambda folder, name=_name, entry=_entry: _code(name, folder, entry, max_turns=1),
-            (),
-        )
+    ENVIRONMENTS[f"code {'program' if _entry is None else 'function'}"] = (
+        lambda folder, entry=_entry: _code("code", folder, entry, max_turns=1),
+        (),
+    )
 for _game, _players in (
     ("ConnectFour-v0", 2),
     ("TicTacToe-v0", 2),
@@ -189,10 +180,15 @@ class Parrot:
         return self.generation
 
 
+@functools.cache
+def task_of(env: Environment) -> Any:
+    return env.task("train", 0)
+
+
 def cpu_of(env: Environment, reply: str) -> float:
     """Plays an episode in which every reply is this one; returns this process's CPU time per decision."""
     team = Team(dict.fromkeys(env.agents, "parrot"), {"parrot": Parrot(reply)}, TeamOptions())
-    task = env.task("train", 0)
+    task = task_of(env)
 
     async def timed() -> float:
         began = time.process_time()

@@ -18,15 +18,13 @@ from fakes.math_problems import (
     GOLD,
     NAMES,
     QUESTION,
-    Script,
     box,
     by_turn,
     episode,
-    of,
     program,
-    prompt_of,
     sources,
 )
+from fakes.scripted_episodes import Script, of, prompt_of
 
 from verl_atgrpo.environment import EnvironmentConfigError, make
 from verl_atgrpo.environments.common.replies import SHOWN, extract_python

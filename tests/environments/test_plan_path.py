@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 import pytest
-from fakes.drafting_episodes import episode, of
 from fakes.plan_path_players import CORRIDOR, WALLED, cpu_limit, full, full_oracle, grid_in, solve, task_from
+from fakes.scripted_episodes import episode, of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-import math
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.drafting_episodes import episode
-from fakes.plan_path_players import CORRIDOR, STYLES, WALLED, full, solve
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from fakes.plan_path_players import CORRIDOR, full
+from fakes.scripted_episodes import episode
 
-from verl_atgrpo.environment import Score
-from verl_atgrpo.environments.common.drafting import Draft
 from verl_atgrpo.environments.common.moves import parse_moves, parse_printed
 from verl_atgrpo.environments.plan_path import PlanPath
-from verl_atgrpo.environments.plan_path.grid import State, walk
 from verl_atgrpo.sandbox.runner import Limits
 
 
@@ -162,65 +155,3 @@ def test_model_output_is_never_evaluated(tmp_path: Path) -> None:
     record = episode(env, CORRIDOR, lambda prompt, k: program, lambda prompt, k: attack)
     assert [decision.candidates[0].reward for decision in record.decisions] == pytest.approx([0.2, 0])
     assert not witness.exists()
-
-
-def states_on_the_way() -> list[State]:
-    state = State.initial(WALLED)
-    return [state, walk(state, "DD").end, walk(state, "DDDRR").end, walk(state, "DDDRRUUL").end]
-
-
-@pytest.mark.parametrize("options", [*STYLES, {"style": "full", "tool": "python"}])
-def test_echoing_a_prompt_earns_nothing(options: dict[str, Any]) -> None:
-    env = PlanPath(size=5, **options)
-    for state in states_on_the_way():
-        solution = solve(WALLED.draw(state.position))
-        drafts = [Draft("no idea", None)]
-        for moves in (solution, solution[:-1], "L", "U" * 3):
-            program = f"Moves: R\n```python\nprint({list(moves)})\n```\nMoves: {', '.join(moves)}"
-            drafts.append(Draft(program, moves, str(list(moves)), True))
-        prompts = [env.draft_prompt(state), *(env.plan_prompt(state, draft) for draft in drafts)]
-        for prompt in prompts:
-            contents = [message["content"] for message in prompt]
-            for text in ("\n".join(contents), *contents, contents[-1].splitlines()[-1]):
-                assert env.score_answer(state, env.parse(text)) == Score(0, 0)
-
-
-@pytest.mark.parametrize("options", [*STYLES, {"style": "full", "tool": "python"}])
-def test_a_team_of_parrots_earns_nothing(options: dict[str, Any]) -> None:
-    env = PlanPath(size=5, max_turns=2, **options)
-    record = episode(env, WALLED, lambda prompt, k: prompt, lambda prompt, k: prompt)
-    assert [decision.candidates[0].reward for decision in record.decisions] == [0] * 4
-    assert not record.outcome.success
-    assert record.outcome.team_reward == 0
-
-
-almost = st.text("UDLR, .", max_size=30)
-replies = st.one_of(st.text(), almost, almost.map("Moves: {}".format), almost.map("so\nMoves: {}\n".format))
-
-
-@settings(deadline=None, max_examples=100)
-@given(replies, st.sampled_from(["full", "compact"]), st.sampled_from(states_on_the_way()))
-def test_any_reply_gets_a_finite_score_and_leaves_the_state_unchanged(reply: str, style: Any, state: State) -> None:
-    env = PlanPath(size=5, style=style, tool="moves")
-    before = copy.deepcopy(state)
-    moves = env.parse(reply)
-    assert moves is None or set(moves) <= set("UDLR")
-    assert moves is None or 1 <= len(moves) <= env.max_moves
-    score = env.score_answer(state, moves)
-    assert math.isfinite(score.mixed(1.0))
-    assert 0 <= score.team <= 1
-    assert 0 <= score.local <= 1 + 1e-9
-    assert (moves is None) == (score == Score())
-    assert state == before
-    assert state.task.distance == before.task.distance
-    assert env.score_answer(state, moves) == score
-    printed = parse_printed(reply, env.max_moves)
-    assert printed is None or set(printed) <= set("UDLR")
-
-
-def test_the_order_of_scoring_does_not_matter() -> None:
-    env = PlanPath(size=5, tool="moves")
-    state = walk(State.initial(WALLED), "DD").end
-    answers = ["DRRUUU", "D", "U", "L", None, "DRR"]
-    forward = [env.score_answer(state, moves) for moves in answers]
-    assert [env.score_answer(state, moves) for moves in reversed(answers)] == forward[::-1]

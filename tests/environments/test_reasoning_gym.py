@@ -8,14 +8,16 @@ import importlib.util
 import inspect
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 pytest.importorskip("reasoning_gym")
 
-from verl_atgrpo.environment import Environment, EnvironmentConfigError, make
+from fakes.scripted_episodes import here
+
+from verl_atgrpo.environment import EnvironmentConfigError, make
 from verl_atgrpo.environments.adapters.reasoning_gym import _EVALUATING, ReasoningGym
 from verl_atgrpo.team import ScriptedTeam, play
 from verl_atgrpo.testing import Script, check_environment
@@ -42,11 +44,6 @@ def gold(style: str) -> Any:
         return dict.fromkeys(("solver", "checker", "solo"), lambda prompt, k: answer)
 
     return scripts
-
-
-def here(name: str) -> Callable[..., Environment]:
-    """Makes environments only in this process: imports in another one are slow, and are tested with sums."""
-    return lambda **options: make(name, **options)
 
 
 @pytest.mark.parametrize(

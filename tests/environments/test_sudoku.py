@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.drafting_episodes import episode, of
+from fakes.scripted_episodes import episode, of
 from fakes.sudoku_players import (
     CHANGED,
     CLASH,

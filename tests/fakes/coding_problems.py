@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from verl_atgrpo.sandbox.runner import Limits, isolation
 HUMANEVAL = Path("/work/shared/data/HumanEval.jsonl.gz")
 needs_humaneval = pytest.mark.skipif(not HUMANEVAL.exists(), reason=f"{HUMANEVAL} is missing")
 needs_namespaces = pytest.mark.skipif(isolation() != "namespaces", reason="this machine has no namespaces")
-Script = Callable[[str, int], str]
 
 DOUBLE = Problem(
     "Read a number, print its double.",
