@@ -78,11 +78,13 @@ LITERALS = (
     "\ud800",
 )
 _VALUES = ("9^{9^{9}}", "9" * 255, "1/0", "0/0", "1e9999", r"\frac{1}{0}", r"\sqrt{-1}", "{" * 100 + "}" * 100)
+TESTS = (
+    *(tester_reply(literal, "1") for literal in LITERALS),
+    *(tester_reply("1", literal) for literal in LITERALS),
+)
 REPLIES = (
     *(unit * (TOKENS // len(unit) + 1) for unit in UNITS),
     *(unit * (1_000_000 // len(unit)) for unit in ("a", "\n", "```\n", "\\boxed{", "[", "Moves: ", "| ")),
-    *(tester_reply(literal, "1") for literal in LITERALS),
-    *(tester_reply("1", literal) for literal in LITERALS),
     *(rf"\boxed{{{value}}}" for value in _VALUES),
     *("(" * 500 + ")" * 500, "\\boxed{" * 500 + "}" * 500, "**" * 500 + "U" + "**" * 500, "{" * 999 + "}" * 999),
     # What patterns with two repetitions in a row take quadratic time for.
@@ -200,7 +202,7 @@ def cpu_of(env: Environment, reply: str) -> float:
 
 def test_no_reply_raises_or_takes_long(environment: Environment) -> None:
     slow = {}
-    for reply in REPLIES:
+    for reply in (*REPLIES, *(TESTS if "tester" in environment.agents else ())):
         if cpu_of(environment, reply) > CPU_SECONDS and (seconds := cpu_of(environment, reply)) > CPU_SECONDS:
             slow[f"{reply[:40]!r} of {len(reply)}"] = round(seconds, 3)
     assert slow == {}

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import os
-import re
-import sys
 from typing import Any
 
 import pytest
-from fakes.scripted_episodes import episode, of, prompt_of
+from fakes.scripted_episodes import check_programs, episode, of, prompt_of
 from fakes.sokoban_players import (
     ROOM,
     ROUND_TRIP,
@@ -192,51 +188,12 @@ def test_programs_of_the_tool_user_are_run_and_scored() -> None:
         program("print(list('R'))"): (0, 0.2 + 0.8 / 3),
         program("print(list('RRR'))"): (1, 1.0),
     }
-    texts = list(answers)
-    record = episode(Sokoban(max_turns=1), ROOM, lambda prompt, k: texts[k], oracle, candidates=len(texts))
-    draft, plan = record.decisions
-    teams, locals_ = zip(*answers.values(), strict=True)
-    assert [candidate.score.team for candidate in draft.candidates] == pytest.approx(teams)
-    assert [candidate.score.local for candidate in draft.candidates] == pytest.approx(locals_)
-    assert draft.committed == len(texts) - 1
-    assert "> print(list('RRR'))" in prompt_of(plan)
-    assert "R, R, R. They solve the board." in prompt_of(plan)
-    assert record.outcome.success
+    told = prompt_of(check_programs(Sokoban(max_turns=1), ROOM, answers, oracle))
+    assert "> print(list('RRR'))" in told
+    assert "R, R, R. They solve the board." in told
 
 
 # ------------------------------------------------------------------ options
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"size": 4}, "size=4"),
-        ({"size": "6"}, "size='6'"),
-        ({"size": True}, "size=True"),
-        ({"boxes": 0}, "boxes=0"),
-        ({"boxes": 1.0}, "boxes=1.0"),
-        ({"wall_density": 0.7}, "wall_density=0.7"),
-        ({"wall_density": math.nan}, "wall_density=nan"),
-        ({"wall_density": "high"}, "wall_density='high'"),
-        ({"min_solution": 0}, "min_solution=0"),
-        ({"max_turns": 0}, "max_turns=0"),
-        ({"max_moves": None}, "max_moves=None"),
-        ({"tool": "bash"}, "tool='bash'"),
-        ({"style": "terse"}, "style='terse'"),
-        ({"style": "compact"}, "style=compact"),
-        ({"seed": "one"}, "seed='one'"),
-        ({"levels": 3}, "levels=3"),
-        ({"levels": "/nowhere/at/all.txt"}, "levels='/nowhere/at/all.txt'"),
-        ({"levels": os.curdir}, "levels='.'"),
-        ({"levels": sys.executable}, "levels='"),
-        *(({"levels": "any", name: 6}, f"{name}=6") for name in ("size", "boxes", "min_solution", "seed")),
-        ({"levels": "any", "wall_density": 0.1}, "wall_density=0.1"),
-    ],
-)
-def test_bad_options_are_refused_by_name_and_in_one_line(options: dict[str, Any], named: str) -> None:
-    with pytest.raises(EnvironmentConfigError, match=re.escape(f"at_grpo.environment.{named}")) as caught:
-        make("sokoban", **options)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("options", [{"size": 5, "boxes": 9}, {"size": 5, "min_solution": 60}])

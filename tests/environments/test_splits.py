@@ -76,6 +76,16 @@ def test_no_validation_board_is_in_training_or_reached_in_episodes(name: str, op
     assert seen_in_training(make(name, **options)) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"), [("plan_path", {}), ("sokoban", {"size": 8, "boxes": 2}), ("sudoku", {"size": 9})]
+)
+def test_tasks_differ_by_index_split_and_seed(name: str, options: dict[str, Any]) -> None:
+    env, other = make(name, **options), make(name, **options, seed=1)
+    tasks = [env.task(split, index) for split in ("train", "val") for index in range(20)]
+    tasks += [other.task("train", index) for index in range(20)]
+    assert len(set(map(env.fingerprint, tasks))) == 60
+
+
 def test_a_key_is_what_no_move_changes() -> None:
     rng = random.Random(1)
     for name in ("plan_path", "sokoban"):
@@ -133,7 +143,9 @@ def test_the_check_of_environments_finds_validation_prompts_in_training_play(
     name: str, broken: type[Environment]
 ) -> None:
     with pytest.raises(EnvironmentContractError, match=r"splits: .* first prompt of task \(val, \d+\)"):
-        check_environment(lambda **options: broken(**options), GAMES[name], legal=legal, tasks=5, episodes=0)
+        check_environment(
+            lambda **options: broken(**options), GAMES[name], legal=legal, plays=200, tasks=5, episodes=0
+        )
 
 
 @pytest.mark.parametrize("name", GAMES)

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 import pytest
-from fakes.scripted_episodes import episode, of, prompt_of
+from fakes.scripted_episodes import check_programs, episode, of, prompt_of
 from fakes.sudoku_players import (
     ALL_OPTIONS,
     CHANGED,
@@ -190,20 +190,11 @@ def test_programs_of_the_tool_user_are_run_and_scored(monkeypatch: pytest.Monkey
         printing(RIGHT): (0, 0.475),
         program(f"print('found')\nfor row in {rows(SOLVED)!r}.split(): print(*row)"): (1, 1.0),
     }
-    texts = list(answers)
-    record = episode(
-        Sudoku(max_turns=1), PUZZLE, lambda prompt, k: texts[k], lambda prompt, k: full(SOLVED), candidates=len(texts)
-    )
-    draft, plan = record.decisions
-    teams, locals_ = zip(*answers.values(), strict=True)
-    assert [candidate.score.team for candidate in draft.candidates] == pytest.approx(teams)
-    assert [candidate.score.local for candidate in draft.candidates] == pytest.approx(locals_)
-    assert draft.committed == len(texts) - 1
+    plan = check_programs(Sudoku(max_turns=1), PUZZLE, answers, lambda prompt, k: full(SOLVED))
     told = prompt_of(plan).replace("\n> ", "\n")  # the tool user's reply is quoted
-    assert texts[-1] in told
+    assert list(answers)[-1] in told
     assert f"found\n{rows(SOLVED, ' ')}" in told
     assert "This draft is complete and consistent." in told
-    assert record.outcome.success
 
 
 def test_full_prompts_name_the_empty_cells_and_a_method() -> None:

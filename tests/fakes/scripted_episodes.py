@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
+import pytest
+
 from verl_atgrpo.environment import Environment, make
 from verl_atgrpo.team import Decision, EpisodeRecord, ScriptedTeam, play
 
@@ -33,3 +35,18 @@ def of(agent: str, record: EpisodeRecord) -> list[Decision]:
 def here(name: str) -> Callable[..., Environment]:
     """Makes environments for `check_environment` only in this process: imports in another one are slow."""
     return lambda **options: make(name, **options)
+
+
+def check_programs(
+    env: Environment, task: object, answers: Mapping[str, tuple[float, float]], planner: Script
+) -> Decision:
+    """Asserts the scores (team, local) of the tool user's replies, of which the last one is the best and the planner
+    solves the task; returns the planner's decision."""
+    texts = list(answers)
+    record = episode(env, task, lambda prompt, k: texts[k], planner, candidates=len(texts))
+    draft, plan = record.decisions
+    scores = [(candidate.score.team, pytest.approx(candidate.score.local)) for candidate in draft.candidates]
+    assert scores == list(answers.values())
+    assert draft.committed == len(texts) - 1
+    assert record.outcome.success
+    return plan
