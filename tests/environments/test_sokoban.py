@@ -173,18 +173,10 @@ def test_generated_boards_can_be_solved(options: dict[str, Any]) -> None:
         assert task.draw(task.player, task.boxes) == task.drawing
 
 
-def test_splits_are_disjoint_and_decided_by_the_board() -> None:
-    env, other = Sokoban(), Sokoban(seed=1)
-    tasks = {split: [env.task(split, index) for index in range(300)] for split in ("train", "val")}
-    prints = {split: set(map(env.task_key, those)) for split, those in tasks.items()}
-    assert not prints["train"] & prints["val"]
-    for split, seen in prints.items():
-        assert {split_of(text) for text in seen} == {split}
-        assert len(set(map(env.fingerprint, tasks[split]))) > 240
-    drawn = {other.task_key(other.task("train", index)) for index in range(300)}
-    assert not drawn & prints["val"]
-    assert drawn != prints["train"]
+def test_generated_boards_have_no_end_and_few_are_equal() -> None:
+    env = Sokoban()
     assert env.num_tasks("train") is None
+    assert len({env.fingerprint(env.task("train", index)) for index in range(300)}) > 240
 
 
 def level_file(folder: Path, *levels: str) -> str:

