@@ -160,11 +160,13 @@ class ReasoningGym(Environment):
     def task(self, split: Split, index: int) -> ReasoningTask:
         """Returns task `index` of `split`; splits are disjoint because the question decides the split."""
         rng = random.Random(stable_hash("reasoning_gym", self.dataset, self.seed, split, index))
-        refusal = EnvironmentConfigError(
-            f"{self.where}, options={self.options}: hardly any question is for the split {split!r}; "
-            "use options that allow more questions"
-        )
-        return draw_for(split, lambda: self._draw(rng.getrandbits(31)), self.task_key, refusal)
+        task: ReasoningTask | None = draw_for(split, lambda: self._draw(rng.getrandbits(31)), self.task_key)
+        if task is None:
+            raise EnvironmentConfigError(
+                f"{self.where}, options={self.options}: hardly any question is for the split {split!r}; "
+                "use options that allow more questions"
+            )
+        return task
 
     def _draw(self, seed: int) -> ReasoningTask:
         from reasoning_gym import create_dataset

@@ -133,11 +133,13 @@ class ReplayedGame(Environment):
         rng = random.Random(stable_hash(self.where, self.seed, split, index))
         if self.shared_openings:
             return rng.getrandbits(31)
-        refusal = EnvironmentConfigError(
-            f"{self.where}: found no opening for the split {split!r}; a game with few openings needs "
-            "at_grpo.environment.shared_openings=true and at_grpo.allow_overlap=true"
-        )
-        return draw_for(split, functools.partial(rng.getrandbits, 31), self.task_key, refusal)
+        seed: int | None = draw_for(split, functools.partial(rng.getrandbits, 31), self.task_key)
+        if seed is None:
+            raise EnvironmentConfigError(
+                f"{self.where}: found no opening for the split {split!r}; a game with few openings needs "
+                "at_grpo.environment.shared_openings=true and at_grpo.allow_overlap=true"
+            )
+        return seed
 
     def fingerprint(self, task: int) -> str:
         """Returns a hash of the game's whole state at its opening; the seed is not part of it."""

@@ -162,7 +162,7 @@ class DraftingGame(Environment, Generic[State, Answer]):
         effect = self.effect(state, draft.answer)
         if self.style == "compact":
             return chat(f"plan{self.shown(state)}\n{effect}")
-        program = _quoted_program(draft) if self.uses_python else ""
+        program = quoted_program(draft) if self.uses_python else ""
         return self._dialogue(f"{self.shown(state)}\n{program}{effect}\n{self.ask(draft.answer)}")
 
     def _dialogue(self, question: str) -> list[Message]:
@@ -227,7 +227,7 @@ class SingleAgent(DraftingGame[State, Answer]):
         return await team.solo.act(self.answer_prompt(state), functools.partial(self.score_reply, state))
 
 
-def _quoted_program(draft: Draft[Answer]) -> str:
+def quoted_program(draft: Draft[Answer]) -> str:
     """Returns the part of the planner's prompt about a program: the reply that contains it, and its output.
 
     Quoted, so that no line of the tool user parses as the planner's answer.

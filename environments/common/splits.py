@@ -31,10 +31,10 @@ def part_of(values: Sequence[Task], split: Split) -> list[Task]:
     return shuffled[:validation] if split == "val" else shuffled[validation:]
 
 
-def draw_for(split: Split, draw: Callable[[], Task], task_key: Callable[[Task], str], refusal: Exception) -> Task:
-    """Returns the first drawn task that belongs to `split`; raises `refusal` after `MOST_DRAWS` draws without one."""
+def draw_for(split: Split, draw: Callable[[], Task], task_key: Callable[[Task], str]) -> Task | None:
+    """Returns the first drawn task that belongs to `split`, or None after `MOST_DRAWS` draws without one."""
     for _ in range(MOST_DRAWS):
         task = draw()
         if split_of(task_key(task)) == split:
             return task
-    raise refusal
+    return None

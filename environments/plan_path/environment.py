@@ -83,8 +83,10 @@ class PlanPath(MoveGame[State]):
     def task(self, split: Split, index: int) -> PlanPathTask:
         """Returns grid `index` of `split`; splits are disjoint because walls and goal decide the split."""
         rng = random.Random(stable_hash("plan_path", self.seed, split, index))
-        refusal = self._too_few_grids(f"the split {split!r}")
-        return draw_for(split, lambda: self._draw_task(rng), self.task_key, refusal)
+        task = draw_for(split, lambda: self._draw_task(rng), self.task_key)
+        if task is None:
+            raise self._too_few_grids(f"the split {split!r}")
+        return task
 
     def _draw_task(self, rng: random.Random) -> PlanPathTask:
         cells = [(row, column) for row in range(self.size) for column in range(self.size)]

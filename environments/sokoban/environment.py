@@ -100,8 +100,10 @@ class Sokoban(MoveGame[State]):
             return self._levels[split][index]
         generator = self._generator
         rng = random.Random(stable_hash("sokoban", generator.seed, split, index))
-        refusal = generator.too_few(f"the split {split!r}")
-        return draw_for(split, lambda: generator.draw(rng), self.task_key, refusal)
+        task = draw_for(split, lambda: generator.draw(rng), self.task_key)
+        if task is None:
+            raise generator.too_few(f"the split {split!r}")
+        return task
 
     def num_tasks(self, split: Split) -> int | None:
         """Returns how many levels of the file belong to `split`; None for the generator."""

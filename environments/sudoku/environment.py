@@ -88,11 +88,13 @@ class Sudoku(DraftingGame[State, str]):
     def task(self, split: Split, index: int) -> SudokuTask:
         """Returns puzzle `index` of `split`; splits are disjoint because the solved grid decides the split."""
         rng = random.Random(stable_hash("sudoku", self.seed, split, index))
-        refusal = EnvironmentConfigError(
-            f"at_grpo.environment.clues={self.clues}: hardly any puzzle of size={self.size} is left for the "
-            f"split {split!r}; use fewer clues"
-        )
-        return draw_for(split, lambda: self._draw_task(rng), self.task_key, refusal)
+        task = draw_for(split, lambda: self._draw_task(rng), self.task_key)
+        if task is None:
+            raise EnvironmentConfigError(
+                f"at_grpo.environment.clues={self.clues}: hardly any puzzle of size={self.size} is left for the "
+                f"split {split!r}; use fewer clues"
+            )
+        return task
 
     def _draw_task(self, rng: random.Random) -> SudokuTask:
         while True:  # ends soon: see FEWEST_CLUES
