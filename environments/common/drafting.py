@@ -26,7 +26,7 @@ class GameState(Protocol):
 
     @property
     def solved(self) -> bool:
-        """Whether the task is solved."""
+        """Whether the task is solved, which ends the episode."""
         ...
 
 
@@ -96,10 +96,6 @@ class DraftingGame(Environment, Generic[State, Answer]):
     @abstractmethod
     def initial(self, task: Any) -> State:
         """Returns the state before the first turn."""
-
-    def solved(self, state: State) -> bool:
-        """Returns whether the task is solved, which ends the episode."""
-        return state.solved
 
     @abstractmethod
     def apply(self, state: State, answer: Answer) -> State:
@@ -174,7 +170,7 @@ class DraftingGame(Environment, Generic[State, Answer]):
         """Plays one episode; success means that the task is solved within the turns."""
         state = self.initial(task)
         turns = 0
-        while turns < self.max_turns and not self.solved(state):
+        while turns < self.max_turns and not state.solved:
             reply = await self.decide(state, team)
             answer = self.parse(reply.text)
             if answer is not None:

@@ -39,7 +39,7 @@ def prompts_of_random_play(env: Any, task: Any, rng: random.Random) -> set[str]:
     """Returns the prompts of the states that random answers reach, including the first one."""
     state, shown = env.initial(task), set()
     for _ in range(TURNS):
-        if env.solved(state):
+        if state.solved:
             break
         shown.add(text_of(env.answer_prompt(state)))
         state = env.apply(state, random_answer(task, rng))
@@ -117,7 +117,7 @@ def test_a_key_is_what_no_move_changes() -> None:
             task = env.task("val", index)
             state = env.initial(task)
             for _ in range(TURNS):
-                if env.solved(state):
+                if state.solved:
                     break
                 state = env.apply(state, random_answer(task, rng))
             assert env.task_key(standing(state)) == env.task_key(task)
