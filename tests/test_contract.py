@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.coding_problems import write
 from fakes.scripted_episodes import here
 
 from verl_atgrpo.environment import Environment, Outcome, Score, Split, registered
@@ -123,9 +124,7 @@ def test_every_family_keeps_the_contract_with_programs(name: str) -> None:
 
 def files(folder: Path, rows: Mapping[str, list[dict[str, str]]]) -> dict[str, dict[str, str]]:
     """Writes the rows of every split and returns the options that name the files."""
-    for split, those in rows.items():
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in those))
-    return {split: {"path": str(folder / f"{split}.jsonl")} for split in rows}
+    return {split: {"path": write(folder, those, f"{split}.jsonl")} for split, those in rows.items()}
 
 
 @pytest.mark.parametrize("name", [*REASONING, "math_single"])

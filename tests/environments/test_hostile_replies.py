@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from fakes.coding_problems import test_block as tester_reply
+from fakes.coding_problems import write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -93,9 +94,8 @@ REPLIES = (
 
 
 def _files(folder: Path, row: dict[str, str]) -> dict[str, Any]:
-    for split in ("train", "val"):
-        (folder / f"{split}.jsonl").write_text(json.dumps({**row, "question": f"{row['question']} {split}"}) + "\n")
-    return {split: {"path": str(folder / f"{split}.jsonl")} for split in ("train", "val")}
+    rows = {split: {**row, "question": f"{row['question']} {split}"} for split in ("train", "val")}
+    return {split: {"path": write(folder, [mine], f"{split}.jsonl")} for split, mine in rows.items()}
 
 
 def _math(name: str, folder: Path, **options: Any) -> Environment:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from fakes.coding_problems import write
 from fakes.scripted_episodes import Script, scripted
 
 from verl_atgrpo.environment import Environment
@@ -29,9 +29,7 @@ def sources(folder: Path, **rows: list[dict[str, object]]) -> tuple[dict[str, st
     paths = []
     for split in ("train", "val"):
         given = rows.get(split) or [{"question": QUESTION + split, "answer": f"It takes 12 steps.\n#### {GOLD}"}]
-        path = folder / f"{split}.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in given))
-        paths.append({"path": str(path)})
+        paths.append({"path": write(folder, given, f"{split}.jsonl")})
     return paths[0], paths[1]
 
 
