@@ -41,7 +41,7 @@ ASSERTED = Problem(
 
 def verdict(problem: Problem, program: str, *tests: Test) -> Verdict:
     # The limit of CPU time ends infinite loops; it is many times what starting a program takes.
-    limits = Limits(cpu_seconds=2 if "while" in program else 20, wall_seconds=HANG)
+    limits = Limits(cpu_seconds=1 if "while" in program else 20, wall_seconds=HANG)
     return asyncio.run(judge(problem, program, tests or problem.tests, limits))
 
 
