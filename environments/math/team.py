@@ -24,13 +24,7 @@ from verl_atgrpo.environments.common.options import (
 from verl_atgrpo.environments.common.records import DataSetEnvironment, read_records
 from verl_atgrpo.environments.common.replies import extract_python, quoted, shortened
 from verl_atgrpo.environments.common.workflow import Style, chat, once
-from verl_atgrpo.environments.math.answers import (
-    equal,
-    parse_answer,
-    parse_gold,
-    parse_printed,
-    verifiable,
-)
+from verl_atgrpo.environments.math.answers import equal, parse_answer, parse_gold, parse_printed, verifiable
 from verl_atgrpo.sandbox.runner import Limits, run_python
 from verl_atgrpo.team import Agent, EpisodeFailed, Team
 

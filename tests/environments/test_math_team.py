@@ -13,17 +13,7 @@ import pytest
 
 pytest.importorskip("math_verify", reason="needs the extra `math`")
 
-from fakes.math_problems import (
-    DATA,
-    GOLD,
-    NAMES,
-    QUESTION,
-    box,
-    by_turn,
-    episode,
-    program,
-    sources,
-)
+from fakes.math_problems import DATA, GOLD, NAMES, QUESTION, box, by_turn, episode, program, sources
 from fakes.scripted_episodes import Script, of, prompt_of
 
 from verl_atgrpo.environment import EnvironmentConfigError, make

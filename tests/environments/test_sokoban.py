@@ -8,15 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.sokoban_players import (
-    BOXOBAN,
-    ROOM,
-    TWO,
-    Position,
-    board,
-    distances,
-    moved,
-)
+from fakes.sokoban_players import BOXOBAN, ROOM, TWO, Position, board, distances, moved
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
