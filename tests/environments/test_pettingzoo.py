@@ -291,9 +291,7 @@ masked = variant(observe=_masked)
 texts = variant(action_space=lambda self, agent: Text(2, charset="ud"), step=_spelt)
 boxes = variant(action_space=lambda self, agent: Box(0, 1))
 numbers = variant(observe=lambda self, agent: [self.places[agent], self.moves])
-nameless = variant(
-    observe=lambda self, agent: meeting.Meeting.observe(self, agent).partition(". ")[2],
-)
+nameless = variant(observe=lambda self, agent: meeting.Meeting.observe(self, agent).partition(". ")[2])
 alike = variant(reset=lambda self, seed=None, options=None: meeting.Meeting.reset(self, 0, options))
 counted, unsteady = Counted, Unsteady
 

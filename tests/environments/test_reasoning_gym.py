@@ -93,14 +93,7 @@ def test_repeating_the_question_earns_no_more_than_the_format(dataset: str) -> N
 def test_an_answer_counts_only_in_the_agreed_format() -> None:
     env = make("reasoning_gym", **SUMS)
     assert env.parse("3 or <answer>4</answer>, so\n<answer> 5\n6 </answer>\n") == "5\n6"
-    for reply in (
-        "5",
-        "<answer>5",
-        "5</answer>",
-        "<answer>5</answer> I think",
-        "<answer></answer>",
-        "<ANSWER>5",
-    ):
+    for reply in ("5", "<answer>5", "5</answer>", "<answer>5</answer> I think", "<answer></answer>", "<ANSWER>5"):
         assert env.parse(reply) is None
     assert env.parse(f"<answer>{'9' * 10_001}</answer>") is None
 

@@ -75,10 +75,7 @@ def test_moves_follow_the_rules_on_any_board(moves: str, index: int) -> None:
         (board("__$__", "@___.", "_____"), True),  # along a wall without a target
         (board("__$_.", "@____", "_____"), False),  # along a wall with one
         (board("_____", "@$$__", "_$*__", "____.", "_..__"), True),  # a square of boxes, one on its target
-        (
-            board("_____", "@**__", "_**__", "_____", "_$__."),
-            False,
-        ),  # a square of boxes that are all on targets
+        (board("_____", "@**__", "_**__", "_____", "_$__."), False),  # a square of boxes that are all on targets
         (board("_____", "_#$__", "@_$#_", "_____", "..___"), False),  # a box may leave
         (board("_____", "_#$__", "@#$__", "_____", "..___"), True),
     ],

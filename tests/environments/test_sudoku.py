@@ -186,11 +186,7 @@ def test_a_later_answer_corrects_earlier_entries_and_never_a_given() -> None:
         (WRONG, []),
         (
             CHANGED[:2] + STANDING[2:],
-            [
-                "given at row 1, column 1 is changed",
-                "given at row 1, column 2 is changed",
-                "column 1 repeats 2",
-            ],
+            ["given at row 1, column 1 is changed", "given at row 1, column 2 is changed", "column 1 repeats 2"],
         ),
         (grid("1233 ..12 2..3 .3.1"), ["row 1 repeats 3", "column 4 repeats 3", "box 2 repeats 3"]),
         (grid("12.. 1.12 2..3 .3.1"), ["row 2 repeats 1", "column 1 repeats 1", "box 1 repeats 1"]),
