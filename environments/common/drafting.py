@@ -57,8 +57,7 @@ class DraftingGame(Environment, Generic[State, Answer]):
     style: Style
     rules: str
     """System message of `full` prompts."""
-    ask_program: str
-    """Instruction to write a program."""
+    program_instruction: str
     examples: Sequence[Message] = ()
     """Messages of `full` prompts between the rules and the question."""
 
@@ -151,7 +150,7 @@ class DraftingGame(Environment, Generic[State, Answer]):
         """Returns the tool user's prompt: `answer_prompt`, unless it writes a program."""
         if not self.uses_python:
             return self.answer_prompt(state)
-        return self._dialogue(f"{self.shown(state)}\n{self.ask_program}")
+        return self._dialogue(f"{self.shown(state)}\n{self.program_instruction}")
 
     def plan_prompt(self, state: State, draft: Draft[Answer]) -> list[Message]:
         """Returns the planner's prompt: the state, the draft and its effect."""

@@ -203,7 +203,10 @@ class MoveGame(DraftingGame[State, str]):
         return f"A tool user drafted: {', '.join(draft)}. {lead}"
 
     def ask(self, draft: str | None = None) -> str:
-        """Returns the instruction to answer, which does not parse as an answer; at once if the method is ""."""
+        """Returns the instruction to answer, which itself does not parse as an answer.
+
+        With no `search` and `check` it asks for the answer at once.
+        """
         think = self.search if draft is None else self.check
         how = f"Think step by step: {think} Then end" if think else "Answer"
         return (

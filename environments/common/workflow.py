@@ -18,8 +18,8 @@ Style = Literal["full", "compact"]
 
 def chat(question: str, system: str | None = None) -> list[Message]:
     """Returns the prompt with this question, after the system message if there is one."""
-    asked = [{"role": "user", "content": question}]
-    return [*asked] if system is None else [{"role": "system", "content": system}, *asked]
+    before: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": question}]
 
 
 def once(run: Callable[[str], Coroutine[Any, Any, Result]]) -> Callable[[str], asyncio.Task[Result]]:

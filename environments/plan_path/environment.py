@@ -31,7 +31,7 @@ class PlanPath(MoveGame[State]):
         "You guide a walker over a grid. '.' is free, '#' is a wall, 'P' is the walker, 'G' is the goal. "
         "Moves are U (up), D (down), L (left), R (right). The walker stops at a wall and at the border."
     )
-    ask_program = ask_program("from P to G", "breadth-first search (BFS) over the cells, from P")
+    program_instruction = ask_program("from P to G", "breadth-first search (BFS) over the cells, from P")
     search = "name the cell that each move leads to, and go around walls."
     check = "follow the draft cell by cell, and where it fails find another way."
 

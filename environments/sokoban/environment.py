@@ -34,7 +34,7 @@ class Sokoban(MoveGame[State]):
         "(left), R (right). Moving into a box pushes it one square on, unless a wall or another box is there. Boxes "
         "cannot be pulled. A blocked move ends the list of moves."
     )
-    ask_program = ask_program(
+    program_instruction = ask_program(
         "that pushes every box onto a target",
         "breadth-first search (BFS) over the positions of the player and all boxes, each of them visited once",
     )

@@ -78,7 +78,7 @@ class Sudoku(DraftingGame[State, str]):
             f"You fill a Sudoku of {size} rows and {size} columns; '.' is an empty cell. Every row, every column and "
             f"every {box}x{box} box must hold each digit from 1 to {size} once. The given digits must stay."
         )
-        self.ask_program = (
+        self.program_instruction = (
             "Write one ```python block. The program knows nothing but what you write into it; it must fill the empty "
             "cells by backtracking (try each digit that the rules allow in the first empty cell, then go on with the "
             "next one, and take it back where none fits), not have them written down, and must print the solved grid "
