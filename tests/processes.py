@@ -44,6 +44,16 @@ def waiting_below(process: int) -> list[int]:
     return found
 
 
+def running(marker: str) -> list[int]:
+    """Returns the processes with `marker` in their command line."""
+    found = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if marker.encode() in Path(f"/proc/{name}/cmdline").read_bytes():
+                found.append(int(name))
+    return found
+
+
 def of_session(session: int) -> list[int]:
     """Returns the processes of a session; its id is that of its first process, which may have ended."""
     found = []

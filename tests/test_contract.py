@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.coding_problems import write
+from fakes.scripted_episodes import here
 
 from verl_atgrpo.environment import Environment, Outcome, Score, Split, registered
 from verl_atgrpo.environments.common.moves import MOVES
@@ -99,10 +101,11 @@ def test_every_environment_is_checked_here() -> None:
 @pytest.mark.parametrize("style", ["full", "compact"])
 @pytest.mark.parametrize("name", [f"{family}{kind}" for family in BASE for kind in ("", "_single")])
 def test_every_game_keeps_the_contract(name: str, style: str) -> None:
+    """That other processes make the same tasks is tested in test_reproducible.py."""
     family = name.removesuffix("_single")
     tool = DRAFTS[family]
     check_environment(
-        name,
+        here(name),
         {**BASE[family], "style": style, "tool": tool if name == family else None},
         gold=gold(style, tool),
         exploits=[exploits(style, 2 if name == family else 1)],
@@ -116,14 +119,12 @@ def test_every_game_keeps_the_contract(name: str, style: str) -> None:
 @pytest.mark.parametrize("name", ["plan_path", "sokoban", "sudoku"])
 def test_every_family_keeps_the_contract_with_programs(name: str) -> None:
     options = {**BASE[name], "max_turns": 1}
-    check_environment(name, options, gold=gold("full", "python"), tasks=3, episodes=1, bounds=(0, 1), floor=0)
+    check_environment(here(name), options, gold=gold("full", "python"), tasks=3, episodes=1, bounds=(0, 1), floor=0)
 
 
 def files(folder: Path, rows: Mapping[str, list[dict[str, str]]]) -> dict[str, dict[str, str]]:
     """Writes the rows of every split and returns the options that name the files."""
-    for split, those in rows.items():
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in those))
-    return {split: {"path": str(folder / f"{split}.jsonl")} for split in rows}
+    return {split: {"path": write(folder, those, f"{split}.jsonl")} for split, those in rows.items()}
 
 
 @pytest.mark.parametrize("name", [*REASONING, "math_single"])
@@ -140,10 +141,10 @@ def test_teams_that_reason_keep_the_contract(name: str, tmp_path: Path) -> None:
         script: Script = lambda prompt, k: program if "must print" in prompt else words  # noqa: E731
         return dict.fromkeys(("tool_user", "reasoner", "judge", "debater", "solo"), script)
 
-    once = {"math": {"max_turns": 1}}
-    check_environment(
-        name, {**files(tmp_path, data), **once.get(name, {})}, gold=scripts, tasks=3, episodes=1, bounds=(0, 1)
-    )
+    options = {**files(tmp_path, data), **({"max_turns": 1} if name == "math" else {})}
+    # All of them have the same tasks.
+    factory = name if name == "math" else here(name)
+    check_environment(factory, options, gold=scripts, tasks=3, episodes=1, bounds=(0, 1))
 
 
 @pytest.mark.parametrize("name", ["code", "code_single"])
@@ -169,7 +170,7 @@ def test_teams_that_program_keep_the_contract(name: str, tmp_path: Path) -> None
         return "Input:\n```\n5 6\n```\nOutput:\n```\n11\n```\n"
 
     check_environment(
-        name,
+        name if name == "code" else here(name),
         {**sections, "max_turns": 1},
         gold=lambda task: dict.fromkeys(("coder", "tester", "solo"), script),
         tasks=2,

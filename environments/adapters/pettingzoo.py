@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -61,11 +61,11 @@ class PettingZooGame(ReplayedGame):
         check_installed("pettingzoo", "PettingZoo", "pettingzoo")
         self.where = f"at_grpo.environment.env={env!r}"
         self._make = load("env", env, "env")
-        self._observe = load("observe", observe) if observe is not None else None
+        self.observe = load("observe", observe) if observe is not None else None
         self._key = load("task_key", task_key) if task_key is not None else None
         self._options = dict(options or {})
-        self._actions = None if actions is None else tuple(map(str, actions))
-        self._full = style == "full"
+        self.actions = None if actions is None else tuple(map(str, actions))
+        self.full = style == "full"
         self.set_rules(
             self._check_env(), team, max_steps, success_return, illegal_reward, on_illegal, shared_openings, seed
         )
@@ -76,7 +76,7 @@ class PettingZooGame(ReplayedGame):
         """Returns the environment after reset(seed=seed)."""
         env = self._make(**self._options)
         env.reset(seed=seed)
-        return _Running(env, self._actions, self._observe, self._full, self.where)
+        return _Running(env, self)
 
     def task_key(self, task: int) -> str:
         """Returns what the option `task_key` returns for a game after its reset, or the fingerprint."""
@@ -109,9 +109,9 @@ class PettingZooGame(ReplayedGame):
                     raise EnvironmentConfigError(
                         f"{self.where}: the action space of {agent!r} is {space}; use Discrete or Text"
                     )
-                if self._actions is not None and (not isinstance(space, Discrete) or space.n != len(self._actions)):
+                if self.actions is not None and (not isinstance(space, Discrete) or space.n != len(self.actions)):
                     raise EnvironmentConfigError(
-                        f"at_grpo.environment.actions names {len(self._actions)} actions, the action space of "
+                        f"at_grpo.environment.actions names {len(self.actions)} actions, the action space of "
                         f"{agent!r} is {space}; name each action of a Discrete space, or leave actions out"
                     )
             return list(env.possible_agents)
@@ -145,15 +145,8 @@ class PettingZooGame(ReplayedGame):
 class _Running:
     """One game in progress."""
 
-    def __init__(
-        self,
-        env: Any,
-        actions: tuple[str, ...] | None,
-        observe: Callable[..., Any] | None,
-        full: bool,
-        where: str,
-    ) -> None:
-        self._env, self._actions, self._observe, self._full, self._where = env, actions, observe, full, where
+    def __init__(self, env: Any, form: PettingZooGame) -> None:
+        self._env, self._form = env, form
         self.env = env.unwrapped
         self._legal: dict[str, int] | None = None
         """Name -> action, of a Discrete space; None for a Text space."""
@@ -173,21 +166,21 @@ class _Running:
         if isinstance(observation, Mapping) and "observation" in observation:
             mask = observation.get("action_mask", mask)
             observation = observation["observation"]
-        text = observation if self._observe is None else self._observe(agent, observation)
+        text = observation if self._form.observe is None else self._form.observe(agent, observation)
         if not isinstance(text, str):
             raise EnvironmentConfigError(
-                f"{self._where}: {agent!r} observes a {type(text).__name__}, not a text; "
+                f"{self._form.where}: {agent!r} observes a {type(text).__name__}, not a text; "
                 "at_grpo.environment.observe='module:function' can convert (agent, observation) to text"
             )
         space = self._env.action_space(agent)
         self._legal, listed = None, []
         if hasattr(space, "n"):
-            names = self._actions or [str(space.start + number) for number in range(space.n)]
+            names = self._form.actions or [str(space.start + number) for number in range(space.n)]
             numbers = [number for number in range(space.n) if mask is None or mask[number]]
             listed = [names[number] for number in numbers]
             # casefold: models write Left for left
             self._legal = {names[number].casefold(): int(space.start) + number for number in numbers}
-        if not self._full:
+        if not self._form.full:
             return text if mask is None else f"{text}\n{' '.join(listed)}"
         if self._legal is not None and mask is None and len(listed) > _LISTED:
             listed = [f"{listed[0]} to {listed[-1]}"]
@@ -196,7 +189,7 @@ class _Running:
 
     def _action(self, reply: str) -> int | str:
         text = reply.strip()
-        if self._full:
+        if self._form.full:
             mark, _, text = text.rpartition("\n")[2].strip().partition(_MARK)
             if mark:
                 raise Refused
@@ -211,7 +204,7 @@ class _Running:
 
     def any_reply(self, rng: random.Random) -> str | None:
         """Returns a legal reply, or None where actions are texts."""
-        return f"{_MARK if self._full else ''} {rng.choice(list(self._legal))}" if self._legal else None
+        return f"{_MARK if self._form.full else ''} {rng.choice(list(self._legal))}" if self._legal else None
 
     def play(self, reply: str) -> Move:
         self._env.step(self._action(reply))

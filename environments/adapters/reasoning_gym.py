@@ -9,20 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from verl_atgrpo.environment import (
-    Environment,
-    EnvironmentConfigError,
-    Message,
-    Outcome,
-    Score,
-    Split,
-    stable_hash,
-)
+from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
 from verl_atgrpo.environments.adapters.foreign import FAULTS, line, seeded
 from verl_atgrpo.environments.common.options import Turns, check_installed, checked_options
 from verl_atgrpo.environments.common.replies import after_thoughts, labelled, labels, quoted, shortened
 from verl_atgrpo.environments.common.splits import draw_for
-from verl_atgrpo.environments.common.workflow import Style
+from verl_atgrpo.environments.common.workflow import Style, chat
 from verl_atgrpo.team import Team
 
 LONGEST = 10_000
@@ -230,17 +222,14 @@ class ReasoningGym(Environment):
         if self.style == "compact":
             parts = [task.question, *(f"Not {answer[:20]}" for answer in wrong)]
             parts += [] if draft is None else [f"Draft {draft.strip()[:20]}"]
-            return [{"role": "user", "content": "\n".join(parts)}]
+            return chat("\n".join(parts))
         role = "solver" if draft is None else "checker"
         parts = [task.question]
         if wrong:
             parts.append(f"These answers were wrong:\n{_listed(wrong)}")
         if draft is not None:
             parts.append(f"A solver drafted this; it may be wrong:\n{quoted(shortened(draft))}")
-        return [
-            {"role": "system", "content": f"You are the {role} of a team that answers a question."},
-            {"role": "user", "content": "\n\n".join([*parts, _ASK])},
-        ]
+        return chat("\n\n".join([*parts, _ASK]), f"You are the {role} of a team that answers a question.")
 
 
 def parse_answer(reply: str, style: Style) -> str | None:
@@ -295,15 +284,12 @@ class SingleReasoningGym(ReasoningGym):
 
     def _single_prompt(self, task: ReasoningTask, answers: Sequence[str]) -> list[Message]:
         if self.style == "compact":
-            return [{"role": "user", "content": "\n".join([task.question, *(answer[:20] for answer in answers)])}]
+            return chat("\n".join([task.question, *(answer[:20] for answer in answers)]))
         parts = [task.question]
         if answers:
             parts.append(f"You have answered:\n{_listed(answers)}")
             parts.append("Check your last answer: give it again if it is right, and another one if not.")
-        return [
-            {"role": "system", "content": "You answer a question."},
-            {"role": "user", "content": "\n\n".join([*parts, _ASK])},
-        ]
+        return chat("\n\n".join([*parts, _ASK]), "You answer a question.")
 
 
 def _listed(answers: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from verl_atgrpo.environments.code.replies import parse_test
 from verl_atgrpo.environments.common.options import Turns, check_isolation, checked_options
 from verl_atgrpo.environments.common.records import DataSetEnvironment
 from verl_atgrpo.environments.common.replies import extract_python, quoted
-from verl_atgrpo.environments.common.workflow import Style, fixed_options, once
+from verl_atgrpo.environments.common.workflow import Style, chat, fixed_options, once
 from verl_atgrpo.sandbox.runner import Limits
 from verl_atgrpo.team import Team
 
@@ -243,7 +243,7 @@ def _ask_program(problem: Problem) -> str:
 def _dialogue(problem: Problem, so_far: str, role: str, ask: str) -> list[Message]:
     starter = f"Start from:\n```python\n{problem.starter.rstrip()}\n```\n" if problem.starter.strip() else ""
     question = f"{problem.statement.strip()}\n\n{starter}{so_far}{ask}"
-    return [{"role": "system", "content": role}, {"role": "user", "content": question}]
+    return chat(question, role)
 
 
 def _compact(role: str, state: State) -> list[Message]:
@@ -252,7 +252,7 @@ def _compact(role: str, state: State) -> list[Message]:
     if state.test is not None:
         output = "none" if state.verdict is None else state.verdict.shown[0]
         lines.append("|".join(text.strip()[:_COMPACT] for text in (*_texts(state.test), output)))
-    return [{"role": "user", "content": "\n".join(lines)}]
+    return chat("\n".join(lines))
 
 
 def _so_far(state: State) -> str:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score
 from verl_atgrpo.environments.common.options import check_isolation
 from verl_atgrpo.environments.common.replies import READ, extract_python, quoted
-from verl_atgrpo.environments.common.workflow import Style, once
+from verl_atgrpo.environments.common.workflow import Style, chat, once
 from verl_atgrpo.sandbox.runner import run_python
 from verl_atgrpo.team import Agent, Candidate, Team
 
@@ -25,7 +26,7 @@ class GameState(Protocol):
 
     @property
     def solved(self) -> bool:
-        """Whether the task is solved."""
+        """Whether the task is solved, which ends the episode."""
         ...
 
 
@@ -54,6 +55,11 @@ class DraftingGame(Environment, Generic[State, Answer]):
     uses_python: bool
     """Whether the tool user writes a program; otherwise it drafts an answer in the planner's format."""
     style: Style
+    rules: str
+    """System message of `full` prompts."""
+    program_instruction: str
+    examples: Sequence[Message] = ()
+    """Messages of `full` prompts between the rules and the question."""
 
     def set_form(
         self, max_turns: int, tool: str, without_program: str, style: Style, require_isolation: bool = False
@@ -90,10 +96,6 @@ class DraftingGame(Environment, Generic[State, Answer]):
     def initial(self, task: Any) -> State:
         """Returns the state before the first turn."""
 
-    def solved(self, state: State) -> bool:
-        """Returns whether the task is solved, which ends the episode."""
-        return state.solved
-
     @abstractmethod
     def apply(self, state: State, answer: Answer) -> State:
         """Returns the state after the planner's answer."""
@@ -127,16 +129,39 @@ class DraftingGame(Environment, Generic[State, Answer]):
     # ------------------------------------------------------------------ prompts
 
     @abstractmethod
+    def shown(self, state: State) -> str:
+        """Returns the state as prompts of this style show it; with `compact` it follows the agent's task at once."""
+
+    @abstractmethod
+    def effect(self, state: State, draft: Answer | None) -> str:
+        """Returns a draft and its effect as the planner's prompt of this style shows them."""
+
+    @abstractmethod
+    def ask(self, draft: Answer | None = None) -> str:
+        """Returns the instruction to answer, for `full` prompts: without a draft, or after one."""
+
     def answer_prompt(self, state: State) -> list[Message]:
         """Returns the prompt that shows the state and nothing else."""
+        if self.style == "compact":
+            return chat(f"draft{self.shown(state)}")
+        return self._dialogue(f"{self.shown(state)}\n{self.ask()}")
 
-    @abstractmethod
     def draft_prompt(self, state: State) -> list[Message]:
         """Returns the tool user's prompt: `answer_prompt`, unless it writes a program."""
+        if not self.uses_python:
+            return self.answer_prompt(state)
+        return self._dialogue(f"{self.shown(state)}\n{self.program_instruction}")
 
-    @abstractmethod
     def plan_prompt(self, state: State, draft: Draft[Answer]) -> list[Message]:
         """Returns the planner's prompt: the state, the draft and its effect."""
+        effect = self.effect(state, draft.answer)
+        if self.style == "compact":
+            return chat(f"plan{self.shown(state)}\n{effect}")
+        program = quoted_program(draft) if self.uses_python else ""
+        return self._dialogue(f"{self.shown(state)}\n{program}{effect}\n{self.ask(draft.answer)}")
+
+    def _dialogue(self, question: str) -> list[Message]:
+        return [{"role": "system", "content": self.rules}, *self.examples, *chat(question)]
 
     # ------------------------------------------------------------------ the workflow
 
@@ -144,7 +169,7 @@ class DraftingGame(Environment, Generic[State, Answer]):
         """Plays one episode; success means that the task is solved within the turns."""
         state = self.initial(task)
         turns = 0
-        while turns < self.max_turns and not self.solved(state):
+        while turns < self.max_turns and not state.solved:
             reply = await self.decide(state, team)
             answer = self.parse(reply.text)
             if answer is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
@@ -50,7 +51,7 @@ def parse_moves(reply: str, style: Style, limit: int) -> str | None:
     """
     if style == "compact":
         moves = reply.strip()
-        return moves if moves and not set(moves) - set(MOVES) and len(moves) <= limit else None
+        return moves if 0 < len(moves) <= limit and not set(moves) - set(MOVES) else None
     for label in labelled(after_thoughts(reply), _LABELS, _longest(limit)):
         found = _read_labelled(label.lines, limit)
         if found is not None or label.named:
@@ -174,10 +175,15 @@ class MoveGame(DraftingGame[State, str]):
     """A drafting game whose answers are moves."""
 
     max_moves: int
+    """Most moves in one answer."""
+    search: str
+    """How to find an answer."""
+    check: str
+    """How to find one after a draft."""
 
-    def set_moves(self, max_moves: int) -> None:
-        """Sets the most moves in one answer."""
-        self.max_moves = max_moves
+    @abstractmethod
+    def lead(self, state: State, moves: str) -> str:
+        """Returns where moves lead, as prompts of this style show it."""
 
     def parse(self, reply: str) -> str | None:
         """Returns the moves in a reply of this environment's style, or None."""
@@ -187,11 +193,21 @@ class MoveGame(DraftingGame[State, str]):
         """Returns the moves at the end of a program's output, or None."""
         return parse_printed(output, self.max_moves)
 
-    def ask_moves(self, think: str = "") -> str:
-        """Returns the instruction to answer; the instruction itself does not parse as an answer.
+    def effect(self, state: State, draft: str | None) -> str:
+        """Returns the drafted moves and where they lead."""
+        lead = None if draft is None else self.lead(state, draft)
+        if self.style == "compact":
+            return f"{draft or ''}>{lead or 'none'}"
+        if draft is None:
+            return "A tool user drafted no valid moves."
+        return f"A tool user drafted: {', '.join(draft)}. {lead}"
 
-        `think` says how to find the answer; without it the instruction asks for the answer at once.
+    def ask(self, draft: str | None = None) -> str:
+        """Returns the instruction to answer, which itself does not parse as an answer.
+
+        With no `search` and `check` it asks for the answer at once.
         """
+        think = self.search if draft is None else self.check
         how = f"Think step by step: {think} Then end" if think else "Answer"
         return (
             f"{how} with one line 'Moves: ...' giving at most {self.max_moves} moves, for example 'Moves: <letters>'."

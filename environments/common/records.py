@@ -7,7 +7,6 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -59,18 +58,23 @@ def read_records(
         if name not in columns:
             raise EnvironmentConfigError(f"{where}.columns.{name} is not a column here: use {', '.join(columns)}")
     names, path = {**columns, **given}, source["path"]
-    with _reporting(where, path):
+    try:
         found, rows = _open(source, where)
-    if not found:
-        raise EnvironmentConfigError(f"{where}.path={path!r}: it has no rows")
-    for ours, theirs in names.items():
-        if theirs not in found and (ours in given or ours not in optional):
-            raise EnvironmentConfigError(
-                f"{where}.columns.{ours}={theirs!r}: {path!r} has no such column; it has {', '.join(found)}"
-            )
-    with _reporting(where, path):
+        if not found:
+            raise EnvironmentConfigError(f"{where}.path={path!r}: it has no rows")
+        for ours, theirs in names.items():
+            if theirs not in found and (ours in given or ours not in optional):
+                raise EnvironmentConfigError(
+                    f"{where}.columns.{ours}={theirs!r}: {path!r} has no such column; it has {', '.join(found)}"
+                )
         for row in rows([name for name in found if name in names.values()]):
             yield {ours: row.get(theirs) for ours, theirs in names.items()}
+    except EnvironmentConfigError:
+        raise
+    except (OSError, ValueError, EOFError, zlib.error, RuntimeError) as error:  # datasets: RuntimeError for scripts
+        known = f"a file {', '.join(_LINES + _TABLE)}, here or as hf://datasets/..., or a data set on the hub"
+        message = f"{where}.path={path!r} cannot be read as {known}: {' '.join(str(error).split())}"
+        raise EnvironmentConfigError(message) from error
 
 
 def data_sets(source: object, option: str) -> dict[str, tuple[str, object]]:
@@ -130,19 +134,6 @@ class DataSetEnvironment(Environment, Generic[Task]):
     def data_sets(self, split: Split) -> dict[str, int]:
         """Returns the named data sets of `split` and how many tasks each has."""
         return self._data_sets[split]
-
-
-@contextmanager
-def _reporting(where: str, path: str) -> Iterator[None]:
-    """Turns errors of the readers into an EnvironmentConfigError; datasets raises RuntimeError for loading scripts."""
-    try:
-        yield
-    except EnvironmentConfigError:
-        raise
-    except (OSError, ValueError, EOFError, zlib.error, RuntimeError) as error:
-        known = f"a file {', '.join(_LINES + _TABLE)}, here or as hf://datasets/..., or a data set on the hub"
-        message = f"{where}.path={path!r} cannot be read as {known}: {' '.join(str(error).split())}"
-        raise EnvironmentConfigError(message) from error
 
 
 def _open(source: Mapping[str, Any], where: str) -> Rows:

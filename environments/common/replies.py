@@ -99,12 +99,12 @@ def last_box(text: str, longest: int) -> tuple[int, str] | None:
     if not starts:
         return None
     line = text.rfind("\n", 0, starts[-1])
-    ends = [(start, _closing_brace(text, start, longest)) for start in starts if start > line]
+    ends = [(start, closing_brace(text, start, longest)) for start in starts if start > line]
     boxes = {text[start:end].strip() for start, end in ends if end is not None and not _BOXED.search(text, start, end)}
     return starts[-1], boxes.pop() if len(boxes) == 1 and ends[-1][1] is not None else ""
 
 
-def _closing_brace(text: str, start: int, longest: int) -> int | None:
+def closing_brace(text: str, start: int, longest: int) -> int | None:
     """Returns the position of the brace that closes the one before `start`, within `longest` characters, or None."""
     depth = 1
     for mark in _BRACE.finditer(text, start, start + longest + 1):

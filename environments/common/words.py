@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 from verl_atgrpo.environment import Message, Score
 from verl_atgrpo.environments.common.replies import after_thoughts
+from verl_atgrpo.environments.common.workflow import chat
 
 Value = TypeVar("Value", str, int)
 
@@ -55,4 +56,4 @@ def read_number(reply: str) -> Said[int] | None:
 
 def ask(text: str) -> list[Message]:
     """Returns the prompt with this text."""
-    return [{"role": "user", "content": text}]
+    return chat(text)

@@ -1,20 +1,25 @@
-"""What workflows of different kinds share: the style of prompts, programs that run once, single-agent forms."""
+"""What workflows of different kinds share: prompts and their style, programs that run once, single-agent forms."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 from collections.abc import Callable, Coroutine
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
-from verl_atgrpo.environment import Environment
+from verl_atgrpo.environment import Environment, Message
 
 Result = TypeVar("Result")
 Form = TypeVar("Form", bound=type[Environment])
 
 Style = Literal["full", "compact"]
 """Style of prompts: `full` ones explain the task, `compact` ones are for tiny models trained on them."""
-STYLES: tuple[str, ...] = get_args(Style)
+
+
+def chat(question: str, system: str | None = None) -> list[Message]:
+    """Returns the prompt with this question, after the system message if there is one."""
+    before: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": question}]
 
 
 def once(run: Callable[[str], Coroutine[Any, Any, Result]]) -> Callable[[str], asyncio.Task[Result]]:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
 
-from verl_atgrpo.environments.common.replies import after_thoughts, labelled, labels, last_box
+from verl_atgrpo.environments.common.replies import after_thoughts, closing_brace, labelled, labels, last_box
 from verl_atgrpo.environments.common.workflow import Style
 
 LONGEST = 256
@@ -98,14 +98,10 @@ def parse_answer(reply: str, style: Style = "full") -> str | None:
 
 
 def _last_boxed(reply: str) -> str | None:
-    start = reply.rfind(r"\boxed{") + len(r"\boxed{")
-    body = reply[start : start + LONGEST + 1]
-    depth = 1
-    for mark in re.finditer(r"\\.|[{}]", body if start >= len(r"\boxed{") else "", re.DOTALL):
-        depth += {"{": 1, "}": -1}.get(mark.group(), 0)
-        if depth == 0:
-            return tidy(body[: mark.start()])
-    return None
+    before, mark, _ = reply.rpartition(r"\boxed{")
+    start = len(before + mark)
+    end = closing_brace(reply, start, LONGEST) if mark else None
+    return None if end is None else tidy(reply[start:end])
 
 
 def parse_printed(output: str, style: Style = "full") -> str | None:

@@ -11,14 +11,7 @@ from annotated_types import Ge, Le
 from verl_atgrpo.environment import Outcome
 from verl_atgrpo.environments.common.options import Players, Turns, check_isolation, check_libraries, checked_options
 from verl_atgrpo.environments.math.answers import majority
-from verl_atgrpo.environments.math.team import (
-    ASK_REASONING,
-    LIMITS,
-    MathEnvironment,
-    MathTask,
-    ask_program,
-    dialogue,
-)
+from verl_atgrpo.environments.math.team import ASK_REASONING, LIMITS, MathEnvironment, MathTask, ask_program, dialogue
 from verl_atgrpo.team import Team
 
 

@@ -23,14 +23,8 @@ from verl_atgrpo.environments.common.options import (
 )
 from verl_atgrpo.environments.common.records import DataSetEnvironment, read_records
 from verl_atgrpo.environments.common.replies import extract_python, quoted, shortened
-from verl_atgrpo.environments.common.workflow import Style, once
-from verl_atgrpo.environments.math.answers import (
-    equal,
-    parse_answer,
-    parse_gold,
-    parse_printed,
-    verifiable,
-)
+from verl_atgrpo.environments.common.workflow import Style, chat, once
+from verl_atgrpo.environments.math.answers import equal, parse_answer, parse_gold, parse_printed, verifiable
 from verl_atgrpo.sandbox.runner import Limits, run_python
 from verl_atgrpo.team import Agent, EpisodeFailed, Team
 
@@ -269,19 +263,14 @@ class SingleMath(MathEnvironment):
             return _compact("reason", task, [attempts[-1:]] if attempts else [])
         earlier = [attempt.quote(f"Turn {number}, your answer") for number, attempt in enumerate(attempts, 1)]
         again = ["Check your answer: give it again if it is right, and another one if not."] if attempts else []
-        return _dialogue("You solve a mathematical problem.", task, [*earlier, *again], ASK_REASONING)
+        question = "\n\n".join([task.question, *earlier, *again, ASK_REASONING])
+        return chat(question, "You solve a mathematical problem.")
 
 
 def dialogue(role: str, task: MathTask, earlier: Iterable[str], ask: str) -> list[Message]:
     """Returns a prompt: the agent's role, the problem, earlier attempts, and the instruction to answer."""
-    return _dialogue(f"You are the {role} of a team that solves a mathematical problem.", task, earlier, ask)
-
-
-def _dialogue(system: str, task: MathTask, earlier: Iterable[str], ask: str) -> list[Message]:
-    return [
-        {"role": "system", "content": system},
-        {"role": "user", "content": "\n\n".join([task.question, *earlier, ask])},
-    ]
+    system = f"You are the {role} of a team that solves a mathematical problem."
+    return chat("\n\n".join([task.question, *earlier, ask]), system)
 
 
 def _history(turns: Sequence[Turn]) -> list[str]:
@@ -298,7 +287,7 @@ def _history(turns: Sequence[Turn]) -> list[str]:
 def _compact(role: str, task: MathTask, turns: Sequence[Sequence[Attempt]]) -> list[Message]:
     """Returns the prompt of tiny models: the problem and the start of the last turn's answers."""
     last = ["|".join((attempt.answer or "none")[:_COMPACT] for attempt in turn) for turn in turns[-1:]]
-    return [{"role": "user", "content": "\n".join([role, task.question, *last])}]
+    return chat("\n".join([role, task.question, *last]))
 
 
 def _read_tasks(source: object, option: str) -> tuple[MathTask, ...]:

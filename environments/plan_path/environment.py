@@ -13,12 +13,12 @@ from typing import Annotated
 from annotated_types import Ge, Le
 
 from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
-from verl_atgrpo.environments.common.drafting import Draft, SingleAgent, quoted_program
+from verl_atgrpo.environments.common.drafting import SingleAgent
 from verl_atgrpo.environments.common.moves import MoveGame, Moves, Tool, ask_program, listed_cells
 from verl_atgrpo.environments.common.options import Turns, WallDensity, checked_options
 from verl_atgrpo.environments.common.splits import MOST_DRAWS, draw_for
-from verl_atgrpo.environments.common.workflow import Style, fixed_options
-from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, Walk, team_reward, walk
+from verl_atgrpo.environments.common.workflow import Style, chat, fixed_options
+from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, team_reward, walk
 
 _SHOT_DRAWS = 50
 """Additional grids that are generated to find examples with different answers."""
@@ -26,6 +26,14 @@ _SHOT_DRAWS = 50
 
 class PlanPath(MoveGame[State]):
     """A tool user drafts, the planner decides, the walker moves; up to `max_turns` turns."""
+
+    rules = (
+        "You guide a walker over a grid. '.' is free, '#' is a wall, 'P' is the walker, 'G' is the goal. "
+        "Moves are U (up), D (down), L (left), R (right). The walker stops at a wall and at the border."
+    )
+    program_instruction = ask_program("from P to G", "breadth-first search (BFS) over the cells, from P")
+    search = "name the cell that each move leads to, and go around walls."
+    check = "follow the draft cell by cell, and where it fails find another way."
 
     @checked_options
     def __init__(
@@ -61,14 +69,16 @@ class PlanPath(MoveGame[State]):
         if min_distance > size:
             raise EnvironmentConfigError(f"at_grpo.environment.min_distance={min_distance}: between 1 and size={size}")
         self.set_form(max_turns, tool, "moves", style, require_isolation)
-        self.set_moves(max_moves)
+        self.max_moves = max_moves
         if few_shot and (style, tool) != ("full", "moves"):
             raise EnvironmentConfigError(f"at_grpo.environment.few_shot={few_shot} goes with style: full, tool: moves")
         self.size = size
         self.wall_density = wall_density
         self.min_distance = min_distance
         self.seed = seed
-        self._shots = self._draw_shots(few_shot)
+        if few_shot:
+            self.search = self.check = ""  # examples answer without reasoning
+            self.examples = self._solved_examples(few_shot)
 
     def task(self, split: Split, index: int) -> PlanPathTask:
         """Returns grid `index` of `split`; splits are disjoint because walls and goal decide the split."""
@@ -138,39 +148,14 @@ class PlanPath(MoveGame[State]):
 
     # ------------------------------------------------------------------ prompts
 
-    def answer_prompt(self, state: State) -> list[Message]:
-        """Returns the prompt for moves, with the grid at the current position."""
-        grid = state.task.draw(state.position)
-        if self.style == "compact":
-            return [{"role": "user", "content": f"draft{_corners(state)}\n{grid}"}]
-        return self._dialogue(f"{self._shown(state)}\n{self._ask(_SEARCH)}")
-
-    def draft_prompt(self, state: State) -> list[Message]:
-        """Returns the tool user's prompt, with the grid at the current position."""
-        if not self.uses_python:
-            return self.answer_prompt(state)
-        return self._dialogue(f"{self._shown(state)}\n{_ASK_PYTHON}")
-
-    def plan_prompt(self, state: State, draft: Draft[str]) -> list[Message]:
-        """Returns the planner's prompt: the grid, the draft and where it leads."""
-        grid = state.task.draw(state.position)
-        if self.style == "compact":
-            lead = "none" if draft.answer is None else _lead(walk(state, draft.answer), compact=True)
-            return [{"role": "user", "content": f"plan{_corners(state)}\n{grid}\n{draft.answer or ''}>{lead}"}]
-        note = quoted_program(draft) if self.uses_python else ""
-        if draft.answer is None:
-            note += "A tool user drafted no valid moves."
-        else:
-            note += f"A tool user drafted: {', '.join(draft.answer)}. They lead {_lead(walk(state, draft.answer))}."
-        return self._dialogue(
-            f"{self._shown(state)}\n{note}\n{self._ask(_SEARCH if draft.answer is None else _CHECK)}"
-        )
-
-    def _shown(self, state: State) -> str:
+    def shown(self, state: State) -> str:
         """Returns the grid with all positions; only the grid if there are few-shot examples."""
         task = state.task
         grid = task.draw(state.position)
-        if self._shots:
+        if self.style == "compact":
+            # A tiny model learns to compare positions long before it learns to search.
+            return f"{''.join(map(str, (*state.position, *task.goal)))}\n{grid}"
+        if self.examples:
             return grid
         return (
             f"{grid}\nCells are (row, column), counted from (0, 0) at the top left to {(task.size - 1,) * 2}. P is at "
@@ -178,25 +163,23 @@ class PlanPath(MoveGame[State]):
             "U takes 1 off the row, D adds 1 to it, L takes 1 off the column, R adds 1 to it."
         )
 
-    def _ask(self, think: str) -> str:
-        # Few-shot examples answer without reasoning.
-        return self.ask_moves("" if self._shots else think)
+    def lead(self, state: State, moves: str) -> str:
+        """Returns the cell that moves lead to, and whether a wall stops them there."""
+        walked = walk(state, moves)
+        row, column = walked.end.position
+        if self.style == "compact":
+            return "goal" if walked.end.solved else f"{row}{column}" if walked.legal else f"{row}{column}#"
+        where = "to the goal" if walked.end.solved else f"to row {row}, column {column}"
+        return f"They lead {where}{'' if walked.legal else ', where the next move hits a wall'}."
 
-    def _dialogue(self, question: str) -> list[Message]:
-        messages: list[Message] = [{"role": "system", "content": _RULES}]
-        for grid, answer in self._shots:
-            messages.append({"role": "user", "content": f"{grid}\n{self.ask_moves()}"})
-            messages.append({"role": "assistant", "content": f"Moves: {', '.join(answer)}"})
-        return [*messages, {"role": "user", "content": question}]
-
-    def _draw_shots(self, count: int) -> tuple[tuple[str, str], ...]:
+    def _solved_examples(self, count: int) -> list[Message]:
         """Returns solved grids with different answers, as far as there are that many.
 
         If all examples have the same answer, models copy it.
         """
         shots: list[tuple[str, str]] = []
         spare: list[tuple[str, str]] = []
-        for number in range(count and _SHOT_DRAWS + count):
+        for number in range(_SHOT_DRAWS + count):
             # Negative indices are never used for tasks, so examples are in neither split.
             task = self.task("train", -1 - number)
             moves = task.shortest(task.start, random.Random(stable_hash("shot", number)))[: self.max_moves]
@@ -204,32 +187,13 @@ class PlanPath(MoveGame[State]):
             (shots if new else spare).append((task.draw(task.start), moves))
             if len(shots) == count:
                 break
-        return tuple((shots + spare)[:count])
+        messages: list[Message] = []
+        for grid, answer in (shots + spare)[:count]:
+            messages += chat(f"{grid}\n{self.ask()}")
+            messages.append({"role": "assistant", "content": f"Moves: {', '.join(answer)}"})
+        return messages
 
 
 @fixed_options(tool="moves", require_isolation=False)
 class SinglePlanPath(SingleAgent[State, str], PlanPath):
     """One agent sees the grid and moves; up to `max_turns` turns."""
-
-
-def _corners(state: State) -> str:
-    """Returns position and goal as digits: a tiny model learns to compare them long before it learns to search."""
-    return "".join(map(str, (*state.position, *state.task.goal)))
-
-
-def _lead(walked: Walk, compact: bool = False) -> str:
-    state = walked.end
-    row, column = state.position
-    if compact:
-        return "goal" if state.solved else f"{row}{column}" if walked.legal else f"{row}{column}#"
-    where = "to the goal" if state.solved else f"to row {row}, column {column}"
-    return where if walked.legal else f"{where}, where the next move hits a wall"
-
-
-_RULES = (
-    "You guide a walker over a grid. '.' is free, '#' is a wall, 'P' is the walker, 'G' is the goal. "
-    "Moves are U (up), D (down), L (left), R (right). The walker stops at a wall and at the border."
-)
-_ASK_PYTHON = ask_program("from P to G", "breadth-first search (BFS) over the cells, from P")
-_SEARCH = "name the cell that each move leads to, and go around walls."
-_CHECK = "follow the draft cell by cell, and where it fails find another way."

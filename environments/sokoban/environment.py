@@ -15,18 +15,31 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 
-from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
-from verl_atgrpo.environments.common.drafting import Draft, SingleAgent, quoted_program
+from verl_atgrpo.environment import EnvironmentConfigError, Outcome, Score, Split, stable_hash
+from verl_atgrpo.environments.common.drafting import SingleAgent
 from verl_atgrpo.environments.common.moves import MoveGame, Moves, Tool, ask_program, listed_cells
 from verl_atgrpo.environments.common.options import Turns, WallDensity, checked_options
 from verl_atgrpo.environments.common.splits import draw_for, split_of
 from verl_atgrpo.environments.common.workflow import Style, fixed_options
-from verl_atgrpo.environments.sokoban.board import SokobanTask, State, Walk, approach, clear, team_reward, walk
+from verl_atgrpo.environments.sokoban.board import SokobanTask, State, approach, clear, team_reward, walk
 from verl_atgrpo.environments.sokoban.levels import Generator, read_levels
 
 
 class Sokoban(MoveGame[State]):
     """A tool user drafts, the planner decides, the player moves; up to `max_turns` turns."""
+
+    rules = (
+        "You play Sokoban: push every box onto a target. '#' is a wall, '-' is floor, '.' is a target, '$' is a box, "
+        "'*' is a box on a target, '@' is the player, '+' is the player on a target. Moves are U (up), D (down), L "
+        "(left), R (right). Moving into a box pushes it one square on, unless a wall or another box is there. Boxes "
+        "cannot be pulled. A blocked move ends the list of moves."
+    )
+    program_instruction = ask_program(
+        "that pushes every box onto a target",
+        "breadth-first search (BFS) over the positions of the player and all boxes, each of them visited once",
+    )
+    search = "for each push name the square behind the box where the player must stand, and its way there."
+    check = "follow the draft move by move; where it does not solve the board, find the pushes that do."
 
     @checked_options
     def __init__(
@@ -62,7 +75,7 @@ class Sokoban(MoveGame[State]):
             EnvironmentConfigError: an option is invalid.
         """
         self.set_form(max_turns, tool, "moves", style, require_isolation)
-        self.set_moves(max_moves)
+        self.max_moves = max_moves
         options = dict(size=size, boxes=boxes, wall_density=wall_density, min_solution=min_solution, seed=seed)
         given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         self._generator = Generator(**given)
@@ -135,28 +148,35 @@ class Sokoban(MoveGame[State]):
 
     # ------------------------------------------------------------------ prompts
 
-    def answer_prompt(self, state: State) -> list[Message]:
-        """Returns the prompt for moves, with the current board."""
+    def shown(self, state: State) -> str:
+        """Returns the board with all positions."""
+        task, stride = state.task, state.task.stride
         if self.style == "compact":
-            return [{"role": "user", "content": f"draft{_corners(state)}\n{_board(state)}"}]
-        return _dialogue(f"{_shown(state)}\n{self.ask_moves(_SEARCH)}")
+            return f"{_corners(state)}\n{_board(state)}"
+        rows, columns = task.drawing.count("\n") + 1, stride - 1
 
-    def draft_prompt(self, state: State) -> list[Message]:
-        """Returns the tool user's prompt, with the current board."""
-        return _dialogue(f"{_shown(state)}\n{_ASK_PROGRAM}") if self.uses_python else self.answer_prompt(state)
+        def listed(cells: Iterable[int]) -> str:
+            return listed_cells(divmod(cell, stride) for cell in cells)
 
-    def plan_prompt(self, state: State, draft: Draft[str]) -> list[Message]:
-        """Returns the planner's prompt: the board, the draft and where it leads."""
-        walked = None if draft.answer is None else walk(state, draft.answer)
-        if self.style == "compact":
-            note = f"{draft.answer or ''}>{_outcome(walked)}"
-            return [{"role": "user", "content": f"plan{_corners(state)}\n{_board(state)}\n{note}"}]
-        note = quoted_program(draft) if self.uses_python else ""
-        if draft.answer is None or walked is None:
-            note += "A tool user drafted no valid moves."
-        else:
-            note += f"A tool user drafted: {', '.join(draft.answer)}. {_lead(walked)}"
-        return _dialogue(f"{_shown(state)}\n{note}\n{self.ask_moves(_SEARCH if walked is None else _CHECK)}")
+        inner = [cell for cell in task.walls if 0 < cell // stride < rows - 1 and 0 < cell % stride < columns - 1]
+        return (
+            f"{_board(state)}\nSquares are (row, column), counted from (0, 0) at the top left to "
+            f"{(rows - 1, columns - 1)}. The player is at {listed([state.player])}, boxes are at "
+            f"{listed(state.boxes)}, targets at {listed(task.targets)}, walls inside the border at {listed(inner)}."
+        )
+
+    def lead(self, state: State, moves: str) -> str:
+        """Returns the board that moves lead to; in compact prompts player and boxes, # illegal, x deadlock."""
+        walked = walk(state, moves)
+        end, legal, compact = walked.end, walked.legal, self.style == "compact"
+        if end.solved:
+            return "goal" if compact else "They solve the board."
+        dead = end.task.deadlocked(end.boxes)
+        if compact:
+            return _corners(end)[: 2 * (1 + len(end.boxes))] + "#" * (not legal) + "x" * dead
+        blocked = "" if legal else ", where the next move is blocked"
+        lost = " This is a deadlock: a box can never reach a target." if dead else ""
+        return f"They lead to this board{blocked}:\n{_board(end)}\n{lost}".rstrip()
 
 
 @fixed_options(tool="moves", require_isolation=False)
@@ -169,61 +189,7 @@ def _board(state: State) -> str:
     return state.draw().replace(" ", "-")
 
 
-def _shown(state: State) -> str:
-    """Returns the board with all positions."""
-    task, stride = state.task, state.task.stride
-    rows, columns = task.drawing.count("\n") + 1, stride - 1
-
-    def listed(cells: Iterable[int]) -> str:
-        return listed_cells(divmod(cell, stride) for cell in cells)
-
-    inner = [cell for cell in task.walls if 0 < cell // stride < rows - 1 and 0 < cell % stride < columns - 1]
-    return (
-        f"{_board(state)}\nSquares are (row, column), counted from (0, 0) at the top left to "
-        f"{(rows - 1, columns - 1)}. The player is at {listed([state.player])}, boxes are at {listed(state.boxes)}, "
-        f"targets at {listed(task.targets)}, walls inside the border at {listed(inner)}."
-    )
-
-
 def _corners(state: State) -> str:
     """Returns player, boxes and targets as digits: a tiny model learns to compare them before it learns to search."""
     cells = (state.player, *sorted(state.boxes), *sorted(state.task.targets))
     return "".join(f"{row}{column}" for row, column in (divmod(cell, state.task.stride) for cell in cells))
-
-
-def _outcome(walked: Walk | None) -> str:
-    """Returns a draft's result for compact prompts: `goal`, or player and boxes; # illegal, x deadlock."""
-    if walked is None:
-        return "none"
-    end = walked.end
-    if end.solved:
-        return "goal"
-    cells = _corners(end)[: 2 * (1 + len(end.boxes))]
-    return cells + "#" * (not walked.legal) + "x" * end.task.deadlocked(end.boxes)
-
-
-def _lead(walked: Walk) -> str:
-    end = walked.end
-    if end.solved:
-        return "They solve the board."
-    blocked = "" if walked.legal else ", where the next move is blocked"
-    lost = " This is a deadlock: a box can never reach a target." if end.task.deadlocked(end.boxes) else ""
-    return f"They lead to this board{blocked}:\n{_board(end)}\n{lost}".rstrip()
-
-
-def _dialogue(question: str) -> list[Message]:
-    return [{"role": "system", "content": _RULES}, {"role": "user", "content": question}]
-
-
-_RULES = (
-    "You play Sokoban: push every box onto a target. '#' is a wall, '-' is floor, '.' is a target, '$' is a box, "
-    "'*' is a box on a target, '@' is the player, '+' is the player on a target. Moves are U (up), D (down), L "
-    "(left), R (right). Moving into a box pushes it one square on, unless a wall or another box is there. Boxes "
-    "cannot be pulled. A blocked move ends the list of moves."
-)
-_ASK_PROGRAM = ask_program(
-    "that pushes every box onto a target",
-    "breadth-first search (BFS) over the positions of the player and all boxes, each of them visited once",
-)
-_SEARCH = "for each push name the square behind the box where the player must stand, and its way there."
-_CHECK = "follow the draft move by move; where it does not solve the board, find the pushes that do."

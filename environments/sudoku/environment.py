@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
-from verl_atgrpo.environments.common.drafting import Draft, DraftingGame, SingleAgent, quoted_program
+from verl_atgrpo.environment import EnvironmentConfigError, Outcome, Score, Split, stable_hash
+from verl_atgrpo.environments.common.drafting import DraftingGame, SingleAgent
 from verl_atgrpo.environments.common.options import Turns, checked_options
 from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.environments.common.workflow import Style, fixed_options
@@ -73,6 +73,17 @@ class Sudoku(DraftingGame[State, str]):
         self.size = size
         self.clues = clues
         self.seed = seed
+        box = math.isqrt(size)
+        self.rules = (
+            f"You fill a Sudoku of {size} rows and {size} columns; '.' is an empty cell. Every row, every column and "
+            f"every {box}x{box} box must hold each digit from 1 to {size} once. The given digits must stay."
+        )
+        self.program_instruction = (
+            "Write one ```python block. The program knows nothing but what you write into it; it must fill the empty "
+            "cells by backtracking (try each digit that the rules allow in the first empty cell, then go on with the "
+            "next one, and take it back where none fits), not have them written down, and must print the solved grid "
+            f"as its last {size} lines, one row a line, for example by print(*row) for each row."
+        )
 
     def task(self, split: Split, index: int) -> SudokuTask:
         """Returns puzzle `index` of `split`; splits are disjoint because the solved grid decides the split."""
@@ -151,72 +162,47 @@ class Sudoku(DraftingGame[State, str]):
 
     # ------------------------------------------------------------------ prompts
 
-    def answer_prompt(self, state: State) -> list[Message]:
-        """Returns the prompt for a grid, with the current one."""
-        if self.style == "compact":
-            return [{"role": "user", "content": f"draft\n{self._shown(state)}"}]
-        return self._dialogue(f"{self._shown(state)}\n{self._ask()}")
-
-    def draft_prompt(self, state: State) -> list[Message]:
-        """Returns the tool user's prompt, with the current grid."""
-        if not self.uses_python:
-            return self.answer_prompt(state)
-        return self._dialogue(f"{self._shown(state)}\n{self._ask_python()}")
-
-    def plan_prompt(self, state: State, draft: Draft[str]) -> list[Message]:
-        """Returns the planner's prompt: the grid, the draft and the rules that it breaks."""
-        shown, answer = self._shown(state), draft.answer
-        if self.style == "compact":
-            drafted = ">none" if answer is None else f"{self._drawn(answer)}>{_verdict(state.task, answer, True)}"
-            return [{"role": "user", "content": f"plan\n{shown}\ndraft\n{drafted}"}]
-        note = quoted_program(draft) if self.uses_python else ""
-        if answer is None:
-            note += "A tool user drafted no valid grid."
-        else:
-            note += f"A tool user drafted:\n{self._drawn(answer)}\nThis draft {_verdict(state.task, answer)}."
-        return self._dialogue(f"{shown}\n{note}\n{self._ask()}")
-
-    def _drawn(self, grid: str) -> str:
-        # Spaced, because tokenizers merge several points into one token, which loses the columns.
-        gap = "" if self.style == "compact" else " "
-        return "\n".join(gap.join(grid[start : start + self.size]) for start in range(0, len(grid), self.size))
-
-    def _shown(self, state: State) -> str:
+    def shown(self, state: State) -> str:
         """Returns the current grid, with the givens if the team has entries, which may be wrong."""
         compact = self.style == "compact"
-        shown = self._drawn(state.grid) if compact else f"The grid now is\n{self._drawn(state.grid)}"
+        shown = f"{'' if compact else 'The grid now is'}\n{self._drawn(state.grid)}"
         if state.grid != state.task.givens:
             label = "given" if compact else "of which these digits are given, all others may be wrong:"
             shown += f"\n{label}\n{self._drawn(state.task.givens)}"
-        return shown if compact else f"{shown}\n{self._empty(state.grid)}"
-
-    def _empty(self, grid: str) -> str:
-        cells = [cell for cell, char in enumerate(grid) if char == EMPTY]
+        if compact:
+            return shown
+        cells = [cell for cell, char in enumerate(state.grid) if char == EMPTY]
         listed = ", ".join(f"({cell // self.size + 1}, {cell % self.size + 1})" for cell in cells)
-        return f"Empty cells, as (row, column) counted from 1 at the top left: {listed or 'none'}."
+        return f"{shown}\nEmpty cells, as (row, column) counted from 1 at the top left: {listed or 'none'}."
 
-    def _ask(self) -> str:
+    def effect(self, state: State, draft: str | None) -> str:
+        """Returns the drafted grid and the rules that it breaks, without using the solution."""
+        compact = self.style == "compact"
+        if draft is None:
+            return "draft\n>none" if compact else "A tool user drafted no valid grid."
+        flaws, holes = state.task.flaws(draft), draft.count(EMPTY)
+        if compact:
+            # "row 2 repeats 3" is r23#
+            broken = f"{flaws[0][0]}{''.join(filter(str.isdigit, flaws[0]))}#" if flaws else ""
+            return f"draft\n{self._drawn(draft)}>{broken or holes or 'goal'}"
+        if flaws:
+            verdict = f"is wrong: {'; '.join(flaws[:3])}{'; and more' if len(flaws) > 3 else ''}"
+        else:
+            verdict = f"breaks no rule; cells left empty: {holes}" if holes else "is complete and consistent"
+        return f"A tool user drafted:\n{self._drawn(draft)}\nThis draft {verdict}."
+
+    def ask(self, draft: str | None = None) -> str:
+        """Returns the instruction to answer with a grid."""
         return (
             "Think step by step: for each empty cell find the digits that its row, its column and its box leave. Then "
             f"end with the whole grid: a line 'Grid:', right below it {self.size} rows of {self.size} digits, "
             "with '.' for a cell that you leave empty."
         )
 
-    def _ask_python(self) -> str:
-        return (
-            "Write one ```python block. The program knows nothing but what you write into it; it must fill the empty "
-            "cells by backtracking (try each digit that the rules allow in the first empty cell, then go on with the "
-            "next one, and take it back where none fits), not have them written down, and must print the solved grid "
-            f"as its last {self.size} lines, one row a line, for example by print(*row) for each row."
-        )
-
-    def _dialogue(self, question: str) -> list[Message]:
-        size, box = self.size, math.isqrt(self.size)
-        rules = (
-            f"You fill a Sudoku of {size} rows and {size} columns; '.' is an empty cell. Every row, every column and "
-            f"every {box}x{box} box must hold each digit from 1 to {size} once. The given digits must stay."
-        )
-        return [{"role": "system", "content": rules}, {"role": "user", "content": question}]
+    def _drawn(self, grid: str) -> str:
+        # Spaced, because tokenizers merge several points into one token, which loses the columns.
+        gap = "" if self.style == "compact" else " "
+        return "\n".join(gap.join(grid[start : start + self.size]) for start in range(0, len(grid), self.size))
 
 
 @fixed_options(tool="grid", require_isolation=False)
@@ -226,15 +212,3 @@ class SingleSudoku(SingleAgent[State, str], Sudoku):
 
 def _writes(state: State, grid: str) -> bool:
     return any(char not in (EMPTY, old) for char, old in zip(grid, state.grid, strict=True))
-
-
-def _verdict(task: SudokuTask, grid: str, compact: bool = False) -> str:
-    """Returns the rules that a draft breaks, without using the solution."""
-    flaws, holes = task.flaws(grid), grid.count(EMPTY)
-    if compact:
-        if flaws:  # "row 2 repeats 3" is r23#
-            return f"{flaws[0][0]}{''.join(filter(str.isdigit, flaws[0]))}#"
-        return str(holes) if holes else "goal"
-    if flaws:
-        return f"is wrong: {'; '.join(flaws[:3])}{'; and more' if len(flaws) > 3 else ''}"
-    return f"breaks no rule; cells left empty: {holes}" if holes else "is complete and consistent"

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from fakes.coding_problems import humaneval, needs_humaneval, verdicts
 from fakes.math_problems import box
+from fakes.scripted_episodes import scripted
 
 from verl_atgrpo.environment import Environment, make
 from verl_atgrpo.environments.common.moves import MOVES
 from verl_atgrpo.environments.sudoku.grid import EMPTY, generate
-from verl_atgrpo.team import ScriptedTeam, play
 from verl_atgrpo.testing import Script
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -27,23 +27,22 @@ MARGIN = 0.08
 """What `TASKS` tasks may differ by luck: twice the standard error of a mean of scores between 0 and 1."""
 
 
-def earned(env: Environment, script: Script) -> tuple[float, float]:
+def earned(env: Environment, tasks: Sequence[object], script: Script) -> tuple[float, float]:
     """Returns the share of solved tasks, and the mean score of a decision, if all agents play this script."""
     solved, scores = 0, []
-    for index in range(TASKS):
-        team = ScriptedTeam(dict.fromkeys(env.agents, script), candidates=1)
-        record = asyncio.run(play(env, env.task("train", index), team))
+    for task in tasks:
+        record = scripted(env, task, dict.fromkeys(env.agents, script))
         solved += record.outcome.success
         scores += [decision.candidates[0].score.mixed(1.0) for decision in record.decisions]
-    return solved / TASKS, sum(scores) / len(scores)
+    return solved / len(tasks), sum(scores) / len(scores)
 
 
 def check(env: Environment, constants: Sequence[str], chance: Callable[[random.Random], str]) -> None:
     """Asserts that no constant earns more than replies that are drawn anew for every decision."""
-    rng = random.Random(0)
-    lucky_solved, lucky_score = earned(env, lambda prompt, k: chance(rng))
+    rng, tasks = random.Random(0), [env.task("train", index) for index in range(TASKS)]
+    lucky_solved, lucky_score = earned(env, tasks, lambda prompt, k: chance(rng))
     for constant in constants:
-        solved, score = earned(env, lambda prompt, k, constant=constant: constant)
+        solved, score = earned(env, tasks, lambda prompt, k, constant=constant: constant)
         assert solved <= lucky_solved + MARGIN, f"{constant!r} solves {solved:.2f}, chance {lucky_solved:.2f}"
         assert score <= lucky_score + MARGIN, f"{constant!r} earns {score:.2f}, chance {lucky_score:.2f}"
 
@@ -54,27 +53,25 @@ def sweep(size: int) -> str:
 
 
 @pytest.mark.parametrize("length", [1, 3, 40])
-@pytest.mark.parametrize("name", ["plan_path", "plan_path_single", "sokoban", "sokoban_single"])
+@pytest.mark.parametrize("name", ["plan_path", "sokoban"])
 def test_constant_moves(name: str, length: int) -> None:
-    tool = {} if name.endswith("_single") else {"tool": "moves"}
+    """A single agent's answers have the same scores and effects."""
     patterns = (*MOVES, "URDL", sweep(10), sweep(10)[::-1])
     constants = {(pattern * length)[:length] for pattern in patterns}
     check(
-        make(name, style="compact", **tool),
+        make(name, style="compact", tool="moves"),
         sorted(constants),
         lambda rng: "".join(rng.choices(list(MOVES), k=length)),
     )
 
 
-@pytest.mark.parametrize("name", ["sudoku", "sudoku_single"])
-def test_constant_grids(name: str) -> None:
-    tool = {} if name.endswith("_single") else {"tool": "grid"}
+def test_constant_grids() -> None:
     draws = (generate(4, 8, random.Random(seed)) for seed in range(20))
     solved = [task.solution for task in draws if task is not None][:3]
     rows = partial(map, lambda grid: "\n".join(grid[start : start + 4] for start in range(0, 16, 4)))
     constants = (*solved, "1234" * 4, "1" * 16, EMPTY * 16, "1" + EMPTY * 15)
     check(
-        make(name, style="compact", **tool),
+        make("sudoku", style="compact", tool="grid"),
         list(rows(constants)),
         lambda rng: next(rows(["".join(rng.choices("1234", k=16))])),
     )

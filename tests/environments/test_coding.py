@@ -16,13 +16,13 @@ from fakes.coding_problems import (
     EXCHANGES,
     HUMANEVAL,
     ROWS,
-    Script,
     block,
     needs_humaneval,
     test_block,
     verdict,
     write,
 )
+from fakes.scripted_episodes import Script, of, prompt_of, scripted
 
 from verl_atgrpo.environment import EnvironmentConfigError, make
 from verl_atgrpo.environments.code import environment as coding
@@ -30,7 +30,7 @@ from verl_atgrpo.environments.code import programs as judging
 from verl_atgrpo.environments.code.environment import Code, State, parse_test
 from verl_atgrpo.environments.code.programs import Call, Exchange, Problem, Test
 from verl_atgrpo.sandbox.runner import ExecutionResult, Limits
-from verl_atgrpo.team import Decision, EpisodeRecord, ScriptedTeam, play
+from verl_atgrpo.team import EpisodeRecord
 
 # ------------------------------------------------------------------ the environment
 
@@ -50,15 +50,7 @@ def environment(folder: Path, **options: Any) -> Code:
 
 
 def episode(env: Code, problem: Problem, coder: Script, tester: Script, candidates: int = 1) -> EpisodeRecord:
-    return asyncio.run(play(env, problem, ScriptedTeam({"coder": coder, "tester": tester}, candidates=candidates)))
-
-
-def prompt_of(decision: Decision) -> str:
-    return "".join(map(chr, decision.prompt_ids))
-
-
-def of(agent: str, record: EpisodeRecord) -> list[Decision]:
-    return sorted((d for d in record.decisions if d.agent == agent), key=lambda decision: decision.turn)
+    return scripted(env, problem, {"coder": coder, "tester": tester}, candidates)
 
 
 def test_tasks(tmp_path: Path) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+from fakes.scripted_episodes import prompt_of, scripted
 
 from verl_atgrpo.environment import EnvironmentConfigError, Score, make
 from verl_atgrpo.environments.common.moves import MOVES
@@ -17,7 +17,7 @@ from verl_atgrpo.environments.common.words import read_number, read_word
 from verl_atgrpo.environments.number_search.environment import Search
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State
 from verl_atgrpo.environments.walk.environment import DIRECTIONS, exact_steps, where_goal_lies
-from verl_atgrpo.team import EpisodeRecord, ScriptedTeam, play
+from verl_atgrpo.team import EpisodeRecord
 from verl_atgrpo.testing import Script, check_environment
 
 WAYS = tuple(DIRECTIONS)
@@ -28,8 +28,7 @@ def episode(env: Any, task: Any, **scripts: str | Script) -> EpisodeRecord:
     def script(reply: str | Script) -> Script:
         return (lambda prompt, k: reply) if isinstance(reply, str) else reply
 
-    team = ScriptedTeam({agent: script(reply) for agent, reply in scripts.items()}, candidates=1)
-    return asyncio.run(play(env, task, team))
+    return scripted(env, task, {agent: script(reply) for agent, reply in scripts.items()})
 
 
 def scores(record: EpisodeRecord) -> list[tuple[str, float]]:
@@ -164,7 +163,7 @@ WALLED = field((1, 1), (1, 4), (1, 2), (0, 1), size=5)
 def test_a_walk_among_walls_by_hand() -> None:
     env = make("walk_walls")
     record = episode(env, WALLED, navigator="down", checker="yes")
-    first = "".join(map(chr, record.decisions[0].prompt_ids))
+    first = prompt_of(record.decisions[0])
     assert "You are at row 2, column 2. Walls: up, right. Free: down, left. Your goal is 3 columns to the" in first
     assert first.endswith("Which free way leads to the goal: up, down, left or right? Answer with one word.")
     assert scores(record)[:2] == [("navigator", 1.0), ("checker", 1.0)]
@@ -194,7 +193,7 @@ def test_every_walk_among_walls_can_be_done_and_is_not_too_short() -> None:
 def test_the_way_back_is_told_after_a_step() -> None:
     ways, env = iter(["down", "left"]), make("walk_walls", max_turns=5)
     record = episode(env, WALLED, navigator=lambda prompt, k: next(ways, "?"), checker="yes")
-    prompts = ["".join(map(chr, one.prompt_ids)) for one in record.decisions if one.agent == "navigator"]
+    prompts = [prompt_of(one) for one in record.decisions if one.agent == "navigator"]
     told = [re.findall(r"Free: [a-z, ]+\.( Way back: \w+\.)? Your goal", prompt) for prompt in prompts]
     assert told == [[""], [" Way back: up."], [" Way back: right."], [" Way back: right."], [" Way back: right."]]
 
@@ -257,7 +256,7 @@ def test_a_search_by_hand() -> None:
         "Which number is larger, 12 or 10? Answer with the number only.",
     ]
     assert scores(record)[1] == scores(record)[3] == ("judge", 1.0)
-    last = "".join(map(chr, record.decisions[-1].prompt_ids))
+    last = prompt_of(record.decisions[-1])
     assert "from 9 to 11" in last
 
 

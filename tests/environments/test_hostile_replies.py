@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from fakes.coding_problems import test_block as tester_reply
+from fakes.coding_problems import write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -27,24 +28,8 @@ UNITS = (
     *"a0U(){}[]<>`*_#$^!,.:;-+/|\\\"'\n\t \0",
     *("\ud800", "\u2192", "\u0661", "\u00bd", "\ufdfd", "\U0001d7ce", "e\u0301"),
     *("```\n", "```python\n", "``` \n`", "`a", "~~~\n", "> ", "| 1 ", "()", "[[", "]]", "{1}", "$$", "**"),
-    *(
-        "1e",
-        "9^",
-        "0x",
-        "1,",
-        "1.",
-        "-1",
-        "+1",
-        "1+",
-        "U,",
-        "U\n",
-        "1. U\n",
-        "[1, ",
-        "{'a': ",
-        "lambda: ",
-        "not ",
-        "f(",
-    ),
+    *("1e", "9^", "0x", "1,", "1.", "-1", "+1", "1+", "U,", "U\n", "1. U\n"),
+    *("[1, ", "{'a': ", "lambda: ", "not ", "f("),
     *("\\boxed{", "\\boxed{1}", "\\frac{1}{", "\\text{", "\\(", "\\[", "<answer>", "</answer>", "<think>", "</think>"),
     *("Moves:", "Moves: U\n", "Grid:\n", "Grid:\n1234\n", "Final answer:", "Final answer: 1\n", "Answer is "),
     *("Input:\n", "Output:\n", "Input:\n```\n1\n```\nOutput:\n```\n2\n```\n"),
@@ -78,11 +63,13 @@ LITERALS = (
     "\ud800",
 )
 _VALUES = ("9^{9^{9}}", "9" * 255, "1/0", "0/0", "1e9999", r"\frac{1}{0}", r"\sqrt{-1}", "{" * 100 + "}" * 100)
+TESTS = (
+    *(tester_reply(literal, "1") for literal in LITERALS),
+    *(tester_reply("1", literal) for literal in LITERALS),
+)
 REPLIES = (
     *(unit * (TOKENS // len(unit) + 1) for unit in UNITS),
     *(unit * (1_000_000 // len(unit)) for unit in ("a", "\n", "```\n", "\\boxed{", "[", "Moves: ", "| ")),
-    *(tester_reply(literal, "1") for literal in LITERALS),
-    *(tester_reply("1", literal) for literal in LITERALS),
     *(rf"\boxed{{{value}}}" for value in _VALUES),
     *("(" * 500 + ")" * 500, "\\boxed{" * 500 + "}" * 500, "**" * 500 + "U" + "**" * 500, "{" * 999 + "}" * 999),
     # What patterns with two repetitions in a row take quadratic time for.
@@ -91,9 +78,8 @@ REPLIES = (
 
 
 def _files(folder: Path, row: dict[str, str]) -> dict[str, Any]:
-    for split in ("train", "val"):
-        (folder / f"{split}.jsonl").write_text(json.dumps({**row, "question": f"{row['question']} {split}"}) + "\n")
-    return {split: {"path": str(folder / f"{split}.jsonl")} for split in ("train", "val")}
+    rows = {split: {**row, "question": f"{row['question']} {split}"} for split in ("train", "val")}
+    return {split: {"path": write(folder, [mine], f"{split}.jsonl")} for split, mine in rows.items()}
 
 
 def _math(name: str, folder: Path, **options: Any) -> Environment:
@@ -120,23 +106,15 @@ def _needs(package: str) -> Any:
     return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"{package} is not installed")
 
 
+# Single agents of these families parse and score as their team does.
 ENVIRONMENTS: dict[str, tuple[Callable[[Path], Environment], tuple[Any, ...]]] = {}
-for _name in ("plan_path", "sokoban", "sudoku"):
-    for _style in ("full", "compact"):
-        _options = {"style": _style, "max_turns": 1}
-        ENVIRONMENTS[f"{_name} {_style}"] = (
-            lambda folder, name=_name, options=_options: make(
-                name, tool="grid" if name == "sudoku" else "moves", **options
-            ),
+for _name, _tool in (("plan_path", "moves"), ("sokoban", "moves"), ("sudoku", "grid")):
+    for _options in ({"style": "full", "tool": _tool}, {"style": "compact", "tool": _tool}, {"tool": "python"}):
+        ENVIRONMENTS[f"{_name} {' '.join(_options.values())}"] = (
+            lambda folder, name=_name, options=_options: make(name, max_turns=1, **options),
             (),
         )
-        ENVIRONMENTS[f"{_name}_single {_style}"] = (
-            lambda folder, name=_name, options=_options: make(f"{name}_single", **options),
-            (),
-        )
-    ENVIRONMENTS[f"{_name} python"] = (lambda folder, name=_name: make(name, tool="python", max_turns=1), ())
-for _name in ("math", "math_single", "math_ensemble", "math_debate"):
-    _turns = {"math_ensemble": {}, "math_debate": {"rounds": 1}}.get(_name, {"max_turns": 1})
+for _name, _turns in (("math", {"max_turns": 1}), ("math_ensemble", {}), ("math_debate", {"rounds": 1})):
     ENVIRONMENTS[_name] = (
         lambda folder, name=_name, turns=_turns: _math(name, folder, **turns),
         (_needs("math_verify"),),
@@ -144,11 +122,10 @@ for _name in ("math", "math_single", "math_ensemble", "math_debate"):
 for _name in ("walk", "walk_single", "walk_walls", "walk_walls_single", "number_search", "number_search_single"):
     ENVIRONMENTS[_name] = (lambda folder, name=_name: make(name), ())
 for _entry in (None, "f"):
-    for _name in ("code", "code_single"):
-        ENVIRONMENTS[f"{_name} {'program' if _entry is None else 'function'}"] = (
-            lambda folder, name=_name, entry=_entry: _code(name, folder, entry, max_turns=1),
-            (),
-        )
+    ENVIRONMENTS[f"code {'program' if _entry is None else 'function'}"] = (
+        lambda folder, entry=_entry: _code("code", folder, entry, max_turns=1),
+        (),
+    )
 for _game, _players in (
     ("ConnectFour-v0", 2),
     ("TicTacToe-v0", 2),
@@ -189,10 +166,15 @@ class Parrot:
         return self.generation
 
 
+@functools.cache
+def task_of(env: Environment) -> Any:
+    return env.task("train", 0)
+
+
 def cpu_of(env: Environment, reply: str) -> float:
     """Plays an episode in which every reply is this one; returns this process's CPU time per decision."""
     team = Team(dict.fromkeys(env.agents, "parrot"), {"parrot": Parrot(reply)}, TeamOptions())
-    task = env.task("train", 0)
+    task = task_of(env)
 
     async def timed() -> float:
         began = time.process_time()
@@ -204,7 +186,7 @@ def cpu_of(env: Environment, reply: str) -> float:
 
 def test_no_reply_raises_or_takes_long(environment: Environment) -> None:
     slow = {}
-    for reply in REPLIES:
+    for reply in (*REPLIES, *(TESTS if "tester" in environment.agents else ())):
         if cpu_of(environment, reply) > CPU_SECONDS and (seconds := cpu_of(environment, reply)) > CPU_SECONDS:
             slow[f"{reply[:40]!r} of {len(reply)}"] = round(seconds, 3)
     assert slow == {}

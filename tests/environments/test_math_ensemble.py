@@ -10,7 +10,8 @@ import pytest
 
 pytest.importorskip("math_verify", reason="needs the extra `math`")
 
-from fakes.math_problems import GOLD, Script, box, episode, of, program, prompt_of, sources
+from fakes.math_problems import GOLD, box, episode, program, sources
+from fakes.scripted_episodes import Script, of, prompt_of
 
 from verl_atgrpo.environments.math import MathDebate, MathEnsemble
 

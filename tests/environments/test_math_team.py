@@ -13,20 +13,8 @@ import pytest
 
 pytest.importorskip("math_verify", reason="needs the extra `math`")
 
-from fakes.math_problems import (
-    DATA,
-    GOLD,
-    NAMES,
-    QUESTION,
-    Script,
-    box,
-    by_turn,
-    episode,
-    of,
-    program,
-    prompt_of,
-    sources,
-)
+from fakes.math_problems import DATA, GOLD, NAMES, QUESTION, box, by_turn, episode, program, sources
+from fakes.scripted_episodes import Script, of, prompt_of
 
 from verl_atgrpo.environment import EnvironmentConfigError, make
 from verl_atgrpo.environments.common.replies import SHOWN, extract_python

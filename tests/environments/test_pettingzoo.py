@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import random
 import re
@@ -21,19 +20,14 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "pettingzoo"
 sys.path.append(str(EXAMPLE))
 
 import meeting
+from fakes.scripted_episodes import here, prompt_of, scripted
 from gymnasium.spaces import Box, Text
 
-from verl_atgrpo.environment import Environment, EnvironmentConfigError, Score, make
-from verl_atgrpo.team import EpisodeRecord, ScriptedTeam, play
+from verl_atgrpo.environment import EnvironmentConfigError, Score, make
 from verl_atgrpo.testing import EnvironmentContractError, Script, check_environment
 
 WALKERS = {"env": "meeting:env", "actions": ["up", "down"], "task_key": "meeting:street"}
 THIS = __name__
-
-
-def here(name: str) -> Callable[..., Environment]:
-    """Makes environments only in this process, without the check in another one."""
-    return lambda **options: make(name, **options)
 
 
 def walkers(script: Script) -> Mapping[str, Script]:
@@ -43,10 +37,6 @@ def walkers(script: Script) -> Mapping[str, Script]:
 def towards(prompt: str) -> str:
     mine, theirs = map(int, re.findall(r"\d+", prompt)[1:3])
     return "up" if theirs > mine else "down"
-
-
-def episode(env: Environment, task: object, scripts: Mapping[str, Script], **options: Any) -> EpisodeRecord:
-    return asyncio.run(play(env, task, ScriptedTeam(scripts, **options)))
 
 
 # ------------------------------------------------------------------ PettingZoo
@@ -74,7 +64,7 @@ def test_the_example_keeps_the_contract(style: str) -> None:
 
 def test_rewards_of_a_step_are_the_teams_mean_and_the_agents_own() -> None:
     env = make("pettingzoo", env=f"{THIS}:uneven", actions=["up", "down"], style="compact", success_return=0.5)
-    record = episode(env, env.task("train", 0), walkers(lambda prompt, k: towards(prompt)))
+    record = scripted(env, env.task("train", 0), walkers(lambda prompt, k: towards(prompt)))
     way = len(record.decisions)  # every step is one house closer, and only the walker itself is rewarded
     for decision in record.decisions:
         score = decision.candidates[0].score
@@ -86,7 +76,7 @@ def test_rewards_of_a_step_are_the_teams_mean_and_the_agents_own() -> None:
 
 def test_opponents_earn_their_own_reward_alone() -> None:
     env = make("pettingzoo", env=f"{THIS}:uneven", actions=["up", "down"], style="compact", team=["north"])
-    record = episode(env, env.task("train", 0), walkers(lambda prompt, k: towards(prompt)))
+    record = scripted(env, env.task("train", 0), walkers(lambda prompt, k: towards(prompt)))
     for decision in record.decisions:
         score = decision.candidates[0].score
         assert score.team == (score.local if decision.agent == "north" else 0)
@@ -97,42 +87,42 @@ def test_an_illegal_reply_earns_the_least_and_ends_the_episode_or_repeats_the_pr
     replies = ["sideways", "Action: up", "up", "UP", " "]
     team = walkers(lambda prompt, k: replies[k % 5])
     env = make("pettingzoo", **WALKERS, style="compact", max_steps=1)
-    (decision,) = episode(env, env.task("train", 0), team, candidates=5).decisions
+    (decision,) = scripted(env, env.task("train", 0), team, candidates=5).decisions
     scores = [candidate.score for candidate in decision.candidates]
     assert [score == Score(-1, -1) for score in scores] == [True, True, False, False, True]
     assert scores[2] == scores[3]
 
     lost = walkers(lambda prompt, k: "sideways")
-    outcome = episode(env, env.task("train", 0), lost).outcome
+    outcome = scripted(env, env.task("train", 0), lost).outcome
     assert outcome.metrics == {"steps": 1, "illegal": 1, "return_north": -1, "return_south": 0}
     assert outcome.team_reward == -0.5 and not outcome.success
 
     env = make("pettingzoo", **WALKERS, style="compact", max_steps=3, on_illegal="again", illegal_reward=-0.25)
-    record = episode(env, env.task("train", 0), lost)
+    record = scripted(env, env.task("train", 0), lost)
     assert [decision.agent for decision in record.decisions] == ["north"] * 3
-    first, second = ("".join(map(chr, decision.prompt_ids)) for decision in record.decisions[:2])
+    first, second = (prompt_of(decision) for decision in record.decisions[:2])
     assert second == "Your last reply was not a legal action. Give a legal one.\n" + first
     assert record.decisions[2].candidates[0].score == Score(-0.25, -0.25)
 
 
 def test_truncation_is_not_success() -> None:
     env = make("pettingzoo", **WALKERS, style="compact", max_steps=1, success_return=0.1)
-    record = episode(env, env.task("train", 0), walkers(lambda prompt, k: towards(prompt)))
+    record = scripted(env, env.task("train", 0), walkers(lambda prompt, k: towards(prompt)))
     assert record.outcome.team_reward > 0.1 and not record.outcome.success
 
 
 def test_only_unmasked_actions_are_listed_and_accepted() -> None:
     env = make("pettingzoo", env=f"{THIS}:masked", actions=["up", "down"])
     team = walkers(lambda prompt, k: ["Action: up", "Action: down"][k % 2])
-    (decision, *_) = episode(env, env.task("train", 0), team, candidates=2).decisions
-    assert "\nLegal actions: down\n" in "".join(map(chr, decision.prompt_ids))
+    (decision, *_) = scripted(env, env.task("train", 0), team, candidates=2).decisions
+    assert "\nLegal actions: down\n" in prompt_of(decision)
     assert [candidate.score == Score(-1, -1) for candidate in decision.candidates] == [True, False]
 
 
 def test_text_actions_have_to_be_in_their_space() -> None:
     env = make("pettingzoo", env=f"{THIS}:texts", style="compact", max_steps=1)
     team = walkers(lambda prompt, k: [" ud ", "upward", "U"][k % 3])
-    (decision,) = episode(env, env.task("train", 0), team, candidates=3).decisions
+    (decision,) = scripted(env, env.task("train", 0), team, candidates=3).decisions
     assert [candidate.score == Score(-1, -1) for candidate in decision.candidates] == [False, True, True]
 
 
@@ -140,14 +130,14 @@ def test_a_function_converts_other_observations_to_text() -> None:
     with pytest.raises(EnvironmentConfigError, match=r"observes a list, not a text; .*observe='module:function'"):
         make("pettingzoo", env=f"{THIS}:numbers", actions=["up", "down"])
     env = make("pettingzoo", env=f"{THIS}:numbers", actions=["up", "down"], observe=f"{THIS}:words", style="compact")
-    (decision, *_) = episode(env, env.task("train", 0), walkers(lambda prompt, k: "up")).decisions
-    assert re.fullmatch(r"north: \d+ \d+", "".join(map(chr, decision.prompt_ids)))
+    (decision, *_) = scripted(env, env.task("train", 0), walkers(lambda prompt, k: "up")).decisions
+    assert re.fullmatch(r"north: \d+ \d+", prompt_of(decision))
 
 
 def test_every_instance_is_closed_and_global_generators_are_restored() -> None:
     env = make("pettingzoo", env=f"{THIS}:counted", actions=["up", "down"], style="compact")
     ours, numpys = random.getstate(), np.random.get_state()[1].tolist()
-    episode(env, env.task("train", 0), walkers(lambda prompt, k: ["up", "down", "?"][k % 3]), candidates=3)
+    scripted(env, env.task("train", 0), walkers(lambda prompt, k: ["up", "down", "?"][k % 3]), candidates=3)
     assert random.getstate() == ours and np.random.get_state()[1].tolist() == numpys
     assert Counted.opened > 10 and Counted.opened == Counted.closed
 
@@ -161,7 +151,7 @@ def test_an_environment_that_is_not_deterministic_is_refused(kind: str) -> None:
 def test_one_that_is_found_so_in_an_episode_ends_the_run_with_one_line() -> None:
     env = make("pettingzoo", env=f"{THIS}:unsteady", actions=["up", "down"], options={"kind": "late"}, style="compact")
     with pytest.raises(EnvironmentConfigError, match="is not deterministic") as caught:
-        episode(env, env.task("train", 0), walkers(lambda prompt, k: "up"))
+        scripted(env, env.task("train", 0), walkers(lambda prompt, k: "up"))
     assert "\n" not in str(caught.value)
 
 
@@ -301,9 +291,7 @@ masked = variant(observe=_masked)
 texts = variant(action_space=lambda self, agent: Text(2, charset="ud"), step=_spelt)
 boxes = variant(action_space=lambda self, agent: Box(0, 1))
 numbers = variant(observe=lambda self, agent: [self.places[agent], self.moves])
-nameless = variant(
-    observe=lambda self, agent: meeting.Meeting.observe(self, agent).partition(". ")[2],
-)
+nameless = variant(observe=lambda self, agent: meeting.Meeting.observe(self, agent).partition(". ")[2])
 alike = variant(reset=lambda self, seed=None, options=None: meeting.Meeting.reset(self, 0, options))
 counted, unsteady = Counted, Unsteady
 

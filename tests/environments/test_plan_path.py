@@ -7,41 +7,24 @@ import re
 from typing import Any
 
 import pytest
-from fakes.drafting_episodes import episode, of
 from fakes.plan_path_players import CORRIDOR, WALLED, cpu_limit, full, full_oracle, grid_in, solve, task_from
+from fakes.scripted_episodes import episode, of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_atgrpo.environment import EnvironmentConfigError, make
-from verl_atgrpo.environments.common.splits import split_of
 from verl_atgrpo.environments.plan_path import PlanPath
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, team_reward, walk
 
 # ------------------------------------------------------------------ tasks
 
 
-def test_tasks_differ_by_index_split_and_seed() -> None:
-    env, other = PlanPath(), PlanPath(seed=1)
-    tasks = [env.task(split, index) for split in ("train", "val") for index in range(20)]
-    tasks += [other.task("train", index) for index in range(20)]
-    assert len({env.fingerprint(task) for task in tasks}) == 60
-
-
 @pytest.mark.parametrize("options", [{}, {"size": 4, "min_distance": 3}, {"size": 5, "wall_density": 0.5}])
-def test_splits_are_disjoint_reachable_and_decided_by_the_grid(options: dict[str, Any]) -> None:
+def test_the_goal_is_within_reach_and_not_too_near(options: dict[str, Any]) -> None:
     env = PlanPath(**options)
-    prints: dict[str, set[str]] = {"train": set(), "val": set()}
-    for split, seen in prints.items():
-        for index in range(300):
-            task = env.task(split, index)
-            assert task.distance[task.start] == len(solve(env.fingerprint(task))) >= env.min_distance
-            seen.add(env.task_key(task))
-    assert not prints["train"] & prints["val"]
-    # Only walls and goal decide, so splits are disjoint for all seeds and indices.
-    for split, seen in prints.items():
-        assert {split_of(text) for text in seen} == {split}
-    other = PlanPath(**options, seed=99)
-    assert not {other.task_key(other.task("train", index)) for index in range(100)} & prints["val"]
+    for index in range(150):
+        task = env.task("train", index)
+        assert task.distance[task.start] == len(solve(env.fingerprint(task))) >= env.min_distance
 
 
 def test_fingerprint_tells_start_and_goal_and_walls_apart() -> None:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
-import re
 import textwrap
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.drafting_episodes import episode, of, prompt_of
-from fakes.plan_path_players import CORRIDOR, ORACLES, STYLES, WALLED, full, full_oracle, grid_in, solve, task_from
+from fakes.plan_path_players import CORRIDOR, STYLES, WALLED, full, full_oracle, grid_in, solve, task_from
+from fakes.scripted_episodes import check_programs, episode, of, prompt_of
 from waiting import HANG
 
 from verl_atgrpo import environment
 from verl_atgrpo.environment import EnvironmentConfigError, Score, make
 from verl_atgrpo.environments.common import drafting
 from verl_atgrpo.environments.common.drafting import Draft
+from verl_atgrpo.environments.common.moves import parse_moves, parse_printed
 from verl_atgrpo.environments.plan_path import PlanPath
 from verl_atgrpo.environments.plan_path.grid import State, walk
 from verl_atgrpo.sandbox.runner import ExecutionResult, Limits, run_python
@@ -75,18 +76,6 @@ def test_the_planner_sees_the_committed_draft() -> None:
     assert record.outcome.success  # the walker moved once, by the committed plan
 
 
-@pytest.mark.parametrize("options", STYLES)
-def test_a_scripted_oracle_solves_every_task(options: dict[str, Any]) -> None:
-    env = PlanPath(size=6, **options)
-    oracle = ORACLES[options["style"]]
-    for index in range(10):
-        record = episode(env, env.task("val", index), lambda prompt, k: "-", oracle)
-        assert record.outcome.success
-        assert record.outcome.team_reward == 1
-        assert record.outcome.metrics["turns"] == 1
-        assert [decision.candidates[0].reward for decision in record.decisions] == pytest.approx([0, 2])
-
-
 def test_running_out_of_turns_is_not_success() -> None:
     env = PlanPath(size=5, tool="moves", max_turns=3)
     for answer, share in (("-", 0), (full("R"), 3 / 4), (full("DU"), 0), (full("RRLL"), 0)):
@@ -125,19 +114,10 @@ def test_programs_of_the_tool_user_are_run_and_scored(monkeypatch: pytest.Monkey
         program("print(list('U'))"): (0, 0.4),
         program("moves = []\nfor _ in range(4): moves.append('R')\nprint('found')\nprint(moves)"): (1, 1.0),
     }
-    texts = list(answers)
-    env = PlanPath(size=5, max_turns=1)
-    record = episode(env, CORRIDOR, lambda prompt, k: texts[k], full_oracle, candidates=len(texts))
-    draft, plan = record.decisions
-    teams, locals_ = zip(*answers.values(), strict=True)
-    assert [candidate.score.team for candidate in draft.candidates] == pytest.approx(teams)
-    assert [candidate.score.local for candidate in draft.candidates] == pytest.approx(locals_)
-    assert draft.committed == len(texts) - 1
-    shown = prompt_of(plan)
-    assert textwrap.indent(texts[-1], "> ") in shown
+    shown = prompt_of(check_programs(PlanPath(size=5, max_turns=1), CORRIDOR, answers, full_oracle))
+    assert textwrap.indent(list(answers)[-1], "> ") in shown
     assert "['R', 'R', 'R', 'R']" in shown
     assert "R, R, R, R. They lead to the goal" in shown
-    assert record.outcome.success
 
 
 def test_the_planner_sees_the_output_of_the_scored_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,49 +137,30 @@ def test_the_planner_sees_the_output_of_the_scored_run(monkeypatch: pytest.Monke
     assert (committed.score.team == 1) == ("They lead to the goal" in prompt_of(plan))
 
 
+def test_the_longest_output_of_a_program_is_read_quickly() -> None:
+    # Parsing blocks the worker's event loop and so all its episodes.
+    text = f"[{','.join(['1'] * (Limits().output_bytes // 2 - 2))}]"
+    before = time.process_time()
+    assert parse_printed(text, 40) is None
+    assert time.process_time() - before < 5
+
+
+def test_model_output_is_never_evaluated(tmp_path: Path) -> None:
+    """The reference code parses answers with eval()."""
+    witness = tmp_path / "touched"
+    attack = f"[__import__('os').system('touch {witness}')]"
+    for text in (attack, f"Moves: {attack}", f"noise\n{attack}", f"(lambda: {attack})()"):
+        assert parse_moves(text, "full", 40) is None
+        assert parse_moves(text, "compact", 40) is None
+        assert parse_printed(text, 40) is None
+    env = PlanPath(size=5, max_turns=1)
+    program = f"```python\nprint({attack!r})\n```"
+    record = episode(env, CORRIDOR, lambda prompt, k: program, lambda prompt, k: attack)
+    assert [decision.candidates[0].reward for decision in record.decisions] == pytest.approx([0.2, 0])
+    assert not witness.exists()
+
+
 # ------------------------------------------------------------------ options
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"size": 1}, "size=1"),
-        ({"max_turns": 0}, "max_turns=0"),
-        ({"max_moves": 0}, "max_moves=0"),
-        ({"wall_density": 0.7}, "wall_density=0.7"),
-        ({"wall_density": -0.1}, "wall_density=-0.1"),
-        ({"wall_density": math.nan}, "wall_density=nan"),
-        ({"min_distance": 0}, "min_distance=0"),
-        ({"size": 5, "min_distance": 6}, "min_distance=6"),
-        ({"tool": "bash"}, "tool='bash'"),
-        ({"style": "terse"}, "style='terse'"),
-        ({"style": "compact"}, "style=compact"),
-        ({"few_shot": 2}, "few_shot=2"),
-        ({"few_shot": 2, "tool": "moves", "style": "compact"}, "few_shot=2"),
-    ],
-)
-def test_option_errors_name_key_and_value(options: dict[str, Any], named: str) -> None:
-    with pytest.raises(EnvironmentConfigError, match=re.escape(f"at_grpo.environment.{named}")) as caught:
-        make("plan_path", **options)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"size": "5"},
-        {"size": 5.5},
-        {"max_turns": None},
-        {"max_moves": [4]},
-        {"wall_density": "high"},
-        {"few_shot": -1, "tool": "moves"},
-        {"few_shot": "two", "tool": "moves"},
-    ],
-)
-def test_options_of_a_wrong_kind_are_refused_by_name(options: dict[str, Any]) -> None:
-    key = next(iter(options))
-    with pytest.raises(EnvironmentConfigError, match=key):
-        make("plan_path", **options)
 
 
 def test_make_refuses_what_it_does_not_know() -> None:

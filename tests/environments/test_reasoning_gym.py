@@ -8,14 +8,16 @@ import importlib.util
 import inspect
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 pytest.importorskip("reasoning_gym")
 
-from verl_atgrpo.environment import Environment, EnvironmentConfigError, make
+from fakes.scripted_episodes import here
+
+from verl_atgrpo.environment import EnvironmentConfigError, make
 from verl_atgrpo.environments.adapters.reasoning_gym import _EVALUATING, ReasoningGym
 from verl_atgrpo.team import ScriptedTeam, play
 from verl_atgrpo.testing import Script, check_environment
@@ -42,11 +44,6 @@ def gold(style: str) -> Any:
         return dict.fromkeys(("solver", "checker", "solo"), lambda prompt, k: answer)
 
     return scripts
-
-
-def here(name: str) -> Callable[..., Environment]:
-    """Makes environments only in this process: imports in another one are slow, and are tested with sums."""
-    return lambda **options: make(name, **options)
 
 
 @pytest.mark.parametrize(
@@ -96,14 +93,7 @@ def test_repeating_the_question_earns_no_more_than_the_format(dataset: str) -> N
 def test_an_answer_counts_only_in_the_agreed_format() -> None:
     env = make("reasoning_gym", **SUMS)
     assert env.parse("3 or <answer>4</answer>, so\n<answer> 5\n6 </answer>\n") == "5\n6"
-    for reply in (
-        "5",
-        "<answer>5",
-        "5</answer>",
-        "<answer>5</answer> I think",
-        "<answer></answer>",
-        "<ANSWER>5",
-    ):
+    for reply in ("5", "<answer>5", "5</answer>", "<answer>5</answer> I think", "<answer></answer>", "<ANSWER>5"):
         assert env.parse(reply) is None
     assert env.parse(f"<answer>{'9' * 10_001}</answer>") is None
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from fakes.coding_problems import ADD, DOUBLE
+from fakes.sudoku_players import RIGHT, SOLVED, full, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,6 +81,20 @@ MOVES: dict[str, str | None] = {
     "R, D": None,
     "Moves: ['R', 'D'": None,
     "Moves:\n```\nR, D": None,
+    "Moves: RRD": "RRD",
+    "Moves:R D": "RD",
+    f"Moves: {', '.join('R' * 9)}": "R" * 9,
+    f"Moves: {', '.join('R' * 10)}": None,
+    f"Moves: {'R' * 10}": None,
+    **dict.fromkeys(("", " \n", "Moves:", "Moves: ...", "Moves: \uff32", "Mov\u0435s: R", "Moves: R\u2028D")),
+    **dict.fromkeys(("The Moves: R", "Moves: R\x00D", "\U0001f600\ud800", "[__import__('os').getcwd()]")),
+}
+COMPACT_MOVES: dict[str, str | None] = {
+    "RRD": "RRD",
+    "  RRD\n": "RRD",
+    "R" * 9: "R" * 9,
+    **dict.fromkeys(("rrd", "R R", "R,R", "RR.", "R" * 10, "R\nD", "\u0280R", "RX")),
+    **dict.fromkeys(("Moves: R", "Moves: r, d", "**R**", "right", "['R']", "\\boxed{R}")),
 }
 PRINTED_MOVES: dict[str, str | None] = {
     "R\nD\nR\n": "RDR",
@@ -98,6 +113,15 @@ PRINTED_MOVES: dict[str, str | None] = {
     "[]": None,
     "R or D": None,
     "U\n" * 10: None,
+    "RRD": "RRD",
+    "R, R, D\n": "RRD",
+    '["R"]': "R",
+    "('R', 'D')": "RD",
+    "searching\nLL\n ['R', 'D'] \n\n": "RD",
+    **dict.fromkeys(("", "\n \n", "no way", "RRD\ndone", "R;D", "()", "['R'", "['X']", "[1, 2]", "[['R']]")),
+    **dict.fromkeys(("{'R': 1}", "['R', None]", "(R, D), (D, R)", "[\x00]", "['\ud800']", "['\uff32']")),
+    **dict.fromkeys(("[" * 5000, f"[{'-' * 9999}1]", f"[{'1+' * 9999}1]", "R" * 10, str(["R"] * 10))),
+    **dict.fromkeys(("[{[]: 1}]", "[{{}}]", f"[{'9' * 400}+1j]")),
 }
 GRID = "1234341221434321"
 ROWS = "1 2 3 4\n3 4 1 2\n2 1 4 3\n4 3 2 1"
@@ -131,6 +155,28 @@ GRIDS: dict[str, str | None] = {
     f"Grid: {GRID}": None,
     f"Grid:\n{ROWS}\nI am not sure.\nGrid: none": None,
     ROWS: None,
+    full(RIGHT): RIGHT,
+    f"Grid:\n{rows(RIGHT)}": RIGHT,
+    f"I thought.\nGrid: \r\n{rows(RIGHT, ' ')}\r\nThat is it.": RIGHT,
+    f"{full(SOLVED)}\nno, better:\n{full(RIGHT)}": RIGHT,
+    full(RIGHT.replace(".", "0")): RIGHT,
+    **dict.fromkeys(
+        ("", " \n", "Grid:", "Grid:\n", "Grid: ...", "Grid:\n....", "12", "\n" * 9, "\x00", "\U0001f600\ud800")
+    ),
+    **dict.fromkeys(full(RIGHT).replace("1", other) for other in ("\uff11", "\u0661", "5", "x", "-1")),
+    full(RIGHT).replace("Grid", "grid").replace(":", ""): None,
+    f"The {full(RIGHT)}": None,
+    f"{full(RIGHT)}\n1 2 3 4": None,
+    full(RIGHT).replace("\n", "\u2028"): None,
+    full(RIGHT)[:-4]: None,
+    f"{full(SOLVED)}\nGrid:\n1 2": None,
+    f"Grid:\n{SOLVED}": None,
+    "[__import__('os').getcwd()]": None,
+}
+COMPACT_GRIDS: dict[str, str | None] = {
+    rows(RIGHT): RIGHT,
+    f"\n{rows(RIGHT, ' ')}\n": RIGHT,
+    **dict.fromkeys((f"so\n{rows(RIGHT)}", f"{rows(RIGHT)}\n....", f"{rows(RIGHT)}>", full(RIGHT))),
 }
 PRINTED_GRIDS: dict[str, str | None] = {
     LISTS: GRID,
@@ -140,6 +186,11 @@ PRINTED_GRIDS: dict[str, str | None] = {
     f"1 2 . .\n. . . .\n1 . . .\n. . . .\n\nSolved:\n{ROWS}\n": GRID,
     f"{ROWS}\nTrue": None,
     "No solution": None,
+    rows(RIGHT): RIGHT,
+    f"searching\n\n{rows(RIGHT, ' ')}\n\n": RIGHT,
+    rows(RIGHT, ", ").replace(".", "0"): RIGHT,
+    rows(RIGHT, "\t"): RIGHT,
+    **dict.fromkeys((f"{rows(RIGHT)}\ndone", rows(RIGHT)[:-5], rows(RIGHT, ";"), "", "Grid:\n....", "\n" * 9, "\x00")),
 }
 MATH: dict[str, str | None] = {
     r"So it is $$\boxed{42}$$": "42",
@@ -237,8 +288,10 @@ ANSWERS: dict[str, str | None] = {
 }
 READERS: dict[str, tuple[Callable[[str], object], dict[str, object]]] = {
     "moves": (lambda text: moves.parse_moves(text, "full", 9), {**MOVES}),
+    "compact moves": (lambda text: moves.parse_moves(text, "compact", 9), {**COMPACT_MOVES}),
     "printed moves": (lambda text: moves.parse_printed(text, 9), {**PRINTED_MOVES}),
     "grids": (lambda text: sudoku_replies.parse_grid(text, "full", 4), {**GRIDS}),
+    "compact grids": (lambda text: sudoku_replies.parse_grid(text, "compact", 4), {**COMPACT_GRIDS}),
     "printed grids": (lambda text: sudoku_replies.parse_printed(text, 4), {**PRINTED_GRIDS}),
     "math": (math_answers.parse_answer, {**MATH}),
     "printed math": (math_answers.parse_printed, {**PRINTED_MATH}),
@@ -256,7 +309,8 @@ def test_usual_forms_parse_and_ambiguous_ones_do_not(name: str, reply: str, want
 
 
 @pytest.mark.parametrize(
-    ("name", "reply"), [(name, reply) for name, reply, _ in CASES if not name.startswith(("printed", "calls", "ans"))]
+    ("name", "reply"),
+    [(name, reply) for name, reply, _ in CASES if not name.startswith(("printed", "compact", "calls", "ans"))],
 )
 def test_compact_replies_have_no_markup(name: str, reply: str) -> None:
     """The formats of tiny models must not change, because measurements depend on them."""
@@ -302,28 +356,34 @@ LONG = 40_000
 HUGE = [
     *("Moves:", "Moves:\n", "Moves: R\n", "Answer:\n1. R\n", "Answer:\n- R\n", "Answer: [\n", "Answer:\n```\nR\n"),
     *("Grid:\n", "Answer:\n1 2 3 4\n", "Answer:\n----\n", "Answer: [[\n", "|-|\n", "], ["),
-    *(
-        "\\boxed{",
-        "\\boxed{1}",
-        "\\boxed{1}\n",
-        "{",
-        "}",
-        "Answer: ",
-        "Answer:\n",
-        "Answer is ",
-        "**Answer**\n",
-        "***",
-    ),
+    *("\\boxed{", "\\boxed{1}", "\\boxed{1}\n", "{", "}"),
+    *("Answer: ", "Answer:\n", "Answer is ", "**Answer**\n", "***"),
     *("```python\n", "```\n", "```\n\n", "Input:\n", "Output:\n", "Input: 1\nOutput: 1\n", "Input:\n```\n"),
     *("<answer>", "</answer>", "<answer>1</answer>\n", "<think>", "</think>", "R, ", "R\n", "1. R\n", "- - ", "# # "),
     *("final " * 3, "the ", "expected ", "(((", "`", "\n", " ", "\t\n", "x", "\u00df"),
 ]
 
 
-@pytest.mark.parametrize("text", HUGE)
-def test_long_replies_are_read_in_linear_time(text: str) -> None:
+MEGABYTE = 10**6
+MEGABYTES = (
+    *(text * (MEGABYTE // len(text)) for text in ("R", "1", "Moves: ", "Grid:\n", "\n", "[", "\u00e9\U0001f600")),
+    *("Moves: " + "R, " * (MEGABYTE // 3) + end for end in ("", "x")),
+    *(f"Moves: R{gap * (MEGABYTE // len(gap))}x" for gap in (" ", ", ", " .")),
+    *(f"{mark}{' ' * MEGABYTE}x" for mark in ("Moves:", "Grid:")),
+    "Moves: R\n" * (MEGABYTE // 9) + "Moves: x",
+    "Grid:\n" + "1 2 3 4\n" * (MEGABYTE // 8),
+    "Grid:\n1" + " " * MEGABYTE + "234",
+    " \n" * (MEGABYTE // 2) + "x",
+)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [*(text * (LONG // len(text)) for text in HUGE), *MEGABYTES],
+    ids=lambda text: f"{text[:12]!r} of {len(text)}",
+)
+def test_long_replies_are_read_in_linear_time(reply: str) -> None:
     """Earlier, 40,000 characters of fences took 1.3 s, in quadratic time."""
-    reply = text * (LONG // len(text))
     for name, (read, _) in READERS.items():
         before = time.process_time()
         read(reply)

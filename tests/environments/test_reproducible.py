@@ -25,6 +25,7 @@ PINNED: list[tuple[str, dict[str, Any], str]] = [
     ("sokoban", {"size": 7, "boxes": 2, "seed": 7}, "784c9668aea92b96"),
     ("sokoban", {"boxes": 2, "min_solution": 8, "seed": 3}, "eb5f7f7d92ef7cc6"),
     ("sudoku", {"size": 4}, "3ff0425b1db4e8a1"),
+    ("sudoku", {"clues": 5, "seed": 3}, "4a831775adcf43b4"),
     ("sudoku", {"size": 9, "clues": 40, "seed": 7}, "1b6227873bf401c9"),
 ]
 

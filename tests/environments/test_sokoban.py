@@ -8,15 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.sokoban_players import (
-    BOXOBAN,
-    ROOM,
-    TWO,
-    Position,
-    board,
-    distances,
-    moved,
-)
+from fakes.sokoban_players import BOXOBAN, ROOM, TWO, Position, board, distances, moved
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,10 +75,7 @@ def test_moves_follow_the_rules_on_any_board(moves: str, index: int) -> None:
         (board("__$__", "@___.", "_____"), True),  # along a wall without a target
         (board("__$_.", "@____", "_____"), False),  # along a wall with one
         (board("_____", "@$$__", "_$*__", "____.", "_..__"), True),  # a square of boxes, one on its target
-        (
-            board("_____", "@**__", "_**__", "_____", "_$__."),
-            False,
-        ),  # a square of boxes that are all on targets
+        (board("_____", "@**__", "_**__", "_____", "_$__."), False),  # a square of boxes that are all on targets
         (board("_____", "_#$__", "@_$#_", "_____", "..___"), False),  # a box may leave
         (board("_____", "_#$__", "@#$__", "_____", "..___"), True),
     ],
@@ -173,18 +162,10 @@ def test_generated_boards_can_be_solved(options: dict[str, Any]) -> None:
         assert task.draw(task.player, task.boxes) == task.drawing
 
 
-def test_splits_are_disjoint_and_decided_by_the_board() -> None:
-    env, other = Sokoban(), Sokoban(seed=1)
-    tasks = {split: [env.task(split, index) for index in range(300)] for split in ("train", "val")}
-    prints = {split: set(map(env.task_key, those)) for split, those in tasks.items()}
-    assert not prints["train"] & prints["val"]
-    for split, seen in prints.items():
-        assert {split_of(text) for text in seen} == {split}
-        assert len(set(map(env.fingerprint, tasks[split]))) > 240
-    drawn = {other.task_key(other.task("train", index)) for index in range(300)}
-    assert not drawn & prints["val"]
-    assert drawn != prints["train"]
+def test_generated_boards_have_no_end_and_few_are_equal() -> None:
+    env = Sokoban()
     assert env.num_tasks("train") is None
+    assert len({env.fingerprint(env.task("train", index)) for index in range(300)}) > 240
 
 
 def level_file(folder: Path, *levels: str) -> str:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import math
-import os
-import re
-import sys
 from typing import Any
 
 import pytest
-from fakes.drafting_episodes import episode, of, prompt_of
+from fakes.scripted_episodes import check_programs, episode, of, prompt_of
 from fakes.sokoban_players import (
     ROOM,
     ROUND_TRIP,
@@ -18,7 +13,6 @@ from fakes.sokoban_players import (
     TWO,
     board,
     board_in,
-    compact_oracle,
     earned,
     full,
     in_turn,
@@ -28,7 +22,7 @@ from fakes.sokoban_players import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_atgrpo.environment import EnvironmentConfigError, Score, make
+from verl_atgrpo.environment import EnvironmentConfigError, make
 from verl_atgrpo.environments.common.drafting import Draft
 from verl_atgrpo.environments.sokoban import Sokoban
 from verl_atgrpo.environments.sokoban.board import SokobanTask, State, walk
@@ -130,73 +124,6 @@ def test_solving_earns_more_than_anything_else_at_every_decision(answers: list[s
 # ------------------------------------------------------------------ replies and prompts
 
 
-def states_on_the_way() -> list[State]:
-    start = State.initial(TWO)
-    return [start, *(walk(start, moves).end for moves in ("D", "RR", "RRDRRUL", "RRR"))]
-
-
-@pytest.mark.parametrize("options", [*STYLES, {"style": "full", "tool": "python"}])
-def test_echoing_a_prompt_earns_nothing(options: dict[str, Any]) -> None:
-    env = Sokoban(**options)
-    for state in states_on_the_way():
-        drafts = [Draft("no idea", None), Draft("", None), Draft("Moves: R\rMoves: R\n\nMoves: R", None, "Moves: R")]
-        for moves in ("RRDLLDRR", "DLLDRR", "L", "U" * 3, "RRR"):
-            code = f"Moves: R, R\n```python\nprint({list(moves)})\n```\nMoves: R"
-            drafts.append(Draft(code, moves, f"Moves: D\n{list(moves)}", True))
-        for prompt in [env.draft_prompt(state), *(env.plan_prompt(state, draft) for draft in drafts)]:
-            contents = [message["content"] for message in prompt]
-            for text in ("\n".join(contents), *contents, contents[-1].splitlines()[-1]):
-                assert env.score_reply(state, text) == Score(0, 0)
-
-
-@pytest.mark.parametrize("options", [*STYLES, {"style": "full", "tool": "python"}])
-def test_a_team_of_parrots_earns_nothing(options: dict[str, Any]) -> None:
-    env = Sokoban(max_turns=2, **options)
-    record = episode(env, TWO, lambda prompt, k: prompt, lambda prompt, k: prompt)
-    assert [decision.candidates[0].reward for decision in record.decisions] == [0] * 4
-    assert record.outcome.team_reward == 0
-
-
-GARBAGE = [
-    *("", " \n", "Moves:", "Moves: ...", "Moves: r or d", "Moves: R then D", "Moves: \uff32", "Mov\u0435s: R", "\x00"),
-    *("Moves: R\u2028D", "\U0001f600\ud800", "[__import__('os').getcwd()]", full("R" * 41), "R" * 41),
-    *("R" * 10**6, "Moves: " + "R, " * 10**5, "Moves: R" + " " * 10**6 + "x", "[" * 10**6, "\u00e9\U0001f600" * 10**5),
-]
-
-
-@pytest.mark.parametrize("options", [*STYLES, {"style": "full", "tool": "python"}])
-def test_garbage_earns_nothing(options: dict[str, Any]) -> None:
-    env = Sokoban(max_turns=1, **options)
-    state = State.initial(ROOM)
-    for reply in GARBAGE:
-        assert env.score_reply(state, reply) == Score(0, 0)
-        env.parse_printed(reply)
-    record = episode(env, ROOM, lambda prompt, k: GARBAGE[k] or " ", nothing, candidates=len(GARBAGE))
-    assert {candidate.reward for candidate in record.decisions[0].candidates} == {0}
-
-
-almost = st.text("UDLR, .", max_size=30)
-replies = st.one_of(st.text(), almost, almost.map("Moves: {}".format), almost.map("so\nMoves: {}\n".format))
-
-
-@settings(deadline=None, max_examples=80)
-@given(replies, st.sampled_from(["full", "compact"]), st.sampled_from(states_on_the_way()))
-def test_any_reply_has_one_score_and_leaves_the_state_unchanged(reply: str, style: Any, state: State) -> None:
-    env = Sokoban(style=style, tool="moves")
-    before = copy.deepcopy(state)
-    score = env.score_reply(state, reply)
-    assert 0 <= score.team <= 1
-    assert 0 <= score.local <= 1 + 1e-9
-    assert (env.parse(reply) is None) == (score == Score())
-    assert state == before
-    assert env.score_reply(state, reply) == score
-    printed = env.parse_printed(reply)
-    if printed is not None:
-        score = env.score_printed(state, printed)
-        assert 0 <= score.team <= 1
-        assert 0.2 <= score.local <= 1 + 1e-9
-
-
 def test_the_planner_sees_where_the_draft_leads() -> None:
     def planned(moves: str | None, **options: Any) -> str:
         env = Sokoban(**options)
@@ -238,17 +165,6 @@ def test_each_turn_starts_from_the_current_board(options: dict[str, Any]) -> Non
     assert [decision.candidates[0].score.team for decision in of("planner", record)] == [0, 0, 1]
 
 
-@pytest.mark.parametrize("style", ["full", "compact"])
-def test_a_scripted_oracle_solves_every_board(style: Any) -> None:
-    env = Sokoban(boxes=2, style=style, tool="moves")
-    script = compact_oracle if style == "compact" else oracle
-    for index in range(8):
-        record = episode(env, env.task("val", index), nothing, script)
-        assert record.outcome.success
-        assert record.outcome.team_reward == 1
-        assert [decision.candidates[0].reward for decision in record.decisions] == pytest.approx([0, 2])
-
-
 @pytest.mark.parametrize(("answer", "share"), [("-", 0), (full("D"), 0), (full("RR"), 0.5), (full("RRR"), 0)])
 def test_running_out_of_turns_is_failure(answer: str, share: float) -> None:
     """In the reference code running out of turns is success."""
@@ -272,51 +188,12 @@ def test_programs_of_the_tool_user_are_run_and_scored() -> None:
         program("print(list('R'))"): (0, 0.2 + 0.8 / 3),
         program("print(list('RRR'))"): (1, 1.0),
     }
-    texts = list(answers)
-    record = episode(Sokoban(max_turns=1), ROOM, lambda prompt, k: texts[k], oracle, candidates=len(texts))
-    draft, plan = record.decisions
-    teams, locals_ = zip(*answers.values(), strict=True)
-    assert [candidate.score.team for candidate in draft.candidates] == pytest.approx(teams)
-    assert [candidate.score.local for candidate in draft.candidates] == pytest.approx(locals_)
-    assert draft.committed == len(texts) - 1
-    assert "> print(list('RRR'))" in prompt_of(plan)
-    assert "R, R, R. They solve the board." in prompt_of(plan)
-    assert record.outcome.success
+    told = prompt_of(check_programs(Sokoban(max_turns=1), ROOM, answers, oracle))
+    assert "> print(list('RRR'))" in told
+    assert "R, R, R. They solve the board." in told
 
 
 # ------------------------------------------------------------------ options
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"size": 4}, "size=4"),
-        ({"size": "6"}, "size='6'"),
-        ({"size": True}, "size=True"),
-        ({"boxes": 0}, "boxes=0"),
-        ({"boxes": 1.0}, "boxes=1.0"),
-        ({"wall_density": 0.7}, "wall_density=0.7"),
-        ({"wall_density": math.nan}, "wall_density=nan"),
-        ({"wall_density": "high"}, "wall_density='high'"),
-        ({"min_solution": 0}, "min_solution=0"),
-        ({"max_turns": 0}, "max_turns=0"),
-        ({"max_moves": None}, "max_moves=None"),
-        ({"tool": "bash"}, "tool='bash'"),
-        ({"style": "terse"}, "style='terse'"),
-        ({"style": "compact"}, "style=compact"),
-        ({"seed": "one"}, "seed='one'"),
-        ({"levels": 3}, "levels=3"),
-        ({"levels": "/nowhere/at/all.txt"}, "levels='/nowhere/at/all.txt'"),
-        ({"levels": os.curdir}, "levels='.'"),
-        ({"levels": sys.executable}, "levels='"),
-        *(({"levels": "any", name: 6}, f"{name}=6") for name in ("size", "boxes", "min_solution", "seed")),
-        ({"levels": "any", "wall_density": 0.1}, "wall_density=0.1"),
-    ],
-)
-def test_bad_options_are_refused_by_name_and_in_one_line(options: dict[str, Any], named: str) -> None:
-    with pytest.raises(EnvironmentConfigError, match=re.escape(f"at_grpo.environment.{named}")) as caught:
-        make("sokoban", **options)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("options", [{"size": 5, "boxes": 9}, {"size": 5, "min_solution": 60}])

@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
-from verl_atgrpo.environment import Environment, Message, make
+from verl_atgrpo.environment import Environment, Message, Split, make
 from verl_atgrpo.environments.common.moves import MOVES
+from verl_atgrpo.environments.common.splits import split_of
 from verl_atgrpo.environments.plan_path import environment as plan_path
 from verl_atgrpo.environments.sokoban import environment as sokoban
 from verl_atgrpo.environments.sudoku.grid import EMPTY, SudokuTask
 from verl_atgrpo.testing import EnvironmentContractError, check_environment
 
 TRAIN, VAL, TURNS = 4096, 200, 4
+SPLITS: tuple[Split, ...] = ("train", "val")
 GAMES = {
     # Of the CPU recipes: on small boards random play soon reaches a validation task.
     "plan_path": {"size": 4, "wall_density": 0.2, "tool": "moves", "style": "compact"},
@@ -37,7 +39,7 @@ def prompts_of_random_play(env: Any, task: Any, rng: random.Random) -> set[str]:
     """Returns the prompts of the states that random answers reach, including the first one."""
     state, shown = env.initial(task), set()
     for _ in range(TURNS):
-        if env.solved(state):
+        if state.solved:
             break
         shown.add(text_of(env.answer_prompt(state)))
         state = env.apply(state, random_answer(task, rng))
@@ -76,6 +78,37 @@ def test_no_validation_board_is_in_training_or_reached_in_episodes(name: str, op
     assert seen_in_training(make(name, **options)) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"), [("plan_path", {}), ("sokoban", {"size": 8, "boxes": 2}), ("sudoku", {"size": 9})]
+)
+def test_tasks_differ_by_index_split_and_seed(name: str, options: dict[str, Any]) -> None:
+    env, other = make(name, **options), make(name, **options, seed=1)
+    tasks = [env.task(split, index) for split in SPLITS for index in range(20)]
+    tasks += [other.task("train", index) for index in range(20)]
+    assert len(set(map(env.fingerprint, tasks))) == 60
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *(
+            ("plan_path", options)
+            for options in ({}, {"size": 4, "min_distance": 3}, {"size": 5, "wall_density": 0.5})
+        ),
+        ("sokoban", {}),
+        *(("sudoku", {"clues": clues}) for clues in (None, 4, 5, 12)),
+    ],
+)
+def test_splits_are_disjoint_and_decided_by_the_key(name: str, options: dict[str, Any]) -> None:
+    """So they are disjoint for all seeds and indices."""
+    env, other = make(name, **options), make(name, **options, seed=99)
+    keys = {split: {env.task_key(env.task(split, index)) for index in range(300)} for split in SPLITS}
+    for split, those in keys.items():
+        assert set(map(split_of, those)) == {split}
+    drawn = {other.task_key(other.task("train", index)) for index in range(100)}
+    assert not drawn & keys["val"] and (name == "sudoku" or drawn - keys["train"])
+
+
 def test_a_key_is_what_no_move_changes() -> None:
     rng = random.Random(1)
     for name in ("plan_path", "sokoban"):
@@ -84,7 +117,7 @@ def test_a_key_is_what_no_move_changes() -> None:
             task = env.task("val", index)
             state = env.initial(task)
             for _ in range(TURNS):
-                if env.solved(state):
+                if state.solved:
                     break
                 state = env.apply(state, random_answer(task, rng))
             assert env.task_key(standing(state)) == env.task_key(task)
@@ -133,7 +166,9 @@ def test_the_check_of_environments_finds_validation_prompts_in_training_play(
     name: str, broken: type[Environment]
 ) -> None:
     with pytest.raises(EnvironmentContractError, match=r"splits: .* first prompt of task \(val, \d+\)"):
-        check_environment(lambda **options: broken(**options), GAMES[name], legal=legal, tasks=5, episodes=0)
+        check_environment(
+            lambda **options: broken(**options), GAMES[name], legal=legal, plays=200, tasks=5, episodes=0
+        )
 
 
 @pytest.mark.parametrize("name", GAMES)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
-from fakes.drafting_episodes import episode, of
+from fakes.scripted_episodes import episode, of
 from fakes.sudoku_players import (
     CHANGED,
     CLASH,
@@ -32,14 +27,16 @@ from fakes.sudoku_players import (
     on_givens,
     oracle,
     partial,
+    rows,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_atgrpo.environment import EnvironmentConfigError, Score, make
+from verl_atgrpo.environment import EnvironmentConfigError, Score
 from verl_atgrpo.environments.common.splits import split_of
 from verl_atgrpo.environments.sudoku import Sudoku
 from verl_atgrpo.environments.sudoku.grid import State, SudokuTask, canonical, enter, progress, solutions
+from verl_atgrpo.environments.sudoku.replies import parse_grid
 
 # ------------------------------------------------------------------ solver
 
@@ -78,51 +75,13 @@ def test_solver_agrees_with_brute_force(givens: str) -> None:
 # ------------------------------------------------------------------ tasks
 
 
-def test_tasks_are_the_same_in_another_process(tmp_path: Path) -> None:
-    code = """
-import hashlib, sys
-from verl_atgrpo.environment import make
-digest = hashlib.sha256()
-for options, count in (({"seed": 3}, 20), ({"clues": 5}, 20), ({"size": 9}, 2)):
-    env = make("sudoku", **options)
-    for task in (env.task(split, index) for split in ("train", "val") for index in range(count)):
-        digest.update((task.givens + task.solution).encode())
-sys.stdout.write(digest.hexdigest())
-"""
-    for seed in ("0", "12345"):
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONHASHSEED": seed},
-        )
-        assert done.returncode == 0, done.stderr
-        # Pinned: the puzzles of a seed are the same in all Python versions.
-        assert done.stdout == "10db6165f0a0cb3f37bb0198c5b7d7036b3628b36c4dea281a9471e163210962"
-
-
-def test_tasks_differ_by_index_split_and_seed() -> None:
-    env, other = Sudoku(size=9), Sudoku(size=9, seed=1)
-    tasks = [env.task(split, index) for split in ("train", "val") for index in range(20)]
-    tasks += [other.task("train", index) for index in range(20)]
-    assert len({env.fingerprint(task) for task in tasks}) == 60
-
-
 @pytest.mark.parametrize("clues", [None, 4, 5, 12])
-def test_puzzles_have_one_solution_and_splits_are_disjoint(clues: int | None) -> None:
-    env, other = Sudoku(clues=clues), Sudoku(clues=clues, seed=99)
-    prints: dict[str, set[str]] = {"train": set(), "val": set()}
-    for split, seen in prints.items():
-        for index in range(100):
-            task = env.task(split, index)
-            assert fitting(task.givens) == [task.solution]
-            assert 16 - task.givens.count(".") == (clues or 8) == 16 - task.holes
-            seen.add(env.task_key(task))
-    assert not prints["train"] & prints["val"]
-    # Only the solved grid decides, so splits are disjoint for all seeds and indices.
-    assert {split_of(text) for text in prints["val"]} == {"val"}
-    assert not {other.task_key(other.task("train", index)) for index in range(50)} & prints["val"]
+def test_puzzles_have_one_solution(clues: int | None) -> None:
+    env = Sudoku(clues=clues)
+    for index in range(100):
+        task = env.task("val", index)
+        assert fitting(task.givens) == [task.solution]
+        assert 16 - task.givens.count(".") == (clues or 8) == 16 - task.holes
 
 
 @pytest.mark.parametrize("clues", [None, 36, 24])
@@ -180,6 +139,13 @@ def test_an_environment_without_tasks_is_an_error_and_no_endless_search(monkeypa
         Sudoku(clues=15).task("val", 0)
 
 
+def test_parse_9x9() -> None:
+    assert parse_grid(f"Grid:\n{rows(WIKIPEDIA, ' ', 9)}", "full", 9) == WIKIPEDIA
+    assert parse_grid(rows(WIKIPEDIA, "", 9), "compact", 9) == WIKIPEDIA
+    assert parse_grid(full(RIGHT), "full", 9) is None
+    assert parse_grid(f"Grid:\n{rows(WIKIPEDIA, ' ', 9)}", "full", 4) is None
+
+
 # ------------------------------------------------------------------ rules and rewards
 
 
@@ -220,11 +186,7 @@ def test_a_later_answer_corrects_earlier_entries_and_never_a_given() -> None:
         (WRONG, []),
         (
             CHANGED[:2] + STANDING[2:],
-            [
-                "given at row 1, column 1 is changed",
-                "given at row 1, column 2 is changed",
-                "column 1 repeats 2",
-            ],
+            ["given at row 1, column 1 is changed", "given at row 1, column 2 is changed", "column 1 repeats 2"],
         ),
         (grid("1233 ..12 2..3 .3.1"), ["row 1 repeats 3", "column 4 repeats 3", "box 2 repeats 3"]),
         (grid("12.. 1.12 2..3 .3.1"), ["row 2 repeats 1", "column 1 repeats 1", "box 1 repeats 1"]),
@@ -343,31 +305,3 @@ def test_wandering_never_earns_as_much_as_solving(answers: list[str]) -> None:
 
 
 # ------------------------------------------------------------------ options
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"size": 6}, "size=6"),
-        ({"size": "9"}, "size='9'"),
-        ({"size": 4.0}, "size=4.0"),
-        ({"size": [4]}, "size=[4]"),
-        ({"clues": 3}, "clues=3"),
-        ({"clues": 16}, "clues=16"),
-        ({"clues": 17, "size": 9}, "clues=17"),
-        ({"clues": 81, "size": 9}, "clues=81"),
-        ({"clues": 8, "size": 9}, "clues=8"),
-        ({"clues": True}, "clues=True"),
-        ({"clues": "many"}, "clues='many'"),
-        ({"max_turns": 0}, "max_turns=0"),
-        ({"max_turns": 1.5}, "max_turns=1.5"),
-        ({"tool": "moves"}, "tool='moves'"),
-        ({"style": "terse"}, "style='terse'"),
-        ({"style": "compact"}, "style=compact"),
-        ({"holes": 8}, "holes is not an option"),
-    ],
-)
-def test_option_errors_name_key_and_value(options: dict[str, Any], named: str) -> None:
-    with pytest.raises(EnvironmentConfigError, match=re.escape(f"at_grpo.environment.{named}")) as caught:
-        make("sudoku", **options)
-    assert "\n" not in str(caught.value)

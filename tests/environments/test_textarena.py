@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
 textarena = pytest.importorskip("textarena")
 
-from verl_atgrpo.environment import Environment, EnvironmentConfigError, Score, make
+from fakes.scripted_episodes import here, scripted
+
+from verl_atgrpo.environment import EnvironmentConfigError, Score, make
 from verl_atgrpo.team import EpisodeRecord, ScriptedTeam, play
 from verl_atgrpo.testing import Script, check_environment
 
@@ -19,26 +21,17 @@ GUESS = {"game": "GuessTheNumber-v0-train", "max_steps": 6}
 NIM = {"game": "Nim-v0", "players": 2, "shared_openings": True}
 
 
-def here(name: str) -> Callable[..., Environment]:
-    """Makes environments only in this process; one game is also tested in another one."""
-    return lambda **options: make(name, **options)
-
-
 def number_of(env: Any, task: int) -> int:
     """Returns the number to guess from the game's state."""
     for number in range(1, 21):
         answer = f"[{number}]"
-        if episode(env, task, alone(lambda prompt, k, answer=answer: answer)).outcome.success:
+        if scripted(env, task, alone(lambda prompt, k, answer=answer: answer)).outcome.success:
             return number
     raise AssertionError("no number is right")
 
 
 def alone(script: Script) -> Mapping[str, Script]:
     return {"player_0": script}
-
-
-def episode(env: Environment, task: object, scripts: Mapping[str, Script], **options: Any) -> EpisodeRecord:
-    return asyncio.run(play(env, task, ScriptedTeam(scripts, **options)))
 
 
 def test_guessing_keeps_the_contract() -> None:
@@ -60,7 +53,7 @@ def test_interleaved_episodes_do_not_affect_each_other_or_global_generators() ->
     env = make("textarena", game="2048-v0-ultra-easy", max_steps=6)  # a tile is drawn after each move
     tasks = [env.task("train", index) for index in range(3)]
     team = alone(lambda prompt, k: ["[up]", "[left]", "[down]", "[right]"][(len(prompt) + k) % 4])
-    by_itself = [episode(env, task, team, candidates=3) for task in tasks]
+    by_itself = [scripted(env, task, team, candidates=3) for task in tasks]
     ours = random.getstate()
 
     async def at_once() -> list[EpisodeRecord]:
@@ -79,12 +72,12 @@ def test_an_invalid_move_earns_the_least_whatever_the_game_s_reward() -> None:
     near = number + 1 if number < 20 else number - 1
     replies = iter([f"[{near}]", "[99]", "[99]"])
     asked: dict[str, str] = {}
-    record = episode(env, task, alone(lambda prompt, k: asked.setdefault(prompt, "") or next(replies)))
+    record = scripted(env, task, alone(lambda prompt, k: asked.setdefault(prompt, "") or next(replies)))
     scores = [decision.candidates[0].score for decision in record.decisions]
     assert scores == [Score(), Score(-1, -1), Score(-1, -1)]
     assert record.outcome.team_reward > 0.5 and not record.outcome.success  # the game's reward for being close
     assert record.outcome.metrics["illegal"] == 2
-    (only,) = episode(env, task, alone(lambda prompt, k: f"[{number}]")).decisions
+    (only,) = scripted(env, task, alone(lambda prompt, k: f"[{number}]")).decisions
     assert only.candidates[0].score == Score(1, 1)
 
 
@@ -99,11 +92,11 @@ def test_two_players_earn_their_own_rewards_and_the_team_is_as_given() -> None:
         moves = iter(piles)
         return dict.fromkeys(("player_0", "player_1"), lambda prompt, k: next(moves))
 
-    record = episode(both, task, scripts())
+    record = scripted(both, task, scripts())
     assert [decision.agent for decision in record.decisions] == ["player_0", "player_1", "player_0"]
     assert record.decisions[-1].candidates[0].score == Score(0, 1)
     assert record.outcome.team_reward == 0 and not record.outcome.success
-    record = episode(one, task, scripts())
+    record = scripted(one, task, scripts())
     assert record.decisions[-1].candidates[0].score == Score(1, 1)
     assert record.outcome.success and record.outcome.metrics["return_player_1"] == -1
 
@@ -118,7 +111,7 @@ def test_a_reply_on_which_the_game_raises_is_illegal(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(GuessTheNumberEnv, "step", brittle)
     env = make("textarena", game="GuessTheNumber-v0", max_steps=2, on_illegal="again")
-    record = episode(env, env.task("train", 0), alone(lambda prompt, k: "three"))
+    record = scripted(env, env.task("train", 0), alone(lambda prompt, k: "three"))
     assert [decision.candidates[0].score for decision in record.decisions] == [Score(-1, -1)] * 2
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from verl_atgrpo.sandbox.runner import Limits, isolation
 HUMANEVAL = Path("/work/shared/data/HumanEval.jsonl.gz")
 needs_humaneval = pytest.mark.skipif(not HUMANEVAL.exists(), reason=f"{HUMANEVAL} is missing")
 needs_namespaces = pytest.mark.skipif(isolation() != "namespaces", reason="this machine has no namespaces")
-Script = Callable[[str, int], str]
 
 DOUBLE = Problem(
     "Read a number, print its double.",
@@ -42,7 +41,7 @@ ASSERTED = Problem(
 
 def verdict(problem: Problem, program: str, *tests: Test) -> Verdict:
     # The limit of CPU time ends infinite loops; it is many times what starting a program takes.
-    limits = Limits(cpu_seconds=2 if "while" in program else 20, wall_seconds=HANG)
+    limits = Limits(cpu_seconds=1 if "while" in program else 20, wall_seconds=HANG)
     return asyncio.run(judge(problem, program, tests or problem.tests, limits))
 
 

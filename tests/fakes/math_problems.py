@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from verl_atgrpo.environment import Environment
-from verl_atgrpo.team import Decision, EpisodeRecord, ScriptedTeam, play
+from fakes.coding_problems import write
+from fakes.scripted_episodes import Script, scripted
 
-Script = Callable[[str, int], str]
+from verl_atgrpo.environment import Environment
+from verl_atgrpo.team import EpisodeRecord
+
 DATA = Path("/work/shared/data")
 NAMES = ["math_single", "math", "math_ensemble", "math_debate"]
 QUESTION, GOLD = "Which number is it?", "738291"
@@ -29,27 +29,13 @@ def sources(folder: Path, **rows: list[dict[str, object]]) -> tuple[dict[str, st
     paths = []
     for split in ("train", "val"):
         given = rows.get(split) or [{"question": QUESTION + split, "answer": f"It takes 12 steps.\n#### {GOLD}"}]
-        path = folder / f"{split}.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in given))
-        paths.append({"path": str(path)})
+        paths.append({"path": write(folder, given, f"{split}.jsonl")})
     return paths[0], paths[1]
 
 
 def episode(env: Environment, scripts: Mapping[str, Script], candidates: int = 1) -> EpisodeRecord:
-    return asyncio.run(play(env, env.task("train", 0), ScriptedTeam(scripts, candidates=candidates)))
-
-
-def prompt_of(decision: Decision) -> str:
-    return "".join(map(chr, decision.prompt_ids))
-
-
-def of(agent: str, record: EpisodeRecord) -> list[Decision]:
-    return sorted((d for d in record.decisions if d.agent == agent), key=lambda d: d.turn)
-
-
-def turn_of(prompt: str) -> int:
-    return 1 + prompt.count("The two do not agree")
+    return scripted(env, env.task("train", 0), scripts, candidates)
 
 
 def by_turn(*replies: str) -> Script:
-    return lambda prompt, k: replies[turn_of(prompt) - 1]
+    return lambda prompt, k: replies[prompt.count("The two do not agree")]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from fakes.drafting_episodes import Script
+from fakes.scripted_episodes import Script
 
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask
 

@@ -9,7 +9,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from fakes.drafting_episodes import Script, of
+from fakes.scripted_episodes import Script, of
 
 from verl_atgrpo.environments.sokoban.board import SokobanTask
 from verl_atgrpo.environments.sokoban.levels import solve

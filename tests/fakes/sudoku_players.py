@@ -7,7 +7,7 @@ import itertools
 import re
 from typing import Any
 
-from fakes.drafting_episodes import Script
+from fakes.scripted_episodes import Script
 from hypothesis import strategies as st
 
 from verl_atgrpo.environments.sudoku.grid import State, SudokuTask, enter

@@ -24,7 +24,7 @@ from uuid import uuid4
 import hostile
 import pytest
 from hostile import Program
-from processes import WAITING, WAKING, children, waiting_below
+from processes import WAITING, WAKING, children, running, waiting_below
 from waiting import HANG, until, wait_until
 
 from verl_atgrpo.sandbox import pool as pool_module
@@ -224,16 +224,6 @@ class Targets:
                 shutil.rmtree(left)
             else:
                 os.unlink(left)
-
-
-def running(marker: str) -> list[int]:
-    """Returns the processes with `marker` in their command line."""
-    found = []
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            if marker.encode() in Path(f"/proc/{name}/cmdline").read_bytes():
-                found.append(int(name))
-    return found
 
 
 def ipc_objects() -> list[str]:

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import pytest
 from conftest import Leftovers
-from processes import WAITING, WAKING, waiting_below
+from processes import WAITING, WAKING, running, waiting_below
 from waiting import HANG, until, wait_until
 
 from verl_atgrpo.environment import EnvironmentConfigError, make
@@ -42,18 +42,6 @@ def run_short(code: str) -> ExecutionResult:
         if result.stdout or seconds > HANG:
             return result
     raise AssertionError
-
-
-def running(marker: str) -> list[int]:
-    """Returns the processes with `marker` in their command line."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if marker.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-        except OSError:  # ended in the meantime
-            continue
-    return found
 
 
 SPAWN = """

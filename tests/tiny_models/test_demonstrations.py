@@ -190,11 +190,11 @@ def test_right_answers_solve_the_game(name: str) -> None:
     for index in range(20):
         state = env.initial(env.task("train", index))
         for _ in range(3):  # moves beyond the limit of one answer
-            if not env.solved(state):
+            if not state.solved:
                 answer = env.parse(right(name, state))
                 score, state = env.score_answer(state, answer), env.apply(state, answer)
-                assert not env.solved(state) or score == Score(team=1, local=1)
-        assert env.solved(state)
+                assert not state.solved or score == Score(team=1, local=1)
+        assert state.solved
 
 
 def right(name: str, state: Any) -> str:

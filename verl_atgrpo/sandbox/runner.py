@@ -73,12 +73,8 @@ def isolation() -> str:
     Raises RuntimeError if no program can be run.
     """
     for level in LEVELS:
-        # Killed trials are repeated: they say nothing about the level, and the result is cached.
-        for _ in range(_RUNS):
-            error = trial(level)
-            if error is not None:
-                break
-        else:
+        error = trial(level)
+        if error is None:
             raise RuntimeError("the sandbox cannot be set up: every trial run was killed")
         if not error:
             return level
@@ -92,14 +88,7 @@ def cgroup() -> str:
     It is this process's or the one above, if trial runs can limit memory and tasks below it. In such a cgroup
     `memory_mb` and `processes` are limits of the whole program.
     """
-    for folder in _cgroups():
-        found = None
-        for _ in range(_RUNS):
-            if (found := trial(isolation(), cgroup=folder)) is not None:
-                break
-        if found == "":
-            return folder
-    return ""
+    return next((folder for folder in _cgroups() if trial(isolation(), cgroup=folder) == ""), "")
 
 
 def _cgroups(process: str = "/proc/self") -> list[str]:
@@ -128,7 +117,15 @@ def trial(
     libraries: tuple[str, ...] = (),
     cgroup: str = "",
 ) -> str | None:
-    """Returns the error of a program at `level`: "" if it ran, None if it was killed."""
+    """Returns the error of a program at `level`: "" if it ran, None if it was killed every time.
+
+    Killed trials are repeated: they say nothing about the level, and results are cached.
+    """
+    trials = (_trial(level, code, limits, libraries, cgroup) for _ in range(_RUNS))
+    return next((error for error in trials if error is not None), None)
+
+
+def _trial(level: str, code: str, limits: Limits, libraries: tuple[str, ...], cgroup: str) -> str | None:
     ours, theirs = socket.socketpair()
     root = _make_root(code, libraries)
     try:
@@ -153,11 +150,8 @@ def importable(library: str, limits: Limits) -> str:
     """Returns the reason why programs cannot import a package under `limits`, from a trial run; "" if they can."""
     if not library_folders((library,)):
         return "it is not installed"
-    found = None
-    for _ in range(_RUNS):
-        if (found := trial(isolation(), f"import {library}", limits, (library,))) is not None:
-            break
-    return "every trial run was killed" if found is None else found.rpartition("\n")[2]
+    error = trial(isolation(), f"import {library}", limits, (library,))
+    return "every trial run was killed" if error is None else error.rpartition("\n")[2]
 
 
 @functools.cache
