@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verl_atgrpo.evaluation.results import EpisodeRow
-from verl_atgrpo.report.text import counted
+from verl_atgrpo.report import counted
 
 RESAMPLES = 10_000
 LEVEL = 0.95

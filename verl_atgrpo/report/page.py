@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from verl_atgrpo.files import write_text
+from verl_atgrpo.report import counted
 from verl_atgrpo.report.panels import MOST_POINTS, figures, panels
 from verl_atgrpo.report.records import Run, find, read
-from verl_atgrpo.report.text import about, counted, title
 
 _SCRIPTS = ("curves.js", "episodes.js", "page.js")
 _KEPT = ("agent", "turn", "policy", "prompt", "prompt_tokens", "committed", "candidates")
@@ -74,6 +74,36 @@ def contents(run: Run, max_megabytes: float) -> dict[str, Any]:
         "panels": drawn,
         "episodes": episodes,
     }
+
+
+def title(about: Mapping[str, Any]) -> str:
+    """Returns the title of a run's report."""
+    return str(about.get("experiment") or "a run of verl-atgrpo")
+
+
+def about(run: Mapping[str, Any]) -> list[str]:
+    """Returns a short description of a run: environment, candidates, estimator, policies.
+
+    Args:
+        run: `Run.about`.
+    """
+    section = run.get("section", {})
+    environment = dict(section.get("environment", {}))
+    phrases = []
+    if environment:
+        name = environment.pop("name", "")
+        options = ", ".join(f"{key} {value}" for key, value in environment.items())
+        phrases.append(f"{name} ({options})" if options else str(name))
+    if section.get("scheme") == "parallel":
+        phrases.append(f"{counted(section.get('candidates', 0), 'episode')} a task")
+    elif "candidates" in section:
+        phrases.append(f"{counted(section['candidates'], 'candidate')} a decision")
+    if "estimator" in section:
+        phrases.append(f"estimator {section['estimator']}")
+    frozen = run.get("frozen", [])
+    for policy, model in run.get("models", {}).items():
+        phrases.append(f"policy {policy}: {model}" + (" (frozen)" if policy in frozen else ""))
+    return phrases
 
 
 def embedded(value: Any) -> str:
