@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from verl_atgrpo.environment import Environment
-from verl_atgrpo.report.text import counted
+from verl_atgrpo.report import counted
 
 NEAR = 0.5
 """Jaccard similarity (shared shingles as a share of all) from which two texts are near duplicates."""

@@ -95,11 +95,9 @@ def cpu_of(pids: Iterable[int]) -> dict[int, float]:
     """Returns the CPU seconds of the processes that are alive."""
     spent = {}
     for pid in pids:
-        try:
+        with suppress(psutil.NoSuchProcess):
             times = psutil.Process(pid).cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        spent[pid] = times.user + times.system
+            spent[pid] = times.user + times.system
     return spent
 
 
@@ -132,9 +130,7 @@ def profile(options: argparse.Namespace, spy: str, folder: Path) -> None:
         options.model.resolve(),
         # More than are profiled; the job is ended below.
         f"trainer.total_training_steps={steps + 50}",
-        "trainer.val_before_train=false",
-        "trainer.test_freq=-1",
-        "trainer.save_freq=-1",
+        *training_jobs.TRAIN_ONLY,
         "trainer.resume_mode=disable",
         *options.overrides,
     )
@@ -186,15 +182,12 @@ def timers(records: Sequence[dict[str, float]]) -> str:
 
 def main() -> int:
     """Prints the tables; status 1 without py-spy."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--recipe", default="plan_path_cpu")
+    parser = real_stack.parser(__doc__)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--rate", type=int, default=50, help="samples per second")
     parser.add_argument("--top", type=int, default=5)
     parser.add_argument("--py-spy", default=None)
     parser.add_argument("--keep", type=Path, help="folder for the folded stacks, the log and the metrics")
-    parser.add_argument("overrides", nargs="*", help="overrides of verl's command")
     options = parser.parse_args()
     spy = options.py_spy or shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     if not spy:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,15 @@ class Request:
     tokens: int
     """Number of generated tokens."""
     seed: int
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Returns a parser with the options of every benchmark that trains or serves a recipe."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--model", type=Path, required=True)
+    made.add_argument("--recipe", default="plan_path_cpu")
+    made.add_argument("overrides", nargs="*", help="overrides of verl's command")
+    return made
 
 
 def save(path: Path, rollouts: Sequence[Sequence[Request]]) -> None:
@@ -131,11 +141,9 @@ def cpu_seconds() -> Counter[str]:
     spent: Counter[str] = Counter()
     this = psutil.Process()
     for process in [this, *this.children(recursive=True)]:
-        try:
+        with suppress(psutil.NoSuchProcess):  # or a zombie
             name, times = process.cmdline()[:1], process.cpu_times()
-        except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue
-        spent[name_of(name[0] if name else "", process == this)] += times.user + times.system
+            spent[name_of(name[0] if name else "", process == this)] += times.user + times.system
     return spent
 
 

@@ -1,4 +1,4 @@
-"""The pure functions of the benchmarks on the real stack; measurements are not tested."""
+"""The pure functions of the benchmarks, and a step's rows at a small size; measurements are not tested."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import math
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,12 +16,12 @@ import bench_async
 import bench_engine
 import bench_policies
 import bench_prefill
+import bench_step_rows
 import profile_step
-import psutil
 import pytest
 import real_stack
 import training_jobs
-from processes import children, of_session
+from processes import children
 from real_stack import Request
 from waiting import HANG, wait_until
 
@@ -80,26 +79,17 @@ subprocess.run(["sleep", "infinity"])
 def test_a_terminated_benchmark_ends_its_part_and_the_parts_processes(tmp_path: Path) -> None:
     part = tmp_path / "part.py"
     part.write_text(PART)
-
-    def living(session: int) -> list[int]:
-        there = []
-        for pid in of_session(session):
-            with suppress(psutil.NoSuchProcess):
-                if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:  # orphans may not be reaped here
-                    there.append(pid)
-        return there
-
     command = [sys.executable, "-c", BENCHMARK, str(part)]
     with subprocess.Popen(command, env=real_stack.environment()) as benchmark:
         try:
             wait_until((tmp_path / "part.py.began").exists, lambda: benchmark.poll() is None)
             (session,) = children(benchmark.pid)
-            wait_until(lambda: len(living(session)) == 2)
+            wait_until(lambda: len(training_jobs.living(session)) == 2)
             benchmark.terminate()
             assert benchmark.wait(timeout=HANG) == 143
         finally:
             benchmark.kill()
-    wait_until(lambda: not living(session))
+    wait_until(lambda: not training_jobs.living(session))
 
 
 def test_a_jobs_processes_are_those_of_its_session_with_a_title() -> None:
@@ -176,21 +166,21 @@ def test_the_time_saved_is_relative_to_the_same_requests_without_a_cache() -> No
     assert [line.split()[4:6] for line in lines[1:2]] == [["0.750", "0.857"]]
 
 
-def step(cycle: float, whole: float, gen: float, **stages: float) -> bench_against_grpo.Step:
-    zero = dict.fromkeys(bench_against_grpo.STAGES, 0.0)
-    return bench_against_grpo.Step(cycle, {**zero, "step": whole, "gen": gen, **stages})
+def step(cycle: float, whole: float, gen: float, **stages: float) -> dict[str, float]:
+    timers = {**dict.fromkeys(bench_against_grpo.STAGES, 0.0), "step": whole, "gen": gen, **stages}
+    return bench_against_grpo.stages_of(cycle, {f"timing_s/{name}": value for name, value in timers.items()})
 
 
 def test_a_step_is_split_into_stages_without_remainder() -> None:
     ours = [step(10.0, 9.0, 3.0, update_actor=4.0, adv=0.5), step(11.0, 10.0, 4.0, update_actor=4.0, adv=0.5)]
     stock = [step(8.0, 7.5, 3.0, update_actor=4.0, adv=0.25)]
-    found = bench_against_grpo.stage_ratios(ours, stock)
-    assert found["outside rollout"] == (7.0, 5.0)
-    assert found["rest of the step"] == (1.5, 0.25)
-    assert found["after the step"] == (1.0, 0.5)
-    for side in (0, 1):
-        parts = [of[side] for stage, of in found.items() if stage not in ("outside rollout", "rollout")]
-        assert sum(parts) == pytest.approx(found["outside rollout"][side])
+    sides = bench_against_grpo.medians(ours), bench_against_grpo.medians(stock)
+    assert [found["outside rollout"] for found in sides] == [7.0, 5.0]
+    assert [found["rest of the step"] for found in sides] == [1.5, 0.25]
+    assert [found["after the step"] for found in sides] == [1.0, 0.5]
+    for found in sides:
+        parts = [seconds for stage, seconds in found.items() if stage not in ("outside rollout", "rollout")]
+        assert sum(parts) == pytest.approx(found["outside rollout"])
 
 
 def test_unequal_steps_are_detected() -> None:
@@ -202,7 +192,7 @@ def test_unequal_steps_are_detected() -> None:
 def test_a_comparison_ends_with_the_first_run_with_different_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[str] = []
 
-    def run(side: str, *_: object) -> tuple[list[bench_against_grpo.Step], set[tuple[float, ...]]]:
+    def run(side: str, *_: object) -> tuple[list[dict[str, float]], set[tuple[float, ...]]]:
         runs.append(side)
         return [step(10.0, 9.0, 3.0)], {(1000.0, 40.0, 60.0 if side == "ours" else 59.0)}
 
@@ -296,3 +286,17 @@ def test_a_training_without_an_initial_validation_uses_the_given_one(tmp_path: P
     one = bench_async.result(tmp_path / "metrics.jsonl", Point(0, 0.0, 0.0, 0.5, 0.0))
     assert (one.seconds, one.tokens) == (pytest.approx(30.0), pytest.approx(6_000.0))
     assert (one.seconds_per_step, one.staleness, one.oldest) == (10.0, 0.25, 2.0)
+
+
+def test_a_step_goes_through_all_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("verl")
+    from verl_atgrpo.trainer import queue as trainer_queue
+
+    monkeypatch.setattr(trainer_queue, "tq", trainer_queue.tq)  # restored after the test
+    queue = str(tmp_path / "queue")
+    played = bench_step_rows.work(128, 16.0, True, queue)
+    driven = bench_step_rows.drive(queue, answer_tokens=0)
+    assert played["rows"] == driven["rows"] == 128
+    stages = ["sort", "filter", "split", "mini-batches", "log-probs", "advantage", "metrics"]
+    assert [name for name in driven if name not in ("rows", "megabytes")] == stages
+    assert bench_step_rows.total(driven) == pytest.approx(sum(driven[stage] for stage in stages))

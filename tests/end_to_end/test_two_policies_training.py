@@ -13,7 +13,7 @@ pytest.importorskip("vllm")
 import torch
 from fakes.other_tokenizer import renumber
 from torch import Tensor
-from training_jobs import FRESH, Start, finish, weights
+from training_jobs import FRESH, SMALL, Start, finish, weights
 
 from verl_atgrpo.export import export
 
@@ -32,6 +32,7 @@ def test_policies_on_devices_of_their_own_at_a_temperature_with_references(
         "plan_path_cpu_roles",
         tmp_path,
         tied_model,
+        *SMALL,
         "at_grpo.placement=split",
         # One reference is a separate model, the other the policy without its adapter.
         *(f"at_grpo.policies.{policy}.model.path={model}" for policy, model in models.items()),
@@ -41,15 +42,8 @@ def test_policies_on_devices_of_their_own_at_a_temperature_with_references(
         "ray_kwargs.ray_init.num_gpus=2",
         "actor_rollout_ref.actor.use_kl_loss=true",
         f"actor_rollout_ref.rollout.temperature={TEMPERATURE}",
-        "at_grpo.candidates=4",
-        "at_grpo.train_tasks=64",
-        "at_grpo.val_tasks=8",
         "at_grpo.environment.max_turns=2",
-        "data.train_batch_size=4",
-        "data.val_batch_size=8",
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",  # one optimizer step, with the rollout's weights
-        "trainer.val_before_train=false",
-        "trainer.test_freq=-1",
         "trainer.save_freq=2",
         "trainer.total_training_steps=2",
         f"trainer.rollout_data_dir={tmp_path}/rows",

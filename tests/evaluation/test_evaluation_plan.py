@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fakes.broken_files import small_model as model_at
 
-from verl_atgrpo.evaluation.sources import Endpoint, Model, assignments, key_of, of_checkpoint, parse, weights_digest
+from verl_atgrpo.evaluation.sources import Endpoint, assignments, key_of, of_checkpoint, parse, weights_digest
 
 
 def checkpoint(root: Path, *names: str) -> Path:
@@ -28,8 +28,8 @@ def checkpoint(root: Path, *names: str) -> Path:
 
 
 def test_sources(tmp_path: Path) -> None:
-    assert parse(str(model_at(tmp_path / "a/b"))) == Model(str(tmp_path / "a/b"))
-    assert parse("Qwen/Qwen3-1.7B") == Model("Qwen/Qwen3-1.7B")
+    assert parse(str(model_at(tmp_path / "a/b"))) == str(tmp_path / "a/b")
+    assert parse("Qwen/Qwen3-1.7B") == "Qwen/Qwen3-1.7B"
     assert parse("Qwen/Qwen3-32B@http://localhost:8000/v1/") == Endpoint("Qwen/Qwen3-32B", "http://localhost:8000/v1")
     assert parse("m@https://host/v1#MY_KEY") == Endpoint("m", "https://host/v1", "MY_KEY")
     assert str(parse("m@https://host/v1#MY_KEY")) == "m@https://host/v1"
@@ -92,7 +92,7 @@ def test_checkpoints(tmp_path: Path) -> None:
     step = checkpoint(tmp_path, "coder", "planner")
     trained = {"coder": True, "planner": True, "judge": False}
     assert of_checkpoint(step, trained) == {
-        name: Model(str(step / f"policies/{name}/huggingface")) for name in ("coder", "planner")
+        name: str(step / f"policies/{name}/huggingface") for name in ("coder", "planner")
     }
     with pytest.raises(ValueError, match="holds the policies coder, planner, the recipe trains shared"):
         of_checkpoint(step, {"shared": True})

@@ -19,7 +19,9 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from verl_atgrpo.environment import Environment, Outcome, Score
+from fakes.scripted_policy import Numbered
+
+from verl_atgrpo.environment import Outcome, Score
 from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.team import EpisodeRecord, Team, TeamOptions, episode_seed, play
 
@@ -218,7 +220,7 @@ class Barrier:
         await opens.wait()
 
 
-class Turns(Environment):
+class Turns(Numbered):
     """Two agents in turns; scores depend on the response's length and take no time."""
 
     agents = ("tool_user", "planner")
@@ -227,14 +229,6 @@ class Turns(Environment):
         self._turns = turns
         self._barrier = barrier
         """If given, every episode waits there for all others before each decision."""
-
-    def task(self, split: str, index: int) -> int:
-        """Returns the index."""
-        return index
-
-    def fingerprint(self, task: int) -> str:
-        """Returns the index as text."""
-        return str(task)
 
     async def run(self, task: int, team: Team) -> Outcome:
         """Plays the turns; an agent's prompt has the other's last response."""
@@ -252,7 +246,7 @@ def _score(reply: str) -> Score:
     return Score(team=float(int(reply) % 2 == 0), local=int(reply) % 3 / 2)
 
 
-def served_policy(client: SimulatedEngine | OneAtATime, max_tokens: int = 1024) -> ServedPolicy:
+def served_policy(client: SimulatedEngine | OneAtATime) -> ServedPolicy:
     """Returns a `ServedPolicy` with this client."""
     return ServedPolicy(
         client=client,
@@ -260,7 +254,7 @@ def served_policy(client: SimulatedEngine | OneAtATime, max_tokens: int = 1024) 
         chat_template_kwargs={},
         sampling_params={"temperature": 1.0, "top_p": 1.0, "top_k": -1},
         max_prompt_length=1024,
-        max_response_length=max_tokens,
+        max_response_length=1024,
         request_timeout=1e9,
     )
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from verl_atgrpo.evaluation import figures
 from verl_atgrpo.evaluation.episodes import Lineup, pending, play_all, wanted
@@ -64,22 +64,13 @@ def evaluate(options: Options, out: Path, *, ks: Sequence[int] | None = None, in
 
 async def _play(plan: Plan, keys: Sequence[EpisodeKey], results: ResultFile, in_flight: int) -> None:
     async with AsyncExitStack() as stack:
-        started: list[tuple[dict[str, Any], Sampler]] = []
-        policies = {}
+        policies: dict[str, Sampler] = {}
         for name, player in plan.players.items():
             # Equal players share an engine. Sequentially: engines that start together misjudge the free memory.
-            served = next((policy for args, policy in started if args == player.engine), None)
-            policies[name] = served or await _policy(plan, player, stack)
-            if player.engine is not None:
-                started.append((player.engine, policies[name]))
-        await play_all(
-            plan.environment,
-            Lineup(plan.agents, policies),
-            keys,
-            results,
-            in_flight=in_flight,
-            max_failed=plan.max_failed,
-        )
+            equal = [other for other in policies if plan.players[other].engine == player.engine]
+            policies[name] = policies[equal[0]] if player.engine and equal else await _policy(plan, player, stack)
+        lineup = Lineup(plan.agents, policies)
+        await play_all(plan.environment, lineup, keys, results, in_flight=in_flight, max_failed=plan.max_failed)
 
 
 async def _policy(plan: Plan, player: Player, stack: AsyncExitStack) -> Sampler:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from verl_atgrpo.environment import Message
@@ -80,9 +79,7 @@ class EndpointPolicy:
     async def __aenter__(self) -> EndpointPolicy:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._client.close()
 
     def encode(self, messages: Sequence[Message]) -> list[int]:

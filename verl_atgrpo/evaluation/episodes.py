@@ -7,7 +7,7 @@ import hashlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from verl_atgrpo.environment import Environment, Outcome
@@ -69,29 +69,20 @@ async def play_all(
     """
     queue = iter(keys)
     progress = _Progress(len(keys), max_failed)
-    players = [
-        asyncio.ensure_future(_play_from(queue, environment, lineup, results, progress))
-        for _ in range(min(in_flight, len(keys)))
-    ]
+
+    async def play_next() -> None:
+        for key in queue:
+            row = await play_one(environment, lineup, key)
+            results.add(row)
+            progress.count(row)
+
+    players = [asyncio.ensure_future(play_next()) for _ in range(min(in_flight, len(keys)))]
     try:
         await asyncio.gather(*players)
     finally:
         for player in players:
             player.cancel()
         await asyncio.gather(*players, return_exceptions=True)
-
-
-async def _play_from(
-    queue: Iterator[EpisodeKey],
-    environment: Environment,
-    lineup: Lineup,
-    results: ResultFile,
-    progress: _Progress,
-) -> None:
-    for key in queue:
-        row = await play_one(environment, lineup, key)
-        results.add(row)
-        progress.count(row)
 
 
 async def play_one(environment: Environment, lineup: Lineup, key: EpisodeKey) -> EpisodeRow:

@@ -7,15 +7,16 @@ episodes, and the bootstrap resamples tasks.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
 from verl_atgrpo.evaluation.results import EpisodeRow
-from verl_atgrpo.report.text import counted
+from verl_atgrpo.report import counted
 
 RESAMPLES = 10_000
 LEVEL = 0.95
@@ -105,10 +106,8 @@ def bootstrap(columns: Array, statistics: Callable[[Array], Array], seed: int = 
 
 def by_task(rows: Iterable[EpisodeRow]) -> dict[int, list[EpisodeRow]]:
     """Returns task -> its episodes, both sorted."""
-    tasks: dict[int, list[EpisodeRow]] = defaultdict(list)
-    for row in sorted(rows, key=lambda row: row.key):
-        tasks[row.task].append(row)
-    return dict(tasks)
+    ordered = sorted(rows, key=lambda row: row.key)
+    return {task: list(mine) for task, mine in groupby(ordered, key=lambda row: row.task)}
 
 
 def figures(
@@ -132,7 +131,7 @@ def figures(
         raise ValueError("there is no episode")
     tasks = by_task(rows)
     counts = [len(mine) for mine in tasks.values()]
-    ks = _powers_of_two(min(counts)) if ks is None else ks
+    ks = [1 << power for power in range(1, min(counts).bit_length())] if ks is None else ks
     turns = range(1, max(1, *(row.turns for row in rows)) + 1)
     columns = np.array([_numbers(mine, ks, turns) for mine in tasks.values()])
 
@@ -155,7 +154,10 @@ def figures(
         pass_at=dict(zip(ks, estimates[3:], strict=False)),
         by_turn=dict(zip(turns, estimates[3 + len(ks) :], strict=True)),
         by_data_set=_by_data_set(rows, data_sets or {}, seed),
-        by_seed=_by_seed(rows),
+        by_seed={
+            seed: success_by_task(row for row in rows if row.seed == seed).mean()
+            for seed in sorted({row.seed for row in rows})
+        },
         tokens_per_solved=estimates[0],
         all_tokens_per_solved=estimates[1],
         failed=dict(Counter(row.failed.reason for row in rows if row.failed is not None)),
@@ -175,10 +177,6 @@ def _numbers(mine: Sequence[EpisodeRow], ks: Sequence[int], turns: Sequence[int]
     ]
 
 
-def _powers_of_two(limit: int) -> list[int]:
-    return [1 << power for power in range(1, limit.bit_length())]
-
-
 def _by_data_set(rows: Sequence[EpisodeRow], data_sets: Mapping[str, int], seed: int) -> dict[str, Estimate]:
     found: dict[str, Estimate] = {}
     first = 0
@@ -186,17 +184,14 @@ def _by_data_set(rows: Sequence[EpisodeRow], data_sets: Mapping[str, int], seed:
         mine = [row for row in rows if first <= row.task < first + size]
         first += size
         if mine:
-            shares = success_by_task(mine)[:, None]
-            low, high = bootstrap(shares, lambda means: means, seed)
-            found[name] = Estimate(float(shares.mean()), float(low[0]), float(high[0]))
+            found[name] = _mean(success_by_task(mine), seed)
     return found
 
 
-def _by_seed(rows: Iterable[EpisodeRow]) -> dict[int, float]:
-    seeds: dict[int, list[EpisodeRow]] = defaultdict(list)
-    for row in rows:
-        seeds[row.seed].append(row)
-    return {seed: success_by_task(mine).mean() for seed, mine in sorted(seeds.items())}
+def _mean(values: Array, seed: int = 0) -> Estimate:
+    """Returns the mean of one number of every task."""
+    low, high = bootstrap(values[:, None], lambda means: means, seed)
+    return Estimate(float(values.mean()), float(low[0]), float(high[0]))
 
 
 def success_by_task(rows: Iterable[EpisodeRow]) -> Array:
@@ -223,16 +218,13 @@ class Comparison:
     """Number of tasks on which the second's mean success is higher, lower, equal."""
 
 
-def compare(
-    first: Iterable[EpisodeRow], second: Iterable[EpisodeRow], *, common_only: bool = False, seed: int = 0
-) -> Comparison:
+def compare(first: Iterable[EpisodeRow], second: Iterable[EpisodeRow], *, common_only: bool = False) -> Comparison:
     """Returns the comparison of two evaluations on the same tasks, matched by fingerprint.
 
     Args:
         first: episodes of one evaluation.
         second: episodes of the other; their number per task may differ.
         common_only: allows different tasks and compares on the common ones.
-        seed: seed of the bootstrap.
 
     Raises ValueError if there is no common task, or if the tasks differ without `common_only`.
     """
@@ -247,14 +239,13 @@ def compare(
             "the second only; compare on the common ones with --common"
         )
     pairs = np.array([[a[problem], b[problem]] for problem in common])
-    gains = pairs[:, 1:] - pairs[:, :1]
-    low, high = bootstrap(gains, lambda means: means, seed)
+    gains = pairs[:, 1] - pairs[:, 0]
     return Comparison(
         tasks=len(common),
         left_out=left_out,
         first=float(pairs[:, 0].mean()),
         second=float(pairs[:, 1].mean()),
-        difference=Estimate(float(gains.mean()), float(low[0]), float(high[0])),
+        difference=_mean(gains),
         better=int((gains > 0).sum()),
         worse=int((gains < 0).sum()),
         equal=int((gains == 0).sum()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from verl_atgrpo.config.run_check import check_sampling
 from verl_atgrpo.config.schema import SECTION, AtGrpoConfig
 from verl_atgrpo.environment import Environment
 from verl_atgrpo.evaluation.engine import engine_args
-from verl_atgrpo.evaluation.sources import Endpoint, Model, Source, assignments, of_checkpoint, parse, weights_digest
+from verl_atgrpo.evaluation.sources import Endpoint, Source, assignments, of_checkpoint, parse, weights_digest
 from verl_atgrpo.recipes import compose, readable
 
 
@@ -80,47 +81,43 @@ class Plan:
 def make(options: Options) -> Plan:
     """Returns the plan for a recipe and options; raises ValueError if they are invalid."""
     with readable(options.recipe, options.folder):
-        return _make(options)
-
-
-def _make(options: Options) -> Plan:
-    config = compose(options.recipe, options.overrides, options.folder)
-    settings = AtGrpoConfig.from_config(config)
-    check_types(config)
-    check_keys(config)
-    check_sampling(config.actor_rollout_ref.rollout)
-    expand_policies(config, settings)
-    environment = settings.make_environment()
-    rollout, data = config.actor_rollout_ref.rollout, config.data
-    agents, players = _players(config, settings, environment, options)
-    sampling = {key: rollout.val_kwargs[key] for key in ("temperature", "top_p", "top_k")}
-    lengths = {"max_prompt_length": int(data.max_prompt_length), "max_response_length": int(data.max_response_length)}
-    template = OmegaConf.to_container(data.get("apply_chat_template_kwargs") or OmegaConf.create(), resolve=True)
-    assert isinstance(template, dict)
-    header = {
-        "recipe": options.recipe,
-        "environment": settings.environment,
-        "agents": agents,
-        "players": {name: _described(player) for name, player in players.items()},
-        "sampling": sampling,
-        **lengths,
-        "chat_template_kwargs": template,
-        "versions": _versions(players),
-    }
-    return Plan(
-        environment=environment,
-        agents=agents,
-        players=players,
-        tasks=_tasks(settings, environment, options.tasks),
-        seeds=_seeds(options.seeds, settings.seed),
-        episodes=_at_least_one("--episodes", options.episodes, int(rollout.val_kwargs.n)),
-        sampling=sampling,
-        **lengths,
-        chat_template_kwargs={str(key): value for key, value in template.items()},
-        request_timeout=settings.request_timeout,
-        max_failed=settings.max_failed_episodes,
-        header=header,
-    )
+        config = compose(options.recipe, options.overrides, options.folder)
+        settings = AtGrpoConfig.from_config(config)
+        check_types(config)
+        check_keys(config)
+        check_sampling(config.actor_rollout_ref.rollout)
+        expand_policies(config, settings)
+        environment = settings.make_environment()
+        rollout, data = config.actor_rollout_ref.rollout, config.data
+        agents, players = _players(config, settings, environment, options)
+        sampling = {key: rollout.val_kwargs[key] for key in ("temperature", "top_p", "top_k")}
+        lengths = {key: int(data[key]) for key in ("max_prompt_length", "max_response_length")}
+        template = OmegaConf.to_container(data.get("apply_chat_template_kwargs") or OmegaConf.create(), resolve=True)
+        assert isinstance(template, dict)
+        header = {
+            "recipe": options.recipe,
+            "environment": settings.environment,
+            "agents": agents,
+            "players": {name: _described(player) for name, player in players.items()},
+            "sampling": sampling,
+            **lengths,
+            "chat_template_kwargs": template,
+            "versions": _versions(players),
+        }
+        return Plan(
+            environment=environment,
+            agents=agents,
+            players=players,
+            tasks=_tasks(settings, environment, options.tasks),
+            seeds=_seeds(options.seeds, settings.seed),
+            episodes=_at_least_one("--episodes", options.episodes, int(rollout.val_kwargs.n)),
+            sampling=sampling,
+            **lengths,
+            chat_template_kwargs={str(key): value for key, value in template.items()},
+            request_timeout=settings.request_timeout,
+            max_failed=settings.max_failed_episodes,
+            header=header,
+        )
 
 
 def _at_least_one(option: str, given: int | None, default: int) -> int:
@@ -188,15 +185,15 @@ def _player(config: DictConfig, settings: AtGrpoConfig, section: str, source: So
                 f"merge the adapter and name the result with --policy {section}=FOLDER"
             )
         source = parse(str(policy.model.path))
-    elif isinstance(source, Model):
+    elif isinstance(source, str):
         with open_dict(policy.model):
             # Other settings of the model are kept, except paths to parts of the old one.
-            policy.model.update(path=source.path, tokenizer_path=None, hf_config_path=None, lora_adapter_path=None)
+            policy.model.update(path=source, tokenizer_path=None, hf_config_path=None, lora_adapter_path=None)
     if isinstance(source, Endpoint):
         return Player(source, None, None)
     if platform_choice.wants_cpu():
         check_cpu_prefill(key, policy.rollout)
-    return Player(source, engine_args(key, source.path, policy), policy.model)
+    return Player(source, engine_args(key, source, policy), policy.model)
 
 
 def _check_memory(players: Mapping[str, Player]) -> None:
@@ -213,8 +210,8 @@ def _check_memory(players: Mapping[str, Player]) -> None:
 def _described(player: Player) -> dict[str, Any]:
     """Returns what a player's answers depend on, without memory and number of devices."""
     described: dict[str, Any] = {"source": str(player.source)}
-    if isinstance(player.source, Model) and player.engine is not None:
-        described["weights"] = weights_digest(player.source.path)
+    if isinstance(player.source, str) and player.engine is not None:
+        described["weights"] = weights_digest(player.source)
         described["dtype"] = player.engine["dtype"]
         described["max_model_len"] = player.engine["max_model_len"]
     return described
@@ -222,11 +219,8 @@ def _described(player: Player) -> dict[str, Any]:
 
 def _versions(players: Mapping[str, Player]) -> dict[str, str]:
     local = any(player.engine is not None for player in players.values())
-    names = ("verl-atgrpo", "vllm") if local else ("verl-atgrpo",)
-    found = {}
-    for name in names:
-        try:
+    found = dict.fromkeys(("verl-atgrpo", "vllm") if local else ("verl-atgrpo",), "unknown")
+    for name in found:
+        with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "unknown"
     return found

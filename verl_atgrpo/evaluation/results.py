@@ -12,7 +12,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter
@@ -118,8 +117,6 @@ class Results:
 
     settings: dict[str, Any]
     """Everything that the distribution of episodes depends on."""
-    made_by: dict[str, Any] = field(default_factory=dict)
-    """The command that started the file."""
     rows: dict[EpisodeKey, EpisodeRow] = field(default_factory=dict)
     """The last line of every episode; failed ones may have been retried."""
 
@@ -139,8 +136,7 @@ def read(path: Path) -> Results:
     results = Results({})
     for number, line in lines(path, MAX_BYTES):
         if number == 1:
-            header = parse(line, _HEADER, "the settings of an evaluation", path, number)
-            results = Results(header.settings, header.made_by)
+            results = Results(parse(line, _HEADER, "the settings of an evaluation", path, number).settings)
         else:
             row = parse(line, _ROW, "an episode of an evaluation", path, number)
             results.rows[row.key] = row
@@ -169,24 +165,19 @@ class ResultFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115
         try:
-            self._lock(path)
             self.rows = self._open(path, json.loads(json.dumps(settings)), made_by)
         except BaseException:
             self._file.close()
             raise
 
-    def _lock(self, path: Path) -> None:
+    def _open(self, path: Path, settings: dict[str, Any], made_by: Mapping[str, Any]) -> dict[EpisodeKey, EpisodeRow]:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise BlockingIOError(f"{path}: another evaluation writes to it") from error
-
-    def _open(self, path: Path, settings: dict[str, Any], made_by: Mapping[str, Any]) -> dict[EpisodeKey, EpisodeRow]:
         known = read(path)
-        if known.settings:
-            different = differences(known.settings, settings)
-            if different:
-                raise ValueError(f"{path} was made with other settings, name another file: {'; '.join(different)}")
+        if known.settings and (different := differences(known.settings, settings)):
+            raise ValueError(f"{path} was made with other settings, name another file: {'; '.join(different)}")
         # A killed process may leave an incomplete last line.
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
         if not known.settings:
@@ -206,9 +197,7 @@ class ResultFile:
     def __enter__(self) -> ResultFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
 

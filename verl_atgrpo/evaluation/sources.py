@@ -18,17 +18,6 @@ _SAMPLE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Model:
-    """A Hugging Face model that vLLM serves in this process."""
-
-    path: str
-    """A folder, or the name of a repository on the hub."""
-
-    def __str__(self) -> str:
-        return self.path
-
-
-@dataclass(frozen=True)
 class Endpoint:
     """A model that an OpenAI-compatible server serves."""
 
@@ -41,7 +30,8 @@ class Endpoint:
         return f"{self.model}@{self.base_url}"
 
 
-Source = Model | Endpoint
+Source = str | Endpoint
+"""A Hugging Face model that vLLM serves in this process, by its folder or its name on the hub; or an endpoint."""
 
 
 def parse(text: str) -> Source:
@@ -56,12 +46,11 @@ def parse(text: str) -> Source:
         if not (Path(text) / "config.json").is_file():
             raise ValueError(f"{text} has no config.json: name the folder of a Hugging Face model")
         check_model(Path(text))
-        return Model(text)
-    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", text):
+    elif not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", text):
         raise ValueError(
             f"{text!r} is not a source of answers: use a folder with a model, owner/name on the hub, or MODEL@http://host/v1"
         )
-    return Model(text)
+    return text
 
 
 def _endpoint(model: str, at: str, url: str) -> Endpoint:
@@ -125,7 +114,7 @@ def of_checkpoint(step: Path, policies: Mapping[str, bool]) -> dict[str, Source]
                 + " ".join(f"--policy {policy}=OUT/{policy}" for policy in saved)
             )
         check_model(model)
-        sources[name] = Model(str(model))
+        sources[name] = str(model)
     return sources
 
 

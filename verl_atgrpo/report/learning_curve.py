@@ -12,12 +12,7 @@ from pydantic import BaseModel, BeforeValidator, TypeAdapter
 
 from verl_atgrpo.files import FileError, Number, Whole, lines, parse, replacing
 
-AXES = {
-    "seconds": "minutes of training",
-    "tokens": "tokens generated (thousands)",
-    "steps": "training steps",
-}
-_SCALE = {"seconds": 60.0, "tokens": 1000.0, "steps": 1.0}
+AXES = {"seconds": "minutes of training", "tokens": "tokens generated (thousands)", "steps": "training steps"}
 _SECONDS, _TOKENS, _PROBS = "timing_s/step", "rollout/tokens", "training/rollout_probs_diff_max"
 _SUCCESS = re.compile(r"val-core/.*/acc/mean@.*", re.DOTALL)
 
@@ -57,8 +52,7 @@ class Point:
 
     def along(self, axis: str) -> float:
         """Returns the value on a plot's axis, in the axis' unit."""
-        value = {"seconds": self.seconds, "tokens": self.tokens, "steps": float(self.step)}[axis]
-        return value / _SCALE[axis]
+        return {"seconds": self.seconds / 60, "tokens": self.tokens / 1000, "steps": float(self.step)}[axis]
 
 
 def read(metrics: Path) -> list[Point]:

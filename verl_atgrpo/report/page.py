@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from verl_atgrpo.files import write_text
+from verl_atgrpo.report import counted
 from verl_atgrpo.report.panels import MOST_POINTS, figures, panels
 from verl_atgrpo.report.records import Run, find, read
-from verl_atgrpo.report.text import about, counted, title
 
 _SCRIPTS = ("curves.js", "episodes.js", "page.js")
 _KEPT = ("agent", "turn", "policy", "prompt", "prompt_tokens", "committed", "candidates")
@@ -43,15 +43,16 @@ def render(run: Run, max_megabytes: float) -> str:
     """Returns the page; episodes are limited to `max_megabytes`, with their steps evenly spaced."""
     style = _part("page.css")
     script = "\n".join(_part(name) for name in _SCRIPTS)
+    shown = contents(run, max_megabytes)
     parts = {
-        "title": html.escape(title(run.about)),
+        "title": html.escape(shown["title"]),
         # Only our own script runs, identified by hash, whatever the models' replies contain.
         "policy": html.escape(
             f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'"
         ),
         "style": style,
         "script": script,
-        "data": embedded(contents(run, max_megabytes)),
+        "data": embedded(shown),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _part("page.html"))
 
@@ -67,13 +68,38 @@ def contents(run: Run, max_megabytes: float) -> dict[str, Any]:
     if not drawn:
         notes.insert(0, "No metrics were recorded yet.")
     return {
-        "title": title(run.about),
+        "title": str(run.about.get("experiment") or "a run of verl-atgrpo"),
         "about": about(run.about),
         "notes": notes,
         "figures": figures(run.metrics),
         "panels": drawn,
         "episodes": episodes,
     }
+
+
+def about(run: Mapping[str, Any]) -> list[str]:
+    """Returns a short description of a run: environment, candidates, estimator, policies.
+
+    Args:
+        run: `Run.about`.
+    """
+    section = run.get("section", {})
+    environment = dict(section.get("environment", {}))
+    phrases = []
+    if environment:
+        name = environment.pop("name", "")
+        options = ", ".join(f"{key} {value}" for key, value in environment.items())
+        phrases.append(f"{name} ({options})" if options else str(name))
+    if section.get("scheme") == "parallel":
+        phrases.append(f"{counted(section.get('candidates', 0), 'episode')} a task")
+    elif "candidates" in section:
+        phrases.append(f"{counted(section['candidates'], 'candidate')} a decision")
+    if "estimator" in section:
+        phrases.append(f"estimator {section['estimator']}")
+    frozen = run.get("frozen", [])
+    for policy, model in run.get("models", {}).items():
+        phrases.append(f"policy {policy}: {model}" + (" (frozen)" if policy in frozen else ""))
+    return phrases
 
 
 def embedded(value: Any) -> str:

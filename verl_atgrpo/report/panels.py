@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from verl_atgrpo.report.text import counted
+from verl_atgrpo.report import counted
 
 Metrics = Mapping[int, Mapping[str, float | str]]
 Panel = dict[str, Any]
@@ -61,61 +61,61 @@ def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
     policies = list(policies)
     agents = sorted({found[1] for name in names if (found := re.fullmatch(r"agent/(\w+)/reward", name))})
 
-    def per_agent(metric: str, title: str, unit: str, help: str, scale: float = 1.0, **more: Any) -> Panel:
-        series = [(agent, f"agent/{agent}/{metric}", number) for number, agent in enumerate(agents)]
-        return _panel(metrics, title, unit, help, series, scale, **more)
+    def panel(title: str, unit: str, help: str, series: Iterable[tuple[str, str, int]], zero: bool = False) -> Panel:
+        scale = 100.0 if unit == "%" else 1.0
+        lines = [
+            {"name": name, "colour": colour, "points": averaged(points)}
+            for name, metric, colour in series
+            if (points := curve(metrics, metric, scale))
+        ]
+        return {"title": title, "unit": unit, "help": help, "kind": "lines", "zero": zero, "series": lines}
 
-    def per_policy(metric: str, title: str, unit: str, help: str, **more: Any) -> Panel:
+    def per_agent(metric: str, title: str, unit: str, help: str, zero: bool = False) -> Panel:
+        series = [(agent, f"agent/{agent}/{metric}", number) for number, agent in enumerate(agents)]
+        return panel(title, unit, help, series, zero)
+
+    def per_policy(metric: str, title: str, unit: str, help: str) -> Panel:
         if len(policies) > 1:
             series = [(name, f"policy/{name}/{metric}", number) for number, name in enumerate(policies)]
         else:
             series = [(policies[0] if policies else "policy", f"actor/{metric}", 0)]
-        return _panel(metrics, title, unit, help, series, **more)
+        return panel(title, unit, help, series, zero=True)
 
     validation = sorted(name for name in names if _VALIDATION.fullmatch(name))
     label = "validation" if len(validation) == 1 else "validation, {}"
     success = [(label.format(name.split("/")[1]), name, number) for number, name in enumerate(validation)]
     drawn = [
-        _panel(
-            metrics,
+        panel(
             "Success",
             "%",
             "share of episodes solved; in training, with the best of K candidates committed at every decision",
             [*success, ("training", "team/success", len(success))],
-            100.0,
             zero=True,
         ),
         per_agent("reward", "Reward", "", "mean of alpha x team + local_weight x local over all candidates"),
         per_agent("team_reward", "Team part of the reward", "", "mean over all candidates, before alpha"),
         per_agent("local_reward", "Local part of the reward", "", "mean over all candidates"),
-        per_policy("grad_norm", "Gradient norm", "", "before clipping", zero=True),
+        per_policy("grad_norm", "Gradient norm", "", "before clipping"),
         per_agent(
             "inflation_factor", "Inflation factor", "", "Dr. MAS: above 1, the team's baseline inflates gradients"
         ),
         per_agent("response_length", "Answer length", "tokens", "mean over all candidates", zero=True),
-        per_agent("response_clipped", "Answers cut off", "%", "at data.max_response_length", 100.0, zero=True),
+        per_agent("response_clipped", "Answers cut off", "%", "at data.max_response_length", zero=True),
         per_agent(
             "highest_reward_share",
             "Candidates at the highest reward",
             "%",
             "share that earned the most that their agent has earned so far",
-            100.0,
             zero=True,
         ),
-        per_agent("zero_variance_groups", "Groups without signal", "%", "all rewards equal", 100.0, zero=True),
+        per_agent("zero_variance_groups", "Groups without signal", "%", "all rewards equal", zero=True),
         per_agent(
-            "stuck_groups",
-            "Groups that are stuck",
-            "%",
-            "all rewards equal, and all candidates wrong",
-            100.0,
-            zero=True,
+            "stuck_groups", "Groups that are stuck", "%", "all rewards equal, and all candidates wrong", zero=True
         ),
         per_agent("entropy", "Entropy of the agents", "nats", "per token", zero=True),
-        per_policy("entropy", "Entropy of the policies", "nats", "per token", zero=True),
+        per_policy("entropy", "Entropy of the policies", "nats", "per token"),
         _time_split(metrics),
-        _panel(
-            metrics,
+        panel(
             "Server against actor",
             "",
             "largest difference of a token's probability between the two",
@@ -123,25 +123,7 @@ def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
             zero=True,
         ),
     ]
-    return [panel for panel in drawn if panel["series"]]
-
-
-def _panel(
-    metrics: Metrics,
-    title: str,
-    unit: str,
-    help: str,
-    series: Iterable[tuple[str, str, int]],
-    scale: float = 1.0,
-    kind: str = "lines",
-    zero: bool = False,
-) -> Panel:
-    lines = [
-        {"name": name, "colour": colour, "points": averaged(points)}
-        for name, metric, colour in series
-        if (points := curve(metrics, metric, scale))
-    ]
-    return {"title": title, "unit": unit, "help": help, "kind": kind, "zero": zero, "series": lines}
+    return [each for each in drawn if each["series"]]
 
 
 def _time_split(metrics: Metrics) -> Panel:

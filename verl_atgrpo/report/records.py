@@ -7,6 +7,7 @@ import logging
 import math
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -27,10 +28,10 @@ _MOST = {METRICS: 256 << 20, TRAIN: 1 << 30, VAL: 1 << 30}
 """Most bytes of all files of a kind that are read: the report holds them in memory."""
 
 
-def file_parts(path: Path) -> tuple[str, int, int] | None:
-    """Returns (kind, attempt, part) of a record file, or None for other files."""
-    found = _FILE.fullmatch(path.name)
-    return (found[1], int(found[2]), int(found[3])) if found else None
+def record_files(folder: Path) -> dict[Path, tuple[str, int, int]]:
+    """Returns record file -> (kind, attempt, part), for all in a folder."""
+    found = {path: _FILE.fullmatch(path.name) for path in folder.glob("*.jsonl")}
+    return {path: (name[1], int(name[2]), int(name[3])) for path, name in found.items() if name}
 
 
 def metrics_row(step: int, seconds: float, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,11 +44,8 @@ def metrics_row(step: int, seconds: float, values: Mapping[str, Any]) -> dict[st
     """
     numbers = {}
     for name, value in values.items():
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            continue
-        numbers[name] = plain(number)
+        with suppress(TypeError, ValueError):
+            numbers[name] = plain(float(value))
     return {"step": step, "time": round(seconds, 3), "data": numbers}
 
 
@@ -70,7 +68,7 @@ class RecordFiles:
         """
         self._folder = folder
         self._max_bytes = int(max_megabytes * 1e6)
-        self._attempt = 1 + max((attempt for _, attempt, _ in self._existing().values()), default=0)
+        self._attempt = 1 + max((attempt for _, attempt, _ in record_files(folder).values()), default=0)
         self._header = {"format": FORMAT, "from_step": from_step, "about": about}
         self._part = {METRICS: 0, TRAIN: 0, VAL: 0}
         self._failing = False
@@ -108,15 +106,13 @@ class RecordFiles:
     def _path(self, kind: str) -> Path:
         return self._folder / f"{kind}-{self._attempt:04d}-{self._part[kind]:04d}.jsonl"
 
-    def _existing(self) -> dict[Path, tuple[str, int, int]]:
-        return {path: parts for path in self._folder.glob("*.jsonl") if (parts := file_parts(path))}
-
     def _rotate(self) -> None:
         """Deletes the oldest files of training episodes, then those of validation, which show progress best."""
         current = {self._path(kind) for kind in self._part}
-        sizes = {path: path.stat().st_size for path, parts in self._existing().items() if parts[0] != METRICS}
+        files = record_files(self._folder)
+        sizes = {path: path.stat().st_size for path, (kind, *_) in files.items() if kind != METRICS}
         total = sum(sizes.values())
-        for path in sorted(sizes, key=lambda path: file_parts(path) or ()):  # "train" sorts before "val"
+        for path in sorted(sizes, key=files.__getitem__):  # "train" sorts before "val"
             if total > self._max_bytes and path not in current:
                 path.unlink()
                 total -= sizes[path]
@@ -132,25 +128,24 @@ class _Line(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
 
-class _About(_Line):
+class _Section(BaseModel):
+    """What the report's description of a run reads of `at_grpo`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    environment: dict[str, Any] = {}
+    policies: dict[str, Any] | None = None
+    candidates: Whole = 0
+
+
+class _About(BaseModel):
     """What the report's description of a run reads."""
 
     model_config = ConfigDict(extra="allow")
 
-    section: dict[str, Any] = {}
+    section: _Section = _Section()
     models: dict[str, str] = {}
     frozen: list[str] = []
-
-    @model_validator(mode="after")
-    def _section(self) -> _About:
-        for key, kinds, words in (
-            ("environment", dict, "a section"),
-            ("policies", (dict, type(None)), "a section or null"),
-            ("candidates", int, "a whole number"),
-        ):
-            if key in self.section and not isinstance(self.section[key], kinds):  # type: ignore[arg-type]
-                raise ValueError(f"section.{key} should be {words}")
-        return self
 
 
 class _Header(_Line):
@@ -211,10 +206,7 @@ def _kind(line: Any) -> str:
 
 _HEADER, _METRICS = TypeAdapter(_Header), TypeAdapter(_Metrics)
 _EPISODES: TypeAdapter[_Failed] = TypeAdapter(
-    Annotated[
-        Annotated[_Failed, Tag("~failed")] | Annotated[_Decision, Tag("~decision")],
-        Discriminator(_kind),
-    ]
+    Annotated[Annotated[_Failed, Tag("~failed")] | Annotated[_Decision, Tag("~decision")], Discriminator(_kind)]
 )
 
 
@@ -233,7 +225,7 @@ def find(run: Path) -> Path:
     """Returns the folder with a run's records; raises ValueError if there is none."""
     places = [run, run / FOLDER, run / "checkpoints" / FOLDER]
     for place in places:
-        if any(file_parts(path) for path in place.glob("*.jsonl")):
+        if record_files(place):
             return place
     raise ValueError(
         f"{run}: no records here, in {FOLDER}/ or in checkpoints/{FOLDER}/; name the folder that is "
@@ -248,15 +240,15 @@ def read(folder: Path) -> Run:
         FileError: damage other than an incomplete last line, or more bytes than fit into memory.
         OSError: a file cannot be read.
     """
-    known = [(path, parts) for path in folder.glob("*.jsonl") if (parts := file_parts(path))]
+    known = record_files(folder)
     for kind, most in _MOST.items():
-        size = sum(path.stat().st_size for path, parts in known if parts[0] == kind)
+        size = sum(path.stat().st_size for path, parts in known.items() if parts[0] == kind)
         if size > most:
             raise FileError(
                 f"{folder}: the files {kind}-*.jsonl have {size:,} bytes, at most {most:,} are read: move the oldest "
                 "away"
             )
-    files = sorted((attempt, kind, part, path) for path, (kind, attempt, part) in known)
+    files = sorted((attempt, kind, part, path) for path, (kind, attempt, part) in known.items())
     run = Run()
     for _, attempt in groupby(files, key=lambda file: file[0]):
         begun = False

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from verl_atgrpo.report import counted
 from verl_atgrpo.report.records import TRAIN, VAL, Run, find, read
-from verl_atgrpo.report.text import counted
 
 _MARKS = re.compile(r"<\|[^|<>]*\|>")
 """Special tokens of chat templates, such as `<|im_end|>`."""
