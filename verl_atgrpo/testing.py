@@ -305,7 +305,7 @@ class WatchedTeam(ScriptedTeam):
                 raise self.trial.fault("end", self.name, f"none after {self.trial.max_decisions} decisions")
             if not is_prompt(prompt):
                 raise self.trial.fault("prompt", self.name, f"{agent!r} gets {prompt!r:.80}, not a text or a chat")
-            scored = functools.partial(self._scored, agent, score)
+            scored = functools.partial(self._checked, agent, score)
             # One at a time, in the order of requests: concurrent decisions of one agent are numbered in that order.
             async with self._order:
                 await self._probe(agent, prompt, scored)
@@ -330,7 +330,7 @@ class WatchedTeam(ScriptedTeam):
                 what = f"{agent!r} earns {worth['gold']:g}; the {best} team's {replies[best]!r:.40}, {worth[best]:g}"
                 raise self.trial.fault("gold", self.name, what)
 
-    async def _scored(self, agent: str, score: ScoreFunction | None, reply: str) -> Score:
+    async def _checked(self, agent: str, score: ScoreFunction | None, reply: str) -> Score:
         low, high = self.trial.bounds
         scored = Score() if score is None else score(reply)
         if inspect.isawaitable(scored):

@@ -37,11 +37,10 @@ def _memory_info(*_: Any, **__: Any) -> tuple[int, int]:
 def _device_module() -> types.ModuleType:
     """Returns torch.cpu with the functions of torch.cuda that verl calls."""
     module = types.ModuleType("verl_atgrpo.cpu.device_module")
-    nothing = ("set_device", "synchronize", "empty_cache", "ipc_collect")
-    nothing += ("reset_peak_memory_stats", "reset_max_memory_allocated")
+    resets = ("reset_peak_memory_stats", "reset_max_memory_allocated")
     members: dict[str, Any] = {
         **{name: member for name, member in vars(torch.cpu).items() if not name.startswith("__")},
-        **dict.fromkeys(nothing, _no_op),
+        **dict.fromkeys(("set_device", "synchronize", "empty_cache", "ipc_collect", *resets), _no_op),
         **dict.fromkeys(("memory_allocated", "memory_reserved"), _memory_in_use),
         **dict.fromkeys(("max_memory_allocated", "max_memory_reserved"), _peak_memory),
         "is_available": lambda: True,
