@@ -18,6 +18,18 @@ from waiting import TRAINING, wait_until
 FRESH = 1e-5
 """Largest difference of a token's probability between server and actor with the same weights, in float32."""
 EXTERNAL = Path(__file__).parent / "end_to_end" / "external"
+TRAIN_ONLY = ("trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.save_freq=-1")
+"""Overrides without validation and checkpoints."""
+SMALL = (
+    "at_grpo.candidates=4",
+    "at_grpo.train_tasks=64",
+    "at_grpo.val_tasks=8",
+    "data.train_batch_size=4",
+    "data.val_batch_size=8",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    *TRAIN_ONLY,
+)
+"""Overrides for short steps; further ones may change them."""
 Start = Callable[..., subprocess.Popen[bytes]]
 """Type of the fixture `start`."""
 

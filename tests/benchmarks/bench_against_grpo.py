@@ -132,9 +132,6 @@ def overrides_of(side: str, options: argparse.Namespace, folder: Path) -> list[s
         f"actor_rollout_ref.rollout.max_model_len={128 + options.answer_tokens}",
         "actor_rollout_ref.rollout.ignore_eos=true",
         f"trainer.total_training_steps={WARM_UP + options.steps}",
-        "trainer.val_before_train=false",
-        "trainer.test_freq=-1",
-        "trainer.save_freq=-1",
         "trainer.resume_mode=disable",
     ]
     if side == "ours":
@@ -169,6 +166,7 @@ def run(side: str, options: argparse.Namespace, folder: Path) -> tuple[list[Step
         options.recipe,
         own,
         options.model.resolve(),
+        *training_jobs.TRAIN_ONLY,
         *overrides_of(side, options, folder),
         *options.overrides,
         PYTHONPATH=real_stack.environment()["PYTHONPATH"],

@@ -33,9 +33,7 @@ def run(recipe: str, folder: Path, model: Path, steps: int, *overrides: str) -> 
         *overrides,
         f"trainer.total_training_steps={steps + 1}",
         "actor_rollout_ref.actor.optim.lr=0",
-        "trainer.val_before_train=false",
-        "trainer.test_freq=-1",
-        "trainer.save_freq=-1",
+        *training_jobs.TRAIN_ONLY,
         "trainer.resume_mode=disable",
     )
     try:

@@ -132,9 +132,7 @@ def profile(options: argparse.Namespace, spy: str, folder: Path) -> None:
         options.model.resolve(),
         # More than are profiled; the job is ended below.
         f"trainer.total_training_steps={steps + 50}",
-        "trainer.val_before_train=false",
-        "trainer.test_freq=-1",
-        "trainer.save_freq=-1",
+        *training_jobs.TRAIN_ONLY,
         "trainer.resume_mode=disable",
         *options.overrides,
     )

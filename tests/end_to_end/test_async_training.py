@@ -13,13 +13,14 @@ pytest.importorskip("verl")
 pytest.importorskip("vllm")
 
 import torch
-from training_jobs import FRESH, Start, finish, weights
+from training_jobs import FRESH, SMALL, Start, finish, weights
 
 from verl_atgrpo.report.records import find, read
 
 pytestmark = [pytest.mark.slow, pytest.mark.training]
 
 OVERRIDES = (
+    *SMALL,
     # When the first episodes have ended, others are in the middle of a response.
     "~at_grpo.environment",
     "+at_grpo.environment={name: 'uneven_writer:UnevenWriter'}",
@@ -28,13 +29,6 @@ OVERRIDES = (
     "actor_rollout_ref.rollout.max_model_len=128",
     # Small steps: importance weights of long responses must stay near 1.
     "actor_rollout_ref.actor.optim.lr=2e-4",
-    "at_grpo.candidates=4",
-    "at_grpo.train_tasks=64",
-    "at_grpo.val_tasks=8",
-    "data.train_batch_size=4",
-    "data.val_batch_size=8",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-    "trainer.val_before_train=false",
     "trainer.test_freq=3",
     "trainer.save_freq=2",
 )

@@ -11,7 +11,7 @@ pytest.importorskip("vllm")
 
 import torch
 from torch import Tensor
-from training_jobs import FRESH, Start, finish, weights
+from training_jobs import FRESH, SMALL, Start, finish, weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.training]
 
@@ -25,21 +25,15 @@ def test_log_probs_are_at_the_temperature_and_the_reference_is_fixed(
         "plan_path_cpu_roles",
         tmp_path,
         tied_model,
+        *SMALL,
         # One reference is a separate model, the other the policy without its adapter.
         f"at_grpo.policies.tool_user.model.path={tied_model}",
         f"at_grpo.policies.planner.model.path={tied_model}",
         "+at_grpo.policies.tool_user.lora={rank: 4}",
         "actor_rollout_ref.actor.use_kl_loss=true",
         f"actor_rollout_ref.rollout.temperature={TEMPERATURE}",
-        "at_grpo.candidates=4",
-        "at_grpo.train_tasks=64",
-        "at_grpo.val_tasks=8",
         "at_grpo.environment.max_turns=2",
-        "data.train_batch_size=4",
-        "data.val_batch_size=8",
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",  # one optimizer step, with the rollout's weights
-        "trainer.val_before_train=false",
-        "trainer.test_freq=-1",
         "trainer.save_freq=2",
         "trainer.total_training_steps=2",
         VERL_USE_EXTERNAL_MODULES="kept_log_probs",

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("verl")
 pytest.importorskip("vllm")
 
-from training_jobs import FRESH, Start, engine_of, processes_of, wait_for
+from training_jobs import FRESH, TRAIN_ONLY, Start, engine_of, processes_of, wait_for
 from waiting import TRAINING, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.training]
@@ -39,8 +39,7 @@ def test_a_replica_dies_and_is_restarted_and_a_worker_dies(start: Start, tied_mo
         f"actor_rollout_ref.actor.ppo_mini_batch_size={TASKS}",
         "trainer.n_gpus_per_node=2",
         "ray_kwargs.ray_init.num_gpus=2",
-        "trainer.val_before_train=false",
-        "trainer.test_freq=-1",
+        *TRAIN_ONLY,
         "trainer.save_freq=2",
         "trainer.total_training_steps=60",
         f"trainer.rollout_data_dir={dumps}",

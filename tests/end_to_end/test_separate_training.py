@@ -15,22 +15,10 @@ pytest.importorskip("vllm")
 
 import torch
 from processes import of_session
-from training_jobs import FRESH, Start, finish, weights
+from training_jobs import FRESH, SMALL, Start, finish, weights
 from waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.training]
-
-SMALL = (
-    "~at_grpo.environment",
-    "+at_grpo.environment={name: 'late_writer:LateWriter'}",
-    "at_grpo.candidates=2",
-    "at_grpo.train_tasks=64",
-    "at_grpo.val_tasks=8",
-    "data.train_batch_size=4",
-    "data.val_batch_size=8",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-    "trainer.val_before_train=false",
-)
 
 
 def test_servers_sample_during_the_update_and_get_its_weights(start: Start, tied_model: Path, tmp_path: Path) -> None:
@@ -40,6 +28,9 @@ def test_servers_sample_during_the_update_and_get_its_weights(start: Start, tied
         tmp_path,
         tied_model,
         *SMALL,
+        "~at_grpo.environment",
+        "+at_grpo.environment={name: 'late_writer:LateWriter'}",
+        "at_grpo.candidates=2",
         # Half of a step's tasks are sampled with its own weights.
         "trainer.v1.separate_async.num_warmup_batches=0.5",
         "trainer.v1.sampler.max_off_policy_threshold=2",

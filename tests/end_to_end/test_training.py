@@ -18,7 +18,7 @@ pytest.importorskip("vllm")
 
 import torch
 from fakes.other_tokenizer import renumber
-from training_jobs import FRESH, Start, end, engine_of, finish, wait_for, weights
+from training_jobs import FRESH, SMALL, TRAIN_ONLY, Start, end, engine_of, finish, wait_for, weights
 from waiting import TRAINING
 
 from verl_atgrpo.export import export
@@ -27,18 +27,7 @@ from verl_atgrpo.tiny_models.warm_start import WarmStart, make
 
 pytestmark = [pytest.mark.slow, pytest.mark.training]
 
-SMALL = (
-    "at_grpo.candidates=4",
-    "at_grpo.train_tasks=64",
-    "at_grpo.val_tasks=8",
-    "at_grpo.environment.max_turns=2",
-    "data.train_batch_size=4",
-    "data.val_batch_size=8",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
-    "trainer.val_before_train=false",
-    "trainer.test_freq=-1",
-    "trainer.save_freq=-1",
-)
+SHORT = (*SMALL, "at_grpo.environment.max_turns=2")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +46,7 @@ def test_steps_change_the_weights_of_the_server_too(start: Start, models: dict[s
         "plan_path_cpu",
         tmp_path,
         models["tied"],
-        *SMALL,
+        *SHORT,
         # Four tasks have at most sixteen groups, so four more are played, with the same weights.
         "at_grpo.group_filter={min_groups: 40, max_tasks: 8}",
         "trainer.total_training_steps=3",
@@ -131,7 +120,8 @@ def test_an_update_of_one_policy_does_not_change_the_other(
         "plan_path_cpu",
         tmp_path,
         left,
-        *(override for override in SMALL if "max_turns" not in override and "val_before_train" not in override),
+        *SMALL,
+        "trainer.val_before_train=true",
         "~at_grpo.environment",
         "+at_grpo.environment={name: 'lone_learner:LoneLearner'}",
         "~at_grpo.agents",
@@ -187,7 +177,7 @@ def test_cross_wired_servers_stop_the_run(start: Start, models: dict[str, Path],
         "plan_path_cpu_roles",
         tmp_path,
         models["tied"],
-        *SMALL,
+        *SHORT,
         f"at_grpo.policies.tool_user.model.path={models['tied']}",
         f"at_grpo.policies.planner.model.path={models['shallow']}",
         VERL_USE_EXTERNAL_MODULES="cross_wired",
@@ -204,7 +194,7 @@ def test_policies_on_devices_of_their_own_with_tokenizers_of_their_own(
         "plan_path_cpu_roles",
         tmp_path,
         models["tied"],
-        *SMALL,
+        *SHORT,
         "at_grpo.placement=split",
         f"at_grpo.policies.tool_user.model.path={models['tied']}",
         f"at_grpo.policies.planner.model.path={models['renumbered']}",
@@ -248,7 +238,7 @@ def test_a_dead_server_ends_the_run_and_the_next_run_resumes(
 ) -> None:
     dumps, checkpoints = tmp_path / "rows", tmp_path / "checkpoints"
     overrides = (
-        *SMALL,
+        *SHORT,
         f"at_grpo.policies.tool_user.model.path={models['tied']}",
         f"at_grpo.policies.planner.model.path={models['shallow']}",
         "trainer.save_freq=2",
@@ -291,7 +281,7 @@ def _first_prompts(dump: Path) -> set[str]:
 
 def test_parallel_scheme_of_one_agent(start: Start, models: dict[str, Path], tmp_path: Path) -> None:
     # The estimator that needs the most tags of a row.
-    overrides = (*SMALL, "at_grpo.estimator=gigpo", "trainer.total_training_steps=1")
+    overrides = (*SHORT, "at_grpo.estimator=gigpo", "trainer.total_training_steps=1")
     job = start("plan_path_cpu_single", tmp_path, models["tied"], *overrides)
     data = finish(job, tmp_path)[1]
     assert math.isfinite(data["actor/pg_loss"])
@@ -332,9 +322,7 @@ def test_plain_job_with_the_stock_trainer_equals_grpo(start: Start, models: dict
         "actor_rollout_ref.rollout.n=4",
         "data.train_batch_size=8",
         "actor_rollout_ref.actor.ppo_mini_batch_size=8",
-        "trainer.val_before_train=false",
-        "trainer.test_freq=-1",
-        "trainer.save_freq=-1",
+        *TRAIN_ONLY,
         "trainer.total_training_steps=1",
         VERL_USE_EXTERNAL_MODULES="record_advantages",
         ADVANTAGES_FILE=str(tmp_path / "advantages.pt"),
