@@ -8,38 +8,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
+import sys
 import time
-from typing import Any
+from pathlib import Path
 
-from verl_atgrpo import Environment, Outcome, Score
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from fakes.simulated_engine import Turns
+
 from verl_atgrpo.rollout.rows import training_rows
 from verl_atgrpo.team import ScriptedTeam, play
 
 
-class TwoAgents(Environment):
-    """Two agents per turn with constant scores."""
-
-    agents = ("tool_user", "planner")
-
-    def __init__(self, turns: int) -> None:
-        self.turns = turns
-
-    def task(self, split: str, index: int) -> int:
-        return index
-
-    def fingerprint(self, task: int) -> str:
-        return str(task)
-
-    async def run(self, task: int, team: Any) -> Outcome:
-        for turn in range(self.turns):
-            hint = await team.tool_user.act(f"task {task}, turn {turn}", score=lambda reply: Score(0.0, 0.5))
-            await team.planner.act(f"task {task}, turn {turn}, hint {hint.text}", score=lambda reply: Score(1.0, 0.5))
-        return Outcome(success=True, team_reward=1.0)
-
-
-async def step(environment: TwoAgents, episodes: int, candidates: int) -> tuple[int, int]:
+async def step(environment: Turns, episodes: int, candidates: int) -> tuple[int, int]:
     """Plays the episodes concurrently and makes their rows; returns (decisions, rows)."""
-    scripts = {agent: lambda prompt, index: "RRDD" for agent in environment.agents}
+    scripts = {agent: lambda prompt, index: "4321" for agent in environment.agents}
     records = await asyncio.gather(
         *(play(environment, task, ScriptedTeam(scripts, candidates=candidates)) for task in range(episodes))
     )
@@ -55,7 +38,7 @@ def main() -> int:
     parser.add_argument("--candidates", type=int, default=8)
     parser.add_argument("--limit-ms", type=float, default=2.0)
     options = parser.parse_args()
-    environment = TwoAgents(options.turns)
+    environment = Turns(options.turns)
     times = []
     for _ in range(10):
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What docs/environments.md and docs/workflows.md show works as it stands."""
+"""What pages show works as it stands: environments, workflows, recipes, estimators."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import functools
 import importlib
 import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec
 from verl_atgrpo.testing import check_environment
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def block(language: str, number: int = 0) -> str:
@@ -18,8 +22,7 @@ def block(language: str, number: int = 0) -> str:
 
 
 def blocks(page: str, language: str) -> list[str]:
-    text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text()
-    return re.findall(rf"(?ms)^```{language}\n(.*?)^```$", text)
+    return re.findall(rf"(?ms)^```{language}\n(.*?)^```$", (DOCS / f"{page}.md").read_text())
 
 
 @pytest.fixture
@@ -108,3 +111,23 @@ def test_the_documented_overrides_for_a_running_cluster_leave_ray_no_sizes() -> 
     overrides = [word for word in shown.split() if re.match(r"[a-z_.]+=", word)]
     ray_init = compose("plan_path_cpu", overrides).ray_kwargs.ray_init
     assert [ray_init[key] for key in ("num_cpus", "num_gpus", "object_store_memory")] == [None] * 3
+
+
+def test_every_preset_and_every_field_of_estimators_is_documented() -> None:
+    def first_cells(heading: str) -> set[str]:
+        section = (DOCS / "estimators.md").read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+        return {name for row in re.findall(r"(?m)^\| (`[^|]*) \|", section) for name in re.findall(r"`(\w+)`", row)}
+
+    assert first_cells("Presets") == set(PRESETS)
+    assert first_cells("Fields") == {field.name for field in fields(EstimatorSpec)} - {"name"}
+
+
+@pytest.mark.parametrize("example", blocks("estimators", "yaml"))
+def test_the_documented_estimators_are_accepted(example: str) -> None:
+    omegaconf = pytest.importorskip("omegaconf")
+    from verl_atgrpo.config.run_check import check_estimator_agents
+    from verl_atgrpo.config.schema import AtGrpoConfig
+
+    section = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.create(example))["at_grpo"]
+    settings = AtGrpoConfig.from_mapping({"environment": {"name": "plan_path"}, **section})
+    check_estimator_agents(settings, settings.make_environment())

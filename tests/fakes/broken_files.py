@@ -93,7 +93,7 @@ def changed(path: Path, number: int, *place: Any, value: Any) -> Path:
 
 
 def in_place_of(path: Path, kind: str) -> Path:
-    """Puts a folder, a pipe, a link to itself, nothing, or a sparse file of 2 GiB in place of a file."""
+    """Puts a folder, a pipe, a link to itself, nothing, a sparse file or a line of 100 MB in place of a file."""
     path.unlink(missing_ok=True)
     if kind == "folder":
         path.mkdir()
@@ -107,6 +107,8 @@ def in_place_of(path: Path, kind: str) -> Path:
     elif kind == "100 MB line":
         path.touch()
         os.truncate(path, 100_000_000)
+        with path.open("ab") as file:
+            file.write(b"\n")
     else:
         assert kind == "nothing"
     return path

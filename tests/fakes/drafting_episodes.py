@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from verl_atgrpo.environments.common.drafting import DraftingGame
 from verl_atgrpo.team import Decision, EpisodeRecord, ScriptedTeam, play
-
-Script = Callable[[str, int], str]
-"""(prompt, number of the candidate) -> text."""
+from verl_atgrpo.testing import Script
 
 
 def episode(env: DraftingGame, task: object, tool_user: Script, planner: Script, candidates: int = 1) -> EpisodeRecord:
