@@ -19,8 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,38 +65,25 @@ class OneAnswer(Environment):
         return Outcome(success=False, team_reward=answer.score.team)
 
 
-@dataclass(frozen=True)
-class Step:
-    """Seconds of a step."""
-
-    cycle: float
-    stages: dict[str, float]
-    """verl's timers."""
-
-    @property
-    def outside(self) -> float:
-        """The cycle without the rollout."""
-        return self.cycle - self.stages["gen"]
-
-
-def stage_ratios(ours: Sequence[Step], stock: Sequence[Step]) -> dict[str, tuple[float, float]]:
-    """Returns stage -> median seconds of ours and of stock.
+def stages_of(cycle: float, timers: Mapping[str, float]) -> dict[str, float]:
+    """Returns stage -> seconds of a step, from its cycle and verl's timers.
 
     `rest of the step` is not covered by a timer; the limit is for `outside rollout`.
     """
+    seconds = {stage: timers[f"timing_s/{stage}"] for stage in ("step", "gen", *STAGES)}
+    whole, rollout = seconds.pop("step"), seconds.pop("gen")
+    return {
+        **seconds,
+        "rest of the step": whole - rollout - sum(seconds.values()),
+        "after the step": cycle - whole,
+        "outside rollout": cycle - rollout,
+        "rollout": rollout,
+    }
 
-    def medians(steps: Sequence[Step]) -> dict[str, float]:
-        of = {stage: statistics.median(step.stages[stage] for step in steps) for stage in STAGES}
-        of["rest of the step"] = statistics.median(
-            step.stages["step"] - step.stages["gen"] - sum(step.stages[stage] for stage in STAGES) for step in steps
-        )
-        of["after the step"] = statistics.median(step.cycle - step.stages["step"] for step in steps)
-        of["outside rollout"] = statistics.median(step.outside for step in steps)
-        of["rollout"] = statistics.median(step.stages["gen"] for step in steps)
-        return of
 
-    one, two = medians(ours), medians(stock)
-    return {stage: (one[stage], two[stage]) for stage in one}
+def medians(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Returns stage -> median seconds."""
+    return {stage: statistics.median(step[stage] for step in steps) for stage in steps[0]}
 
 
 def shapes(records: Sequence[dict[str, float]]) -> set[tuple[float, ...]]:
@@ -155,7 +141,7 @@ def overrides_of(side: str, options: argparse.Namespace, folder: Path) -> list[s
     ]
 
 
-def run(side: str, options: argparse.Namespace, folder: Path) -> tuple[list[Step], set[tuple[float, ...]]]:
+def run(side: str, options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, float]], set[tuple[float, ...]]]:
     """Trains; returns the steps after the warm-up and their shapes. Raises SystemExit if the run fails."""
     import real_stack
     import training_jobs
@@ -179,10 +165,7 @@ def run(side: str, options: argparse.Namespace, folder: Path) -> tuple[list[Step
         raise SystemExit(f"the {side} run failed:\n{(own / 'log').read_text(errors='replace')[-6000:]}")
     records = [json.loads(line)["data"] for line in (own / "metrics.jsonl").read_text().splitlines()]
     steps = [
-        Step(
-            later - earlier,
-            {stage: record[f"timing_s/{stage}"] for stage in ("step", "gen", *STAGES)},
-        )
+        stages_of(later - earlier, record)
         for earlier, later, record in zip(times, times[1:], records[1:], strict=False)
     ]
     return steps[WARM_UP - 1 :], shapes(records)
@@ -202,21 +185,18 @@ def _times_of_lines(path: Path, job: subprocess.Popen[bytes]) -> list[float]:
 
 def main() -> int:
     """Prints medians and ratios; status 1 if ours is above the limit."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--recipe", default="plan_path_cpu")
+    import real_stack
+
+    parser = real_stack.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=8, help="per run, after the warm-up")
     parser.add_argument("--tasks", type=int, default=32)
     parser.add_argument("--candidates", type=int, default=8)
     parser.add_argument("--answer-tokens", type=int, default=64)
     parser.add_argument("--limit", type=float, default=1.05)
-    parser.add_argument("overrides", nargs="*", help="overrides of verl's command, for both runs")
     options = parser.parse_args()
     exit_on_sigterm()
-    import real_stack
-
-    steps: dict[str, list[Step]] = {"ours": [], "stock": []}
+    steps: dict[str, list[dict[str, float]]] = {"ours": [], "stock": []}
     seen: set[tuple[float, ...]] = set()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -228,7 +208,7 @@ def main() -> int:
                 seen |= found
                 if len(seen) != 1:
                     raise SystemExit(f"not all steps had equal rows (tokens, prompt length, answer length): {seen}")
-                outside = statistics.median(step.outside for step in made)
+                outside = medians(made)["outside rollout"]
                 print(
                     f"round {number + 1}, {side}: {outside:.2f} s outside the rollout; {real_stack.load_average()}",
                     flush=True,
@@ -238,12 +218,13 @@ def main() -> int:
         f"a step: {options.tasks * options.candidates} rows, {tokens:,.0f} tokens (prompts {prompts:.0f}, answers "
         f"{answers:.0f}), 2 optimizer steps; medians of {len(steps['ours'])} steps"
     )
-    found = stage_ratios(steps["ours"], steps["stock"])
-    for stage, (one, two) in found.items():
+    ours, stock = medians(steps["ours"]), medians(steps["stock"])
+    for stage, one in ours.items():
+        two = stock[stage]
         print(f"{stage:17}  ours {one:7.3f} s   stock {two:7.3f} s   ratio {one / two if two else float('nan'):6.3f}")
-    one, two = found["outside rollout"]
-    print(f"outside the rollout, ours / stock: {one / two:.3f} (limit {options.limit})")
-    return int(one / two > options.limit)
+    ratio = ours["outside rollout"] / stock["outside rollout"]
+    print(f"outside the rollout, ours / stock: {ratio:.3f} (limit {options.limit})")
+    return int(ratio > options.limit)
 
 
 if __name__ == "__main__":

@@ -167,9 +167,7 @@ def measure(options: argparse.Namespace) -> float:
 
 def main() -> int:
     """Prints the ratio; status 1 if it is below the limit."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--recipe", default="plan_path_cpu")
+    parser = real_stack.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--rollouts", type=int, default=5, help="per round")
     parser.add_argument("--plain", action="store_true")
@@ -178,7 +176,6 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=LIMIT)
     parser.add_argument("--part", choices=("rollout", "offline"), help=argparse.SUPPRESS)
     parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("overrides", nargs="*", help="overrides of verl's command")
     options = parser.parse_args()
     exit_on_sigterm()
     if options.part:

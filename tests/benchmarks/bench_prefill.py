@@ -145,15 +145,12 @@ def table(servers: dict[str, list[Sampled]]) -> str:
 
 def main() -> int:
     """Prints the shares; status 1 if one is below the limit."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--recipe", default="plan_path_cpu")
+    parser = real_stack.parser(__doc__)
     parser.add_argument("--decisions", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--block-size", type=int, default=128)
     parser.add_argument("--limit", type=float, default=0.9)
     parser.add_argument("--part", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("overrides", nargs="*", help="overrides of verl's command")
     options = parser.parse_args()
     exit_on_sigterm()
     if options.part:

@@ -184,15 +184,12 @@ def timers(records: Sequence[dict[str, float]]) -> str:
 
 def main() -> int:
     """Prints the tables; status 1 without py-spy."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--recipe", default="plan_path_cpu")
+    parser = real_stack.parser(__doc__)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--rate", type=int, default=50, help="samples per second")
     parser.add_argument("--top", type=int, default=5)
     parser.add_argument("--py-spy", default=None)
     parser.add_argument("--keep", type=Path, help="folder for the folded stacks, the log and the metrics")
-    parser.add_argument("overrides", nargs="*", help="overrides of verl's command")
     options = parser.parse_args()
     spy = options.py_spy or shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     if not spy:

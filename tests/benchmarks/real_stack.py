@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -25,6 +26,15 @@ class Request:
     tokens: int
     """Number of generated tokens."""
     seed: int
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Returns a parser with the options of every benchmark that trains or serves a recipe."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--model", type=Path, required=True)
+    made.add_argument("--recipe", default="plan_path_cpu")
+    made.add_argument("overrides", nargs="*", help="overrides of verl's command")
+    return made
 
 
 def save(path: Path, rollouts: Sequence[Sequence[Request]]) -> None:

@@ -176,21 +176,21 @@ def test_the_time_saved_is_relative_to_the_same_requests_without_a_cache() -> No
     assert [line.split()[4:6] for line in lines[1:2]] == [["0.750", "0.857"]]
 
 
-def step(cycle: float, whole: float, gen: float, **stages: float) -> bench_against_grpo.Step:
-    zero = dict.fromkeys(bench_against_grpo.STAGES, 0.0)
-    return bench_against_grpo.Step(cycle, {**zero, "step": whole, "gen": gen, **stages})
+def step(cycle: float, whole: float, gen: float, **stages: float) -> dict[str, float]:
+    timers = {**dict.fromkeys(bench_against_grpo.STAGES, 0.0), "step": whole, "gen": gen, **stages}
+    return bench_against_grpo.stages_of(cycle, {f"timing_s/{name}": value for name, value in timers.items()})
 
 
 def test_a_step_is_split_into_stages_without_remainder() -> None:
     ours = [step(10.0, 9.0, 3.0, update_actor=4.0, adv=0.5), step(11.0, 10.0, 4.0, update_actor=4.0, adv=0.5)]
     stock = [step(8.0, 7.5, 3.0, update_actor=4.0, adv=0.25)]
-    found = bench_against_grpo.stage_ratios(ours, stock)
-    assert found["outside rollout"] == (7.0, 5.0)
-    assert found["rest of the step"] == (1.5, 0.25)
-    assert found["after the step"] == (1.0, 0.5)
-    for side in (0, 1):
-        parts = [of[side] for stage, of in found.items() if stage not in ("outside rollout", "rollout")]
-        assert sum(parts) == pytest.approx(found["outside rollout"][side])
+    sides = bench_against_grpo.medians(ours), bench_against_grpo.medians(stock)
+    assert [found["outside rollout"] for found in sides] == [7.0, 5.0]
+    assert [found["rest of the step"] for found in sides] == [1.5, 0.25]
+    assert [found["after the step"] for found in sides] == [1.0, 0.5]
+    for found in sides:
+        parts = [seconds for stage, seconds in found.items() if stage not in ("outside rollout", "rollout")]
+        assert sum(parts) == pytest.approx(found["outside rollout"])
 
 
 def test_unequal_steps_are_detected() -> None:
@@ -202,7 +202,7 @@ def test_unequal_steps_are_detected() -> None:
 def test_a_comparison_ends_with_the_first_run_with_different_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[str] = []
 
-    def run(side: str, *_: object) -> tuple[list[bench_against_grpo.Step], set[tuple[float, ...]]]:
+    def run(side: str, *_: object) -> tuple[list[dict[str, float]], set[tuple[float, ...]]]:
         runs.append(side)
         return [step(10.0, 9.0, 3.0)], {(1000.0, 40.0, 60.0 if side == "ours" else 59.0)}
 
