@@ -17,15 +17,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from curves import CURVES, Curves, kept, tried
-from variants import (
-    GAMES,
-    OPTIMIZER_STEPS,
-    SELECTION_SEED,
-    UPDATES,
-    VARIANTS,
-    Game,
-    update_variant,
-)
+from variants import GAMES, OPTIMIZER_STEPS, SELECTION_SEED, UPDATES, VARIANTS, Game, update_variant
 
 BASE = "at_grpo"
 """The variant to compare with."""

@@ -27,11 +27,7 @@ class Variant:
 
 # Eight whole episodes per task, the outcome as the reward of all rows. Half of the tasks, because whole episodes take
 # twice the tokens of a decision tree: a step generates about as many tokens as one of AT-GRPO at the start.
-_EPISODES = (
-    "at_grpo.scheme=parallel",
-    "data.train_batch_size=16",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
-)
+_EPISODES = ("at_grpo.scheme=parallel", "data.train_batch_size=16", "actor_rollout_ref.actor.ppo_mini_batch_size=8")
 
 
 _SINGLE = ("at_grpo.environment.name={single}", "at_grpo.environment.tool=null")
@@ -57,22 +53,10 @@ def _roles(tool_user: str, planner: str) -> tuple[str, ...]:
 
 VARIANTS: Mapping[str, Variant] = {
     "at_grpo": Variant("AT-GRPO, one policy, K = 8"),
-    "single_grpo": Variant(
-        "single agent, GRPO",
-        (*_SINGLE, *_EPISODES, "at_grpo.estimator=mas_grpo"),
-        test_every=2,
-    ),
+    "single_grpo": Variant("single agent, GRPO", (*_SINGLE, *_EPISODES, "at_grpo.estimator=mas_grpo"), test_every=2),
     "single_at_grpo": Variant("single agent, AT-GRPO", _SINGLE),
-    "team_grpo": Variant(
-        "team, GRPO (whole episodes)",
-        (*_EPISODES, "at_grpo.estimator=mas_grpo"),
-        test_every=2,
-    ),
-    "dr_mas": Variant(
-        "team, Dr. MAS (whole episodes)",
-        (*_EPISODES, "at_grpo.estimator=dr_mas"),
-        test_every=2,
-    ),
+    "team_grpo": Variant("team, GRPO (whole episodes)", (*_EPISODES, "at_grpo.estimator=mas_grpo"), test_every=2),
+    "dr_mas": Variant("team, Dr. MAS (whole episodes)", (*_EPISODES, "at_grpo.estimator=dr_mas"), test_every=2),
     "at_grpo_roles": Variant("AT-GRPO, a policy per role", _roles("{model}", "{model}"), keep=True),
     "swapped": Variant(
         "the same, roles swapped afterwards",
@@ -84,17 +68,9 @@ VARIANTS: Mapping[str, Variant] = {
     "k4": Variant("AT-GRPO, K = 4", _wide(4)),
     "first": Variant("AT-GRPO, commits the first candidate", ("at_grpo.selection=first",)),
     "random": Variant("AT-GRPO, commits a random candidate", ("at_grpo.selection=random",)),
-    "tool_user_alone": Variant(
-        "tool user alone (the single agent's prompts), AT-GRPO",
-        _SINGLE,
-        share=0.5,
-        keep=True,
-    ),
+    "tool_user_alone": Variant("tool user alone (the single agent's prompts), AT-GRPO", _SINGLE, share=0.5, keep=True),
     "planner_alone": Variant(
-        "planner alone, AT-GRPO",
-        ("at_grpo.environment.name=planner_alone:{planner}",),
-        share=0.5,
-        keep=True,
+        "planner alone, AT-GRPO", ("at_grpo.environment.name=planner_alone:{planner}",), share=0.5, keep=True
     ),
     "alone_in_team": Variant(
         "each trained alone, then put in the team",

@@ -208,10 +208,7 @@ def _kind(line: Any) -> str:
 
 _HEADER, _METRICS = TypeAdapter(_Header), TypeAdapter(_Metrics)
 _EPISODES: TypeAdapter[_Failed] = TypeAdapter(
-    Annotated[
-        Annotated[_Failed, Tag("~failed")] | Annotated[_Decision, Tag("~decision")],
-        Discriminator(_kind),
-    ]
+    Annotated[Annotated[_Failed, Tag("~failed")] | Annotated[_Decision, Tag("~decision")], Discriminator(_kind)]
 )
 
 

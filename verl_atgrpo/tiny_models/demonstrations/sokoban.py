@@ -98,15 +98,7 @@ def demonstrate(env: Sokoban, rng: random.Random, noise: float) -> Demonstration
 
 SOKOBAN = Demonstrator(
     "sokoban",
-    {
-        "size": 6,
-        "boxes": 1,
-        "wall_density": 0.1,
-        "max_turns": 4,
-        "max_moves": 8,
-        "tool": "moves",
-        "style": "compact",
-    },
+    {"size": 6, "boxes": 1, "wall_density": 0.1, "max_turns": 4, "max_moves": 8, "tool": "moves", "style": "compact"},
     demonstrate,
     response_length=10,
     words=("draft", "plan", "goal", "none"),
