@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 from variants import ALL, RATES, SELECTION_SEED, Game, update_variant
 
 CURVES = Path(__file__).parent / "curves"
@@ -22,10 +23,7 @@ class Curve:
 
     def at(self, tokens: float) -> float:
         """Returns the success after `tokens` tokens, interpolated; after the last validation its success."""
-        for (before, low), (after, high) in zip(self.points, self.points[1:], strict=False):
-            if after >= tokens:
-                return low + (tokens - before) / (after - before) * (high - low)
-        return self.points[-1][1]
+        return float(np.interp(tokens, *zip(*self.points, strict=True)))
 
     def mean(self, budget: float) -> float:
         """Returns the mean success over the first `budget` tokens, interpolated linearly."""
@@ -37,7 +35,7 @@ class Curve:
         """Returns the tokens until `success` is first reached, or None if that takes more than `within` tokens."""
         if self.points[0][1] >= success:
             return 0.0
-        for (before, low), (after, high) in zip(self.points, self.points[1:], strict=False):
+        for (before, low), (after, high) in pairwise(self.points):
             if high >= success:
                 tokens = before + (success - low) / (high - low) * (after - before)
                 return tokens if tokens <= within else None

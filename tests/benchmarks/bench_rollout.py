@@ -19,11 +19,10 @@ import asyncio
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from fakes.simulated_engine import SimulatedEngine, lower_bound, rollout, run_virtually
+from fakes.simulated_engine import Bound, SimulatedEngine, lower_bound, rollout, run_virtually
 
 SCHEDULES = {
     "ours": {},
@@ -33,24 +32,17 @@ SCHEDULES = {
 }
 
 
-def virtually(engine: SimulatedEngine, size: dict[str, int], **schedule: bool) -> float:
-    """Returns the virtual seconds of the rollout."""
+def virtually(engine: SimulatedEngine, size: dict[str, int], **schedule: bool) -> tuple[float, Bound]:
+    """Returns the virtual seconds of the rollout, and the lower bound for its requests."""
     _, seconds = run_virtually(rollout(engine, **size, **schedule))
-    return seconds
-
-
-def bound_of(engine: SimulatedEngine) -> Any:
-    """Returns the lower bound for the engine's requests."""
-    return lower_bound(engine.served, engine.replicas * engine.slots)
+    return seconds, lower_bound(engine.served, engine.replicas * engine.slots)
 
 
 def schedules(size: dict[str, int], slots: int) -> float:
     """Prints every schedule's time with 8 replicas of `slots` slots; returns our ratio to the bound."""
     ratios = {}
     for name, schedule in SCHEDULES.items():
-        engine = SimulatedEngine(slots=slots)
-        seconds = virtually(engine, size, **schedule)
-        bound = bound_of(engine)
+        seconds, bound = virtually(SimulatedEngine(slots=slots), size, **schedule)
         ratios[name] = seconds / bound.seconds
     by = "work" if bound.work > bound.chain else "chain"
     columns = "  ".join(f"{ratio:>{len(name)}.2f}" for name, ratio in ratios.items())
@@ -62,11 +54,9 @@ def replicas(size: dict[str, int], slots: int) -> None:
     """Prints our schedule's time by the number of replicas."""
     alone = 0.0
     for number in (1, 2, 4, 8, 16, 32):
-        engine = SimulatedEngine(slots=slots, replicas=number)
-        seconds = virtually(engine, size)
+        seconds, bound = virtually(SimulatedEngine(slots=slots, replicas=number), size)
         alone = alone or seconds
         speed_up = alone / seconds
-        bound = bound_of(engine)
         print(
             f"{number:>8}  {seconds:>9.1f}  {speed_up:>8.2f}  {speed_up / number:>10.2f}  {bound.work:>8.1f}  "
             f"{bound.chain:>8.1f}  {seconds / bound.seconds:>7.2f}",
@@ -87,7 +77,7 @@ def in_real_time(size: dict[str, int], whole_worker: bool) -> float:
     started, used = time.perf_counter(), time.process_time()
     asyncio.run(main)
     seconds, used = time.perf_counter() - started, time.process_time() - used
-    bound = bound_of(engine).seconds
+    bound = lower_bound(engine.served, engine.replicas * engine.slots).seconds
     print(
         f"{name}: {seconds:.1f} s, {seconds / bound:.3f} x the bound ({bound:.1f} s); CPU {used:.1f} s, "
         f"{used / len(engine.served) * 1e6:.0f} us a candidate, the engine's included",
