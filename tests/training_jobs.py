@@ -65,15 +65,16 @@ def end(job: subprocess.Popen[bytes]) -> None:
     """Kills a job and all processes of its session, which includes its Ray cluster."""
     session = job.pid  # set by `start`; the job itself may have ended
     # Repeatedly: processes may start others meanwhile.
-    while living := _living(session):
-        for process in living:
+    while there := living(session):
+        for process in there:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(living, timeout=1)
+        psutil.wait_procs(there, timeout=1)
     job.wait()
 
 
-def _living(session: int) -> list[psutil.Process]:
+def living(session: int) -> list[psutil.Process]:
+    """The processes of a session, without zombies."""
     found = []
     for pid in of_session(session):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -94,7 +95,7 @@ def wait_for(path: Path, job: subprocess.Popen[bytes], folder: Path) -> None:
     """Waits until a job has written a file completely: no process of its session has it open."""
 
     def written() -> bool:
-        return path.is_dir() or not any(_has_open(process, path) for process in _living(job.pid))
+        return path.is_dir() or not any(_has_open(process, path) for process in living(job.pid))
 
     def alive() -> bool:
         assert job.poll() is None, (folder / "log").read_text(errors="replace")[-6000:]
@@ -113,7 +114,7 @@ def _has_open(process: psutil.Process, path: Path) -> bool:
 def processes_of(job: subprocess.Popen[bytes], title: str) -> list[int]:
     """The processes in a job's session whose command line has `title` in it, the oldest first."""
     found = []
-    for process in _living(os.getsid(job.pid)):
+    for process in living(os.getsid(job.pid)):
         with contextlib.suppress(psutil.NoSuchProcess):
             if title in " ".join(process.cmdline()):
                 found.append((process.create_time(), process.pid))

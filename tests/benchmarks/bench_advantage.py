@@ -29,9 +29,7 @@ def build(rows: int, group: int, length: int, shuffle: bool) -> tuple[torch.Tens
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="Time verl's GRPO advantage and ours on the same rows, string uids included."
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--response-length", type=int, default=1)

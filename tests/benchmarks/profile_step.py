@@ -95,11 +95,9 @@ def cpu_of(pids: Iterable[int]) -> dict[int, float]:
     """Returns the CPU seconds of the processes that are alive."""
     spent = {}
     for pid in pids:
-        try:
+        with suppress(psutil.NoSuchProcess):
             times = psutil.Process(pid).cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        spent[pid] = times.user + times.system
+            spent[pid] = times.user + times.system
     return spent
 
 

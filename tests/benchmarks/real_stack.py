@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -141,11 +141,9 @@ def cpu_seconds() -> Counter[str]:
     spent: Counter[str] = Counter()
     this = psutil.Process()
     for process in [this, *this.children(recursive=True)]:
-        try:
+        with suppress(psutil.NoSuchProcess):  # or a zombie
             name, times = process.cmdline()[:1], process.cpu_times()
-        except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue
-        spent[name_of(name[0] if name else "", process == this)] += times.user + times.system
+            spent[name_of(name[0] if name else "", process == this)] += times.user + times.system
     return spent
 
 

@@ -7,7 +7,6 @@ import json
 import math
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +17,10 @@ import bench_engine
 import bench_policies
 import bench_prefill
 import profile_step
-import psutil
 import pytest
 import real_stack
 import training_jobs
-from processes import children, of_session
+from processes import children
 from real_stack import Request
 from waiting import HANG, wait_until
 
@@ -80,26 +78,17 @@ subprocess.run(["sleep", "infinity"])
 def test_a_terminated_benchmark_ends_its_part_and_the_parts_processes(tmp_path: Path) -> None:
     part = tmp_path / "part.py"
     part.write_text(PART)
-
-    def living(session: int) -> list[int]:
-        there = []
-        for pid in of_session(session):
-            with suppress(psutil.NoSuchProcess):
-                if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:  # orphans may not be reaped here
-                    there.append(pid)
-        return there
-
     command = [sys.executable, "-c", BENCHMARK, str(part)]
     with subprocess.Popen(command, env=real_stack.environment()) as benchmark:
         try:
             wait_until((tmp_path / "part.py.began").exists, lambda: benchmark.poll() is None)
             (session,) = children(benchmark.pid)
-            wait_until(lambda: len(living(session)) == 2)
+            wait_until(lambda: len(training_jobs.living(session)) == 2)
             benchmark.terminate()
             assert benchmark.wait(timeout=HANG) == 143
         finally:
             benchmark.kill()
-    wait_until(lambda: not living(session))
+    wait_until(lambda: not training_jobs.living(session))
 
 
 def test_a_jobs_processes_are_those_of_its_session_with_a_title() -> None:

@@ -13,9 +13,10 @@ import pytest
 
 pytest.importorskip("openai")
 
+from fakes.scripted_policy import Numbered
 from waiting import HANG
 
-from verl_atgrpo import Environment, Outcome
+from verl_atgrpo import Outcome
 from verl_atgrpo.evaluation.endpoint import EndpointPolicy
 from verl_atgrpo.evaluation.episodes import Lineup, PolicyUnusable, play_one
 from verl_atgrpo.evaluation.results import EpisodeKey
@@ -211,14 +212,8 @@ def test_a_server_without_token_counts_stops_the_run(server: Server) -> None:
         sample(policy(server))
 
 
-class Ask(Environment):
+class Ask(Numbered):
     agents = ("asker",)
-
-    def task(self, split: str, index: int) -> int:
-        return index
-
-    def fingerprint(self, task: int) -> str:
-        return str(task)
 
     async def run(self, task: int, team: Any) -> Outcome:
         replies: Sequence[Any] = [await team.asker.act(MESSAGES) for _ in range(2)]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.scripted_policy import Numbered
 from waiting import wait_until
 
 from verl_atgrpo import Environment, Outcome, Score
@@ -24,16 +25,10 @@ from verl_atgrpo.team import EpisodeFailed, Generation, episode_seed
 SETTINGS = {"recipe": "sums", "sampling": {"temperature": 1.0}}
 
 
-class Guess(Environment):
+class Guess(Numbered):
     """Two agents; the first acts up to three times, until the second says yes."""
 
     agents = ("guesser", "judge")
-
-    def task(self, split: str, index: int) -> int:
-        return index
-
-    def fingerprint(self, task: int) -> str:
-        return f"guess {task}"
 
     async def run(self, task: int, team: Any) -> Outcome:
         for turn in range(3):

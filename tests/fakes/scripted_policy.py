@@ -10,13 +10,7 @@ from typing import Any, TypeVar
 from waiting import HANG
 
 from verl_atgrpo.environment import Environment, Message, Outcome, Score
-from verl_atgrpo.team import (
-    EpisodeRecord,
-    Generation,
-    Team,
-    TeamOptions,
-    play,
-)
+from verl_atgrpo.team import EpisodeRecord, Generation, Team, TeamOptions, play
 
 Answer = Callable[[str, int], Awaitable[str]]
 """(decision id, number of the candidate at that decision) -> text."""
@@ -25,19 +19,23 @@ Workflow = Callable[[Team], Awaitable[Outcome | None]]
 T = TypeVar("T")
 
 
-class Play(Environment):
-    """An environment that runs a given workflow."""
-
-    agents = ("left", "right")
-
-    def __init__(self, workflow: Workflow) -> None:
-        self._workflow = workflow
+class Numbered(Environment):
+    """An environment whose tasks are their numbers."""
 
     def task(self, split: str, index: int) -> int:
         return index
 
     def fingerprint(self, task: int) -> str:
         return str(task)
+
+
+class Play(Numbered):
+    """An environment that runs a given workflow."""
+
+    agents = ("left", "right")
+
+    def __init__(self, workflow: Workflow) -> None:
+        self._workflow = workflow
 
     async def run(self, task: int, team: Team) -> Outcome:
         return await self._workflow(team) or Outcome(False)

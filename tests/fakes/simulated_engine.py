@@ -18,7 +18,9 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from verl_atgrpo.environment import Environment, Outcome, Score
+from fakes.scripted_policy import Numbered
+
+from verl_atgrpo.environment import Outcome, Score
 from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.team import EpisodeRecord, Team, TeamOptions, episode_seed, play
 
@@ -207,7 +209,7 @@ class Barrier:
         await opens.wait()
 
 
-class Turns(Environment):
+class Turns(Numbered):
     """Two agents in turns; scores depend on the response's length and take no time."""
 
     agents = ("tool_user", "planner")
@@ -216,14 +218,6 @@ class Turns(Environment):
         self._turns = turns
         self._barrier = barrier
         """If given, every episode waits there for all others before each decision."""
-
-    def task(self, split: str, index: int) -> int:
-        """Returns the index."""
-        return index
-
-    def fingerprint(self, task: int) -> str:
-        """Returns the index as text."""
-        return str(task)
 
     async def run(self, task: int, team: Team) -> Outcome:
         """Plays the turns; an agent's prompt has the other's last response."""

@@ -77,14 +77,12 @@ class GlooCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
 
         Rank 0 is the sender; rank -1 marks the trainer's other workers, which do not take part.
         """
-        senders = [0] + [-1] * (actor_wg_world_size - 1)
-        receivers = list(range(1, rollout_world_size + 1))
+        size = 1 + rollout_world_size
 
         def arguments(ranks: list[int]) -> dict[str, list[Any]]:
-            size = 1 + rollout_world_size
             return {"rank": ranks, "size": [size] * len(ranks), "rendezvous": [metadata[0]] * len(ranks)}
 
-        return arguments(senders), arguments(receivers)
+        return arguments([0] + [-1] * (actor_wg_world_size - 1)), arguments(list(range(1, size)))
 
     def init_process_group(self, rank: int, size: int, rendezvous: Rendezvous) -> None:
         """Connects the processes of one transfer; raises ConnectionError on failure."""

@@ -7,6 +7,7 @@ import logging
 import math
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -43,11 +44,8 @@ def metrics_row(step: int, seconds: float, values: Mapping[str, Any]) -> dict[st
     """
     numbers = {}
     for name, value in values.items():
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            continue
-        numbers[name] = plain(number)
+        with suppress(TypeError, ValueError):
+            numbers[name] = plain(float(value))
     return {"step": step, "time": round(seconds, 3), "data": numbers}
 
 
