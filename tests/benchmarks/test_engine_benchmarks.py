@@ -1,4 +1,4 @@
-"""The pure functions of the benchmarks on the real stack; measurements are not tested."""
+"""The pure functions of the benchmarks, and a step's rows at a small size; measurements are not tested."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import bench_async
 import bench_engine
 import bench_policies
 import bench_prefill
+import bench_step_rows
 import profile_step
 import pytest
 import real_stack
@@ -285,3 +286,17 @@ def test_a_training_without_an_initial_validation_uses_the_given_one(tmp_path: P
     one = bench_async.result(tmp_path / "metrics.jsonl", Point(0, 0.0, 0.0, 0.5, 0.0))
     assert (one.seconds, one.tokens) == (pytest.approx(30.0), pytest.approx(6_000.0))
     assert (one.seconds_per_step, one.staleness, one.oldest) == (10.0, 0.25, 2.0)
+
+
+def test_a_step_goes_through_all_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("verl")
+    from verl_atgrpo.trainer import queue as trainer_queue
+
+    monkeypatch.setattr(trainer_queue, "tq", trainer_queue.tq)  # restored after the test
+    queue = str(tmp_path / "queue")
+    played = bench_step_rows.work(128, 16.0, True, queue)
+    driven = bench_step_rows.drive(queue, answer_tokens=0)
+    assert played["rows"] == driven["rows"] == 128
+    stages = ["sort", "filter", "split", "mini-batches", "log-probs", "advantage", "metrics"]
+    assert [name for name in driven if name not in ("rows", "megabytes")] == stages
+    assert bench_step_rows.total(driven) == pytest.approx(sum(driven[stage] for stage in stages))

@@ -50,9 +50,7 @@ def snapshot(folder: Path) -> dict[str, Any]:
     return found
 
 
-def refused(
-    arguments: Sequence[object], folder: Path, capsys: pytest.CaptureFixture[str], *named: object, status: int = 1
-) -> str:
+def refused(arguments: Sequence[object], folder: Path, capsys: pytest.CaptureFixture[str], *named: object) -> str:
     """Runs a command that must fail; returns its one line.
 
     The line has all of `named`, and nothing in `folder` has changed: neither an output nor a part of one is there.
@@ -61,7 +59,7 @@ def refused(
     with pytest.raises(SystemExit) as caught:
         main([str(argument) for argument in arguments])
     captured = capsys.readouterr()
-    assert caught.value.code == status
+    assert caught.value.code == 1
     ours = [line for line in captured.err.splitlines() if line.startswith("verl-atgrpo")]
     assert len(ours) == 1 and captured.err.endswith(ours[0] + "\n")  # nothing follows it, and it ends
     assert ours[0].isprintable() and len(ours[0]) < 1500
@@ -123,7 +121,9 @@ def small_model(folder: Path, weights: bytes = b"0123") -> Path:
     return folder
 
 
-def safetensors(weights: bytes = b"0123", name: str = "weight") -> bytes:
+def safetensors(weights: bytes = b"0123") -> bytes:
     """Returns the content of a safetensors file with one tensor of bytes."""
-    header = json.dumps({name: {"dtype": "U8", "shape": [len(weights)], "data_offsets": [0, len(weights)]}}).encode()
+    header = json.dumps(
+        {"weight": {"dtype": "U8", "shape": [len(weights)], "data_offsets": [0, len(weights)]}}
+    ).encode()
     return len(header).to_bytes(8, "little") + header + weights

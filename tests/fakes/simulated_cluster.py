@@ -20,7 +20,6 @@ from uuid import uuid4
 import ray
 import transfer_queue
 from fakes.local_queue import LocalQueue
-from fakes.local_stream import LocalStream
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_atgrpo.serving.server import Answer, GroupAnswers
@@ -50,6 +49,48 @@ class LocalRef:
             raise
         self._seen(value)
         return value
+
+
+class LocalStream:
+    """A fake ObjectRefGenerator: the method runs whether or not a caller waits."""
+
+    def __init__(self, values: AsyncIterator[Any], seen: Callable[[Any], None] = lambda _: None) -> None:
+        """Starts the method; `seen` is called with what the caller receives: a value or an exception."""
+        self._ready: asyncio.Queue[tuple[Any, BaseException | None] | None] = asyncio.Queue()
+        self._making = asyncio.ensure_future(self._make(values))
+        self._seen = seen
+
+    async def _make(self, values: AsyncIterator[Any]) -> None:
+        try:
+            async for value in values:
+                self._ready.put_nowait((value, None))
+        except ray.exceptions.RayError as error:
+            self._ready.put_nowait((None, error))
+        self._ready.put_nowait(None)
+
+    def cancel(self) -> None:
+        """Cancels the method, as `ray.cancel`."""
+        self._making.cancel()
+
+    def __aiter__(self) -> LocalStream:
+        return self
+
+    async def __anext__(self) -> asyncio.Future[Any]:
+        try:
+            made = await self._ready.get()
+        except asyncio.CancelledError as error:
+            self.cancel()
+            self._seen(error)
+            raise
+        if made is None:
+            raise StopAsyncIteration
+        answer, (value, error) = asyncio.get_running_loop().create_future(), made
+        if error is None:
+            answer.set_result(value)
+        else:
+            answer.set_exception(error)
+        self._seen(value if error is None else error)
+        return answer
 
 
 class _Method:
@@ -164,11 +205,9 @@ class Faults:
 class SimulatedServer(GroupAnswers):
     """One replica, with scripted responses, random latency and faults."""
 
-    def __init__(
-        self, answer: Callable[[list[int], int], list[int]], faults: Faults, seed: int, seconds: float = 0.01
-    ) -> None:
+    def __init__(self, answer: Callable[[list[int], int], list[int]], faults: Faults, seed: int) -> None:
         """`answer` maps a prompt and a request's seed to token ids; `seed` is of latencies and faults."""
-        self._answer, self._faults, self._seconds = answer, faults, seconds
+        self._answer, self._faults = answer, faults
         self._rng = random.Random(seed)
         self.running: dict[str, asyncio.Future[str]] = {}
         """Requests in flight: id -> set to abort or kill the request."""
@@ -191,7 +230,7 @@ class SimulatedServer(GroupAnswers):
         """Returns a response; raises RuntimeError if the engine fails."""
         self.counts["requests"] += 1
         assert request_id not in self.running, "vLLM refuses an id that is in use"
-        chance, seconds = self._rng.random(), self._rng.uniform(0, 2 * self._seconds)
+        chance, seconds = self._rng.random(), self._rng.uniform(0, 0.02)
         if hangs := chance < self._faults.hangs:
             self.counts["hung"] += 1
         fails = not hangs and chance < self._faults.hangs + self._faults.errors

@@ -235,7 +235,7 @@ def _score(reply: str) -> Score:
     return Score(team=float(int(reply) % 2 == 0), local=int(reply) % 3 / 2)
 
 
-def served_policy(client: SimulatedEngine | OneAtATime, max_tokens: int = 1024) -> ServedPolicy:
+def served_policy(client: SimulatedEngine | OneAtATime) -> ServedPolicy:
     """Returns a `ServedPolicy` with this client."""
     return ServedPolicy(
         client=client,
@@ -243,7 +243,7 @@ def served_policy(client: SimulatedEngine | OneAtATime, max_tokens: int = 1024) 
         chat_template_kwargs={},
         sampling_params={"temperature": 1.0, "top_p": 1.0, "top_k": -1},
         max_prompt_length=1024,
-        max_response_length=max_tokens,
+        max_response_length=1024,
         request_timeout=1e9,
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 import ray
-from fakes.local_stream import LocalStream
+from fakes.simulated_cluster import LocalStream
 from omegaconf import OmegaConf
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer

@@ -188,7 +188,7 @@ def _by_data_set(rows: Sequence[EpisodeRow], data_sets: Mapping[str, int], seed:
     return found
 
 
-def _mean(values: Array, seed: int) -> Estimate:
+def _mean(values: Array, seed: int = 0) -> Estimate:
     """Returns the mean of one number of every task."""
     low, high = bootstrap(values[:, None], lambda means: means, seed)
     return Estimate(float(values.mean()), float(low[0]), float(high[0]))
@@ -218,16 +218,13 @@ class Comparison:
     """Number of tasks on which the second's mean success is higher, lower, equal."""
 
 
-def compare(
-    first: Iterable[EpisodeRow], second: Iterable[EpisodeRow], *, common_only: bool = False, seed: int = 0
-) -> Comparison:
+def compare(first: Iterable[EpisodeRow], second: Iterable[EpisodeRow], *, common_only: bool = False) -> Comparison:
     """Returns the comparison of two evaluations on the same tasks, matched by fingerprint.
 
     Args:
         first: episodes of one evaluation.
         second: episodes of the other; their number per task may differ.
         common_only: allows different tasks and compares on the common ones.
-        seed: seed of the bootstrap.
 
     Raises ValueError if there is no common task, or if the tasks differ without `common_only`.
     """
@@ -248,7 +245,7 @@ def compare(
         left_out=left_out,
         first=float(pairs[:, 0].mean()),
         second=float(pairs[:, 1].mean()),
-        difference=_mean(gains, seed),
+        difference=_mean(gains),
         better=int((gains > 0).sum()),
         worse=int((gains < 0).sum()),
         equal=int((gains == 0).sum()),

@@ -43,15 +43,16 @@ def render(run: Run, max_megabytes: float) -> str:
     """Returns the page; episodes are limited to `max_megabytes`, with their steps evenly spaced."""
     style = _part("page.css")
     script = "\n".join(_part(name) for name in _SCRIPTS)
+    shown = contents(run, max_megabytes)
     parts = {
-        "title": html.escape(title(run.about)),
+        "title": html.escape(shown["title"]),
         # Only our own script runs, identified by hash, whatever the models' replies contain.
         "policy": html.escape(
             f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'"
         ),
         "style": style,
         "script": script,
-        "data": embedded(contents(run, max_megabytes)),
+        "data": embedded(shown),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _part("page.html"))
 
@@ -67,18 +68,13 @@ def contents(run: Run, max_megabytes: float) -> dict[str, Any]:
     if not drawn:
         notes.insert(0, "No metrics were recorded yet.")
     return {
-        "title": title(run.about),
+        "title": str(run.about.get("experiment") or "a run of verl-atgrpo"),
         "about": about(run.about),
         "notes": notes,
         "figures": figures(run.metrics),
         "panels": drawn,
         "episodes": episodes,
     }
-
-
-def title(about: Mapping[str, Any]) -> str:
-    """Returns the title of a run's report."""
-    return str(about.get("experiment") or "a run of verl-atgrpo")
 
 
 def about(run: Mapping[str, Any]) -> list[str]:
