@@ -1,7 +1,7 @@
 """Writes docs/configuration.md from the code: schema, dataclasses, constructors, recipe and checks.
 
-Run `python scripts/config_reference.py` after a change of any of them; a test compares. To document another dataclass,
-add it to SECTIONS; the type of a field gets its own section automatically. Needs neither verl nor a model.
+Run `python scripts/config_reference.py` after a change of any of them; a test compares. To document another section,
+add it to SECTIONS. Needs neither verl nor a model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import inspect
 import itertools
 import re
 import textwrap
-import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,10 +24,10 @@ from message_templates import templates_of
 
 from verl_atgrpo import environment
 from verl_atgrpo.config import mode_check
-from verl_atgrpo.config.key_check import POLICY, type_of
-from verl_atgrpo.config.key_table import TABLE, Default, Given, Like, Positive, Row
+from verl_atgrpo.config.key_check import POLICY
+from verl_atgrpo.config.key_table import TABLE, Default, Like, Row, without_braces
 from verl_atgrpo.config.kinds import words
-from verl_atgrpo.config.schema import AtGrpoConfig, GroupFilter, PolicySettings, RecordSettings, Section
+from verl_atgrpo.config.schema import AtGrpoConfig, GroupFilter, Lora, PolicySettings, RecordSettings, Section
 from verl_atgrpo.environments.adapters.replayed_game import ReplayedGame
 from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec
 
@@ -37,6 +36,7 @@ PAGE = ROOT / "docs" / "configuration.md"
 SECTIONS: tuple[tuple[str, type], ...] = (
     ("at_grpo", AtGrpoConfig),
     ("at_grpo.policies.<name>", PolicySettings),
+    ("at_grpo.policies.<name>.lora", Lora),
     ("at_grpo.estimator", EstimatorSpec),
     ("at_grpo.group_filter", GroupFilter),
     ("at_grpo.record", RecordSettings),
@@ -57,8 +57,7 @@ SHARED_ARGUMENTS: Mapping[str, Callable[..., Any]] = {"ReplayedGame": ReplayedGa
 def page() -> str:
     """Returns the whole page."""
     parts = [HEAD]
-    for prefix, cls in SECTIONS:
-        parts += model_sections(prefix, cls) if issubclass(cls, Section) else dataclass_sections(prefix, cls)
+    parts += [field_section(prefix, cls) for prefix, cls in SECTIONS]
     parts += [OF_PRESETS, preset_table()]
     parts += [OF_ENVIRONMENTS, *environment_sections()]
     parts += [OF_BASE, base_table(), OF_WIRING, wiring_table(), OF_KEYS, *key_sections(), OF_REFUSALS, refusals()]
@@ -80,70 +79,48 @@ def literal(text: str) -> str:
 # ---------------------------------------------------------------------- sections and dataclasses
 
 
-def model_sections(prefix: str, cls: type[Section]) -> Iterator[str]:
-    """Yields the section of a model, then those of its fields' models that are not in SECTIONS."""
-    rows, nested = [], []
-    for name, item in cls.model_fields.items():
-        if not item.description:
+def field_section(prefix: str, cls: type) -> str:
+    """Returns the section of a model or dataclass; raises ValueError for a field without a docstring."""
+    rows = []
+    for name, hint, default, text in fields_of(cls):
+        if not text:
             raise ValueError(f"{cls.__name__}.{name} has no docstring under it, which the docs need")
-        inner = [kind for kind in kinds(item.annotation) if isinstance(kind, type) and issubclass(kind, Section)]
-        nested += [(f"{prefix}.{name}", kind) for kind in inner if kind not in dict(SECTIONS).values()]
-        default = "" if item.is_required() else yaml_words(item.default)
-        value = code_words(words(item.annotation, item.metadata))
-        rows.append([f"`{name}`", value, default, one_line(item.description)])
-    yield f"## `{prefix}`\n\n{one_line(inspect.getdoc(cls) or '', first=True)}\n\n" + table(
-        ("key", "value", "default", "meaning"), rows
-    )
-    for key, kind in nested:
-        yield from model_sections(key, kind)
+        row = [f"`{name}`", code_words(words(hint)), default, one_line(text)]
+        rows.append(WRITTEN.get((cls, name), row))
+    head = f"## `{prefix}`\n\n{one_line(inspect.getdoc(cls) or '', first=True)}\n\n"
+    return head + table(("key", "value", "default", "meaning"), rows)
 
 
-def code_words(text: str) -> str:
-    """Returns the words for a value with the choices in code."""
-    return re.sub(
-        r"one of ([\w, -]+?)(?=, or null|\)|$)",
-        lambda found: ", ".join(f"`{choice}`" for choice in found[1].split(", ")),
-        text,
-    ).replace("or null", "or `null`")
-
-
-def dataclass_sections(prefix: str, cls: type) -> Iterator[str]:
-    """Yields the section of a dataclass, then those of its fields' dataclasses."""
-    texts, hints = attribute_docstrings(cls), typing.get_type_hints(cls)
-    rows, nested = [], []
-    for item in dataclasses.fields(cls):
-        hint, row = hints[item.name], WRITTEN.get((cls, item.name))
-        nested += [(f"{prefix}.{item.name}", inner) for inner in kinds(hint) if dataclasses.is_dataclass(inner)]
-        rows.append(row or [f"`{item.name}`", kind_words(hint), default_words(item), texts[item.name]])
-    yield f"## `{prefix}`\n\n{one_line(inspect.getdoc(cls) or '', first=True)}\n\n" + table(
-        ("key", "value", "default", "meaning"), rows
-    )
-    for key, inner in nested:
-        yield from dataclass_sections(key, inner)
-
-
-def attribute_docstrings(cls: type) -> dict[str, str]:
-    """Returns field -> its docstring; raises ValueError for a field without one."""
+def fields_of(cls: type) -> Iterator[tuple[str, Any, str, str]]:
+    """Yields name, annotation, default as YAML and docstring of each field."""
+    if issubclass(cls, Section):
+        for name, field in cls.model_fields.items():
+            default = "" if field.is_required() else yaml_words(field.default)
+            yield name, field.rebuild_annotation(), default, field.description or ""
+        return
     body = typing.cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]).body
     texts = {
-        item.target.id: one_line(str(below.value.value))
+        item.target.id: str(below.value.value)
         for item, below in itertools.pairwise(body)
         if isinstance(item, ast.AnnAssign)
         and isinstance(item.target, ast.Name)
         and isinstance(below, ast.Expr)
         and isinstance(below.value, ast.Constant)
     }
+    hints = typing.get_type_hints(cls)
     for item in dataclasses.fields(cls):
-        if item.name not in texts:
-            raise ValueError(f"{cls.__name__}.{item.name} has no docstring under it, which the docs need")
-    return texts
+        made = {} if item.default_factory is dataclasses.MISSING else item.default_factory()
+        default = made if item.default is dataclasses.MISSING else item.default
+        yield item.name, hints[item.name], yaml_words(default), texts.get(item.name, "")
 
 
-def default_words(item: dataclasses.Field[Any]) -> str:
-    """Returns a field's default as YAML."""
-    if item.default is not dataclasses.MISSING:
-        return yaml_words(item.default)
-    return "" if item.default_factory is dataclasses.MISSING else yaml_words(item.default_factory())
+def code_words(text: str) -> str:
+    """Returns the words for a value with the choices in code."""
+    return re.sub(
+        r"one of ([\w+, -]+?)(?=, or null|\)|$)",
+        lambda found: ", ".join(f"`{choice}`" for choice in found[1].split(", ")),
+        text,
+    ).replace("or null", "or `null`")
 
 
 def yaml_words(value: object) -> str:
@@ -167,45 +144,6 @@ def preset_table() -> str:
         }
         rows.append([f"`{name}`", ", ".join(f"`{key}: {yaml_words(value)[1:-1]}`" for key, value in changed.items())])
     return table(("preset", "what it sets"), rows)
-
-
-# ---------------------------------------------------------------------- types
-
-
-def kinds(hint: Any) -> list[Any]:
-    """Returns the members of a union, or the type itself."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return list(typing.get_args(hint))
-    return [hint]
-
-
-def kind_words(hint: Any) -> str:
-    """Returns a type's values in words."""
-    return " or ".join(_kind_words(member) for member in kinds(hint))
-
-
-def _kind_words(hint: Any) -> str:
-    origin = typing.get_origin(hint) or hint
-    if origin is typing.Literal:
-        return ", ".join(f"`{choice}`" for choice in typing.get_args(hint))
-    if dataclasses.is_dataclass(origin):
-        return "section (below)"
-    if origin is object:
-        return "section"
-    if origin is Any:
-        return "anything"
-    for kinds_of, text in (
-        (bool, "true or false"),
-        (int, "whole number"),
-        (float, "number"),
-        (str, "text"),
-        (types.NoneType, "`null`"),
-        (Mapping, "mapping"),
-        (Sequence, "list"),
-    ):
-        if issubclass(origin, kinds_of):
-            return text
-    raise ValueError(f"no words for the type {hint}")
 
 
 # ---------------------------------------------------------------------- environments
@@ -301,54 +239,35 @@ def wiring_table() -> str:
 
 def key_sections() -> Iterator[str]:
     """Yields the table of verl's keys, section by section."""
-    for section in TABLE:
-        title = f"`{section.prefix}`" if section.prefix else "Whole sections"
+    for prefix, section in TABLE.items():
         rows = [
-            [
-                ", ".join(f"`{name}`" for name in names),
-                row.status,
-                "; ".join(part for part in (kind, key_words(row)) if part),
-            ]
-            for row in section.rows
-            for kind, names in typed_names(section.prefix, row).items()
+            [", ".join(f"`{name}`" for name in without_braces(row.pattern)), row.status, key_words(row)]
+            for row in section
         ]
-        yield f"### {title}\n\n" + table(("key", "here", ""), rows)
-
-
-def typed_names(prefix: str, row: Row) -> dict[str, list[str]]:
-    """Returns what the keys of a row accept -> those that accept it; one entry without words for other rows."""
-    found: dict[str, list[str]] = {}
-    for name in row.patterns:
-        hint = type_of(f"{prefix}.{name}" if prefix else name) if row.status == "works" else None
-        found.setdefault("" if hint is None else code_words(words(hint)), []).append(name)
-    return found
+        yield f"### {f'`{prefix}`' if prefix else 'Whole sections'}\n\n" + table(("key", "here", ""), rows)
 
 
 def key_words(row: Row) -> str:
     """Returns a row's third column."""
     parts = []
-    if row.status == "works":
-        if row.values:
-            parts.append(f"one of {', '.join(map(value_words, row.values))}")
-        if row.beside is not None:
-            key, values = row.beside
-            parts.append(f"with `{key}`: {' or '.join(map(value_words, values))}; refused without")
-        parts += [row.text] if row.text else []
-        parts.append(f"read by `{row.reader.rpartition(':')[2].rpartition('.')[2]}`")
-        return "; ".join(parts)
-    if row.status == "refused":
+    if row.kind is not None:
+        parts.append(code_words(words(row.kind)))
+    if row.values:
         parts.append(f"but for {' or '.join(map(value_words, row.values))}")
-    return "; ".join([*parts, row.text, *([row.remedy] if row.remedy else [])])
+    if row.beside is not None:
+        key, kind = row.beside
+        needed = words(kind)
+        parts.append(f"with `{key}`: {code_words(needed) if ' ' in needed else f'`{needed}`'}; refused without")
+    parts += filter(None, (row.text, row.remedy))
+    if row.reader:
+        parts.append(f"read by `{row.reader.rpartition(':')[2].rpartition('.')[2]}`")
+    return "; ".join(parts)
 
 
 def value_words(value: object) -> str:
     """Returns an accepted value of a row in words."""
     if isinstance(value, Default):
         return "verl's default"
-    if isinstance(value, Given):
-        return "a value"
-    if isinstance(value, Positive):
-        return "a number above 0"
     return f"what `{value.key}` is" if isinstance(value, Like) else yaml_words(value)
 
 

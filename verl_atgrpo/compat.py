@@ -280,24 +280,8 @@ def call_before(module: ModuleType, name: str, first: Callable[..., None]) -> No
 Callback = Callable[[ModuleType], None]
 
 
-class _CallbackLoader(importlib.abc.Loader):
-    """Loads a module with `loader`, then runs the callbacks."""
-
-    def __init__(self, loader: importlib.abc.Loader, callbacks: Sequence[Callback]) -> None:
-        self._loader = loader
-        self._callbacks = callbacks
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        for callback in self._callbacks:
-            callback(module)
-
-
 class _Finder(importlib.abc.MetaPathFinder):
-    """Wraps the loaders of the modules that have callbacks."""
+    """Has the loaders of the modules with callbacks run them after the module."""
 
     def __init__(self) -> None:
         self.callbacks: dict[str, list[Callback]] = {}
@@ -306,11 +290,17 @@ class _Finder(importlib.abc.MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         callbacks = self.callbacks.pop(fullname, None)
-        if callbacks is None:
-            return None
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _CallbackLoader(spec.loader, callbacks)
+        spec = None if callbacks is None else importlib.util.find_spec(fullname)
+        if callbacks is None or spec is None or spec.loader is None:
+            return spec
+        load = spec.loader.exec_module
+
+        def load_and_call(module: ModuleType) -> None:
+            load(module)
+            for callback in callbacks:
+                callback(module)
+
+        spec.loader.exec_module = load_and_call  # type: ignore[method-assign]
         return spec
 
 

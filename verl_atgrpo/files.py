@@ -16,7 +16,7 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -156,13 +156,7 @@ _JSON = json.JSONDecoder(object_pairs_hook=_object)
 def _first(error: ValidationError, value: Any) -> str:
     """Returns the first error that pydantic found: key, value, and what is accepted."""
     first = error.errors(include_url=False)[0]
-    place = []
-    for part in first["loc"]:  # it also holds names of union alternatives, which are no part of the value
-        try:
-            value = value[part]
-        except (KeyError, TypeError):
-            continue
-        place.append(str(part))
+    place = place_of(first["loc"], value)
     if first["type"] == "missing":
         return f"{'.'.join([*place, str(first['loc'][-1])])} is missing"
     message = first["msg"].removeprefix("Value error, ")
@@ -171,6 +165,18 @@ def _first(error: ValidationError, value: Any) -> str:
     if first["type"] == "extra_forbidden":
         return f"{key} is not a known key"
     return f"{key}{'=' if key else ''}{_SHORT.repr(first['input'])}: {message}"
+
+
+def place_of(location: Iterable[str | int], value: Any) -> list[str]:
+    """Returns the keys in the location of one of pydantic's errors in a value; the rest names union alternatives."""
+    place = []
+    for part in location:
+        try:
+            value = value[part]
+        except (KeyError, TypeError):
+            continue
+        place.append(str(part))
+    return place
 
 
 def check_safetensors(path: Path) -> None:

@@ -6,6 +6,7 @@ import ast
 import copy
 import functools
 import sys
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,15 @@ from verl_atgrpo.config.key_check import (
     shown_as,
     verls_defaults,
 )
-from verl_atgrpo.config.key_table import GIVEN, Default, Given, Like, Positive, Row
+from verl_atgrpo.config.key_table import Default, Like, Row
+from verl_atgrpo.config.kinds import fits, words
 from verl_atgrpo.config.policies import expand_policies, job_of
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.trainer.dataset import wire
 
 VALID = {
     "actor_rollout_ref.actor.loss_agg_mode": "token-sum",
+    "actor_rollout_ref.actor.optim.lr_scheduler_type": "cosine",
     "actor_rollout_ref.rollout.expert_parallel_size": 6,  # 3 x 2, the others' changed values
     "actor_rollout_ref.rollout.tensor_model_parallel_size": 3,
     "actor_rollout_ref.rollout.data_parallel_size": 2,
@@ -124,34 +127,16 @@ def test_what_works_is_named_where_it_is_said_to_be_read(pattern: str) -> None:
 # ------------------------------------------------------------------ refusals
 
 
-@functools.cache
-def written() -> Any:
-    return OmegaConf.to_container(recipe(), resolve=False)
-
-
-def refusal(view: View, config: Any, key: str, value: Any) -> str | None:
-    """Returns the message that refuses a value, which is set in `config` meanwhile, or None."""
-    absent = OmegaConf.select(config, key) is None and key not in verls_defaults()
-    with open_dict(config):
-        kept = None if absent else _node(written(), key)
-        OmegaConf.update(config, key, value, merge=False, force_add=True)
-        try:
-            check_key(view, key, value)
-        except ConfigError as error:
-            return str(error)
-        finally:
-            if absent:
-                parent, _, name = key.rpartition(".")
-                del OmegaConf.select(config, parent)[name]
-            else:
-                OmegaConf.update(config, key, kept, merge=False)
+def refusal(view: View, key: str, value: Any, **others: Any) -> str | None:
+    """Returns the message that refuses a value, with values of other keys, or None."""
+    changed = copy.copy(view)
+    changed.written = {**view.written, key: value}
+    changed.values = {**view.values, **others, key: value}
+    try:
+        check_key(changed, key)
+    except ConfigError as error:
+        return str(error)
     return None
-
-
-def _node(section: Any, key: str) -> Any:
-    for part in key.split("."):
-        section = section[part]
-    return section
 
 
 def refused() -> Iterator[tuple[str, Row, str]]:
@@ -161,16 +146,15 @@ def refused() -> Iterator[tuple[str, Row, str]]:
 
 
 def test_every_other_value_of_a_refused_key_stops_with_one_line_that_helps() -> None:
-    config = copy.deepcopy(recipe())
-    view = View(config)
+    view = View(recipe())
     for pattern, row, key in refused():
         accepted = [view.default(key) if isinstance(value, Default) else value for value in row.values]
         if any(isinstance(value, Like) for value in accepted):
             accepted = [value for value in accepted if not isinstance(value, Like)]
-        value = other(accepted[0] if accepted else view.value(key, None))
+        value = other(accepted[0] if accepted else view.values.get(key))
         if value in accepted or (row.pattern == "val_kwargs.do_sample" and isinstance(value, bool)):
             value = "other"
-        message = refusal(view, config, key, value)
+        message = refusal(view, key, value)
         assert message is not None, (pattern, key, value)
         assert message.startswith(f"{key}={shown_as(value)}"), message
         assert "\n" not in message
@@ -179,52 +163,47 @@ def test_every_other_value_of_a_refused_key_stops_with_one_line_that_helps() -> 
 
 
 def test_what_is_accepted_is_accepted() -> None:
-    config = copy.deepcopy(recipe())
-    view = View(config)
+    view = View(recipe())
     for _, row, key in refused():
         for value in row.values:
             if isinstance(value, Like | Default):
                 continue
-            assert refusal(view, config, key, value) is None, (key, value)
+            assert refusal(view, key, value) is None, (key, value)
 
 
 def test_what_works_is_accepted_beside_what_it_counts_with_and_refused_beside_anything_else() -> None:
-    config = copy.deepcopy(recipe())
-    view = View(config)
+    view = View(recipe())
     for pattern, row in rows().items():
         for key in keys_of(row, pattern) if row.status == "works" else ():
-            value = row.values[-1] if row.values else other(view.value(key, None))
+            value = other(view.values.get(key))
             if row.beside is None:
-                assert refusal(view, config, key, value) is None, key
+                assert refusal(view, key, value) is None, key
                 continue
-            companion, counts = row.beside
-            before = OmegaConf.select(config, companion)
-            fitting = {Given: "x", Positive: 8}.get(type(counts[-1]), counts[-1])
-            without = None if GIVEN in counts else "something else"
-            for now, fits in [(fitting, True), (without, False)]:
-                OmegaConf.update(config, companion, now)
-                message = refusal(view, config, key, value)
-                assert (message is None) == fits, (key, now, message)
-                assert fits or f"has no effect beside {companion}={shown_as(without)}" in str(message)
-            OmegaConf.update(config, companion, before)
+            companion, kind = row.beside
+            fitting = next(one for one in (*typing.get_args(kind), 8, "x") if fits(kind, one))
+            assert refusal(view, key, value, **{companion: fitting}) is None, key
+            for without in (None, -1, ["x"]):
+                message = refusal(view, key, value, **{companion: without})
+                assert f"has no effect beside {companion}={shown_as(without)}: " in str(message)
+                assert str(message).endswith(f"or that to {words(kind)}")
 
 
 def test_keys_that_verl_does_not_have_are_refused_and_a_users_own_sections_are_not() -> None:
     config = copy.deepcopy(recipe())
     with open_dict(config):
         config.mine = {"learning_rate": 1e-6}
-        check_keys(config)
+        check_keys(View(config))
         config.trainer.tst_freq = 10
     with pytest.raises(
         ConfigError, match=r"^trainer\.tst_freq=10: .* no such key.* did you mean trainer\.test_freq\?$"
     ):
-        check_keys(config)
+        check_keys(View(config))
     policy = copy.deepcopy(recipe())
     with open_dict(policy):
         policy.actor_rollout_ref.rollout.server = {"timeout": 3.0}
-    check_keys(policy)
+    check_keys(View(policy))
     with pytest.raises(ConfigError, match=r"^at_grpo\.policies\.coder\.rollout\.server\.timeout=3\.0: "):
-        check_keys(policy, "at_grpo.policies.coder")
+        check_keys(View(policy), "at_grpo.policies.coder")
 
 
 @pytest.mark.parametrize("name", ["plan_path_qwen3_1p7b", "plan_path_cpu_roles"])
@@ -234,9 +213,9 @@ def test_a_configuration_passes_as_well_once_verl_has_resolved_it(name: str) -> 
     with open_dict(config):
         config.transfer_queue.enable = True  # verl's main does
     OmegaConf.resolve(config)
-    check_keys(config)
+    check_keys(View(config))
     for policy in config.at_grpo.policies or {"shared": None}:
-        check_keys(job_of(config, policy), "a policy")
+        check_keys(View(job_of(config, policy)), "a policy")
 
 
 # ------------------------------------------------------------------ what works reaches its place
@@ -250,8 +229,7 @@ def changed_everywhere() -> dict[str, Any]:
         row = row_of(key)
         if row is None or row.status != "works" or any(part in key for part in (*BY_ITSELF, "._target_")):
             continue
-        value = view.value(key, None)
-        found[key] = VALID.get(key, next((one for one in row.values if one != value), None) or other(value))
+        found[key] = VALID.get(key, other(view.values.get(key, {})))
     return found
 
 

@@ -16,6 +16,7 @@ verl = pytest.importorskip("verl")
 from omegaconf import OmegaConf, open_dict
 
 from verl_atgrpo import platform_choice, recipes
+from verl_atgrpo.config.key_check import View
 from verl_atgrpo.config.mode_check import REQUIRED_MODULES, check_mode
 from verl_atgrpo.config.policy_check import check_policies
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
@@ -276,7 +277,7 @@ def test_recipes_for_gpus_take_the_group(recipe: str, tmp_path: Path, gpu: None)
     (tmp_path / "mine.yaml").write_text(f"defaults: [{recipe}, mode: separate, _self_]\n")
     # A policy's servers share their devices with no others, so each may take most of the memory.
     config = recipes.compose("mine", ["actor_rollout_ref.rollout.gpu_memory_utilization=0.9"], folder=tmp_path)
-    check_policies(config, AtGrpoConfig.from_config(config))
+    check_policies(View(config), AtGrpoConfig.from_config(config))
     assert config.actor_rollout_ref.rollout.n_gpus_per_node == config.trainer.n_gpus_per_node
 
 

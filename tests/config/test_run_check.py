@@ -122,6 +122,7 @@ def test_recipes_spell_out_every_key_with_its_default(compose: Any) -> None:
         ("+at_grpo.candidate=8", "at_grpo.candidate ", "candidates"),
         ("at_grpo.candidates=1", "at_grpo.candidates=1", "at least 2"),
         ("at_grpo.scheme=forest", "at_grpo.scheme='forest'", "parallel"),
+        ("at_grpo.prefix_tree=5", "at_grpo.prefix_tree=5: ", "auto or true or false"),
         ("at_grpo.selection=best", "at_grpo.selection='best'", "greedy"),
         ("at_grpo.softmax_temperature=2.0", "at_grpo.softmax_temperature", "selection: softmax"),
         ("actor_rollout_ref.rollout.name=sglang", "actor_rollout_ref.rollout.name=sglang", "vllm"),

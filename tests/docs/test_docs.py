@@ -88,6 +88,7 @@ def test_a_documented_recipe_is_accepted(
 ) -> None:
     pytest.importorskip("verl")
     from verl_atgrpo import environment, platform_choice
+    from verl_atgrpo.config.key_check import View
     from verl_atgrpo.config.policy_check import check_policies
     from verl_atgrpo.config.run_check import check_devices
     from verl_atgrpo.config.schema import AtGrpoConfig
@@ -100,7 +101,7 @@ def test_a_documented_recipe_is_accepted(
     # The class will do: its options may name data that are not here.
     settings.policies_of(environment.load(settings.environment["name"]))  # type: ignore[arg-type]
     check_devices(settings, config.trainer.n_gpus_per_node)
-    check_policies(config, settings)
+    check_policies(View(config), settings)
 
 
 def test_the_documented_overrides_for_a_running_cluster_leave_ray_no_sizes() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from verl_atgrpo.config import schema
 from verl_atgrpo.config.key_table import TABLE
 
 ROOT = Path(__file__).parents[2]
@@ -43,19 +44,11 @@ def test_the_table_of_isolation_levels_is_what_the_corpus_says() -> None:
 
 
 @dataclasses.dataclass
-class Inner:
-    """How it is inside."""
+class Told:
+    """How it is."""
 
     deep: int | None = None
-    """How deep."""
-
-
-@dataclasses.dataclass
-class Outer:
-    """How it is outside."""
-
-    inner: Inner | None = None
-    """A section | of its own, for <this>."""
+    """How deep | it is, for <this>."""
     lists: list[str] = dataclasses.field(default_factory=lambda: ["a"])
     """Several."""
 
@@ -67,25 +60,21 @@ class Untold:
     secret: int = 0
 
 
-def test_a_nested_dataclass_gets_its_own_section(monkeypatch: pytest.MonkeyPatch) -> None:
-    reference = script("config_reference")
-    monkeypatch.setattr(reference.typing, "get_type_hints", lambda cls: HINTS[cls])
-    outer, inner = reference.dataclass_sections("top", Outer)
-    assert "| `inner` | section (below) or `null` | `null` | A section \\| of its own, for &lt;this>. |" in outer
-    assert "| `lists` | list | `[a]` | Several. |" in outer
-    assert inner.startswith("## `top.inner`\n\nHow it is inside.")
-    assert "| `deep` | whole number or `null` | `null` | How deep. |" in inner
-
-
-HINTS: dict[type, dict[str, Any]] = {
-    Outer: {"inner": Inner | None, "lists": list[str]},
-    Inner: {"deep": int | None},
-}
+def test_a_dataclass_gets_a_row_for_each_field() -> None:
+    section = script("config_reference").field_section("top", Told)
+    assert section.startswith("## `top`\n\nHow it is.\n\n| key |")
+    assert "| `deep` | a whole number, or `null` | `null` | How deep \\| it is, for &lt;this>. |" in section
+    assert "| `lists` | a list (each: a text) | `[a]` | Several. |" in section
 
 
 def test_a_field_without_a_text_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"Untold\.secret has no docstring"):
-        script("config_reference").attribute_docstrings(Untold)
+        script("config_reference").field_section("top", Untold)
+
+
+def test_every_section_of_the_schema_is_on_the_page() -> None:
+    sections = {cls for cls in vars(schema).values() if isinstance(cls, type) and issubclass(cls, schema.Section)}
+    assert sections - {schema.Section} <= {cls for _, cls in script("config_reference").SECTIONS}
 
 
 # ---------------------------------------------------------------------- messages that the pages quote
@@ -112,7 +101,7 @@ def templates() -> list[Any]:
                 known = dict(re.findall(r'(?m)^([A-Z_]+) = "(.*)"$', there.read_text()))
                 names |= {name: known[name] for name in re.findall(r"\w+", line) if name in known}
         found += [t for t in script("message_templates").templates_of(source, names) if t.letters >= 12]
-    for row in (row for section in TABLE for row in section.rows if row.status == "refused"):
+    for row in (row for section in TABLE.values() for row in section if row.status == "refused"):
         pause = " " if row.text.startswith("has no effect") else ": "
         source = f'raise E(f"{{key}}={{value}}{pause}{row.text}, {row.remedy or "set it to {value}"}")'
         found += script("message_templates").templates_of(source, {})

@@ -6,15 +6,15 @@ messages and docs/configuration.md are made from the words.
 
 from __future__ import annotations
 
-import math
-import re
+import functools
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Len, Lt
+from pydantic import ConfigDict, GetCoreSchemaHandler, StringConstraints, TypeAdapter, ValidationError
 
 Finite = Annotated[float, Ge(-1e300), Le(1e300)]
 """A number that is neither infinite nor nan."""
@@ -28,14 +28,17 @@ _HUGE = 1e9
 
 @dataclass(frozen=True)
 class Match:
-    """Metadata of a text that must match a pattern."""
+    """Metadata of a text in which a pattern must be found."""
 
     pattern: str
     words: str
     """What such a text is."""
 
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return handler.generate_schema(Annotated[source, StringConstraints(pattern=self.pattern)])
 
-Text = Annotated[str, Match(r".*\S.*", "a text that is not empty")]
+
+Text = Annotated[str, Match(r"\S", "a text that is not empty")]
 
 
 def whole(low: int, high: int) -> Any:
@@ -61,44 +64,16 @@ def fits(hint: Any, value: object) -> bool:
             of them, or one of them annotated with bounds, a length or `Match`.
         value: the value, as YAML gives it.
     """
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated:
-        return fits(arguments[0], value) and all(_within(bound, value) for bound in arguments[1:])
-    if origin in (typing.Union, types.UnionType):
-        return any(fits(member, value) for member in arguments)
-    if origin is Literal:
-        return any(type(value) is type(choice) and value == choice for choice in arguments)
-    if hint in (None, type(None)):
-        return value is None
-    if hint is bool:
-        return isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if hint is float:
-        return fits(int, value) or (isinstance(value, float) and math.isfinite(value))
-    if hint is str:
-        return isinstance(value, str)
-    kind = origin or hint
-    if kind in (list, Sequence):
-        inner = arguments[0] if arguments else Any
-        return isinstance(value, list | tuple) and all(fits(inner, item) for item in value)
-    if kind in (dict, Mapping):
-        return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+    try:
+        _adapter(hint).validate_python(value)
+    except ValidationError:
+        return False
     return True
 
 
-def _within(bound: object, value: Any) -> bool:
-    if isinstance(bound, Ge):
-        return bool(value >= bound.ge)
-    if isinstance(bound, Gt):
-        return bool(value > bound.gt)
-    if isinstance(bound, Le):
-        return bool(value <= bound.le)
-    if isinstance(bound, Lt):
-        return bool(value < bound.lt)
-    if isinstance(bound, Len):
-        return bound.min_length <= len(value) <= (bound.max_length or math.inf)
-    return not isinstance(bound, Match) or re.fullmatch(bound.pattern, value) is not None
+@functools.cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
 def words(hint: Any, metadata: Sequence[Any] = ()) -> str:
@@ -110,7 +85,7 @@ def words(hint: Any, metadata: Sequence[Any] = ()) -> str:
         null = ", or null" if type(None) in arguments else ""
         return " or ".join(words(part, metadata) for part in arguments if part is not type(None)) + null
     if origin is Literal:
-        names = ", ".join("true" if choice is True else str(choice) for choice in arguments)
+        names = ", ".join(str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in arguments)
         return f"one of {names}" if len(arguments) > 1 else names
     bounds = [item for part in metadata for item in getattr(part, "metadata", [part])]
     text = next((bound.words for bound in bounds if isinstance(bound, Match)), "a text")
@@ -129,14 +104,14 @@ def words(hint: Any, metadata: Sequence[Any] = ()) -> str:
 def _limits(bounds: Sequence[Any]) -> str:
     low = high = ""
     for bound in bounds:
-        limit: Any = next((getattr(bound, name) for name in ("ge", "gt", "le", "lt") if hasattr(bound, name)), None)
-        if isinstance(bound, Ge) and abs(limit) < _HUGE:
-            low = f"at least {limit:,}"
-        elif isinstance(bound, Gt):
-            low = f"above {limit:,}"
-        elif isinstance(bound, Le) and limit < _HUGE:
-            high = f"at most {limit:,}"
-        elif isinstance(bound, Lt):
-            high = f"below {limit:,}"
+        match bound:
+            case Ge(ge=int() | float() as limit) if abs(limit) < _HUGE:
+                low = f"at least {limit:,}"
+            case Gt(gt=limit):
+                low = f"above {limit:,}"
+            case Le(le=int() | float() as limit) if limit < _HUGE:
+                high = f"at most {limit:,}"
+            case Lt(lt=limit):
+                high = f"below {limit:,}"
     both = " and ".join(part for part in (low, high) if part)
     return both and (f" {both}" if low.startswith("above") else f", {both}")

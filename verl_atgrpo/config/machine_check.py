@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from verl_atgrpo import platform_choice
 from verl_atgrpo.config.key_check import POLICY
-from verl_atgrpo.config.key_types import LOGGERS
+from verl_atgrpo.config.key_table import LOGGERS
 from verl_atgrpo.config.policies import job_of
 from verl_atgrpo.config.policy_check import check_context
 from verl_atgrpo.config.schema import SECTION, AtGrpoConfig, ConfigError

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+from annotated_types import Ge, Gt, MultipleOf
 from omegaconf import DictConfig, OmegaConf
 
 from verl_atgrpo import platform_choice
-from verl_atgrpo.config.key_check import POLICY, leaves, same, shown_as, verls_defaults
+from verl_atgrpo.config.key_check import POLICY, leaves, shown_as, verls_defaults
+from verl_atgrpo.config.kinds import Count, fits
 from verl_atgrpo.config.schema import MODES, SECTION, ConfigError
 
 SEPARATE = "separate_async"
@@ -19,14 +21,7 @@ _ASYNC = ("colocate_async", SEPARATE)
 _CORRECTION = "algorithm.rollout_correction"
 _SAMPLER = "trainer.v1.sampler"
 _ENGINE = "rollout.checkpoint_engine"
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and value >= 1
-
-
-def _is_unset(value: Any) -> bool:
-    return not value
+_UNSET = Literal[False, 0, ""] | None
 
 
 class Rule(NamedTuple):
@@ -36,7 +31,7 @@ class Rule(NamedTuple):
     key: str
     """One below `actor_rollout_ref` is checked for every policy."""
     allowed: Any
-    """The accepted value, or a predicate of values."""
+    """What is accepted, as an annotation (`kinds`)."""
     why: str
     """The message after `key=value`, with `{mode}` for the mode."""
 
@@ -50,52 +45,52 @@ _NO_ADAPTERS = (
     ": verl does not send adapters to standalone servers; train the whole model, or use at_grpo.mode=colocate_async"
 )
 RULES = (
-    Rule(_SHARED, f"{POLICY}.hybrid_engine", True, _HAS_NO_EFFECT % "true"),
-    Rule(_SHARED, f"{POLICY}.rollout.nnodes", 0, _HAS_NO_EFFECT % "0"),
-    Rule(_SHARED, f"{POLICY}.{_ENGINE}.backend", "naive", _HAS_NO_EFFECT % "naive"),
+    Rule(_SHARED, f"{POLICY}.hybrid_engine", Literal[True], _HAS_NO_EFFECT % "true"),
+    Rule(_SHARED, f"{POLICY}.rollout.nnodes", Literal[0], _HAS_NO_EFFECT % "0"),
+    Rule(_SHARED, f"{POLICY}.{_ENGINE}.backend", Literal["naive"], _HAS_NO_EFFECT % "naive"),
     Rule(_SHARED, f"{POLICY}.{_ENGINE}.custom_backend_module", None, _HAS_NO_EFFECT % "null"),
     Rule(
         (SEPARATE,),
         f"{SECTION}.placement",
-        lambda value: value in (None, "colocated"),
+        Literal["colocated"] | None,
         " has not been tried with at_grpo.mode={mode}: set it to colocated; the servers of every policy have devices "
         "of their own anyway",
     ),
     Rule(
         (SEPARATE,),
         f"trainer.v1.{SEPARATE}.parameter_sync_step",
-        1,
+        Literal[1],
         ": weights are synchronised after every step, set it to 1",
     ),
-    Rule((SEPARATE,), f"{SECTION}.restart_servers", 0, ": standalone servers are not restarted, set it to 0"),
+    Rule((SEPARATE,), f"{SECTION}.restart_servers", Literal[0], ": standalone servers are not restarted, set it to 0"),
     Rule(
         (SEPARATE,),
         f"{POLICY}.hybrid_engine",
-        False,
+        Literal[False],
         ": with at_grpo.mode={mode} there are no servers on the trainer's devices, set it to false",
     ),
-    Rule((SEPARATE,), f"{POLICY}.rollout.nnodes", _is_size, _OWN_DEVICES),
-    Rule((SEPARATE,), f"{POLICY}.rollout.n_gpus_per_node", _is_size, _OWN_DEVICES),
-    Rule((SEPARATE,), f"{POLICY}.model.lora_rank", _is_unset, _NO_ADAPTERS),
-    Rule((SEPARATE,), f"{POLICY}.model.lora_adapter_path", _is_unset, _NO_ADAPTERS),
-    Rule((SEPARATE,), f"{POLICY}.model.lora.rank", _is_unset, _NO_ADAPTERS),
+    Rule((SEPARATE,), f"{POLICY}.rollout.nnodes", Count, _OWN_DEVICES),
+    Rule((SEPARATE,), f"{POLICY}.rollout.n_gpus_per_node", Count, _OWN_DEVICES),
+    Rule((SEPARATE,), f"{POLICY}.model.lora_rank", _UNSET, _NO_ADAPTERS),
+    Rule((SEPARATE,), f"{POLICY}.model.lora_adapter_path", _UNSET, _NO_ADAPTERS),
+    Rule((SEPARATE,), f"{POLICY}.model.lora.rank", _UNSET, _NO_ADAPTERS),
     Rule(
         _ASYNC,
         f"{_SAMPLER}.max_off_policy_strategy",
-        "wait",
+        Literal["wait"],
         " discards the longest episodes, so the policy would be trained on short ones; set it to wait",
     ),
     Rule(
         _ASYNC,
         f"{POLICY}.rollout.full_determinism",
-        _is_unset,
+        _UNSET,
         ": interruptions depend on time, so at_grpo.mode={mode} cannot be reproduced; set it to false, or use "
         "at_grpo.mode=sync",
     ),
     Rule(
         _ASYNC,
         f"{POLICY}.rollout.disaggregation.enabled",
-        _is_unset,
+        _UNSET,
         ": requests of a prefill server cannot be interrupted; set it to false, or use at_grpo.mode=sync",
     ),
 )
@@ -126,8 +121,8 @@ def check_mode(config: DictConfig, mode: str, policies: Mapping[str, DictConfig]
         mode: `at_grpo.mode`.
         policies: key of a policy's section -> the section, with the keys of `actor_rollout_ref`.
     """
-    _check_bypass(config)
-    _check_rejection(config)
+    correction = config.algorithm.rollout_correction
+    _check_correction(correction)
     _check_keys_of_other_modes(config, mode)
     for rule in RULES:
         if mode in rule.modes:
@@ -135,12 +130,12 @@ def check_mode(config: DictConfig, mode: str, policies: Mapping[str, DictConfig]
     if mode == SEPARATE:
         for key, policy in policies.items():
             _check_backend(f"{key}.{_ENGINE}", policy.rollout.checkpoint_engine)
-            _check_server_size(key, policy.rollout)
+            _check_server_size(key, policy)
     _check_devices(config, policies if mode == SEPARATE else {})
     if mode in _ASYNC:
         _check_staleness(config, mode)
         for key, policy in policies.items():
-            _check_correction(config, mode, key, policy)
+            _check_loss(correction, mode, key, policy.actor.policy_loss.loss_mode)
 
 
 def _check_rule(rule: Rule, config: DictConfig, mode: str, policies: Mapping[str, DictConfig]) -> None:
@@ -148,8 +143,7 @@ def _check_rule(rule: Rule, config: DictConfig, mode: str, policies: Mapping[str
     places = {rule.key: config} if below == rule.key else {f"{key}.{below}": policies[key] for key in policies}
     for key, section in places.items():
         value: Any = OmegaConf.select(section, below)
-        accepted = rule.allowed(value) if callable(rule.allowed) else same(value, rule.allowed)
-        if not accepted:
+        if not fits(rule.allowed, value):
             raise ConfigError(f"{key}={shown_as(value)}{rule.why.format(mode=mode)}")
 
 
@@ -165,70 +159,55 @@ def _check_keys_of_other_modes(config: DictConfig, mode: str) -> None:
             )
 
 
-def _check_bypass(config: DictConfig) -> None:
-    correction = OmegaConf.select(config, _CORRECTION) or {}
+def _check_correction(correction: DictConfig) -> None:
     for name in ("rollout_is", "rollout_rs"):
-        if correction.get("bypass_mode") and (value := correction.get(name)) is not None:
+        if correction.bypass_mode and correction[name] is not None:
             raise ConfigError(
-                f"{_CORRECTION}.{name}={value} is ignored by verl's V1 trainer with bypass_mode=true: set it to null, "
-                "or bypass_mode to false"
+                f"{_CORRECTION}.{name}={correction[name]} is ignored by verl's V1 trainer with bypass_mode=true: set "
+                "it to null, or bypass_mode to false"
             )
-
-
-def _check_rejection(config: DictConfig) -> None:
-    correction = OmegaConf.select(config, _CORRECTION) or {}
-    if correction.get("rollout_rs") is not None and correction.get("rollout_rs_threshold") is None:
+    if correction.rollout_rs is not None and correction.rollout_rs_threshold is None:
         raise ConfigError(
-            f"{_CORRECTION}.rollout_rs_threshold=null: rollout_rs={correction['rollout_rs']} needs it, such as 2.0"
+            f"{_CORRECTION}.rollout_rs_threshold=null: rollout_rs={correction.rollout_rs} needs it, such as 2.0"
         )
 
 
-def _check_correction(config: DictConfig, mode: str, key: str, policy: DictConfig) -> None:
+def _check_loss(correction: DictConfig, mode: str, key: str, loss: str) -> None:
     """Raises ConfigError unless the loss uses the log-probs of the weights that sampled the candidates."""
-    correction = OmegaConf.select(config, _CORRECTION) or {}
-    loss = OmegaConf.select(policy, "actor.policy_loss.loss_mode") or "vanilla"
-    if correction.get("bypass_mode"):
+    if correction.bypass_mode:
         if loss != "vanilla":
             raise ConfigError(
                 f"{key}.actor.policy_loss.loss_mode={loss} with {_CORRECTION}.bypass_mode=true: only the ratio of "
-                f"loss_mode=vanilla is known to correct for older weights; set that, or bypass_mode to false and "
+                "loss_mode=vanilla is known to correct for older weights; set that, or bypass_mode to false and "
                 "rollout_is to token"
             )
-        return
-    choice = correction.get("rollout_is")
-    if choice not in ("token", "sequence"):
+    elif correction.rollout_is not in ("token", "sequence"):
         raise ConfigError(
-            f"{_CORRECTION}.rollout_is={shown_as(choice)}: with {SECTION}.mode={mode} candidates come from older "
-            "weights, and their log-probs would not be used; set it to token or sequence"
+            f"{_CORRECTION}.rollout_is={shown_as(correction.rollout_is)}: with {SECTION}.mode={mode} candidates come "
+            "from older weights, and their log-probs would not be used; set it to token or sequence"
         )
-    if loss == "bypass_mode":
+    elif loss == "bypass_mode":
         raise ConfigError(
-            f"{key}.actor.policy_loss.loss_mode=bypass_mode ignores {_CORRECTION}.rollout_is={choice}: set it to "
-            "vanilla"
+            f"{key}.actor.policy_loss.loss_mode=bypass_mode ignores {_CORRECTION}.rollout_is={correction.rollout_is}: "
+            "set it to vanilla"
         )
 
 
 def _check_staleness(config: DictConfig, mode: str) -> None:
     key = f"trainer.v1.{mode}.num_warmup_batches"
-    warmup = _number(config, key)
-    if warmup is None or not 0 < warmup < math.inf:
+    warmup = config.trainer.v1[mode].num_warmup_batches
+    if not fits(Annotated[float, Gt(0)], warmup):
         raise ConfigError(
-            f"{key}={OmegaConf.select(config, key)}: above 0, or no task is in flight in addition to a step's own and "
-            f"nothing is gained over {SECTION}.mode=sync"
+            f"{key}={warmup}: above 0, or no task is in flight in addition to a step's own and nothing is gained over "
+            f"{SECTION}.mode=sync"
         )
     least = 1 + math.ceil(warmup)
-    threshold = _number(config, f"{_SAMPLER}.max_off_policy_threshold")
-    if threshold is None or threshold < least or threshold != int(threshold):
-        shown = shown_as(OmegaConf.select(config, f"{_SAMPLER}.max_off_policy_threshold"))
+    threshold = config.trainer.v1.sampler.max_off_policy_threshold
+    if not fits(Annotated[float, Ge(least), MultipleOf(1)], threshold):
         raise ConfigError(
-            f"{_SAMPLER}.max_off_policy_threshold={shown}: with {SECTION}.mode={mode} a number of steps, at least "
-            f"{least} (1 + {key}), which bounds the age of an episode"
+            f"{_SAMPLER}.max_off_policy_threshold={shown_as(threshold)}: with {SECTION}.mode={mode} a number of "
+            f"steps, at least {least} (1 + {key}), which bounds the age of an episode"
         )
-
-
-def _number(config: DictConfig, key: str) -> float | None:
-    value: Any = OmegaConf.select(config, key)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 # ---------------------------------------------------------------------- standalone servers
@@ -265,10 +244,10 @@ def _check_modules(key: str, backend: str) -> None:
             )
 
 
-def _check_server_size(key: str, rollout: DictConfig) -> None:
+def _check_server_size(key: str, policy: DictConfig) -> None:
+    rollout, devices = policy.rollout, devices_of(policy)
     sizes = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
     size = math.prod(rollout.get(name, 1) for name in sizes)
-    devices = rollout.nnodes * rollout.n_gpus_per_node
     if devices % size:
         raise ConfigError(
             f"{key}.rollout.n_gpus_per_node={rollout.n_gpus_per_node}: {devices} devices (times nnodes) are "

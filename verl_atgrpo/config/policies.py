@@ -32,23 +32,21 @@ def expand_policies(config: DictConfig, settings: AtGrpoConfig) -> None:
     if not settings.policies:
         leave_out_full_model(SHARED, config.actor_rollout_ref)
         return
+    expanded = {}
+    for name, policy in settings.policy_settings().items():
+        own = unresolved_job(config, name, policy).actor_rollout_ref
+        leave_out_full_model(name, own)
+        expanded[name] = OmegaConf.to_container(own, resolve=True)
     with open_dict(config):
-        config[EXPANDED] = expanded(config, settings.policy_settings())
+        config[EXPANDED] = expanded
 
 
-def expanded(config: DictConfig, policies: Mapping[str, PolicySettings]) -> DictConfig:
-    """Returns policy -> its whole `actor_rollout_ref`; `config` must not be resolved yet, unless expanded before.
+def unresolved_job(config: DictConfig, name: str, settings: PolicySettings) -> DictConfig:
+    """Returns a copy of a job that is not resolved yet, with policy `name`'s own `actor_rollout_ref`.
 
     Raises ConfigError if a block has a key that verl's section does not.
     """
-    if EXPANDED in config:
-        known: DictConfig = config[EXPANDED]
-        return known
-    return OmegaConf.create({name: _actor_rollout_ref(config, name, settings) for name, settings in policies.items()})
-
-
-def _actor_rollout_ref(config: DictConfig, name: str, settings: PolicySettings) -> Any:
-    job = copy.deepcopy(config)
+    job: DictConfig = copy.deepcopy(config)
     if settings.gpus is not None:
         job.trainer.n_gpus_per_node = settings.gpus  # the servers' sizes derive from it
     lora = {} if settings.lora is None else _lora(settings.lora)
@@ -59,8 +57,7 @@ def _actor_rollout_ref(config: DictConfig, name: str, settings: PolicySettings) 
         ("rollout", settings.rollout),
     ):
         _merge(OmegaConf.select(job.actor_rollout_ref, section), block, f"at_grpo.policies.{name}.{section}")
-    leave_out_full_model(name, job.actor_rollout_ref)
-    return OmegaConf.to_container(job.actor_rollout_ref, resolve=True)
+    return job
 
 
 def _lora(settings: Lora) -> dict[str, Any]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import importlib.util
 import math
 from collections.abc import Mapping
-from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_atgrpo import platform_choice
-from verl_atgrpo.config.key_check import POLICY, check_keys, check_types, shown_as
+from verl_atgrpo.config.key_check import POLICY, View, check_keys, check_types
 from verl_atgrpo.config.mode_check import SEPARATE, check_mode
-from verl_atgrpo.config.policies import expanded
+from verl_atgrpo.config.policies import unresolved_job
 from verl_atgrpo.config.schema import SECTION, AtGrpoConfig, ConfigError
 
 _CLIP_RATIO = 0.2
@@ -26,29 +24,33 @@ _MAX_MEMORY = 0.95
 _SERVER = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
 
 
-def check_policies(config: DictConfig, settings: AtGrpoConfig) -> None:
-    """Raises ConfigError if a policy cannot be trained and served with its `actor_rollout_ref`."""
+def check_policies(view: View, settings: AtGrpoConfig) -> None:
+    """Raises ConfigError if a policy cannot be trained and served with its `actor_rollout_ref`.
+
+    Args:
+        view: the job's configuration, not resolved yet; the types of its keys have been checked.
+        settings: its section `at_grpo`.
+    """
     separate = settings.mode == SEPARATE
-    own = expanded(config, settings.policy_settings()) if settings.policies else None
     sections: dict[str, DictConfig] = {}
+    memory: dict[str, float] = {}
     for name, policy in settings.policy_settings().items():
-        key, job = POLICY, copy.deepcopy(config)
-        if own is not None:
-            key, job.actor_rollout_ref = f"{SECTION}.policies.{name}", own[name]
-        job.trainer.n_gpus_per_node = policy.gpus or config.trainer.n_gpus_per_node
-        if own is not None:  # else the job's own section, whose types have been checked
-            check_types(job, key)
-        check_keys(job, key)
+        key, own = POLICY, view
+        if settings.policies:
+            key, own = f"{SECTION}.policies.{name}", View(unresolved_job(view.config, name, policy))
+            check_types(own, key)
+        check_keys(own, key)
+        job = own.config
         if not separate:
             _check_servers_devices(key, job)
         devices = None if separate else job.trainer.n_gpus_per_node * job.trainer.nnodes
-        check_policy(key, job.actor_rollout_ref, config.data, devices)
+        check_policy(key, job.actor_rollout_ref, job.data, devices)
         if settings.prefix_tree is True:
             _check_trees(key, job.actor_rollout_ref)
         sections[key] = job.actor_rollout_ref
-    check_mode(config, settings.mode, sections)
-    if own is not None and settings.placement == "colocated" and not separate:
-        memory = {name: float(own[name].rollout.gpu_memory_utilization) for name in settings.policy_settings()}
+        memory[name] = float(job.actor_rollout_ref.rollout.gpu_memory_utilization)
+    check_mode(view.config, settings.mode, sections)
+    if settings.policies and settings.placement == "colocated" and not separate:
         check_memory(f"{SECTION}.placement=colocated", memory, "lower them, or use placement: split")
 
 
@@ -182,33 +184,27 @@ def _check_lengths(key: str, policy: DictConfig, data: DictConfig) -> None:
             f"{key}.actor.ulysses_sequence_parallel_size={ranks} divides rows among devices, which needs "
             f"{key}.model.use_remove_padding=true; set that, or this to 1"
         )
-    budgets: Mapping[str, Any] = {
-        "actor.ppo_max_token_len_per_gpu": policy.actor.ppo_max_token_len_per_gpu,
-        "rollout.log_prob_max_token_len_per_gpu": policy.rollout.log_prob_max_token_len_per_gpu,
-        "ref.log_prob_max_token_len_per_gpu": policy.ref.log_prob_max_token_len_per_gpu,
-    }
-    for name, budget in budgets.items():
-        if budget is None or budget * ranks < row:
+    for name in (
+        "actor.ppo_max_token_len_per_gpu",
+        "rollout.log_prob_max_token_len_per_gpu",
+        "ref.log_prob_max_token_len_per_gpu",
+    ):
+        if (budget := OmegaConf.select(policy, name)) * ranks < row:
             raise ConfigError(
-                f"{key}.{name}={shown_as(budget)}: {needed}, and a micro-batch holds whole rows; set it to at least "
+                f"{key}.{name}={budget}: {needed}, and a micro-batch holds whole rows; set it to at least "
                 f"{-(-row // ranks)}"
             )
 
 
 def _check_trees(key: str, policy: DictConfig) -> None:
     """Raises ConfigError if a setting excludes prefix trees."""
-    settings = {
-        f"{key}.model.use_fused_kernels": policy.model.use_fused_kernels,
-        f"{key}.actor.ulysses_sequence_parallel_size": policy.actor.ulysses_sequence_parallel_size > 1,
-        f"{key}.actor.fsdp_config.ulysses_sequence_parallel_size": (
-            policy.actor.fsdp_config.ulysses_sequence_parallel_size > 1
-        ),
-    }
-    for name, excludes in settings.items():
-        if excludes:
+    parallel = "ulysses_sequence_parallel_size"
+    needed = {"model.use_fused_kernels": False, f"actor.{parallel}": 1, f"actor.fsdp_config.{parallel}": 1}
+    for name, value in needed.items():
+        if OmegaConf.select(policy, name) != value:
             raise ConfigError(
-                f"{SECTION}.prefix_tree=true: {name} excludes prefix trees; set it to its default, or prefix_tree to "
-                "auto"
+                f"{SECTION}.prefix_tree=true: {key}.{name} excludes prefix trees; set it to its default, or "
+                "prefix_tree to auto"
             )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_atgrpo import compat, contamination
-from verl_atgrpo.config.key_check import check_keys, check_present, check_types, shown_as
+from verl_atgrpo.config.key_check import View, check_keys, check_present, check_types, shown_as
 from verl_atgrpo.config.machine_check import check_folders, check_loggers, check_models
 from verl_atgrpo.config.policies import expand_policies
 from verl_atgrpo.config.policy_check import check_policies
@@ -47,14 +47,15 @@ def check_run(config: DictConfig) -> AtGrpoConfig | None:
     if mode != MODE and section is None and estimator != ESTIMATOR:
         return None
     compat.check_distributions(str(OmegaConf.select(config, "actor_rollout_ref.rollout.name")))
+    view = View(config)
     if section is not None:
-        check_types(config)
+        check_types(view)
     use_v1 = OmegaConf.select(config, "trainer.use_v1")
     if use_v1 is not True:
         raise ConfigError(f"trainer.use_v1={shown_as(use_v1)}: the legacy trainer is not supported, set it to true")
     if mode == MODE:
         settings = AtGrpoConfig.from_config(config)
-        _check_team_job(config, settings)
+        _check_team_job(view, settings)
         return settings
     if section is not None:
         raise ConfigError(
@@ -92,9 +93,10 @@ def _check_verls_switch(config: DictConfig, key: str, choice: str | Mapping[str,
         )
 
 
-def _check_team_job(config: DictConfig, settings: AtGrpoConfig) -> None:
-    check_keys(config)
-    check_present(config)
+def _check_team_job(view: View, settings: AtGrpoConfig) -> None:
+    config = view.config
+    check_keys(view)
+    check_present(view)
     check_loggers(config)
     check_folders(config)
     rollout = config.actor_rollout_ref.rollout
@@ -106,7 +108,7 @@ def _check_team_job(config: DictConfig, settings: AtGrpoConfig) -> None:
     settings.validation_policies_of(environment)
     check_estimator_agents(settings, environment)
     check_devices(settings, config.trainer.n_gpus_per_node)
-    check_policies(config, settings)
+    check_policies(view, settings)
     check_tasks(settings, environment, config.data.train_batch_size)
     _check_storage(config, settings)
     if not settings.allow_overlap:
@@ -186,10 +188,6 @@ def check_disjoint(settings: AtGrpoConfig, env: Environment) -> None:
 def check_sampling(rollout: DictConfig) -> None:
     """Raises ConfigError for sampling that verl's V1 rollout ignores, or that makes log-probs and samples disagree."""
     key, validation = "actor_rollout_ref.rollout", rollout.val_kwargs
-    if not rollout.temperature > 0:
-        raise ConfigError(f"{key}.temperature={rollout.temperature}: candidates of a decision must differ, above 0")
-    if validation.temperature < 0:
-        raise ConfigError(f"{key}.val_kwargs.temperature={validation.temperature}: at least 0, which is greedy")
     if not validation.do_sample and validation.temperature:
         raise ConfigError(
             f"{key}.val_kwargs.do_sample=false has no effect beside temperature={validation.temperature}: set "

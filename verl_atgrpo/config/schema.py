@@ -16,6 +16,7 @@ from verl_atgrpo import environment
 from verl_atgrpo.config.kinds import Count, Seconds, Weight, words
 from verl_atgrpo.environment import Environment, Split
 from verl_atgrpo.estimators.spec import EstimatorSpec, resolve_spec
+from verl_atgrpo.files import place_of
 from verl_atgrpo.team import Selection, TeamOptions
 
 SECTION = "at_grpo"
@@ -181,7 +182,7 @@ class AtGrpoConfig(Section):
         try:
             settings = cls.model_validate(dict(section))
         except ValidationError as error:
-            raise ConfigError(one_line(error, cls, SECTION)) from None
+            raise ConfigError(one_line(error, cls, SECTION, section)) from None
         settings._refuse()
         return settings
 
@@ -308,32 +309,13 @@ class AtGrpoConfig(Section):
         return wanted if available is None else min(wanted, available)
 
 
-SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "repetition_penalty",
-    "n",
-    "name",
-    "mode",
-    "val_kwargs",
-    "agent",
-    "trace",
-)
+SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "n", "name", "mode", "val_kwargs", "agent", "trace")
 """Keys of `actor_rollout_ref.rollout` that a policy's block cannot set."""
-
-
-def _filter_lacks(key: str, beside: str) -> Callable[[AtGrpoConfig], bool]:
-    def refused(config: AtGrpoConfig) -> bool:
-        block = config.group_filter
-        return block is not None and getattr(block, key) is not None and getattr(block, beside) is None
-
-    return refused
 
 
 _PARALLEL = " has no effect with scheme: parallel; remove it"
 _PARALLEL_SCORES = f"{_PARALLEL} or use episode_reward: scores"
-_TOGETHER: tuple[tuple[str, Callable[[AtGrpoConfig], bool], str], ...] = (
+_TOGETHER: tuple[tuple[str, Callable[[AtGrpoConfig], Any], str], ...] = (
     (
         "softmax_temperature",
         lambda c: c.softmax_temperature is not None and c.selection != "softmax",
@@ -354,12 +336,12 @@ _TOGETHER: tuple[tuple[str, Callable[[AtGrpoConfig], bool], str], ...] = (
     ),
     (
         "group_filter.min_groups",
-        _filter_lacks("min_groups", "max_tasks"),
+        lambda c: c.group_filter and c.group_filter.min_groups and not c.group_filter.max_tasks,
         ": a policy that is always right never has them; bound the tasks of a step with max_tasks",
     ),
     (
         "group_filter.max_tasks",
-        _filter_lacks("max_tasks", "min_groups"),
+        lambda c: c.group_filter and c.group_filter.max_tasks and not c.group_filter.min_groups,
         " has no effect without min_groups; set that, or remove it",
     ),
 )
@@ -408,50 +390,32 @@ _OF_ESTIMATORS: tuple[tuple[Callable[[AtGrpoConfig, EstimatorSpec], bool], str],
 # ---------------------------------------------------------------------- messages and docs from types and bounds
 
 
-def one_line(error: ValidationError, section: type[Section], prefix: str) -> str:
-    """Returns the first error that pydantic found: key, value, and what is accepted."""
+def one_line(error: ValidationError, section: type[Section], prefix: str, value: Mapping[str, Any]) -> str:
+    """Returns the first error that pydantic found in a value: key, value, and what is accepted."""
     # Unknown keys first: one may be a misspelt required key.
     first = min(error.errors(include_url=False), key=lambda found: found["type"] != "extra_forbidden")
-    # pydantic's location also holds union alternatives and markers for keys of a mapping.
-    place = [str(part) for part in first["loc"] if part not in ("[key]", "str", "dict[str,any]")]
+    place = place_of(first["loc"], value)
     key = ".".join([prefix, *place])
-    if first["type"] == "extra_forbidden":
-        known = _fields_at(section, place[:-1])
-        return f"{key} is not a known key: use one of {', '.join(known)}"
     if first["type"] == "missing":
-        return f"{key} is missing: {words_at(section, place)}"
+        place.append(str(first["loc"][-1]))
+        return f"{'.'.join([prefix, *place])} is missing: {words(_annotation_at(section, place))}"
+    if first["type"] == "extra_forbidden":
+        known = _only(_annotation_at(section, place[:-1])).model_fields
+        return f"{key} is not a known key: use one of {', '.join(known)}"
     if first["type"] == "value_error":
         return f"{key}: {first['ctx']['error']}"
-    return f"{key}={first['input']!r}: {words_at(section, place)}"
+    return f"{key}={first['input']!r}: {words(_annotation_at(section, place))}"
 
 
-def _fields_at(section: type[Section], place: list[str]) -> list[str]:
+def _annotation_at(section: type[Section], place: list[str]) -> Any:
     hint: Any = section
     for part in place:
-        hint = _inside(hint, part)
-    return list(hint.model_fields)
-
-
-def words_at(section: type[Section], place: list[str]) -> str:
-    """Returns what is accepted at a place of a section, in words."""
-    hint: Any = section
-    metadata: list[Any] = []
-    for part in place:
-        if isinstance(hint, type) and issubclass(hint, Section) and part in hint.model_fields:
-            item = hint.model_fields[part]
-            hint, metadata = item.annotation, item.metadata
+        hint = _only(hint)
+        if isinstance(hint, type) and issubclass(hint, Section):
+            hint = hint.model_fields[part].rebuild_annotation()
         else:
-            hint, metadata = _inside(hint, part), []
-        hint = _only(hint) if part != place[-1] else hint
-    return words(hint, metadata)
-
-
-def _inside(hint: Any, part: str) -> Any:
-    hint = _only(hint)
-    if isinstance(hint, type) and issubclass(hint, Section):
-        return _only(hint.model_fields[part].annotation)
-    arguments = typing.get_args(hint)
-    return _only(arguments[-1]) if arguments else Any
+            hint = (typing.get_args(hint) or (Any,))[-1]
+    return hint
 
 
 def _only(hint: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_atgrpo import platform_choice
-from verl_atgrpo.config.key_check import check_keys, check_types
+from verl_atgrpo.config.key_check import View, check_keys, check_types
 from verl_atgrpo.config.machine_check import check_cpu_prefill
 from verl_atgrpo.config.policies import expand_policies, job_of
 from verl_atgrpo.config.policy_check import check_memory
@@ -83,8 +83,9 @@ def make(options: Options) -> Plan:
     with readable(options.recipe, options.folder):
         config = compose(options.recipe, options.overrides, options.folder)
         settings = AtGrpoConfig.from_config(config)
-        check_types(config)
-        check_keys(config)
+        view = View(config)
+        check_types(view)
+        check_keys(view)
         check_sampling(config.actor_rollout_ref.rollout)
         expand_policies(config, settings)
         environment = settings.make_environment()
@@ -176,7 +177,7 @@ def _players(
 def _player(config: DictConfig, settings: AtGrpoConfig, section: str, source: Source | None) -> Player:
     key = f"{SECTION}.policies.{section}" if settings.policies else "actor_rollout_ref"
     job = job_of(config, section)
-    check_keys(job, key)
+    check_keys(View(job), key)
     policy = job.actor_rollout_ref
     if source is None:
         if policy.model.get("lora_adapter_path"):
