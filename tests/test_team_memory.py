@@ -55,9 +55,9 @@ def make(request: pytest.FixtureRequest) -> Callable[..., Team]:
     if request.param == "plain":
         return Team
     pytest.importorskip("verl")
-    from verl_atgrpo.rollout.trace import Episode, TracedTeam
+    from verl_atgrpo.rollout.trace import TracedTeam
 
-    return functools.partial(TracedTeam, episode=Episode(1, 0, 0, validate=False, traced=False))
+    return functools.partial(TracedTeam, attributes={"step": 1, "validate": False, "trace": False})
 
 
 def test_the_answers_of_an_episode_go_with_its_record(make: Callable[..., Team], uncollected: None) -> None:

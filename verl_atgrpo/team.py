@@ -22,7 +22,6 @@ Prompt = str | Sequence[Message]
 ScoreFunction = Callable[[str], Score | Awaitable[Score]]
 Scheme = Literal["tree", "parallel", "evaluate"]
 Selection = Literal["greedy", "first", "random", "softmax"]
-SELECTIONS: tuple[Selection, ...] = ("greedy", "first", "random", "softmax")
 
 
 class EpisodeFailed(Exception):
@@ -262,14 +261,13 @@ class Team:
         policy_name = self._policy_of[agent]
         policy = self._policies[policy_name]
         prompt_ids = policy.encode(as_messages(prompt))
-        decision_id = f"{self._episode_id}.{agent}.{turn}"
-        sampled = await _gather(
-            [
-                self._sample(policy, decision_id, prompt_ids, score, agent, turn, index)
-                for index in range(self._samples)
-            ]
-        )
-        sampled = _lowest_for_errors(sampled)
+
+        async def sample(index: int) -> Candidate:
+            seed = None if self._seed is None else stable_hash(self._seed, agent, turn, index) & 0x7FFFFFFF
+            generation = await policy.generate(f"{self._episode_id}.{agent}.{turn}", prompt_ids, seed)
+            return await self._score(generation, agent, turn, score)
+
+        sampled = _lowest_for_errors(await _gather([sample(index) for index in range(self._samples)]))
         rewards = [candidate.reward for candidate in sampled]
         options = self._options
         # Seeded by decision, not by episode: agents that act concurrently finish in any order.
@@ -277,18 +275,7 @@ class Team:
         committed = select(rewards, options.selection, rng, options.softmax_temperature)
         return Decision(agent, turn, policy_name, prompt_ids, tuple(sampled), committed)
 
-    async def _sample(
-        self,
-        policy: Sampler,
-        decision_id: str,
-        prompt_ids: list[int],
-        score: ScoreFunction | None,
-        agent: str,
-        turn: int,
-        index: int,
-    ) -> Candidate:
-        seed = None if self._seed is None else stable_hash(self._seed, agent, turn, index) & 0x7FFFFFFF
-        generation = await policy.generate(decision_id, prompt_ids, seed)
+    async def _score(self, generation: Generation, agent: str, turn: int, score: ScoreFunction | None) -> Candidate:
         self.generated_tokens += generation.tokens
         if not generation.tokens:
             raise EpisodeFailed("empty", f"agent {agent!r}, turn {turn}: the engine returned no tokens")

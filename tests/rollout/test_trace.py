@@ -19,7 +19,7 @@ from verl.utils.rollout_trace import RolloutTraceConfig, rollout_trace_op
 from verl_atgrpo.config.run_check import check_run, check_trace
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.environment import Score
-from verl_atgrpo.rollout.trace import Episode, TraceBudget, TracedTeam
+from verl_atgrpo.rollout.trace import TraceBudget, TracedTeam
 from verl_atgrpo.serving.client import TeamClient
 from verl_atgrpo.team import ScriptedPolicy, TeamOptions
 
@@ -39,7 +39,7 @@ def play(traced: bool = True, task: int = 17) -> None:
         {"left": "one", "right": "two"},
         policies,
         TeamOptions(candidates=3),
-        episode=Episode(step=5, task=task, number=1, validate=False, traced=traced),
+        attributes={"sample_index": task, "step": 5, "rollout_n": 1, "validate": False, "trace": traced},
     )
 
     async def episode() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from verl.utils.rollout_trace import rollout_trace_attr, rollout_trace_op
@@ -31,37 +30,18 @@ class TraceBudget:
         return self._taken[step, validate] <= self._limit
 
 
-@dataclass(frozen=True)
-class Episode:
-    """Attributes of every trace of an episode; verl's names are in brackets."""
-
-    step: int
-    task: int
-    """(`sample_index`)"""
-    number: int
-    """Index among the task's episodes in this step (`rollout_n`)."""
-    validate: bool
-    traced: bool
-
-
 class TracedTeam(Team):
     """A team that sends its decisions to verl's trace backend."""
 
-    def __init__(self, *args: Any, episode: Episode, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, attributes: Mapping[str, Any], **kwargs: Any) -> None:
+        """`attributes` are those of every trace of the episode, as `rollout_trace_attr` takes them."""
         super().__init__(*args, **kwargs)
-        self._episode = episode
+        self._attributes = attributes
 
     async def _sample_and_commit(self, agent: str, prompt: Prompt, score: ScoreFunction | None) -> Decision:
-        episode, turn = self._episode, self._turns[agent]
+        turn = self._turns[agent]
         traced = TracedDecision(functools.partial(super()._sample_and_commit, agent, prompt, score))
-        with rollout_trace_attr(
-            sample_index=episode.task,
-            step=episode.step,
-            rollout_n=episode.number,
-            name=f"{agent}.turn_{turn}",
-            validate=episode.validate,
-            trace=episode.traced,
-        ):
+        with rollout_trace_attr(name=f"{agent}.turn_{turn}", **self._attributes):
             await traced.decide(
                 agent=agent, turn=turn, policy=self._policy_of[agent], messages=[dict(m) for m in as_messages(prompt)]
             )

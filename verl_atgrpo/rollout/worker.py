@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from verl_atgrpo.config.policies import job_of
 from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.rollout.rows import DEAL, Row, episode_fields, failed_validation_row, training_rows, validation_rows
-from verl_atgrpo.rollout.trace import Episode, TraceBudget, TracedTeam
+from verl_atgrpo.rollout.trace import TraceBudget, TracedTeam
 from verl_atgrpo.sandbox.pool import POOL
 from verl_atgrpo.serving.requests import Gate, PatientClient, engine_params
 from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, Team, episode_seed, play
@@ -104,11 +104,10 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         await queue.set_status(uid, partition, "running")
         # Not `trace`, which is always False in verl's V1 loop. Its older loop limits tasks, with all their episodes.
         traced = None if self._traces is None else self._traces.take(int(prompt["global_steps"]), validate)
+        val_kwargs = self.config.actor_rollout_ref.rollout.val_kwargs
+        episodes = int(val_kwargs.n) if validate else self._settings.training_episodes
         results = await asyncio.gather(
-            *(
-                self._play(prompt, session, validate, sampling_params, traced)
-                for session in range(self._episodes(validate))
-            ),
+            *(self._play(prompt, session, validate, sampling_params, traced) for session in range(episodes)),
             return_exceptions=True,
         )
         status = "finished"
@@ -124,7 +123,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
                 status = "failure"
         if status == "finished":
             written = await asyncio.gather(
-                *(self._write(prompt, session, result, validate, partition) for session, result in enumerate(results)),
+                *(self._write(prompt, session, result, validate) for session, result in enumerate(results)),
                 return_exceptions=True,
             )
             # The final status must be set even if the queue refuses a put, or the trainer would wait for ever.
@@ -148,11 +147,6 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
                 f"rollout worker, the last one for {reply[:500]!r}"
             ) from error
 
-    def _episodes(self, validate: bool) -> int:
-        if validate:
-            return int(self.config.actor_rollout_ref.rollout.val_kwargs.n)
-        return self._settings.training_episodes
-
     async def _play(
         self,
         prompt: dict[str, Any],
@@ -161,7 +155,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         sampling_params: dict[str, Any],
         traced: bool | None,
     ) -> EpisodeRecord:
-        split, index = prompt["split"], int(prompt["index"])
+        split, index, step = prompt["split"], int(prompt["index"]), int(prompt["global_steps"])
         policy_of = self._validation_policy_of if validate else self._policy_of
         clients = self._validation_clients if validate else self._training_clients
         policies = {
@@ -179,8 +173,16 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         # No wrapper without a trace backend.
         make: Callable[..., Team] = Team
         if traced is not None:
-            episode = Episode(int(prompt["global_steps"]), index, session, validate, traced)
-            make = functools.partial(TracedTeam, episode=episode)
+            make = functools.partial(
+                TracedTeam,
+                attributes={
+                    "sample_index": index,
+                    "step": step,
+                    "rollout_n": session,
+                    "validate": validate,
+                    "trace": traced,
+                },
+            )
         team = make(
             policy_of,
             policies,
@@ -190,7 +192,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             seed=episode_seed(
                 self._settings.seed,
                 split,
-                "val" if validate else int(prompt["global_steps"]),
+                "val" if validate else step,
                 index,
                 session,
                 deal=0 if validate else int(prompt[DEAL]),
@@ -206,35 +208,23 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
                 self._report.counts["tokens"] += team.generated_tokens
 
     async def _write(
-        self,
-        prompt: dict[str, Any],
-        session: int,
-        result: EpisodeRecord | BaseException,
-        validate: bool,
-        partition: str,
+        self, prompt: dict[str, Any], session: int, result: EpisodeRecord | BaseException, validate: bool
     ) -> None:
-        uid = prompt["uid"]
+        uid, settings = prompt["uid"], self._settings
+        turns = len(result.decisions) if isinstance(result, EpisodeRecord) else 0
         info: dict[str, float] = {}
-        rows: Iterable[Row]
-        turns = 0
-        if isinstance(result, EpisodeRecord):
-            rows = (
-                validation_rows(uid, session, result)
-                if validate
-                else training_rows(
-                    uid, session, result, self._settings.scheme, self._needs, self._settings.episode_reward
-                )
-            )
-            turns = len(result.decisions)
-            if validate:
-                info = {"acc": float(result.outcome.success), "failed": 0.0, **result.outcome.metrics}
-        else:
+        if not isinstance(result, EpisodeRecord):
             policy, tokenizer = next(iter(self._tokenizers.items()))
             rows = [failed_validation_row(uid, session, policy, tokenizer.eos_token_id)]
             info = {"acc": 0.0, "failed": 1.0}
-        rows = list(rows)
+        elif validate:
+            rows = list(validation_rows(uid, session, result))
+            info = {"acc": float(result.outcome.success), "failed": 0.0, **result.outcome.metrics}
+        else:
+            rows = list(training_rows(uid, session, result, settings.scheme, self._needs, settings.episode_reward))
         tags = [self._tags(row, turns, prompt) for row in rows]
-        await queue.write([row.key for row in rows], self._fields(rows, turns, info, prompt), tags, partition)
+        fields = self._fields(rows, turns, info, prompt)
+        await queue.write([row.key for row in rows], fields, tags, "val" if validate else "train")
 
     def _tags(self, row: Row, turns: int, prompt: dict[str, Any]) -> dict[str, Any]:
         prompt_length, response_length = len(row.prompt_ids), len(row.generation.token_ids)

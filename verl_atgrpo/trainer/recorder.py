@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
-from torch import Tensor
 
 from verl_atgrpo.config.schema import SECTION, RecordSettings
 from verl_atgrpo.report.records import METRICS, TRAIN, VAL, RecordFiles, metrics_row, plain
@@ -165,12 +164,7 @@ class Recorder:
         """
         with self._timed():
             split = VAL if batch.partition_id == VALIDATION else TRAIN
-            selected = selected_rows(batch.tags, split, self._settings)
-            wanted = [(batch.keys[row], batch.tags[row]) for row in selected]
-            rows = [
-                *_fetch([row for row in wanted if row[0] in trained], batch.partition_id, advantages=True),
-                *_fetch([row for row in wanted if row[0] not in trained], batch.partition_id, advantages=False),
-            ]
+            rows = _fetch(batch, selected_rows(batch.tags, split, self._settings), trained)
             if rows:
                 self._in_background(self._write, split, step, rows)
 
@@ -178,22 +172,20 @@ class Recorder:
         self._files.append(split, decisions(rows, split, step, self._tokenizers))
 
 
-def _fetch(wanted: Sequence[tuple[str, Tags]], partition: str, advantages: bool) -> list[SampledRow]:
-    if not wanted:
+def _fetch(batch: Rows, selected: Sequence[int], trained: set[str]) -> list[SampledRow]:
+    if not selected:
         return []
-    fields = ["prompts", "responses", *(["advantages"] if advantages else [])]
-    data = fetch([key for key, _ in wanted], fields, partition)
-    columns: list[Sequence[Tensor | None]] = [data[field].unbind() for field in fields]
-    if not advantages:
-        columns.append([None] * len(wanted))
+    keys = [batch.keys[row] for row in selected]
+    updated = [key for key in keys if key in trained]
+    advantages: dict[str, float | str] = {}
+    if updated:
+        columns = fetch(updated, ["advantages"], batch.partition_id)["advantages"].unbind()
+        # Equal for all tokens of a row, unless an estimator sets it per token.
+        means = (plain(float(values.double().mean())) for values in columns)
+        advantages = dict(zip(updated, means, strict=True))
+    data = fetch(keys, ["prompts", "responses"], batch.partition_id)
+    texts = zip(data["prompts"].unbind(), data["responses"].unbind(), strict=True)
     return [
-        SampledRow(
-            key,
-            tags,
-            prompt.tolist(),
-            response.tolist(),
-            # Equal for all tokens of a row, unless an estimator sets it per token.
-            None if advantage is None else plain(float(advantage.double().mean())),
-        )
-        for (key, tags), prompt, response, advantage in zip(wanted, *columns, strict=True)
+        SampledRow(key, batch.tags[row], prompt.tolist(), response.tolist(), advantages.get(key))
+        for row, key, (prompt, response) in zip(selected, keys, texts, strict=True)
     ]
