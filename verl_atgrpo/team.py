@@ -265,7 +265,7 @@ class Team:
         async def sample(index: int) -> Candidate:
             seed = None if self._seed is None else stable_hash(self._seed, agent, turn, index) & 0x7FFFFFFF
             generation = await policy.generate(f"{self._episode_id}.{agent}.{turn}", prompt_ids, seed)
-            return await self._scored(generation, agent, turn, score)
+            return await self._score(generation, agent, turn, score)
 
         sampled = _lowest_for_errors(await _gather([sample(index) for index in range(self._samples)]))
         rewards = [candidate.reward for candidate in sampled]
@@ -275,7 +275,7 @@ class Team:
         committed = select(rewards, options.selection, rng, options.softmax_temperature)
         return Decision(agent, turn, policy_name, prompt_ids, tuple(sampled), committed)
 
-    async def _scored(self, generation: Generation, agent: str, turn: int, score: ScoreFunction | None) -> Candidate:
+    async def _score(self, generation: Generation, agent: str, turn: int, score: ScoreFunction | None) -> Candidate:
         self.generated_tokens += generation.tokens
         if not generation.tokens:
             raise EpisodeFailed("empty", f"agent {agent!r}, turn {turn}: the engine returned no tokens")
