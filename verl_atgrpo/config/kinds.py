@@ -65,10 +65,11 @@ def fits(hint: Any, value: object) -> bool:
         value: the value, as YAML gives it.
     """
     try:
-        _adapter(hint).validate_python(value)
+        validated = _adapter(hint).validate_python(value)
     except ValidationError:
         return False
-    return True
+    # A Literal returns its own value for an equal one: 4 for 4.0, True for 1. A whole number is a number, too.
+    return type(validated) is type(value) or isinstance(validated, float)
 
 
 @functools.cache
