@@ -26,6 +26,7 @@ import study
 from variants import ALL, GAMES, RATES, VARIANTS, update_variant
 
 
+@pytest.mark.slow  # half a second each
 @pytest.mark.parametrize(("game", "name"), [*(("plan_path", name) for name in VARIANTS), ("sudoku", "single_at_grpo")])
 def test_every_variant_is_a_job_that_can_start(compose: Any, tmp_path: Path, game: str, name: str) -> None:
     variant = VARIANTS[name]

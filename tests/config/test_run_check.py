@@ -45,6 +45,7 @@ class Overlapping(Environment):
         raise NotImplementedError
 
 
+@pytest.mark.slow  # half a second each
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_passes_the_checks(
     compose: Any, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -269,7 +269,7 @@ def places(*fast: tuple[str, str]) -> list[object]:
     return [pytest.param(place, marks=marks[place in fast], id="-".join(place)) for place in PLACES]
 
 
-USUAL = (("namespaces", "root"), ("landlock+seccomp", "user"))
+USUAL = (("namespaces", "root"),)
 
 
 @pytest.mark.parametrize("arena", places(*USUAL), indirect=True)
