@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import random
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
@@ -182,6 +183,10 @@ class Walk(_Told):
         return 1.0 if missed == 0 else _NEAR * max(0.0, 1 - missed / self.size)
 
 
+def _listed(ways: Sequence[str]) -> str:
+    return ", ".join(ways) or "none"
+
+
 class SingleWalk(Walk):
     """One agent names direction and number of steps in one answer, such as `left 3`."""
 
@@ -218,8 +223,10 @@ class Remembered(State):
 class WalledWalk(_Told):
     """A navigator names a direction, a checker says whether it is free; a crash ends the episode.
 
-    Prompts tell what is around the walker, and the way back: without it, a walker that has to leave the direct way
-    may return to where it came from, again and again.
+    The navigator is told what is around the walker and where the goal lies. The way back is not among the free ways,
+    but in a dead end: a walker that has to leave the direct way would return to where it came from, again and again.
+    It is not named either, as small models repeat the last direction that they read. The checker is told what is
+    around.
     """
 
     agents: ClassVar[tuple[str, ...]] = ("navigator", "checker")
@@ -261,13 +268,12 @@ class WalledWalk(_Told):
         return Remembered.initial(task)
 
     async def _turn(self, state: State, team: Team) -> tuple[State, bool]:
-        around = self.told(state)
         way = await team.navigator.act(
-            ask(f"{around} {_WHICH_WAY}"),
+            ask(f"{self.told(state)} {_WHICH_WAY}"),
             functools.partial(self.score_direction, state),
         )
         direction = read_word(way.text, tuple(DIRECTIONS))
-        if direction is None or not await self._passes(state, around, direction.value, team):
+        if direction is None or not await self._passes(state, direction.value, team):
             return state, False
         return self._step(state, direction.value)
 
@@ -276,8 +282,10 @@ class WalledWalk(_Told):
         end = walked.end
         return Remembered(end.task, end.position, end.closest, _BACK[direction]), not walked.legal
 
-    async def _passes(self, state: State, around: str, direction: str, team: Team) -> bool:
+    async def _passes(self, state: State, direction: str, team: Team) -> bool:
         """Returns whether the checker lets the walker go."""
+        walls, free = self._around(state)
+        around = f"Walls: {_listed(walls)}. Free: {_listed(free)}."
         verdict = await team.checker.act(
             ask(f"{around} You want to go {direction}. Is {direction} free? Answer yes or no."),
             functools.partial(self.score_verdict, state, direction),
@@ -286,11 +294,24 @@ class WalledWalk(_Told):
         return said is not None and said.value == "yes"
 
     def told(self, state: State) -> str:
-        """Returns what is around the walker, the way back, and where the goal lies, as sentences."""
-        ways = {free: [name for name in DIRECTIONS if self._free(state, name) is free] for free in (False, True)}
-        walls, free = (", ".join(ways[kind]) or "none" for kind in (False, True))
-        back = f"Way back: {state.back}. " if isinstance(state, Remembered) and state.back else ""
-        return f"{where_walker_is(state)} Walls: {walls}. Free: {free}. {back}{where_goal_lies(state)}"
+        """Returns what is around the walker and where the goal lies, as sentences."""
+        walls, free = self._around(state)
+        back = state.back if isinstance(state, Remembered) else None
+        ahead = [way for way in free if way != back]
+        if back is None:
+            ways = f"Free: {_listed(free)}"
+        elif ahead:
+            ways = f"Free, apart from the way back: {_listed(ahead)}"
+        else:
+            ways = f"Free: only the way back, {back}"
+        return f"{where_walker_is(state)} Walls: {_listed(walls)}. {ways}. {where_goal_lies(state)}"
+
+    def _around(self, state: State) -> tuple[list[str], list[str]]:
+        """Returns the directions of walls and borders, and the free ones."""
+        ways: dict[bool, list[str]] = {False: [], True: []}
+        for name in DIRECTIONS:
+            ways[self._free(state, name)].append(name)
+        return ways[False], ways[True]
 
     def _free(self, state: State, direction: str) -> bool:
         return walk(state, DIRECTIONS[direction]).legal
