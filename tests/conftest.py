@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import io
 import os
 import pickle
@@ -157,3 +158,14 @@ def tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tied"
     make(folder, WarmStart(clean_steps=60, noisy_steps=0))
     return folder
+
+
+def pytest_collection_finish() -> None:
+    """Spares what is imported by now from garbage collection: a million objects, traversed again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Lets what is imported be collected: extension modules report leaks otherwise."""
+    gc.unfreeze()
