@@ -14,7 +14,7 @@ import sys
 import typing
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pytest
 
@@ -428,3 +428,11 @@ def test_the_command_ends_before_ray_with_one_line(here: Path, override: str) ->
     assert "Traceback" not in ended.stderr
     assert "ray init" not in ended.stdout
     assert not (here / "ray").exists()
+
+
+@pytest.mark.parametrize("kind", [Literal[4, 9], list[Literal[4, 9]]])
+def test_a_number_that_equals_a_choice_but_is_of_another_type_is_refused(kind: Any) -> None:
+    def as_given(number: float) -> object:
+        return [number] if typing.get_origin(kind) is list else number
+
+    assert kinds.fits(kind, as_given(4)) and not kinds.fits(kind, as_given(4.0))

@@ -68,7 +68,13 @@ def fits(hint: Any, value: object) -> bool:
         validated = _adapter(hint).validate_python(value)
     except ValidationError:
         return False
+    return _unchanged(validated, value)
+
+
+def _unchanged(validated: object, value: object) -> bool:
     # A Literal returns its own value for an equal one: 4 for 4.0, True for 1. A whole number is a number, too.
+    if isinstance(validated, list) and isinstance(value, list):
+        return all(map(_unchanged, validated, value))
     return type(validated) is type(value) or isinstance(validated, float)
 
 
