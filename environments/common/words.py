@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from verl_atgrpo.environment import Message, Score
+from verl_atgrpo.environment import Score
 from verl_atgrpo.environments.common.replies import after_thoughts
-from verl_atgrpo.environments.common.workflow import chat
 
 Value = TypeVar("Value", str, int)
 
@@ -52,8 +51,3 @@ def read_number(reply: str) -> Said[int] | None:
         return None
     (digits,) = found
     return Said(int(digits), text.strip(_AROUND) == digits) if digits.isascii() and len(digits) <= 4 else None
-
-
-def ask(text: str) -> list[Message]:
-    """Returns the prompt with this text."""
-    return chat(text)

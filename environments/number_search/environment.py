@@ -17,7 +17,8 @@ from annotated_types import Ge, Le
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Outcome, Score, Split, stable_hash
 from verl_atgrpo.environments.common.options import Turns, checked_options
 from verl_atgrpo.environments.common.splits import part_of
-from verl_atgrpo.environments.common.words import ask, read_number
+from verl_atgrpo.environments.common.words import read_number
+from verl_atgrpo.environments.common.workflow import chat
 from verl_atgrpo.team import Team
 
 _ANY, _INSIDE = 0.05, 0.1
@@ -105,7 +106,7 @@ class NumberSearch(Environment):
 
     async def _guess(self, search: Search, team: Team) -> int | None:
         """Returns the team's guess, or None if it makes none inside the range."""
-        prompt = ask(
+        prompt = chat(
             f"I am thinking of a whole number from {search.low} to {search.high}. Guess the number in the middle. "
             "Answer with the number only."
         )
@@ -116,7 +117,7 @@ class NumberSearch(Environment):
     async def _is_larger(self, search: Search, guess: int, team: Team) -> bool | None:
         """Returns whether the guess is larger than the secret according to the judge, or None if it does not say."""
         reply = await team.judge.act(
-            ask(f"Which number is larger, {guess} or {search.secret}? Answer with the number only."),
+            chat(f"Which number is larger, {guess} or {search.secret}? Answer with the number only."),
             functools.partial(self.score_verdict, search, guess),
         )
         said = read_number(reply.text)

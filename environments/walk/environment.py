@@ -23,7 +23,8 @@ from verl_atgrpo.environment import Environment, EnvironmentConfigError, Outcome
 from verl_atgrpo.environments.common.moves import MOVES
 from verl_atgrpo.environments.common.options import Turns, WallDensity, checked_options
 from verl_atgrpo.environments.common.splits import MOST_DRAWS, part_of
-from verl_atgrpo.environments.common.words import Said, ask, read_number, read_word
+from verl_atgrpo.environments.common.words import Said, read_number, read_word
+from verl_atgrpo.environments.common.workflow import chat
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, walk
 from verl_atgrpo.team import Team
 
@@ -147,14 +148,14 @@ class Walk(_Told):
     async def _turn(self, state: State, team: Team) -> tuple[State, bool]:
         lies = f"{where_walker_is(state)} {where_goal_lies(state)}"
         way = await team.navigator.act(
-            ask(f"In which direction do you go first: up, down, left or right? Answer with one word. {lies}"),
+            chat(f"In which direction do you go first: up, down, left or right? Answer with one word. {lies}"),
             functools.partial(self.score_direction, state),
         )
         direction = read_word(way.text, tuple(DIRECTIONS))
         if direction is None:
             return state, False
         pace = await team.pacer.act(
-            ask(f"How many steps do you go? Answer with the number only. {lies} You go {direction.value}."),
+            chat(f"How many steps do you go? Answer with the number only. {lies} You go {direction.value}."),
             functools.partial(self.score_steps, state, direction.value),
         )
         steps = read_number(pace.text)
@@ -183,17 +184,13 @@ class Walk(_Told):
         return 1.0 if missed == 0 else _NEAR * max(0.0, 1 - missed / self.size)
 
 
-def _listed(ways: Sequence[str]) -> str:
-    return ", ".join(ways) or "none"
-
-
 class SingleWalk(Walk):
     """One agent names direction and number of steps in one answer, such as `left 3`."""
 
     agents: ClassVar[tuple[str, ...]] = ("solo",)
 
     async def _turn(self, state: State, team: Team) -> tuple[State, bool]:
-        prompt = ask(
+        prompt = chat(
             "In which direction do you go first, up, down, left or right, and how many steps? "
             f"Answer with one word and one number. {where_walker_is(state)} {where_goal_lies(state)}"
         )
@@ -269,7 +266,7 @@ class WalledWalk(_Told):
 
     async def _turn(self, state: State, team: Team) -> tuple[State, bool]:
         way = await team.navigator.act(
-            ask(f"{self.told(state)} {_WHICH_WAY}"),
+            chat(f"{self.told(state)} {_WHICH_WAY}"),
             functools.partial(self.score_direction, state),
         )
         direction = read_word(way.text, tuple(DIRECTIONS))
@@ -287,7 +284,7 @@ class WalledWalk(_Told):
         walls, free = self._around(state)
         around = f"Walls: {_listed(walls)}. Free: {_listed(free)}."
         verdict = await team.checker.act(
-            ask(f"{around} You want to go {direction}. Is {direction} free? Answer yes or no."),
+            chat(f"{around} You want to go {direction}. Is {direction} free? Answer yes or no."),
             functools.partial(self.score_verdict, state, direction),
         )
         said = read_word(verdict.text, ("yes", "no"))
@@ -340,7 +337,11 @@ class SingleWalledWalk(WalledWalk):
     agents: ClassVar[tuple[str, ...]] = ("solo",)
 
     async def _turn(self, state: State, team: Team) -> tuple[State, bool]:
-        prompt = ask(f"{self.told(state)} {_WHICH_WAY}")
+        prompt = chat(f"{self.told(state)} {_WHICH_WAY}")
         reply = await team.solo.act(prompt, functools.partial(self.score_direction, state))
         direction = read_word(reply.text, tuple(DIRECTIONS))
         return (state, False) if direction is None else self._step(state, direction.value)
+
+
+def _listed(ways: Sequence[str]) -> str:
+    return ", ".join(ways) or "none"
