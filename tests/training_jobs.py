@@ -15,6 +15,8 @@ import torch
 from processes import of_session
 from waiting import TRAINING, wait_until
 
+from verl_atgrpo.report.records import find, read
+
 FRESH = 1e-5
 """Largest difference of a token's probability between server and actor with the same weights, in float32."""
 EXTERNAL = Path(__file__).parent / "end_to_end" / "external"
@@ -57,8 +59,19 @@ def start(recipe: str, folder: Path, model: Path, *overrides: str, **environment
 def finish(job: subprocess.Popen[bytes], folder: Path) -> dict[int, dict[str, float]]:
     """Waits for a job and returns its metrics by step."""
     assert job.wait(timeout=TRAINING) == 0, (folder / "log").read_text(errors="replace")[-6000:]
+    return metrics_of(folder)
+
+
+def metrics_of(folder: Path) -> dict[int, dict[str, float]]:
+    """Returns a run's metrics by step."""
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {record["step"]: record["data"] for record in records}
+
+
+def trained(folder: Path) -> dict[int, list[int]]:
+    """Returns the tasks that were trained on, by step."""
+    train = [key for key in read(find(folder)).episodes if key[0] == "train"]
+    return {step: sorted(task for _, of, task, _ in train if of == step) for step in {key[1] for key in train}}
 
 
 def end(job: subprocess.Popen[bytes]) -> None:
@@ -97,12 +110,18 @@ def wait_for(path: Path, job: subprocess.Popen[bytes], folder: Path) -> None:
     def written() -> bool:
         return path.is_dir() or not any(_has_open(process, path) for process in living(job.pid))
 
-    def alive() -> bool:
-        assert job.poll() is None, (folder / "log").read_text(errors="replace")[-6000:]
-        return True
+    wait_until(path.exists, lambda: _alive(job, folder), TRAINING)
+    wait_until(written, lambda: _alive(job, folder), TRAINING)
 
-    wait_until(path.exists, alive, TRAINING)
-    wait_until(written, alive, TRAINING)
+
+def wait_for_lines(path: Path, lines: int, job: subprocess.Popen[bytes], folder: Path) -> None:
+    """Waits until a job has written `lines` complete lines to a file."""
+    wait_until(lambda: path.exists() and path.read_text().count("\n") >= lines, lambda: _alive(job, folder), TRAINING)
+
+
+def _alive(job: subprocess.Popen[bytes], folder: Path) -> bool:
+    assert job.poll() is None, (folder / "log").read_text(errors="replace")[-6000:]
+    return True
 
 
 def _has_open(process: psutil.Process, path: Path) -> bool:

@@ -13,7 +13,7 @@ pytest.importorskip("verl")
 pytest.importorskip("vllm")
 
 import torch
-from training_jobs import FRESH, SMALL, Start, finish, weights
+from training_jobs import FRESH, SMALL, Start, finish, trained, weights
 
 from verl_atgrpo.report.records import find, read
 
@@ -32,13 +32,6 @@ OVERRIDES = (
     "trainer.test_freq=3",
     "trainer.save_freq=2",
 )
-
-
-def trained(folder: Path) -> dict[int, list[int]]:
-    """The tasks that were trained on, by step."""
-    run = read(find(folder))
-    episodes = {key for key in run.episodes if key[0] == "train"}
-    return {step: sorted(task for _, of, task, _ in episodes if of == step) for step in {key[1] for key in episodes}}
 
 
 def versions(folder: Path) -> dict[int, set[int]]:

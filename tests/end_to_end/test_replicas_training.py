@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("verl")
 pytest.importorskip("vllm")
 
-from training_jobs import FRESH, TRAIN_ONLY, Start, engine_of, processes_of, wait_for
+from training_jobs import FRESH, TRAIN_ONLY, Start, engine_of, processes_of, wait_for, wait_for_lines
 from waiting import TRAINING, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.training]
@@ -52,7 +52,7 @@ def test_a_replica_dies_and_is_restarted_and_a_worker_dies(start: Start, tied_mo
     wait_for(dumps / "4.jsonl", job, tmp_path)
     assert len(processes_of(job, "VLLM::EngineCore")) == 2, "the dead engine was replaced"
     kill_during_rollout(engine_of(1, job), 4, served, job)
-    wait_for_lines(metrics_file, 7, job)
+    wait_for_lines(metrics_file, 7, job, tmp_path)
     assert len(processes_of(job, "VLLM::EngineCore")) == 1
     os.kill(processes_of(job, "ray::WorkerDict")[1], signal.SIGKILL)
     assert job.wait(timeout=TRAINING) != 0
@@ -92,11 +92,6 @@ def test_a_replica_dies_and_is_restarted_and_a_worker_dies(start: Start, tied_mo
         assert min(by_step[step].values()) > 0.25 * by_step[step].total(), "both servers have a share of the requests"
     assert by_step[1].keys() != by_step[3].keys() == by_step[4].keys()
     assert by_step[6].keys() == by_step[7].keys() == by_step[1].keys() & by_step[3].keys()
-
-
-def wait_for_lines(path: Path, lines: int, job: subprocess.Popen[bytes]) -> None:
-    """Waits until a file has `lines` complete lines."""
-    wait_until(lambda: path.read_text().count("\n") >= lines, lambda: job.poll() is None, TRAINING)
 
 
 def kill_during_rollout(process: int, weights: int, served: Path, job: subprocess.Popen[bytes]) -> None:

@@ -17,10 +17,24 @@ pytest.importorskip("verl")
 pytest.importorskip("vllm")
 
 import torch
-from training_jobs import FRESH, SMALL, TRAIN_ONLY, Start, end, engine_of, finish, wait_for, weights
+from training_jobs import (
+    FRESH,
+    SMALL,
+    TRAIN_ONLY,
+    Start,
+    end,
+    engine_of,
+    finish,
+    metrics_of,
+    trained,
+    wait_for,
+    wait_for_lines,
+    weights,
+)
 from waiting import TRAINING
 
 from verl_atgrpo.report.records import find, read
+from verl_atgrpo.serving.workers import WeightTarget, check_wiring
 from verl_atgrpo.tiny_models.warm_start import WarmStart, make
 
 pytestmark = [pytest.mark.slow, pytest.mark.training]
@@ -109,113 +123,48 @@ def check_records(folder: Path, metrics: dict[int, dict[str, float]]) -> None:
     assert all(metrics[step]["timing_s/record"] > 0 for step in (1, 2, 3))
 
 
-def test_an_update_of_one_policy_does_not_change_the_other(
+def test_only_the_trained_policy_changes_and_a_run_whose_server_died_resumes(
     start: Start, models: dict[str, Path], tmp_path: Path
 ) -> None:
-    left, right = models["untied"], models["shallow"]
-    job = start(
-        "plan_path_cpu",
-        tmp_path,
-        left,
+    own = {"left": models["untied"], "right": models["shallow"], "judge": models["tied"]}
+    overrides = (
         *SMALL,
         "trainer.val_before_train=true",
         "~at_grpo.environment",
         "+at_grpo.environment={name: 'lone_learner:LoneLearner'}",
         "~at_grpo.agents",
         "+at_grpo.agents={left: left, right: right, judge: judge}",
-        f"at_grpo.policies={{left: {{model: {{path: {left}}}}}, right: {{model: {{path: {right}}}}},"
-        f" judge: {{model: {{path: {models['tied']}}}, trainable: false}}}}",
-        "trainer.total_training_steps=2",
+        "at_grpo.policies={left: {}, right: {}, judge: {trainable: false}}",
+        *(f"+at_grpo.policies.{policy}.model={{path: {model}}}" for policy, model in own.items()),
+        "at_grpo.restart_servers=0",
+        "trainer.total_training_steps=40",
         "trainer.test_freq=1",
         "trainer.save_freq=2",
-        VERL_USE_EXTERNAL_MODULES="lone_learner",
-        SERVED_FILE=str(tmp_path / "served.jsonl"),
     )
-    metrics = finish(job, tmp_path)
-    for step in (1, 2):
-        assert metrics[step]["policy/left/grad_norm"] > 0
-        assert metrics[step]["policy/left/training/rollout_probs_diff_max"] < FRESH
-        assert metrics[step]["policy/right/rows"] == 0
-        assert metrics[step]["policy/judge/rows"] == 4 * 4
-        updated = {policy: metrics[step][f"policy/{policy}/updated"] for policy in ("left", "right", "judge")}
-        assert updated == {"left": 1, "right": 0, "judge": 0}
-        assert metrics[step]["agent/left/entropy"] == pytest.approx(metrics[step]["policy/left/entropy"], rel=1e-3)
-        assert "agent/judge/entropy" not in metrics[step]
-        for untouched in ("right", "judge"):
-            assert f"policy/{untouched}/grad_norm" not in metrics[step]
-
-    policies = tmp_path / "checkpoints/global_step_2/policies"
-    before, after = weights(left), weights(policies / "left/huggingface")
-    for moved in ("model.embed_tokens.weight", "lm_head.weight"):
-        assert not torch.equal(before[moved], after[moved])
-    assert not (policies / "judge").exists()
-    before, after = weights(right), weights(policies / "right/huggingface")
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
-
-    served: dict[str, dict[tuple[int, int], float]] = {"left": {}, "right": {}, "judge": {}}
-    for line in (tmp_path / "served.jsonl").read_text().splitlines():
-        record = json.loads(line)
-        served[record["agent"]][record["weights"], record["token"]] = record["log_prob"]
-    moves = {agent: _largest_move(first_tokens) for agent, first_tokens in served.items()}
-    assert moves["left"] > 1e-3
-    assert max(moves["right"], moves["judge"]) < 1e-5
-
-
-def _largest_move(log_probs: dict[tuple[int, int], float]) -> float:
-    """Returns the largest change of a first token's log-prob between the first and the last weights."""
-    common = {token for step, token in log_probs if step == 0} & {token for step, token in log_probs if step == 2}
-    assert common
-    return max(abs(log_probs[0, token] - log_probs[2, token]) for token in common)
-
-
-def test_cross_wired_servers_stop_the_run(start: Start, models: dict[str, Path], tmp_path: Path) -> None:
-    job = start(
-        "plan_path_cpu_roles",
-        tmp_path,
-        models["tied"],
-        *SHORT,
-        f"at_grpo.policies.tool_user.model.path={models['tied']}",
-        f"at_grpo.policies.planner.model.path={models['shallow']}",
-        VERL_USE_EXTERNAL_MODULES="cross_wired",
-    )
+    environment = {"VERL_USE_EXTERNAL_MODULES": "lone_learner", "NOTES": str(tmp_path / "notes")}
+    metrics_file, checkpoints = tmp_path / "metrics.jsonl", tmp_path / "checkpoints"
+    job = start("plan_path_cpu", tmp_path, own["left"], *overrides, **environment)
+    wait_for_lines(metrics_file, 4, job, tmp_path)  # step 0 is the first validation
+    os.kill(engine_of(0, job), signal.SIGKILL)
     assert job.wait(timeout=TRAINING) != 0
-    log = (tmp_path / "log").read_text(errors="replace")
-    assert "policy 'planner': a worker pushes its weights to replica 0, but the policy's servers are [1]" in log
-
-
-def test_a_dead_server_ends_the_run_and_the_next_run_resumes(
-    start: Start, models: dict[str, Path], tmp_path: Path
-) -> None:
-    dumps, checkpoints = tmp_path / "rows", tmp_path / "checkpoints"
-    overrides = (
-        *SHORT,
-        f"at_grpo.policies.tool_user.model.path={models['tied']}",
-        f"at_grpo.policies.planner.model.path={models['shallow']}",
-        "trainer.save_freq=2",
-        f"trainer.rollout_data_dir={dumps}",
-        "at_grpo.restart_servers=0",
-    )
-    job = start("plan_path_cpu_roles", tmp_path, models["tied"], *overrides, "trainer.total_training_steps=40")
-    wait_for(dumps / "3.jsonl", job, tmp_path)
-    os.kill(engine_of(1, job), signal.SIGKILL)
-    assert job.wait(timeout=TRAINING) != 0
+    check_lone_learner(tmp_path, own)
+    check_wiring_of(tmp_path)
     resumed_from = int((checkpoints / "latest_checkpointed_iteration.txt").read_text())
     log = (tmp_path / "log").read_text(errors="replace")
-    assert "policy 'planner': " in log
+    assert "policy 'left': " in log
     assert f"the last complete checkpoint is {checkpoints}/global_step_{resumed_from}" in log
 
     # Step 3 was done but not saved, unless the run was faster than the kill.
     if resumed_from != 2:
         (checkpoints / "latest_checkpointed_iteration.txt").write_text("2")
         shutil.rmtree(checkpoints / "global_step_4")
-    first = _first_prompts(dumps / "3.jsonl")
-    (dumps / "3.jsonl").unlink()
-    job = start("plan_path_cpu_roles", tmp_path, models["tied"], *overrides, "trainer.total_training_steps=40")
+    first = trained(tmp_path)[3]
+    shutil.rmtree(find(tmp_path))
+    job = start("plan_path_cpu", tmp_path, own["left"], *overrides, **environment)
     # This run is killed while it saves.
     wait_for(checkpoints / "global_step_4", job, tmp_path)
     end(job)
-    assert _first_prompts(dumps / "3.jsonl") == first
+    assert trained(tmp_path)[3] == first
     complete = checkpoints / f"global_step_{(checkpoints / 'latest_checkpointed_iteration.txt').read_text()}"
     for folder in json.loads((complete / "policies.json").read_text()).values():
         shards = list((complete / folder).glob("*_world_size_1_rank_0.pt"))
@@ -224,10 +173,62 @@ def test_a_dead_server_ends_the_run_and_the_next_run_resumes(
             torch.load(shard, weights_only=False)
 
 
-def _first_prompts(dump: Path) -> set[str]:
-    """Returns the first prompt of every task in a step."""
-    rows = [json.loads(line) for line in dump.read_text().splitlines()]
-    return {row["input"] for row in rows if row["uid"].endswith("_0_0")}
+def check_lone_learner(folder: Path, models: dict[str, Path]) -> None:
+    """In two steps one policy has changed, in the checkpoint and on its server, and the two others have not."""
+    metrics = metrics_of(folder)
+    for step in (1, 2):
+        assert metrics[step]["policy/left/grad_norm"] > 0
+        assert metrics[step]["policy/left/training/rollout_probs_diff_max"] < FRESH
+        assert metrics[step]["policy/right/rows"] == 0
+        assert metrics[step]["policy/judge/rows"] == 4 * 4
+        updated = {policy: metrics[step][f"policy/{policy}/updated"] for policy in models}
+        assert updated == {"left": 1, "right": 0, "judge": 0}
+        assert metrics[step]["agent/left/entropy"] == pytest.approx(metrics[step]["policy/left/entropy"], rel=1e-3)
+        assert "agent/judge/entropy" not in metrics[step]
+        for untouched in ("right", "judge"):
+            assert f"policy/{untouched}/grad_norm" not in metrics[step]
+
+    policies = folder / "checkpoints/global_step_2/policies"
+    before, after = weights(models["left"]), weights(policies / "left/huggingface")
+    for moved in ("model.embed_tokens.weight", "lm_head.weight"):
+        assert not torch.equal(before[moved], after[moved])
+    assert not (policies / "judge").exists()
+    before, after = weights(models["right"]), weights(policies / "right/huggingface")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+    served: dict[str, dict[tuple[int, int], float]] = {policy: {} for policy in models}
+    for record in notes(folder, "token"):
+        served[record["agent"]][record["weights"], record["token"]] = record["log_prob"]
+    moves = {agent: _largest_move(first_tokens) for agent, first_tokens in served.items()}
+    assert moves["left"] > 1e-3
+    assert max(moves["right"], moves["judge"]) < 1e-5
+
+
+def check_wiring_of(folder: Path) -> None:
+    """The wiring was checked with what the workers had found, and another policy's would have been refused."""
+    wired = {note["policy"]: note for note in notes(folder, "wiring")}
+    targets = {policy: [WeightTarget(*target) for target in note["targets"]] for policy, note in wired.items()}
+    servers = {policy: {int(rank): ids for rank, ids in note["servers"].items()} for policy, note in wired.items()}
+    assert [sorted(servers[policy]) for policy in ("left", "right", "judge")] == [[0], [1], [2]]
+    assert [target.server for target in targets["left"]] == servers["left"][0]
+    check_wiring("left", targets["left"], servers["left"])
+    with pytest.raises(RuntimeError, match=r"pushes its weights to replica 1, but the policy's servers are \[0\]"):
+        check_wiring("left", targets["right"], servers["left"])
+    with pytest.raises(RuntimeError, match=r"would push its weights to .*, another policy's"):
+        check_wiring("left", targets["left"], {0: servers["right"][1]})
+
+
+def notes(folder: Path, what: str) -> list[dict[str, Any]]:
+    noted = map(json.loads, (folder / "notes").read_text().splitlines())
+    return [note for note in noted if note["what"] == what]
+
+
+def _largest_move(log_probs: dict[tuple[int, int], float]) -> float:
+    """Returns the largest change of a first token's log-prob between the first and the last weights."""
+    common = {token for step, token in log_probs if step == 0} & {token for step, token in log_probs if step == 2}
+    assert common
+    return max(abs(log_probs[0, token] - log_probs[2, token]) for token in common)
 
 
 def test_parallel_scheme_of_one_agent(start: Start, models: dict[str, Path], tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
-"""An environment in which only one agent is trained, and a record of the servers' responses.
+"""An environment in which only one agent is trained, and a record of the servers' responses and of their wiring.
 
-Loaded into a job by VERL_USE_EXTERNAL_MODULES; SERVED_FILE names the record.
+Loaded into a job by VERL_USE_EXTERNAL_MODULES; NOTES names the record.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from types import ModuleType
 from typing import Any
 
@@ -34,22 +36,37 @@ class LoneLearner(Environment):
         return Outcome(success="U" in answer.text)
 
 
-def _record(policy: ModuleType) -> None:
+def _note(what: str, **noted: Any) -> None:
+    with open(os.environ["NOTES"], "a") as file:  # a line is written in one call, also with several writers
+        file.write(json.dumps({"what": what, **noted}) + "\n")
+
+
+def _responses(policy: ModuleType) -> None:
     generate = policy.ServedPolicy.generate
 
-    async def recording(self: Any, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
+    async def noted(self: Any, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
         generation: Generation = await generate(self, decision_id, prompt_ids, seed)
-        served = {
-            "agent": decision_id.split(".")[-2],
-            "weights": generation.weights_version[1],
-            "token": generation.token_ids[0],
-            "log_prob": generation.log_probs[0],
-        }
-        with open(os.environ["SERVED_FILE"], "a") as file:
-            file.write(json.dumps(served) + "\n")
+        _note(
+            "token",
+            agent=decision_id.split(".")[-2],
+            weights=generation.weights_version[1],
+            token=generation.token_ids[0],
+            log_prob=generation.log_probs[0],
+        )
         return generation
 
-    policy.ServedPolicy.generate = recording
+    policy.ServedPolicy.generate = noted
 
 
-when_imported("verl_atgrpo.rollout.policy", _record)
+def _wiring(replicas: ModuleType) -> None:
+    check = replicas.check_wiring
+
+    def noted(policy: str, targets: Sequence[Any], servers: Mapping[int, Sequence[str]]) -> None:
+        _note("wiring", policy=policy, targets=[astuple(target) for target in targets], servers=servers)
+        check(policy, targets, servers)
+
+    replicas.check_wiring = noted
+
+
+when_imported("verl_atgrpo.rollout.policy", _responses)
+when_imported("verl_atgrpo.serving.replicas", _wiring)
