@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
-import io
 import os
-import pickle
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -30,29 +27,14 @@ Leftovers = Callable[..., list[str]]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def parsed_once() -> Iterator[None]:
-    """Caches parsed YAML texts and interpolations: a recipe has hundreds, and hundreds of tests compose one."""
+def composed_once() -> Iterator[None]:
+    """Merges the files of each recipe once a session."""
     try:
-        import omegaconf.base
-        from omegaconf import OmegaConf
-    except ImportError:
+        import composing
+    except ImportError:  # without Hydra
         yield
         return
-    load, parsed = OmegaConf.load, {}
-
-    def remembered(source: Any) -> Any:
-        if not hasattr(source, "read"):
-            return load(source)
-        text = source.read()
-        if text not in parsed:
-            copied = io.StringIO(text)
-            copied.name = getattr(source, "name", "<text>")  # type: ignore[misc]  # errors name the file
-            parsed[text] = pickle.dumps(load(copied))
-        return pickle.loads(parsed[text])  # several times faster than a deep copy
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OmegaConf, "load", staticmethod(remembered))
-        patch.setattr(omegaconf.base, "parse", functools.cache(omegaconf.base.parse))
+    with composing.composed_once():
         yield
 
 
@@ -160,10 +142,14 @@ def tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+# What is imported is a million objects: garbage collection does not traverse them, neither meanwhile nor later.
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Spares what is imported by now from garbage collection: a million objects, traversed again and again."""
-    gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000)  # a composed configuration has thousands of objects
+    gc.enable()
 
 
 def pytest_sessionfinish() -> None:

@@ -147,7 +147,7 @@ def test_teams_that_reason_keep_the_contract(name: str, tmp_path: Path) -> None:
     check_environment(factory, options, gold=scripts, tasks=3, episodes=1, bounds=(0, 1))
 
 
-@pytest.mark.parametrize("name", ["code", "code_single"])
+@pytest.mark.parametrize("name", [pytest.param("code", marks=pytest.mark.slow), "code_single"])
 def test_teams_that_program_keep_the_contract(name: str, tmp_path: Path) -> None:
     solution = "print(sum(map(int, input().split())))"
     tests = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]}

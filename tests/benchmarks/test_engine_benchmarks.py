@@ -76,6 +76,7 @@ subprocess.run(["sleep", "infinity"])
 """
 
 
+@pytest.mark.slow
 def test_a_terminated_benchmark_ends_its_part_and_the_parts_processes(tmp_path: Path) -> None:
     part = tmp_path / "part.py"
     part.write_text(PART)

@@ -130,6 +130,7 @@ ANYTHING = (
 GOLDS = ("72", r"\frac{1}{2}", r"2\sqrt{3}", "(3, 4)", "[2, 5)", "x^2+1", "{4, 5}")
 
 
+@pytest.mark.slow
 def test_no_answer_equals_many_golds() -> None:
     pytest.importorskip("math_verify")
     from verl_atgrpo.environments.math.answers import equal, parse_answer, parse_gold
@@ -150,7 +151,7 @@ def test_no_answer_equals_many_golds() -> None:
 def test_constant_functions() -> None:
     programs = [
         (problem, f"def {problem.entry_point}(*a): return {returned}")
-        for problem in random.Random(0).sample(humaneval(), 8)
+        for problem in random.Random(0).sample(humaneval(), 4)
         for returned in ("None", "True", "0", "''", "[]", "a[0] if a else None")
     ]
     for (problem, program), found in zip(programs, verdicts(programs), strict=True):

@@ -124,7 +124,7 @@ for _name in ("walk", "walk_single", "walk_walls", "walk_walls_single", "number_
 for _entry in (None, "f"):
     ENVIRONMENTS[f"code {'program' if _entry is None else 'function'}"] = (
         lambda folder, entry=_entry: _code("code", folder, entry, max_turns=1),
-        (),
+        (pytest.mark.slow,),
     )
 for _game, _players in (
     ("ConnectFour-v0", 2),

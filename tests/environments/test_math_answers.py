@@ -298,6 +298,7 @@ def test_hostile_replies_earn_only_the_format(gold: str) -> None:
         assert time.process_time() - before < 30, reply[:50]  # without a limit, hours
 
 
+@pytest.mark.slow
 def test_a_comparison_over_its_cpu_time_is_killed_and_the_next_one_works() -> None:
     assert not asyncio.run(equal("18", r"\binom{999999999}{99999999}"))
     assert not asyncio.run(equal("18", r"\prod_{k=1}^{9999999} k"))
@@ -310,6 +311,7 @@ def test_a_process_that_does_not_work_is_an_error_and_not_a_wrong_answer(monkeyp
         math_answers.Worker().equal("1", "1.0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("midst", [True, False])
 def test_a_comparison_whose_process_is_killed_is_retried(midst: bool) -> None:
     worker = math_answers.Worker()

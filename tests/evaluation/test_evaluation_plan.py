@@ -159,6 +159,7 @@ def test_the_header_has_what_figures_depend_on_and_not_memory(model: str) -> Non
     assert all(header != headers[0] for header in headers[2:])
 
 
+@pytest.mark.slow
 def test_swaps_checkpoints_and_other_models(tmp_path: Path, model: str) -> None:
     step = checkpoint(tmp_path, "tool_user", "planner")
     own = {name: str(step / f"policies/{name}/huggingface") for name in ("tool_user", "planner")}

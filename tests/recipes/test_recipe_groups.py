@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("verl")
 
+import composing
 from omegaconf import OmegaConf
 
 from verl_atgrpo.cpu.platform import SERVER_THREADS, PlatformCPU
@@ -26,6 +27,13 @@ from verl_atgrpo.recipes import compose
 )
 def test_a_group_on_the_command_line_is_the_same_as_in_a_recipe(recipe: str, overrides: list[str], same: str) -> None:
     assert compose(recipe, [*overrides, f"trainer.experiment_name={same}"]) == compose(same)
+
+
+@pytest.mark.parametrize("overrides", [[], ["+mode=async", "~at_grpo.agents", "+at_grpo.policies={a: {}}"]])
+def test_what_tests_compose_once_is_what_hydra_composes(overrides: list[str]) -> None:
+    kept = [compose("plan_path_cpu", overrides) for _ in range(2)]
+    with composing.replaced(*composing.HYDRAS):
+        assert kept == [compose("plan_path_cpu", overrides)] * 2
 
 
 @pytest.mark.parametrize(

@@ -263,16 +263,11 @@ def arena(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         yield Arena(*request.param, monkeypatch, held)
 
 
-def places(*fast: tuple[str, str]) -> list[object]:
-    """Returns the parameters of the fixture `arena`, but for some marked as slow."""
-    marks = {True: [], False: [pytest.mark.slow]}
-    return [pytest.param(place, marks=marks[place in fast], id="-".join(place)) for place in PLACES]
+everywhere = pytest.mark.parametrize("arena", PLACES, indirect=True, ids="-".join)
 
 
-USUAL = (("namespaces", "root"),)
-
-
-@pytest.mark.parametrize("arena", places(*USUAL), indirect=True)
+@pytest.mark.slow
+@everywhere
 def test_programs_reach_their_aims_only_where_the_table_says(arena: Arena) -> None:
     programs = [program for program in hostile.programs() if program.can_run and not program.slow]
     should = {program.tries for program in programs if program.works_at(arena.level, arena.user)}
@@ -298,7 +293,7 @@ def test_two_thousand_contained_programs_leave_nothing() -> None:
     wait_until(lambda: not keys_of_programs())
 
 
-@pytest.mark.parametrize("arena", places(*PLACES), indirect=True)
+@everywhere
 def test_ordinary_programs_have_the_same_results_everywhere(arena: Arena) -> None:
     code = """
 import os, random, socket, subprocess, sys, tempfile, threading

@@ -109,7 +109,10 @@ def test_wall_limit(code: str) -> None:
     assert result == ExecutionResult("before\n", "", None, True, False)
 
 
-@pytest.mark.parametrize("ignored", ["", "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\n"])
+IGNORING = "import signal; signal.signal(signal.SIGXCPU, signal.SIG_IGN)\n"
+
+
+@pytest.mark.parametrize("ignored", ["", pytest.param(IGNORING, marks=pytest.mark.slow)])
 def test_cpu_limit(ignored: str) -> None:
     result = run(ignored + "while True: pass", limits=Limits(cpu_seconds=1, wall_seconds=HANG))
     assert result.timed_out and not result.ok

@@ -223,7 +223,7 @@ def scripts(task: Any) -> dict[str, Script]:
     return dict.fromkeys(agents, lambda prompt, k: texts[prompt.partition("\n")[0]])
 
 
-@pytest.mark.parametrize("name", ["math", "code"])
+@pytest.mark.parametrize("name", ["math", pytest.param("code", marks=pytest.mark.slow)])
 def test_right_answers_are_gold(name: str, tmp_path: Path) -> None:
     DEMONSTRATORS[name].make_environment(tmp_path)
     options = {**DEMONSTRATORS[name].options_in(tmp_path), "max_turns": 1}

@@ -62,6 +62,7 @@ def test_the_command_lists_its_environments(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.slow
+@pytest.mark.training
 def test_the_starting_model_has_the_format_and_low_success(tmp_path: Path) -> None:
     known = make(tmp_path, WarmStart())
     assert 0.25 <= known["success"] <= 0.45
