@@ -108,6 +108,7 @@ def _train(rank: int, ranks: int, port: int, model: str, overrides: Sequence[str
         loss, steps = functools.partial(ppo_loss, config=section), []
         batch = functools.partial(_batch, rows, rank, ranks, use_dynamic_bsz=section.use_dynamic_bsz)
         if kind is TreeEngine:
+            engine.worth = 0.0  # however little it saves
             assert engine.refusal is None and product.difference(engine) < 1e-5
             with pytest.MonkeyPatch.context() as patch:
                 # Every token sees its siblings' answers.

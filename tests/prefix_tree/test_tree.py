@@ -10,7 +10,7 @@ from fakes.packed_trees import Made, rows_of, trees_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_atgrpo.prefix_tree.tree import Tree, cut, sort
+from verl_atgrpo.prefix_tree.tree import Tree, best_cut, cost, cut, sort
 
 
 @st.composite
@@ -81,6 +81,28 @@ def test_the_largest_tree_is_split_where_it_has_half_of_its_tokens() -> None:
     assert cut(rows, order, 100, at_least=4) == [slice(n, n + 1) for n in range(4)]
     with pytest.raises(ValueError, match="4 rows cannot be 5 trees"):
         cut(rows, order, 100, at_least=5)
+
+
+def test_attention_to_a_sequence_costs_its_square() -> None:
+    assert cost(np.array([100, 300]), square=200.0) == 100 + 50 + 300 + 450
+    assert cost(np.array([100, 300]), square=np.inf) == 400
+
+
+@pytest.mark.parametrize(
+    ("square", "best"),
+    [
+        (np.inf, (4096, 4096.0)),  # the whole tree
+        (1e9, (4096, pytest.approx(4096.0, rel=1e-3))),
+        # Halves share 512 tokens less: 2 x 2304 (1 + 2304 / 4608).
+        (4608.0, (2500, 2 * 2304 * 1.5)),
+        (64.0, (625, 8 * 960 * 16.0)),  # every row a tree, as with 1250
+    ],
+)
+def test_the_best_cut_by_hand(square: float, best: tuple[int, float]) -> None:
+    # Eight rows of 512 + 448 + 1 tokens; the last is not read.
+    rows = rows_of([([0] * 512 + [1 + row] * 449, 512) for row in range(8)])
+    most, least = best_cut(rows, sort(rows), 4096 if square > 5000 else 2500, square)
+    assert (most, least) == best
 
 
 @pytest.mark.parametrize("prompt", [0, 3, 4])

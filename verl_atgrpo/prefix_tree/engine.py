@@ -8,6 +8,7 @@ verl's `EngineRegistry` chooses this engine in a process that has `VERL_ENGINE_V
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,14 +27,14 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.utils.padding import response_from_nested
 
 from verl_atgrpo.prefix_tree.forward import FLEX, Packed, entropies, log_probs, model_inputs
-from verl_atgrpo.prefix_tree.tree import Rows, Tree, cut, pack, sort
+from verl_atgrpo.prefix_tree.tree import Rows, Tree, best_cut, cost, cut, pack, sort
 
 logger = logging.getLogger(__name__)
 VENDOR = "prefix_tree"
 ROW_TOKENS, MODEL_TOKENS = "row_tokens", "model_tokens"
 """Metrics of a batch: tokens of its rows, and those that went through the model."""
 WORTH = 1.25
-"""Row tokens over tree tokens from which on trees are used: below, a mask costs more than sharing saves."""
+"""Cost of the rows over that of their trees from which on trees are used: packing takes time, too."""
 TOLERANCE = {torch.float32: 1e-3}
 """Largest difference of log-probs in the self-test, by the dtype that the model computes in."""
 ROUNDED = 0.3
@@ -120,21 +121,33 @@ class TreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         lengths = offsets.diff()
         rows = Rows(ids.numpy(), offsets.numpy(), (lengths - data["response_mask"].offsets().cpu().diff()).numpy())
         order = sort(rows)
-        packed = int((lengths.numpy()[order.rows] - 1 - order.shared).sum())
-        group, device = self.get_data_parallel_group(), get_device_id()
-        counts = torch.tensor([len(ids), packed, not self._can_run(data)], device=device)
-        all_reduce(counts, ReduceOp.SUM, group)
-        if counts[2] or counts[0] < self.worth * counts[1]:
-            return None
         if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
             budget = int(data["max_token_len_per_gpu"])
         else:
             budget = int(data["micro_batch_size_per_gpu"] * lengths.max())
-        if self._implementation() != FLEX:
-            budget = min(budget, DENSE)
+        square = self._square()
+        budget, trees = best_cut(rows, order, budget if square == math.inf else min(budget, DENSE), square)
+        group, device = self.get_data_parallel_group(), get_device_id()
+        costs = torch.tensor([cost(lengths.numpy(), square), trees, not self._can_run(data)], device=device)
+        all_reduce(costs, ReduceOp.SUM, group)
+        if costs[2] or costs[0] < self.worth * costs[1]:
+            return None
         count = torch.tensor(len(cut(rows, order, budget)), device=device)
         all_reduce(count, ReduceOp.MAX, group)
         return [pack(rows, order, part) for part in cut(rows, order, budget, at_least=int(count))]
+
+    def _square(self) -> float:
+        """Returns how long a sequence is whose attention takes as many operations as the layers' weights.
+
+        A weight takes 2 for a token; attention without a block mask takes 4 for a pair of tokens, dimension and layer.
+        """
+        if self._implementation() == FLEX:
+            return math.inf
+        config = self.module.config.get_text_config()
+        heads = config.num_attention_heads
+        width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+        weights = sum(each.numel() for name, each in self.module.named_parameters() if ".layers." in name)
+        return float(weights / (2 * config.num_hidden_layers * width))
 
     @contextmanager
     def _running(self, trees: Sequence[Tree]) -> Iterator[None]:

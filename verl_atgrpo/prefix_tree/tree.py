@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+_SMALL = 512
+"""Tokens of a tree below which a micro-batch is mostly overhead."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,35 @@ def cut(rows: Rows, order: Order, budget: int, at_least: int = 1) -> list[slice]
         middle = int(np.searchsorted(before[start:end], (before[start] + before[end]) / 2)) + start
         bounds.insert(largest + 1, min(max(middle, start + 1), end - 1))
     return [slice(start, end) for start, end in pairwise(bounds)]
+
+
+def cost(lengths: Ints, square: float) -> float:
+    """Returns what a model takes for sequences of these lengths, in tokens without attention.
+
+    Args:
+        lengths: tokens of the sequences.
+        square: length at which attention, which grows with the square, costs as much as all else; may be infinite.
+    """
+    return float((lengths * (1 + lengths / square)).sum())
+
+
+def best_cut(rows: Rows, order: Order, budget: int, square: float) -> tuple[int, float]:
+    """Returns the number of tokens up to which trees cost least, and their cost; see `cut` and `cost`.
+
+    It is `budget`, or that halved once or more, if it is `_SMALL` at least.
+    """
+    inputs = np.diff(rows.offsets)[order.rows] - 1
+    before = np.concatenate([[0], np.cumsum(inputs - order.shared)])
+    found = []
+    while not found or (budget >= _SMALL and square < np.inf):
+        parts = cut(rows, order, budget)
+        starts = np.array([part.start for part in parts])
+        ends = np.array([part.stop for part in parts])
+        lengths = before[ends] - before[starts] + order.shared[starts]  # the first row of a tree shares nothing
+        found.append((cost(lengths, square), budget))
+        budget //= 2
+    least, most = min(found)
+    return most, least
 
 
 def pack(rows: Rows, order: Order, part: slice) -> Tree:
