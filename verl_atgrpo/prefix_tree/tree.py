@@ -150,7 +150,7 @@ def best_cut(rows: Rows, order: Order, budget: int, square: float) -> tuple[int,
     """
     inputs = np.diff(rows.offsets)[order.rows] - 1
     before = np.concatenate([[0], np.cumsum(inputs - order.shared)])
-    found = []
+    found: list[tuple[float, int]] = []
     while not found or (budget >= _SMALL and square < np.inf):
         parts = cut(rows, order, budget)
         starts = np.array([part.start for part in parts])
