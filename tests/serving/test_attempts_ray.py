@@ -82,6 +82,19 @@ def patient_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "GRACE", HANG)
 
 
+ACTORS: dict[str, Any] = {}
+"""Those of earlier tests."""
+
+
+def again(kind: Any, name: str, *arguments: Any) -> Any:
+    """Returns the actor of this name as if it were new, because to start one takes seconds; replaces a dead one."""
+    try:
+        ray.get(ACTORS[name].__ray_call__.remote(lambda self: self.__init__(*arguments)))
+    except (KeyError, ray.exceptions.RayActorError):
+        ACTORS[name] = kind.remote(*arguments)
+    return ACTORS[name]
+
+
 class Group:
     """Servers, balancer and client; the balancer prefers the first server.
 
@@ -89,8 +102,8 @@ class Group:
     """
 
     def __init__(self, *modes: str, timeout: float = HANG) -> None:
-        self.servers = {str(number): Server.remote(mode) for number, mode in enumerate(modes)}
-        self.balancer = ray.remote(AvoidingBalancer).options(num_cpus=0).remote(servers=self.servers)
+        self.servers = {str(number): again(Server, f"server {number}", mode) for number, mode in enumerate(modes)}
+        self.balancer = again(ray.remote(num_cpus=0)(AvoidingBalancer), "balancer", self.servers)
         self.counted: list[str] = []
         client = DecisionClient(config(), load_balancer_handle=self.balancer)
         self.client = PatientClient(client, Gate(), timeout, 2, self.counted.append)
