@@ -64,5 +64,6 @@ def test_the_command_lists_its_environments(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.slow
 @pytest.mark.training
 def test_the_starting_model_has_the_format_and_low_success(tmp_path: Path) -> None:
-    known = make(tmp_path, WarmStart())
-    assert 0.25 <= known["success"] <= 0.45
+    # A third of the recipe's steps takes a minute. Without the noisy ones success would be high, without any it is 0.
+    known = make(tmp_path, WarmStart(clean_steps=300, noisy_steps=50))
+    assert 0.3 <= known["success"] <= 0.55
