@@ -52,12 +52,15 @@ class TreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     refusal: str | None = None
     """Why batches are run as verl does; None where trees are used."""
     worth = WORTH
+    square: float
+    """How long a sequence is whose attention takes as many operations as the layers' weights."""
     _waiting: Iterator[Tree] | None = None
     """The trees of the batch that runs, in the order of its micro-batches."""
 
     def initialize(self) -> None:
         """Builds the model, and compares a few rows in trees with verl's own log-probs of them."""
         super().initialize()
+        self.square = self._square()
         self.refusal = self._refusal()
         if self.refusal is not None and self.rank == 0 and self.refusal not in _warned:
             _warned.add(self.refusal)
@@ -125,10 +128,9 @@ class TreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             budget = int(data["max_token_len_per_gpu"])
         else:
             budget = int(data["micro_batch_size_per_gpu"] * lengths.max())
-        square = self._square()
-        budget, trees = best_cut(rows, order, budget if square == math.inf else min(budget, DENSE), square)
+        budget, trees = best_cut(rows, order, budget if self.square == math.inf else min(budget, DENSE), self.square)
         group, device = self.get_data_parallel_group(), get_device_id()
-        costs = torch.tensor([cost(lengths.numpy(), square), trees, not self._can_run(data)], device=device)
+        costs = torch.tensor([cost(lengths.numpy(), self.square), trees, not self._can_run(data)], device=device)
         all_reduce(costs, ReduceOp.SUM, group)
         if costs[2] or costs[0] < self.worth * costs[1]:
             return None
@@ -137,7 +139,7 @@ class TreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         return [pack(rows, order, part) for part in cut(rows, order, budget, at_least=int(count))]
 
     def _square(self) -> float:
-        """Returns how long a sequence is whose attention takes as many operations as the layers' weights.
+        """Returns `square` of this model; all experts of a mixture count.
 
         A weight takes 2 for a token; attention without a block mask takes 4 for a pair of tokens, dimension and layer.
         """
