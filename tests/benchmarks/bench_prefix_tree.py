@@ -2,10 +2,10 @@
 
 The rows are decisions of Plan-Path with two solved examples in the prompt, K random responses each; or, with
 `--apart`, as long rows that share nothing. verl's FSDP2 engine and ours take them in turn, each in a process of its
-own, the first batch untimed; with `--apart` in the order plain, trees, trees, plain, as the second of two processes can
-be several percent slower with the same code. Wanted: at least `--limit` x (row tokens / tree tokens) times faster, with no more
-memory; with `--apart`, at most 3% slower. With `--build`, only the trees of so many rows of 1,000 tokens are made, 872
-of them shared by a decision's candidates; wanted: in 10 s for 100,000 rows, on one core.
+own, the first batch untimed; with `--apart` in the order plain, trees, trees, plain, as the second of two processes
+can be several percent slower with the same code. Wanted: at least `--limit` x (row tokens / tree tokens) times faster,
+with no more memory; with `--apart`, at most 3% slower. With `--build`, only the trees of so many rows of 1,000 tokens
+are made, 872 of them shared by a decision's candidates; wanted: in 10 s for 100,000 rows, on one core.
 
 python tests/benchmarks/bench_prefix_tree.py --model runs/models/smollm2 [--decisions 16] [--candidates 8]
     [--response 8] [--rounds 3] [--apart] [--limit 0.7] [override ...]
@@ -137,8 +137,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def merged(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns one engine's processes as one: medians of all their times, the larger memory, the first one's numbers."""
-    times = {name: median(sum((run[name] for run in runs), [])) for name in ("log_probs", "update")}
+    """Returns one engine's processes as one: medians of all their times, the most memory, the first one's numbers."""
+    times = {name: median(time for run in runs for time in run[name]) for name in ("log_probs", "update")}
     return {**runs[0], **times, "gigabytes": max(run["gigabytes"] for run in runs)}
 
 
