@@ -60,7 +60,7 @@ class ColocateAsync(Sync):
         rollout.resume()
 
 
-class SeparateAsync(ColocateAsync):
+class SeparateAsync(Sync):
     """Samples on servers with devices of their own, also while the policies are updated.
 
     Requests are interrupted only for the weight sync, and resume with the new weights, after a validation if one is
@@ -74,6 +74,10 @@ class SeparateAsync(ColocateAsync):
         """Interrupts requests in flight and syncs weights; pauses first, or workers would send more."""
         rollout.pause()
         servers.update_weights(global_steps)
+
+    def step_over(self, rollout: TeamRolloutManager) -> None:
+        """Goes on with the interrupted episodes."""
+        rollout.resume()
 
 
 def make_schedule(mode: str, trainer: DictConfig) -> Sync:
