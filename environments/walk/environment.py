@@ -33,6 +33,7 @@ _ANY, _FREE, _RIGHT_AXIS = 0.05, 0.3, 0.5
 _NEAR = 0.35
 _SPARE = 2
 _BACK = {"up": "down", "down": "up", "left": "right", "right": "left"}
+_FREE_OR_WALL = ("wall", "free")
 _WHICH_WAY = "Which free way leads to the goal: up, down, left or right? Answer with one word."
 Size = Annotated[int, Ge(2), Le(100)]
 
@@ -222,8 +223,9 @@ class WalledWalk(_Told):
 
     The navigator is told what is around the walker and where the goal lies. The way back is not among the free ways,
     but in a dead end: a walker that has to leave the direct way would return to where it came from, again and again.
-    It is not named either, as small models repeat the last direction that they read. The checker is told what is
-    around.
+    It is not named either, as small models repeat the last direction that they read. The checker is told of each
+    direction whether it is a wall or free, and copies the word; whether a direction is in a list, yes or no, small
+    models do not see at first.
     """
 
     agents: ClassVar[tuple[str, ...]] = ("navigator", "checker")
@@ -281,14 +283,13 @@ class WalledWalk(_Told):
 
     async def _passes(self, state: State, direction: str, team: Team) -> bool:
         """Returns whether the checker lets the walker go."""
-        walls, free = self._around(state)
-        around = f"Walls: {_listed(walls)}. Free: {_listed(free)}."
+        ways = ", ".join(f"{name}: {_FREE_OR_WALL[self._free(state, name)]}" for name in DIRECTIONS)
         verdict = await team.checker.act(
-            chat(f"{around} You want to go {direction}. Is {direction} free? Answer yes or no."),
+            chat(f"{ways}. You want to go {direction}. Is {direction} a wall or free? Answer with one word."),
             functools.partial(self.score_verdict, state, direction),
         )
-        said = read_word(verdict.text, ("yes", "no"))
-        return said is not None and said.value == "yes"
+        said = read_word(verdict.text, _FREE_OR_WALL)
+        return said is not None and said.value == _FREE_OR_WALL[True]
 
     def told(self, state: State) -> str:
         """Returns what is around the walker and where the goal lies, as sentences."""
@@ -323,12 +324,10 @@ class WalledWalk(_Told):
 
     def score_verdict(self, state: State, direction: str, reply: str) -> Score:
         """Scores a verdict: 1 if it is right, .05 if not."""
-        said = read_word(reply, ("yes", "no"))
-        return (
-            Score()
-            if said is None
-            else said.worth(1.0 if (said.value == "yes") is self._free(state, direction) else _ANY)
-        )
+        said = read_word(reply, _FREE_OR_WALL)
+        if said is None:
+            return Score()
+        return said.worth(1.0 if said.value == _FREE_OR_WALL[self._free(state, direction)] else _ANY)
 
 
 class SingleWalledWalk(WalledWalk):

@@ -92,15 +92,15 @@ def test_constant_moves_of_textarena(game: str) -> None:
 
 
 WAYS = ("up", "down", "left", "right")
-# A checker that always says yes is right as often as ways are free, so chance does as well.
+# A checker that always says free is right as often as ways are free, so chance does as well.
 WORDS: dict[str, tuple[list[str], Callable[[random.Random], str]]] = {
     "walk": (
         [f"{way} {steps}" for way in WAYS for steps in (1, 3)],
         lambda rng: f"{rng.choice(WAYS)} {rng.randint(1, 5)}",
     ),
     "walk_walls": (
-        [f"{way} {verdict}" for way in WAYS for verdict in ("yes", "no")],
-        lambda rng: f"{rng.choice(WAYS)} yes",
+        [f"{way} {verdict}" for way in WAYS for verdict in ("wall", "free")],
+        lambda rng: f"{rng.choice(WAYS)} free",
     ),
     "number_search": (
         ["8", "15", "22", "30"],

@@ -162,21 +162,24 @@ WALLED = field((1, 1), (1, 4), (1, 2), (0, 1), size=5)
 
 def test_a_walk_among_walls_by_hand() -> None:
     env = make("walk_walls")
-    record = episode(env, WALLED, navigator="down", checker="yes")
+    record = episode(env, WALLED, navigator="down", checker="free")
     first = prompt_of(record.decisions[0])
     assert "You are at row 2, column 2. Walls: up, right. Free: down, left. Your goal is 3 columns to the" in first
     assert first.endswith("Which free way leads to the goal: up, down, left or right? Answer with one word.")
+    ways = "up: wall, down: free, left: free, right: wall"
+    asked = f"{ways}. You want to go down. Is down a wall or free? Answer with one word."
+    assert prompt_of(record.decisions[1]) == asked
     assert scores(record)[:2] == [("navigator", 1.0), ("checker", 1.0)]
-    assert scores(episode(env, WALLED, navigator="left", checker="no"))[:2] == [("navigator", 0.3), ("checker", 0.05)]
-    assert scores(episode(env, WALLED, navigator="up", checker="no"))[:2] == [("navigator", 0.05), ("checker", 1.0)]
+    assert scores(episode(env, WALLED, navigator="left", checker="wall"))[:2] == [("navigator", 0.3), ("checker", 0.05)]
+    assert scores(episode(env, WALLED, navigator="up", checker="wall"))[:2] == [("navigator", 0.05), ("checker", 1.0)]
 
 
-def test_a_crash_ends_the_episode_and_a_no_costs_the_turn() -> None:
+def test_a_crash_ends_the_episode_and_a_warning_costs_the_turn() -> None:
     env = make("walk_walls")
-    crashed = episode(env, WALLED, navigator="right", checker="yes")
+    crashed = episode(env, WALLED, navigator="right", checker="free")
     assert scores(crashed) == [("navigator", 0.05), ("checker", 0.05)]
     assert crashed.outcome.metrics == {"turns": 1, "crashed": 1} and not crashed.outcome.success
-    for verdict in ("no", "?"):
+    for verdict in ("wall", "?"):
         stopped = episode(env, WALLED, navigator="right", checker=verdict)
         assert stopped.outcome.metrics == {"turns": 8, "crashed": 0}
     single = episode(make("walk_walls_single"), WALLED, solo="right")
@@ -192,15 +195,13 @@ def test_every_walk_among_walls_can_be_done_and_is_not_too_short() -> None:
 
 def test_the_way_back_is_no_free_way_but_in_a_dead_end() -> None:
     ways, env = iter(["down", "left"]), make("walk_walls", max_turns=5)
-    record = episode(env, WALLED, navigator=lambda prompt, k: next(ways, "?"), checker="yes")
+    record = episode(env, WALLED, navigator=lambda prompt, k: next(ways, "?"), checker="free")
     prompts = {agent: [prompt_of(one) for one in record.decisions if one.agent == agent] for agent in env.agents}
     told = [re.findall(r"Walls: .*? Free(.*?)\. Your goal", prompt) for prompt in prompts["navigator"][:3]]
     but = ", apart from the way back: "
     assert told == [[": down, left"], [f"{but}down, left, right"], [f"{but}up, down"]]
-    asked = "Walls: none. Free: up, down, left, right. You want to go left. Is left free? Answer yes or no."
-    assert prompts["checker"][1] == asked
     dead_end = field((1, 1), (1, 4), (1, 2), (0, 1), (2, 0), (0, 0), size=5)
-    record = episode(make("walk_walls"), dead_end, navigator="left", checker="yes")
+    record = episode(make("walk_walls"), dead_end, navigator="left", checker="free")
     assert "Walls: up, down, left. Free: only the way back, right. Your goal" in prompt_of(record.decisions[2])
 
 
@@ -213,7 +214,7 @@ def test_most_fields_can_be_solved_by_what_is_told() -> None:
         towards = {way: int(steps) for steps, way in re.findall(r"(\d) (?:row|column)s? (?:to the )?(\w+)", prompt)}
         return min(free.split(", "), key=lambda way: -towards.get(way, 0))
 
-    plays = [episode(env, env.task("val", n), navigator=script, checker="yes") for n in range(200)]
+    plays = [episode(env, env.task("val", n), navigator=script, checker="free") for n in range(200)]
     assert sum(play.outcome.success for play in plays) >= 200 * 0.95
 
 
@@ -300,9 +301,9 @@ def gold(env: Any) -> Callable[[Any], Mapping[str, Script]]:
 
     def walker(task: PlanPathTask) -> Script:
         def script(prompt: str, k: int) -> str:
-            if "Answer yes or no" in prompt:
-                walls = re.findall(r"Walls: (.*?)\.", prompt)[-1].split(", ")
-                return "no" if re.findall(r"want to go (\w+)", prompt)[-1] in walls else "yes"
+            if "a wall or free" in prompt:
+                (way,) = re.findall(r"want to go (\w+)", prompt)
+                return re.findall(rf"{way}: (\w+)", prompt)[0]
             row, column = (int(number) - 1 for number in re.findall(r"You are at row (\d+), column (\d+)", prompt)[-1])
             state = State(task, (row, column), 0)
             if "How many steps" in prompt:
@@ -328,8 +329,8 @@ def legal(env: Any) -> Callable[[Any], Mapping[str, Script]]:
     def scripts(task: Any) -> Mapping[str, Script]:
         def script(prompt: str, k: int) -> str:
             rng = random.Random(f"{prompt} {k}")
-            if "yes or no" in prompt:
-                return rng.choice(("yes", "no"))
+            if "a wall or free" in prompt:
+                return rng.choice(("wall", "free"))
             if "larger" in prompt:
                 return rng.choice(re.findall(r"larger, (\d+) or (\d+)", prompt)[-1])
             if "How many steps" in prompt:
