@@ -170,7 +170,10 @@ def test_a_walk_among_walls_by_hand() -> None:
     asked = f"{ways}. You want to go down. Is down a wall or free? Answer with one word."
     assert prompt_of(record.decisions[1]) == asked
     assert scores(record)[:2] == [("navigator", 1.0), ("checker", 1.0)]
-    assert scores(episode(env, WALLED, navigator="left", checker="wall"))[:2] == [("navigator", 0.3), ("checker", 0.05)]
+    assert scores(episode(env, WALLED, navigator="left", checker="wall"))[:2] == [
+        ("navigator", 0.3),
+        ("checker", 0.05),
+    ]
     assert scores(episode(env, WALLED, navigator="up", checker="wall"))[:2] == [("navigator", 0.05), ("checker", 1.0)]
 
 
