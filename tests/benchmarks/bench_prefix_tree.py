@@ -210,7 +210,9 @@ def main() -> None:
         wanted, reached = options.limit * shared, both[0] / both[1]
         print(f"{row_tokens} row tokens, {tree_tokens} tree tokens: {shared:.1f} times fewer")
     print(f"{reached:.2f} times faster, wanted {wanted:.2f}")
-    if reached < wanted:
+    # Rows that share nothing are run by the same code, so their peaks differ by chance.
+    more = not options.apart and trees["gigabytes"] > plain["gigabytes"]
+    if reached < wanted or more:
         raise SystemExit(1)
 
 
