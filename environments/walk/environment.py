@@ -33,7 +33,7 @@ _ANY, _FREE, _RIGHT_AXIS = 0.05, 0.3, 0.5
 _NEAR = 0.35
 _SPARE = 2
 _BACK = {"up": "down", "down": "up", "left": "right", "right": "left"}
-_FREE_OR_WALL = ("wall", "free")
+_VERDICTS = ("wall", "free")
 _WHICH_WAY = "Which free way leads to the goal: up, down, left or right? Answer with one word."
 Size = Annotated[int, Ge(2), Le(100)]
 
@@ -224,8 +224,7 @@ class WalledWalk(_Told):
     The navigator is told what is around the walker and where the goal lies. The way back is not among the free ways,
     but in a dead end: a walker that has to leave the direct way would return to where it came from, again and again.
     It is not named either, as small models repeat the last direction that they read. The checker is told of each
-    direction whether it is a wall or free, and copies the word; whether a direction is in a list, yes or no, small
-    models do not see at first.
+    direction whether it is a wall or free, so a right verdict is a word that it can copy.
     """
 
     agents: ClassVar[tuple[str, ...]] = ("navigator", "checker")
@@ -283,13 +282,13 @@ class WalledWalk(_Told):
 
     async def _passes(self, state: State, direction: str, team: Team) -> bool:
         """Returns whether the checker lets the walker go."""
-        ways = ", ".join(f"{name}: {_FREE_OR_WALL[self._free(state, name)]}" for name in DIRECTIONS)
+        ways = ", ".join(f"{name}: {self._verdict(state, name)}" for name in DIRECTIONS)
         verdict = await team.checker.act(
             chat(f"{ways}. You want to go {direction}. Is {direction} a wall or free? Answer with one word."),
             functools.partial(self.score_verdict, state, direction),
         )
-        said = read_word(verdict.text, _FREE_OR_WALL)
-        return said is not None and said.value == _FREE_OR_WALL[True]
+        said = read_word(verdict.text, _VERDICTS)
+        return said is not None and said.value == "free"
 
     def told(self, state: State) -> str:
         """Returns what is around the walker and where the goal lies, as sentences."""
@@ -314,6 +313,10 @@ class WalledWalk(_Told):
     def _free(self, state: State, direction: str) -> bool:
         return walk(state, DIRECTIONS[direction]).legal
 
+    def _verdict(self, state: State, direction: str) -> str:
+        """Returns the right one of `_VERDICTS`."""
+        return "free" if self._free(state, direction) else "wall"
+
     def score_direction(self, state: State, reply: str) -> Score:
         """Scores a direction: 1 if its step is on a shortest way, .3 if it is free, .05 if not."""
         said = read_word(reply, tuple(DIRECTIONS))
@@ -324,10 +327,10 @@ class WalledWalk(_Told):
 
     def score_verdict(self, state: State, direction: str, reply: str) -> Score:
         """Scores a verdict: 1 if it is right, .05 if not."""
-        said = read_word(reply, _FREE_OR_WALL)
+        said = read_word(reply, _VERDICTS)
         if said is None:
             return Score()
-        return said.worth(1.0 if said.value == _FREE_OR_WALL[self._free(state, direction)] else _ANY)
+        return said.worth(1.0 if said.value == self._verdict(state, direction) else _ANY)
 
 
 class SingleWalledWalk(WalledWalk):

@@ -197,12 +197,14 @@ def test_every_walk_among_walls_can_be_done_and_is_not_too_short() -> None:
 
 
 def test_the_way_back_is_no_free_way_but_in_a_dead_end() -> None:
-    ways, env = iter(["down", "left"]), make("walk_walls", max_turns=5)
-    record = episode(env, WALLED, navigator=lambda prompt, k: next(ways, "?"), checker="free")
+    steps, env = iter(["down", "left"]), make("walk_walls", max_turns=5)
+    record = episode(env, WALLED, navigator=lambda prompt, k: next(steps, "?"), checker="free")
     prompts = {agent: [prompt_of(one) for one in record.decisions if one.agent == agent] for agent in env.agents}
     told = [re.findall(r"Walls: .*? Free(.*?)\. Your goal", prompt) for prompt in prompts["navigator"][:3]]
     but = ", apart from the way back: "
     assert told == [[": down, left"], [f"{but}down, left, right"], [f"{but}up, down"]]
+    ways = "up: free, down: free, left: free, right: free"
+    assert prompts["checker"][1] == f"{ways}. You want to go left. Is left a wall or free? Answer with one word."
     dead_end = field((1, 1), (1, 4), (1, 2), (0, 1), (2, 0), (0, 0), size=5)
     record = episode(make("walk_walls"), dead_end, navigator="left", checker="free")
     assert "Walls: up, down, left. Free: only the way back, right. Your goal" in prompt_of(record.decisions[2])
