@@ -90,7 +90,6 @@ def replay(options: argparse.Namespace) -> dict[str, Any]:
     from verl.plugin.platform import get_platform
 
     config = real_stack.compose(options.recipe, options.model, options.overrides)
-    os.environ.update(config.ray_kwargs.ray_init.runtime_env.get("env_vars", {}))
     os.environ.update(get_platform().rollout_env_vars())
     if options.threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(options.threads)

@@ -48,7 +48,10 @@ def load(path: Path) -> list[list[Request]]:
 
 
 def compose(recipe: str, model: Path, overrides: Sequence[str]) -> Any:
-    """Returns the recipe's configuration with this model, without checkpoints and records."""
+    """Returns the recipe's configuration with this model, without checkpoints and records.
+
+    Sets the recipe's environment variables: here the trainer runs in this process, not in an actor that has them.
+    """
     from omegaconf import OmegaConf
 
     from verl_atgrpo import recipes
@@ -62,6 +65,7 @@ def compose(recipe: str, model: Path, overrides: Sequence[str]) -> Any:
     config = recipes.compose(recipe, [*fixed, *overrides])
     config.transfer_queue.enable = True
     OmegaConf.resolve(config)
+    os.environ.update(config.ray_kwargs.ray_init.runtime_env.get("env_vars", {}))
     return config
 
 
