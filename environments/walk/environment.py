@@ -82,7 +82,7 @@ class _Told(Environment):
         """Plays one episode; success means that the walker ends a turn at the goal."""
         state, turns, crashed = self._initial(task), 0, False
         while turns < self.max_turns and not state.solved and not crashed:
-            state, crashed = await self._turn(state, team)
+            state, crashed = await self._turn(state, turns, team)
             turns += 1
         distances = task.distance
         whole = distances[task.start]
@@ -93,8 +93,11 @@ class _Told(Environment):
         return State.initial(task)
 
     @abstractmethod
-    async def _turn(self, state: State, team: Team) -> tuple[State, bool]:
-        """Plays a turn; returns the state after it, and whether the walker crashed. A turn without answer is lost."""
+    async def _turn(self, state: State, turn: int, team: Team) -> tuple[State, bool]:
+        """Plays a turn, counted from 0; returns the state after it, and whether the walker crashed.
+
+        A turn without answer is lost.
+        """
 
 
 def where_goal_lies(state: State) -> str:
@@ -146,7 +149,7 @@ class Walk(_Told):
         """Any field can be crossed in two turns."""
         return 2 * self.size
 
-    async def _turn(self, state: State, team: Team) -> tuple[State, bool]:
+    async def _turn(self, state: State, turn: int, team: Team) -> tuple[State, bool]:
         lies = f"{where_walker_is(state)} {where_goal_lies(state)}"
         way = await team.navigator.act(
             chat(f"In which direction do you go first: up, down, left or right? Answer with one word. {lies}"),
@@ -190,7 +193,7 @@ class SingleWalk(Walk):
 
     agents: ClassVar[tuple[str, ...]] = ("solo",)
 
-    async def _turn(self, state: State, team: Team) -> tuple[State, bool]:
+    async def _turn(self, state: State, turn: int, team: Team) -> tuple[State, bool]:
         prompt = chat(
             "In which direction do you go first, up, down, left or right, and how many steps? "
             f"Answer with one word and one number. {where_walker_is(state)} {where_goal_lies(state)}"
@@ -212,6 +215,15 @@ class SingleWalk(Walk):
 
 
 @dataclass(frozen=True)
+class WalledTask(PlanPathTask):
+    """A field, and what the checker is asked in training."""
+
+    slips: tuple[tuple[str, ...], ...] = ()
+    """For every turn, the directions in random order if the checker is to be asked about the first wall among them,
+    whatever the navigator says; else none. Empty in validation."""
+
+
+@dataclass(frozen=True)
 class Remembered(State):
     """A state with the direction that leads back."""
 
@@ -224,7 +236,11 @@ class WalledWalk(_Told):
     The navigator is told what is around the walker and where the goal lies. The way back is not among the free ways,
     but in a dead end: a walker that has to leave the direct way would return to where it came from, again and again.
     It is not named either, as small models repeat the last direction that they read. The checker is told of each
-    direction whether it is a wall or free, so a right verdict is a word that it can copy.
+    direction whether it is a wall or free, the one in question first, so a right verdict is a word that it can copy
+    from a fixed place: to look it up took SmolLM2 more than the steps it has before it says one word everywhere.
+
+    The best of K candidates of a navigator is hardly ever a wall, so a checker would learn that all ways are free. In
+    training it is asked about a wall in a share of the turns, whatever the navigator has said.
     """
 
     agents: ClassVar[tuple[str, ...]] = ("navigator", "checker")
@@ -236,6 +252,7 @@ class WalledWalk(_Told):
         wall_density: WallDensity = 0.2,
         min_distance: Annotated[int, Ge(1), Le(100)] = 3,
         max_turns: Turns = 8,
+        wall_questions: Annotated[float, Ge(0), Le(1)] = 0.4,
         seed: int = 0,
     ) -> None:
         """Sets the size of the tasks.
@@ -245,6 +262,7 @@ class WalledWalk(_Told):
             wall_density: probability of each cell to be a wall.
             min_distance: fewest steps between start and goal.
             max_turns: turns of an episode (T), each of one step; two more than the most steps to a goal.
+            wall_questions: share of the turns, in training, in which the checker is asked about a wall.
             seed: tasks derive from it.
 
         Raises EnvironmentConfigError if the goal is out of reach within the turns.
@@ -255,25 +273,42 @@ class WalledWalk(_Told):
                 f"max_turns={max_turns}"
             )
         self.size, self.wall_density, self.min_distance = size, wall_density, min_distance
-        self.max_turns, self.seed = max_turns, seed
+        self.max_turns, self.wall_questions, self.seed = max_turns, wall_questions, seed
 
     @property
     def max_distance(self) -> int:
         """A turn is one step; some are to spare, as prompts do not show the whole field."""
         return self.max_turns - _SPARE
 
+    def task(self, split: Split, index: int) -> WalledTask:
+        """Returns field `index` of `split`, and in training the turns whose question is about a wall."""
+        task = super().task(split, index)
+        rng = random.Random(stable_hash("wall_questions", self.seed, split, index))
+        share = self.wall_questions if split == "train" else 0.0
+        slips = tuple(
+            tuple(rng.sample(tuple(DIRECTIONS), len(DIRECTIONS))) if rng.random() < share else ()
+            for _ in range(self.max_turns)
+        )
+        return WalledTask(task.size, task.walls, task.start, task.goal, slips)
+
     def _initial(self, task: PlanPathTask) -> State:
         return Remembered.initial(task)
 
-    async def _turn(self, state: State, team: Team) -> tuple[State, bool]:
+    async def _turn(self, state: State, turn: int, team: Team) -> tuple[State, bool]:
         way = await team.navigator.act(
             chat(f"{self.told(state)} {_WHICH_WAY}"),
             functools.partial(self.score_direction, state),
         )
-        direction = read_word(way.text, tuple(DIRECTIONS))
-        if direction is None or not await self._passes(state, direction.value, team):
+        said = read_word(way.text, tuple(DIRECTIONS))
+        if said is None:
             return state, False
-        return self._step(state, direction.value)
+        direction = self._asked(state, turn, said.value)
+        return self._step(state, direction) if await self._passes(state, direction, team) else (state, False)
+
+    def _asked(self, state: State, turn: int, said: str) -> str:
+        """Returns the direction that the checker is asked about: what the navigator said, or a wall."""
+        slips = state.task.slips[turn] if isinstance(state.task, WalledTask) and state.task.slips else ()
+        return next((way for way in slips if not self._free(state, way)), said)
 
     def _step(self, state: State, direction: str) -> tuple[State, bool]:
         walked = walk(state, DIRECTIONS[direction])
@@ -282,9 +317,9 @@ class WalledWalk(_Told):
 
     async def _passes(self, state: State, direction: str, team: Team) -> bool:
         """Returns whether the checker lets the walker go."""
-        ways = ", ".join(f"{name}: {self._verdict(state, name)}" for name in DIRECTIONS)
+        ways = ", ".join(f"{name}: {self._verdict(state, name)}" for name in sorted(DIRECTIONS, key=direction.__ne__))
         verdict = await team.checker.act(
-            chat(f"{ways}. You want to go {direction}. Is {direction} a wall or free? Answer with one word."),
+            chat(f"You want to go {direction}. {ways}. Is {direction} a wall or free? Answer with one word."),
             functools.partial(self.score_verdict, state, direction),
         )
         said = read_word(verdict.text, _VERDICTS)
@@ -338,7 +373,19 @@ class SingleWalledWalk(WalledWalk):
 
     agents: ClassVar[tuple[str, ...]] = ("solo",)
 
-    async def _turn(self, state: State, team: Team) -> tuple[State, bool]:
+    @checked_options
+    def __init__(
+        self,
+        size: Size = 5,
+        wall_density: WallDensity = 0.2,
+        min_distance: Annotated[int, Ge(1), Le(100)] = 3,
+        max_turns: Turns = 8,
+        seed: int = 0,
+    ) -> None:
+        """Sets the size of the tasks, which are those of the team."""
+        super().__init__(size, wall_density, min_distance, max_turns, 0.0, seed)
+
+    async def _turn(self, state: State, turn: int, team: Team) -> tuple[State, bool]:
         prompt = chat(f"{self.told(state)} {_WHICH_WAY}")
         reply = await team.solo.act(prompt, functools.partial(self.score_direction, state))
         direction = read_word(reply.text, tuple(DIRECTIONS))

@@ -92,7 +92,8 @@ def test_constant_moves_of_textarena(game: str) -> None:
 
 
 WAYS = ("up", "down", "left", "right")
-# A checker that always says free is right as often as ways are free, so chance does as well.
+# A checker that always says one word is right as often as ways are so, and half of the questions are about walls: chance
+# says either word.
 WORDS: dict[str, tuple[list[str], Callable[[random.Random], str]]] = {
     "walk": (
         [f"{way} {steps}" for way in WAYS for steps in (1, 3)],
@@ -100,7 +101,7 @@ WORDS: dict[str, tuple[list[str], Callable[[random.Random], str]]] = {
     ),
     "walk_walls": (
         [f"{way} {verdict}" for way in WAYS for verdict in ("wall", "free")],
-        lambda rng: f"{rng.choice(WAYS)} free",
+        lambda rng: f"{rng.choice(WAYS)} {rng.choice(('wall', 'free'))}",
     ),
     "number_search": (
         ["8", "15", "22", "30"],

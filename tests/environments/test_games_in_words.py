@@ -166,8 +166,8 @@ def test_a_walk_among_walls_by_hand() -> None:
     first = prompt_of(record.decisions[0])
     assert "You are at row 2, column 2. Walls: up, right. Free: down, left. Your goal is 3 columns to the" in first
     assert first.endswith("Which free way leads to the goal: up, down, left or right? Answer with one word.")
-    ways = "up: wall, down: free, left: free, right: wall"
-    asked = f"{ways}. You want to go down. Is down a wall or free? Answer with one word."
+    ways = "down: free, up: wall, left: free, right: wall"
+    asked = f"You want to go down. {ways}. Is down a wall or free? Answer with one word."
     assert prompt_of(record.decisions[1]) == asked
     assert scores(record)[:2] == [("navigator", 1.0), ("checker", 1.0)]
     assert scores(episode(env, WALLED, navigator="left", checker="wall"))[:2] == [
@@ -189,6 +189,25 @@ def test_a_crash_ends_the_episode_and_a_warning_costs_the_turn() -> None:
     assert single.outcome.metrics == {"turns": 1, "crashed": 1}
 
 
+def test_in_training_a_share_of_the_questions_is_about_walls() -> None:
+    """Whatever the navigator says; a checker that always says "free" cannot live on the navigator's best answers."""
+
+    def walls_asked(split: str, **options: Any) -> tuple[int, int]:
+        env: Any = make("walk_walls", **options)
+        plays = [episode(env, env.task(split, n), navigator="up", checker="wall") for n in range(40)]
+        prompts = [prompt_of(one) for play in plays for one in play.decisions if one.agent == "checker"]
+        asked = [re.findall(r"go (\w+)", prompt)[0] for prompt in prompts]
+        walls = sum(f"{way}: wall" in prompt for way, prompt in zip(asked, prompts, strict=True) if way != "up")
+        return walls, len(prompts) - asked.count("up")
+
+    walls, others = walls_asked("train")
+    assert walls == others and 0.24 < others / (40 * 8) < 0.4  # "up" is sometimes the wall
+    assert walls_asked("val") == walls_asked("train", wall_questions=0.0) == (0, 0)
+    assert walls_asked("train", wall_questions=1.0)[0] > 2 * others
+    with pytest.raises(EnvironmentConfigError, match="wall_questions is not an option"):
+        make("walk_walls_single", wall_questions=0.5)
+
+
 def test_every_walk_among_walls_can_be_done_and_is_not_too_short() -> None:
     env: Any = make("walk_walls")
     for split in ("train", "val"):
@@ -203,8 +222,8 @@ def test_the_way_back_is_no_free_way_but_in_a_dead_end() -> None:
     told = [re.findall(r"Walls: .*? Free(.*?)\. Your goal", prompt) for prompt in prompts["navigator"][:3]]
     but = ", apart from the way back: "
     assert told == [[": down, left"], [f"{but}down, left, right"], [f"{but}up, down"]]
-    ways = "up: free, down: free, left: free, right: free"
-    assert prompts["checker"][1] == f"{ways}. You want to go left. Is left a wall or free? Answer with one word."
+    ways = "left: free, up: free, down: free, right: free"
+    assert prompts["checker"][1] == f"You want to go left. {ways}. Is left a wall or free? Answer with one word."
     dead_end = field((1, 1), (1, 4), (1, 2), (0, 1), (2, 0), (0, 0), size=5)
     record = episode(make("walk_walls"), dead_end, navigator="left", checker="free")
     assert "Walls: up, down, left. Free: only the way back, right. Your goal" in prompt_of(record.decisions[2])
