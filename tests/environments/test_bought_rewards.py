@@ -92,8 +92,8 @@ def test_constant_moves_of_textarena(game: str) -> None:
 
 
 WAYS = ("up", "down", "left", "right")
-# A checker that always says one word is right as often as ways are so, and half of the questions are about walls: chance
-# says either word.
+# A checker that always says one word is right as often as that is so, and about half of the questions are about walls:
+# chance says either word.
 WORDS: dict[str, tuple[list[str], Callable[[random.Random], str]]] = {
     "walk": (
         [f"{way} {steps}" for way in WAYS for steps in (1, 3)],

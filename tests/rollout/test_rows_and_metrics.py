@@ -273,6 +273,8 @@ def test_candidates_at_the_highest_reward_so_far() -> None:
         (played(False, [0.05, 1.0]), 0.0),
         (played(False, [1.0, 1.0]), 0.0),  # right, and the episode failed for another reason
         (played(True, [1.0, 1.0]), 0.0),
+        (played(False, [0.95, 0.95]), 0.0),  # right, in too many words
+        (played(False, [0.3, 0.3]), 1.0),
     ],
 )
 def test_groups_are_stuck_that_are_all_equal_and_wrong(group: list[dict[str, Any]], stuck: float) -> None:

@@ -119,7 +119,8 @@ class AgentProgress:
     """Follows each agent's rewards over the steps, and warns of one that has collapsed.
 
     A group teaches nothing if all its candidates earn the same. It is stuck if they are wrong as well: their local
-    scores are lower than the agent's highest so far or, for an agent without local scores, the episode is not solved.
+    scores are in the lower half of the agent's range so far (a right answer may cost a little, as with further words)
+    or, for an agent without local scores, the episode is not solved.
     """
 
     STUCK_SHARE, STUCK_STEPS = 0.8, 10
@@ -147,7 +148,7 @@ class AgentProgress:
             best = self._highest[agent] = max(self._highest.get(agent, -math.inf), rewards.max().item())
             least, most = self._local.get(agent, (math.inf, -math.inf))
             least, most = self._local[agent] = min(least, locals_.min().item()), max(most, locals_.max().item())
-            wrong = local < most - _SAME if most > least + _SAME else any_solved == 0
+            wrong = local < (least + most) / 2 if most > least + _SAME else any_solved == 0
             stuck = ((lowest == highest) & wrong).double().mean().item()
             metrics[f"agent/{agent}/highest_reward_share"] = (rewards >= best - _SAME).double().mean().item()
             metrics[f"agent/{agent}/stuck_groups"] = stuck
