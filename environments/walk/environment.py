@@ -10,6 +10,7 @@ Prompts tell position and goal, and splits differ in the goal: no prompt of vali
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import random
 from abc import abstractmethod
@@ -218,9 +219,10 @@ class SingleWalk(Walk):
 class WalledTask(PlanPathTask):
     """A field, and what the checker is asked in training."""
 
-    slips: tuple[tuple[str, ...], ...] = ()
-    """For every turn, the directions in random order if the checker is to be asked about the first wall among them,
-    whatever the navigator says; else none. Empty in validation."""
+    practice: tuple[tuple[str, ...], ...] = ()
+    """For every turn, the directions in random order if the checker is also asked about the first wall among them.
+
+    Empty tuples for the other turns, and in validation."""
 
 
 @dataclass(frozen=True)
@@ -262,7 +264,7 @@ class WalledWalk(_Told):
             wall_density: probability of each cell to be a wall.
             min_distance: fewest steps between start and goal.
             max_turns: turns of an episode (T), each of one step; two more than the most steps to a goal.
-            wall_questions: share of the turns, in training, in which the checker is asked about a wall.
+            wall_questions: share of the turns, in training, in which the checker is also asked about a wall.
             seed: tasks derive from it.
 
         Raises EnvironmentConfigError if the goal is out of reach within the turns.
@@ -281,34 +283,37 @@ class WalledWalk(_Told):
         return self.max_turns - _SPARE
 
     def task(self, split: Split, index: int) -> WalledTask:
-        """Returns field `index` of `split`, and in training the turns whose question is about a wall."""
+        """Returns field `index` of `split`, and in training the turns with a question about a wall."""
         task = super().task(split, index)
         rng = random.Random(stable_hash("wall_questions", self.seed, split, index))
         share = self.wall_questions if split == "train" else 0.0
-        slips = tuple(
+        practice = tuple(
             tuple(rng.sample(tuple(DIRECTIONS), len(DIRECTIONS))) if rng.random() < share else ()
             for _ in range(self.max_turns)
         )
-        return WalledTask(task.size, task.walls, task.start, task.goal, slips)
+        return WalledTask(task.size, task.walls, task.start, task.goal, practice)
 
     def _initial(self, task: PlanPathTask) -> State:
         return Remembered.initial(task)
 
     async def _turn(self, state: State, turn: int, team: Team) -> tuple[State, bool]:
-        way = await team.navigator.act(
-            chat(f"{self.told(state)} {_WHICH_WAY}"),
-            functools.partial(self.score_direction, state),
+        way, _ = await asyncio.gather(
+            team.navigator.act(
+                chat(f"{self.told(state)} {_WHICH_WAY}"),
+                functools.partial(self.score_direction, state),
+            ),
+            self._practise(state, turn, team),
         )
-        said = read_word(way.text, tuple(DIRECTIONS))
-        if said is None:
+        direction = read_word(way.text, tuple(DIRECTIONS))
+        if direction is None or not await self._passes(state, direction.value, team):
             return state, False
-        direction = self._asked(state, turn, said.value)
-        return self._step(state, direction) if await self._passes(state, direction, team) else (state, False)
+        return self._step(state, direction.value)
 
-    def _asked(self, state: State, turn: int, said: str) -> str:
-        """Returns the direction that the checker is asked about: what the navigator said, or a wall."""
-        slips = state.task.slips[turn] if isinstance(state.task, WalledTask) and state.task.slips else ()
-        return next((way for way in slips if not self._free(state, way)), said)
+    async def _practise(self, state: State, turn: int, team: Team) -> None:
+        """Asks the checker about a wall, if it is to practise in this turn and there is one."""
+        practice = state.task.practice[turn] if isinstance(state.task, WalledTask) and state.task.practice else ()
+        if wall := next((name for name in practice if not self._free(state, name)), None):
+            await self._passes(state, wall, team)
 
     def _step(self, state: State, direction: str) -> tuple[State, bool]:
         walked = walk(state, DIRECTIONS[direction])

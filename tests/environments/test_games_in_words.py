@@ -189,21 +189,25 @@ def test_a_crash_ends_the_episode_and_a_warning_costs_the_turn() -> None:
     assert single.outcome.metrics == {"turns": 1, "crashed": 1}
 
 
-def test_in_training_a_share_of_the_questions_is_about_walls() -> None:
-    """Whatever the navigator says; a checker that always says "free" cannot live on the navigator's best answers."""
+def test_in_training_the_checker_is_also_asked_about_walls() -> None:
+    """A checker that always says "free" cannot live on the navigator's best answers, which are hardly ever walls."""
 
-    def walls_asked(split: str, **options: Any) -> tuple[int, int]:
+    def practice(split: str, verdict: str, **options: Any) -> tuple[list[EpisodeRecord], list[str]]:
         env: Any = make("walk_walls", **options)
-        plays = [episode(env, env.task(split, n), navigator="up", checker="wall") for n in range(40)]
-        prompts = [prompt_of(one) for play in plays for one in play.decisions if one.agent == "checker"]
-        asked = [re.findall(r"go (\w+)", prompt)[0] for prompt in prompts]
-        walls = sum(f"{way}: wall" in prompt for way, prompt in zip(asked, prompts, strict=True) if way != "up")
-        return walls, len(prompts) - asked.count("up")
+        plays = [episode(env, env.task(split, n), navigator="up", checker=verdict) for n in range(40)]
+        asked = [prompt_of(one) for play in plays for one in play.decisions if one.agent == "checker"]
+        return plays, [prompt for prompt in asked if not re.search(r"go up\.", prompt)]
 
-    walls, others = walls_asked("train")
-    assert walls == others and 0.24 < others / (40 * 8) < 0.4  # "up" is sometimes the wall
-    assert walls_asked("val") == walls_asked("train", wall_questions=0.0) == (0, 0)
-    assert walls_asked("train", wall_questions=1.0)[0] > 2 * others
+    def ends(plays: list[EpisodeRecord]) -> list[Any]:
+        return [play.outcome for play in plays]
+
+    plays, prompts = practice("train", "wall")
+    assert 0.24 < len(prompts) / (40 * 8) < 0.4, "other ways than the navigator's"
+    assert all(re.search(r"go (\w+)\. \1: wall", prompt) for prompt in prompts)
+    without, none = practice("train", "wall", wall_questions=0.0)
+    assert not none and not practice("val", "wall")[1]
+    assert ends(plays) == ends(without)
+    assert ends(practice("train", "free")[0]) == ends(practice("train", "free", wall_questions=0.0)[0])
     with pytest.raises(EnvironmentConfigError, match="wall_questions is not an option"):
         make("walk_walls_single", wall_questions=0.5)
 
