@@ -254,7 +254,7 @@ class WalledWalk(_Told):
         wall_density: WallDensity = 0.2,
         min_distance: Annotated[int, Ge(1), Le(100)] = 3,
         max_turns: Turns = 8,
-        wall_questions: Annotated[float, Ge(0), Le(1)] = 0.4,
+        wall_questions: Annotated[float, Ge(0), Le(1)] = 1.0,
         seed: int = 0,
     ) -> None:
         """Sets the size of the tasks.
