@@ -366,11 +366,14 @@ class WalledWalk(_Told):
         return said.worth(1.0 if walked.on_shortest_path else _FREE if walked.legal else _ANY)
 
     def score_verdict(self, state: State, direction: str, reply: str) -> Score:
-        """Scores a verdict: 1 if it is right, .05 if not."""
+        """Scores a verdict: 1 if it is right, .05 if not.
+
+        Further words cost nothing: "down: wall" is copied, and trained for the word alone the model says "free".
+        """
         said = read_word(reply, _VERDICTS)
         if said is None:
             return Score()
-        return said.worth(1.0 if said.value == self._verdict(state, direction) else _ANY)
+        return Score(local=1.0 if said.value == self._verdict(state, direction) else _ANY)
 
 
 class SingleWalledWalk(WalledWalk):
