@@ -238,11 +238,11 @@ class WalledWalk(_Told):
     The navigator is told what is around the walker and where the goal lies. The way back is not among the free ways,
     but in a dead end: a walker that has to leave the direct way would return to where it came from, again and again.
     It is not named either, as small models repeat the last direction that they read. The checker is told of each
-    direction whether it is a wall or free, the one in question first, so a right verdict is a word that it can copy
-    from a fixed place: to look it up took SmolLM2 more than the steps it has before it says one word everywhere.
+    direction whether it is a wall or free, the one in question first, so that it can copy a
+    right verdict from a fixed place.
 
     The best of K candidates of a navigator is hardly ever a wall, so a checker would learn that all ways are free. In
-    training it is asked about a wall in a share of the turns, whatever the navigator has said.
+    training it is also asked about a wall, while the navigator chooses; what it says then has no effect on the walk.
     """
 
     agents: ClassVar[tuple[str, ...]] = ("navigator", "checker")
