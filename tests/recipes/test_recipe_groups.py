@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 
 pytest.importorskip("verl")
 
 import composing
-from omegaconf import OmegaConf
+from verl.trainer import main_ppo
 
 from verl_atgrpo.cpu.platform import SERVER_THREADS, PlatformCPU
 from verl_atgrpo.recipes import compose
@@ -40,19 +42,20 @@ def test_what_tests_compose_once_is_what_hydra_composes(overrides: list[str]) ->
     ("recipe", "variables", "threads"),
     [
         ("plan_path_cpu", {}, "1"),
-        ("plan_path_cpu", {SERVER_THREADS: "3"}, "3"),
+        ("plan_path_cpu", {SERVER_THREADS[0]: "3"}, "3"),
         ("walk_smollm2", {}, "7"),
-        ("walk_smollm2", {SERVER_THREADS: "3"}, "3"),
+        ("walk_smollm2", {SERVER_THREADS[0]: "3"}, "3"),
     ],
 )
 def test_a_tiny_models_servers_have_a_thread(
     recipe: str, variables: dict[str, str], threads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    monkeypatch.delenv(SERVER_THREADS, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    of_workers = OmegaConf.to_container(compose(recipe).ray_kwargs.ray_init.runtime_env, resolve=True)
-    for name, value in of_workers.get("env_vars", {}).items():  # as Ray starts them
+    for name, value in {**dict.fromkeys(SERVER_THREADS), "OMP_NUM_THREADS": "7", **variables}.items():
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    init = Mock(side_effect=InterruptedError)
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(InterruptedError):
+        main_ppo.run_ppo(compose(recipe), main_ppo.TaskRunnerV1)
+    for name, value in init.call_args.kwargs["runtime_env"]["env_vars"].items():  # as Ray starts its workers
         monkeypatch.setenv(name, value)
     assert PlatformCPU().rollout_env_vars() == {"OMP_NUM_THREADS": threads}

@@ -13,8 +13,8 @@ import psutil
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
-SERVER_THREADS = "VERL_ATGRPO_SERVER_THREADS"
-"""Environment variable with the number of a server's threads; without it they are OMP_NUM_THREADS."""
+SERVER_THREADS = ("VERL_ATGRPO_SERVER_THREADS", "VERL_ATGRPO_RECIPE_SERVER_THREADS", "OMP_NUM_THREADS")
+"""Environment variables with the number of a server's threads: the user's, the recipe's, every process's."""
 
 
 def _no_op(*_: Any, **__: Any) -> None:
@@ -111,4 +111,4 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
         return False
 
     def rollout_env_vars(self) -> dict[str, str]:
-        return {"OMP_NUM_THREADS": os.environ.get(SERVER_THREADS, os.environ["OMP_NUM_THREADS"])}
+        return {"OMP_NUM_THREADS": next(os.environ[name] for name in SERVER_THREADS if name in os.environ)}
