@@ -82,13 +82,20 @@ class _Told(Environment):
     async def run(self, task: PlanPathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the walker ends a turn at the goal."""
         state, turns, crashed = self._initial(task), 0, False
-        while turns < self.max_turns and not state.solved and not crashed:
+        seen: set[State] = set()
+        while turns < self.max_turns and not state.solved and not crashed and state not in seen:
+            if self.ends_at_repeats(task):
+                seen.add(state)
             state, crashed = await self._turn(state, turns, team)
             turns += 1
         distances = task.distance
         whole = distances[task.start]
         share = 1.0 if state.solved else max(0, whole - distances[state.position]) / whole
         return Outcome(state.solved, share, {"turns": float(turns), "crashed": float(crashed)})
+
+    def ends_at_repeats(self, task: PlanPathTask) -> bool:
+        """Returns whether an episode ends in a state in which it was before."""
+        return False
 
     def _initial(self, task: PlanPathTask) -> State:
         return State.initial(task)
@@ -217,8 +224,9 @@ class SingleWalk(Walk):
 
 @dataclass(frozen=True)
 class WalledTask(PlanPathTask):
-    """A field, and what the checker is asked in training."""
+    """A field, whether it is one to train on, and what the checker is asked then."""
 
+    training: bool = False
     practice: tuple[tuple[str, ...], ...] = ()
     """For every turn, the directions in random order if the checker is also asked about the first wall among them.
 
@@ -243,6 +251,7 @@ class WalledWalk(_Told):
 
     The best of K candidates of a navigator is hardly ever a wall, so a checker would learn that all ways are free. In
     training it is also asked about a wall, while the navigator chooses; what it says then has no effect on the walk.
+    An episode of training ends where it was before, as a lost turn would only repeat its questions.
     """
 
     agents: ClassVar[tuple[str, ...]] = ("navigator", "checker")
@@ -291,7 +300,11 @@ class WalledWalk(_Told):
             tuple(rng.sample(tuple(DIRECTIONS), len(DIRECTIONS))) if rng.random() < share else ()
             for _ in range(self.max_turns)
         )
-        return WalledTask(task.size, task.walls, task.start, task.goal, practice)
+        return WalledTask(task.size, task.walls, task.start, task.goal, split == "train", practice)
+
+    def ends_at_repeats(self, task: PlanPathTask) -> bool:
+        """Returns True in training: else one prompt, asked again in every lost turn, outweighs all others of a step."""
+        return isinstance(task, WalledTask) and task.training
 
     def _initial(self, task: PlanPathTask) -> State:
         return Remembered.initial(task)

@@ -202,7 +202,8 @@ def test_in_training_the_checker_is_also_asked_about_walls() -> None:
         return [play.outcome for play in plays]
 
     plays, prompts = practice("train", "wall")
-    assert 0.5 < len(prompts) / (40 * 8) < 0.8, "other ways than the navigator's; some cells have no wall around"
+    turns = sum(play.outcome.metrics["turns"] for play in plays)
+    assert 0.5 < len(prompts) / turns < 0.8, "other ways than the navigator's; some cells have no wall around"
     assert 0 < len(practice("train", "wall", wall_questions=0.25)[1]) < len(prompts) / 2
     assert all(re.search(r"go (\w+)\. \1: wall", prompt) for prompt in prompts)
     without, none = practice("train", "wall", wall_questions=0.0)
@@ -211,6 +212,19 @@ def test_in_training_the_checker_is_also_asked_about_walls() -> None:
     assert ends(practice("train", "free")[0]) == ends(practice("train", "free", wall_questions=0.0)[0])
     with pytest.raises(EnvironmentConfigError, match="wall_questions is not an option"):
         make("walk_walls_single", wall_questions=0.5)
+
+
+def test_an_episode_of_training_ends_where_it_was_before() -> None:
+    env: Any = make("walk_walls")
+    for split, turns in (("train", {1.0}), ("val", {8.0})):
+        stuck = [episode(env, env.task(split, n), navigator="left", checker="wall") for n in range(10)]
+        assert {play.outcome.metrics["turns"] for play in stuck} == turns
+    steps = ["down", "up", "down", "up", "down", "up", "down", "up"]
+    fields = (env.task("train", n) for n in range(400))
+    task = next(one for one in fields if one.free((one.start[0] + 1, one.start[1])) and one.goal[1] != one.start[1])
+    ways = iter(steps)
+    record = episode(env, task, navigator=lambda prompt, k: next(ways), checker="free")
+    assert record.outcome.metrics == {"turns": 3, "crashed": 0}, "down; up, where nobody came from before; down again"
 
 
 def test_every_walk_among_walls_can_be_done_and_is_not_too_short() -> None:
