@@ -360,7 +360,7 @@ class Unsolvable(Sums):
         (TooMuch, r"score: task \(train, 0\), .*-49\.0.* not a Score inside \[-1, 1\]"),
         (CountsAttempts, r"side effect: task \(train, 0\), empty team: 'guesser' earns .* scored again"),
         (PromptDependsOnOtherEpisodes, r"side effect: task \(train, 0\), .* changes the prompt of"),
-        (PaysEchoes, r"floor: task \(train, 0\), echo team: 'guesser', turn 0, earns 0\.5 .* more than 0\.2"),
+        (PaysEchoes, r"floor: task \(train, 0\), echo team: the decision 'guesser.0' earns 0\.5 .* more than 0\.2"),
         (SucceedsOnTimeOut, r"floor: task \(train, 0\), empty team: it succeeds"),
         (PaysBouncing, r"gold: task \(train, 0\), exploits 0 team: its team parts add up to 1\.6.* gold only 1"),
         (PaysHesitation, r"gold: task \(train, 0\), gold team: .* earns 0\.3; the exploits 0 team's 'to', 0\.4"),

@@ -8,6 +8,7 @@ continues with the committed one.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import math
 import random
@@ -22,6 +23,8 @@ Prompt = str | Sequence[Message]
 ScoreFunction = Callable[[str], Score | Awaitable[Score]]
 Scheme = Literal["tree", "parallel", "evaluate"]
 Selection = Literal["greedy", "first", "random", "softmax"]
+_SCOPE: contextvars.ContextVar[tuple[object, str]] = contextvars.ContextVar("scope", default=(None, ""))
+"""The team whose candidate is being scored, and the scope of decisions that its score makes."""
 
 
 class EpisodeFailed(Exception):
@@ -103,12 +106,23 @@ class Decision:
 
     agent: str
     turn: int
-    """Index of the decision among this agent's in the episode."""
+    """Index of the decision among this agent's in its scope."""
     policy: str
     prompt_ids: list[int]
     candidates: tuple[Candidate, ...]
     committed: int
     """Index of the candidate that the episode continued with."""
+    scope: str = ""
+    """Empty in `run`; `<agent>.<turn>.<candidate>/` in the score of that candidate."""
+    order: int = 0
+    """How many decisions of its scope had started before."""
+    trained: bool = True
+    """Whether its candidates are rows of the update."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the episode, whatever the order in which decisions finish."""
+        return f"{self.scope}{self.agent}.{self.turn}"
 
 
 @dataclass(frozen=True)
@@ -125,6 +139,30 @@ class TeamOptions:
     """Which candidate is committed; `greedy` takes the largest mixed reward, at ties the lowest index."""
     softmax_temperature: float = 1.0
     """Temperature of `selection: softmax`, in units of reward."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A decision to be made."""
+
+    agent: str
+    turn: int
+    scope: str
+    order: int
+    prompt: Prompt
+    score: ScoreFunction | None
+    samples: int
+    """How many candidates to sample."""
+    trained: bool
+
+    @property
+    def name(self) -> str:
+        """As `Decision.name`."""
+        return f"{self.scope}{self.agent}.{self.turn}"
+
+
+class _NotScored(Exception):
+    """A score made a decision in evaluation, where nobody needs its result."""
 
 
 @dataclass
@@ -160,17 +198,31 @@ class Agent:
     _team: Team = field(repr=False)
     name: str
 
-    async def act(self, prompt: Prompt, score: ScoreFunction | None = None) -> Candidate:
+    async def act(
+        self,
+        prompt: Prompt,
+        score: ScoreFunction | None = None,
+        *,
+        candidates: int | None = None,
+        train: bool = True,
+    ) -> Candidate:
         """Samples this agent's candidates for `prompt`, scores them and returns the committed one.
 
         Args:
             prompt: a text or chat messages; the same for every candidate.
-            score: reply -> Score, sync or async; it must not change the state. None scores 0.
+            score: reply -> Score, sync or async; it must not change the state. None scores 0. An async one may make
+                decisions itself (a judge, a refinement); evaluation does not score such candidates.
+            candidates: K of this decision in training, in place of the recipe's; at least 2 if it is trained.
+            train: False for a decision whose candidates are no rows of the update, such as a draft or a simulated
+                user. It has one candidate unless `candidates` says more.
 
         Raises:
             EpisodeFailed: a candidate could not be sampled; the environment should not catch it.
+            ValueError: `candidates` is too small.
         """
-        return await self._team._decide(self.name, prompt, score)
+        if candidates is not None and candidates < 1 + train:
+            raise ValueError(f"agent {self.name!r}: candidates={candidates}, and train={train} needs {1 + train}")
+        return await self._team._decide(self.name, prompt, score, candidates, train)
 
 
 class Team:
@@ -208,11 +260,14 @@ class Team:
         self._policy_of = dict(agents)
         self._policies = policies
         self._options = options
-        self._samples = options.candidates if scheme == "tree" else 1
+        self._scheme = scheme
         self._episode_id = episode_id
         self._seed = seed
         self._on_score_error = on_score_error
-        self._turns = dict.fromkeys(agents, 0)
+        self._started: Counter[str] = Counter()
+        """Decisions that have started, by scope and by scope and agent."""
+        self._nested: dict[str, list[Decision]] = {}
+        """Finished decisions of the scores of candidates whose own decision has not finished, by scope."""
         self._closed = False
         self._active: set[asyncio.Task[object]] = set()
         self.decisions: list[Decision] = []
@@ -231,21 +286,53 @@ class Team:
     def __getitem__(self, name: str) -> Agent:
         return self.__getattr__(name)
 
-    async def _decide(self, agent: str, prompt: Prompt, score: ScoreFunction | None) -> Candidate:
+    async def _decide(
+        self, agent: str, prompt: Prompt, score: ScoreFunction | None, candidates: int | None, train: bool
+    ) -> Candidate:
         if self._closed:
             raise asyncio.CancelledError("the episode has ended")
+        scope = self._scope()
+        if scope and self._scheme == "evaluate":
+            raise _NotScored
+        turn, order = self._started[f"{scope}{agent}"], self._started[scope]
+        self._started.update((f"{scope}{agent}", scope))
+        samples = self._samples(candidates, train)
+        asked = Asked(agent, turn, scope, order, prompt, score, samples, train)
         running = asyncio.current_task()
         assert running is not None  # coroutines run in tasks
         self._active.add(running)
         try:
-            decision = await self._sample_and_commit(agent, prompt, score)
-            self.decisions.append(decision)
+            decision = await self._sample_and_commit(asked)
+            self._finish(decision)
             return decision.candidates[decision.committed]
         except EpisodeFailed as failure:
             self.failure = self.failure or failure
             raise
         finally:
             self._active.discard(running)
+
+    def _scope(self) -> str:
+        """Returns the scope of the running task: empty unless a candidate of this team is being scored in it."""
+        team, scope = _SCOPE.get()
+        return scope if team is self else ""
+
+    def _enter(self, scope: str) -> None:
+        """Sets the scope of the running task and of the tasks that it starts."""
+        _SCOPE.set((self, scope))
+
+    def _samples(self, candidates: int | None, train: bool) -> int:
+        if self._scheme == "evaluate" or (train and self._scheme == "parallel"):
+            return 1
+        return candidates or (self._options.candidates if train else 1)
+
+    def _finish(self, decision: Decision) -> None:
+        """Adds a decision to the record after those of its scores, which are in an order that no timing changes."""
+        nested = (self._nested.pop(f"{decision.name}.{index}/", []) for index in range(len(decision.candidates)))
+        scored = [inner for of_candidate in nested for inner in sorted(of_candidate, key=lambda inner: inner.order)]
+        if decision.scope:
+            self._nested.setdefault(decision.scope, []).extend([*scored, decision])
+        else:
+            self.decisions += [*scored, decision]
 
     async def close(self) -> None:
         """Cancels decisions in flight and refuses new ones."""
@@ -255,43 +342,59 @@ class Team:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _sample_and_commit(self, agent: str, prompt: Prompt, score: ScoreFunction | None) -> Decision:
-        turn = self._turns[agent]
-        self._turns[agent] = turn + 1
-        policy_name = self._policy_of[agent]
+    async def _sample_and_commit(self, asked: Asked) -> Decision:
+        policy_name = self._policy_of[asked.agent]
         policy = self._policies[policy_name]
-        prompt_ids = policy.encode(as_messages(prompt))
+        prompt_ids = policy.encode(as_messages(asked.prompt))
+        scope = (asked.scope,) if asked.scope else ()
 
         async def sample(index: int) -> Candidate:
-            seed = None if self._seed is None else stable_hash(self._seed, agent, turn, index) & 0x7FFFFFFF
-            generation = await policy.generate(f"{self._episode_id}.{agent}.{turn}", prompt_ids, seed)
-            return await self._score(generation, agent, turn, score)
+            seed = None
+            if self._seed is not None:
+                seed = stable_hash(self._seed, *scope, asked.agent, asked.turn, index) & 0x7FFFFFFF
+            generation = await policy.generate(f"{self._episode_id}.{asked.name}", prompt_ids, seed)
+            # Each candidate is sampled in a task of its own, with a copy of the context variables.
+            self._enter(f"{asked.name}.{index}/")
+            return await self._score(generation, asked)
 
-        sampled = _lowest_for_errors(await _gather([sample(index) for index in range(self._samples)]))
+        sampled = _lowest_for_errors(await _gather([sample(index) for index in range(asked.samples)]))
         rewards = [candidate.reward for candidate in sampled]
         options = self._options
         # Seeded by decision, not by episode: agents that act concurrently finish in any order.
-        rng = random.Random(stable_hash(self._seed, "selection", agent, turn))
+        rng = random.Random(stable_hash(self._seed, "selection", *scope, asked.agent, asked.turn))
         committed = select(rewards, options.selection, rng, options.softmax_temperature)
-        return Decision(agent, turn, policy_name, prompt_ids, tuple(sampled), committed)
+        return Decision(
+            asked.agent,
+            asked.turn,
+            policy_name,
+            prompt_ids,
+            tuple(sampled),
+            committed,
+            asked.scope,
+            asked.order,
+            asked.trained,
+        )
 
-    async def _score(self, generation: Generation, agent: str, turn: int, score: ScoreFunction | None) -> Candidate:
+    async def _score(self, generation: Generation, asked: Asked) -> Candidate:
         self.generated_tokens += generation.tokens
+        where = f"agent {asked.agent!r}, turn {asked.turn}"
         if not generation.tokens:
-            raise EpisodeFailed("empty", f"agent {agent!r}, turn {turn}: the engine returned no tokens")
+            raise EpisodeFailed("empty", f"{where}: the engine returned no tokens")
         try:
-            scored = Score() if score is None else score(generation.text)
+            scored = Score() if asked.score is None else asked.score(generation.text)
             if inspect.isawaitable(scored):
                 scored = await scored
             reward = scored.mixed(self._options.alpha, self._options.local_weight)
             if not math.isfinite(reward):
-                raise ValueError(f"agent {agent!r}, turn {turn}: the environment gave a score of {scored}, not finite")
+                raise ValueError(f"{where}: the environment gave a score of {scored}, not finite")
+        except _NotScored:
+            return Candidate(generation, Score(), 0.0)
         except EpisodeFailed:
             raise
         except Exception as error:  # a reply that the environment's author did not think of, or a defect
             if self._on_score_error is None:
                 raise
-            self._on_score_error(agent, turn, generation.text, error)
+            self._on_score_error(asked.agent, asked.turn, generation.text, error)
             return Candidate(generation, Score(), 0.0, error)
         return Candidate(generation, scored, reward)
 

@@ -10,6 +10,7 @@ import math
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -291,12 +292,14 @@ class WatchedTeam(ScriptedTeam):
         super().__init__(scripts, alpha=trial.alpha)
         self.policies.update({agent: _EndingPolicy(script) for agent, script in scripts.items()})
         self.trial, self.name, self.probes = trial, name, probes
-        self.requested = 0
+        self.requested = self.probed = 0
         self._order = asyncio.Lock()
         self.fault: EnvironmentContractError | ScriptError | None = None
         """The first error, kept because an environment may catch what a decision raises."""
 
-    async def _decide(self, agent: str, prompt: Prompt, score: ScoreFunction | None) -> Candidate:
+    async def _decide(
+        self, agent: str, prompt: Prompt, score: ScoreFunction | None, candidates: int | None, train: bool
+    ) -> Candidate:
         try:
             if self.fault is not None:
                 raise self.fault
@@ -306,10 +309,13 @@ class WatchedTeam(ScriptedTeam):
             if not is_prompt(prompt):
                 raise self.trial.fault("prompt", self.name, f"{agent!r} gets {prompt!r:.80}, not a text or a chat")
             scored = functools.partial(self._checked, agent, score)
+            if self._scope():
+                # A decision of a score, which is within the decision that has the lock.
+                return await super()._decide(agent, prompt, scored, candidates, train)
             # One at a time, in the order of requests: concurrent decisions of one agent are numbered in that order.
             async with self._order:
                 await self._probe(agent, prompt, scored)
-                return await super()._decide(agent, prompt, scored)
+                return await super()._decide(agent, prompt, scored, candidates, train)
         except (EnvironmentContractError, ScriptError) as fault:
             self.fault = self.fault or fault
             raise
@@ -318,9 +324,9 @@ class WatchedTeam(ScriptedTeam):
         policy = self.policies[agent]
         text = "\n".join(message["content"] for message in as_messages(prompt))
         replies = {name: scripts[agent](text, policy.calls[text]) for name, scripts in self.probes.items()}
-        earned = {name: await score(reply) for name, reply in replies.items()}
+        earned = {name: await self._apart(score(reply)) for name, reply in replies.items()}
         for name, reply in reversed(replies.items()):
-            if (again := await score(reply)) != earned[name]:
+            if (again := await self._apart(score(reply))) != earned[name]:
                 what = f"{agent!r} earns {earned[name]} for {reply!r:.40}, and {again} when it is scored again"
                 raise self.trial.fault("side effect", self.name, what)
         if self.name == "gold" and self.probes:
@@ -329,6 +335,20 @@ class WatchedTeam(ScriptedTeam):
             if worth[best] > worth["gold"] + ROUNDING:
                 what = f"{agent!r} earns {worth['gold']:g}; the {best} team's {replies[best]!r:.40}, {worth[best]:g}"
                 raise self.trial.fault("gold", self.name, what)
+
+    async def _apart(self, score: Awaitable[Score]) -> Score:
+        """Scores a probe. Decisions that its score makes leave no trace in the episode or in the scripts' counts."""
+        before = {agent: Counter(policy.calls) for agent, policy in self.policies.items()}
+        self.probed += 1
+
+        async def scored() -> Score:
+            self._enter(f"probe.{self.probed}/")
+            return await score
+
+        earned = await asyncio.create_task(scored())
+        for agent, policy in self.policies.items():
+            policy.calls = before[agent]
+        return earned
 
     async def _checked(self, agent: str, score: ScoreFunction | None, reply: str) -> Score:
         low, high = self.trial.bounds
@@ -377,12 +397,12 @@ class _Played:
     """An episode without the order in which agents finished."""
 
     outcome: Outcome
-    decisions: dict[tuple[str, int], Decided]
-    """(agent, turn) -> its decision."""
+    decisions: dict[str, Decided]
+    """`Decision.name` -> the decision."""
 
     @classmethod
     def of(cls, record: EpisodeRecord) -> _Played:
-        decided = {(d.agent, d.turn): (d.prompt_ids, d.candidates[0]) for d in record.decisions}
+        decided = {d.name: (d.prompt_ids, d.candidates[0]) for d in record.decisions}
         return cls(record.outcome, {key: (ids, reply.text, reply.score) for key, (ids, reply) in decided.items()})
 
     def team_parts(self) -> float:
@@ -431,12 +451,12 @@ def _play_twice(trial: Trial, task: object, name: str, teams: Mapping[str, Mappi
         _check_outcome(trial, name, record.outcome)
     probed, plain = map(_Played.of, records)
     cause = "scoring further replies, or another episode at the same time, changes"
-    for (agent, turn), decided in probed.decisions.items():
+    for decision, decided in probed.decisions.items():
         for what, ours, theirs in zip(
-            ("prompt", "reply", "score"), decided, plain.decisions.get((agent, turn), (None,) * 3), strict=True
+            ("prompt", "reply", "score"), decided, plain.decisions.get(decision, (None,) * 3), strict=True
         ):
             if ours != theirs:
-                raise trial.fault("side effect", name, f"{cause} the {what} of {agent!r}, turn {turn}")
+                raise trial.fault("side effect", name, f"{cause} the {what} of the decision {decision!r}")
     ends = [(len(e.decisions), e.outcome.success, e.outcome.team_reward) for e in (probed, plain)]
     if ends[0] != ends[1]:
         raise trial.fault("side effect", name, f"{cause} (decisions, success, team reward): {ends[0]}, {ends[1]}")
@@ -464,9 +484,9 @@ def _check_outcome(trial: Trial, name: str, outcome: object) -> None:
 def _check_earns_nothing(trial: Trial, name: str, played: _Played) -> None:
     if played.outcome.success:
         raise trial.fault("floor", name, "it succeeds")
-    for (agent, turn), (_, reply, score) in played.decisions.items():
+    for decision, (_, reply, score) in played.decisions.items():
         if (earned := score.mixed(trial.alpha)) > trial.floor + ROUNDING:
-            what = f"{agent!r}, turn {turn}, earns {earned:g} for {reply!r:.40}, more than {trial.floor:g}"
+            what = f"the decision {decision!r} earns {earned:g} for {reply!r:.40}, more than {trial.floor:g}"
             raise trial.fault("floor", name, what)
 
 

@@ -303,7 +303,7 @@ class WalledWalk(_Told):
         return WalledTask(task.size, task.walls, task.start, task.goal, split == "train", practice)
 
     def ends_at_repeats(self, task: PlanPathTask) -> bool:
-        """Returns True in training: else one prompt, asked again in every lost turn, outweighs all others of a step."""
+        """Returns True in training: a prompt that every lost turn repeats would outweigh all others of a step."""
         return isinstance(task, WalledTask) and task.training
 
     def _initial(self, task: PlanPathTask) -> State:

@@ -43,9 +43,9 @@ def training_rows(
     needs: Collection[Need] = (),
     episode_reward: str = "outcome",
 ) -> Iterator[Row]:
-    """Yields a row for every candidate of an episode.
+    """Yields a row for every candidate of an episode's trained decisions.
 
-    `tree`: the group is (episode, agent, turn) and the reward is the candidate's own mixed reward.
+    `tree`: the group is the decision and the reward is the candidate's own mixed reward.
     `parallel`: the group is the task, and the reward is the episode's.
 
     Args:
@@ -53,14 +53,15 @@ def training_rows(
             in the order in which they finished.
         episode_reward: the episode's reward in `parallel`: the `outcome`'s, or the sum of the answers' `scores`.
     """
+    trained = [decision for decision in record.decisions if decision.trained]
     index, whole = 0, record.outcome.team_reward
     if episode_reward == "scores":
-        whole = sum(decision.candidates[decision.committed].reward for decision in record.decisions)
-    for position, decision in enumerate(record.decisions):
-        group = f"{uid}.{session}.{decision.agent}.{decision.turn}" if scheme == "tree" else uid
+        whole = sum(decision.candidates[decision.committed].reward for decision in trained)
+    for position, decision in enumerate(trained):
+        group = f"{uid}.{session}.{decision.name}" if scheme == "tree" else uid
         compared: dict[str, Any] = {}
         if "left" in needs:
-            compared["left"] = len(record.decisions) - 1 - position
+            compared["left"] = len(trained) - 1 - position
         if "anchor" in needs:
             compared["anchor"] = anchor_of(decision.prompt_ids)
         for number, candidate in enumerate(decision.candidates):

@@ -10,7 +10,7 @@ from typing import Any
 from verl.utils.rollout_trace import rollout_trace_attr, rollout_trace_op
 
 from verl_atgrpo.environment import Message
-from verl_atgrpo.team import Decision, Prompt, ScoreFunction, Team, as_messages
+from verl_atgrpo.team import Asked, Decision, Team, as_messages
 
 
 class TraceBudget:
@@ -38,12 +38,14 @@ class TracedTeam(Team):
         super().__init__(*args, **kwargs)
         self._attributes = attributes
 
-    async def _sample_and_commit(self, agent: str, prompt: Prompt, score: ScoreFunction | None) -> Decision:
-        turn = self._turns[agent]
-        traced = TracedDecision(functools.partial(super()._sample_and_commit, agent, prompt, score))
-        with rollout_trace_attr(name=f"{agent}.turn_{turn}", **self._attributes):
+    async def _sample_and_commit(self, asked: Asked) -> Decision:
+        traced = TracedDecision(functools.partial(super()._sample_and_commit, asked))
+        with rollout_trace_attr(name=f"{asked.scope}{asked.agent}.turn_{asked.turn}", **self._attributes):
             await traced.decide(
-                agent=agent, turn=turn, policy=self._policy_of[agent], messages=[dict(m) for m in as_messages(prompt)]
+                agent=asked.agent,
+                turn=asked.turn,
+                policy=self._policy_of[asked.agent],
+                messages=[dict(message) for message in as_messages(asked.prompt)],
             )
         return traced.decision
 

@@ -1,0 +1,195 @@
+"""Decisions that scores make, decisions that are not trained, and numbers of candidates."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from fakes.scripted_policy import rewarded, run, team_of
+
+from verl_atgrpo.environment import Environment, Outcome, Score
+from verl_atgrpo.rollout.rows import training_rows
+from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, Team
+from verl_atgrpo.testing import EnvironmentContractError, check_environment
+
+
+async def judged(team: Team) -> None:
+    """A solver whose candidates a judge scores, twice."""
+
+    async def by_judge(text: str) -> Score:
+        verdict = await team.right.act(f"how good is {text}?", rewarded(0, 1))
+        return Score(local=int(verdict.text) / 10)
+
+    for _ in range(2):
+        await team.left.act("solve", by_judge)
+
+
+def names(record: EpisodeRecord) -> list[str]:
+    return [decision.name for decision in record.decisions]
+
+
+def test_a_score_may_decide_and_its_groups_are_named_by_the_candidate() -> None:
+    record = run(judged, team_of(candidates=2)[0])
+    assert names(record) == [
+        *("left.0.0/right.0", "left.0.1/right.0", "left.0"),
+        *("left.1.0/right.0", "left.1.1/right.0", "left.1"),
+    ]
+    assert [candidate.reward for candidate in record.decisions[2].candidates] == [0.1, 0.1]
+    groups = {row.group for row in training_rows("u", 0, record, "tree")}
+    assert groups == {f"u.0.{name}" for name in names(record)}
+
+
+def test_seeds_and_rows_of_scores_do_not_depend_on_which_candidate_is_faster() -> None:
+    def seen(slow: int) -> tuple[list[Any], list[str]]:
+        async def answer(decision_id: str, index: int) -> str:
+            if decision_id.endswith(f"left.0.{slow}/right.0"):
+                for _ in range(20):
+                    await asyncio.sleep(0)
+            return str(index)
+
+        team, policy = team_of(answer, candidates=2)
+        record = run(judged, team)
+        rows = [(row.key, row.group, row.reward) for row in training_rows("u", 0, record, "tree")]
+        return rows, sorted(map(str, policy.asked))
+
+    assert seen(slow=0) == seen(slow=1)
+    seeds = [entry.rpartition(", ")[2] for entry in seen(slow=0)[1]]
+    assert len(set(seeds)) == len(seeds) == 12, "a seed of its own for every sample"
+
+
+def test_decisions_of_one_score_are_in_the_order_in_which_they_started() -> None:
+    async def answer(decision_id: str, index: int) -> str:
+        for _ in range(20 * ("right.0" in decision_id)):
+            await asyncio.sleep(0)
+        return str(index)
+
+    async def workflow(team: Team) -> None:
+        async def by_two(text: str) -> Score:
+            await asyncio.gather(team.right.act("first"), team.right.act("second"))
+            return Score()
+
+        await team.left.act("solve", by_two)
+
+    record = run(workflow, team_of(answer, candidates=2)[0])
+    of_first = ["left.0.0/right.0", "left.0.0/right.1"]
+    assert names(record) == [*of_first, *(name.replace("0.0/", "0.1/") for name in of_first), "left.0"]
+
+
+def test_a_score_within_a_score_has_its_own_groups() -> None:
+    async def workflow(team: Team) -> None:
+        async def inner(text: str) -> Score:
+            await team.left.act("of the judge")
+            return Score()
+
+        async def outer(text: str) -> Score:
+            await team.right.act("judge", inner)
+            return Score()
+
+        await team.left.act("solve", outer)
+
+    record = run(workflow, team_of(candidates=2)[0])
+    assert names(record)[:3] == ["left.0.0/right.0.0/left.0", "left.0.0/right.0.1/left.0", "left.0.0/right.0"]
+    assert len(set(names(record))) == len(names(record)) == 7
+
+
+def test_evaluation_does_not_ask_the_judge() -> None:
+    team, policy = team_of(candidates=2, scheme="evaluate")
+    record = run(judged, team)
+    assert names(record) == ["left.0", "left.1"]
+    assert len(policy.asked) == 2
+    assert [decision.candidates[0].reward for decision in record.decisions] == [0, 0]
+
+
+def test_a_failed_decision_of_a_score_fails_the_episode() -> None:
+    async def answer(decision_id: str, index: int) -> str:
+        if "/" in decision_id:
+            raise EpisodeFailed("engine", "the judge's server died")
+        return str(index)
+
+    with pytest.raises(EpisodeFailed, match="judge's server"):
+        run(judged, team_of(answer, candidates=2, on_score_error=lambda *_: None)[0])
+
+
+def test_another_team_in_a_score_is_not_nested() -> None:
+    async def workflow(team: Team) -> None:
+        async def by_other(text: str) -> Score:
+            other = team_of(candidates=2)[0]
+            await other.left.act("elsewhere")
+            assert [decision.name for decision in other.decisions] == ["left.0"]
+            return Score()
+
+        await team.left.act("solve", by_other)
+
+    assert names(run(workflow, team_of(candidates=2)[0])) == ["left.0"]
+
+
+# ------------------------------------------------------------------ not trained, other K
+
+
+async def drafted(team: Team) -> None:
+    draft = await team.left.act("draft", rewarded(0, 2, 1), candidates=3, train=False)
+    assert draft.text in "01"
+    await team.right.act("user", train=False)
+    await team.right.act("solve", rewarded(0, 1, 2, 3), candidates=4)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "sampled", "rows"), [("tree", [3, 1, 4], 4), ("parallel", [3, 1, 1], 1), ("evaluate", [1, 1, 1], 1)]
+)
+def test_a_draft_has_candidates_but_no_rows(scheme: str, sampled: list[int], rows: int) -> None:
+    record = run(drafted, team_of(candidates=2, scheme=scheme)[0])
+    assert [len(decision.candidates) for decision in record.decisions] == sampled
+    assert record.decisions[0].committed == (1 if sampled[0] == 3 else 0), "the best draft"
+    made = list(training_rows("u", 0, record, "tree" if scheme == "tree" else "parallel", ("left",), "scores"))
+    assert len(made) == rows
+    assert {(row.tags["agent"], row.tags["turn"], row.tags["left"]) for row in made} == {("right", 1, 0)}
+    if scheme == "parallel":
+        assert made[0].reward == 0, "without the draft's score of 2"
+
+
+@pytest.mark.parametrize(("candidates", "train", "least"), [(1, True, 2), (0, True, 2), (0, False, 1)])
+def test_too_few_candidates_are_refused(candidates: int, train: bool, least: int) -> None:
+    async def workflow(team: Team) -> None:
+        await team.left.act("x", candidates=candidates, train=train)
+
+    with pytest.raises(ValueError, match=rf"agent 'left': candidates={candidates}.* needs {least}"):
+        run(workflow, team_of(candidates=2)[0])
+
+
+# ------------------------------------------------------------------ the contract
+
+
+class Judged(Environment):
+    """A solver names a number, a judge scores it."""
+
+    agents = ("solver", "judge")
+
+    def __init__(self, leaks: bool = False) -> None:
+        self.leaks = leaks
+
+    def task(self, split: str, index: int) -> str:
+        return f"{split} {index}"
+
+    def fingerprint(self, task: str) -> str:
+        return task
+
+    async def run(self, task: str, team: Team) -> Outcome:
+        told: list[str] = []
+
+        async def by_judge(text: str) -> Score:
+            verdict = await team.judge.act(f"{task}: is {text} good? {told if self.leaks else ''}")
+            told.append(verdict.text)
+            return Score(local=float(verdict.text == "yes"))
+
+        answer = await team.solver.act(task, by_judge)
+        return Outcome(answer.text == "42", float(answer.text == "42"))
+
+
+def test_the_contract_plays_environments_whose_scores_decide() -> None:
+    def gold(task: object) -> dict[str, Any]:
+        return {"solver": lambda prompt, k: "42", "judge": lambda prompt, k: "yes" if "is 42 good" in prompt else "no"}
+
+    check_environment(Judged, gold=gold, tasks=3)
+    with pytest.raises(EnvironmentContractError, match="side effect"):
+        check_environment(Judged, {"leaks": True}, gold=gold, tasks=3)
