@@ -27,7 +27,15 @@ from verl_atgrpo.config import mode_check
 from verl_atgrpo.config.key_check import POLICY
 from verl_atgrpo.config.key_table import TABLE, Default, Like, Row, without_braces
 from verl_atgrpo.config.kinds import words
-from verl_atgrpo.config.schema import AtGrpoConfig, GroupFilter, Lora, PolicySettings, RecordSettings, Section
+from verl_atgrpo.config.schema import (
+    AtGrpoConfig,
+    BranchSettings,
+    GroupFilter,
+    Lora,
+    PolicySettings,
+    RecordSettings,
+    Section,
+)
 from verl_atgrpo.environments.adapters.replayed_game import ReplayedGame
 from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec
 
@@ -38,6 +46,7 @@ SECTIONS: tuple[tuple[str, type], ...] = (
     ("at_grpo.policies.<name>", PolicySettings),
     ("at_grpo.policies.<name>.lora", Lora),
     ("at_grpo.estimator", EstimatorSpec),
+    ("at_grpo.branch", BranchSettings),
     ("at_grpo.group_filter", GroupFilter),
     ("at_grpo.record", RecordSettings),
 )

@@ -15,7 +15,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from verl_atgrpo.environment import Environment, Message, Outcome, Score, Split, stable_hash
 
@@ -23,6 +23,7 @@ Prompt = str | Sequence[Message]
 ScoreFunction = Callable[[str], Score | Awaitable[Score]]
 Scheme = Literal["tree", "parallel", "evaluate"]
 Selection = Literal["greedy", "first", "random", "softmax"]
+T = TypeVar("T")
 _SCOPE: contextvars.ContextVar[tuple[object, str]] = contextvars.ContextVar("scope", default=(None, ""))
 """The team whose candidate is being scored, and the scope of decisions that its score makes."""
 
@@ -34,6 +35,10 @@ class EpisodeFailed(Exception):
         super().__init__(message)
         self.reason = reason
         """Name of the counter: `prompt_too_long`, `timeout`, `engine`, `empty`, or an environment's own."""
+
+
+class ReplayError(RuntimeError):
+    """An episode that is played again with the same replies differs: a defect of the environment."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +147,16 @@ class TeamOptions:
 
 
 @dataclass(frozen=True)
+class Replayed:
+    """What a decision is to be answered with when an episode is played again."""
+
+    prompt_ids: list[int]
+    """The prompt that it must have."""
+    reply: Candidate | Generation
+    """A reply that is not scored yet is scored."""
+
+
+@dataclass(frozen=True)
 class Asked:
     """A decision to be made."""
 
@@ -238,6 +253,9 @@ class Team:
         episode_id: str = "episode",
         seed: int | None = 0,
         on_score_error: OnScoreError | None = None,
+        path: str = "",
+        replayed: Mapping[str, Replayed] | None = None,
+        scored: bool = True,
     ) -> None:
         """Binds agents to policies for one episode.
 
@@ -250,6 +268,9 @@ class Team:
             seed: from which the seed of every sample derives; None leaves seeding to the policy.
             on_score_error: called if scoring a reply raises, and may raise to end the episode; if it returns, the
                 episode continues, unless the scores of all candidates of the decision raised. None raises at once.
+            path: the scope of the decisions of `run`, other than "" for a continuation (`branching`).
+            replayed: decisions of `run` that are not sampled, by `<agent>.<turn>`.
+            scored: whether the score of a single candidate, which selects nothing, is called.
 
         Raises:
             ValueError: an agent's name is no identifier, or is an attribute of Team.
@@ -264,6 +285,9 @@ class Team:
         self._episode_id = episode_id
         self._seed = seed
         self._on_score_error = on_score_error
+        self._path = path
+        self._replayed = replayed or {}
+        self._scored = scored
         self._started: Counter[str] = Counter()
         """Decisions that have started, by scope and by scope and agent."""
         self._nested: dict[str, list[Decision]] = {}
@@ -272,7 +296,7 @@ class Team:
         self._active: set[asyncio.Task[object]] = set()
         self.decisions: list[Decision] = []
         self.generated_tokens = 0
-        self.failure: EpisodeFailed | None = None
+        self.failure: EpisodeFailed | ReplayError | None = None
         """The first failure of a decision. The episode has failed even if the environment catches the exception."""
 
     def __getattr__(self, name: str) -> Agent:
@@ -292,7 +316,7 @@ class Team:
         if self._closed:
             raise asyncio.CancelledError("the episode has ended")
         scope = self._scope()
-        if scope and self._scheme == "evaluate":
+        if scope != self._path and self._scheme == "evaluate":
             raise _NotScored
         turn, order = self._started[f"{scope}{agent}"], self._started[scope]
         self._started.update((f"{scope}{agent}", scope))
@@ -305,16 +329,16 @@ class Team:
             decision = await self._sample_and_commit(asked)
             self._finish(decision)
             return decision.candidates[decision.committed]
-        except EpisodeFailed as failure:
+        except (EpisodeFailed, ReplayError) as failure:
             self.failure = self.failure or failure
             raise
         finally:
             self._active.discard(running)
 
     def _scope(self) -> str:
-        """Returns the scope of the running task: empty unless a candidate of this team is being scored in it."""
+        """Returns the scope of the running task: that of `run`, or of the candidate that is being scored in it."""
         team, scope = _SCOPE.get()
-        return scope if team is self else ""
+        return scope if team is self else self._path
 
     def _enter(self, scope: str) -> None:
         """Sets the scope of the running task and of the tasks that it starts."""
@@ -329,7 +353,7 @@ class Team:
         """Adds a decision to the record after those of its scores, which are in an order that no timing changes."""
         nested = (self._nested.pop(f"{decision.name}.{index}/", []) for index in range(len(decision.candidates)))
         scored = [inner for of_candidate in nested for inner in sorted(of_candidate, key=lambda inner: inner.order)]
-        if decision.scope:
+        if decision.scope != self._path:
             self._nested.setdefault(decision.scope, []).extend([*scored, decision])
         else:
             self.decisions += [*scored, decision]
@@ -343,30 +367,34 @@ class Team:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _sample_and_commit(self, asked: Asked) -> Decision:
-        policy_name = self._policy_of[asked.agent]
-        policy = self._policies[policy_name]
-        prompt_ids = policy.encode(as_messages(asked.prompt))
-        scope = (asked.scope,) if asked.scope else ()
+        policy = self._policy_of[asked.agent]
+        prompt_ids = self._policies[policy].encode(as_messages(asked.prompt))
+        replayed = self._replayed.get(f"{asked.agent}.{asked.turn}") if asked.scope == self._path else None
+        if replayed is not None and replayed.prompt_ids != prompt_ids:
+            raise ReplayError(f"the decision {asked.agent}.{asked.turn} has another prompt")
 
         async def sample(index: int) -> Candidate:
-            seed = None
-            if self._seed is not None:
-                seed = stable_hash(self._seed, *scope, asked.agent, asked.turn, index) & 0x7FFFFFFF
-            generation = await policy.generate(f"{self._episode_id}.{asked.name}", prompt_ids, seed)
+            if replayed is None:
+                generation = await self._generate(asked, policy, prompt_ids, index)
+            elif isinstance(replayed.reply, Candidate):
+                return replayed.reply
+            else:
+                generation = replayed.reply
             # Each candidate is sampled in a task of its own, with a copy of the context variables.
             self._enter(f"{asked.name}.{index}/")
             return await self._score(generation, asked)
 
-        sampled = _lowest_for_errors(await _gather([sample(index) for index in range(asked.samples)]))
+        samples = asked.samples if replayed is None else 1
+        sampled = _lowest_for_errors(await gather_or_cancel([sample(index) for index in range(samples)]))
         rewards = [candidate.reward for candidate in sampled]
         options = self._options
         # Seeded by decision, not by episode: agents that act concurrently finish in any order.
-        rng = random.Random(stable_hash(self._seed, "selection", *scope, asked.agent, asked.turn))
+        rng = random.Random(stable_hash(self._seed, "selection", *_parts(asked)))
         committed = select(rewards, options.selection, rng, options.softmax_temperature)
         return Decision(
             asked.agent,
             asked.turn,
-            policy_name,
+            policy,
             prompt_ids,
             tuple(sampled),
             committed,
@@ -375,11 +403,25 @@ class Team:
             asked.trained,
         )
 
-    async def _score(self, generation: Generation, asked: Asked) -> Candidate:
+    async def resample(self, decision: Decision, index: int) -> Generation:
+        """Samples one more answer to the prompt of a decision of this team, candidate `index`.
+
+        Raises EpisodeFailed if sampling failed.
+        """
+        return await self._generate(decision, decision.policy, decision.prompt_ids, index)
+
+    async def _generate(self, of: Asked | Decision, policy: str, prompt_ids: list[int], index: int) -> Generation:
+        seed = None if self._seed is None else stable_hash(self._seed, *_parts(of), index) & 0x7FFFFFFF
+        generation = await self._policies[policy].generate(f"{self._episode_id}.{of.name}", prompt_ids, seed)
         self.generated_tokens += generation.tokens
-        where = f"agent {asked.agent!r}, turn {asked.turn}"
         if not generation.tokens:
-            raise EpisodeFailed("empty", f"{where}: the engine returned no tokens")
+            raise EpisodeFailed("empty", f"agent {of.agent!r}, turn {of.turn}: the engine returned no tokens")
+        return generation
+
+    async def _score(self, generation: Generation, asked: Asked) -> Candidate:
+        where = f"agent {asked.agent!r}, turn {asked.turn}"
+        if not self._scored and asked.samples == 1:
+            return Candidate(generation, Score(), 0.0)
         try:
             scored = Score() if asked.score is None else asked.score(generation.text)
             if inspect.isawaitable(scored):
@@ -399,6 +441,11 @@ class Team:
         return Candidate(generation, scored, reward)
 
 
+def _parts(of: Asked | Decision) -> tuple[object, ...]:
+    """Returns what the seeds of a decision derive from beside the episode's seed."""
+    return (*((of.scope,) if of.scope else ()), of.agent, of.turn)
+
+
 def _lowest_for_errors(sampled: list[Candidate]) -> list[Candidate]:
     """Returns candidates in which those without a score have the lowest reward of the others, and at most 0.
 
@@ -411,7 +458,7 @@ def _lowest_for_errors(sampled: list[Candidate]) -> list[Candidate]:
     return [candidate if candidate.error is None else replace(candidate, reward=lowest) for candidate in sampled]
 
 
-async def _gather(awaitables: Sequence[Awaitable[Candidate]]) -> list[Candidate]:
+async def gather_or_cancel(awaitables: Sequence[Awaitable[T]]) -> list[T]:
     """Like asyncio.gather, but the first error cancels the other awaitables and waits for them.
 
     Otherwise a failed episode would continue to use the engine.

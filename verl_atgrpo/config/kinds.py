@@ -105,6 +105,8 @@ def words(hint: Any, metadata: Sequence[Any] = ()) -> str:
         length = next((f" of {bound.min_length}" for bound in bounds if isinstance(bound, Len)), "")
         inner = words(arguments[0]) if arguments else "anything"
         return f"a list{length}" + ("" if inner == "anything" else f" (each: {inner})")
+    if origin is dict and typing.get_origin(arguments[1]) is Annotated:
+        return f"a section (each: {words(arguments[1])})"
     return "a section"
 
 

@@ -107,6 +107,7 @@ def _check_team_job(view: View, settings: AtGrpoConfig) -> None:
     environment = settings.make_environment()
     settings.validation_policies_of(environment)
     check_estimator_agents(settings, environment)
+    check_branch_agents(settings, environment)
     check_devices(settings, config.trainer.n_gpus_per_node)
     check_policies(view, settings)
     check_tasks(settings, environment, config.data.train_batch_size)
@@ -132,6 +133,16 @@ def check_estimator_agents(settings: AtGrpoConfig, env: Environment) -> None:
             f"{key}.sub_calls={spec.sub_calls} has no effect: {spec.main_agent!r} is the only agent of {name!r}; use "
             "estimator: mas_grpo"
         )
+
+
+def check_branch_agents(settings: AtGrpoConfig, env: Environment) -> None:
+    """Raises ConfigError if `at_grpo.branch.at` names an agent that the environment does not have."""
+    for agent in settings.branch.at if settings.branch is not None and isinstance(settings.branch.at, dict) else ():
+        if agent not in env.agents:
+            raise ConfigError(
+                f"{SECTION}.branch.at.{agent} is not an agent of {settings.environment['name']!r}: it has "
+                f"{', '.join(env.agents)}"
+            )
 
 
 def check_devices(settings: AtGrpoConfig, available: int) -> None:

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from verl_atgrpo import environment
+from verl_atgrpo.branching import BranchOptions
 from verl_atgrpo.config.kinds import Count, Seconds, Weight, words
 from verl_atgrpo.environment import Environment, Split
 from verl_atgrpo.estimators.spec import EstimatorSpec, resolve_spec
@@ -40,6 +41,7 @@ Name = Annotated[str, AfterValidator(_identifier)]
 Tasks = Annotated[int, Ge(1), Le(10_000_000)]
 """Numbers of tasks: each of them is made once at the start, and indexed."""
 Retries = Annotated[int, Ge(0), Le(1000)]
+Index = Annotated[int, Ge(0), Le(1_000_000)]
 Options = dict[str, Any]
 """A section with keys of verl, of an environment or of an estimator."""
 
@@ -90,6 +92,24 @@ class GroupFilter(Section):
     """Maximum number of tasks of a step, including those of `data.train_batch_size`."""
 
 
+class BranchSettings(Section):
+    """Rewards by what becomes of an episode after each candidate: `at_grpo.branch`, with `scheme: branch`."""
+
+    at: Literal["first", "random", "every"] | dict[str, Index] = "every"
+    """Where an episode branches: at its `first` decision, a `random` one, `every` one, or `{<agent>: <n>}`: at these
+    agents' n-th decisions, counted from 0."""
+    continuations: Annotated[int, Ge(1), Le(4096)] = 1
+    """Continuations of every candidate; its reward is the mean of their team rewards."""
+    nested: bool = False
+    """Whether continuations branch as well: a candidate's value is then the mean of the next group's values."""
+    score_weight: Weight = 0.0
+    """Weight of a candidate's own mixed score beside its continuations; 0: scores are not called."""
+    min_tokens: Annotated[int, Ge(0)] = 0
+    """Fewest tokens of the prompt of a decision to branch at."""
+    max_tokens: Count | None = None
+    """Most tokens of the prompt of a decision to branch at; null: no limit."""
+
+
 class RecordSettings(Section):
     """Episodes recorded for `verl-atgrpo report`."""
 
@@ -122,14 +142,17 @@ class AtGrpoConfig(Section):
     """Whether log-probs and updates run every shared token once (docs/prefix_trees.md). `auto`: where a comparison
     with rows one by one agrees at the start."""
     candidates: Annotated[int, Ge(2), Le(4096)] = 4
-    """K: candidates at every decision (`tree`), or episodes of every task (`parallel`)."""
+    """K: candidates at every decision (`tree`) or branch point (`branch`), or episodes of every task (`parallel`)."""
     alpha: Weight = 1.0
-    """Weight of the team part in the mixed reward alpha * team + local_weight * local (`tree`, or
-    `episode_reward: scores`)."""
+    """Weight of the team part in the mixed reward alpha * team + local_weight * local (`tree`, or with
+    `episode_reward: scores` or `branch.score_weight`)."""
     local_weight: Weight = 1.0
     """Weight of the local part: 1 as in the paper; 0 leaves only the team part."""
-    scheme: Literal["tree", "parallel"] = "tree"
-    """`tree`: AT-GRPO. `parallel`: independent episodes, each with one reward for all its rows."""
+    scheme: Literal["tree", "parallel", "branch"] = "tree"
+    """`tree`: AT-GRPO. `parallel`: independent episodes, each with one reward for all its rows. `branch`: candidates
+    are rewarded by what becomes of the episode after them, for teams without scores (see docs/branching.md)."""
+    branch: BranchSettings | None = None
+    """Where episodes branch, with `scheme: branch`."""
     episode_reward: Literal["outcome", "scores"] = "outcome"
     """The reward of an episode (`parallel`): its outcome's team reward, or the sum of its answers' mixed rewards."""
     selection: Selection = "greedy"
@@ -217,7 +240,7 @@ class AtGrpoConfig(Section):
         for refused, why in _OF_ESTIMATORS:
             if refused(self, spec):
                 names = ", ".join(self.policies or {})
-                raise ConfigError(f"{key}{why.format(spec=spec, policies=names)}")
+                raise ConfigError(f"{key}{why.format(spec=spec, policies=names, scheme=self.scheme)}")
 
     @functools.cached_property
     def spec(self) -> EstimatorSpec:
@@ -292,6 +315,10 @@ class AtGrpoConfig(Section):
             softmax_temperature=self.softmax_temperature or 1.0,
         )
 
+    def branch_options(self) -> BranchOptions:
+        """Returns the settings of `branching.play_branched`."""
+        return BranchOptions(candidates=self.candidates, **(self.branch or BranchSettings()).model_dump())
+
     @property
     def training_episodes(self) -> int:
         """Episodes per task in training."""
@@ -300,6 +327,8 @@ class AtGrpoConfig(Section):
     @property
     def reward_is_outcome(self) -> bool:
         """Whether candidates' own rewards train nothing."""
+        if self.scheme == "branch":
+            return self.branch is None or self.branch.score_weight == 0
         return self.scheme == "parallel" and self.episode_reward == "outcome"
 
     def split_size(self, env: Environment, split: Split) -> int:
@@ -313,22 +342,47 @@ SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "n", "name", 
 """Keys of `actor_rollout_ref.rollout` that a policy's block cannot set."""
 
 
-_PARALLEL = " has no effect with scheme: parallel; remove it"
-_PARALLEL_SCORES = f"{_PARALLEL} or use episode_reward: scores"
+_NOT_HERE = " has no effect with scheme: {self.scheme}; remove it"
+_NO_SCORES = f"{_NOT_HERE}, or use episode_reward: scores (parallel) or branch.score_weight (branch)"
 _TOGETHER: tuple[tuple[str, Callable[[AtGrpoConfig], Any], str], ...] = (
     (
         "softmax_temperature",
         lambda c: c.softmax_temperature is not None and c.selection != "softmax",
         " has no effect with selection: {self.selection}; remove it or use selection: softmax",
     ),
-    ("alpha", lambda c: c.reward_is_outcome and c.alpha != 1, _PARALLEL_SCORES),
-    ("local_weight", lambda c: c.reward_is_outcome and c.local_weight != 1, _PARALLEL_SCORES),
+    ("alpha", lambda c: c.reward_is_outcome and c.alpha != 1, _NO_SCORES),
+    ("local_weight", lambda c: c.reward_is_outcome and c.local_weight != 1, _NO_SCORES),
     (
         "episode_reward",
-        lambda c: c.scheme == "tree" and c.episode_reward != "outcome",
-        " has no effect with scheme: tree, where every candidate has its own reward; remove it",
+        lambda c: c.scheme != "parallel" and c.episode_reward != "outcome",
+        " has no effect with scheme: {self.scheme}, where every candidate has its own reward; remove it",
     ),
-    ("selection", lambda c: c.scheme == "parallel" and c.selection != "greedy", _PARALLEL),
+    ("selection", lambda c: c.scheme != "tree" and c.selection != "greedy", _NOT_HERE),
+    (
+        "scheme",
+        lambda c: c.scheme == "branch" and c.branch is None,
+        " needs to know where to branch: set branch.at to every, first, random or {{<agent>: <n>}}",
+    ),
+    (
+        "branch.at",
+        lambda c: c.branch and c.scheme != "branch",
+        " has no effect with scheme: {self.scheme}; remove branch, or use scheme: branch",
+    ),
+    (
+        "branch.at",
+        lambda c: c.branch and c.branch.at == {},
+        " names no decision; set it to every, first, random or {{<agent>: <n>}}",
+    ),
+    (
+        "branch.nested",
+        lambda c: c.branch and c.branch.nested and c.branch.at in ("first", "random"),
+        " has no effect with at: {self.branch.at}, one branch point; use at: every or {{<agent>: <n>, ...}}",
+    ),
+    (
+        "branch.max_tokens",
+        lambda c: c.branch and c.branch.max_tokens is not None and c.branch.max_tokens < c.branch.min_tokens,
+        " is less than min_tokens={self.branch.min_tokens}: no decision is between",
+    ),
     (
         "local_weight",
         lambda c: c.alpha == c.local_weight == 0,
@@ -350,21 +404,21 @@ _TOGETHER: tuple[tuple[str, Callable[[AtGrpoConfig], Any], str], ...] = (
 _OWN_ROWS = "each of several policies ({policies}) has only its own agents'"
 _OF_ESTIMATORS: tuple[tuple[Callable[[AtGrpoConfig, EstimatorSpec], bool], str], ...] = (
     (
-        lambda c, spec: c.scheme == "tree" and spec.unit == "trajectory",
+        lambda c, spec: c.scheme != "parallel" and spec.unit == "trajectory",
         " compares whole trajectories: use scheme: parallel, or estimator: at_grpo",
     ),
     (
-        lambda c, spec: c.scheme == "tree" and spec.unit == "call",
+        lambda c, spec: c.scheme != "parallel" and spec.unit == "call",
         " aligns the calls of whole episodes: use scheme: parallel, or estimator: at_grpo",
     ),
     (
-        lambda c, spec: c.scheme == "tree" and bool(spec.step_weight),
-        ": step_weight={spec.step_weight} compares equal prompts of different episodes, but with scheme: tree a "
+        lambda c, spec: c.scheme != "parallel" and bool(spec.step_weight),
+        ": step_weight={spec.step_weight} compares equal prompts of different episodes, but with scheme: {scheme} a "
         "group has one prompt; use scheme: parallel, or step_weight: 0",
     ),
     (
-        lambda c, spec: c.scheme == "tree" and "agent" in spec.scopes,
-        ": the scope agent has no effect with scheme: tree, where a group has one agent; use scheme: parallel, or "
+        lambda c, spec: c.scheme != "parallel" and "agent" in spec.scopes,
+        ": the scope agent has no effect with scheme: {scheme}, where a group has one agent; use scheme: parallel, or "
         "estimator: at_grpo",
     ),
     # A policy's update has only its own agents' rows, which do not give the team's mean and std.

@@ -45,7 +45,7 @@ def training_rows(
 ) -> Iterator[Row]:
     """Yields a row for every candidate of an episode's trained decisions.
 
-    `tree`: the group is the decision and the reward is the candidate's own mixed reward.
+    `tree`, `branch`: the group is the decision and the reward is the candidate's own.
     `parallel`: the group is the task, and the reward is the episode's.
 
     Args:
@@ -58,14 +58,14 @@ def training_rows(
     if episode_reward == "scores":
         whole = sum(decision.candidates[decision.committed].reward for decision in trained)
     for position, decision in enumerate(trained):
-        group = f"{uid}.{session}.{decision.name}" if scheme == "tree" else uid
+        group = uid if scheme == "parallel" else f"{uid}.{session}.{decision.name}"
         compared: dict[str, Any] = {}
         if "left" in needs:
             compared["left"] = len(trained) - 1 - position
         if "anchor" in needs:
             compared["anchor"] = anchor_of(decision.prompt_ids)
         for number, candidate in enumerate(decision.candidates):
-            reward = candidate.reward if scheme == "tree" else whole
+            reward = whole if scheme == "parallel" else candidate.reward
             tags = {
                 **_tags(record, decision, candidate),
                 "group": group,

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.utils.config import omega_conf_to_dataclass
 
+from verl_atgrpo.branching import play_branched
 from verl_atgrpo.compat import freeze_startup_objects
 from verl_atgrpo.config.policies import job_of
 from verl_atgrpo.config.schema import AtGrpoConfig
@@ -24,7 +25,7 @@ from verl_atgrpo.rollout.rows import DEAL, Row, episode_fields, failed_validatio
 from verl_atgrpo.rollout.trace import TraceBudget, TracedTeam
 from verl_atgrpo.sandbox.pool import POOL
 from verl_atgrpo.serving.requests import Gate, PatientClient, engine_params
-from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, Team, episode_seed, play
+from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, Replayed, Team, episode_seed, play
 from verl_atgrpo.trainer import queue
 
 logger = logging.getLogger(__name__)
@@ -183,35 +184,49 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
                     "trace": traced,
                 },
             )
-        team = make(
-            policy_of,
-            policies,
-            self._settings.team_options(),
-            scheme="evaluate" if validate else "tree" if self._settings.scheme == "tree" else "parallel",
-            episode_id=f"{prompt['uid']}.{session}",
-            seed=episode_seed(
-                self._settings.seed,
-                split,
-                "val" if validate else step,
-                index,
-                session,
-                deal=0 if validate else int(prompt[DEAL]),
-            ),
-            on_score_error=functools.partial(self._count_score_error, f"task {index} ({split})"),
+        settings, teams = self._settings, []
+        seed = episode_seed(
+            settings.seed,
+            split,
+            "val" if validate else step,
+            index,
+            session,
+            deal=0 if validate else int(prompt[DEAL]),
         )
+
+        def make_team(path: str = "", replayed: Mapping[str, Replayed] | None = None) -> Team:
+            team = make(
+                policy_of,
+                policies,
+                settings.team_options(),
+                scheme="evaluate" if validate else "tree" if settings.scheme == "tree" else "parallel",
+                episode_id=f"{prompt['uid']}.{session}",
+                seed=seed,
+                on_score_error=functools.partial(self._count_score_error, f"task {index} ({split})"),
+                path=path,
+                replayed=replayed,
+                scored=validate or settings.scheme != "branch" or not settings.reward_is_outcome,
+            )
+            teams.append(team)
+            return team
+
+        environment = self._environment
+        task = environment.task(split, index)
         try:
-            return await play(self._environment, self._environment.task(split, index), team)
+            if settings.scheme == "branch" and not validate:
+                return await play_branched(environment, task, make_team, settings.branch_options(), seed)
+            return await play(environment, task, make_team())
         finally:
             if not validate:
                 for policy in policies.values():
                     self._report.counts.update(policy.counts)
-                self._report.counts["tokens"] += team.generated_tokens
+                self._report.counts["tokens"] += sum(team.generated_tokens for team in teams)
 
     async def _write(
         self, prompt: dict[str, Any], session: int, result: EpisodeRecord | BaseException, validate: bool
     ) -> None:
         uid, settings = prompt["uid"], self._settings
-        turns = len(result.decisions) if isinstance(result, EpisodeRecord) else 0
+        turns = sum(not one.scope for one in result.decisions) if isinstance(result, EpisodeRecord) else 0
         info: dict[str, float] = {}
         if not isinstance(result, EpisodeRecord):
             policy, tokenizer = next(iter(self._tokenizers.items()))

@@ -1,0 +1,75 @@
+"""The section `at_grpo.branch`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+
+from verl_atgrpo.branching import BranchOptions
+from verl_atgrpo.config.run_check import check_branch_agents
+from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
+
+
+def settings(scheme: str = "branch", **section: Any) -> AtGrpoConfig:
+    return AtGrpoConfig.from_mapping({"environment": {"name": "walk"}, "scheme": scheme, **section})
+
+
+def test_a_section_becomes_options_with_the_recipes_k() -> None:
+    branch = {"at": {"pacer": 1}, "continuations": 2, "nested": True, "min_tokens": 3, "max_tokens": 9}
+    made = settings(candidates=6, branch=branch).branch_options()
+    assert made == BranchOptions({"pacer": 1}, 6, 2, True, 0.0, 3, 9)
+    defaults = settings(candidates=4, branch={}).branch_options()
+    assert defaults == BranchOptions()
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"scheme": "branch"}, "scheme='branch' needs to know where to branch: set branch.at to every, first, random"),
+        ({"scheme": "tree", "branch": {}}, "branch.at='every' has no effect with scheme: tree; remove branch"),
+        ({"scheme": "parallel", "branch": {"at": "first"}}, "branch.at='first' has no effect with scheme: parallel"),
+        ({"branch": {"at": "last"}}, "branch.at='last': "),
+        ({"branch": {"at": {}}}, "branch.at={} names no decision"),
+        (
+            {"branch": {"at": {"pacer": -1}}},
+            r"branch.at={'pacer': -1}: one of first, .* or a section \(each: a whole number, at least 0",
+        ),
+        ({"branch": {"at": {"pacer": True}}}, "branch.at={'pacer': True}: one of first, random, every or a section"),
+        ({"branch": {"continuations": 0}}, "branch.continuations=0: a whole number, at least 1"),
+        ({"branch": {"score_weight": -1}}, "branch.score_weight=-1: a number, at least 0"),
+        ({"branch": {"at": "first", "nested": True}}, "branch.nested=True has no effect with at: first"),
+        ({"branch": {"at": "random", "nested": True}}, "branch.nested=True has no effect with at: random"),
+        ({"branch": {"min_tokens": 9, "max_tokens": 3}}, "branch.max_tokens=3 is less than min_tokens=9"),
+        ({"branch": {"points": 1}}, "branch.points is not a known key: use one of at, continuations, nested"),
+        ({"branch": {}, "candidates": 1}, "candidates=1: a whole number, at least 2"),
+        ({"branch": {}, "alpha": 0.5}, "alpha=0.5 has no effect with scheme: branch; .* branch.score_weight"),
+        ({"branch": {}, "local_weight": 0.5}, "local_weight=0.5 has no effect with scheme: branch"),
+        ({"branch": {}, "selection": "first"}, "selection='first' has no effect with scheme: branch; remove it"),
+        ({"branch": {}, "episode_reward": "scores"}, "episode_reward='scores' has no effect with scheme: branch"),
+        ({"branch": {}, "estimator": "mas_grpo"}, "estimator='mas_grpo' compares whole trajectories"),
+        (
+            {"branch": {}, "estimator": "dr_mas"},
+            "estimator=.dr_mas.: the scope agent has no effect with scheme: branch",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^at_grpo.{message}"):
+        settings(**section)
+
+
+def test_weights_have_an_effect_beside_a_weight_of_scores() -> None:
+    settings(branch={"score_weight": 0.5}, alpha=0.5, local_weight=0)
+
+
+def test_agents_must_be_the_environments() -> None:
+    made = settings(branch={"at": {"navigator": 0}})
+    check_branch_agents(made, made.make_environment())
+    made = settings(branch={"at": {"navigator": 0, "pilot": 1}})
+    with pytest.raises(
+        ConfigError, match=r"at_grpo\.branch\.at\.pilot is not an agent of 'walk': it has navigator, p"
+    ):
+        check_branch_agents(made, made.make_environment())

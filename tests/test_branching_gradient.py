@@ -1,0 +1,67 @@
+"""The gradient that branching estimates is the exact one of the expected outcome; greedy commits estimate another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+from fakes.tables import Gradient, Tables, branched, by_length, distance, tree
+
+from verl_atgrpo.branching import BranchOptions
+from verl_atgrpo.team import EpisodeRecord
+
+TABLES = Tables()
+EXACT = TABLES.gradient()
+
+
+def estimates(play: Callable[[int], Coroutine[Any, Any, EpisodeRecord]], episodes: int) -> list[Gradient]:
+    async def all_of_them() -> list[Gradient]:
+        return [TABLES.estimate(await play(number)) for number in range(episodes)]
+
+    return asyncio.run(all_of_them())
+
+
+def test_the_exact_gradient_is_that_of_finite_differences() -> None:
+    step, again = 1e-6, Tables()
+    for row, k in ((0, 1), (5, 0), (30, 2)):
+        history = list(TABLES.policy)[row]
+        shares = TABLES.policy[history] * np.exp(step * np.eye(3)[k])
+        again.policy[history] = shares / shares.sum()
+        assert (again.value("") - TABLES.value("")) / step == pytest.approx(EXACT[row, k], abs=1e-6)
+        again.policy[history] = TABLES.policy[history]
+
+
+@pytest.mark.parametrize(
+    ("options", "share", "lengths"),
+    [
+        (BranchOptions(at="every", candidates=3), 1, {0, 1, 2, 3}),
+        (BranchOptions(at="first", candidates=3, continuations=2), 1, {0}),
+        (BranchOptions(at={"right": 1}, candidates=2), 1, {3}),
+        (BranchOptions(at="random", candidates=2), 1 / 4, {0, 1, 2, 3}),
+    ],
+    ids=["every", "first", "one agent's turn", "random"],
+)
+def test_branching_estimates_the_exact_gradient(options: BranchOptions, share: float, lengths: set[int]) -> None:
+    """`share`: how often each decision of an episode is a branch point. `lengths`: of histories at branch points."""
+    made = estimates(lambda number: branched(TABLES, number, options), 1000)
+    for length, exact in by_length(EXACT).items():
+        parts = [by_length(estimate)[length] for estimate in made]
+        error, expected = distance(parts, exact * share * (length in lengths))
+        assert error <= 2 * expected, length
+
+
+def test_greedy_commits_estimate_another_gradient() -> None:
+    """Even with exact values as scores: later groups lie where the best of K leads, not where the policy does."""
+    made = estimates(lambda number: tree(TABLES, number, candidates=3), 1000)
+    first = [by_length(estimate)[0] for estimate in made]
+    error, expected = distance(first, by_length(EXACT)[0])
+    assert error <= 2 * expected, "the first decision has no decision before it"
+    later = [by_length(estimate)[3] for estimate in made]
+    error, expected = distance(later, by_length(EXACT)[3])
+    assert error > 8 * expected
+    unselected = estimates(lambda number: tree(TABLES, number, candidates=3, selection="first"), 1000)
+    error, expected = distance(unselected, EXACT)
+    assert error <= 2 * expected

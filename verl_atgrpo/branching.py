@@ -1,0 +1,189 @@
+"""Branching by replay: a candidate's reward is what becomes of the episode after it.
+
+An episode is a function of its replies. So `run` is played again with the recorded replies up to a decision, one of K
+candidates is put in its place, and the episode goes on with fresh samples to its end: a continuation. The candidate's
+reward is the mean team reward of its continuations, and the K candidates are the group. No environment is copied, and
+none needs a score.
+
+Unbiased: given the decisions before it, all candidates of a group come from the policy, and so does all that follows
+them. The episode itself may serve as the first candidate's first continuation, unless its end decided where to branch
+(`at: random`).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from verl_atgrpo.environment import Environment, stable_hash
+from verl_atgrpo.team import (
+    Candidate,
+    Decision,
+    EpisodeFailed,
+    EpisodeRecord,
+    Replayed,
+    ReplayError,
+    Team,
+    gather_or_cancel,
+    play,
+)
+
+Point = Literal["first", "random", "every"]
+
+
+@dataclass(frozen=True)
+class BranchOptions:
+    """Where episodes branch, and how candidates are rewarded."""
+
+    at: Point | Mapping[str, int] = "every"
+    """`first`: at the first decision. `random`: at one of the episode's decisions, all equally likely. `every`: at
+    every decision. `{<agent>: <n>}`: at these agents' n-th decisions, counted from 0."""
+    candidates: int = 4
+    """K."""
+    continuations: int = 1
+    """Continuations of every candidate."""
+    nested: bool = False
+    """Whether continuations branch as well: a candidate's value is the mean of the values of the next group's, down to
+    the ends of episodes (MALT, arXiv 2412.01928)."""
+    score_weight: float = 0.0
+    """Weight of a candidate's own mixed score beside the mean of its continuations; 0: scores are not called."""
+    min_tokens: int = 0
+    """Fewest tokens of the prompt of a decision to branch at."""
+    max_tokens: int | None = None
+    """Most tokens of the prompt of a decision to branch at."""
+
+
+MakeTeam = Callable[[str, Mapping[str, Replayed]], Team]
+"""(path, what to replay by `<agent>.<turn>`) -> a team that samples one candidate a decision."""
+
+
+async def play_branched(
+    environment: Environment, task: object, make_team: MakeTeam, options: BranchOptions, seed: int
+) -> EpisodeRecord:
+    """Plays an episode and its branches; only the groups at branch points are trained.
+
+    Returns the episode's outcome and decisions, those at which it branched with K candidates, and then the groups of
+    its continuations.
+
+    Args:
+        environment: plays the task.
+        task: what to play.
+        make_team: makes the team of the episode (path "") or of a continuation.
+        options: where to branch, and K.
+        seed: decides where to branch with `at: random`.
+
+    Raises:
+        EpisodeFailed: a decision failed, or the episode has no decision to branch at.
+        ReplayError: a decision differs when the episode is played again with the same replies.
+    """
+    tree = _Tree(environment, task, make_team, options)
+    trunk = await tree.play("", {})
+    if not trunk.points:
+        raise EpisodeFailed("no_branch_point", f"no decision to branch at (at_grpo.branch.at={options.at})")
+    if options.nested:
+        points = trunk.points[:1]  # the continuations branch at the others
+    elif options.at == "random":
+        points = [random.Random(stable_hash(seed, "branch")).choice(trunk.points)]
+    else:
+        points = trunk.points[:1] if options.at == "first" else trunk.points
+    branches = await gather_or_cancel([tree.branch(trunk, point) for point in points])
+    groups = {group.name: group for branch in branches for group in branch.groups}
+    decisions = [groups.pop(one.name, replace(one, trained=False)) for one in trunk.record.decisions]
+    return EpisodeRecord([*decisions, *groups.values()], trunk.record.outcome)
+
+
+@dataclass(frozen=True)
+class _Path:
+    """An episode played to its end."""
+
+    name: str
+    team: Team
+    record: EpisodeRecord
+    points: list[Decision]
+    """The decisions at which it may still branch, in the order of their start."""
+
+    @property
+    def own(self) -> dict[str, Decision]:
+        """`<agent>.<turn>` -> decision, without those that scores made."""
+        return {f"{one.agent}.{one.turn}": one for one in self.record.decisions if one.scope == self.name}
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """A branch point's group, with the groups of its continuations."""
+
+    value: float
+    """Mean of the candidates' values, without their own scores."""
+    groups: list[Decision]
+    """Its own first."""
+
+
+@dataclass(frozen=True)
+class _Tree:
+    environment: Environment
+    task: object
+    make_team: MakeTeam
+    options: BranchOptions
+
+    async def play(self, name: str, replayed: Mapping[str, Replayed]) -> _Path:
+        """Plays an episode that begins with the replayed decisions."""
+        team = self.make_team(name, replayed)
+        try:
+            path = _Path(name, team, await play(self.environment, self.task, team), [])
+            if missing := set(replayed) - set(path.own):
+                raise ReplayError(f"the decision {min(missing)!r} is not made again")
+        except ReplayError as error:
+            raise ReplayError(
+                f"{type(self.environment).__name__}, played again with the same replies: {error}; run must depend on "
+                "nothing but the task and the replies"
+            ) from error
+        points = [one for key, one in path.own.items() if key not in replayed and self._may_branch(one)]
+        return replace(path, points=sorted(points, key=lambda one: one.order))
+
+    def _may_branch(self, decision: Decision) -> bool:
+        at, most, tokens = self.options.at, self.options.max_tokens, len(decision.prompt_ids)
+        named = isinstance(at, str) or at.get(decision.agent) == decision.turn
+        return decision.trained and named and self.options.min_tokens <= tokens and (most is None or tokens <= most)
+
+    async def branch(self, path: _Path, point: Decision) -> _Branch:
+        """Puts K candidates in the place of a decision's, and plays their continuations."""
+        options, key = self.options, f"{point.agent}.{point.turn}"
+        # Where a random point lies depends on what followed the episode's own reply: that one would be biased.
+        kept = [] if options.at == "random" else [point.candidates[0].generation]
+        fresh = [path.team.resample(point, number) for number in range(1, 1 + options.candidates - len(kept))]
+        replies = [*kept, *await gather_or_cancel(fresh)]
+        before = {
+            name: Replayed(one.prompt_ids, one.candidates[one.committed])
+            for name, one in path.own.items()
+            if one.order < point.order
+        }
+
+        async def follow(number: int, continuation: int) -> tuple[Candidate, _Branch]:
+            if number < len(kept) and continuation == 0:
+                after = replace(path, points=[one for one in path.points if one.order > point.order])
+            else:
+                reply = Replayed(point.prompt_ids, replies[number])
+                after = await self.play(f"{point.name}={number}.{continuation}/", {**before, key: reply})
+            return after.own[key].candidates[0], await self._worth(after)
+
+        numbers = range(options.candidates)
+        played = await gather_or_cancel([follow(n, m) for n in numbers for m in range(options.continuations)])
+        candidates, values, inner = [], [], []
+        for number in numbers:
+            of_reply = played[number * options.continuations : (number + 1) * options.continuations]
+            own = of_reply[0][0]
+            value = math.fsum(branch.value for _, branch in of_reply) / options.continuations
+            candidates.append(replace(own, reward=value + options.score_weight * own.reward))
+            values.append(value)
+            inner += [group for _, branch in of_reply for group in branch.groups]
+        group = replace(point, candidates=tuple(candidates), committed=0)
+        return _Branch(math.fsum(values) / len(values), [group, *inner])
+
+    async def _worth(self, path: _Path) -> _Branch:
+        """Returns the value of an episode: its team reward, or that of the next branch point with `nested`."""
+        if self.options.nested and path.points:
+            return await self.branch(path, path.points[0])
+        return _Branch(path.record.outcome.team_reward, [])
