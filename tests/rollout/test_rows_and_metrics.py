@@ -67,6 +67,7 @@ def test_tree_rows() -> None:
     assert rows[3].tags == {
         "agent": "planner",
         "turn": 0,
+        "scope": "",
         "policy": "policy_of_planner",
         "group": groups[3],
         "candidate": 1,
@@ -145,6 +146,7 @@ def test_validation_rows_end_with_the_last_decision() -> None:
     assert rows[-1].tags == {
         "agent": "planner",
         "turn": 1,
+        "scope": "",
         "policy": "policy_of_planner",
         "committed": True,
         "reward": 1.0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -91,6 +92,22 @@ def test_decisions_in_their_order_with_their_tokenizer_and_the_committed_one() -
     for row in found:
         assert (row["step"], row["split"], row["task"], row["episode"]) == (3, "train", 5, 0)
         assert (row["success"], row["episode_reward"], row["prompt_tokens"]) == (True, 0.75, 4)
+
+
+def test_decisions_of_scores_and_of_continuations_are_decisions_of_their_own() -> None:
+    turns = [turn_of("b", 0, "two", "x", "y"), turn_of("b", 0, "two", "v", "w")]
+    nested = [replace(turn, scope=f"a.0.{number}/") for number, turn in enumerate(turns)]
+    episode = EpisodeRecord([*nested, turn_of("a", 0, "one", "z", "u")], Outcome(True, 1.0))
+    rows = [
+        SampledRow(row.key, {**row.tags, "task": 5, **VERSION}, row.prompt_ids, row.generation.token_ids, 0.0)
+        for row in training_rows("uid", 0, episode, "tree")
+    ]
+    found = decisions(rows, "train", 1, TOKENIZERS)
+    assert [(row["scope"], row["agent"], len(row["candidates"])) for row in found] == [
+        ("a.0.0/", "b", 2),
+        ("a.0.1/", "b", 2),
+        ("", "a", 2),
+    ]
 
 
 def test_what_is_recorded_is_read_back_whole(tmp_path: Path) -> None:

@@ -113,7 +113,8 @@ function browseEpisodes(place, episodes, agents, policies) {
     const head = ["answer", "tokens", "team", "local", "reward", "advantage"].map(
       (name) => make("th", {scope: "col"}, name));
     return make("article", {class: "card"},
-      make("header", {}, make("span", {class: `dot fill${colour}`}), make("h3", {}, `${one.agent}, turn ${one.turn + 1}`),
+      make("header", {}, make("span", {class: `dot fill${colour}`}),
+        make("h3", {}, `${one.scope}${one.agent}, turn ${one.turn + 1}`),
         make("span", {class: "note"}, policies > 1 ? `policy ${one.policy}` : ""),
         make("span", {class: "note"}, `prompt of ${one.prompt_tokens} ${one.prompt_tokens === 1 ? "token" : "tokens"}`)),
       make("div", {class: "columns"},

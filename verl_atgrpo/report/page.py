@@ -20,7 +20,7 @@ from verl_atgrpo.report.panels import MOST_POINTS, figures, panels
 from verl_atgrpo.report.records import Run, find, read
 
 _SCRIPTS = ("curves.js", "episodes.js", "page.js")
-_KEPT = ("agent", "turn", "policy", "prompt", "prompt_tokens", "committed", "candidates")
+_KEPT = ("agent", "turn", "scope", "policy", "prompt", "prompt_tokens", "committed", "candidates")
 
 
 def write(run: Path, out: Path, max_megabytes: float) -> str:
@@ -135,7 +135,7 @@ def _within(run: Run, budget: int) -> tuple[list[dict[str, Any]], list[str]]:
             "success": first["success"],
             "reward": first["episode_reward"],
             "failed": first.get("failed", False),
-            "decisions": [{key: row[key] for key in _KEPT} for row in decisions if not row.get("failed")],
+            "decisions": [{key: row.get(key, "") for key in _KEPT} for row in decisions if not row.get("failed")],
         }
         sizes[split][step] += len(embedded(entry).encode())
         episodes.append(entry)

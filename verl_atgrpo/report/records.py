@@ -186,6 +186,7 @@ class _Failed(_Line):
 class _Decision(_Failed):
     agent: str
     turn: Whole
+    scope: str = ""
     policy: str
     prompt: str
     prompt_tokens: Whole

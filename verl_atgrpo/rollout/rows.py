@@ -93,6 +93,7 @@ def _tags(record: EpisodeRecord, decision: Decision, candidate: Candidate) -> di
     return {
         "agent": decision.agent,
         "turn": decision.turn,
+        "scope": decision.scope,
         "policy": decision.policy,
         "team_reward": candidate.score.team,
         "local_reward": candidate.score.local,

@@ -68,7 +68,8 @@ def decisions(
         episode = uid, int(session)
         if episode not in episodes[row.tags["task"]]:
             episodes[row.tags["task"]].append(episode)
-        by_decision[(*episode, row.tags.get("agent"), row.tags.get("turn"))].append((int(index), row))
+        decision = (row.tags.get("scope"), row.tags.get("agent"), row.tags.get("turn"))
+        by_decision[(*episode, *decision)].append((int(index), row))
     numbers = {episode: number for of_task in episodes.values() for number, episode in enumerate(sorted(of_task))}
     records = []
     for (uid, session, *_), unordered in by_decision.items():
@@ -93,6 +94,7 @@ def _decision(rows: Sequence[SampledRow], tokenizers: Mapping[str, Any]) -> dict
     return {
         "agent": tags["agent"],
         "turn": tags["turn"],
+        "scope": tags["scope"],
         "policy": tags["policy"],
         "prompt": tokenizer.decode(rows[0].prompt_ids, skip_special_tokens=False),
         "prompt_tokens": len(rows[0].prompt_ids),
