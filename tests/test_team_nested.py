@@ -193,3 +193,66 @@ def test_the_contract_plays_environments_whose_scores_decide() -> None:
     check_environment(Judged, gold=gold, tasks=3)
     with pytest.raises(EnvironmentContractError, match="side effect"):
         check_environment(Judged, {"leaks": True}, gold=gold, tasks=3)
+
+
+# ------------------------------------------------------------------ later scores
+
+
+def test_a_score_may_be_settled_later_for_all_candidates() -> None:
+    async def workflow(team: Team) -> None:
+        plan = await team.left.act("plan", rewarded(0, 1))
+        done = await team.right.act(f"do {plan.text}", rewarded(3, 2))
+        settled = await team.settle(plan, lambda text: Score(team=int(text) - int(done.text), local=0.5))
+        assert settled.text == plan.text == "1" and settled.reward == 1.5
+
+    record = run(workflow, team_of(candidates=2)[0])
+    assert [[candidate.reward for candidate in one.candidates] for one in record.decisions] == [[0.5, 1.5], [3, 2]]
+    assert [one.committed for one in record.decisions] == [1, 0], "what was committed stays so"
+    in_parallel = run(workflow_of_one, team_of(candidates=2, scheme="parallel")[0])
+    rows = training_rows("u", 0, in_parallel, "parallel", (), "own")
+    assert [(row.tags["agent"], row.reward, row.group) for row in rows] == [("left", 7, "u"), ("right", 0.5, "u")]
+
+
+async def workflow_of_one(team: Team) -> None:
+    plan = await team.left.act("plan")
+    await team.right.act("do", rewarded(0.5))
+    await team.settle(plan, lambda text: Score(local=7))
+
+
+def test_a_judge_may_settle_and_is_named_apart_from_the_first_score() -> None:
+    async def workflow(team: Team) -> None:
+        async def judge(text: str) -> Score:
+            verdict = await team.right.act(f"judge {text}")
+            return Score(local=int(verdict.text) + 1)
+
+        plan = await team.left.act("plan", judge)
+        await team.right.act("do")
+        await team.settle(plan, judge)
+
+    record = run(workflow, team_of(candidates=2)[0])
+    later = ["left.0.0.later/right.0", "left.0.1.later/right.0"]
+    assert names(record) == ["left.0.0/right.0", "left.0.1/right.0", "left.0", "right.0", *later]
+    assert names(run(workflow, team_of(candidates=2, scheme="evaluate")[0])) == ["left.0", "right.0"]
+
+
+def test_a_reward_is_settled_once_and_by_the_team_that_has_it() -> None:
+    async def twice(team: Team) -> None:
+        plan = await team.left.act("plan")
+        await team.settle(plan, rewarded(1, 1))
+        await team.settle(plan, rewarded(2, 2))
+
+    async def again(team: Team) -> None:
+        plan = await team.settle(await team.left.act("plan"), rewarded(1, 1))
+        await team.settle(plan, rewarded(2, 2))
+
+    async def others(team: Team) -> None:
+        await team.settle(await team_of(candidates=2)[0].left.act("plan"), rewarded(1, 1))
+
+    for workflow in (twice, again, others):
+        with pytest.raises(ValueError, match="settle: this is no reply of a decision of the team, or it was settled"):
+            run(workflow, team_of(candidates=2)[0])
+
+
+def test_an_agent_cannot_be_called_settle() -> None:
+    with pytest.raises(ValueError, match="agent name 'settle'"):
+        team_of(agents=("settle",))

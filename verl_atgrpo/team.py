@@ -292,6 +292,7 @@ class Team:
         """Decisions that have started, by scope and by scope and agent."""
         self._nested: dict[str, list[Decision]] = {}
         """Finished decisions of the scores of candidates whose own decision has not finished, by scope."""
+        self._settled: set[str] = set()
         self._closed = False
         self._active: set[asyncio.Task[object]] = set()
         self.decisions: list[Decision] = []
@@ -350,13 +351,71 @@ class Team:
         return candidates or (self._options.candidates if train else 1)
 
     def _finish(self, decision: Decision) -> None:
-        """Adds a decision to the record after those of its scores, which are in an order that no timing changes."""
-        nested = (self._nested.pop(f"{decision.name}.{index}/", []) for index in range(len(decision.candidates)))
-        scored = [inner for of_candidate in nested for inner in sorted(of_candidate, key=lambda inner: inner.order)]
-        if decision.scope != self._path:
-            self._nested.setdefault(decision.scope, []).extend([*scored, decision])
-        else:
-            self.decisions += [*scored, decision]
+        """Adds a decision to the record, after those of its scores."""
+        place = self._collect(decision)
+        place.append(decision)
+
+    def _collect(self, decision: Decision, when: str = "") -> list[Decision]:
+        """Adds the decisions of a decision's scores, in an order that no timing changes, to the list where it belongs.
+
+        Returns that list.
+        """
+        place = self._nested.setdefault(decision.scope, []) if decision.scope != self._path else self.decisions
+        for index in range(len(decision.candidates)):
+            place += sorted(self._nested.pop(f"{decision.name}.{index}{when}/", []), key=lambda inner: inner.order)
+        return place
+
+    async def settle(self, reply: Candidate, score: ScoreFunction) -> Candidate:
+        """Scores a decision of the team's when more is known than at the decision: all its candidates, not one.
+
+        The rewards take the place of those at the decision, which decided what was committed. A score that depends on
+        what followed `reply` must not favour it over the candidates that nothing followed.
+
+        Args:
+            reply: what `act` returned.
+            score: as in `act`.
+
+        Returns:
+            `reply` with its new score.
+
+        Raises:
+            EpisodeFailed: a decision of the score failed.
+            ValueError: `reply` is of no decision of this team, or was settled before.
+        """
+        places = [self.decisions, *self._nested.values()]
+        found = [
+            (place, index)
+            for place in places
+            for index, decision in enumerate(place)
+            if decision.candidates[decision.committed] is reply
+        ]
+        if not found or found[0][0][found[0][1]].name in self._settled:
+            raise ValueError("settle: this is no reply of a decision of the team, or it was settled before")
+        place, index = found[0]
+        decision = place[index]
+        self._settled.add(decision.name)
+        if not self._scored and len(decision.candidates) == 1:
+            return reply
+        asked = Asked(
+            decision.agent,
+            decision.turn,
+            decision.scope,
+            decision.order,
+            "",
+            score,
+            len(decision.candidates),
+            decision.trained,
+        )
+
+        async def settled(number: int, candidate: Candidate) -> Candidate:
+            self._enter(f"{decision.name}.{number}.later/")
+            return await self._score(candidate.generation, asked)
+
+        numbered = enumerate(decision.candidates)
+        scored = _lowest_for_errors(await gather_or_cancel([settled(*candidate) for candidate in numbered]))
+        place[place.index(decision)] = replace(decision, candidates=tuple(scored))
+        self._collect(decision, ".later")
+        return scored[decision.committed]
 
     async def close(self) -> None:
         """Cancels decisions in flight and refuses new ones."""

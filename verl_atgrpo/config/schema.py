@@ -153,8 +153,9 @@ class AtGrpoConfig(Section):
     are rewarded by what becomes of the episode after them, for teams without scores (see docs/branching.md)."""
     branch: BranchSettings | None = None
     """Where episodes branch, with `scheme: branch`."""
-    episode_reward: Literal["outcome", "scores"] = "outcome"
-    """The reward of an episode (`parallel`): its outcome's team reward, or the sum of its answers' mixed rewards."""
+    episode_reward: Literal["outcome", "scores", "own"] = "outcome"
+    """The reward of an episode's rows (`parallel`): its `outcome`'s team reward, the sum of its answers' mixed
+    `scores`, or every row's `own` mixed score."""
     selection: Selection = "greedy"
     """Which candidate is committed (`tree`)."""
     softmax_temperature: Annotated[float, Gt(0), Le(1e300)] | None = None
@@ -343,7 +344,7 @@ SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "n", "name", 
 
 
 _NOT_HERE = " has no effect with scheme: {self.scheme}; remove it"
-_NO_SCORES = f"{_NOT_HERE}, or use episode_reward: scores (parallel) or branch.score_weight (branch)"
+_NO_SCORES = f"{_NOT_HERE}, or use episode_reward: scores or own (parallel), or branch.score_weight (branch)"
 _TOGETHER: tuple[tuple[str, Callable[[AtGrpoConfig], Any], str], ...] = (
     (
         "softmax_temperature",
@@ -420,6 +421,11 @@ _OF_ESTIMATORS: tuple[tuple[Callable[[AtGrpoConfig, EstimatorSpec], bool], str],
         lambda c, spec: c.scheme != "parallel" and "agent" in spec.scopes,
         ": the scope agent has no effect with scheme: {scheme}, where a group has one agent; use scheme: parallel, or "
         "estimator: at_grpo",
+    ),
+    (
+        lambda c, spec: c.episode_reward == "own" and spec.unit == "trajectory",
+        " has one reward for an episode, but with episode_reward: own every row has its own; use estimator: grpo or "
+        "dr_mas, or another episode_reward",
     ),
     # A policy's update has only its own agents' rows, which do not give the team's mean and std.
     (

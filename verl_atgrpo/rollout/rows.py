@@ -46,12 +46,13 @@ def training_rows(
     """Yields a row for every candidate of an episode's trained decisions.
 
     `tree`, `branch`: the group is the decision and the reward is the candidate's own.
-    `parallel`: the group is the task, and the reward is the episode's.
+    `parallel`: the group is the task, and the reward is the episode's, or the candidate's own.
 
     Args:
         needs: `EstimatorSpec.needs`, the labels that the estimator reads beside the group. `left` counts decisions
             in the order in which they finished.
-        episode_reward: the episode's reward in `parallel`: the `outcome`'s, or the sum of the answers' `scores`.
+        episode_reward: the reward of a row in `parallel`: the `outcome`'s, the sum of all answers' `scores`, or its
+            `own`.
     """
     trained = [decision for decision in record.decisions if decision.trained]
     index, whole = 0, record.outcome.team_reward
@@ -65,7 +66,7 @@ def training_rows(
         if "anchor" in needs:
             compared["anchor"] = anchor_of(decision.prompt_ids)
         for number, candidate in enumerate(decision.candidates):
-            reward = whole if scheme == "parallel" else candidate.reward
+            reward = whole if scheme == "parallel" and episode_reward != "own" else candidate.reward
             tags = {
                 **_tags(record, decision, candidate),
                 "group": group,
