@@ -1,9 +1,11 @@
-"""Two policies on devices of their own, at a temperature, with references: log-probs, KL loss, tokenizers, export."""
+"""Two policies on devices of their own, at a temperature, with references and branches: log-probs, losses, export."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from training_jobs import FRESH, SMALL, Start, finish, weights
 
 from verl_atgrpo.export import export
+from verl_atgrpo.report.records import find, read
 
 pytestmark = [pytest.mark.slow, pytest.mark.training]
 
@@ -23,7 +26,7 @@ TEMPERATURE = 0.7
 POLICIES = ("tool_user", "planner")
 
 
-def test_policies_on_devices_of_their_own_at_a_temperature_with_references(
+def test_policies_on_devices_of_their_own_at_a_temperature_with_references_and_branches(
     start: Start, tied_model: Path, tmp_path: Path
 ) -> None:
     models = {"tool_user": tied_model, "planner": tmp_path / "renumbered"}
@@ -43,6 +46,8 @@ def test_policies_on_devices_of_their_own_at_a_temperature_with_references(
         "actor_rollout_ref.actor.use_kl_loss=true",
         f"actor_rollout_ref.rollout.temperature={TEMPERATURE}",
         "at_grpo.environment.max_turns=2",
+        "at_grpo.scheme=branch",
+        "at_grpo.branch={at: every, score_weight: 0.5}",  # outcomes alone may all be equal
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",  # one optimizer step, with the rollout's weights
         "trainer.save_freq=2",
         "trainer.total_training_steps=2",
@@ -54,6 +59,7 @@ def test_policies_on_devices_of_their_own_at_a_temperature_with_references(
     for step in (1, 2):
         data = metrics[step]
         assert data["training/rollout_probs_diff_max"] < FRESH
+        check_branches(tmp_path / "checkpoints", step, data)
         for policy in POLICIES:
             assert data[f"policy/{policy}/grad_norm"] > 0
             # The update's log-probs equal those before it.
@@ -81,6 +87,18 @@ def test_policies_on_devices_of_their_own_at_a_temperature_with_references(
         assert "model.layers.0.mlp.down_proj.weight" in moved
         assert ("model.embed_tokens.weight" in moved) == (policy == "planner")
         check_rows(tmp_path / f"{policy}.pt", model)
+
+
+def check_branches(checkpoints: Path, step: int, data: Mapping[str, Any]) -> None:
+    """Every decision of an episode is a group; its continuations have no rows, but tokens."""
+    episodes = [rows for rows in read(find(checkpoints)).episodes.values() if rows[0]["step"] == step]
+    groups = [row["candidates"] for rows in episodes for row in rows]
+    assert len(groups) == data["team/rows"] / 4
+    assert {len(candidates) for candidates in groups} == {4}
+    assert data["rollout/tokens"] > 1.5 * sum(one["tokens"] for candidates in groups for one in candidates)
+    ends = {round(rows[0]["episode_reward"], 6) for rows in episodes}
+    first = {round(one["reward"] - 0.5 * (one["team"] + one["local"]), 6) for one, *_ in groups}
+    assert first == ends, "a group's first candidate goes on as the episode does"
 
 
 @torch.no_grad()
