@@ -2,8 +2,8 @@
 
 Two games. `Walk`, without walls: a navigator names a direction, a pacer the number of steps. `WalledWalk`: a navigator
 names a direction, a checker says whether that way is free, and a crash ends the episode. No prompt shows a drawing,
-which small models cannot read. `Walk` asks first, so that what all prompts of an agent share is a prefix, which the
-engine computes once; `WalledWalk` tells the facts first, without which the navigator was not seen to learn.
+which small models cannot read. Navigators are asked first and told then, so that what all their prompts share is a
+prefix, which the engine computes once.
 
 Prompts tell position and goal, and splits differ in the goal: no prompt of validation occurs in training.
 """
@@ -243,11 +243,11 @@ class Remembered(State):
 class WalledWalk(_Told):
     """A navigator names a direction, a checker says whether it is free; a crash ends the episode.
 
-    The navigator is told what is around the walker and where the goal lies. The way back is not among the free ways,
-    but in a dead end: a walker that has to leave the direct way would return to where it came from, again and again.
-    It is not named either, as small models repeat the last direction that they read. The checker is told of each
-    direction whether it is a wall or free, the one in question first, so that it can copy a
-    right verdict from a fixed place.
+    The navigator is told where it is, what is around, and which directions lead to the goal: as words alone, since
+    with numbers of rows and columns among them small models hardly tell right directions from wrong ones. The way back
+    is not among the free ways, but in a dead end: a walker that has to leave the direct way would return to where it
+    came from, again and again. The checker is told of each direction whether it is a wall or free, the one in question
+    first, so that it can copy a right verdict from a fixed place.
 
     The best of K candidates of a navigator is hardly ever a wall, so a checker would learn that all ways are free. In
     training it is also asked about a wall, while the navigator chooses; what it says then has no effect on the walk.
@@ -312,7 +312,7 @@ class WalledWalk(_Told):
     async def _turn(self, state: State, turn: int, team: Team) -> tuple[State, bool]:
         way, _ = await asyncio.gather(
             team.navigator.act(
-                chat(f"{self.told(state)} {_WHICH_WAY}"),
+                chat(f"{_WHICH_WAY} {self.told(state)}"),
                 functools.partial(self.score_direction, state),
             ),
             self._practise(state, turn, team),
@@ -344,17 +344,16 @@ class WalledWalk(_Told):
         return said is not None and said.value == "free"
 
     def told(self, state: State) -> str:
-        """Returns what is around the walker and where the goal lies, as sentences."""
+        """Returns where the walker and the goal are, what is around, and which directions lead to the goal."""
         walls, free = self._around(state)
         back = state.back if isinstance(state, Remembered) else None
-        ahead = [way for way in free if way != back]
-        if back is None:
-            ways = f"Free: {_listed(free)}"
-        elif ahead:
-            ways = f"Free, apart from the way back: {_listed(ahead)}"
-        else:
-            ways = f"Free: only the way back, {back}"
-        return f"{where_walker_is(state)} Walls: {_listed(walls)}. {ways}. {where_goal_lies(state)}"
+        ahead = [way for way in free if way != back] or free
+        row, column = state.task.goal
+        return (
+            f"{where_walker_is(state)} The goal is at row {row + 1}, column {column + 1}. "
+            f"Walls: {_listed(walls)}. Free: {_listed(ahead)}. "
+            f"The goal is {' and '.join(way for way in DIRECTIONS if exact_steps(state, way))}."
+        )
 
     def _around(self, state: State) -> tuple[list[str], list[str]]:
         """Returns the directions of walls and borders, and the free ones."""
@@ -407,7 +406,7 @@ class SingleWalledWalk(WalledWalk):
         super().__init__(size, wall_density, min_distance, max_turns, 0.0, seed)
 
     async def _turn(self, state: State, turn: int, team: Team) -> tuple[State, bool]:
-        prompt = chat(f"{self.told(state)} {_WHICH_WAY}")
+        prompt = chat(f"{_WHICH_WAY} {self.told(state)}")
         reply = await team.solo.act(prompt, functools.partial(self.score_direction, state))
         direction = read_word(reply.text, tuple(DIRECTIONS))
         return (state, False) if direction is None else self._step(state, direction.value)
