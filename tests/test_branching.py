@@ -36,7 +36,9 @@ class Chain(Numbered):
 class Teams:
     """Makes the teams of an episode; replies count up within a decision and its continuations."""
 
-    def __init__(self, answer: Answer | None = None, agents: tuple[str, ...] = Chain.agents, **options: Any) -> None:
+    def __init__(
+        self, answer: Answer | None = None, agents: tuple[str, ...] = Chain.agents, own: Any = None, **options: Any
+    ) -> None:
         async def say(decision_id: str, index: int) -> str:
             for _ in range(3 * (index % 2)):  # another order of completion than that of requests
                 await asyncio.sleep(0)
@@ -44,18 +46,20 @@ class Teams:
 
         self.recorder, self.agents, self.options = Recorder(say), agents, options
         self.made: dict[str, Team] = {}
+        self.candidates, self.own = 4, own or {}
 
     def __call__(self, path: str, replayed: Mapping[str, Replayed]) -> Team:
         self.made[path] = Team(
             dict.fromkeys(self.agents, "shared"),
             {"shared": self.recorder},
-            TeamOptions(candidates=99),
+            TeamOptions(candidates=self.candidates, agent_candidates=self.own),
             **{"scheme": "parallel", "scored": False, "path": path, "replayed": replayed, **self.options},
         )
         return self.made[path]
 
 
-def branched(env: Any, teams: Teams, seed: int = 0, **options: Any) -> EpisodeRecord:
+def branched(env: Any, teams: Teams, seed: int = 0, candidates: int = 4, **options: Any) -> EpisodeRecord:
+    teams.candidates = candidates
     return bounded(play_branched(env, 0, teams, BranchOptions(**options), seed))
 
 
@@ -90,6 +94,17 @@ def test_every_decision_is_a_group_and_what_was_said_before_is_kept() -> None:
     record = branched(Chain(as_number), teams, at="every", candidates=2)
     assert groups(record) == {"generator.0": [444, 577], "verifier.0": [444, 457], "refiner.0": [444, 445]}
     assert set(teams.made) == {"", "generator.0=1.0/", "verifier.0=1.0/", "refiner.0=1.0/"}
+
+
+def test_agents_and_decisions_may_have_a_k_of_their_own() -> None:
+    record = branched(Chain(as_number), Teams(own={"verifier": 3}), at="every", candidates=2)
+    assert groups(record) == {"generator.0": [0, 100], "verifier.0": [0, 10, 20], "refiner.0": [0, 1]}
+
+    class Four(Chain):
+        async def run(self, task: int, team: Team) -> Outcome:
+            return Outcome(True, float((await team.generator.act("x", candidates=4)).text))
+
+    assert groups(branched(Four(as_number), Teams(), candidates=2)) == {"generator.0": [0, 1, 2, 3]}
 
 
 def test_an_agents_turn_can_be_named() -> None:

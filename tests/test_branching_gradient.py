@@ -35,18 +35,20 @@ def test_the_exact_gradient_is_that_of_finite_differences() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "share", "lengths"),
+    ("options", "candidates", "share", "lengths"),
     [
-        (BranchOptions(at="every", candidates=3), 1, {0, 1, 2, 3}),
-        (BranchOptions(at="first", candidates=3, continuations=2), 1, {0}),
-        (BranchOptions(at={"right": 1}, candidates=2), 1, {3}),
-        (BranchOptions(at="random", candidates=2), 1 / 4, {0, 1, 2, 3}),
+        (BranchOptions(at="every"), 3, 1, {0, 1, 2, 3}),
+        (BranchOptions(at="first", continuations=2), 3, 1, {0}),
+        (BranchOptions(at={"right": 1}), 2, 1, {3}),
+        (BranchOptions(at="random"), 2, 1 / 4, {0, 1, 2, 3}),
     ],
     ids=["every", "first", "one agent's turn", "random"],
 )
-def test_branching_estimates_the_exact_gradient(options: BranchOptions, share: float, lengths: set[int]) -> None:
+def test_branching_estimates_the_exact_gradient(
+    options: BranchOptions, candidates: int, share: float, lengths: set[int]
+) -> None:
     """`share`: how often each decision of an episode is a branch point. `lengths`: of histories at branch points."""
-    made = estimates(lambda number: branched(TABLES, number, options), 1000)
+    made = estimates(lambda number: branched(TABLES, number, options, candidates), 1000)
     for length, exact in by_length(EXACT).items():
         parts = [by_length(estimate)[length] for estimate in made]
         error, expected = distance(parts, exact * share * (length in lengths))

@@ -157,6 +157,19 @@ def test_too_few_candidates_are_refused(candidates: int, train: bool, least: int
         run(workflow, team_of(candidates=2)[0])
 
 
+def test_an_agent_may_have_a_k_of_its_own() -> None:
+    team = team_of(candidates=2, agent_candidates={"right": 3})[0]
+
+    async def workflow(team: Team) -> None:
+        await team.left.act("x")
+        await team.right.act("x")
+        await team.right.act("x", candidates=5)
+        await team.right.act("x", train=False)
+
+    record = run(workflow, team)
+    assert [len(decision.candidates) for decision in record.decisions] == [2, 3, 5, 1]
+
+
 # ------------------------------------------------------------------ the contract
 
 

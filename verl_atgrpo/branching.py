@@ -36,13 +36,11 @@ Point = Literal["first", "random", "every"]
 
 @dataclass(frozen=True)
 class BranchOptions:
-    """Where episodes branch, and how candidates are rewarded."""
+    """Where episodes branch, and how candidates are rewarded. K is the decision's (`Decision.k`)."""
 
     at: Point | Mapping[str, int] = "every"
     """`first`: at the first decision. `random`: at one of the episode's decisions, all equally likely. `every`: at
     every decision. `{<agent>: <n>}`: at these agents' n-th decisions, counted from 0."""
-    candidates: int = 4
-    """K."""
     continuations: int = 1
     """Continuations of every candidate."""
     nested: bool = False
@@ -72,7 +70,7 @@ async def play_branched(
         environment: plays the task.
         task: what to play.
         make_team: makes the team of the episode (path "") or of a continuation.
-        options: where to branch, and K.
+        options: where to branch.
         seed: decides where to branch with `at: random`.
 
     Raises:
@@ -153,7 +151,7 @@ class _Tree:
         options, key = self.options, f"{point.agent}.{point.turn}"
         # Where a random point lies depends on what followed the episode's own reply: that one would be biased.
         kept = [] if options.at == "random" else [point.candidates[0].generation]
-        fresh = [path.team.resample(point, number) for number in range(1, 1 + options.candidates - len(kept))]
+        fresh = [path.team.resample(point, number) for number in range(1, 1 + point.k - len(kept))]
         replies = [*kept, *await gather_or_cancel(fresh)]
         before = {
             name: Replayed(one.prompt_ids, one.candidates[one.committed])
@@ -169,7 +167,7 @@ class _Tree:
                 after = await self.play(f"{point.name}={number}.{continuation}/", {**before, key: reply})
             return after.own[key].candidates[0], await self._worth(after)
 
-        numbers = range(options.candidates)
+        numbers = range(point.k)
         played = await gather_or_cancel([follow(n, m) for n in numbers for m in range(options.continuations)])
         candidates, values, inner = [], [], []
         for number in numbers:

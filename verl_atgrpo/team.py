@@ -123,6 +123,8 @@ class Decision:
     """How many decisions of its scope had started before."""
     trained: bool = True
     """Whether its candidates are rows of the update."""
+    k: int = 1
+    """The number of its candidates in the scheme `tree`, and at a branch point."""
 
     @property
     def name(self) -> str:
@@ -136,6 +138,8 @@ class TeamOptions:
 
     candidates: int = 4
     """K, the number of candidates of a decision with the scheme `tree`."""
+    agent_candidates: Mapping[str, int] = field(default_factory=dict)
+    """Agent -> its own K."""
     alpha: float = 1.0
     """Weight of the team part in r = alpha * team + local_weight * local (paper, Eq. 3)."""
     local_weight: float = 1.0
@@ -169,6 +173,8 @@ class Asked:
     samples: int
     """How many candidates to sample."""
     trained: bool
+    k: int
+    """As `Decision.k`."""
 
     @property
     def name(self) -> str:
@@ -321,8 +327,9 @@ class Team:
             raise _NotScored
         turn, order = self._started[f"{scope}{agent}"], self._started[scope]
         self._started.update((f"{scope}{agent}", scope))
-        samples = self._samples(candidates, train)
-        asked = Asked(agent, turn, scope, order, prompt, score, samples, train)
+        k = candidates or (self._options.agent_candidates.get(agent, self._options.candidates) if train else 1)
+        single = self._scheme == "evaluate" or (train and self._scheme == "parallel")
+        asked = Asked(agent, turn, scope, order, prompt, score, 1 if single else k, train, k)
         running = asyncio.current_task()
         assert running is not None  # coroutines run in tasks
         self._active.add(running)
@@ -344,11 +351,6 @@ class Team:
     def _enter(self, scope: str) -> None:
         """Sets the scope of the running task and of the tasks that it starts."""
         _SCOPE.set((self, scope))
-
-    def _samples(self, candidates: int | None, train: bool) -> int:
-        if self._scheme == "evaluate" or (train and self._scheme == "parallel"):
-            return 1
-        return candidates or (self._options.candidates if train else 1)
 
     def _finish(self, decision: Decision) -> None:
         """Adds a decision to the record, after those of its scores."""
@@ -405,6 +407,7 @@ class Team:
             score,
             len(decision.candidates),
             decision.trained,
+            decision.k,
         )
 
         async def settled(number: int, candidate: Candidate) -> Candidate:
@@ -460,6 +463,7 @@ class Team:
             asked.scope,
             asked.order,
             asked.trained,
+            asked.k,
         )
 
     async def resample(self, decision: Decision, index: int) -> Generation:

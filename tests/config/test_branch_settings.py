@@ -1,4 +1,4 @@
-"""The section `at_grpo.branch`."""
+"""The section `at_grpo.branch`, and a K for each agent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("verl")
 
 from verl_atgrpo.branching import BranchOptions
-from verl_atgrpo.config.run_check import check_branch_agents
+from verl_atgrpo.config.run_check import check_agents
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 
 
@@ -17,12 +17,10 @@ def settings(scheme: str = "branch", **section: Any) -> AtGrpoConfig:
     return AtGrpoConfig.from_mapping({"environment": {"name": "walk"}, "scheme": scheme, **section})
 
 
-def test_a_section_becomes_options_with_the_recipes_k() -> None:
+def test_a_section_becomes_options() -> None:
     branch = {"at": {"pacer": 1}, "continuations": 2, "nested": True, "min_tokens": 3, "max_tokens": 9}
-    made = settings(candidates=6, branch=branch).branch_options()
-    assert made == BranchOptions({"pacer": 1}, 6, 2, True, 0.0, 3, 9)
-    defaults = settings(candidates=4, branch={}).branch_options()
-    assert defaults == BranchOptions()
+    assert settings(branch=branch).branch_options() == BranchOptions({"pacer": 1}, 2, True, 0.0, 3, 9)
+    assert settings(branch={}).branch_options() == BranchOptions()
 
 
 @pytest.mark.parametrize(
@@ -45,6 +43,15 @@ def test_a_section_becomes_options_with_the_recipes_k() -> None:
         ({"branch": {"min_tokens": 9, "max_tokens": 3}}, "branch.max_tokens=3 is less than min_tokens=9"),
         ({"branch": {"points": 1}}, "branch.points is not a known key: use one of at, continuations, nested"),
         ({"branch": {}, "candidates": 1}, "candidates=1: a whole number, at least 2"),
+        ({"branch": {}, "candidates": {"all": 1}}, r"candidates={'all': 1}: a whole number, .* or a section \(each: "),
+        (
+            {"branch": {}, "candidates": {}},
+            r"candidates={}: with scheme: branch set one number, or for tree and branch",
+        ),
+        (
+            {"scheme": "parallel", "candidates": {"all": 4}},
+            r"candidates={'all': 4}: with scheme: parallel set one number",
+        ),
         ({"branch": {}, "alpha": 0.5}, "alpha=0.5 has no effect with scheme: branch; .* branch.score_weight"),
         ({"branch": {}, "local_weight": 0.5}, "local_weight=0.5 has no effect with scheme: branch"),
         ({"branch": {}, "selection": "first"}, "selection='first' has no effect with scheme: branch; remove it"),
@@ -67,9 +74,26 @@ def test_weights_have_an_effect_beside_a_weight_of_scores() -> None:
 
 def test_agents_must_be_the_environments() -> None:
     made = settings(branch={"at": {"navigator": 0}})
-    check_branch_agents(made, made.make_environment())
+    check_agents(made, made.make_environment())
     made = settings(branch={"at": {"navigator": 0, "pilot": 1}})
     with pytest.raises(
         ConfigError, match=r"at_grpo\.branch\.at\.pilot is not an agent of 'walk': it has navigator, p"
     ):
-        check_branch_agents(made, made.make_environment())
+        check_agents(made, made.make_environment())
+
+
+def test_an_agent_may_have_a_k_of_its_own() -> None:
+    made = settings("tree", candidates={"all": 4, "pacer": 8})
+    assert (made.team_options().candidates, made.team_options().agent_candidates) == (4, {"pacer": 8})
+    check_agents(made, made.make_environment())
+    both = settings("tree", candidates={"navigator": 3, "pacer": 8})
+    assert (both.fewest_candidates, both.team_options().agent_candidates) == (3, {"navigator": 3, "pacer": 8})
+    check_agents(both, both.make_environment())
+    assert settings("tree", candidates=6).team_options().agent_candidates == {}
+    for candidates, why in (
+        ({"all": 4, "pilot": 8}, r"candidates\.pilot is not an agent of 'walk': it has navigator, pacer"),
+        ({"pacer": 8}, r"candidates has no number for 'navigator': add navigator: 4, or all: 4"),
+    ):
+        wrong = settings("tree", candidates=candidates)
+        with pytest.raises(ConfigError, match=rf"^at_grpo\.{why}"):
+            check_agents(wrong, wrong.make_environment())

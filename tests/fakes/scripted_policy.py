@@ -74,7 +74,7 @@ def team_of(
     answer: Answer = number, agents: Sequence[str] = ("left", "right"), **kwargs: Any
 ) -> tuple[Team, Recorder]:
     """A team whose agents share one recording policy; TeamOptions and Team keywords mixed."""
-    names = ("candidates", "alpha", "local_weight", "selection", "softmax_temperature")
+    names = ("candidates", "agent_candidates", "alpha", "local_weight", "selection", "softmax_temperature")
     options = TeamOptions(**{key: kwargs.pop(key) for key in names if key in kwargs})
     policy = Recorder(answer)
     return Team(dict.fromkeys(agents, "shared"), {"shared": policy}, options, **kwargs), policy

@@ -103,11 +103,12 @@ class TablePolicy:
         return Generation([ord(reply)], [0.0], reply)
 
 
-async def branched(tables: Tables, number: int, options: BranchOptions) -> EpisodeRecord:
+async def branched(tables: Tables, number: int, options: BranchOptions, candidates: int) -> EpisodeRecord:
     """Plays an episode with branches."""
+    k = TeamOptions(candidates=candidates)
 
     def make(path: str, replayed: Mapping[str, Replayed]) -> Team:
-        return _team(tables, number, TeamOptions(), scheme="parallel", path=path, replayed=replayed, scored=False)
+        return _team(tables, number, k, scheme="parallel", path=path, replayed=replayed, scored=False)
 
     return await play_branched(Relay(tables), 0, make, options, number)
 

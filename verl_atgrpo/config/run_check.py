@@ -107,7 +107,7 @@ def _check_team_job(view: View, settings: AtGrpoConfig) -> None:
     environment = settings.make_environment()
     settings.validation_policies_of(environment)
     check_estimator_agents(settings, environment)
-    check_branch_agents(settings, environment)
+    check_agents(settings, environment)
     check_devices(settings, config.trainer.n_gpus_per_node)
     check_policies(view, settings)
     check_tasks(settings, environment, config.data.train_batch_size)
@@ -135,14 +135,19 @@ def check_estimator_agents(settings: AtGrpoConfig, env: Environment) -> None:
         )
 
 
-def check_branch_agents(settings: AtGrpoConfig, env: Environment) -> None:
-    """Raises ConfigError if `at_grpo.branch.at` names an agent that the environment does not have."""
-    for agent in settings.branch.at if settings.branch is not None and isinstance(settings.branch.at, dict) else ():
-        if agent not in env.agents:
-            raise ConfigError(
-                f"{SECTION}.branch.at.{agent} is not an agent of {settings.environment['name']!r}: it has "
-                f"{', '.join(env.agents)}"
-            )
+def check_agents(settings: AtGrpoConfig, env: Environment) -> None:
+    """Raises ConfigError if `branch.at` or `candidates` names an unknown agent, or `candidates` lacks one."""
+    points = settings.branch.at if settings.branch is not None else None
+    for key, named in (("branch.at", points), ("candidates", settings.candidates)):
+        for agent in named if isinstance(named, dict) else ():
+            if agent not in env.agents and (key, agent) != ("candidates", "all"):
+                raise ConfigError(
+                    f"{SECTION}.{key}.{agent} is not an agent of {settings.environment['name']!r}: it has "
+                    f"{', '.join(env.agents)}"
+                )
+    own = settings.candidates
+    if isinstance(own, dict) and "all" not in own and (missing := [agent for agent in env.agents if agent not in own]):
+        raise ConfigError(f"{SECTION}.candidates has no number for {missing[0]!r}: add {missing[0]}: 4, or all: 4")
 
 
 def check_devices(settings: AtGrpoConfig, available: int) -> None:
@@ -234,10 +239,11 @@ def _check_storage(config: DictConfig, settings: AtGrpoConfig) -> None:
     size = OmegaConf.select(config, key)
     group_filter = settings.group_filter
     tasks = (group_filter.max_tasks if group_filter else None) or config.data.train_batch_size
-    rows = tasks * settings.candidates
+    k = settings.fewest_candidates
+    rows = tasks * k
     if OmegaConf.select(config, "transfer_queue.backend.storage_backend") == "SimpleStorage" and (size or rows) < rows:
         raise ConfigError(
-            f"{key}={size}: a step makes at least {rows} rows, {tasks} tasks x {settings.candidates} candidates x "
+            f"{key}={size}: a step makes at least {rows} rows, {tasks} tasks x {k} candidates x "
             "decisions of an episode: set it to a few times what all decisions make, or to null for no limit"
         )
 

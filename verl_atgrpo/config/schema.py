@@ -41,6 +41,7 @@ Name = Annotated[str, AfterValidator(_identifier)]
 Tasks = Annotated[int, Ge(1), Le(10_000_000)]
 """Numbers of tasks: each of them is made once at the start, and indexed."""
 Retries = Annotated[int, Ge(0), Le(1000)]
+Candidates = Annotated[int, Ge(2), Le(4096)]
 Index = Annotated[int, Ge(0), Le(1_000_000)]
 Options = dict[str, Any]
 """A section with keys of verl, of an environment or of an estimator."""
@@ -141,8 +142,9 @@ class AtGrpoConfig(Section):
     prefix_tree: Literal["auto"] | bool = "auto"
     """Whether log-probs and updates run every shared token once (docs/prefix_trees.md). `auto`: where a comparison
     with rows one by one agrees at the start."""
-    candidates: Annotated[int, Ge(2), Le(4096)] = 4
-    """K: candidates at every decision (`tree`) or branch point (`branch`), or episodes of every task (`parallel`)."""
+    candidates: Candidates | dict[str, Candidates] = 4
+    """K: candidates at every decision (`tree`) or branch point (`branch`), or episodes of every task (`parallel`). Or
+    `{all: 4, <agent>: 8}`, a K for each agent (not with `parallel`)."""
     alpha: Weight = 1.0
     """Weight of the team part in the mixed reward alpha * team + local_weight * local (`tree`, or with
     `episode_reward: scores` or `branch.score_weight`)."""
@@ -308,8 +310,10 @@ class AtGrpoConfig(Section):
 
     def team_options(self) -> TeamOptions:
         """Returns the settings of `Team`."""
+        own = self.candidates if isinstance(self.candidates, dict) else {"all": self.candidates}
         return TeamOptions(
-            candidates=self.candidates,
+            candidates=own.get("all", self.fewest_candidates),
+            agent_candidates={agent: k for agent, k in own.items() if agent != "all"},
             alpha=self.alpha,
             local_weight=self.local_weight,
             selection=self.selection,
@@ -318,12 +322,17 @@ class AtGrpoConfig(Section):
 
     def branch_options(self) -> BranchOptions:
         """Returns the settings of `branching.play_branched`."""
-        return BranchOptions(candidates=self.candidates, **(self.branch or BranchSettings()).model_dump())
+        return BranchOptions(**(self.branch or BranchSettings()).model_dump())
+
+    @property
+    def fewest_candidates(self) -> int:
+        """The smallest K of an agent."""
+        return min(self.candidates.values()) if isinstance(self.candidates, dict) else self.candidates
 
     @property
     def training_episodes(self) -> int:
         """Episodes per task in training."""
-        return self.candidates if self.scheme == "parallel" else 1
+        return self.fewest_candidates if self.scheme == "parallel" else 1
 
     @property
     def reward_is_outcome(self) -> bool:
@@ -357,6 +366,11 @@ _TOGETHER: tuple[tuple[str, Callable[[AtGrpoConfig], Any], str], ...] = (
         "episode_reward",
         lambda c: c.scheme != "parallel" and c.episode_reward != "outcome",
         " has no effect with scheme: {self.scheme}, where every candidate has its own reward; remove it",
+    ),
+    (
+        "candidates",
+        lambda c: isinstance(c.candidates, dict) and (c.scheme == "parallel" or not c.candidates),
+        ": with scheme: {self.scheme} set one number, or for tree and branch a section such as {{all: 4, <agent>: 8}}",
     ),
     ("selection", lambda c: c.scheme != "tree" and c.selection != "greedy", _NOT_HERE),
     (

@@ -93,7 +93,9 @@ def about(run: Mapping[str, Any]) -> list[str]:
     if section.get("scheme") == "parallel":
         phrases.append(f"{counted(section.get('candidates', 0), 'episode')} a task")
     elif "candidates" in section:
-        phrases.append(f"{counted(section['candidates'], 'candidate')} a decision")
+        k = section["candidates"]
+        of_agents = ", ".join(f"{agent} {own}" for agent, own in k.items()) if isinstance(k, dict) else ""
+        phrases.append(f"candidates a decision: {of_agents}" if of_agents else f"{counted(k, 'candidate')} a decision")
     if "estimator" in section:
         phrases.append(f"estimator {section['estimator']}")
     frozen = run.get("frozen", [])
