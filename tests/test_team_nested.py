@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -269,3 +270,72 @@ def test_a_reward_is_settled_once_and_by_the_team_that_has_it() -> None:
 def test_an_agent_cannot_be_called_settle() -> None:
     with pytest.raises(ValueError, match="agent name 'settle'"):
         team_of(agents=("settle",))
+
+
+# ------------------------------------------------------------------ scores of all candidates together
+
+
+def ranked(replies: Sequence[str]) -> list[Score]:
+    return [Score(local=-float(reply)) for reply in replies]
+
+
+@pytest.mark.parametrize(("scheme", "sizes"), [("tree", [3]), ("parallel", [1]), ("evaluate", [1])])
+def test_candidates_may_be_scored_together(scheme: str, sizes: list[int]) -> None:
+    seen: list[list[str]] = []
+
+    async def by_judge(replies: Sequence[str]) -> list[Score]:
+        seen.append(list(replies))
+        await team.right.act("rank")
+        return ranked(replies)
+
+    team, _ = team_of(candidates=3, scheme=scheme)
+
+    async def workflow(team: Team) -> None:
+        await team.left.act("x", score_all=by_judge)
+
+    record = run(workflow, team)
+    assert [len(replies) for replies in seen] == sizes
+    judged = [] if scheme == "evaluate" else ["left.0.all/right.0"]
+    assert names(record) == [*judged, "left.0"]
+    rewards = [candidate.reward for candidate in record.decisions[-1].candidates]
+    assert rewards == {"tree": [0, -1, -2], "parallel": [0], "evaluate": [0]}[scheme]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"score_all": lambda replies: ranked(replies)[1:]}, "'left', turn 0: score_all gave 1 scores for 2 replies"),
+        (
+            {"score_all": lambda replies: [Score(float("nan"))] * 2},
+            "the environment gave a score of .*, not f",
+        ),
+        ({"score_all": ranked, "score": rewarded(0, 1)}, "agent 'left': both score and score_all are given; use one"),
+    ],
+)
+def test_wrong_scores_of_all_end_the_episode(options: dict[str, Any], message: str) -> None:
+    async def workflow(team: Team) -> None:
+        await team.left.act("x", **options)
+
+    with pytest.raises(ValueError, match=message):
+        run(workflow, team_of(candidates=2, on_score_error=lambda *_: None)[0])
+
+
+class Ranked(Judged):
+    """The judge sees all candidates at once."""
+
+    async def run(self, task: str, team: Team) -> Outcome:
+        async def by_judge(replies: Sequence[str]) -> list[Score]:
+            verdict = await team.judge.act(f"{task}: which is good? {' '.join(replies)}")
+            return [Score(local=float(verdict.text == reply == "42")) for reply in replies][: 1 - self.leaks]
+
+        answer = await team.solver.act(task, score_all=by_judge)
+        return Outcome(answer.text == "42", float(answer.text == "42"))
+
+
+def test_the_contract_plays_environments_that_score_all_together() -> None:
+    def gold(task: object) -> dict[str, Any]:
+        return {"solver": lambda prompt, k: "42", "judge": lambda prompt, k: "42"}
+
+    check_environment(Ranked, gold=gold, tasks=3)
+    with pytest.raises(EnvironmentContractError, match=r"'solver' gets \[\] for"):
+        check_environment(Ranked, {"leaks": True}, gold=gold, tasks=3)

@@ -21,6 +21,7 @@ from verl_atgrpo.environment import Environment, Message, Outcome, Score, Split,
 
 Prompt = str | Sequence[Message]
 ScoreFunction = Callable[[str], Score | Awaitable[Score]]
+GroupScoreFunction = Callable[[Sequence[str]], Sequence[Score] | Awaitable[Sequence[Score]]]
 Scheme = Literal["tree", "parallel", "evaluate"]
 Selection = Literal["greedy", "first", "random", "softmax"]
 T = TypeVar("T")
@@ -118,7 +119,8 @@ class Decision:
     committed: int
     """Index of the candidate that the episode continued with."""
     scope: str = ""
-    """Empty in `run`; `<agent>.<turn>.<candidate>/` in the score of that candidate."""
+    """Empty in `run`; `<agent>.<turn>.<candidate>/` in the score of that candidate, `<agent>.<turn>.all/` in that of
+    all."""
     order: int = 0
     """How many decisions of its scope had started before."""
     trained: bool = True
@@ -161,6 +163,17 @@ class Replayed:
 
 
 @dataclass(frozen=True)
+class Request:
+    """The arguments of `Agent.act`."""
+
+    prompt: Prompt
+    score: ScoreFunction | None = None
+    score_all: GroupScoreFunction | None = None
+    candidates: int | None = None
+    train: bool = True
+
+
+@dataclass(frozen=True)
 class Asked:
     """A decision to be made."""
 
@@ -168,11 +181,9 @@ class Asked:
     turn: int
     scope: str
     order: int
-    prompt: Prompt
-    score: ScoreFunction | None
+    request: Request
     samples: int
     """How many candidates to sample."""
-    trained: bool
     k: int
     """As `Decision.k`."""
 
@@ -224,6 +235,7 @@ class Agent:
         prompt: Prompt,
         score: ScoreFunction | None = None,
         *,
+        score_all: GroupScoreFunction | None = None,
         candidates: int | None = None,
         train: bool = True,
     ) -> Candidate:
@@ -233,17 +245,21 @@ class Agent:
             prompt: a text or chat messages; the same for every candidate.
             score: reply -> Score, sync or async; it must not change the state. None scores 0. An async one may make
                 decisions itself (a judge, a refinement); evaluation does not score such candidates.
+            score_all: replies -> their scores, in place of `score`: for a judge that ranks the candidates of a group.
+                It gets all of them at once, in evaluation and with the scheme `parallel` one.
             candidates: K of this decision in training, in place of the recipe's; at least 2 if it is trained.
             train: False for a decision whose candidates are no rows of the update, such as a draft or a simulated
                 user. It has one candidate unless `candidates` says more.
 
         Raises:
             EpisodeFailed: a candidate could not be sampled; the environment should not catch it.
-            ValueError: `candidates` is too small.
+            ValueError: `candidates` is too small, or both `score` and `score_all` are given.
         """
+        if score is not None and score_all is not None:
+            raise ValueError(f"agent {self.name!r}: both score and score_all are given; use one")
         if candidates is not None and candidates < 1 + train:
             raise ValueError(f"agent {self.name!r}: candidates={candidates}, and train={train} needs {1 + train}")
-        return await self._team._decide(self.name, prompt, score, candidates, train)
+        return await self._team._decide(self.name, Request(prompt, score, score_all, candidates, train))
 
 
 class Team:
@@ -317,9 +333,7 @@ class Team:
     def __getitem__(self, name: str) -> Agent:
         return self.__getattr__(name)
 
-    async def _decide(
-        self, agent: str, prompt: Prompt, score: ScoreFunction | None, candidates: int | None, train: bool
-    ) -> Candidate:
+    async def _decide(self, agent: str, request: Request) -> Candidate:
         if self._closed:
             raise asyncio.CancelledError("the episode has ended")
         scope = self._scope()
@@ -327,9 +341,10 @@ class Team:
             raise _NotScored
         turn, order = self._started[f"{scope}{agent}"], self._started[scope]
         self._started.update((f"{scope}{agent}", scope))
-        k = candidates or (self._options.agent_candidates.get(agent, self._options.candidates) if train else 1)
+        options, train = self._options, request.train
+        k = request.candidates or (options.agent_candidates.get(agent, options.candidates) if train else 1)
         single = self._scheme == "evaluate" or (train and self._scheme == "parallel")
-        asked = Asked(agent, turn, scope, order, prompt, score, 1 if single else k, train, k)
+        asked = Asked(agent, turn, scope, order, request, 1 if single else k, k)
         running = asyncio.current_task()
         assert running is not None  # coroutines run in tasks
         self._active.add(running)
@@ -363,8 +378,8 @@ class Team:
         Returns that list.
         """
         place = self._nested.setdefault(decision.scope, []) if decision.scope != self._path else self.decisions
-        for index in range(len(decision.candidates)):
-            place += sorted(self._nested.pop(f"{decision.name}.{index}{when}/", []), key=lambda inner: inner.order)
+        for part in (*range(len(decision.candidates)), "all"):
+            place += sorted(self._nested.pop(f"{decision.name}.{part}{when}/", []), key=lambda inner: inner.order)
         return place
 
     async def settle(self, reply: Candidate, score: ScoreFunction) -> Candidate:
@@ -403,10 +418,8 @@ class Team:
             decision.turn,
             decision.scope,
             decision.order,
-            "",
-            score,
+            Request("", score, train=decision.trained),
             len(decision.candidates),
-            decision.trained,
             decision.k,
         )
 
@@ -430,24 +443,28 @@ class Team:
 
     async def _sample_and_commit(self, asked: Asked) -> Decision:
         policy = self._policy_of[asked.agent]
-        prompt_ids = self._policies[policy].encode(as_messages(asked.prompt))
+        prompt_ids = self._policies[policy].encode(as_messages(asked.request.prompt))
         replayed = self._replayed.get(f"{asked.agent}.{asked.turn}") if asked.scope == self._path else None
         if replayed is not None and replayed.prompt_ids != prompt_ids:
             raise ReplayError(f"the decision {asked.agent}.{asked.turn} has another prompt")
 
+        async def reply(index: int) -> Candidate | Generation:
+            return await self._generate(asked, policy, prompt_ids, index) if replayed is None else replayed.reply
+
         async def sample(index: int) -> Candidate:
-            if replayed is None:
-                generation = await self._generate(asked, policy, prompt_ids, index)
-            elif isinstance(replayed.reply, Candidate):
-                return replayed.reply
-            else:
-                generation = replayed.reply
+            sampled = await reply(index)
+            if isinstance(sampled, Candidate):
+                return sampled
             # Each candidate is sampled in a task of its own, with a copy of the context variables.
             self._enter(f"{asked.name}.{index}/")
-            return await self._score(generation, asked)
+            return await self._score(sampled, asked)
 
-        samples = asked.samples if replayed is None else 1
-        sampled = _lowest_for_errors(await gather_or_cancel([sample(index) for index in range(samples)]))
+        numbers = range(asked.samples if replayed is None else 1)
+        if asked.request.score_all is None:
+            sampled = _lowest_for_errors(await gather_or_cancel([sample(index) for index in numbers]))
+        else:
+            replies = await gather_or_cancel([reply(index) for index in numbers])
+            (sampled,) = await gather_or_cancel([self._score_all(replies, asked, asked.request.score_all)])
         rewards = [candidate.reward for candidate in sampled]
         options = self._options
         # Seeded by decision, not by episode: agents that act concurrently finish in any order.
@@ -462,7 +479,7 @@ class Team:
             committed,
             asked.scope,
             asked.order,
-            asked.trained,
+            asked.request.train,
             asked.k,
         )
 
@@ -486,12 +503,10 @@ class Team:
         if not self._scored and asked.samples == 1:
             return Candidate(generation, Score(), 0.0)
         try:
-            scored = Score() if asked.score is None else asked.score(generation.text)
+            scored = Score() if asked.request.score is None else asked.request.score(generation.text)
             if inspect.isawaitable(scored):
                 scored = await scored
-            reward = scored.mixed(self._options.alpha, self._options.local_weight)
-            if not math.isfinite(reward):
-                raise ValueError(f"{where}: the environment gave a score of {scored}, not finite")
+            return self._candidate(generation, scored, where)
         except _NotScored:
             return Candidate(generation, Score(), 0.0)
         except EpisodeFailed:
@@ -501,7 +516,33 @@ class Team:
                 raise
             self._on_score_error(asked.agent, asked.turn, generation.text, error)
             return Candidate(generation, Score(), 0.0, error)
-        return Candidate(generation, scored, reward)
+
+    async def _score_all(
+        self, replies: Sequence[Candidate | Generation], asked: Asked, score_all: GroupScoreFunction
+    ) -> list[Candidate]:
+        """Scores the candidates of a decision together; what `score_all` raises ends the episode."""
+        generations = [reply for reply in replies if isinstance(reply, Generation)]
+        if len(generations) < len(replies):
+            return [reply for reply in replies if isinstance(reply, Candidate)]
+        where = f"agent {asked.agent!r}, turn {asked.turn}"
+        if not self._scored and asked.samples == 1:
+            return [Candidate(generation, Score(), 0.0) for generation in generations]
+        self._enter(f"{asked.name}.all/")
+        try:
+            scores = score_all([generation.text for generation in generations])
+            if inspect.isawaitable(scores):
+                scores = await scores
+        except _NotScored:
+            scores = [Score()] * len(generations)
+        if len(scores) != len(generations):
+            raise ValueError(f"{where}: score_all gave {len(scores)} scores for {len(generations)} replies")
+        return [self._candidate(*pair, where) for pair in zip(generations, scores, strict=True)]
+
+    def _candidate(self, generation: Generation, score: Score, where: str) -> Candidate:
+        reward = score.mixed(self._options.alpha, self._options.local_weight)
+        if not math.isfinite(reward):
+            raise ValueError(f"{where}: the environment gave a score of {score}, not finite")
+        return Candidate(generation, score, reward)
 
 
 def _parts(of: Asked | Decision) -> tuple[object, ...]:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from verl_atgrpo import environment
@@ -22,7 +22,7 @@ from verl_atgrpo.team import (
     EpisodeRecord,
     Generation,
     Prompt,
-    ScoreFunction,
+    Request,
     ScriptedPolicy,
     ScriptedTeam,
     as_messages,
@@ -297,9 +297,8 @@ class WatchedTeam(ScriptedTeam):
         self.fault: EnvironmentContractError | ScriptError | None = None
         """The first error, kept because an environment may catch what a decision raises."""
 
-    async def _decide(
-        self, agent: str, prompt: Prompt, score: ScoreFunction | None, candidates: int | None, train: bool
-    ) -> Candidate:
+    async def _decide(self, agent: str, request: Request) -> Candidate:
+        prompt = request.prompt
         try:
             if self.fault is not None:
                 raise self.fault
@@ -308,14 +307,15 @@ class WatchedTeam(ScriptedTeam):
                 raise self.trial.fault("end", self.name, f"none after {self.trial.max_decisions} decisions")
             if not is_prompt(prompt):
                 raise self.trial.fault("prompt", self.name, f"{agent!r} gets {prompt!r:.80}, not a text or a chat")
-            scored = functools.partial(self._checked, agent, score)
+            scored = functools.partial(self._checked, agent, request)
+            checked = replace(request, score=scored, score_all=None)
             if self._scope():
                 # A decision of a score, which is within the decision that has the lock.
-                return await super()._decide(agent, prompt, scored, candidates, train)
+                return await super()._decide(agent, checked)
             # One at a time, in the order of requests: concurrent decisions of one agent are numbered in that order.
             async with self._order:
                 await self._probe(agent, prompt, scored)
-                return await super()._decide(agent, prompt, scored, candidates, train)
+                return await super()._decide(agent, checked)
         except (EnvironmentContractError, ScriptError) as fault:
             self.fault = self.fault or fault
             raise
@@ -350,11 +350,16 @@ class WatchedTeam(ScriptedTeam):
             policy.calls = before[agent]
         return earned
 
-    async def _checked(self, agent: str, score: ScoreFunction | None, reply: str) -> Score:
+    async def _checked(self, agent: str, request: Request, reply: str) -> Score:
         low, high = self.trial.bounds
-        scored = Score() if score is None else score(reply)
-        if inspect.isawaitable(scored):
-            scored = await scored
+        made: Any = Score()
+        if request.score_all is not None:
+            made = request.score_all([reply])
+        elif request.score is not None:
+            made = request.score(reply)
+        made = await made if inspect.isawaitable(made) else made
+        together = request.score_all is not None and isinstance(made, Sequence) and len(made) == 1
+        scored: Score = made[0] if together else made
         parts = (scored.team, scored.local) if isinstance(scored, Score) else (math.nan,)
         if not all(is_finite(part) and low - ROUNDING <= part <= high + ROUNDING for part in parts):
             what = f"{agent!r} gets {scored!r:.80} for {reply!r:.40}, not a Score inside [{low:g}, {high:g}]"

@@ -45,7 +45,7 @@ class TracedTeam(Team):
                 agent=asked.agent,
                 turn=asked.turn,
                 policy=self._policy_of[asked.agent],
-                messages=[dict(message) for message in as_messages(asked.prompt)],
+                messages=[dict(message) for message in as_messages(asked.request.prompt)],
             )
         return traced.decision
 
