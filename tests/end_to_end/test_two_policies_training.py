@@ -93,7 +93,7 @@ def check_branches(checkpoints: Path, step: int, data: Mapping[str, Any]) -> Non
     """Every decision of an episode is a group; its continuations have no rows, but tokens."""
     episodes = [rows for rows in read(find(checkpoints)).episodes.values() if rows[0]["step"] == step]
     groups = [row["candidates"] for rows in episodes for row in rows]
-    assert len(groups) == data["team/rows"] / 4
+    assert len(groups) == sum(data[f"agent/{agent}/rows"] for agent in POLICIES) / 4
     assert {len(candidates) for candidates in groups} == {4}
     assert data["rollout/tokens"] > 1.5 * sum(one["tokens"] for candidates in groups for one in candidates)
     ends = {round(rows[0]["episode_reward"], 6) for rows in episodes}
