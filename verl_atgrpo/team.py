@@ -247,7 +247,8 @@ class Agent:
                 decisions itself (a judge, a refinement); evaluation does not score such candidates.
             score_all: replies -> their scores, in place of `score`: for a judge that ranks the candidates of a group.
                 It gets all of them at once, in evaluation and with the scheme `parallel` one.
-            candidates: K of this decision in training, in place of the recipe's; at least 2 if it is trained.
+            candidates: K of this decision in training, in place of the recipe's; at least 2 if it is trained. With
+                the scheme `parallel` a trained decision has one candidate nevertheless.
             train: False for a decision whose candidates are no rows of the update, such as a draft or a simulated
                 user. It has one candidate unless `candidates` says more.
 
@@ -429,7 +430,7 @@ class Team:
 
         numbered = enumerate(decision.candidates)
         scored = _lowest_for_errors(await gather_or_cancel([settled(*candidate) for candidate in numbered]))
-        place[place.index(decision)] = replace(decision, candidates=tuple(scored))
+        place[index] = replace(decision, candidates=tuple(scored))
         self._collect(decision, ".later")
         return scored[decision.committed]
 
@@ -448,23 +449,25 @@ class Team:
         if replayed is not None and replayed.prompt_ids != prompt_ids:
             raise ReplayError(f"the decision {asked.agent}.{asked.turn} has another prompt")
 
-        async def reply(index: int) -> Candidate | Generation:
-            return await self._generate(asked, policy, prompt_ids, index) if replayed is None else replayed.reply
+        async def reply(index: int) -> Generation:
+            if replayed is not None and isinstance(replayed.reply, Generation):
+                return replayed.reply
+            return await self._generate(asked, policy, prompt_ids, index)
 
         async def sample(index: int) -> Candidate:
-            sampled = await reply(index)
-            if isinstance(sampled, Candidate):
-                return sampled
+            generation = await reply(index)
             # Each candidate is sampled in a task of its own, with a copy of the context variables.
             self._enter(f"{asked.name}.{index}/")
-            return await self._score(sampled, asked)
+            return await self._score(generation, asked)
 
         numbers = range(asked.samples if replayed is None else 1)
-        if asked.request.score_all is None:
+        if replayed is not None and isinstance(replayed.reply, Candidate):
+            sampled = [replayed.reply]
+        elif asked.request.score_all is None:
             sampled = _lowest_for_errors(await gather_or_cancel([sample(index) for index in numbers]))
         else:
-            replies = await gather_or_cancel([reply(index) for index in numbers])
-            (sampled,) = await gather_or_cancel([self._score_all(replies, asked, asked.request.score_all)])
+            generations = await gather_or_cancel([reply(index) for index in numbers])
+            (sampled,) = await gather_or_cancel([self._score_all(generations, asked, asked.request.score_all)])
         rewards = [candidate.reward for candidate in sampled]
         options = self._options
         # Seeded by decision, not by episode: agents that act concurrently finish in any order.
@@ -518,12 +521,9 @@ class Team:
             return Candidate(generation, Score(), 0.0, error)
 
     async def _score_all(
-        self, replies: Sequence[Candidate | Generation], asked: Asked, score_all: GroupScoreFunction
+        self, generations: Sequence[Generation], asked: Asked, score_all: GroupScoreFunction
     ) -> list[Candidate]:
         """Scores the candidates of a decision together; what `score_all` raises ends the episode."""
-        generations = [reply for reply in replies if isinstance(reply, Generation)]
-        if len(generations) < len(replies):
-            return [reply for reply in replies if isinstance(reply, Candidate)]
         where = f"agent {asked.agent!r}, turn {asked.turn}"
         if not self._scored and asked.samples == 1:
             return [Candidate(generation, Score(), 0.0) for generation in generations]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections import defaultdict
@@ -83,9 +84,12 @@ class Relay(Numbered):
         said = ""
         for agent in ORDER:
             # The exact value of a reply, which only a game of tables can tell.
-            value = {reply: self.tables.value(said + reply) for reply in REPLIES}
-            said += (await team[agent].act(said, lambda reply, value=value: Score(team=value[reply]))).text
+            exact = functools.partial(self._exact, said)
+            said += (await team[agent].act(said, exact)).text
         return Outcome(False, self.tables.outcomes[said])
+
+    def _exact(self, said: str, reply: str) -> Score:
+        return Score(team=self.tables.value(said + reply))
 
 
 class TablePolicy:
