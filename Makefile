@@ -10,6 +10,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 PYTHON ?= python3
+# Tests start hundreds of processes; each would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
 RECIPE ?= plan_path_cpu
 RUN ?= runs/$(RECIPE)
 ARGS ?=

@@ -48,7 +48,7 @@ def test_branching_estimates_the_exact_gradient(
     options: BranchOptions, candidates: int, share: float, lengths: set[int]
 ) -> None:
     """`share`: how often each decision of an episode is a branch point. `lengths`: of histories at branch points."""
-    made = estimates(lambda number: branched(TABLES, number, options, candidates), 1000)
+    made = estimates(lambda number: branched(TABLES, number, options, candidates), 500)
     for length, exact in by_length(EXACT).items():
         parts = [by_length(estimate)[length] for estimate in made]
         error, expected = distance(parts, exact * share * (length in lengths))

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from fakes.judged_answers import Judged, Ranked
 from fakes.scripted_policy import rewarded, run, team_of
 
-from verl_atgrpo.environment import Environment, Outcome, Score
+from verl_atgrpo.environment import Score
 from verl_atgrpo.rollout.rows import training_rows
 from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, Team
 from verl_atgrpo.testing import EnvironmentContractError, check_environment
@@ -174,32 +175,6 @@ def test_an_agent_may_have_a_k_of_its_own() -> None:
 # ------------------------------------------------------------------ the contract
 
 
-class Judged(Environment):
-    """A solver names a number, a judge scores it."""
-
-    agents = ("solver", "judge")
-
-    def __init__(self, leaks: bool = False) -> None:
-        self.leaks = leaks
-
-    def task(self, split: str, index: int) -> str:
-        return f"{split} {index}"
-
-    def fingerprint(self, task: str) -> str:
-        return task
-
-    async def run(self, task: str, team: Team) -> Outcome:
-        told: list[str] = []
-
-        async def by_judge(text: str) -> Score:
-            verdict = await team.judge.act(f"{task}: is {text} good? {told if self.leaks else ''}")
-            told.append(verdict.text)
-            return Score(local=float(verdict.text == "yes"))
-
-        answer = await team.solver.act(task, by_judge)
-        return Outcome(answer.text == "42", float(answer.text == "42"))
-
-
 def test_the_contract_plays_environments_whose_scores_decide() -> None:
     def gold(task: object) -> dict[str, Any]:
         return {"solver": lambda prompt, k: "42", "judge": lambda prompt, k: "yes" if "is 42 good" in prompt else "no"}
@@ -318,18 +293,6 @@ def test_wrong_scores_of_all_end_the_episode(options: dict[str, Any], message: s
 
     with pytest.raises(ValueError, match=message):
         run(workflow, team_of(candidates=2, on_score_error=lambda *_: None)[0])
-
-
-class Ranked(Judged):
-    """The judge sees all candidates at once."""
-
-    async def run(self, task: str, team: Team) -> Outcome:
-        async def by_judge(replies: Sequence[str]) -> list[Score]:
-            verdict = await team.judge.act(f"{task}: which is good? {' '.join(replies)}")
-            return [Score(local=float(verdict.text == reply == "42")) for reply in replies][: 1 - self.leaks]
-
-        answer = await team.solver.act(task, score_all=by_judge)
-        return Outcome(answer.text == "42", float(answer.text == "42"))
 
 
 def test_the_contract_plays_environments_that_score_all_together() -> None:
