@@ -235,9 +235,10 @@ class WalledTask(PlanPathTask):
 
 @dataclass(frozen=True)
 class Remembered(State):
-    """A state with the direction that leads back."""
+    """A state with the direction that leads back, and those that the checker has called a wall since the last step."""
 
     back: str | None = None
+    refused: frozenset[str] = frozenset()
 
 
 class WalledWalk(_Told):
@@ -246,7 +247,8 @@ class WalledWalk(_Told):
     The navigator is told where it is, what is around, and which directions lead to the goal: as words alone, since
     with numbers of rows and columns among them small models hardly tell right directions from wrong ones. The way back
     is not among the free ways, but in a dead end: a walker that has to leave the direct way would return to where it
-    came from, again and again. The checker is told of each direction whether it is a wall or free, the one in question
+    came from, again and again. A direction that the checker has called a wall is told to the navigator, so that a lost
+    turn changes its question. The checker is told of each direction whether it is a wall or free, the one in question
     first, so that it can copy a right verdict from a fixed place.
 
     The best of K candidates of a navigator is hardly ever a wall, so a checker would learn that all ways are free. In
@@ -318,45 +320,52 @@ class WalledWalk(_Told):
             self._practise(state, turn, team),
         )
         direction = read_word(way.text, tuple(DIRECTIONS))
-        if direction is None or not await self._passes(state, direction.value, team):
+        verdict = None if direction is None else await self._ask_checker(state, direction.value, team)
+        if direction is None or verdict is None:
             return state, False
+        if verdict == "wall":
+            return _refuse(state, direction.value), False
         return self._step(state, direction.value)
 
     async def _practise(self, state: State, turn: int, team: Team) -> None:
         """Asks the checker about a wall, if it is to practise in this turn and there is one."""
         practice = state.task.practice[turn] if isinstance(state.task, WalledTask) and state.task.practice else ()
         if wall := next((name for name in practice if not self._free(state, name)), None):
-            await self._passes(state, wall, team)
+            await self._ask_checker(state, wall, team)
 
     def _step(self, state: State, direction: str) -> tuple[State, bool]:
         walked = walk(state, DIRECTIONS[direction])
         end = walked.end
         return Remembered(end.task, end.position, end.closest, _BACK[direction]), not walked.legal
 
-    async def _passes(self, state: State, direction: str, team: Team) -> bool:
-        """Returns whether the checker lets the walker go."""
+    async def _ask_checker(self, state: State, direction: str, team: Team) -> str | None:
+        """Returns what the checker says of a direction, one of `_VERDICTS`, or None if it says neither."""
         ways = ", ".join(f"{name}: {self._verdict(state, name)}" for name in sorted(DIRECTIONS, key=direction.__ne__))
         verdict = await team.checker.act(
             chat(f"You want to go {direction}. {ways}. Is {direction} a wall or free? Answer with one word."),
             functools.partial(self.score_verdict, state, direction),
         )
         said = read_word(verdict.text, _VERDICTS)
-        return said is not None and said.value == "free"
+        return None if said is None else said.value
 
     def told(self, state: State) -> str:
         """Returns where the walker and the goal are, what is around, and which directions lead to the goal."""
         walls, free = self._around(state)
-        back = state.back if isinstance(state, Remembered) else None
+        back, refused = _remembered(state)
         ahead = [way for way in free if way != back] or free
         row, column = state.task.goal
         # A walker that goes the longer part first comes to the goal more often: where it is level with the goal and a
         # wall is between, it has to leave the direct way.
         steps = {way: exact_steps(state, way) for way in DIRECTIONS}
-        towards = sorted((way for way in steps if steps[way]), key=lambda way: -steps[way])
-        return (
-            f"{where_walker_is(state)} The goal is at row {row + 1}, column {column + 1}. "
-            f"Walls: {_listed(walls)}. Free: {_listed(ahead)}. "
-            f"The goal is {' and '.join(towards)}."
+        towards = sorted((way for way in steps if steps[way] and way not in refused), key=lambda way: -steps[way])
+        around = [way for way in ahead if way not in refused] or ahead
+        return "".join(
+            (
+                f"{where_walker_is(state)} The goal is at row {row + 1}, column {column + 1}. ",
+                f"Walls: {_listed(walls)}. Free: {_listed(ahead)}. ",
+                f"You cannot go {' or '.join(refused)}. " if refused else "",
+                f"The goal is {' and '.join(towards)}." if towards else f"The way around is {' and '.join(around)}.",
+            )
         )
 
     def _around(self, state: State) -> tuple[list[str], list[str]]:
@@ -414,6 +423,19 @@ class SingleWalledWalk(WalledWalk):
         reply = await team.solo.act(prompt, functools.partial(self.score_direction, state))
         direction = read_word(reply.text, tuple(DIRECTIONS))
         return (state, False) if direction is None else self._step(state, direction.value)
+
+
+def _refuse(state: State, direction: str) -> Remembered:
+    """Returns the state after the checker has called a direction a wall."""
+    back, refused = _remembered(state)
+    return Remembered(state.task, state.position, state.closest, back, frozenset((*refused, direction)))
+
+
+def _remembered(state: State) -> tuple[str | None, list[str]]:
+    """Returns the way back and the refused directions, in the order of `DIRECTIONS`."""
+    if not isinstance(state, Remembered):
+        return None, []
+    return state.back, [way for way in DIRECTIONS if way in state.refused]
 
 
 def _listed(ways: Sequence[str]) -> str:

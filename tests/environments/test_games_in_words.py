@@ -191,6 +191,27 @@ def test_a_crash_ends_the_episode_and_a_warning_costs_the_turn() -> None:
     assert single.outcome.metrics == {"turns": 1, "crashed": 1}
 
 
+def test_a_refused_direction_is_told_until_the_next_step() -> None:
+    steps = iter(["right", "up", "left", "?", "?"])
+    verdicts = {"right": "wall", "up": "wall", "left": "free"}
+    env = make("walk_walls", max_turns=5)
+    record = episode(
+        env,
+        field((1, 1), (0, 4), (1, 2), (2, 1), size=5),
+        navigator=lambda prompt, k: next(steps),
+        checker=lambda prompt, k: next(said for way, said in verdicts.items() if f"go {way}." in prompt),
+    )
+    prompts = [prompt_of(one) for one in record.decisions if one.agent == "navigator"]
+    assert [prompt.rpartition("Free: ")[2] for prompt in prompts] == [
+        "up, left. The goal is right and up.",
+        "up, left. You cannot go right. The goal is up.",
+        "up, left. You cannot go up or right. The way around is left.",
+        *["up, down. The goal is right and up."] * 2,
+    ]
+    silent = episode(env, WALLED, navigator="right", checker="?")
+    assert len({prompt_of(one) for one in silent.decisions if one.agent == "navigator"}) == 1, "no verdict, no refusal"
+
+
 def test_in_training_the_checker_is_also_asked_about_walls() -> None:
     """A checker that always says "free" cannot live on the navigator's best answers, which are hardly ever walls."""
 
@@ -218,7 +239,7 @@ def test_in_training_the_checker_is_also_asked_about_walls() -> None:
 
 def test_an_episode_of_training_ends_where_it_was_before() -> None:
     env: Any = make("walk_walls")
-    for split, turns in (("train", {1.0}), ("val", {8.0})):
+    for split, turns in (("train", {2.0}), ("val", {8.0})):  # the second question tells what was refused
         stuck = [episode(env, env.task(split, n), navigator="left", checker="wall") for n in range(10)]
         assert {play.outcome.metrics["turns"] for play in stuck} == turns
     steps = ["down", "up", "down", "up", "down", "up", "down", "up"]
