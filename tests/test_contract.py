@@ -26,7 +26,7 @@ BASE = {"plan_path": {"size": 4, "min_distance": 2, "max_moves": 16}, "sokoban":
 DRAFTS = {"plan_path": "moves", "sokoban": "moves", "sudoku": "grid"}
 
 
-REASONING = ("math", "math_ensemble", "math_debate")
+REASONING = ("math", "math_ensemble", "math_debate", "math_drafts", "math_refined", "math_judged")
 IN_WORDS = ("walk", "walk_walls", "number_search")
 """Checked in test_games_in_words.py."""
 ADAPTERS = ("pettingzoo", "textarena", "reasoning_gym")
@@ -139,12 +139,17 @@ def test_teams_that_reason_keep_the_contract(name: str, tmp_path: Path) -> None:
     def scripts(task: Any) -> Mapping[str, Script]:
         program, words = f"```python\nprint({task.answer})\n```\n", rf"It is \boxed{{{task.answer}}}."
         script: Script = lambda prompt, k: program if "must print" in prompt else words  # noqa: E731
-        return dict.fromkeys(("tool_user", "reasoner", "judge", "debater", "solo"), script)
+        players = dict.fromkeys(("tool_user", "reasoner", "debater", "solo", "solver"), script)
+        players |= dict.fromkeys(("generator", "verifier", "drafter", "refiner", "judge"), script)
+        if name == "math_judged":
+            players["judge"] = lambda prompt, k: "right" if words in prompt else "wrong"
+        return players
 
     options = {**files(tmp_path, data), **({"max_turns": 1} if name == "math" else {})}
     # All of them have the same tasks.
     factory = name if name == "math" else here(name)
-    check_environment(factory, options, gold=scripts, tasks=3, episodes=1, bounds=(0, 1))
+    bounds = (-2, 2) if name == "math_judged" else (0, 1)
+    check_environment(factory, options, gold=scripts, tasks=3, episodes=1, bounds=bounds)
 
 
 @pytest.mark.parametrize("name", [pytest.param("code", marks=pytest.mark.slow), "code_single"])

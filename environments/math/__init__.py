@@ -1,6 +1,7 @@
-"""Mathematical problems: a coder and a reasoner, an ensemble, or a debate."""
+"""Mathematical problems: a coder and a reasoner, an ensemble, a debate, or answers that others improve or judge."""
 
 from verl_atgrpo.environments.math.ensemble import MathDebate, MathEnsemble
+from verl_atgrpo.environments.math.refinement import MathDrafts, MathJudged, MathRefined
 from verl_atgrpo.environments.math.team import Math, SingleMath
 
-__all__ = ["Math", "MathDebate", "MathEnsemble", "SingleMath"]
+__all__ = ["Math", "MathDebate", "MathDrafts", "MathEnsemble", "MathJudged", "MathRefined", "SingleMath"]

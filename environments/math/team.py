@@ -124,15 +124,20 @@ class MathEnvironment(DataSetEnvironment[MathTask]):
         if not await asyncio.to_thread(verifiable, task.answer):
             raise EpisodeFailed("gold", f"the data set's answer {task.answer!r} cannot be verified")
 
-    async def reason(self, agent: Agent, task: MathTask, prompt: list[Message]) -> Attempt:
-        """Prompts an agent to answer in words: format .2, correct .8; team part: 1 if correct."""
+    async def reason(
+        self, agent: Agent, task: MathTask, prompt: list[Message], train: bool = True, candidates: int | None = None
+    ) -> Attempt:
+        """Prompts an agent to answer in words: format .2, correct .8; team part: 1 if correct.
+
+        `train` and `candidates` are those of `Agent.act`.
+        """
 
         async def score(reply: str) -> Score:
             answer = parse_answer(reply, self.style)
             correct = await equal(task.answer, answer)
             return Score(team=float(correct), local=0.2 * (answer is not None) + 0.8 * correct)
 
-        reply = await agent.act(prompt, score)
+        reply = await agent.act(prompt, score, train=train, candidates=candidates)
         return Attempt(reply.text, parse_answer(reply.text, self.style))
 
     async def compute(self, agent: Agent, task: MathTask, prompt: list[Message]) -> Attempt:

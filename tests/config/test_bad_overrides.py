@@ -166,6 +166,8 @@ ENVIRONMENTS = {
     "math": {"max_turns": (0, 10**9), "libraries": ("sympy", [5])},
     "math_single": {"max_turns": ("4",)},
     "math_ensemble": {"reasoners": (0, 10**6), "tool_users": (0, 1.5)},
+    "math_drafts": {"drafts": (0, 65)},
+    "math_judged": {"votes": (1, "many")},
     "math_debate": {"debaters": (1, 10**6), "rounds": (0, True)},
     "pettingzoo": {"max_steps": (0, 10**9), "options": (5,), "team": ("west",), "shared_openings": (1,)},
     "textarena": {"players": (0, 10**6), "illegal_reward": (float("inf"), "low"), "on_illegal": ("stop",)},

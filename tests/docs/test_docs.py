@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import re
+import shlex
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -112,6 +114,22 @@ def test_the_documented_overrides_for_a_running_cluster_leave_ray_no_sizes() -> 
     overrides = [word for word in shown.split() if re.match(r"[a-z_.]+=", word)]
     ray_init = compose("plan_path_cpu", overrides).ray_kwargs.ray_init
     assert [ray_init[key] for key in ("num_cpus", "num_gpus", "object_store_memory")] == [None] * 3
+
+
+def test_the_documented_branching_of_a_refining_team_is_accepted() -> None:
+    pytest.importorskip("verl")
+    from verl_atgrpo import environment
+    from verl_atgrpo.config.schema import AtGrpoConfig
+    from verl_atgrpo.recipes import compose
+
+    (shown,) = blocks("workflows", "sh")
+    words = shlex.split(shown.replace("\\\n", ""))
+    config = compose(words[3].partition("=")[2], words[4:])
+    settings = AtGrpoConfig.from_config(config)
+    made = environment.load(settings.environment["name"])
+    assert settings.branch is not None and set(settings.branch.at) == set(made.agents)  # type: ignore[arg-type]
+    options = set(settings.environment) - {"name"}
+    assert options <= set(inspect.signature(made).parameters)
 
 
 def test_every_preset_and_every_field_of_estimators_is_documented() -> None:

@@ -114,7 +114,13 @@ for _name, _tool in (("plan_path", "moves"), ("sokoban", "moves"), ("sudoku", "g
             lambda folder, name=_name, options=_options: make(name, max_turns=1, **options),
             (),
         )
-for _name, _turns in (("math", {"max_turns": 1}), ("math_ensemble", {}), ("math_debate", {"rounds": 1})):
+for _name, _turns in (
+    ("math", {"max_turns": 1}),
+    ("math_ensemble", {}),
+    ("math_debate", {"rounds": 1}),
+    ("math_refined", {}),
+    ("math_judged", {}),
+):
     ENVIRONMENTS[_name] = (
         lambda folder, name=_name, turns=_turns: _math(name, folder, **turns),
         (_needs("math_verify"),),

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.scripted_policy import Recorder, bounded
+from fakes.scripted_policy import bounded, team_of
 
 from verl_atgrpo.branching import BranchOptions, play_branched
-from verl_atgrpo.team import Replayed, Team, TeamOptions
+from verl_atgrpo.team import Replayed, Team
 from verl_atgrpo.testing import Script, check_environment
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "router"
@@ -47,9 +47,8 @@ def test_a_desk_is_worth_whether_the_price_was_right() -> None:
         return "13" if "router.0=1" in decision_id else "2"
 
     def make(path: str, replayed: Mapping[str, Replayed]) -> Team:
-        options, policies = TeamOptions(candidates=3), {"shared": Recorder(say)}
-        agents = dict.fromkeys(Desks.agents, "shared")
-        return Team(agents, policies, options, scheme="parallel", scored=False, path=path, replayed=replayed)
+        options: dict[str, Any] = {"scheme": "parallel", "scored": False, "path": path, "replayed": replayed}
+        return team_of(say, Desks.agents, candidates=3, **options)[0]
 
     record = bounded(play_branched(Desks(), task, make, BranchOptions(at={"router": 0}), 0))
     group = record.decisions[0]

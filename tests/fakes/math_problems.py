@@ -12,7 +12,7 @@ from verl_atgrpo.environment import Environment
 from verl_atgrpo.team import EpisodeRecord
 
 DATA = Path("/work/shared/data")
-NAMES = ["math_single", "math", "math_ensemble", "math_debate"]
+NAMES = ["math_single", "math", "math_ensemble", "math_debate", "math_drafts", "math_refined", "math_judged"]
 QUESTION, GOLD = "Which number is it?", "738291"
 
 

@@ -1,0 +1,153 @@
+"""Workflows for mathematics in which an answer's worth shows later: drafts, criticism, judgement.
+
+None of their new roles can be scored by a formula: a draft is worth what becomes of it, a verifier what it makes the
+refiner do, a judge how well it foretells the outcome. See docs/workflows.md for what differs from the papers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge, Le
+
+from verl_atgrpo.environment import Message, Outcome, Score
+from verl_atgrpo.environments.common.options import checked_options
+from verl_atgrpo.environments.common.words import read_word
+from verl_atgrpo.environments.math.answers import equal, parse_answer
+from verl_atgrpo.environments.math.team import ASK_REASONING, Attempt, MathEnvironment, MathTask, dialogue
+from verl_atgrpo.team import Team
+
+_VERDICTS = ("right", "wrong")
+_UNREADABLE = -2.0
+"""Reward of a vote that says neither (RLAnything)."""
+
+
+class MathRefined(MathEnvironment):
+    """A generator answers, a verifier criticises, a refiner answers again (MALT, arXiv 2412.01928).
+
+    The verifier has no score: train it by branching (`at_grpo.scheme=branch`).
+    """
+
+    agents: ClassVar[tuple[str, ...]] = ("generator", "verifier", "refiner")
+
+    @checked_options
+    def __init__(self, train: object = None, val: object = None) -> None:
+        """Reads the problems.
+
+        Args:
+            train: training problems: a section with `path` and, if needed, `columns` (question, answer), `split` and
+                `subset`.
+            val: validation problems, in the same form.
+
+        Raises EnvironmentConfigError like `MathEnvironment`.
+        """
+        super().__init__(train, val)
+
+    async def run(self, task: MathTask, team: Team) -> Outcome:
+        """Plays one episode; success means that the refiner's answer is correct."""
+        await self.check(task)
+        first = await self.reason(team.generator, task, dialogue("generator", task, [], ASK_REASONING))
+        answered = first.quote("The generator")
+        find = "Check this answer step by step. Say what is wrong with it, or that it is right."
+        criticism = await team.verifier.act(dialogue("verifier", task, [answered], find))
+        said = Attempt(criticism.text, None).quote("The verifier")
+        again = f"Give the right answer. {ASK_REASONING}"
+        refined = await self.reason(team.refiner, task, dialogue("refiner", task, [answered, said], again))
+        before = float(await equal(task.answer, first.answer))
+        return await self.outcome(task, refined.answer, first_correct=before)
+
+
+class MathDrafts(MathEnvironment):
+    """A drafter answers several times without being trained; a refiner improves the best draft (iGRPO, 2602.09000)."""
+
+    agents: ClassVar[tuple[str, ...]] = ("drafter", "refiner")
+
+    @checked_options
+    def __init__(self, train: object = None, val: object = None, drafts: Annotated[int, Ge(1), Le(64)] = 4) -> None:
+        """Reads the problems.
+
+        Args:
+            train: training problems: a section with `path` and, if needed, `columns` (question, answer), `split` and
+                `subset`.
+            val: validation problems, in the same form.
+            drafts: number of drafts in training, of which the one with the best score is refined; one in evaluation,
+                where scores are not known.
+
+        Raises EnvironmentConfigError like `MathEnvironment`.
+        """
+        super().__init__(train, val)
+        self.drafts = drafts
+
+    async def run(self, task: MathTask, team: Team) -> Outcome:
+        """Plays one episode; success means that the refiner's answer is correct."""
+        await self.check(task)
+        prompt = dialogue("drafter", task, [], ASK_REASONING)
+        draft = await self.reason(team.drafter, task, prompt, train=False, candidates=self.drafts)
+        again = f"Improve this draft. {ASK_REASONING}"
+        refined = await self.reason(team.refiner, task, dialogue("refiner", task, [draft.quote("A draft")], again))
+        before = float(await equal(task.answer, draft.answer))
+        return await self.outcome(task, refined.answer, draft_correct=before)
+
+
+class MathJudged(MathEnvironment):
+    """A solver answers, and a judge that learns votes on each of its candidates (RLAnything, arXiv 2602.02488).
+
+    With O = 1 for a correct answer and -1 for another one, and votes S of 1 (right) and -1 (wrong), a candidate of the
+    solver earns O + mean S, and each vote on it (O + mean S) * S; one that says neither counts 0 and earns -2.
+    """
+
+    agents: ClassVar[tuple[str, ...]] = ("solver", "judge")
+
+    @checked_options
+    def __init__(self, train: object = None, val: object = None, votes: Annotated[int, Ge(2), Le(64)] = 4) -> None:
+        """Reads the problems.
+
+        Args:
+            train: training problems: a section with `path` and, if needed, `columns` (question, answer), `split` and
+                `subset`.
+            val: validation problems, in the same form.
+            votes: number of the judge's votes on each candidate in training.
+
+        Raises EnvironmentConfigError like `MathEnvironment`.
+        """
+        super().__init__(train, val)
+        self.votes = votes
+
+    async def run(self, task: MathTask, team: Team) -> Outcome:
+        """Plays one episode; success means that the solver's answer is correct.
+
+        A last vote, which is not trained, is compared with the outcome: the metric `judge_right`.
+        """
+        await self.check(task)
+
+        async def by_judge(reply: str) -> Score:
+            correct = await equal(task.answer, parse_answer(reply, self.style))
+            signed = 1.0 if correct else -1.0
+            total = signed
+
+            def agreement(verdicts: Sequence[str]) -> list[Score]:
+                nonlocal total
+                votes = [vote(verdict) for verdict in verdicts]
+                total = signed + sum(one or 0.0 for one in votes) / len(votes)
+                return [Score(local=_UNREADABLE if one is None else total * one) for one in votes]
+
+            await team.judge.act(self.judge_prompt(task, reply), score_all=agreement, candidates=self.votes)
+            return Score(local=total)
+
+        answer = await team.solver.act(dialogue("solver", task, [], ASK_REASONING), by_judge)
+        verdict = await team.judge.act(self.judge_prompt(task, answer.text), train=False)
+        correct = await equal(task.answer, parse_answer(answer.text, self.style))
+        foretold = vote(verdict.text) == (1.0 if correct else -1.0)
+        return await self.outcome(task, parse_answer(answer.text, self.style), judge_right=float(foretold))
+
+    def judge_prompt(self, task: MathTask, reply: str) -> list[Message]:
+        """Returns the judge's prompt about a reply of the solver."""
+        answered = Attempt(reply, None).quote("The solver")
+        return dialogue("judge", task, [answered], "Is the final answer right or wrong? Answer with one word.")
+
+
+def vote(verdict: str) -> float | None:
+    """Returns 1 for "right", -1 for "wrong", None for a verdict that says neither or both."""
+    said = read_word(verdict, _VERDICTS)
+    return None if said is None else 1.0 if said.value == "right" else -1.0
