@@ -1,0 +1,78 @@
+"""Agents as judges: a grade by a rubric for one reply, or a ranking of all candidates of a decision.
+
+Both are for async scores, which evaluation does not call:
+
+    async def by_judge(reply: str) -> Score:
+        return Score(local=await grade(team.judge, question, reply, "Is every claim supported by the text?"))
+
+    await team.writer.act(question, by_judge)
+
+The judge is not trained by them: that takes a score of its verdict (`math_judged` has one). It may be a frozen policy
+(docs/policies.md). Replies are quoted and shortened, and nothing that is written in them is read as a verdict.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+
+from verl_atgrpo.environment import stable_hash
+from verl_atgrpo.environments.common.replies import after_thoughts, quoted, shortened
+from verl_atgrpo.environments.common.workflow import chat
+from verl_atgrpo.team import Agent
+
+_GRADE = re.compile(r"(?im)^[ \t*#]*grade[ \t*]*:[ \t*]*([0-9]{1,4})(?:[ \t]*/[ \t]*([0-9]{1,4}))?[ \t.*]*$")
+_ORDER = re.compile(r"(?im)^[ \t*#]*order[ \t*]*:[ \t*]*([0-9][0-9, \t>]{0,400}?)[ \t.*]*$")
+
+
+async def grade(judge: Agent, question: str, reply: str, rubric: str, points: int = 10) -> float:
+    """Returns the judge's grade of a reply, between 0 and 1; 0 if it gives none.
+
+    Args:
+        judge: the agent that is asked.
+        question: what the reply answers.
+        reply: the reply to be judged.
+        rubric: what is looked at.
+        points: the best grade; the worst is 0.
+    """
+    prompt = "\n\n".join(
+        (
+            question,
+            f"An answer:\n{quoted(shortened(reply))}",
+            rubric,
+            f"Think first. Then write the last line: Grade: and a whole number from 0 (worst) to {points} (best).",
+        )
+    )
+    verdict = await judge.act(chat(prompt, "You judge answers."), train=False)
+    said = _GRADE.findall(after_thoughts(verdict.text))
+    given, of = said[-1] if said else ("0", "")
+    return int(given) / points if int(given) <= points and of in ("", str(points)) else 0.0
+
+
+async def rank(judge: Agent, question: str, replies: Sequence[str], rubric: str) -> list[float]:
+    """Returns a worth for each of the replies: from 1 for the best in even steps to 0 for the worst.
+
+    Equal replies have the same worth. They are shown once each, in an order drawn from their texts, as judges prefer
+    some places. All are worth 0 if the judge's order is none of all replies. If all are equal, the judge is not asked,
+    and they are worth 1.
+
+    Args:
+        judge: the agent that is asked.
+        question: what the replies answer.
+        replies: those of one decision, as `score_all` gets them.
+        rubric: what is looked at.
+    """
+    shown = sorted(set(replies))
+    if len(shown) == 1:
+        return [1.0] * len(replies)
+    random.Random(stable_hash("rank", question, *shown)).shuffle(shown)
+    answers = [f"Answer {number}:\n{quoted(shortened(reply))}" for number, reply in enumerate(shown, 1)]
+    ask = f"Think first. Then write the last line: Order: and the numbers 1 to {len(shown)}, the best answer first."
+    verdict = await judge.act(chat("\n\n".join((question, *answers, rubric, ask)), "You judge answers."), train=False)
+    said = _ORDER.findall(after_thoughts(verdict.text))
+    order = [int(number) for number in re.findall("[0-9]+", said[-1])] if said else []
+    if sorted(order) != list(range(1, len(shown) + 1)):
+        return [0.0] * len(replies)
+    worth = {shown[number - 1]: 1 - place / (len(shown) - 1) for place, number in enumerate(order)}
+    return [worth[reply] for reply in replies]
