@@ -1,6 +1,9 @@
 """Measures framework time per decision: everything but model and score.
 
-python tests/benchmarks/bench_team.py [--episodes 64] [--turns 4] [--candidates 8] [--limit-ms 2]
+python tests/benchmarks/bench_team.py [--episodes 64] [--turns 4] [--candidates 8] [--limit-ms 2] [--branch every]
+
+With --branch episodes are played again for every candidate of their branch points; decisions are then those that were
+sampled, in episodes and continuations, not those that were replayed.
 """
 
 from __future__ import annotations
@@ -10,14 +13,16 @@ import asyncio
 import statistics
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from fakes.simulated_engine import Turns
 
+from verl_atgrpo.branching import BranchOptions, Point, play_branched
 from verl_atgrpo.rollout.rows import training_rows
-from verl_atgrpo.team import ScriptedTeam, play
+from verl_atgrpo.team import EpisodeRecord, Replayed, ScriptedPolicy, ScriptedTeam, Team, TeamOptions, play
 
 
 async def step(environment: Turns, episodes: int, candidates: int) -> tuple[int, int]:
@@ -30,6 +35,25 @@ async def step(environment: Turns, episodes: int, candidates: int) -> tuple[int,
     return sum(len(record.decisions) for record in records), len(rows)
 
 
+async def branched_step(environment: Turns, episodes: int, candidates: int, at: Point) -> tuple[int, int]:
+    """Plays the episodes and their branches concurrently and makes their rows; returns (decisions, rows)."""
+    policies = {agent: ScriptedPolicy(lambda prompt, index: "4321") for agent in environment.agents}
+
+    def make(path: str, replayed: Mapping[str, Replayed]) -> Team:
+        agents = {agent: agent for agent in policies}
+        options = TeamOptions(candidates=candidates)
+        return Team(agents, policies, options, scheme="parallel", scored=False, path=path, replayed=replayed)
+
+    async def one(task: int) -> EpisodeRecord:
+        return await play_branched(environment, task, make, BranchOptions(at=at), task)
+
+    records = await asyncio.gather(*(one(task) for task in range(episodes)))
+    rows = [row for task, record in enumerate(records) for row in training_rows(str(task), 0, record, "branch")]
+    samples = sum(count for policy in policies.values() for count in policy.calls.values())
+    groups = sum(decision.trained for record in records for decision in record.decisions)
+    return samples - groups * (candidates - 1), len(rows)
+
+
 def main() -> int:
     """Prints the median over ten steps; status 1 if it is above the limit."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -37,12 +61,14 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--candidates", type=int, default=8)
     parser.add_argument("--limit-ms", type=float, default=2.0)
+    parser.add_argument("--branch", choices=["first", "random", "every"])
     options = parser.parse_args()
     environment = Turns(options.turns)
     times = []
     for _ in range(10):
         started = time.perf_counter()
-        decisions, rows = asyncio.run(step(environment, options.episodes, options.candidates))
+        sizes = environment, options.episodes, options.candidates
+        decisions, rows = asyncio.run(branched_step(*sizes, options.branch) if options.branch else step(*sizes))
         times.append((time.perf_counter() - started) / decisions * 1e3)
     median = statistics.median(times)
     print(f"{decisions} decisions, {rows} candidates, K = {options.candidates}")

@@ -17,6 +17,7 @@ import bench_engine
 import bench_policies
 import bench_prefill
 import bench_step_rows
+import bench_team
 import profile_step
 import pytest
 import real_stack
@@ -151,6 +152,14 @@ def test_the_share_of_cached_tokens(order: str) -> None:
     assert len(set(server.seeds)) == 24
     # Siblings in flight together: all eight, or the seven that follow the one sent ahead.
     assert {max(counts) for counts in server.most.values()} == {7 if order == "lead" else 8}
+
+
+def test_replayed_decisions_are_no_work() -> None:
+    """Four decisions; after a candidate of each there are three, two, one and none to be sampled."""
+    environment = bench_team.Turns(2)
+    assert asyncio.run(bench_team.branched_step(environment, 1, 2, "every")) == (4 + 3 + 2 + 1, 8)
+    assert asyncio.run(bench_team.branched_step(environment, 1, 3, "first")) == (4 + 2 * 3, 3)
+    assert asyncio.run(bench_team.step(environment, 1, 2)) == (4, 8)
 
 
 def test_one_candidate_has_nothing_to_share() -> None:
