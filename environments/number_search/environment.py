@@ -1,5 +1,6 @@
 """Number search: a guesser names the middle of what is left, a judge says which is larger, the guess or the secret.
 
+The guesser is given the numbers that are left, so that its answer is a copy from the middle of a list.
 The judge answers with a number: small models learn in a few steps to copy the larger of two numbers, and for dozens
 of steps answer "yes" or "no" by chance. A wrong verdict excludes the secret, which ends the episode. Splits differ in
 the first number of the range, so no first prompt of validation occurs in training.
@@ -22,6 +23,8 @@ from verl_atgrpo.environments.common.workflow import chat
 from verl_atgrpo.team import Team
 
 _ANY, _INSIDE = 0.05, 0.1
+_LISTED = 40
+"""Most numbers that the guesser is given one by one, which small models understand better than the ends of a range."""
 
 
 @dataclass(frozen=True)
@@ -106,10 +109,9 @@ class NumberSearch(Environment):
 
     async def _guess(self, search: Search, team: Team) -> int | None:
         """Returns the team's guess, or None if it makes none inside the range."""
-        prompt = chat(
-            f"I am thinking of a whole number from {search.low} to {search.high}. Guess the number in the middle. "
-            "Answer with the number only."
-        )
+        numbers = range(search.low, search.high + 1)
+        left = ", ".join(map(str, numbers)) if len(numbers) <= _LISTED else f"{search.low} to {search.high}"
+        prompt = chat(f"Which number is in the middle? Answer with the number only. Numbers: {left}.")
         reply = await team[self.agents[0]].act(prompt, functools.partial(self.score_guess, search))
         said = read_number(reply.text)
         return said.value if said is not None and search.inside(said.value) else None

@@ -1,0 +1,105 @@
+"""Shows how far estimated gradients are from the exact one of the expected outcome: branching, and AT-GRPO's groups.
+
+python tests/benchmarks/branching_error.py [--episodes 10000] [--out docs/images/branching_error.png]
+
+Two agents speak twice each, their policies are tables, so every path can be enumerated (tests/fakes/tables.py). AT-GRPO
+is given the exact value of every reply as its score, which no real score is. Errors are those of the mean over episodes, in
+Euclidean norm, relative to the exact gradient; a standard error beside each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from fakes.tables import ORDER, Gradient, Tables, branched, distance, tree
+
+from verl_atgrpo.branching import BranchOptions
+from verl_atgrpo.team import EpisodeRecord
+
+Play = Callable[[int], Coroutine[Any, Any, EpisodeRecord]]
+Errors = dict[int, tuple[float, float]]
+"""Episodes -> (error, standard error), relative to the norm of the exact gradient."""
+
+
+def errors(tables: Tables, play: Play, episodes: int, scale: float = 1.0) -> Errors:
+    """Returns the errors of an estimate after growing numbers of episodes.
+
+    Args:
+        tables: the policies.
+        play: plays an episode by its number.
+        episodes: number of episodes.
+        scale: multiplies the estimate, where only a share of the decisions is estimated.
+    """
+
+    async def all_of_them() -> list[Gradient]:
+        return [scale * tables.estimate(await play(number)) for number in range(episodes)]
+
+    made, exact = asyncio.run(all_of_them()), tables.gradient()
+    whole = float(np.linalg.norm(exact))
+    sizes = sorted({int(size) for size in np.geomspace(min(30, episodes), episodes, 12)})
+    return {size: (error / whole, spread / whole) for size in sizes for error, spread in [distance(made[:size], exact)]}
+
+
+def variants(tables: Tables) -> dict[str, tuple[Play, float]]:
+    """Returns how each variant plays an episode, and the scale of its estimate."""
+
+    def branch(options: BranchOptions) -> Play:
+        return lambda number: branched(tables, number, options, 3)
+
+    return {
+        "branch at every decision": (branch(BranchOptions(at="every")), 1.0),
+        "branch at a random decision": (branch(BranchOptions(at="random")), float(len(ORDER))),
+        "AT-GRPO, exact values as scores, first candidate": (
+            lambda number: tree(tables, number, candidates=3, selection="first"),
+            1.0,
+        ),
+        "AT-GRPO, exact values as scores, best candidate": (lambda number: tree(tables, number, candidates=3), 1.0),
+    }
+
+
+def main() -> None:
+    """Prints a table; draws it with --out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=10_000)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    tables = Tables()
+    found = {
+        name: errors(tables, play, options.episodes, scale) for name, (play, scale) in variants(tables).items()
+    }
+    for name, of in found.items():
+        print(name)
+        for size, (error, spread) in of.items():
+            print(f"  {size:6d} episodes: error {error:.3f}, standard error {spread:.3f}")
+    if options.out:
+        draw(found, options.out)
+
+
+def draw(found: dict[str, Errors], out: Path) -> None:
+    """Draws errors over episodes, both axes logarithmic."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    for name, of in found.items():
+        axes.plot(list(of), [error for error, _ in of.values()], marker="o", markersize=3, label=name)
+    axes.set(xscale="log", yscale="log", xlabel="episodes", ylabel="error / norm of the exact gradient")
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(out, dpi=120)
+
+
+if __name__ == "__main__":
+    main()
