@@ -2,9 +2,9 @@
 
 python tests/benchmarks/branching_error.py [--episodes 10000] [--out docs/images/branching_error.png]
 
-Two agents speak twice each, their policies are tables, so every path can be enumerated (tests/fakes/tables.py). AT-GRPO
-is given the exact value of every reply as its score, which no real score is. Errors are those of the mean over episodes, in
-Euclidean norm, relative to the exact gradient; a standard error beside each.
+Two agents speak twice each, their policies are tables, so every path can be enumerated (tests/fakes/tables.py).
+AT-GRPO is given the exact value of every reply as its score, which no real score is. Errors are those of the mean over
+episodes, in Euclidean norm, relative to the exact gradient; a standard error beside each.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def errors(tables: Tables, play: Play, episodes: int, scale: float = 1.0) -> Err
     made, exact = asyncio.run(all_of_them()), tables.gradient()
     whole = float(np.linalg.norm(exact))
     sizes = sorted({int(size) for size in np.geomspace(min(30, episodes), episodes, 12)})
-    return {size: (error / whole, spread / whole) for size in sizes for error, spread in [distance(made[:size], exact)]}
+    return {
+        size: (error / whole, spread / whole) for size in sizes for error, spread in [distance(made[:size], exact)]
+    }
 
 
 def variants(tables: Tables) -> dict[str, tuple[Play, float]]:
@@ -73,9 +75,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     tables = Tables()
-    found = {
-        name: errors(tables, play, options.episodes, scale) for name, (play, scale) in variants(tables).items()
-    }
+    found = {name: errors(tables, play, options.episodes, scale) for name, (play, scale) in variants(tables).items()}
     for name, of in found.items():
         print(name)
         for size, (error, spread) in of.items():

@@ -14,7 +14,8 @@ from fakes.recorded_run import HOSTILE, step_metrics, write_run
 from verl_atgrpo.cli import main
 from verl_atgrpo.report.page import contents, embedded, render, thinned
 from verl_atgrpo.report.panels import averaged, figures, panels
-from verl_atgrpo.report.records import Run, find, read
+from verl_atgrpo.report.records import METRICS as METRICS_FILE
+from verl_atgrpo.report.records import RecordFiles, Run, find, metrics_row, read
 
 
 def titled(found: list[dict[str, Any]], title: str) -> dict[str, Any]:
@@ -55,6 +56,23 @@ def test_panels() -> None:
     # Missing metrics have no panel.
     assert not any("Entropy" in panel["title"] for panel in found)
     assert panels({}, []) == []
+
+
+@pytest.mark.parametrize(
+    ("section", "described"),
+    [
+        ({"candidates": 4}, ["4 candidates a decision"]),
+        ({"candidates": {"all": 4, "judge": 8}}, ["candidates a decision: all 4, judge 8"]),
+        ({"candidates": 4, "scheme": "parallel", "branch": None}, ["4 episodes a task"]),
+        ({"scheme": "branch", "branch": {"at": "every", "nested": False}}, ["branches at: every"]),
+        ({"scheme": "branch", "branch": {"at": {"left": 0, "right": 1}}}, ["branches at: left 0, right 1"]),
+    ],
+)
+def test_a_run_is_described_whatever_its_section_has(
+    section: dict[str, Any], described: list[str], tmp_path: Path
+) -> None:
+    RecordFiles(tmp_path, 64, 0, {"section": section}).append(METRICS_FILE, [metrics_row(1, 0.0, {})])
+    assert contents(read(tmp_path), 1)["about"] == described
 
 
 def test_gradient_norms_of_several_policies() -> None:

@@ -96,6 +96,10 @@ def about(run: Mapping[str, Any]) -> list[str]:
         k = section["candidates"]
         of_agents = ", ".join(f"{agent} {own}" for agent, own in k.items()) if isinstance(k, dict) else ""
         phrases.append(f"candidates a decision: {of_agents}" if of_agents else f"{counted(k, 'candidate')} a decision")
+    if branch := section.get("branch"):
+        at = branch["at"]
+        points = at if isinstance(at, str) else ", ".join(f"{agent} {turn}" for agent, turn in at.items())
+        phrases.append(f"branches at: {points}")
     if "estimator" in section:
         phrases.append(f"estimator {section['estimator']}")
     frozen = run.get("frozen", [])

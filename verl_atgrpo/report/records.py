@@ -128,14 +128,22 @@ class _Line(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
 
+class _Branch(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    at: str | dict[str, Whole]
+
+
 class _Section(BaseModel):
     """What the report's description of a run reads of `at_grpo`."""
 
     model_config = ConfigDict(extra="allow")
 
     environment: dict[str, Any] = {}
+    branch: _Branch | None = None
     policies: dict[str, Any] | None = None
-    candidates: Whole = 0
+    candidates: Whole | dict[str, Whole] = 0
+    """Of all agents, or by agent."""
 
 
 class _About(BaseModel):
