@@ -44,10 +44,12 @@ def read_word(reply: str, words: Sequence[str]) -> Said[str] | None:
 
 
 def read_number(reply: str) -> Said[int] | None:
-    """Returns the whole number from 0 to 9999 that a reply contains; None without one or with several."""
+    """Returns the whole number from 0 to 9999 that a reply contains; None without one, with several, or in a word."""
     text = after_thoughts(reply)[-_LONGEST:]
     found = set(re.findall(r"[0-9]+", text))
-    if len(found) != 1 or re.search(r"[-\u2212.,/][0-9]|[0-9][,/^%][0-9]|[0-9]\.[0-9]", text):
+    if len(found) != 1 or re.search(
+        r"[-\u2212.,/][0-9]|[0-9][,/^%][0-9]|[0-9]\.[0-9]|[0-9][^\W\d]|[^\W\d][0-9]", text
+    ):
         return None
     (digits,) = found
     return Said(int(digits), text.strip(_AROUND) == digits) if digits.isascii() and len(digits) <= 4 else None

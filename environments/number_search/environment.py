@@ -23,6 +23,8 @@ from verl_atgrpo.environments.common.workflow import chat
 from verl_atgrpo.team import Team
 
 _ANY, _INSIDE = 0.05, 0.1
+_FIRST = 10
+"""First number of the lowest range: small models compare numbers digit by digit, 9 and 12 wrongly for long."""
 _LISTED = 40
 """Most numbers that the guesser is given one by one, which small models understand better than the ends of a range."""
 
@@ -65,7 +67,7 @@ class NumberSearch(Environment):
 
         Args:
             numbers: how many numbers the range has.
-            starts: the range starts with a number from 1 to this one.
+            starts: how many numbers the range may start with; the first is 10.
             max_turns: guesses of an episode (T).
             seed: tasks derive from it.
 
@@ -81,7 +83,7 @@ class NumberSearch(Environment):
     def task(self, split: Split, index: int) -> Search:
         """Returns search `index` of `split`; splits are disjoint because they have different ranges."""
         rng = random.Random(stable_hash("number_search", self.seed, split, index))
-        low = rng.choice(part_of(range(1, self.starts + 1), split))
+        low = rng.choice(part_of(range(_FIRST, _FIRST + self.starts), split))
         return Search(low + rng.randrange(self.numbers), low, low + self.numbers - 1)
 
     def fingerprint(self, task: Search) -> str:

@@ -65,6 +65,7 @@ def refusal(recipe: str, overrides: str) -> str:
         f"{WARMUP}=1.5 {THRESHOLD}=3",
         f"{CORRECTION}.rollout_rs=token_k1 {CORRECTION}.rollout_rs_threshold=2.0",
         "at_grpo.group_filter.min_groups=8 at_grpo.group_filter.max_tasks=64",
+        "at_grpo.scheme=branch at_grpo.branch={at:every}",
     ],
 )
 def test_what_asynchronous_training_supports_is_accepted(overrides: str) -> None:

@@ -103,8 +103,8 @@ WORDS: dict[str, tuple[list[str], Callable[[random.Random], str]]] = {
         lambda rng: f"{rng.choice(WAYS)} free",
     ),
     "number_search": (
-        ["8", "15", "22", "30"],
-        lambda rng: str(rng.randint(1, 44)),
+        ["17", "24", "31", "39"],
+        lambda rng: str(rng.randint(10, 53)),
     ),
 }
 

@@ -67,9 +67,24 @@ def test_a_word_is_the_only_one_of_the_choices(reply: str, word: str | None, alo
         ("`12`", 12, True),
         ("3 steps", 3, False),
         ("It is 3, so 3.", 3, False),
+        ("_7_", 7, True),
+        ("\u7b54\u6848\u662f7", 7, False),
         *(
             (reply, None, False)
-            for reply in ("", "three", "3 or 4", "-3", "3.5", "1,000", "1/2", "2^3", "9" * 5, "\u0663")
+            for reply in (
+                "",
+                "three",
+                "3 or 4",
+                "-3",
+                "3.5",
+                "1,000",
+                "1/2",
+                "2^3",
+                "9" * 5,
+                "\u0663",
+                "31m",
+                "x3 = 7",
+            )
         ),
     ],
 )
@@ -291,6 +306,25 @@ def test_most_fields_can_be_solved_by_what_is_told() -> None:
 # ------------------------------------------------------------------ number search
 
 
+def numbers_left(prompt: str) -> list[int]:
+    return [int(number) for number in re.findall("[0-9]+", prompt.rpartition("Numbers:")[2])]
+
+
+def test_the_guesser_is_given_what_is_left_and_all_numbers_have_two_digits() -> None:
+    env: Any = make("number_search")
+    tasks = [env.task(split, number) for split in ("train", "val") for number in range(300)]
+    assert {task.low for task in tasks} == set(range(10, 40)) and all(task.high == task.low + 14 for task in tasks)
+    record = episode(env, Search(13, 10, 24), guesser="17", judge="17")
+    asked = [prompt_of(one) for one in record.decisions if one.agent == "guesser"]
+    question = "Which number is in the middle? Answer with the number only. Numbers:"
+    assert [prompt.rpartition(question)[2] for prompt in asked[:2]] == [
+        " 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24.",
+        " 10, 11, 12, 13, 14, 15, 16.",
+    ]
+    many = episode(make("number_search", numbers=41, max_turns=6), Search(13, 10, 50), guesser="?", judge="?")
+    assert prompt_of(many.decisions[0]) == f"{question} 10 to 50."
+
+
 @pytest.mark.parametrize(
     ("low", "high", "earned"),
     [
@@ -325,7 +359,7 @@ def test_a_search_by_hand() -> None:
     ]
     assert scores(record)[1] == scores(record)[3] == ("judge", 1.0)
     last = prompt_of(record.decisions[-1])
-    assert "from 9 to 11" in last
+    assert last.endswith(" Numbers: 9, 10, 11.")
 
 
 def test_a_wrong_verdict_ends_the_search_and_none_costs_the_turn() -> None:
@@ -345,8 +379,8 @@ def test_halving_finds_every_number() -> None:
     single: Any = make("number_search_single")
 
     def halving(prompt: str, k: int) -> str:
-        low, high = map(int, re.findall(r"from (\d+) to (\d+)", prompt)[-1])
-        return str((low + high) // 2)
+        left = numbers_left(prompt)
+        return str(left[(len(left) - 1) // 2])
 
     for secret in range(1, 16):
         assert episode(single, Search(secret, 1, 15), solo=halving).outcome.success
@@ -386,8 +420,8 @@ def gold(env: Any) -> Callable[[Any], Mapping[str, Script]]:
     def searcher(prompt: str, k: int) -> str:
         if "larger" in prompt:
             return str(max(map(int, re.findall(r"larger, (\d+) or (\d+)", prompt)[-1])))
-        low, high = map(int, re.findall(r"from (\d+) to (\d+)", prompt)[-1])
-        return str((low + high) // 2)
+        left = numbers_left(prompt)
+        return str(left[(len(left) - 1) // 2])
 
     def scripts(task: Any) -> Mapping[str, Script]:
         return dict.fromkeys(env.agents, walker(task) if isinstance(task, PlanPathTask) else searcher)
@@ -405,9 +439,8 @@ def legal(env: Any) -> Callable[[Any], Mapping[str, Script]]:
                 return rng.choice(re.findall(r"larger, (\d+) or (\d+)", prompt)[-1])
             if "How many steps" in prompt:
                 return str(rng.randint(0, 5))
-            if "whole number" in prompt:
-                low, high = map(int, re.findall(r"from (\d+) to (\d+)", prompt)[-1])
-                return str(rng.randint(low, high))
+            if "in the middle" in prompt:
+                return str(rng.choice(numbers_left(prompt)))
             return rng.choice(WAYS) + (f" {rng.randint(0, 5)}" if "one number" in prompt else "")
 
         return dict.fromkeys(env.agents, script)
