@@ -17,6 +17,8 @@ WORDY = 0.05
 which makes steps several times faster."""
 _LONGEST = 2000
 """Characters of a reply, from its end, in which an answer is looked for."""
+_NOT_WHOLE = re.compile(r"[-\u2212.,/][0-9]|[0-9][,/^%][0-9]|[0-9]\.[0-9]|[0-9][A-Za-z]|[A-Za-z][0-9]")
+"""Digits that are part of something else: a negative number, a fraction, a word."""
 _AROUND = " \t\r\n.!*_`\"'"
 
 
@@ -47,9 +49,7 @@ def read_number(reply: str) -> Said[int] | None:
     """Returns the whole number from 0 to 9999 that a reply contains; None without one, with several, or in a word."""
     text = after_thoughts(reply)[-_LONGEST:]
     found = set(re.findall(r"[0-9]+", text))
-    if len(found) != 1 or re.search(
-        r"[-\u2212.,/][0-9]|[0-9][,/^%][0-9]|[0-9]\.[0-9]|[0-9][^\W\d]|[^\W\d][0-9]", text
-    ):
+    if len(found) != 1 or _NOT_WHOLE.search(text):
         return None
     (digits,) = found
     return Said(int(digits), text.strip(_AROUND) == digits) if digits.isascii() and len(digits) <= 4 else None
