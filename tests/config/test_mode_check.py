@@ -65,11 +65,15 @@ def refusal(recipe: str, overrides: str) -> str:
         f"{WARMUP}=1.5 {THRESHOLD}=3",
         f"{CORRECTION}.rollout_rs=token_k1 {CORRECTION}.rollout_rs_threshold=2.0",
         "at_grpo.group_filter.min_groups=8 at_grpo.group_filter.max_tasks=64",
-        "at_grpo.scheme=branch at_grpo.branch={at:every}",
     ],
 )
 def test_what_asynchronous_training_supports_is_accepted(overrides: str) -> None:
     check("plan_path_cpu_async", *overrides.split())
+
+
+@pytest.mark.parametrize("recipe", ["plan_path_cpu_async", "plan_path_cpu_separate"])
+def test_asynchronous_training_may_branch(recipe: str) -> None:
+    check(recipe, "at_grpo.scheme=branch", "at_grpo.branch={at: every}")
 
 
 @pytest.mark.parametrize(

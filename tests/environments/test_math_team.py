@@ -144,7 +144,7 @@ def test_nothing_in_a_prompt_counts_as_an_answer_and_long_replies_are_cut(tmp_pa
         for decision in record.decisions:
             prompt = prompt_of(decision)
             assert parse_answer(prompt) is extract_python(prompt) is None
-            assert decision.candidates[0].reward == 0
+            assert decision.candidates[0].reward <= 0
             assert GOLD not in prompt and "12 steps" not in prompt
     env = Math(*sources(tmp_path), max_turns=2)
     long = episode(env, {"tool_user": by_turn("x" * 9999, "x"), "reasoner": by_turn("y" * 9999 + box("3"), "z")})
@@ -259,8 +259,8 @@ def test_the_validation_sets_of_the_recipes_are_read() -> None:
         (NAMES[:2], {"max_turns": "4"}, "max_turns='4'"),
         (NAMES[2:3], {"reasoners": 0}, "reasoners=0"),
         (NAMES[2:3], {"tool_users": 1.5}, "tool_users=1.5"),
-        (NAMES[3:], {"debaters": 1}, "debaters=1"),
-        (NAMES[3:], {"rounds": True}, "rounds=True"),
+        (NAMES[3:4], {"debaters": 1}, "debaters=1"),
+        (NAMES[3:4], {"rounds": True}, "rounds=True"),
         (NAMES[2:], {"max_turns": 4}, "max_turns is not an option"),
     ],
 )
