@@ -127,7 +127,7 @@ def files(folder: Path, rows: Mapping[str, list[dict[str, str]]]) -> dict[str, d
     return {split: {"path": write(folder, those, f"{split}.jsonl")} for split, those in rows.items()}
 
 
-@pytest.mark.parametrize("name", [*REASONING, "math_single"])
+@pytest.mark.parametrize("name", [pytest.param("math", marks=pytest.mark.slow), *REASONING[1:], "math_single"])
 def test_teams_that_reason_keep_the_contract(name: str, tmp_path: Path) -> None:
     pytest.importorskip("math_verify")
     sums = {"train": range(2, 5), "val": range(5, 8)}

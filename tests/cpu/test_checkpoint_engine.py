@@ -97,7 +97,7 @@ def executor() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-@pytest.mark.parametrize("bucket", [256, 4096, 1 << 20])
+@pytest.mark.parametrize("bucket", [pytest.param(256, marks=pytest.mark.slow), 4096, 1 << 20])
 def test_every_tensor_arrives_exactly_in_every_sync(bucket: int, executor: ThreadPoolExecutor) -> None:
     group = engines(receivers=2, bucket=bucket)
     for seed in (1, 2):

@@ -52,7 +52,7 @@ def sweep(size: int) -> str:
     return "D".join(("R" if row % 2 == 0 else "L") * (size - 1) for row in range(size))
 
 
-@pytest.mark.parametrize("length", [1, 3, 40])
+@pytest.mark.parametrize("length", [1, 3, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["plan_path", "sokoban"])
 def test_constant_moves(name: str, length: int) -> None:
     """A single agent's answers have the same scores and effects."""

@@ -448,7 +448,7 @@ def legal(env: Any) -> Callable[[Any], Mapping[str, Script]]:
     return scripts
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * ("walls" in name)) for name in NAMES])
 def test_games_in_words_keep_the_contract(name: str) -> None:
     env = make(name)
     check_environment(

@@ -231,6 +231,7 @@ def test_plain_numbers_need_no_other_process(monkeypatch: pytest.MonkeyPatch) ->
     assert not same("3", "4") and not same("1/2", "1/3") and not same("-3", "3")
 
 
+@pytest.mark.slow
 def test_a_fork_starts_its_own_process() -> None:
     worker = math_answers.Worker()
     assert worker.equal("x+x", "2x")

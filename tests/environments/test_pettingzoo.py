@@ -175,6 +175,7 @@ def test_openings_decide_the_split_and_a_single_one_is_refused() -> None:
     assert env.fingerprint(env.task("train", 0)) == env.fingerprint(env.task("val", 0))
 
 
+@pytest.mark.slow
 def test_validation_streets_are_not_in_training() -> None:
     def wander(task: Any) -> Mapping[str, Script]:
         return walkers(lambda prompt, k: random.Random(f"{prompt} {k}").choice(("up", "down")))

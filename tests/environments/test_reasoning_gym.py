@@ -49,7 +49,7 @@ def gold(style: str) -> Any:
 @pytest.mark.parametrize(
     ("name", "style"),
     [
-        ("reasoning_gym", "full"),
+        pytest.param("reasoning_gym", "full", marks=pytest.mark.slow),
         (here("reasoning_gym"), "compact"),
         (here("reasoning_gym_single"), "full"),
         (here("reasoning_gym_single"), "compact"),

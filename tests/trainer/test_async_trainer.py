@@ -118,6 +118,7 @@ def test_submissions_of_a_step_have_different_seeds_independent_of_timing(rollou
 # ------------------------------------------------------------------ staleness
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(seed=st.integers(0, 10_000), warmup=st.sampled_from([0.5, 1, 1.5, 2]), slack=st.integers(0, 2))
 def test_waiting_bounds_staleness(seed: int, warmup: float, slack: int) -> None:
