@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
-
 import numpy as np
 import pytest
-from fakes.tables import Gradient, Tables, branched, by_length, distance, tree
+from fakes.tables import Tables, branched, by_length, distance, tree
 
 from verl_atgrpo.branching import BranchOptions
-from verl_atgrpo.team import EpisodeRecord
 
 TABLES = Tables()
 EXACT = TABLES.gradient()
-
-
-def estimates(play: Callable[[int], Coroutine[Any, Any, EpisodeRecord]], episodes: int) -> list[Gradient]:
-    async def all_of_them() -> list[Gradient]:
-        return [TABLES.estimate(await play(number)) for number in range(episodes)]
-
-    return asyncio.run(all_of_them())
 
 
 def test_the_exact_gradient_is_that_of_finite_differences() -> None:
@@ -44,11 +32,12 @@ def test_the_exact_gradient_is_that_of_finite_differences() -> None:
     ],
     ids=["every", "first", "one agent's turn", "random"],
 )
+@pytest.mark.parametrize("episodes", [500, pytest.param(2000, marks=pytest.mark.slow)])
 def test_branching_estimates_the_exact_gradient(
-    options: BranchOptions, candidates: int, share: float, lengths: set[int]
+    options: BranchOptions, candidates: int, share: float, lengths: set[int], episodes: int
 ) -> None:
     """`share`: how often each decision of an episode is a branch point. `lengths`: of histories at branch points."""
-    made = estimates(lambda number: branched(TABLES, number, options, candidates), 500)
+    made = TABLES.estimates(lambda number: branched(TABLES, number, options, candidates), episodes)
     for length, exact in by_length(EXACT).items():
         parts = [by_length(estimate)[length] for estimate in made]
         error, expected = distance(parts, exact * share * (length in lengths))
@@ -57,13 +46,13 @@ def test_branching_estimates_the_exact_gradient(
 
 def test_greedy_commits_estimate_another_gradient() -> None:
     """Even with exact values as scores: later groups lie where the best of K leads, not where the policy does."""
-    made = estimates(lambda number: tree(TABLES, number, candidates=3), 1000)
+    made = TABLES.estimates(lambda number: tree(TABLES, number, candidates=3), 1000)
     first = [by_length(estimate)[0] for estimate in made]
     error, expected = distance(first, by_length(EXACT)[0])
     assert error <= 2 * expected, "the first decision has no decision before it"
     later = [by_length(estimate)[3] for estimate in made]
     error, expected = distance(later, by_length(EXACT)[3])
     assert error > 8 * expected
-    unselected = estimates(lambda number: tree(TABLES, number, candidates=3, selection="first"), 1000)
+    unselected = TABLES.estimates(lambda number: tree(TABLES, number, candidates=3, selection="first"), 1000)
     error, expected = distance(unselected, EXACT)
     assert error <= 2 * expected

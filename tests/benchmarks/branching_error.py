@@ -10,22 +10,17 @@ episodes, in Euclidean norm, relative to the exact gradient; a standard error be
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from fakes.tables import ORDER, Gradient, Tables, branched, distance, tree
+from fakes.tables import ORDER, Play, Tables, branched, distance, tree
 
 from verl_atgrpo.branching import BranchOptions
-from verl_atgrpo.team import EpisodeRecord
 
-Play = Callable[[int], Coroutine[Any, Any, EpisodeRecord]]
 Errors = dict[int, tuple[float, float]]
 """Episodes -> (error, standard error), relative to the norm of the exact gradient."""
 
@@ -39,11 +34,7 @@ def errors(tables: Tables, play: Play, episodes: int, scale: float = 1.0) -> Err
         episodes: number of episodes.
         scale: multiplies the estimate, where only a share of the decisions is estimated.
     """
-
-    async def all_of_them() -> list[Gradient]:
-        return [scale * tables.estimate(await play(number)) for number in range(episodes)]
-
-    made, exact = asyncio.run(all_of_them()), tables.gradient()
+    made, exact = [scale * one for one in tables.estimates(play, episodes)], tables.gradient()
     whole = float(np.linalg.norm(exact))
     sizes = sorted({int(size) for size in np.geomspace(min(30, episodes), episodes, 12)})
     return {

@@ -144,7 +144,9 @@ def test_nothing_in_a_prompt_counts_as_an_answer_and_long_replies_are_cut(tmp_pa
         for decision in record.decisions:
             prompt = prompt_of(decision)
             assert parse_answer(prompt) is extract_python(prompt) is None
-            assert decision.candidates[0].reward <= 0
+            # A vote that says nothing earns -2, and a wrong answer that nobody votes on -1.
+            worst = {"judge": -2 * decision.trained, "solver": -1} if name == "math_judged" else {}
+            assert decision.candidates[0].reward == worst.get(decision.agent, 0)
             assert GOLD not in prompt and "12 steps" not in prompt
     env = Math(*sources(tmp_path), max_turns=2)
     long = episode(env, {"tool_user": by_turn("x" * 9999, "x"), "reasoner": by_turn("y" * 9999 + box("3"), "z")})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import itertools
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ ORDER = ("left", "right", "left", "right")
 Gradient = NDArray[np.float64]
 """Derivatives by the logits of every reply after every history, float64 (number of histories, 3)."""
 
+Play = Callable[[int], Coroutine[Any, Any, EpisodeRecord]]
+"""Plays an episode by its number."""
 HISTORIES = ["".join(said) for length in range(len(ORDER)) for said in itertools.product(REPLIES, repeat=length)]
 
 
@@ -70,6 +73,14 @@ class Tables:
                 direction = np.eye(len(REPLIES))[int(candidate.text)] - self.policy[history]
                 total[HISTORIES.index(history)] += (reward - others) * direction / len(rewards)
         return total
+
+    def estimates(self, play: Play, episodes: int) -> list[Gradient]:
+        """Returns the estimates of the episodes with the numbers 0, 1, ..."""
+
+        async def all_of_them() -> list[Gradient]:
+            return [self.estimate(await play(number)) for number in range(episodes)]
+
+        return asyncio.run(all_of_them())
 
 
 class Relay(Numbered):
