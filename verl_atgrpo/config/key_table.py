@@ -82,6 +82,23 @@ def _refused(
     return Row(pattern, "refused", why, None, values, remedy, added=added)
 
 
+def _follows(pattern: str, why: str, key: str, *values: Any) -> Row:
+    """A key that may only repeat the one that is read in its place, or have one of `values`."""
+    return _refused(pattern, why, (*values, Like(key)), f"set {key.removeprefix('actor_rollout_ref.')}")
+
+
+def _of_loss(loss: str, pattern: str, kind: Any, text: str = "") -> Row:
+    """A parameter of one of verl's policy losses."""
+    reader = f"{_LOSSES}:compute_policy_loss_{loss}"
+    return _works(pattern, kind, reader, text, beside=(_LOSS_MODE, one_of([loss])))
+
+
+def _micro_batches(section: str, kind: str) -> Row:
+    """The sizes of micro-batches, in whose place a number of tokens is read."""
+    remedy = f"set it to null, and {section}.{kind}_max_token_len_per_gpu to that number"
+    return _refused(f"{kind}_micro_batch_size{{,_per_gpu}}", _DYNAMIC, remedy=remedy)
+
+
 def _nothing(pattern: str, why: str, *, added: bool = False) -> Row:
     return Row(pattern, "no meaning", why, added=added)
 
@@ -234,17 +251,11 @@ TABLE: dict[str, tuple[Row, ...]] = {
         ),
         _refused("use_dynamic_bsz", _ROWS_VARY, (True,)),
         _works("ppo_max_token_len_per_gpu", _TOKENS, _WORKER, _A_ROW),
-        _refused(
-            "{ppo_micro_batch_size,ppo_micro_batch_size_per_gpu}",
-            _DYNAMIC,
-            remedy="set it to null, and actor.ppo_max_token_len_per_gpu to that number",
-        ),
+        _micro_batches("actor", "ppo"),
         _works("clip_ratio", Weight, _VANILLA, "where one of the next two is null"),
         _works("{clip_ratio_low,clip_ratio_high}", Weight | None, _VANILLA),
         _works("clip_ratio_c", Annotated[float, Gt(1), Le(1e300)], _VANILLA),
-        _works(
-            "{tau_pos,tau_neg}", _POSITIVE, f"{_LOSSES}:compute_policy_loss_sapo", beside=(_LOSS_MODE, Literal["sapo"])
-        ),
+        _of_loss("sapo", "{tau_pos,tau_neg}", _POSITIVE),
         _works("loss_agg_mode", one_of(_AGGREGATIONS), _LOSS),
         _works(
             "loss_scale_factor",
@@ -269,21 +280,9 @@ TABLE: dict[str, tuple[Row, ...]] = {
         ),
         _refused("use_prefix_grouper", "has no effect, verl's V1 trainer never calls it"),
         _refused("{freeze_vision_tower,calculate_sum_pi_squared}", _NOBODY),
-        _refused(
-            "use_torch_compile",
-            _OTHER_KEY,
-            (DEFAULT, Like(f"{_A}.fsdp_config.use_torch_compile")),
-            remedy="set actor.fsdp_config.use_torch_compile",
-        ),
-        _refused(
-            "use_fused_kernels", _OTHER_KEY, (Like(f"{_M}.use_fused_kernels"),), remedy="set model.use_fused_kernels"
-        ),
-        _refused(
-            "use_remove_padding",
-            _OTHER_KEY,
-            (Like(f"{_M}.use_remove_padding"),),
-            remedy="set model.use_remove_padding",
-        ),
+        _follows("use_torch_compile", _OTHER_KEY, f"{_A}.fsdp_config.use_torch_compile", DEFAULT),
+        _follows("use_fused_kernels", _OTHER_KEY, f"{_M}.use_fused_kernels"),
+        _follows("use_remove_padding", _OTHER_KEY, f"{_M}.use_remove_padding"),
         _refused("rollout_n", _K, (DEFAULT, 1), remedy="leave it at 1"),
         _works("ulysses_sequence_parallel_size", _PARALLEL, _ACTOR),
         _works(
@@ -325,27 +324,11 @@ TABLE: dict[str, tuple[Row, ...]] = {
     ),
     f"{_A}.policy_loss": (
         _works("loss_mode", Text, _LOSS, "`geo_mean` is refused: it is a mean over each micro-batch"),
-        _works(
-            "clip_cov_ratio",
-            Share,
-            f"{_LOSSES}:compute_policy_loss_clip_cov",
-            beside=(_LOSS_MODE, Literal["clip_cov"]),
-        ),
-        _works(
-            "{clip_cov_lb,clip_cov_ub}",
-            Finite,
-            f"{_LOSSES}:compute_policy_loss_clip_cov",
-            beside=(_LOSS_MODE, Literal["clip_cov"]),
-        ),
-        _works("kl_cov_ratio", Share, f"{_LOSSES}:compute_policy_loss_kl_cov", beside=(_LOSS_MODE, Literal["kl_cov"])),
-        _works("ppo_kl_coef", Weight, f"{_LOSSES}:compute_policy_loss_kl_cov", beside=(_LOSS_MODE, Literal["kl_cov"])),
-        _works(
-            "dro_beta",
-            _POSITIVE | None,
-            f"{_LOSSES}:compute_policy_loss_dro",
-            "which that loss needs",
-            beside=(_LOSS_MODE, Literal["dro"]),
-        ),
+        _of_loss("clip_cov", "clip_cov_ratio", Share),
+        _of_loss("clip_cov", "{clip_cov_lb,clip_cov_ub}", Finite),
+        _of_loss("kl_cov", "kl_cov_ratio", Share),
+        _of_loss("kl_cov", "ppo_kl_coef", Weight),
+        _of_loss("dro", "dro_beta", _POSITIVE | None, "which that loss needs"),
     ),
     f"{_A}.optim": (
         _works("{lr,weight_decay}", Share, _OPTIMIZER),
@@ -373,31 +356,18 @@ TABLE: dict[str, tuple[Row, ...]] = {
         ),
     ),
     f"{_A}.fsdp_config": (
-        _works("wrap_policy.min_num_params", whole(0, 10**12), _WRAP),
         _works(
-            "{param_offload,optimizer_offload,reshard_after_forward,full_determinism,use_torch_compile,"
-            "entropy_from_logits_with_chunking,pad_to_length,use_no_sync_for_gradient_accumulation}",
+            "{param_offload,optimizer_offload,use_torch_compile,entropy_from_logits_with_chunking,"
+            "use_no_sync_for_gradient_accumulation}",
             bool,
             _ENGINE,
         ),
-        _works("fsdp_size", Literal[-1] | whole(1, 100_000), _ENGINE),
-        _works("model_dtype", _DTYPE, _ENGINE),
-        _works("ulysses_sequence_parallel_size", _PARALLEL, _ENGINE),
         _works("entropy_checkpointing", bool, _HEAD),
         _works("entropy_from_logits_chunk_size", _TOKENS, _HEAD),
         _works("pad_to_length_bucket", _TOKENS, _ENGINE, beside=(f"{_A}.fsdp_config.pad_to_length", Literal[True])),
         _works("seed", _SEED, _ENGINE, beside=(f"{_A}.fsdp_config.full_determinism", Literal[True])),
-        _works("{forward_prefetch,use_orig_params}", bool, _ENGINE, beside=(f"{_A}.strategy", Literal["fsdp"])),
         _works("offload_policy", bool, _ENGINE, beside=(f"{_A}.strategy", Literal["fsdp2"])),
-        _works("mixed_precision.{param_dtype,reduce_dtype,buffer_dtype}", _DTYPE, _ENGINE, added=True),
-        _works("mixed_precision.**", None, _ENGINE, added=True),
         _refused("forward_only", "a policy is trained"),
-        _refused(
-            "strategy",
-            "has no effect, actor.strategy is copied over it",
-            (DEFAULT, Like(f"{_A}.strategy")),
-            remedy="set that",
-        ),
         _refused("dtype", "has no effect with FSDP", remedy="set actor.fsdp_config.mixed_precision.param_dtype"),
         _works("qat.enable", bool, _QAT),
         _works("qat.{mode,activation_observer}", Text, _QAT),
@@ -405,22 +375,29 @@ TABLE: dict[str, tuple[Row, ...]] = {
         _works("qat.ignore_patterns", list[Text], _QAT),
         _works("qat.quantization_config_path", Text | None, _QAT),
         _works("qat.**", None, _ENGINE, "quantization-aware training: not tried with a team"),
+    ),
+    "actor_rollout_ref.{actor,ref}.fsdp_config": (
+        _works("wrap_policy.min_num_params", whole(0, 10**12), _WRAP),
+        _works("{reshard_after_forward,full_determinism,pad_to_length}", bool, _ENGINE),
+        _works("fsdp_size", Literal[-1] | whole(1, 100_000), _ENGINE),
+        _works("model_dtype", _DTYPE, _ENGINE),
+        _works("ulysses_sequence_parallel_size", _PARALLEL, _ENGINE),
+        _works("{forward_prefetch,use_orig_params}", bool, _ENGINE, beside=(f"{_A}.strategy", Literal["fsdp"])),
+        _works("mixed_precision.{param_dtype,reduce_dtype,buffer_dtype}", _DTYPE, _ENGINE, added=True),
+        _works("mixed_precision.**", None, _ENGINE, added=True),
+        _refused(
+            "strategy",
+            "has no effect, actor.strategy is copied over it",
+            (DEFAULT, Like(f"{_A}.strategy")),
+            remedy="set that",
+        ),
         _nothing("turbo_config.**", _OTHER_ENGINE),
     ),
     _REF: (
-        _refused(
-            "strategy",
-            "the reference uses the policy's engine",
-            (Like(f"{_A}.strategy"),),
-            remedy="set actor.strategy",
-        ),
+        _follows("strategy", "the reference uses the policy's engine", f"{_A}.strategy"),
         _works("log_prob_max_token_len_per_gpu", _TOKENS, _WORKER, _A_ROW),
         _refused("log_prob_use_dynamic_bsz", _ROWS_VARY, (True,)),
-        _refused(
-            "{log_prob_micro_batch_size,log_prob_micro_batch_size_per_gpu}",
-            _DYNAMIC,
-            remedy="set it to null, and ref.log_prob_max_token_len_per_gpu to that number",
-        ),
+        _micro_batches("ref", "log_prob"),
         _refused("rollout_n", _K, (DEFAULT, 1), remedy="leave it at 1"),
         _refused(
             "{use_torch_compile,entropy_from_logits_with_chunking,entropy_from_logits_chunk_size,"
@@ -430,11 +407,6 @@ TABLE: dict[str, tuple[Row, ...]] = {
         _works("pad_to_length", bool, _ENGINE, "through `fsdp_config`"),
         _works("ulysses_sequence_parallel_size", _PARALLEL, _ACTOR),
         _works("profiler.**", None, _PROFILER),
-        _works("fsdp_config.wrap_policy.min_num_params", whole(0, 10**12), _WRAP),
-        _works("fsdp_config.{reshard_after_forward,full_determinism,pad_to_length}", bool, _ENGINE),
-        _works("fsdp_config.fsdp_size", Literal[-1] | whole(1, 100_000), _ENGINE),
-        _works("fsdp_config.model_dtype", _DTYPE, _ENGINE),
-        _works("fsdp_config.ulysses_sequence_parallel_size", _PARALLEL, _ENGINE),
         _works(
             "fsdp_config.pad_to_length_bucket",
             _TOKENS,
@@ -442,11 +414,6 @@ TABLE: dict[str, tuple[Row, ...]] = {
             beside=(f"{_REF}.fsdp_config.pad_to_length", Literal[True]),
         ),
         _works("fsdp_config.seed", _SEED, _ENGINE, beside=(f"{_REF}.fsdp_config.full_determinism", Literal[True])),
-        _works(
-            "fsdp_config.{forward_prefetch,use_orig_params}", bool, _ENGINE, beside=(f"{_A}.strategy", Literal["fsdp"])
-        ),
-        _works("fsdp_config.mixed_precision.{param_dtype,reduce_dtype,buffer_dtype}", _DTYPE, _ENGINE, added=True),
-        _works("fsdp_config.mixed_precision.**", None, _ENGINE, added=True),
         _nothing(
             "fsdp_config.{param_offload,optimizer_offload,offload_policy,use_no_sync_for_gradient_accumulation}",
             "FSDP always keeps the reference on the host, without gradients",
@@ -459,16 +426,9 @@ TABLE: dict[str, tuple[Row, ...]] = {
         ),
         _refused("fsdp_config.forward_only", "the reference is not trained"),
         _refused(
-            "fsdp_config.strategy",
-            "has no effect, actor.strategy is copied over it",
-            (DEFAULT, Like(f"{_A}.strategy")),
-            remedy="set that",
-        ),
-        _refused(
             "fsdp_config.dtype", "has no effect with FSDP", remedy="set ref.fsdp_config.mixed_precision.param_dtype"
         ),
         _refused("fsdp_config.qat.**", "has no effect, the reference is not trained"),
-        _nothing("fsdp_config.turbo_config.**", _OTHER_ENGINE),
     ),
     _M: (
         _works("path", Text, _HF),
@@ -506,17 +466,9 @@ TABLE: dict[str, tuple[Row, ...]] = {
         _refused("over_sample_rate", _NOBODY),
         _refused("seed", "has no effect, every sample has a seed of its own", remedy="set at_grpo.seed"),
         _works("full_determinism", bool, _SERVER, "in `mode: sync`"),
-        _refused(
-            "prompt_length",
-            "has no effect, data.max_prompt_length is the limit",
-            (Like("data.max_prompt_length"),),
-            remedy="set data.max_prompt_length",
-        ),
-        _refused(
-            "response_length",
-            "has no effect, data.max_response_length is the limit",
-            (Like("data.max_response_length"),),
-            remedy="set data.max_response_length",
+        _follows("prompt_length", "has no effect, data.max_prompt_length is the limit", "data.max_prompt_length"),
+        _follows(
+            "response_length", "has no effect, data.max_response_length is the limit", "data.max_response_length"
         ),
         _works("val_kwargs.temperature", Annotated[float, Ge(0), Le(100)], _LOOP),
         _works("val_kwargs.top_p", Annotated[float, Gt(0), Le(1)], _LOOP),
@@ -558,11 +510,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         _refused("skip_tokenizer_init", _NOBODY),
         _works("log_prob_max_token_len_per_gpu", _TOKENS, _WORKER, _A_ROW),
         _refused("log_prob_use_dynamic_bsz", _ROWS_VARY, (True,)),
-        _refused(
-            "{log_prob_micro_batch_size,log_prob_micro_batch_size_per_gpu}",
-            _DYNAMIC,
-            remedy="set it to null, and rollout.log_prob_max_token_len_per_gpu to that number",
-        ),
+        _micro_batches("rollout", "log_prob"),
         _refused("calculate_log_probs", "the server's log-probs show whether its weights are current", (True,)),
         _refused("enable_rollout_routing_replay", _EXPERTS, (False,)),
         _refused("moe_load_balance_metrics_interval", "has no effect, a team's rows hold no routed experts", (0,)),
@@ -692,12 +640,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         ),
         _works("rollout_correction.rollout_is", Literal["token", "sequence"] | None, _CORRECT),
         _works("rollout_correction.rollout_rs", _RS | None, _CORRECT),
-        _works(
-            "rollout_correction.rollout_is_threshold",
-            _POSITIVE | _BOUNDS,
-            _CORRECT,
-            beside=_CORRECTED,
-        ),
+        _works("rollout_correction.rollout_is_threshold", _POSITIVE | _BOUNDS, _CORRECT, beside=_CORRECTED),
         _works("rollout_correction.rollout_is_batch_normalize", bool, _CORRECT, beside=_CORRECTED),
         _works(
             "rollout_correction.rollout_rs_threshold",
