@@ -151,7 +151,7 @@ class _Tree:
         options, key = self.options, f"{point.agent}.{point.turn}"
         # Where a random point lies depends on what followed the episode's own reply: that one would be biased.
         kept = [] if options.at == "random" else [point.candidates[0].generation]
-        fresh = [path.team.resample(point, number) for number in range(1, 1 + point.k - len(kept))]
+        fresh = [path.team.sample_candidate(point, number) for number in range(1, 1 + point.k - len(kept))]
         replies = [*kept, *await gather_or_cancel(fresh)]
         before = {
             name: Replayed(one.prompt_ids, one.candidates[one.committed])

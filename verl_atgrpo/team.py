@@ -173,26 +173,6 @@ class Request:
     train: bool = True
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A decision to be made."""
-
-    agent: str
-    turn: int
-    scope: str
-    order: int
-    request: Request
-    samples: int
-    """How many candidates to sample."""
-    k: int
-    """As `Decision.k`."""
-
-    @property
-    def name(self) -> str:
-        """As `Decision.name`."""
-        return f"{self.scope}{self.agent}.{self.turn}"
-
-
 class _NotScored(Exception):
     """A score made a decision in evaluation, where nobody needs its result."""
 
@@ -344,14 +324,14 @@ class Team:
         self._started.update((f"{scope}{agent}", scope))
         options, train = self._options, request.train
         k = request.candidates or (options.agent_candidates.get(agent, options.candidates) if train else 1)
-        single = self._scheme == "evaluate" or (train and self._scheme == "parallel")
-        asked = Asked(agent, turn, scope, order, request, 1 if single else k, k)
+        # Prompt and candidates follow.
+        asked = Decision(agent, turn, self._policy_of[agent], [], (), 0, scope=scope, order=order, trained=train, k=k)
         running = asyncio.current_task()
         assert running is not None  # coroutines run in tasks
         self._active.add(running)
         try:
-            decision = await self._sample_and_commit(asked)
-            self._finish(decision)
+            decision = await self._sample_and_commit(asked, request)
+            self._collect(decision).append(decision)  # after those of its scores
             return decision.candidates[decision.committed]
         except (EpisodeFailed, ReplayError) as failure:
             self.failure = self.failure or failure
@@ -367,11 +347,6 @@ class Team:
     def _enter(self, scope: str) -> None:
         """Sets the scope of the running task and of the tasks that it starts."""
         _SCOPE.set((self, scope))
-
-    def _finish(self, decision: Decision) -> None:
-        """Adds a decision to the record, after those of its scores."""
-        place = self._collect(decision)
-        place.append(decision)
 
     def _collect(self, decision: Decision, when: str = "") -> list[Decision]:
         """Adds the decisions of a decision's scores, in an order that no timing changes, to the list where it belongs.
@@ -414,19 +389,10 @@ class Team:
         self._settled.add(decision.name)
         if not self._scored and len(decision.candidates) == 1:
             return reply
-        asked = Asked(
-            decision.agent,
-            decision.turn,
-            decision.scope,
-            decision.order,
-            Request("", score, train=decision.trained),
-            len(decision.candidates),
-            decision.k,
-        )
 
         async def settled(number: int, candidate: Candidate) -> Candidate:
             self._enter(f"{decision.name}.{number}.later/")
-            return await self._score(candidate.generation, asked)
+            return await self._score(candidate.generation, decision, score)
 
         numbered = enumerate(decision.candidates)
         scored = _lowest_for_errors(await gather_or_cancel([settled(*candidate) for candidate in numbered]))
@@ -442,71 +408,61 @@ class Team:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _sample_and_commit(self, asked: Asked) -> Decision:
-        policy = self._policy_of[asked.agent]
-        prompt_ids = self._policies[policy].encode(as_messages(asked.request.prompt))
+    async def _sample_and_commit(self, asked: Decision, request: Request) -> Decision:
+        """Returns a decision that has neither prompt nor candidates yet with both."""
+        asked = replace(asked, prompt_ids=self._policies[asked.policy].encode(as_messages(request.prompt)))
         replayed = self._replayed.get(f"{asked.agent}.{asked.turn}") if asked.scope == self._path else None
-        if replayed is not None and replayed.prompt_ids != prompt_ids:
+        if replayed is not None and replayed.prompt_ids != asked.prompt_ids:
             raise ReplayError(f"the decision {asked.agent}.{asked.turn} has another prompt")
+        single = self._scheme == "evaluate" or (asked.trained and self._scheme == "parallel")
+        samples = 1 if single else asked.k
+        if not self._scored and samples == 1:
+            request = replace(request, score=None, score_all=None)
 
         async def reply(index: int) -> Generation:
             if replayed is not None and isinstance(replayed.reply, Generation):
                 return replayed.reply
-            return await self._generate(asked, policy, prompt_ids, index)
+            return await self.sample_candidate(asked, index)
 
         async def sample(index: int) -> Candidate:
             generation = await reply(index)
             # Each candidate is sampled in a task of its own, with a copy of the context variables.
             self._enter(f"{asked.name}.{index}/")
-            return await self._score(generation, asked)
+            return await self._score(generation, asked, request.score)
 
-        numbers = range(asked.samples if replayed is None else 1)
+        numbers = range(samples if replayed is None else 1)
         if replayed is not None and isinstance(replayed.reply, Candidate):
             sampled = [replayed.reply]
-        elif asked.request.score_all is None:
+        elif request.score_all is None:
             sampled = _lowest_for_errors(await gather_or_cancel([sample(index) for index in numbers]))
         else:
             generations = await gather_or_cancel([reply(index) for index in numbers])
-            (sampled,) = await gather_or_cancel([self._score_all(generations, asked, asked.request.score_all)])
+            (sampled,) = await gather_or_cancel([self._score_all(generations, asked, request.score_all)])
         rewards = [candidate.reward for candidate in sampled]
         options = self._options
         # Seeded by decision, not by episode: agents that act concurrently finish in any order.
         rng = random.Random(stable_hash(self._seed, "selection", *_parts(asked)))
         committed = select(rewards, options.selection, rng, options.softmax_temperature)
-        return Decision(
-            asked.agent,
-            asked.turn,
-            policy,
-            prompt_ids,
-            tuple(sampled),
-            committed,
-            asked.scope,
-            asked.order,
-            asked.request.train,
-            asked.k,
-        )
+        return replace(asked, candidates=tuple(sampled), committed=committed)
 
-    async def resample(self, decision: Decision, index: int) -> Generation:
-        """Samples one more answer to the prompt of a decision of this team, candidate `index`.
+    async def sample_candidate(self, decision: Decision, index: int) -> Generation:
+        """Samples an answer to the prompt of a decision of this team, its candidate `index`.
 
         Raises EpisodeFailed if sampling failed.
         """
-        return await self._generate(decision, decision.policy, decision.prompt_ids, index)
-
-    async def _generate(self, of: Asked | Decision, policy: str, prompt_ids: list[int], index: int) -> Generation:
-        seed = None if self._seed is None else stable_hash(self._seed, *_parts(of), index) & 0x7FFFFFFF
-        generation = await self._policies[policy].generate(f"{self._episode_id}.{of.name}", prompt_ids, seed)
+        seed = None if self._seed is None else stable_hash(self._seed, *_parts(decision), index) & 0x7FFFFFFF
+        policy = self._policies[decision.policy]
+        generation = await policy.generate(f"{self._episode_id}.{decision.name}", decision.prompt_ids, seed)
         self.generated_tokens += generation.tokens
         if not generation.tokens:
-            raise EpisodeFailed("empty", f"agent {of.agent!r}, turn {of.turn}: the engine returned no tokens")
+            where = f"agent {decision.agent!r}, turn {decision.turn}"
+            raise EpisodeFailed("empty", f"{where}: the engine returned no tokens")
         return generation
 
-    async def _score(self, generation: Generation, asked: Asked) -> Candidate:
+    async def _score(self, generation: Generation, asked: Decision, score: ScoreFunction | None) -> Candidate:
         where = f"agent {asked.agent!r}, turn {asked.turn}"
-        if not self._scored and asked.samples == 1:
-            return Candidate(generation, Score(), 0.0)
         try:
-            scored = Score() if asked.request.score is None else asked.request.score(generation.text)
+            scored = Score() if score is None else score(generation.text)
             if inspect.isawaitable(scored):
                 scored = await scored
             return self._candidate(generation, scored, where)
@@ -521,12 +477,10 @@ class Team:
             return Candidate(generation, Score(), 0.0, error)
 
     async def _score_all(
-        self, generations: Sequence[Generation], asked: Asked, score_all: GroupScoreFunction
+        self, generations: Sequence[Generation], asked: Decision, score_all: GroupScoreFunction
     ) -> list[Candidate]:
         """Scores the candidates of a decision together; what `score_all` raises ends the episode."""
         where = f"agent {asked.agent!r}, turn {asked.turn}"
-        if not self._scored and asked.samples == 1:
-            return [Candidate(generation, Score(), 0.0) for generation in generations]
         self._enter(f"{asked.name}.all/")
         try:
             scores = score_all([generation.text for generation in generations])
@@ -545,7 +499,7 @@ class Team:
         return Candidate(generation, score, reward)
 
 
-def _parts(of: Asked | Decision) -> tuple[object, ...]:
+def _parts(of: Decision) -> tuple[object, ...]:
     """Returns what the seeds of a decision derive from beside the episode's seed."""
     return (*((of.scope,) if of.scope else ()), of.agent, of.turn)
 

@@ -10,7 +10,7 @@ from typing import Any
 from verl.utils.rollout_trace import rollout_trace_attr, rollout_trace_op
 
 from verl_atgrpo.environment import Message
-from verl_atgrpo.team import Asked, Decision, Team, as_messages
+from verl_atgrpo.team import Decision, Request, Team, as_messages
 
 
 class TraceBudget:
@@ -38,14 +38,14 @@ class TracedTeam(Team):
         super().__init__(*args, **kwargs)
         self._attributes = attributes
 
-    async def _sample_and_commit(self, asked: Asked) -> Decision:
-        traced = TracedDecision(functools.partial(super()._sample_and_commit, asked))
+    async def _sample_and_commit(self, asked: Decision, request: Request) -> Decision:
+        traced = TracedDecision(functools.partial(super()._sample_and_commit, asked, request))
         with rollout_trace_attr(name=f"{asked.scope}{asked.agent}.turn_{asked.turn}", **self._attributes):
             await traced.decide(
                 agent=asked.agent,
                 turn=asked.turn,
-                policy=self._policy_of[asked.agent],
-                messages=[dict(message) for message in as_messages(asked.request.prompt)],
+                policy=asked.policy,
+                messages=[dict(message) for message in as_messages(request.prompt)],
             )
         return traced.decision
 
