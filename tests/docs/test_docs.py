@@ -144,9 +144,9 @@ def test_every_preset_and_every_field_of_estimators_is_documented() -> None:
 @pytest.mark.parametrize("example", blocks("estimators", "yaml"))
 def test_the_documented_estimators_are_accepted(example: str) -> None:
     omegaconf = pytest.importorskip("omegaconf")
-    from verl_atgrpo.config.run_check import check_estimator_agents
+    from verl_atgrpo.config.run_check import check_agents
     from verl_atgrpo.config.schema import AtGrpoConfig
 
     section = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.create(example))["at_grpo"]
     settings = AtGrpoConfig.from_mapping({"environment": {"name": "plan_path"}, **section})
-    check_estimator_agents(settings, settings.make_environment())
+    check_agents(settings, settings.make_environment())

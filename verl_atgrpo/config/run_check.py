@@ -106,7 +106,6 @@ def _check_team_job(view: View, settings: AtGrpoConfig) -> None:
     _check_resume(config.trainer)
     environment = settings.make_environment()
     settings.validation_policies_of(environment)
-    check_estimator_agents(settings, environment)
     check_agents(settings, environment)
     check_devices(settings, config.trainer.n_gpus_per_node)
     check_policies(view, settings)
@@ -116,36 +115,28 @@ def _check_team_job(view: View, settings: AtGrpoConfig) -> None:
         check_disjoint(settings, environment)
 
 
-def check_estimator_agents(settings: AtGrpoConfig, env: Environment) -> None:
-    """Raises ConfigError if the estimator names an agent that the environment does not have."""
-    spec, name = settings.spec, settings.environment["name"]
-    key = f"{SECTION}.estimator"
-    known = f"an agent of {name!r}: it has {', '.join(env.agents)}"
-    for agent in spec.agents:
-        if agent not in env.agents:
-            raise ConfigError(f"{key}.agents.{agent} is not {known}")
-    if spec.main_agent is None:
-        return
-    if spec.main_agent not in env.agents:
-        raise ConfigError(f"{key}.main_agent={spec.main_agent!r} is not {known}")
-    if len(env.agents) == 1:
-        raise ConfigError(
-            f"{key}.sub_calls={spec.sub_calls} has no effect: {spec.main_agent!r} is the only agent of {name!r}; use "
-            "estimator: mas_grpo"
-        )
-
-
 def check_agents(settings: AtGrpoConfig, env: Environment) -> None:
-    """Raises ConfigError if `branch.at` or `candidates` names an unknown agent, or `candidates` lacks one."""
+    """Raises ConfigError if the estimator, `branch.at` or `candidates` names an unknown agent, or the last lacks one.
+
+    Also for `sub_calls` of an estimator whose main agent is the only one.
+    """
+    spec, own, name = settings.spec, settings.candidates, settings.environment["name"]
     points = settings.branch.at if settings.branch is not None else None
-    for key, named in (("branch.at", points), ("candidates", settings.candidates)):
-        for agent in named if isinstance(named, dict) else ():
+    known = ", ".join(env.agents)
+    for key, named in (("estimator.agents", spec.agents), ("branch.at", points), ("candidates", own)):
+        for agent in named if isinstance(named, Mapping) else ():
             if agent not in env.agents and (key, agent) != ("candidates", "all"):
-                raise ConfigError(
-                    f"{SECTION}.{key}.{agent} is not an agent of {settings.environment['name']!r}: it has "
-                    f"{', '.join(env.agents)}"
-                )
-    own = settings.candidates
+                raise ConfigError(f"{SECTION}.{key}.{agent} is not an agent of {name!r}: it has {known}")
+    if spec.main_agent is not None:
+        if spec.main_agent not in env.agents:
+            raise ConfigError(
+                f"{SECTION}.estimator.main_agent={spec.main_agent!r} is not an agent of {name!r}: it has {known}"
+            )
+        if len(env.agents) == 1:
+            raise ConfigError(
+                f"{SECTION}.estimator.sub_calls={spec.sub_calls} has no effect: {spec.main_agent!r} is the only agent "
+                f"of {name!r}; use estimator: mas_grpo"
+            )
     if isinstance(own, dict) and "all" not in own and (missing := [agent for agent in env.agents if agent not in own]):
         raise ConfigError(f"{SECTION}.candidates has no number for {missing[0]!r}: add {missing[0]}: 4, or all: 4")
 
