@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from fakes.scripted_policy import Numbered, Recorder, bounded
 
-from verl_atgrpo.branching import BranchOptions, play_branched
+from verl_atgrpo.branching import play_branched
+from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.environment import Outcome, Score
 from verl_atgrpo.rollout.rows import training_rows
 from verl_atgrpo.team import Decision, EpisodeFailed, EpisodeRecord, Replayed, ReplayError, Team, TeamOptions
@@ -60,7 +61,7 @@ class Teams:
 
 def branched(env: Any, teams: Teams, seed: int = 0, candidates: int = 4, **options: Any) -> EpisodeRecord:
     teams.candidates = candidates
-    return bounded(play_branched(env, 0, teams, BranchOptions(**options), seed))
+    return bounded(play_branched(env, 0, teams, BranchSettings(**options), seed))
 
 
 def groups(record: EpisodeRecord) -> dict[str, list[float]]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fakes.tables import Tables, branched, by_length, distance, tree
 
-from verl_atgrpo.branching import BranchOptions
+from verl_atgrpo.config.schema import BranchSettings
 
 TABLES = Tables()
 EXACT = TABLES.gradient()
@@ -25,16 +25,16 @@ def test_the_exact_gradient_is_that_of_finite_differences() -> None:
 @pytest.mark.parametrize(
     ("options", "candidates", "share", "lengths"),
     [
-        (BranchOptions(at="every"), 3, 1, {0, 1, 2, 3}),
-        (BranchOptions(at="first", continuations=2), 3, 1, {0}),
-        (BranchOptions(at={"right": 1}), 2, 1, {3}),
-        (BranchOptions(at="random"), 2, 1 / 4, {0, 1, 2, 3}),
+        (BranchSettings(at="every"), 3, 1, {0, 1, 2, 3}),
+        (BranchSettings(at="first", continuations=2), 3, 1, {0}),
+        (BranchSettings(at={"right": 1}), 2, 1, {3}),
+        (BranchSettings(at="random"), 2, 1 / 4, {0, 1, 2, 3}),
     ],
     ids=["every", "first", "one agent's turn", "random"],
 )
 @pytest.mark.parametrize("episodes", [500, pytest.param(2000, marks=pytest.mark.slow)])
 def test_branching_estimates_the_exact_gradient(
-    options: BranchOptions, candidates: int, share: float, lengths: set[int], episodes: int
+    options: BranchSettings, candidates: int, share: float, lengths: set[int], episodes: int
 ) -> None:
     """`share`: how often each decision of an episode is a branch point. `lengths`: of histories at branch points."""
     made = TABLES.estimates(lambda number: branched(TABLES, number, options, candidates), episodes)

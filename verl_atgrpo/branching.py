@@ -16,8 +16,8 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
+from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.environment import Environment, stable_hash
 from verl_atgrpo.team import (
     Candidate,
@@ -31,35 +31,12 @@ from verl_atgrpo.team import (
     play,
 )
 
-Point = Literal["first", "random", "every"]
-
-
-@dataclass(frozen=True)
-class BranchOptions:
-    """Where episodes branch, and how candidates are rewarded. K is the decision's (`Decision.k`)."""
-
-    at: Point | Mapping[str, int] = "every"
-    """`first`: at the first decision. `random`: at one of the episode's decisions, all equally likely. `every`: at
-    every decision. `{<agent>: <n>}`: at these agents' n-th decisions, counted from 0."""
-    continuations: int = 1
-    """Continuations of every candidate."""
-    nested: bool = False
-    """Whether continuations branch as well: a candidate's value is the mean of the values of the next group's, down to
-    the ends of episodes (MALT, arXiv 2412.01928)."""
-    score_weight: float = 0.0
-    """Weight of a candidate's own mixed score beside the mean of its continuations; 0: scores are not called."""
-    min_tokens: int = 0
-    """Fewest tokens of the prompt of a decision to branch at."""
-    max_tokens: int | None = None
-    """Most tokens of the prompt of a decision to branch at."""
-
-
 MakeTeam = Callable[[str, Mapping[str, Replayed]], Team]
 """(path, what to replay by `<agent>.<turn>`) -> a team that samples one candidate a decision."""
 
 
 async def play_branched(
-    environment: Environment, task: object, make_team: MakeTeam, options: BranchOptions, seed: int
+    environment: Environment, task: object, make_team: MakeTeam, options: BranchSettings, seed: int
 ) -> EpisodeRecord:
     """Plays an episode and its branches; only the groups at branch points are trained.
 
@@ -124,7 +101,7 @@ class _Tree:
     environment: Environment
     task: object
     make_team: MakeTeam
-    options: BranchOptions
+    options: BranchSettings
 
     async def play(self, name: str, replayed: Mapping[str, Replayed]) -> _Path:
         """Plays an episode that begins with the replayed decisions."""

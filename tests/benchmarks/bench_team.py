@@ -20,7 +20,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from fakes.simulated_engine import Turns
 
-from verl_atgrpo.branching import BranchOptions, Point, play_branched
+from verl_atgrpo.branching import play_branched
+from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.rollout.rows import training_rows
 from verl_atgrpo.team import EpisodeRecord, Replayed, ScriptedPolicy, ScriptedTeam, Team, TeamOptions, play
 
@@ -35,7 +36,7 @@ async def step(environment: Turns, episodes: int, candidates: int) -> tuple[int,
     return sum(len(record.decisions) for record in records), len(rows)
 
 
-async def branched_step(environment: Turns, episodes: int, candidates: int, at: Point) -> tuple[int, int]:
+async def branched_step(environment: Turns, episodes: int, candidates: int, at: str) -> tuple[int, int]:
     """Plays the episodes and their branches concurrently and makes their rows; returns (decisions, rows)."""
     policies = {agent: ScriptedPolicy(lambda prompt, index: "4321") for agent in environment.agents}
 
@@ -45,7 +46,7 @@ async def branched_step(environment: Turns, episodes: int, candidates: int, at: 
         return Team(agents, policies, options, scheme="parallel", scored=False, path=path, replayed=replayed)
 
     async def one(task: int) -> EpisodeRecord:
-        return await play_branched(environment, task, make, BranchOptions(at=at), task)
+        return await play_branched(environment, task, make, BranchSettings(at=at), task)
 
     records = await asyncio.gather(*(one(task) for task in range(episodes)))
     rows = [row for task, record in enumerate(records) for row in training_rows(str(task), 0, record, "branch")]

@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from fakes.tables import ORDER, Play, Tables, branched, distance, tree
 
-from verl_atgrpo.branching import BranchOptions
+from verl_atgrpo.config.schema import BranchSettings
 
 Errors = dict[int, tuple[float, float]]
 """Episodes -> (error, standard error), relative to the norm of the exact gradient."""
@@ -45,12 +45,12 @@ def errors(tables: Tables, play: Play, episodes: int, scale: float = 1.0) -> Err
 def variants(tables: Tables) -> dict[str, tuple[Play, float]]:
     """Returns how each variant plays an episode, and the scale of its estimate."""
 
-    def branch(options: BranchOptions) -> Play:
+    def branch(options: BranchSettings) -> Play:
         return lambda number: branched(tables, number, options, 3)
 
     return {
-        "branch at every decision": (branch(BranchOptions(at="every")), 1.0),
-        "branch at a random decision": (branch(BranchOptions(at="random")), float(len(ORDER))),
+        "branch at every decision": (branch(BranchSettings(at="every")), 1.0),
+        "branch at a random decision": (branch(BranchSettings(at="random")), float(len(ORDER))),
         "AT-GRPO, exact values as scores, first candidate": (
             lambda number: tree(tables, number, candidates=3, selection="first"),
             1.0,

@@ -8,19 +8,20 @@ import pytest
 
 pytest.importorskip("verl")
 
-from verl_atgrpo.branching import BranchOptions
 from verl_atgrpo.config.run_check import check_agents
-from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.config.schema import AtGrpoConfig, BranchSettings, ConfigError
 
 
 def settings(scheme: str = "branch", **section: Any) -> AtGrpoConfig:
     return AtGrpoConfig.from_mapping({"environment": {"name": "walk"}, "scheme": scheme, **section})
 
 
-def test_a_section_becomes_options() -> None:
+def test_a_section_says_where_to_branch() -> None:
     branch = {"at": {"pacer": 1}, "continuations": 2, "nested": True, "min_tokens": 3, "max_tokens": 9}
-    assert settings(branch=branch).branch_options() == BranchOptions({"pacer": 1}, 2, True, 0.0, 3, 9)
-    assert settings(branch={}).branch_options() == BranchOptions()
+    assert settings(branch=branch).branch.model_dump() == {**branch, "score_weight": 0.0}
+    assert settings(branch={}).branch == BranchSettings(
+        at="every", continuations=1, nested=False, score_weight=0, min_tokens=0, max_tokens=None
+    )
 
 
 @pytest.mark.parametrize(

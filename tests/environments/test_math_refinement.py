@@ -13,7 +13,8 @@ from fakes.math_problems import GOLD, box, episode, sources
 from fakes.scripted_episodes import of, prompt_of
 from fakes.scripted_policy import bounded, team_of
 
-from verl_atgrpo.branching import BranchOptions, play_branched
+from verl_atgrpo.branching import play_branched
+from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.environments.math import MathDrafts, MathJudged, MathRefined
 from verl_atgrpo.environments.math.refinement import vote
 from verl_atgrpo.rollout.rows import training_rows
@@ -65,7 +66,7 @@ def test_nodes_of_the_tree_have_the_mean_of_their_children(tmp_path: Path) -> No
         options: dict[str, Any] = {"scheme": "parallel", "scored": False, "path": path, "replayed": replayed}
         return team_of(say, env.agents, candidates=3, **options)[0]
 
-    where = BranchOptions(at=dict.fromkeys(env.agents, 0), nested=True)
+    where = BranchSettings(at=dict.fromkeys(env.agents, 0), nested=True)
     record = bounded(play_branched(env, env.task("train", 0), make, where, 0))
     rewards = {one.name: [candidate.reward for candidate in one.candidates] for one in record.decisions}
     assert rewards["refiner.0"] == [1, 1, 0]

@@ -14,7 +14,8 @@ import numpy as np
 from fakes.scripted_policy import Numbered
 from numpy.typing import NDArray
 
-from verl_atgrpo.branching import BranchOptions, play_branched
+from verl_atgrpo.branching import play_branched
+from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.environment import Message, Outcome, Score, stable_hash
 from verl_atgrpo.team import EpisodeRecord, Generation, Replayed, Team, TeamOptions, play
 
@@ -118,7 +119,7 @@ class TablePolicy:
         return Generation([ord(reply)], [0.0], reply)
 
 
-async def branched(tables: Tables, number: int, options: BranchOptions, candidates: int) -> EpisodeRecord:
+async def branched(tables: Tables, number: int, options: BranchSettings, candidates: int) -> EpisodeRecord:
     """Plays an episode with branches."""
     k = TeamOptions(candidates=candidates)
 

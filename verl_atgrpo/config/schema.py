@@ -13,7 +13,6 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from verl_atgrpo import environment
-from verl_atgrpo.branching import BranchOptions
 from verl_atgrpo.config.kinds import Count, Seconds, Weight, words
 from verl_atgrpo.environment import Environment, Split
 from verl_atgrpo.estimators.spec import EstimatorSpec, resolve_spec
@@ -94,17 +93,21 @@ class GroupFilter(Section):
 
 
 class BranchSettings(Section):
-    """Rewards by what becomes of an episode after each candidate: `at_grpo.branch`, with `scheme: branch`."""
+    """Rewards by what becomes of an episode after each candidate: `at_grpo.branch`, with `scheme: branch`.
+
+    K is the decision's (`team.Decision.k`).
+    """
 
     at: Literal["first", "random", "every"] | dict[str, Index] = "every"
-    """Where an episode branches: at its `first` decision, a `random` one, `every` one, or `{<agent>: <n>}`: at these
-    agents' n-th decisions, counted from 0."""
+    """Where an episode branches: at its `first` decision, a `random` one (all equally likely), `every` one, or
+    `{<agent>: <n>}`: at these agents' n-th decisions, counted from 0."""
     continuations: Annotated[int, Ge(1), Le(4096)] = 1
     """Continuations of every candidate; its reward is the mean of their team rewards."""
     nested: bool = False
-    """Whether continuations branch as well: a candidate's value is then the mean of the next group's values."""
+    """Whether continuations branch as well: a candidate's value is then the mean of the values of the next group's,
+    down to the ends of episodes (MALT, arXiv 2412.01928)."""
     score_weight: Weight = 0.0
-    """Weight of a candidate's own mixed score beside its continuations; 0: scores are not called."""
+    """Weight of a candidate's own mixed score beside the mean of its continuations; 0: scores are not called."""
     min_tokens: Annotated[int, Ge(0)] = 0
     """Fewest tokens of the prompt of a decision to branch at."""
     max_tokens: Count | None = None
@@ -319,10 +322,6 @@ class AtGrpoConfig(Section):
             selection=self.selection,
             softmax_temperature=self.softmax_temperature or 1.0,
         )
-
-    def branch_options(self) -> BranchOptions:
-        """Returns the settings of `branching.play_branched`."""
-        return BranchOptions(**(self.branch or BranchSettings()).model_dump())
 
     @property
     def fewest_candidates(self) -> int:

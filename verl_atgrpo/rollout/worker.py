@@ -213,8 +213,8 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         environment = self._environment
         task = environment.task(split, index)
         try:
-            if settings.scheme == "branch" and not validate:
-                return await play_branched(environment, task, make_team, settings.branch_options(), seed)
+            if settings.branch is not None and not validate:
+                return await play_branched(environment, task, make_team, settings.branch, seed)
             return await play(environment, task, make_team())
         finally:
             if not validate:
