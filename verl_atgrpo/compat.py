@@ -239,17 +239,8 @@ def check_distributions(rollout: str = "vllm") -> None:
             ) from error
 
 
-def check_symbols(cpu: bool = False) -> None:
-    """Raises CompatError that lists every incompatible symbol of verl."""
-    _check_symbols(SYMBOLS + CPU_SYMBOLS if cpu else SYMBOLS)
-
-
-def check_evaluation_symbols() -> None:
-    """Raises CompatError that lists every symbol of verl that is incompatible with `evaluation.engine`."""
-    _check_symbols(EVALUATION_SYMBOLS)
-
-
-def _check_symbols(symbols: Sequence[Symbol]) -> None:
+def check_symbols(symbols: Sequence[Symbol]) -> None:
+    """Raises CompatError that lists every one of these symbols of verl that is incompatible."""
     version = importlib.metadata.version("verl")
     problems = [problem for symbol in symbols if (problem := symbol.problem())]
     if problems:

@@ -337,8 +337,8 @@ def test_a_function_of_verl_with_another_body_is_listed(
         return [record.getMessage() for record in caplog.records if record.name == compat.__name__]
 
     with caplog.at_level("WARNING", logger="verl_atgrpo"):
-        compat.check_symbols(cpu=True)
-        compat.check_evaluation_symbols()
+        compat.check_symbols(compat.SYMBOLS + compat.CPU_SYMBOLS)
+        compat.check_symbols(compat.EVALUATION_SYMBOLS)
     assert not warnings(), "run scripts/compat_sources.py if the tests pass with this verl"
 
     def on_step_end(self: Any) -> None:
@@ -347,7 +347,7 @@ def test_a_function_of_verl_with_another_body_is_listed(
     trainer_base = importlib.import_module("verl.trainer.ppo.v1.trainer_base")
     monkeypatch.setattr(trainer_base.PPOTrainer, "on_step_end", on_step_end)
     with caplog.at_level("WARNING", logger="verl_atgrpo"):
-        compat.check_symbols()
+        compat.check_symbols(compat.SYMBOLS)
     (warning,) = warnings()
     assert warning.endswith("differ: verl.trainer.ppo.v1.trainer_base.PPOTrainer.on_step_end")
 
@@ -363,4 +363,4 @@ def test_missing_distribution(monkeypatch: pytest.MonkeyPatch, module: str, reme
 
 
 def test_every_private_symbol_is_as_we_need_it() -> None:
-    compat.check_symbols(cpu=True)
+    compat.check_symbols(compat.SYMBOLS + compat.CPU_SYMBOLS)

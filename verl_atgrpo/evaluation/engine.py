@@ -81,7 +81,7 @@ class Engine:
         Raises compat.CompatError if vLLM is missing.
         """
         compat.check_distributions()
-        compat.check_evaluation_symbols()
+        compat.check_symbols(compat.EVALUATION_SYMBOLS)
         from verl.plugin.platform import get_platform
 
         # As in verl's servers. Spawned: a forked engine would inherit this process's threads.

@@ -55,7 +55,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
     _dump_futures: list[Future[None]]
 
     def __init__(self, config: DictConfig) -> None:
-        compat.check_symbols(cpu=platform_choice.wants_cpu())
+        compat.check_symbols(compat.SYMBOLS + (compat.CPU_SYMBOLS if platform_choice.wants_cpu() else ()))
         self.settings = AtGrpoConfig.from_config(config)
         wire(config, self.settings, self.settings.make_environment())
         self._spec = configured_spec(self.settings.estimator, config.algorithm.norm_adv_by_std_in_grpo)
