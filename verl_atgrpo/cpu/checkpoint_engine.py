@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Generator
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -27,14 +26,8 @@ from verl.checkpoint_engine.base import (
 BACKEND = "gloo"
 _ALIGNMENT = 16
 """Bytes, the size of torch's largest element: every tensor in a bucket is aligned and can be viewed in place."""
-
-
-@dataclass(frozen=True)
-class Rendezvous:
-    """Address of the sender's store, which is created anew for every transfer."""
-
-    host: str
-    port: int
+Rendezvous = tuple[str, int]
+"""Host and port of the sender's store, which is created anew for every transfer."""
 
 
 @CheckpointEngineRegistry.register(BACKEND)
@@ -67,7 +60,7 @@ class GlooCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             return None
         host = ray.util.get_node_ip_address().strip("[]")
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
-        return Rendezvous(host, self._store.port)
+        return host, self._store.port
 
     @classmethod
     def build_topology(
@@ -90,7 +83,7 @@ class GlooCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
             return
         try:
             if not self._sends:
-                self._store = TCPStore(rendezvous.host, rendezvous.port, is_master=False, timeout=self._timeout)
+                self._store = TCPStore(*rendezvous, is_master=False, timeout=self._timeout)
             assert self._store is not None
             self._group = ProcessGroupGloo(self._store, rank, size, self._timeout)
         except RuntimeError as error:
