@@ -233,10 +233,6 @@ def _print_marks() -> None:
 # ---------------------------------------------------------------------- episodes
 
 
-Decided = tuple[list[int], str, Score]
-"""Prompt ids, the committed reply and its score."""
-
-
 @dataclass(frozen=True)
 class Trial:
     """A task to be played, and the caller's limits."""
@@ -397,24 +393,10 @@ def is_prompt(prompt: object) -> bool:
     return len(prompt) > 0 and all(has_text(message, "role") and has_text(message, "content") for message in prompt)
 
 
-@dataclass(frozen=True)
-class _Played:
-    """An episode without the order in which agents finished."""
-
-    outcome: Outcome
-    decisions: dict[str, Decided]
-    """`Decision.name` -> the decision."""
-
-    @classmethod
-    def of(cls, record: EpisodeRecord) -> _Played:
-        decided = {d.name: (d.prompt_ids, d.candidates[0]) for d in record.decisions}
-        return cls(record.outcome, {key: (ids, reply.text, reply.score) for key, (ids, reply) in decided.items()})
-
-    def team_parts(self) -> float:
-        return sum(score.team for _, _, score in self.decisions.values())
-
-    def mean_mixed(self, alpha: float) -> float:
-        return sum(score.mixed(alpha) for _, _, score in self.decisions.values()) / max(1, len(self.decisions))
+def _decided(record: EpisodeRecord) -> dict[str, tuple[list[int], str, Score]]:
+    """Returns decisions without the order in which agents finished: name -> prompt ids, committed reply and score."""
+    committed = {one.name: (one.prompt_ids, one.candidates[0]) for one in record.decisions}
+    return {name: (ids, reply.text, reply.score) for name, (ids, reply) in committed.items()}
 
 
 def _check_episodes(trial: Trial, gold: Scripts | None, exploits: Sequence[Scripts]) -> list[Outcome]:
@@ -427,7 +409,7 @@ def _check_episodes(trial: Trial, gold: Scripts | None, exploits: Sequence[Scrip
         teams["gold"] = trial.scripts("gold", gold)
     for number, scripts in enumerate(exploits):
         teams[f"exploits {number}"] = trial.scripts(f"exploits {number}", scripts)
-    played: dict[str, _Played] = {}
+    played: dict[str, EpisodeRecord] = {}
     for name in teams:
         played[name] = _play_twice(trial, task, name, teams)
         if name in HOSTILE or name == "medley":
@@ -441,7 +423,7 @@ def _medley(prompt: str, k: int) -> str:
     return list(HOSTILE.values())[(k + len(prompt)) % len(HOSTILE)](prompt, k)
 
 
-def _play_twice(trial: Trial, task: object, name: str, teams: Mapping[str, Mapping[str, Script]]) -> _Played:
+def _play_twice(trial: Trial, task: object, name: str, teams: Mapping[str, Mapping[str, Script]]) -> EpisodeRecord:
     """Plays two equal episodes concurrently, one with probes scored at every decision; both must be the same."""
     pair = WatchedTeam(trial, name, teams[name], probes=teams), WatchedTeam(trial, name, teams[name], probes={})
 
@@ -454,11 +436,12 @@ def _play_twice(trial: Trial, task: object, name: str, teams: Mapping[str, Mappi
             raise team.fault
     for record in records:
         _check_outcome(trial, name, record.outcome)
-    probed, plain = map(_Played.of, records)
+    probed, plain = records
     cause = "scoring further replies, or another episode at the same time, changes"
-    for decision, decided in probed.decisions.items():
+    others = _decided(plain)
+    for decision, decided in _decided(probed).items():
         for what, ours, theirs in zip(
-            ("prompt", "reply", "score"), decided, plain.decisions.get(decision, (None,) * 3), strict=True
+            ("prompt", "reply", "score"), decided, others.get(decision, (None,) * 3), strict=True
         ):
             if ours != theirs:
                 raise trial.fault("side effect", name, f"{cause} the {what} of the decision {decision!r}")
@@ -486,23 +469,27 @@ def _check_outcome(trial: Trial, name: str, outcome: object) -> None:
             raise trial.fault("outcome", name, f"{key}={value!r} is not a finite number")
 
 
-def _check_earns_nothing(trial: Trial, name: str, played: _Played) -> None:
+def _check_earns_nothing(trial: Trial, name: str, played: EpisodeRecord) -> None:
     if played.outcome.success:
         raise trial.fault("floor", name, "it succeeds")
-    for decision, (_, reply, score) in played.decisions.items():
+    for decision, (_, reply, score) in _decided(played).items():
         if (earned := score.mixed(trial.alpha)) > trial.floor + ROUNDING:
             what = f"the decision {decision!r} earns {earned:g} for {reply!r:.40}, more than {trial.floor:g}"
             raise trial.fault("floor", name, what)
 
 
-def _check_gold(trial: Trial, played: Mapping[str, _Played]) -> None:
+def _check_gold(trial: Trial, played: Mapping[str, EpisodeRecord]) -> None:
     gold = played["gold"]
     if not gold.outcome.success:
         raise trial.fault("gold", "gold", f"it does not succeed: {gold.outcome}")
+
+    def worth(record: EpisodeRecord) -> dict[str, float]:
+        scores = [score for _, _, score in _decided(record).values()]
+        mixed = sum(score.mixed(trial.alpha) for score in scores) / max(1, len(scores))
+        return {"team parts add up to": sum(score.team for score in scores), "mixed scores are on average": mixed}
+
+    most = worth(gold)
     for name, other in played.items():
-        for what, theirs, most in (
-            ("team parts add up to", other.team_parts(), gold.team_parts()),
-            ("mixed scores are on average", other.mean_mixed(trial.alpha), gold.mean_mixed(trial.alpha)),
-        ):
-            if theirs > most + ROUNDING:
-                raise trial.fault("gold", name, f"its {what} {theirs:g}, those of gold only {most:g}")
+        for what, theirs in worth(other).items():
+            if theirs > most[what] + ROUNDING:
+                raise trial.fault("gold", name, f"its {what} {theirs:g}, those of gold only {most[what]:g}")
