@@ -154,7 +154,7 @@ def drive(queue: str, answer_tokens: int) -> Costs:
     watch.stage("sort")
     rows.signal = groups_with_signal(rows.tags, PRESETS["at_grpo"])
     watch.stage("filter")
-    batch, others = rows.rows_for({"shared"}), rows.rows_except({"shared"})
+    batch, others = rows.rows_for({"shared"}), rows.rows_for({"shared"}, others=True)
     assert len(batch) + len(others) == len(rows.keys)
     watch.stage("split")
     ranks = mini_batches = 8

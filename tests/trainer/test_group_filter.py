@@ -281,7 +281,7 @@ def test_a_frozen_policys_groups_are_neither_dropped_nor_counted() -> None:
     assert (sampled.metrics["team/groups_dropped"], sampled.metrics["team/rows_dropped"]) == (2, 3)
     assert sampled.rows_for({"left"}).keys == ["5", "6"]
     assert sampled.rows_for({"judge"}).keys == ["3", "4", "7", "8"]
-    assert sampled.rows_except({"left"}).keys == ["0", "1", "2", "3", "4", "7", "8"]
+    assert sampled.rows_for({"left"}, others=True).keys == ["0", "1", "2", "3", "4", "7", "8"]
 
 
 def test_verls_metrics_of_the_wait_are_added_up() -> None:

@@ -83,19 +83,12 @@ class StepRows:
             return [True] * len(self.tags)
         return [self.signal.get(group_of(tags), True) for tags in self.tags]
 
-    def rows_for(self, policies: Collection[str]) -> Rows:
-        """Returns the rows of these policies that the filter keeps."""
-        return self._rows(policies, True)
-
-    def rows_except(self, policies: Collection[str]) -> Rows:
-        """Returns all other rows than `rows_for`."""
-        return self._rows(policies, False)
-
-    def _rows(self, policies: Collection[str], theirs: bool) -> Rows:
+    def rows_for(self, policies: Collection[str], others: bool = False) -> Rows:
+        """Returns the rows of these policies that the filter keeps; with `others`, all other rows."""
         rows = [
             row
             for row, (kept, tags) in enumerate(zip(self.kept(), self.tags, strict=True))
-            if (kept and tags["policy"] in policies) == theirs
+            if (kept and tags["policy"] in policies) != others
         ]
         return batch_of([self.keys[row] for row in rows], [self.tags[row] for row in rows])
 

@@ -185,7 +185,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             timing_raw[stage] = total(update.timing.get(stage, 0.0) for update in updates.values())
         trained = [updates[unit.name].rows for unit in learning]
         self._record_rows(rows, {key for part in trained for key in part.keys})
-        unused = rows.rows_except({unit.name for unit in learning})
+        unused = rows.rows_for({unit.name for unit in learning}, others=True)
         # verl removes the returned rows from the queue, and stops at a step without rows.
         if not learning:
             return unused
