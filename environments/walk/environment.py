@@ -39,6 +39,25 @@ _WHICH_WAY = "Which free way leads to the goal: up, down, left or right? Answer 
 Size = Annotated[int, Ge(2), Le(100)]
 
 
+@dataclass(frozen=True)
+class WalledTask(PlanPathTask):
+    """A field, whether it is one to train on, and what the checker is asked then."""
+
+    training: bool = False
+    practice: tuple[tuple[str, ...], ...] = ()
+    """For every turn, the directions in random order if the checker is also asked about the first wall among them.
+
+    Empty tuples for the other turns, and in validation."""
+
+
+@dataclass(frozen=True)
+class Remembered(State):
+    """A state with the direction that leads back, and those that the checker has called a wall since the last step."""
+
+    back: str | None = None
+    refused: frozenset[str] = frozenset()
+
+
 class _Told(Environment):
     """A walk told in words, whatever the team."""
 
@@ -81,10 +100,11 @@ class _Told(Environment):
 
     async def run(self, task: PlanPathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the walker ends a turn at the goal."""
-        state, turns, crashed = self._initial(task), 0, False
-        seen: set[State] = set()
+        state, turns, crashed = Remembered(task, task.start, task.distance[task.start]), 0, False
+        seen: set[Remembered] = set()
         while turns < self.max_turns and not state.solved and not crashed and state not in seen:
-            if self.ends_at_repeats(task):
+            # In training, a prompt that every lost turn repeats would outweigh all others of a step.
+            if isinstance(task, WalledTask) and task.training:
                 seen.add(state)
             state, crashed = await self._turn(state, turns, team)
             turns += 1
@@ -93,15 +113,8 @@ class _Told(Environment):
         share = 1.0 if state.solved else max(0, whole - distances[state.position]) / whole
         return Outcome(state.solved, share, {"turns": float(turns), "crashed": float(crashed)})
 
-    def ends_at_repeats(self, task: PlanPathTask) -> bool:
-        """Returns whether an episode ends in a state in which it was before."""
-        return False
-
-    def _initial(self, task: PlanPathTask) -> State:
-        return State.initial(task)
-
     @abstractmethod
-    async def _turn(self, state: State, turn: int, team: Team) -> tuple[State, bool]:
+    async def _turn(self, state: Remembered, turn: int, team: Team) -> tuple[Remembered, bool]:
         """Plays a turn, counted from 0; returns the state after it, and whether the walker crashed.
 
         A turn without answer is lost.
@@ -157,7 +170,7 @@ class Walk(_Told):
         """Any field can be crossed in two turns."""
         return 2 * self.size
 
-    async def _turn(self, state: State, turn: int, team: Team) -> tuple[State, bool]:
+    async def _turn(self, state: Remembered, turn: int, team: Team) -> tuple[Remembered, bool]:
         lies = f"{where_walker_is(state)} {where_goal_lies(state)}"
         way = await team.navigator.act(
             chat(f"In which direction do you go first: up, down, left or right? Answer with one word. {lies}"),
@@ -173,7 +186,7 @@ class Walk(_Told):
         steps = read_number(pace.text)
         return (state if steps is None else self._after(state, direction.value, steps.value)), False
 
-    def _after(self, state: State, direction: str, steps: int) -> State:
+    def _after(self, state: Remembered, direction: str, steps: int) -> Remembered:
         """Returns the state after this many steps; the walker stops at the border, and not at the goal."""
         row, column = (
             min(max(here + change * steps, 0), self.size - 1)
@@ -201,7 +214,7 @@ class SingleWalk(Walk):
 
     agents: ClassVar[tuple[str, ...]] = ("solo",)
 
-    async def _turn(self, state: State, turn: int, team: Team) -> tuple[State, bool]:
+    async def _turn(self, state: Remembered, turn: int, team: Team) -> tuple[Remembered, bool]:
         prompt = chat(
             "In which direction do you go first, up, down, left or right, and how many steps? "
             f"Answer with one word and one number. {where_walker_is(state)} {where_goal_lies(state)}"
@@ -220,25 +233,6 @@ class SingleWalk(Walk):
         towards = exact_steps(state, direction.value) > 0
         earned = (1.0 if towards else _ANY) + self._pace(state, direction.value, steps.value) * towards
         return Said(direction.value, len(reply.split()) == 2).worth(_RIGHT_AXIS * earned)
-
-
-@dataclass(frozen=True)
-class WalledTask(PlanPathTask):
-    """A field, whether it is one to train on, and what the checker is asked then."""
-
-    training: bool = False
-    practice: tuple[tuple[str, ...], ...] = ()
-    """For every turn, the directions in random order if the checker is also asked about the first wall among them.
-
-    Empty tuples for the other turns, and in validation."""
-
-
-@dataclass(frozen=True)
-class Remembered(State):
-    """A state with the direction that leads back, and those that the checker has called a wall since the last step."""
-
-    back: str | None = None
-    refused: frozenset[str] = frozenset()
 
 
 class WalledWalk(_Told):
@@ -304,14 +298,7 @@ class WalledWalk(_Told):
         )
         return WalledTask(task.size, task.walls, task.start, task.goal, split == "train", practice)
 
-    def ends_at_repeats(self, task: PlanPathTask) -> bool:
-        """Returns True in training: a prompt that every lost turn repeats would outweigh all others of a step."""
-        return isinstance(task, WalledTask) and task.training
-
-    def _initial(self, task: PlanPathTask) -> State:
-        return Remembered.initial(task)
-
-    async def _turn(self, state: State, turn: int, team: Team) -> tuple[State, bool]:
+    async def _turn(self, state: Remembered, turn: int, team: Team) -> tuple[Remembered, bool]:
         way, _ = await asyncio.gather(
             team.navigator.act(
                 chat(f"{_WHICH_WAY} {self.told(state)}"),
@@ -324,7 +311,7 @@ class WalledWalk(_Told):
         if direction is None or verdict is None:
             return state, False
         if verdict == "wall":
-            return _refuse(state, direction.value), False
+            return replace(state, refused=state.refused | {direction.value}), False
         return self._step(state, direction.value)
 
     async def _practise(self, state: State, turn: int, team: Team) -> None:
@@ -333,7 +320,7 @@ class WalledWalk(_Told):
         if wall := next((name for name in practice if not self._free(state, name)), None):
             await self._ask_checker(state, wall, team)
 
-    def _step(self, state: State, direction: str) -> tuple[State, bool]:
+    def _step(self, state: State, direction: str) -> tuple[Remembered, bool]:
         walked = walk(state, DIRECTIONS[direction])
         end = walked.end
         return Remembered(end.task, end.position, end.closest, _BACK[direction]), not walked.legal
@@ -348,11 +335,12 @@ class WalledWalk(_Told):
         said = read_word(verdict.text, _VERDICTS)
         return None if said is None else said.value
 
-    def told(self, state: State) -> str:
+    def told(self, state: Remembered) -> str:
         """Returns where the walker and the goal are, what is around, and which directions lead to the goal."""
-        walls, free = self._around(state)
-        back, refused = _remembered(state)
-        ahead = [way for way in free if way != back] or free
+        free = [way for way in DIRECTIONS if self._free(state, way)]
+        walls = [way for way in DIRECTIONS if way not in free]
+        refused = [way for way in DIRECTIONS if way in state.refused]
+        ahead = [way for way in free if way != state.back] or free
         row, column = state.task.goal
         # A walker that goes the longer part first comes to the goal more often: where it is level with the goal and a
         # wall is between, it has to leave the direct way.
@@ -367,13 +355,6 @@ class WalledWalk(_Told):
                 f"The goal is {' and '.join(towards)}." if towards else f"The way around is {' and '.join(around)}.",
             )
         )
-
-    def _around(self, state: State) -> tuple[list[str], list[str]]:
-        """Returns the directions of walls and borders, and the free ones."""
-        ways: dict[bool, list[str]] = {False: [], True: []}
-        for name in DIRECTIONS:
-            ways[self._free(state, name)].append(name)
-        return ways[False], ways[True]
 
     def _free(self, state: State, direction: str) -> bool:
         return walk(state, DIRECTIONS[direction]).legal
@@ -418,24 +399,11 @@ class SingleWalledWalk(WalledWalk):
         """Sets the size of the tasks, which are those of the team."""
         super().__init__(size, wall_density, min_distance, max_turns, 0.0, seed)
 
-    async def _turn(self, state: State, turn: int, team: Team) -> tuple[State, bool]:
+    async def _turn(self, state: Remembered, turn: int, team: Team) -> tuple[Remembered, bool]:
         prompt = chat(f"{_WHICH_WAY} {self.told(state)}")
         reply = await team.solo.act(prompt, functools.partial(self.score_direction, state))
         direction = read_word(reply.text, tuple(DIRECTIONS))
         return (state, False) if direction is None else self._step(state, direction.value)
-
-
-def _refuse(state: State, direction: str) -> Remembered:
-    """Returns the state after the checker has called a direction a wall."""
-    back, refused = _remembered(state)
-    return Remembered(state.task, state.position, state.closest, back, frozenset((*refused, direction)))
-
-
-def _remembered(state: State) -> tuple[str | None, list[str]]:
-    """Returns the way back and the refused directions, in the order of `DIRECTIONS`."""
-    if not isinstance(state, Remembered):
-        return None, []
-    return state.back, [way for way in DIRECTIONS if way in state.refused]
 
 
 def _listed(ways: Sequence[str]) -> str:
