@@ -25,7 +25,7 @@ from verl_atgrpo.environments.common.moves import MOVES
 from verl_atgrpo.environments.common.options import Turns, WallDensity, checked_options
 from verl_atgrpo.environments.common.splits import MOST_DRAWS, part_of
 from verl_atgrpo.environments.common.words import Said, read_number, read_word
-from verl_atgrpo.environments.common.workflow import chat
+from verl_atgrpo.environments.common.workflow import chat, fixed_options
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, walk
 from verl_atgrpo.team import Team
 
@@ -382,22 +382,11 @@ class WalledWalk(_Told):
         return Score(local=1.0 if said.value == self._verdict(state, direction) else _ANY)
 
 
+@fixed_options(wall_questions=0.0)
 class SingleWalledWalk(WalledWalk):
-    """One agent names a direction, and nobody checks it."""
+    """One agent names a direction, and nobody checks it; the tasks are those of the team."""
 
     agents: ClassVar[tuple[str, ...]] = ("solo",)
-
-    @checked_options
-    def __init__(
-        self,
-        size: Size = 5,
-        wall_density: WallDensity = 0.2,
-        min_distance: Annotated[int, Ge(1), Le(100)] = 3,
-        max_turns: Turns = 8,
-        seed: int = 0,
-    ) -> None:
-        """Sets the size of the tasks, which are those of the team."""
-        super().__init__(size, wall_density, min_distance, max_turns, 0.0, seed)
 
     async def _turn(self, state: Remembered, turn: int, team: Team) -> tuple[Remembered, bool]:
         prompt = chat(f"{_WHICH_WAY} {self.told(state)}")
