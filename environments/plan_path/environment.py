@@ -125,9 +125,7 @@ class PlanPath(MoveGame[State]):
 
     def outcome(self, state: State, turns: int) -> Outcome:
         """Returns the outcome of an episode that ends in `state`: the share of the way done, 1 at the goal."""
-        distances = state.task.distance
-        whole = distances[state.task.start]
-        share = 1.0 if state.solved else max(0, whole - distances[state.position]) / whole
+        share = team_reward(State.initial(state.task), state)
         return Outcome(state.solved, share, {"turns": float(turns)})
 
     def score_answer(self, state: State, answer: str | None) -> Score:

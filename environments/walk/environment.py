@@ -26,7 +26,7 @@ from verl_atgrpo.environments.common.options import Turns, WallDensity, checked_
 from verl_atgrpo.environments.common.splits import MOST_DRAWS, part_of
 from verl_atgrpo.environments.common.words import Said, read_number, read_word
 from verl_atgrpo.environments.common.workflow import chat, fixed_options
-from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, walk
+from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, team_reward, walk
 from verl_atgrpo.team import Team
 
 DIRECTIONS = {"up": "U", "down": "D", "left": "L", "right": "R"}
@@ -100,7 +100,8 @@ class _Told(Environment):
 
     async def run(self, task: PlanPathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the walker ends a turn at the goal."""
-        state, turns, crashed = Remembered(task, task.start, task.distance[task.start]), 0, False
+        initial = state = Remembered(task, task.start, task.distance[task.start])
+        turns, crashed = 0, False
         seen: set[Remembered] = set()
         while turns < self.max_turns and not state.solved and not crashed and state not in seen:
             # In training, a prompt that every lost turn repeats would outweigh all others of a step.
@@ -108,9 +109,7 @@ class _Told(Environment):
                 seen.add(state)
             state, crashed = await self._turn(state, turns, team)
             turns += 1
-        distances = task.distance
-        whole = distances[task.start]
-        share = 1.0 if state.solved else max(0, whole - distances[state.position]) / whole
+        share = team_reward(initial, state)
         return Outcome(state.solved, share, {"turns": float(turns), "crashed": float(crashed)})
 
     @abstractmethod
