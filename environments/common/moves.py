@@ -20,6 +20,7 @@ Moves = Annotated[int, Ge(1), Le(10_000)]
 Cell = tuple[int, int]
 """(row, column), from the top left."""
 MOVES: dict[str, Cell] = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
+"""Move -> what it adds to row and column."""
 
 _LETTERS = {**{name: name for name in MOVES}, "UP": "U", "DOWN": "D", "LEFT": "L", "RIGHT": "R"}
 _SIGNS = {"\u2191": "U", "\u2193": "D", "\u2190": "L", "\u2192": "R"}
@@ -39,6 +40,12 @@ _LABELS = labels(
 _PRINTED_LABEL = re.compile(
     r"[a-z ]{0,30}(?:moves?|path|answer|solution|plan|actions?|sequence)[a-z ]{0,20}[:=]", re.I
 )
+
+
+def moved(cell: Cell, move: str) -> Cell:
+    """Returns the cell that a move leads to, whether it can be entered or not."""
+    row, column = MOVES[move]
+    return cell[0] + row, cell[1] + column
 
 
 def parse_moves(reply: str, style: Style, limit: int) -> str | None:

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
 
-from verl_atgrpo.environments.common.moves import MOVES, Cell
+from verl_atgrpo.environments.common.moves import MOVES, Cell, moved
 
 
 @dataclass(frozen=True)
@@ -47,18 +47,18 @@ class PlanPathTask:
             for row in range(self.size)
         )
 
+    def closer(self, position: Cell) -> list[str]:
+        """Returns the moves that come one step closer to the goal."""
+        steps = self.distance[position] - 1
+        return [move for move in MOVES if self.distance.get(moved(position, move)) == steps]
+
     def shortest(self, position: Cell, rng: random.Random) -> str:
         """Returns the moves of one shortest path from `position` to the goal."""
         moves = ""
         while position != self.goal:
-            closer = [
-                (name, cell)
-                for name, (row, column) in MOVES.items()
-                if self.distance.get(cell := (position[0] + row, position[1] + column), -1)
-                == self.distance[position] - 1
-            ]
-            name, position = rng.choice(closer)
-            moves += name
+            move = rng.choice(self.closer(position))
+            position = moved(position, move)
+            moves += move
         return moves
 
 
@@ -101,7 +101,7 @@ def walk(state: State, moves: str) -> Walk:
         if position == task.goal:
             shortest = False
             break
-        step = (position[0] + MOVES[name][0], position[1] + MOVES[name][1])
+        step = moved(position, name)
         if not task.free(step):
             legal = shortest = False
             break

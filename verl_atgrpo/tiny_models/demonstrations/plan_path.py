@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from verl_atgrpo.environments.common.drafting import Draft
-from verl_atgrpo.environments.common.moves import MOVES, Cell
+from verl_atgrpo.environments.common.moves import Cell, moved
 from verl_atgrpo.environments.plan_path import PlanPath
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, walk
 from verl_atgrpo.tiny_models.demonstrations.demonstrator import Choice, Demonstration, Demonstrator, move_about
@@ -16,14 +16,10 @@ def path(
 ) -> tuple[str, list[Choice]]:
     """Returns moves from `position` towards the goal and the distributions they were sampled from."""
 
-    def good_moves(cell: Cell) -> list[str]:
-        closer = task.distance[cell] - 1
-        return [name for name in MOVES if task.distance.get(_step(cell, name)) == closer]
-
     def step(cell: Cell, move: str) -> Cell:
-        return ahead if task.free(ahead := _step(cell, move)) else cell
+        return ahead if task.free(ahead := moved(cell, move)) else cell
 
-    return move_about(position, good_moves, step, noise, limit, rng, draft)
+    return move_about(position, task.closer, step, noise, limit, rng, draft)
 
 
 def demonstrate(env: PlanPath, rng: random.Random, noise: float) -> Demonstration:
@@ -44,10 +40,6 @@ def demonstrate(env: PlanPath, rng: random.Random, noise: float) -> Demonstratio
     follow = drafted if walk(state, drafted).on_shortest_path else ""
     answer = path(task, position, noise, env.max_moves, rng, follow)
     return Demonstration(env.plan_prompt(state, Draft(drafted, drafted)), *answer)
-
-
-def _step(position: Cell, move: str) -> Cell:
-    return position[0] + MOVES[move][0], position[1] + MOVES[move][1]
 
 
 def _manhattan(cell: Cell, goal: Cell) -> int:
