@@ -11,6 +11,8 @@ from verl_atgrpo.environments.common.moves import MOVES
 
 Boxes = frozenset[int]
 """The cells with a box on them."""
+Position = tuple[int, Boxes]
+"""Cells of the player and the boxes."""
 
 
 @dataclass(frozen=True)
@@ -172,29 +174,33 @@ class Walk:
     """Whether no move ran into a wall or a blocked box, where the player stops."""
 
 
+def moved(task: SokobanTask, player: int, boxes: Boxes, move: str) -> Position:
+    """Returns the position after a move; where a wall or a blocked box is ahead, it changes nothing."""
+    step = task.steps[move]
+    ahead = player + step
+    if ahead not in boxes:
+        return player if ahead in task.walls else ahead, boxes
+    beyond = ahead + step
+    if beyond in task.walls or beyond in boxes:
+        return player, boxes
+    return ahead, boxes - {ahead} | {beyond}
+
+
 def walk(state: State, moves: str) -> Walk:
     """Simulates `moves` (letters of U, D, L, R) from `state`; stops when solved or at an illegal move."""
     task, player, boxes = state.task, state.player, state.boxes
-    walls, targets, steps = task.walls, task.targets, task.steps
     passed = []
     legal = True
     for name in moves:
-        if boxes == targets:
+        if boxes == task.targets:
             break
-        step = steps[name]
-        ahead = player + step
-        if ahead in boxes:
-            beyond = ahead + step
-            if beyond in walls or beyond in boxes:
-                legal = False
-                break
-            boxes = boxes - {ahead} | {beyond}
-            passed.append(boxes)
-        elif ahead in walls:
+        before = player
+        player, boxes = moved(task, player, boxes, name)
+        if player == before:
             legal = False
             break
-        player = ahead
-    placed = max(state.placed, len(boxes & targets))
+        passed.append(boxes)
+    placed = max(state.placed, len(boxes & task.targets))
     lowest = min(state.lowest, task.potential(boxes))
     return Walk(State(task, player, boxes, placed, lowest, state.seen.union(passed)), legal)
 

@@ -20,7 +20,7 @@ from verl_atgrpo.environments.code.programs import Call, Problem, Verdict
 from verl_atgrpo.environments.math.answers import parse_answer
 from verl_atgrpo.environments.math.team import Attempt, MathTask
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, walk
-from verl_atgrpo.environments.sokoban.board import SokobanTask
+from verl_atgrpo.environments.sokoban.board import SokobanTask, moved
 from verl_atgrpo.environments.sokoban.levels import solve
 from verl_atgrpo.environments.sudoku.grid import EMPTY, SudokuTask
 from verl_atgrpo.testing import Script, check_environment
@@ -155,7 +155,7 @@ def test_boxes_are_pushed_to_targets_in_the_fewest_moves() -> None:
         moves, _ = sokoban.solve_from(task, stand, left, 0.0, 99, random.Random(index))
         assert len(moves) == left[stand] == len(solve(task) or "")
         for move in moves:
-            stand = sokoban.step(task, stand, move)
+            stand = moved(task, *stand, move)
         assert stand[1] == task.targets
 
 

@@ -8,11 +8,8 @@ from collections import deque
 from verl_atgrpo.environments.common.drafting import Draft
 from verl_atgrpo.environments.common.moves import MOVES
 from verl_atgrpo.environments.sokoban import Sokoban
-from verl_atgrpo.environments.sokoban.board import Boxes, SokobanTask, State, walk
+from verl_atgrpo.environments.sokoban.board import Position, SokobanTask, State, moved, walk
 from verl_atgrpo.tiny_models.demonstrations.demonstrator import Choice, Demonstration, Demonstrator, move_about
-
-Position = tuple[int, Boxes]
-"""Cells of the player and the boxes."""
 
 
 def distances(task: SokobanTask) -> dict[Position, int]:
@@ -27,7 +24,7 @@ def distances(task: SokobanTask) -> dict[Position, int]:
         if position[1] == task.targets:
             continue
         for name in MOVES:
-            after = step(task, position, name)
+            after = moved(task, *position, name)
             if after not in before:
                 before[after] = []
                 queue.append(after)
@@ -41,16 +38,6 @@ def distances(task: SokobanTask) -> dict[Position, int]:
                 moves[position] = moves[after] + 1
                 queue.append(position)
     return moves
-
-
-def step(task: SokobanTask, position: Position, move: str) -> Position:
-    """Returns the position after a move; a blocked move changes nothing."""
-    player, boxes = position
-    ahead = player + task.steps[move]
-    if ahead in boxes:
-        beyond = ahead + task.steps[move]
-        return position if beyond in task.walls or beyond in boxes else (ahead, boxes - {ahead} | {beyond})
-    return position if ahead in task.walls else (ahead, boxes)
 
 
 def solve_from(
@@ -70,9 +57,9 @@ def solve_from(
     def good_moves(position: Position) -> list[str]:
         if position not in left:
             return []
-        return [name for name in MOVES if left.get(step(task, position, name)) == left[position] - 1]
+        return [name for name in MOVES if left.get(moved(task, *position, name)) == left[position] - 1]
 
-    return move_about(position, good_moves, lambda at, move: step(task, at, move), noise, limit, rng, draft)
+    return move_about(position, good_moves, lambda at, move: moved(task, *at, move), noise, limit, rng, draft)
 
 
 def demonstrate(env: Sokoban, rng: random.Random, noise: float) -> Demonstration:
