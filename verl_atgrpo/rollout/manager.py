@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -33,16 +32,14 @@ class TeamRolloutManager(AgentLoopManagerTQ):  # type: ignore[misc]
         Requests in flight are aborted by their servers, and their candidates then wait for `resume`. Raises
         RolloutFailed if a worker has died.
         """
-        with _raising_rollout_failed():
-            ray.get([worker.pause.remote() for worker in self.agent_loop_workers])
+        _answers([worker.pause.remote() for worker in self.agent_loop_workers])
 
     def resume(self) -> None:
         """Resumes requests; interrupted answers continue from their tokens so far.
 
         Raises RolloutFailed if a worker has died.
         """
-        with _raising_rollout_failed():
-            ray.get([worker.resume.remote() for worker in self.agent_loop_workers])
+        _answers([worker.resume.remote() for worker in self.agent_loop_workers])
 
     def drain_report(self) -> WorkerReport:
         """Returns the sum of the workers' counts since the last call, and the first error among them.
@@ -60,16 +57,15 @@ class TeamRolloutManager(AgentLoopManagerTQ):  # type: ignore[misc]
                 logger.warning("rollout worker %d has not reported for %s s", number, _REPORT_TIMEOUT)
                 self._late[number] = report
                 continue
-            with _raising_rollout_failed():
-                received = ray.get(report)
+            (received,) = _answers([report])
             total.counts.update(received.counts)
             total.error = total.error or received.error
         return total
 
 
-@contextmanager
-def _raising_rollout_failed() -> Iterator[None]:
+def _answers(calls: Sequence[ray.ObjectRef]) -> list[Any]:
+    """Returns what the workers answer; raises RolloutFailed if one has died."""
     try:
-        yield
+        return list(ray.get(calls))
     except ray.exceptions.RayError as error:
         raise RolloutFailed(f"a rollout worker failed: {last_line(error)}") from error
