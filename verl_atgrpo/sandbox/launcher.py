@@ -117,8 +117,9 @@ def serve(requests: socket.socket) -> None:
         files = array.array("i", b"".join(received for _, _, received in ancillary))
         request = Request(*json.loads(data))
         if request.level == "namespaces":
+            # Compiled before the first fork, for all launchers.
             with contextlib.suppress(OSError):  # raised again in the launcher, where it is reported
-                _namespaced_filter()
+                _compiled_filter(only_signals_to=None)
         launcher = os.fork()
         if launcher == 0:
             requests.close()
@@ -267,7 +268,7 @@ def _execute_program(request: Request, user: _User, owner: socket.socket) -> NoR
     if "landlock" in request.level:
         _restrict_files(request, work)
     if request.level == "namespaces":
-        _load(_namespaced_filter())
+        _load(_compiled_filter(only_signals_to=None))
     elif "seccomp" in request.level:
         _load(_compiled_filter(only_signals_to=os.getpid()))
     limits = {"CPU": request.cpu_seconds, "AS": request.memory_mb << 20, "FSIZE": request.file_mb << 20}
@@ -436,18 +437,14 @@ class _Comparison(ctypes.Structure):
 
 
 @functools.cache
-def _namespaced_filter() -> bytes:
-    """Returns the filter for programs in a process namespace of their own, where they can only signal themselves."""
-    return _compiled_filter(only_signals_to=None)
-
-
 def _compiled_filter(only_signals_to: int | None) -> bytes:
     """Returns a BPF program that denies sockets, access to other processes, and namespaces.
 
     Calls libseccomp directly, because its Python wrapper is not available with `python -I -S`.
 
     Args:
-        only_signals_to: the only process that may be sent signals; None for all.
+        only_signals_to: the only process that may be sent signals; None for all, if programs have a process
+            namespace of their own, where they can only signal themselves.
 
     Raises OSError if the library is missing, or if it does not support a rule.
     """
@@ -461,11 +458,8 @@ def _compiled_filter(only_signals_to: int | None) -> bytes:
         number = library.seccomp_syscall_resolve_name(name.encode())
         if number == -1:
             raise OSError(f"libseccomp does not know {name}")
-        arguments = _Comparison(*comparison) if comparison else None
-        count = int(bool(comparison))
-        failed = library.seccomp_rule_add_array(
-            rules, action, number, count, ctypes.byref(arguments) if arguments else None
-        )
+        count = int(bool(comparison))  # without one, the library does not read the structure
+        failed = library.seccomp_rule_add_array(rules, action, number, count, ctypes.byref(_Comparison(*comparison)))
         if failed:
             raise OSError(-failed, f"seccomp_rule_add({name})")
 
