@@ -104,26 +104,20 @@ class LocalPolicy:
     @torch.no_grad()
     def _sample(self, prompts: Sequence[list[int]]) -> list[Generation]:
         torch.manual_seed(stable_hash(self._seed, len(prompts), prompts[0]) % 2**31)
-        width = max(map(len, prompts))
-        pad, end = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
-        input_ids = torch.full((len(prompts), width), pad)
-        attention_mask = torch.zeros_like(input_ids)
-        for row, prompt in enumerate(prompts):
-            input_ids[row, width - len(prompt) :] = torch.tensor(prompt)
-            attention_mask[row, width - len(prompt) :] = 1
+        end = self.tokenizer.eos_token_id
+        padded = self.tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt")
         output = self.model.generate(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
+            **padded,
             max_new_tokens=self._max_response_length,
             do_sample=True,
             temperature=1.0,
             top_k=0,
             top_p=1.0,
-            pad_token_id=pad,
+            pad_token_id=self.tokenizer.pad_token_id,
             eos_token_id=end,
         )
         generations = []
-        for row in output[:, width:].tolist():
+        for row in output[:, padded["input_ids"].shape[1] :].tolist():
             tokens = row[: row.index(end) + 1] if end in row else row
             text = self.tokenizer.decode(tokens, skip_special_tokens=True)
             generations.append(Generation(tokens, [], text, truncated=end not in row))

@@ -88,15 +88,10 @@ def _loss(policy: LocalPolicy, demonstrations: Sequence[Demonstration]) -> torch
         identifier: int = tokenizer.eos_token_id if name == END else tokenizer.convert_tokens_to_ids(name)
         return identifier
 
-    prompts = [policy.encode(shown.prompt) for shown in demonstrations]
-    width = max(len(prompt) + len(shown.answer) for prompt, shown in zip(prompts, demonstrations, strict=True))
-    input_ids = torch.full((len(prompts), width), tokenizer.pad_token_id)
-    attention_mask = torch.zeros_like(input_ids)
-    rows, columns, targets = [], [], []
-    for row, (prompt, shown) in enumerate(zip(prompts, demonstrations, strict=True)):
-        tokens = [*prompt, *map(token, shown.answer)]
-        input_ids[row, : len(tokens)] = torch.tensor(tokens)
-        attention_mask[row, : len(tokens)] = 1
+    texts, rows, columns, targets = [], [], [], []
+    for row, shown in enumerate(demonstrations):
+        prompt = policy.encode(shown.prompt)
+        texts.append([*prompt, *map(token, shown.answer)])
         for place, choice in enumerate(shown.choices):
             rows.append(row)
             columns.append(len(prompt) - 1 + place)
@@ -104,7 +99,8 @@ def _loss(policy: LocalPolicy, demonstrations: Sequence[Demonstration]) -> torch
             for name, chance in choice.items():
                 target[token(name)] = chance
             targets.append(target)
-    logits = policy.model(input_ids=input_ids, attention_mask=attention_mask).logits
+    padded = tokenizer.pad({"input_ids": texts}, padding_side="right", return_tensors="pt")
+    logits = policy.model(**padded).logits
     return torch.nn.functional.cross_entropy(logits[rows, columns], torch.stack(targets))
 
 
