@@ -115,7 +115,7 @@ class DraftingGame(Environment, Generic[State, Answer]):
         """Returns the answer in a program's output, or None."""
 
     @abstractmethod
-    def score_answer(self, state: State, answer: Answer | None) -> Score:
+    def score_answer(self, state: State, answer: Answer) -> Score:
         """Scores an answer of the planner, or a draft that was written without a program."""
 
     @abstractmethod
@@ -123,8 +123,9 @@ class DraftingGame(Environment, Generic[State, Answer]):
         """Scores the answer that a program printed."""
 
     def score_reply(self, state: State, reply: str) -> Score:
-        """Scores a reply that should contain an answer."""
-        return self.score_answer(state, self.parse(reply))
+        """Scores a reply that should contain an answer; one without an answer earns nothing."""
+        answer = self.parse(reply)
+        return Score() if answer is None else self.score_answer(state, answer)
 
     # ------------------------------------------------------------------ prompts
 

@@ -128,10 +128,8 @@ class PlanPath(MoveGame[State]):
         share = team_reward(State.initial(state.task), state)
         return Outcome(state.solved, share, {"turns": float(turns)})
 
-    def score_answer(self, state: State, answer: str | None) -> Score:
+    def score_answer(self, state: State, answer: str) -> Score:
         """Scores a move list: format .1, legal .1, on a shortest path .8 (paper, Plan-Path planner)."""
-        if answer is None:
-            return Score()
         walked = walk(state, answer)
         local = 0.1 + 0.1 * walked.legal + 0.8 * walked.on_shortest_path
         return Score(team=team_reward(state, walked.end), local=local)

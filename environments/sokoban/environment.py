@@ -130,10 +130,8 @@ class Sokoban(MoveGame[State]):
         share = len(state.boxes & state.task.targets) / len(state.boxes)
         return Outcome(state.solved, share, {"turns": float(turns)})
 
-    def score_answer(self, state: State, answer: str | None) -> Score:
+    def score_answer(self, state: State, answer: str) -> Score:
         """Scores a move list: format .1, legal .1, no deadlock .8 if the arrangement of boxes is new."""
-        if answer is None:
-            return Score()
         walked = walk(state, answer)
         local = 0.1 + 0.1 * walked.legal + 0.8 * clear(state, walked.end)
         return Score(team=team_reward(state, walked.end), local=local)

@@ -128,14 +128,12 @@ class Sudoku(DraftingGame[State, str]):
             state.solved, float(state.solved), {"turns": float(turns), "correct": state.correct / state.task.holes}
         )
 
-    def score_answer(self, state: State, answer: str | None) -> Score:
+    def score_answer(self, state: State, answer: str) -> Score:
         """Scores a grid: format .1, legal .1, progress .8 (paper, Sudoku reasoner).
 
         A legal grid keeps the givens, breaks no rule and has a digit that the current grid lacks: the unchanged puzzle
         earns only the format part.
         """
-        if answer is None:
-            return Score()
         after = enter(state, answer)
         legal = after.grid == answer and _writes(state, answer)
         return Score(team=float(after.solved), local=0.1 + 0.1 * legal + 0.8 * progress(state, after))

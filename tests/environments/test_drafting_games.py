@@ -134,7 +134,7 @@ def test_any_reply_has_one_finite_score_and_leaves_the_state_unchanged(game: Gam
 
 @each_game
 def test_the_order_of_scoring_does_not_matter(game: Game) -> None:
-    env, answers = game.make("full"), [*game.answers, None]
+    env, answers = game.make("full"), game.answers
     for state in game.states:
         forward = [env.score_answer(state, answer) for answer in answers]
         assert [env.score_answer(state, answer) for answer in reversed(answers)] == forward[::-1]

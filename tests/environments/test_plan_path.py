@@ -101,7 +101,6 @@ def test_walk(task: PlanPathTask, moves: str, end: tuple[int, int], legal: bool,
 @pytest.mark.parametrize(
     ("moves", "team", "local"),
     [
-        (None, 0, 0),
         ("RRRR", 1, 1),  # format .1 + legal .1 + shortest .8
         ("RR", 2 / 4, 1),
         ("RRL", 1 / 4, 0.2),
@@ -112,7 +111,7 @@ def test_walk(task: PlanPathTask, moves: str, end: tuple[int, int], legal: bool,
         ("DRRRRU", 1, 0.2),
     ],
 )
-def test_scores_by_hand(moves: str | None, team: float, local: float) -> None:
+def test_scores_by_hand(moves: str, team: float, local: float) -> None:
     score = PlanPath(tool="moves").score_answer(State.initial(CORRIDOR), moves)
     assert score.team == pytest.approx(team)
     assert score.local == pytest.approx(local)

@@ -34,7 +34,6 @@ from verl_atgrpo.environments.sokoban.levels import solve
 @pytest.mark.parametrize(
     ("task", "moves", "team", "local"),
     [
-        (ROOM, None, 0, 0),
         (ROOM, "RRR", 1, 1),  # format .1, legal .1, clear of deadlocks .8
         (ROOM, "RRRR", 1, 1),
         (ROOM, "R", 0, 1),
@@ -50,7 +49,7 @@ from verl_atgrpo.environments.sokoban.levels import solve
         (board("@*__", "_$._"), "R", 0, 1),  # off its target: no reward and no penalty
     ],
 )
-def test_scores_by_hand(task: SokobanTask, moves: str | None, team: float, local: float) -> None:
+def test_scores_by_hand(task: SokobanTask, moves: str, team: float, local: float) -> None:
     score = Sokoban(tool="moves").score_answer(State.initial(task), moves)
     assert score.team == pytest.approx(team)
     assert score.local == pytest.approx(local)

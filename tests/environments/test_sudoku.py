@@ -199,7 +199,6 @@ def test_flaws(answer: str, flaws: list[str]) -> None:
 @pytest.mark.parametrize(
     ("answer", "team", "local"),
     [
-        (None, 0, 0),
         (SOLVED, 1, 1),  # format .1 + legal .1 + progress .8
         (RIGHT, 0, 0.3),  # progress .8 / 8
         (WRONG, 0, 0.2),
@@ -214,7 +213,7 @@ def test_flaws(answer: str, flaws: list[str]) -> None:
         (next(text for text in FULL_4X4 if text != SOLVED), 0, 0.1),  # valid, of another puzzle
     ],
 )
-def test_scores_by_hand(answer: str | None, team: float, local: float) -> None:
+def test_scores_by_hand(answer: str, team: float, local: float) -> None:
     score = Sudoku(tool="grid").score_answer(State.initial(PUZZLE), answer)
     assert score.team == team
     assert score.local == pytest.approx(local)
