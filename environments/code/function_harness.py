@@ -12,7 +12,7 @@ import os
 import random
 import sys
 import types
-from typing import Any
+from typing import Any, TextIO
 
 
 def pack(value: Any) -> Any:
@@ -49,6 +49,12 @@ def listed(value: Any) -> Any:
     return [listed(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
+def send(file: TextIO, value: object) -> None:
+    """Writes a value as a line of JSON, at once."""
+    file.write(json.dumps(value) + "\n")
+    file.flush()
+
+
 def run_tests(program: str, entry_point: str) -> None:
     """Prints lines of JSON: whether the program compiles, then for each test [passed, returned, shown].
 
@@ -61,27 +67,23 @@ def run_tests(program: str, entry_point: str) -> None:
         requests, answers = os.fdopen(child_reads), os.fdopen(child_writes, "w")
         module = sys.modules["program"] = types.ModuleType("program")
 
-        def answer(value: object) -> None:
-            answers.write(json.dumps(value) + "\n")
-            answers.flush()
-
         built, function, error = False, None, ""
         try:
             code = compile(program, "program.py", "exec", dont_inherit=True)
             built = True
-            answer(built)
+            send(answers, built)
             exec(code, vars(module))  # noqa: S102  (in the sandbox)
             owner = module if hasattr(module, entry_point) else module.Solution()
             function = getattr(owner, entry_point)
         except BaseException as raised:  # noqa: BLE001  (anything a program raises is a result)
             error = f"{type(raised).__name__}: {raised}"
             if not built:
-                answer(built)
+                send(answers, built)
         for line in requests:
             try:
-                answer([True, pack(function(*unpack(json.loads(line))))] if function else [False, error])
+                send(answers, [True, pack(function(*unpack(json.loads(line))))] if function else [False, error])
             except BaseException as raised:  # noqa: BLE001
-                answer([False, f"{type(raised).__name__}: {raised}"])
+                send(answers, [False, f"{type(raised).__name__}: {raised}"])
 
     # Forked before this process reads any test; the child keeps only its ends of the pipes.
     if os.fork() == 0:
@@ -101,15 +103,10 @@ def run_tests(program: str, entry_point: str) -> None:
     report, sys.stdout = sys.stdout, sys.stderr  # tests may print
     returned, shown = False, ""
 
-    def write(value: object) -> None:
-        report.write(json.dumps(value) + "\n")
-        report.flush()
-
     def candidate(*arguments: Any) -> Any:
         nonlocal returned, shown
         returned, shown = False, "(the program has ended)"
-        requests.write(json.dumps(pack(list(arguments))) + "\n")
-        requests.flush()
+        send(requests, pack(list(arguments)))
         returned, value = json.loads(answers.readline())
         if returned is not True:
             shown = str(value)
@@ -118,7 +115,7 @@ def run_tests(program: str, entry_point: str) -> None:
         shown = repr(value)
         return value
 
-    write(answers.readline() == "true\n")
+    send(report, answers.readline() == "true\n")
     names: dict[str, Any] = {"__name__": "tests"}
     random.seed(0)  # scores must be deterministic
     exec(work["setup"], names)  # noqa: S102
@@ -134,4 +131,4 @@ def run_tests(program: str, entry_point: str) -> None:
                 passed = listed(candidate(*arguments)) == listed(expected)
         except Exception:  # noqa: BLE001  (any error fails the test)
             pass
-        write([passed, returned is True, shown[:1000].encode(errors="replace").decode()])
+        send(report, [passed, returned is True, shown[:1000].encode(errors="replace").decode()])
