@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,10 @@ def _add_evaluation(commands: Any) -> None:
     play.add_argument("--tasks", type=int, help="number of validation tasks (default: all of the recipe)")
     play.add_argument("--seeds", type=int, nargs="+", help="seeds instead of at_grpo.seed")
     source = "a folder with a model, a hub's owner/name, or MODEL@http://host/v1[#KEY_VARIABLE]"
-    play.add_argument("--policy", action="append", default=[], metavar="NAME=SOURCE", help=source)
-    play.add_argument("--agent", action="append", default=[], metavar="AGENT=POLICY|SOURCE", help="the agent's policy")
+    play.add_argument("--policy", dest="policies", action="append", default=[], metavar="NAME=SOURCE", help=source)
+    play.add_argument(
+        "--agent", dest="agents", action="append", default=[], metavar="AGENT=POLICY|SOURCE", help="the agent's policy"
+    )
     play.add_argument("--checkpoint", type=Path, help="a folder global_step_<n> with trained policies")
     play.add_argument("--k", type=int, nargs="+", help="k of pass@k (default: powers of two)")
     play.add_argument("--in-flight", type=int, default=128, help="concurrent episodes (default 128)")
@@ -191,17 +194,7 @@ def _evaluate(options: argparse.Namespace) -> str:
 
     for name in ("httpx", "httpx2"):  # they log every answer of an endpoint; openai 3 uses httpx2
         logging.getLogger(name).setLevel(logging.WARNING)
-    request = Options(
-        recipe=options.config_name,
-        overrides=options.overrides,
-        folder=options.config_dir,
-        episodes=options.episodes,
-        tasks=options.tasks,
-        seeds=options.seeds,
-        policies=options.policy,
-        agents=options.agent,
-        checkpoint=options.checkpoint,
-    )
+    request = Options(**{field.name: getattr(options, field.name) for field in fields(Options)})
     return evaluate(request, options.out, ks=options.k, in_flight=options.in_flight)
 
 

@@ -253,6 +253,7 @@ def test_the_command_passes_its_options(monkeypatch: pytest.MonkeyPatch, overrid
     monkeypatch.setattr(command, "evaluate", lambda *given, **named: seen.append((*given, named)) or "figures")
     options = ["--seeds", "0", "1", "--policy", "a=x/y", "--policy", "b=m@http://h/v1", "--agent", "p=a"]
     options += ["--episodes", "4", "--k", "1", "4", "--checkpoint", "global_step_3", "--out", "o.jsonl"]
+    options += ["--config-dir", "mine", "--tasks", "9"]
     overrides = ["at_grpo.val_tasks=5", "trainer.experiment_name=x"]
     arguments = [*options, *overrides] if overrides_last else [*overrides, *options]
     assert cli.main(["eval", "--config-name", "sums", *arguments]) == 0
@@ -260,7 +261,9 @@ def test_the_command_passes_its_options(monkeypatch: pytest.MonkeyPatch, overrid
     assert asked == plans.Options(
         "sums",
         overrides,
+        config_dir=Path("mine"),
         episodes=4,
+        tasks=9,
         seeds=[0, 1],
         policies=["a=x/y", "b=m@http://h/v1"],
         agents=["p=a"],

@@ -26,11 +26,12 @@ from verl_atgrpo.recipes import compose, readable
 
 @dataclass(frozen=True)
 class Options:
-    """The command's options."""
+    """The command's options, by the names that its parser gives them."""
 
-    recipe: str
+    config_name: str
+    """The recipe."""
     overrides: Sequence[str] = ()
-    folder: Path | None = None
+    config_dir: Path | None = None
     """Additional folder of recipes."""
     episodes: int | None = None
     """Episodes per task and seed; None for the recipe's `val_kwargs.n`."""
@@ -80,8 +81,8 @@ class Plan:
 
 def make(options: Options) -> Plan:
     """Returns the plan for a recipe and options; raises ValueError if they are invalid."""
-    with readable(options.recipe, options.folder):
-        config = compose(options.recipe, options.overrides, options.folder)
+    with readable(options.config_name, options.config_dir):
+        config = compose(options.config_name, options.overrides, options.config_dir)
         settings = AtGrpoConfig.from_config(config)
         view = View(config)
         check_types(view)
@@ -96,7 +97,7 @@ def make(options: Options) -> Plan:
         template = OmegaConf.to_container(data.get("apply_chat_template_kwargs") or OmegaConf.create(), resolve=True)
         assert isinstance(template, dict)
         header = {
-            "recipe": options.recipe,
+            "recipe": options.config_name,
             "environment": settings.environment,
             "agents": agents,
             "players": {name: _described(player) for name, player in players.items()},
