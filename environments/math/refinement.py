@@ -30,6 +30,7 @@ class MathRefined(MathEnvironment):
     """
 
     agents: ClassVar[tuple[str, ...]] = ("generator", "verifier", "refiner")
+    schemes: ClassVar[tuple[str, ...]] = ("parallel", "branch")
 
     @checked_options
     def __init__(self, train: object = None, val: object = None) -> None:
@@ -98,6 +99,7 @@ class MathJudged(MathEnvironment):
     """
 
     agents: ClassVar[tuple[str, ...]] = ("solver", "judge")
+    schemes: ClassVar[tuple[str, ...]] = ("tree",)
 
     @checked_options
     def __init__(self, train: object = None, val: object = None, votes: Annotated[int, Ge(2), Le(64)] = 4) -> None:

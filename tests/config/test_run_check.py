@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("verl")
 
 from fakes import hub_rows
+from fakes.math_problems import sources
 
 import verl_atgrpo.recipes
 from verl_atgrpo import compat, platform_choice
@@ -70,6 +71,26 @@ def test_the_single_agent_of_a_recipe_passes_the_checks(compose: Any, recipe: st
     settings = AtGrpoConfig.from_config(config)
     assert settings.make_environment().agents == ("solo",)
     assert (settings.scheme, settings.estimator) == ("parallel", "mas_grpo")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "accepted"),
+    [
+        ("math_judged", ["at_grpo.scheme=parallel"], "tree"),  # its votes would be one, and earn nothing
+        ("math_judged", ["at_grpo.scheme=branch", "+at_grpo.branch={}"], "tree"),
+        ("math_refined", [], "parallel or branch"),  # nothing would score the verifier
+    ],
+)
+def test_a_scheme_that_cannot_train_an_agent_is_refused(
+    compose: Any, name: str, changes: list[str], accepted: str, tmp_path: Path
+) -> None:
+    sections = (dict(zip(("train", "val"), sources(tmp_path), strict=True))).items()
+    data = [f"at_grpo.environment.{split}.path={section['path']}" for split, section in sections]
+    options = [f"at_grpo.environment.name={name}", *(f"~at_grpo.environment.{key}" for key in ("max_turns", "style"))]
+    config = compose("math_cpu", *options, *data, *changes)
+    scheme = config.at_grpo.scheme
+    with pytest.raises(ConfigError, match=f"^at_grpo.scheme={scheme} cannot train '{name}': set it to {accepted}$"):
+        check_run(config)
 
 
 def check_cpu(config: Any) -> None:

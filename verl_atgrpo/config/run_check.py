@@ -105,6 +105,11 @@ def _check_team_job(view: View, settings: AtGrpoConfig) -> None:
     check_sampling(rollout)
     _check_resume(config.trainer)
     environment = settings.make_environment()
+    if settings.scheme not in environment.schemes:
+        raise ConfigError(
+            f"{SECTION}.scheme={settings.scheme} cannot train {settings.environment['name']!r}: set it to "
+            f"{' or '.join(environment.schemes)}"
+        )
     settings.validation_policies_of(environment)
     check_agents(settings, environment)
     check_devices(settings, config.trainer.n_gpus_per_node)
