@@ -42,21 +42,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.training]
 SHORT = (*SMALL, "at_grpo.environment.max_turns=2")
 
 
-@pytest.fixture(scope="module")
-def models(tied_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Returns the tied model and variants of it."""
-    root = tmp_path_factory.mktemp("models")
-    kinds = {"untied": {"tied": False}, "shallow": {"layers": 2, "seed": 1}}
-    for name, changes in kinds.items():
-        make(root / name, WarmStart(**{"clean_steps": 60, "noisy_steps": 0, **changes}))  # type: ignore[arg-type]
-    return {"tied": tied_model, **{name: root / name for name in kinds}}
-
-
-def test_steps_change_the_weights_of_the_server_too(start: Start, models: dict[str, Path], tmp_path: Path) -> None:
+def test_steps_change_the_weights_of_the_server_too(start: Start, tied_model: Path, tmp_path: Path) -> None:
     job = start(
         "plan_path_cpu",
         tmp_path,
-        models["tied"],
+        tied_model,
         *SHORT,
         # Four tasks have at most sixteen groups, so four more are played, with the same weights.
         "at_grpo.group_filter={min_groups: 40, max_tasks: 8}",
@@ -96,7 +86,7 @@ def test_steps_change_the_weights_of_the_server_too(start: Start, models: dict[s
 
     check_records(tmp_path, metrics)
 
-    before, after = weights(models["tied"]), weights(tmp_path / "checkpoints/global_step_2/actor/huggingface")
+    before, after = weights(tied_model), weights(tmp_path / "checkpoints/global_step_2/actor/huggingface")
     assert before.keys() == after.keys()
     moved = [name for name in before if not torch.equal(before[name], after[name])]
     assert "model.embed_tokens.weight" in moved
@@ -125,9 +115,12 @@ def check_records(folder: Path, metrics: dict[int, dict[str, float]]) -> None:
 
 
 def test_only_the_trained_policy_changes_and_a_run_whose_server_died_resumes(
-    start: Start, models: dict[str, Path], tmp_path: Path
+    start: Start, tied_model: Path, tmp_path: Path
 ) -> None:
-    own = {"left": models["untied"], "right": models["shallow"], "judge": models["tied"]}
+    # Of other shapes; hardly trained, so that replies differ.
+    for name, changes in {"untied": {"tied": False}, "shallow": {"layers": 2, "seed": 1}}.items():
+        make(tmp_path / name, WarmStart(**{"clean_steps": 10, "noisy_steps": 0, **changes}))  # type: ignore[arg-type]
+    own = {"left": tmp_path / "untied", "right": tmp_path / "shallow", "judge": tied_model}
     overrides = (
         *SMALL,
         "trainer.val_before_train=true",
@@ -232,10 +225,10 @@ def _largest_move(log_probs: dict[tuple[int, int], float]) -> float:
     return max(abs(log_probs[0, token] - log_probs[2, token]) for token in common)
 
 
-def test_parallel_scheme_of_one_agent(start: Start, models: dict[str, Path], tmp_path: Path) -> None:
+def test_parallel_scheme_of_one_agent(start: Start, tied_model: Path, tmp_path: Path) -> None:
     # The estimator that needs the most tags of a row.
     overrides = (*SHORT, "at_grpo.estimator=gigpo", "trainer.total_training_steps=1")
-    job = start("plan_path_cpu_single", tmp_path, models["tied"], *overrides)
+    job = start("plan_path_cpu_single", tmp_path, tied_model, *overrides)
     data = finish(job, tmp_path)[1]
     assert math.isfinite(data["actor/pg_loss"])
     assert data["team/episodes"] == 4 * 4
@@ -244,7 +237,7 @@ def test_parallel_scheme_of_one_agent(start: Start, models: dict[str, Path], tmp
     assert data["training/rollout_probs_diff_max"] < FRESH
 
 
-def test_plain_job_with_the_stock_trainer_equals_grpo(start: Start, models: dict[str, Path], tmp_path: Path) -> None:
+def test_plain_job_with_the_stock_trainer_equals_grpo(start: Start, tied_model: Path, tmp_path: Path) -> None:
     import pandas
     from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
@@ -265,7 +258,7 @@ def test_plain_job_with_the_stock_trainer_equals_grpo(start: Start, models: dict
     job = start(
         "plan_path_cpu",
         tmp_path,
-        models["tied"],
+        tied_model,
         "~at_grpo",
         "trainer.v1.trainer_mode=sync",
         f"data.train_files={tmp_path}/letters.parquet",
