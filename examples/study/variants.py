@@ -43,6 +43,11 @@ def _wide(candidates: int) -> tuple[str, ...]:
     )
 
 
+# As many tasks a step as in the tree: K continuations of an episode are about as many samples as its tree.
+def _branches(at: str) -> tuple[str, ...]:
+    return ("at_grpo.scheme=branch", f"+at_grpo.branch={{at: {at}}}")
+
+
 def _roles(tool_user: str, planner: str) -> tuple[str, ...]:
     return (
         "~at_grpo.agents",  # Hydra merges mappings
@@ -57,6 +62,8 @@ VARIANTS: Mapping[str, Variant] = {
     "single_at_grpo": Variant("single agent, AT-GRPO", _SINGLE),
     "team_grpo": Variant("team, GRPO (whole episodes)", (*_EPISODES, "at_grpo.estimator=mas_grpo"), test_every=2),
     "dr_mas": Variant("team, Dr. MAS (whole episodes)", (*_EPISODES, "at_grpo.estimator=dr_mas"), test_every=2),
+    "branch_random": Variant("branches at a random decision, outcome", _branches("random")),
+    "branch_first": Variant("branches at the first decision, outcome", _branches("first")),
     "at_grpo_roles": Variant("AT-GRPO, a policy per role", _roles("{model}", "{model}"), keep=True),
     "swapped": Variant(
         "the same, roles swapped afterwards",
@@ -174,7 +181,7 @@ GAMES: Mapping[str, Game] = {
     # Learned in a few steps, so every other step is validated.
     "sudoku": Game("sudoku_cpu", 60_000, "sudoku_single", 2.5e-4, VARIANTS, "SudokuPlanner", 2),
     "walk": Game("walk_smollm2", 24_000, "walk_single", 1e-5, WORDS, test_every=5, model=_SMOLLM2),
-    "walk_walls": Game("walk_walls_smollm2", 80_000, "walk_walls_single", 1e-5, WORDS, test_every=10, model=_SMOLLM2),
+    "walk_walls": Game("walk_walls_smollm2", 60_000, "walk_walls_single", 1e-5, WORDS, test_every=10, model=_SMOLLM2),
     "number_search": Game(
         "number_search_smollm2",
         60_000,
