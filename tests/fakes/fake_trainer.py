@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from verl.utils.dataset.rl_dataset import collate_fn
 from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.environment import Outcome, Score
 from verl_atgrpo.estimators.spec import PRESETS
-from verl_atgrpo.rollout.rows import DEAL, training_rows
+from verl_atgrpo.rollout.rows import DEAL, training_rows, untrained_rows
 from verl_atgrpo.rollout.worker import WorkerReport
 from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation
 from verl_atgrpo.trainer import schedule
@@ -60,6 +61,8 @@ class FakeRollout:
         """Rewards of the next tasks to end: task -> decision -> candidate. By default `STEEP` for every decision."""
         self.agents = ["a"]
         """The agents, in the order of their turns."""
+        self.drafts = 0
+        """Candidates of a decision at the start of every episode that is not trained on."""
         self.polls: Callable[[int], int] = lambda task: 0
         self.fails: Callable[[int], bool] = lambda task: False
         self.items: dict[str, Tags] = {}
@@ -156,7 +159,11 @@ class FakeRollout:
                 (self.agents[number % len(self.agents)], number // len(self.agents), each)
                 for number, each in enumerate(rewards)
             ]
-            for item in training_rows(uid, 0, episode(1.0, *decisions), "tree"):
+            played = episode(1.0, *decisions)
+            if self.drafts:
+                (draft,) = episode(1.0, (self.agents[0], 99, [0.0] * self.drafts)).decisions
+                played.decisions.insert(0, replace(draft, trained=False))
+            for item in (*training_rows(uid, 0, played, "tree"), *untrained_rows(uid, 0, played)):
                 self.items[item.key] = {
                     **item.tags,
                     "task": task,

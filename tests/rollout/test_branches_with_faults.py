@@ -17,7 +17,8 @@ from fakes.simulated_servers import Server, Servers, sync_weights
 from verl.workers.rollout.replica import TokenOutput
 from waiting import until
 
-from verl_atgrpo.branching import BranchOptions, play_branched
+from verl_atgrpo.branching import play_branched
+from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.environment import Outcome, stable_hash
 from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.team import EpisodeRecord, Replayed, Team, TeamOptions
@@ -79,7 +80,7 @@ def branched(servers: Servers) -> asyncio.Task[EpisodeRecord]:
             policies, {"shared": policy}, options, scheme="parallel", path=path, replayed=replayed, scored=False
         )
 
-    return asyncio.ensure_future(play_branched(Sums(), 0, make, BranchOptions(at="every"), seed=0))
+    return asyncio.ensure_future(play_branched(Sums(), 0, make, BranchSettings(at="every"), seed=0))
 
 
 def groups(record: EpisodeRecord) -> dict[str, list[tuple[str, float]]]:

@@ -13,6 +13,7 @@ from fakes.simulated_engine import SimulatedEngine, run_virtually
 from fakes.simulated_worker import SimulatedWorker, without_tensors
 
 from verl_atgrpo import Score
+from verl_atgrpo.config.schema import BranchSettings, RecordSettings
 from verl_atgrpo.rollout.worker import MOST_SCORE_ERRORS
 from verl_atgrpo.sandbox.pool import POOL
 from verl_atgrpo.serving.requests import engine_params
@@ -72,6 +73,20 @@ def test_every_candidate_is_a_row_of_its_episode() -> None:
         "prompt_tokens": sum(tags["prompt_len"] for tags in rows.tags),
         "cached_prompt_tokens": 0,
     }
+
+
+@pytest.mark.parametrize(("record", "shown"), [(RecordSettings(), 3), (None, 0)])
+def test_what_an_episode_branches_from_has_rows_only_if_there_are_records(
+    record: RecordSettings | None, shown: int
+) -> None:
+    written: list[dict[str, Any]] = []
+    engine = SimulatedEngine(replicas=1, slots=4)
+    worker = SimulatedWorker(engine, lambda keys, tags: written.extend(tags), turns=2, candidates=3)
+    changes = {"scheme": "branch", "branch": BranchSettings(at="first"), "record": record}
+    worker._settings = worker._settings.model_copy(update=changes)
+    run_virtually(worker.play_all(1))
+    # Two agents, two turns each: the first decision's three candidates, and one reply of each of the others.
+    assert [tags.get("trained", True) for tags in written] == [True] * 3 + [False] * shown
 
 
 def test_a_task_that_is_dealt_twice_in_a_step_is_played_with_other_draws() -> None:

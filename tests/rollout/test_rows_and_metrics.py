@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from verl_atgrpo.environment import Outcome, Score
 from verl_atgrpo.estimators.kernel import team_advantages
 from verl_atgrpo.estimators.spec import PRESETS
-from verl_atgrpo.rollout.rows import failed_validation_row, training_rows, validation_rows
+from verl_atgrpo.rollout.rows import failed_validation_row, training_rows, untrained_rows, validation_rows
 from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation, ScriptedTeam
 from verl_atgrpo.trainer.metrics import (
     AgentProgress,
@@ -135,6 +136,23 @@ def test_an_episodes_reward_may_be_the_sum_of_its_answers_scores() -> None:
     rows = list(training_rows("uid", 1, FAILED, "parallel", episode_reward="scores"))
     assert [row.reward for row in rows] == [3.5] * 6 == [row.tags["reward"] for row in rows]
     assert {row.tags["episode_reward"] for row in rows} == {0.25}  # what metrics report
+
+
+@pytest.mark.parametrize("scheme", ["tree", "parallel"])
+def test_what_is_not_trained_has_rows_of_its_own_beside_the_others(scheme: str) -> None:
+    first, draft, last = FAILED.decisions
+    drafted = replace(FAILED, decisions=[first, replace(draft, trained=False), last])
+    trained, shown = list(training_rows("uid", 0, drafted, scheme)), list(untrained_rows("uid", 0, drafted))
+    # Numbered by their place in the episode, which the records sort by.
+    assert [row.key for row in trained] == ["uid_0_0", "uid_0_1", "uid_0_4", "uid_0_5"]
+    assert [row.key for row in shown] == ["uid_0_2", "uid_0_3"]
+    assert [(row.reward, row.tags["committed"], row.tags["trained"]) for row in shown] == [
+        (0.0, False, False),
+        (2.0, True, False),
+    ]
+    assert {"agent", "turn", "scope", "policy", "team_reward", "local_reward", "truncated"} <= shown[0].tags.keys()
+    assert not any("trained" in row.tags for row in trained)
+    assert list(untrained_rows("uid", 0, FAILED)) == []
 
 
 def test_validation_rows_end_with_the_last_decision() -> None:

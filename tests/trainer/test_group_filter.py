@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -251,6 +252,34 @@ def test_rows_are_in_the_same_order_whatever_episode_ended_first() -> None:
     assert first == [f"{uid}_{session}_{row}" for uid in "yzx" for session in (0, 1) for row in of_episode]
     random.Random(1).shuffle(rows)
     assert order(rows) == first
+
+
+@pytest.mark.parametrize("filters", [None, {}])
+def test_decisions_that_are_not_trained_are_recorded_and_removed_and_nothing_else(
+    rollout: FakeRollout, filters: Any
+) -> None:
+    metrics, kept, recorded = [], [], []
+    for drafts in (0, 3):
+        unit = FakeUnit("p_a", 1)
+        rollout.drafts = drafts
+        rollout.rewards = [[STEEP, FLAT] for _ in range(4)]
+        trainer = FakeTrainer(rollout, unit, filters=filters)
+        note: list[tuple[list[str], set[str]]] = []
+        trainer.recorder = SimpleNamespace(  # type: ignore[assignment]
+            record=lambda step, batch, trained, note=note: note.append((batch.keys, trained)), take_seconds=lambda: 0.0
+        )
+        batch, of_step = trainer.play()
+        assert set(rollout.items) == set(batch.keys), "what is not trained has left the queue"
+        (update,) = unit.updates
+        kept.append([(tags["group"], tags["candidate"]) for tags in update.tags])
+        trainer.finish(batch, of_step)
+        metrics.append(of_step)
+        recorded += note
+    assert len(kept[0]) == len(kept[1])
+    assert metrics[0] == metrics[1]
+    (before, _), (after, trained) = recorded
+    assert len(after) == len(before) + 4 * 3
+    assert len(trained) == len(kept[1])
 
 
 def test_a_task_that_is_there_twice_is_two_tasks() -> None:

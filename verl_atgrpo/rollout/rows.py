@@ -54,11 +54,11 @@ def training_rows(
         episode_reward: the reward of a row in `parallel`: the `outcome`'s, the sum of all answers' `scores`, or its
             `own`.
     """
-    trained = [decision for decision in record.decisions if decision.trained]
-    index, whole = 0, record.outcome.team_reward
+    trained = [(first, decision) for first, decision in _numbered(record) if decision.trained]
+    whole = record.outcome.team_reward
     if episode_reward == "scores":
-        whole = sum(decision.candidates[decision.committed].reward for decision in trained)
-    for position, decision in enumerate(trained):
+        whole = sum(decision.candidates[decision.committed].reward for _, decision in trained)
+    for position, (first, decision) in enumerate(trained):
         group = uid if scheme == "parallel" else f"{uid}.{session}.{decision.name}"
         compared: dict[str, Any] = {}
         if "left" in needs:
@@ -77,8 +77,26 @@ def training_rows(
                 "episode": f"{uid}_{session}",
                 **compared,
             }
-            yield Row(f"{uid}_{session}_{index}", group, decision.prompt_ids, candidate.generation, reward, tags)
-            index += 1
+            key = f"{uid}_{session}_{first + number}"
+            yield Row(key, group, decision.prompt_ids, candidate.generation, reward, tags)
+
+
+def untrained_rows(uid: str, session: int, record: EpisodeRecord) -> Iterator[Row]:
+    """Yields the rows of decisions that are not trained on, for the records: drafts, and what branches start from."""
+    for first, decision in _numbered(record):
+        for number, candidate in enumerate(() if decision.trained else decision.candidates):
+            key, committed = f"{uid}_{session}_{first + number}", number == decision.committed
+            tags = _tags(record, decision, candidate)
+            tags |= {"trained": False, "committed": committed, "reward": candidate.reward}
+            yield Row(key, uid, decision.prompt_ids, candidate.generation, candidate.reward, tags)
+
+
+def _numbered(record: EpisodeRecord) -> Iterator[tuple[int, Decision]]:
+    """Yields every decision with the number of its first candidate in the episode."""
+    first = 0
+    for decision in record.decisions:
+        yield first, decision
+        first += len(decision.candidates)
 
 
 def validation_rows(uid: str, session: int, record: EpisodeRecord) -> Iterator[Row]:

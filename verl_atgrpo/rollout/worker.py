@@ -21,7 +21,15 @@ from verl_atgrpo.compat import freeze_startup_objects
 from verl_atgrpo.config.policies import job_of
 from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.rollout.policy import ServedPolicy
-from verl_atgrpo.rollout.rows import DEAL, Row, episode_fields, failed_validation_row, training_rows, validation_rows
+from verl_atgrpo.rollout.rows import (
+    DEAL,
+    Row,
+    episode_fields,
+    failed_validation_row,
+    training_rows,
+    untrained_rows,
+    validation_rows,
+)
 from verl_atgrpo.rollout.trace import TraceBudget, TracedTeam
 from verl_atgrpo.sandbox.pool import POOL
 from verl_atgrpo.serving.requests import Gate, PatientClient, engine_params
@@ -237,6 +245,8 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             info = {"acc": float(result.outcome.success), "failed": 0.0, **result.outcome.metrics}
         else:
             rows = list(training_rows(uid, session, result, settings.scheme, self._needs, settings.episode_reward))
+            if rows and settings.record is not None:
+                rows += untrained_rows(uid, session, result)
         tags = [self._tags(row, turns, prompt) for row in rows]
         fields = self._fields(rows, turns, info, prompt)
         await queue.write([row.key for row in rows], fields, tags, "val" if validate else "train")

@@ -66,7 +66,20 @@ class StepRows:
     tags: list[dict[str, Any]] = field(default_factory=list)
     signal: dict[Group, bool] = field(default_factory=dict)
     """Empty without a filter; does not contain the groups of frozen policies."""
+    untrained: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    """Keys and tags of decisions that are not trained on, whatever their policy; not among the rows."""
     metrics: dict[str, float] = field(default_factory=dict)
+
+    def add(self, batch: Rows) -> list[dict[str, Any]]:
+        """Adds sampled rows; returns the tags of those that may be trained on."""
+        start = len(self.tags)
+        for key, tags in zip(batch.keys, batch.tags, strict=True):
+            if tags.get("trained", True):
+                self.keys.append(key)
+                self.tags.append(tags)
+            else:
+                self.untrained.append((key, tags))
+        return self.tags[start:]
 
     def sort(self) -> None:
         """Sorts rows by task, step of submission, episode, agent, turn and candidate.
@@ -118,12 +131,11 @@ def sample_rows(
     while tasks:
         batch, counted = sample(tasks)
         counts.update(counted)
-        rows.keys += batch.keys
-        rows.tags += batch.tags
+        new = rows.add(batch)
         played += tasks
         if group_filter is None:
             break
-        rows.signal.update(groups_with_signal((tags for tags in batch.tags if tags["policy"] in trainable), spec))
+        rows.signal.update(groups_with_signal((tags for tags in new if tags["policy"] in trainable), spec))
         if tasks := tasks_to_add(group_filter, sum(rows.signal.values()), played):
             add_tasks(tasks)
     rows.metrics = dict(counts)

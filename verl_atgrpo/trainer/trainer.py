@@ -184,7 +184,10 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         for stage in {stage for update in updates.values() for stage in update.timing}:
             timing_raw[stage] = total(update.timing.get(stage, 0.0) for update in updates.values())
         trained = [updates[unit.name].rows for unit in learning]
-        self._record_rows(rows, {key for part in trained for key in part.keys})
+        untrained = queue.batch_of([key for key, _ in rows.untrained], [tags for _, tags in rows.untrained])
+        self._record_rows(rows, untrained, {key for part in trained for key in part.keys})
+        if len(untrained):
+            queue.remove(untrained)
         unused = rows.rows_for({unit.name for unit in learning}, others=True)
         # verl removes the returned rows from the queue, and stops at a step without rows.
         if not learning:
@@ -294,10 +297,11 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
 
     # ------------------------------------------------------------ records
 
-    def _record_rows(self, rows: StepRows, trained: set[str]) -> None:
-        """Records a step's rows, including dropped ones and those of frozen policies, while they are in the queue."""
+    def _record_rows(self, rows: StepRows, untrained: Rows, trained: set[str]) -> None:
+        """Records a step's rows while they are in the queue, including what is dropped, frozen or not trained on."""
         if self.recorder is not None:
-            self.recorder.record(self.global_steps, queue.batch_of(rows.keys, rows.tags), trained)
+            batch = queue.batch_of(rows.keys + untrained.keys, rows.tags + untrained.tags)
+            self.recorder.record(self.global_steps, batch, trained)
 
     def _make_recorder(self) -> Recorder | None:
         """Returns the writer of the report's records; needs the step that the run resumes from."""
