@@ -81,6 +81,9 @@ bench-engine bench-prefill bench-grpo profile: $(VENV)/package $(MODELS)
 
 test: lint test-fast test-slow
 
+# Two tests at a time: with a thread for every core each, they wait for one another.
+test-fast test-slow: export OMP_NUM_THREADS = 1
+
 # Does what it can: where there is no chromium and none can be installed, its tests are skipped.
 $(VENV)/browser: scripts/install_browser.sh | $(VENV)/cpu-stack
 	bash scripts/install_browser.sh
@@ -89,11 +92,11 @@ $(VENV)/browser: scripts/install_browser.sh | $(VENV)/cpu-stack
 test-fast: $(VENV)/package $(VENV)/browser
 	$(BIN)/python -m pytest -m 'not slow' --numprocesses 2 --dist worksteal $(ARGS)
 
-# Two trainings at a time: most of their time is the start of eight processes, one by one. A thread a process: with a
-# thread for every core, two at a time took more than twice as long. The longest first, so that both end together.
+# Two trainings at a time: most of their time is the start of eight processes, one by one. With a thread for every core,
+# two at a time took more than twice as long. The longest first, so that both end together.
 test-slow: $(VENV)/package
 	$(BIN)/python -m pytest -m 'slow and not training' --numprocesses 2 --durations 10 $(ARGS)
-	OMP_NUM_THREADS=1 VERL_ATGRPO_SERVER_THREADS=1 $(BIN)/python -m pytest -m training --numprocesses 2 --durations 20 $(ARGS) tests/tiny_models tests
+	VERL_ATGRPO_SERVER_THREADS=1 $(BIN)/python -m pytest -m training --numprocesses 2 --durations 20 $(ARGS) tests/tiny_models tests
 
 lint: $(VENV)/package docs
 	$(BIN)/ruff check .
