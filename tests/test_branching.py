@@ -12,7 +12,7 @@ from fakes.scripted_policy import Numbered, Recorder, bounded
 from verl_atgrpo.branching import play_branched
 from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.environment import Outcome, Score
-from verl_atgrpo.rollout.rows import training_rows
+from verl_atgrpo.rollout.rows import training_rows, untrained_rows
 from verl_atgrpo.team import Decision, EpisodeFailed, EpisodeRecord, Replayed, ReplayError, Team, TeamOptions
 
 Answer = Callable[[str, int], str]
@@ -122,6 +122,14 @@ def test_a_random_point_has_no_part_in_the_episode_that_chose_it() -> None:
         chosen[name] = rewards
         assert len(teams.made) == 3, "the episode itself, and a continuation of each candidate"
         assert {f"{name}={number}.0/" for number in range(2)} < set(teams.made)
+        # The records show what the episode went on with, beside the candidates, as the committed one.
+        group, own = (one for one in record.decisions if one.name == name)
+        assert ([reply.text for reply in own.candidates], own.trained) == (["0"], False)
+        assert [one.name for one in record.decisions if one.trained] == [name]
+        assert len(record.decisions) == 1 + len(Chain.agents)
+        rows = [*training_rows("u", 0, record, "branch"), *untrained_rows("u", 0, record)]
+        shown = sorted((row.key, row.tags["committed"]) for row in rows if row.tags["agent"] == group.agent)
+        assert [committed for _, committed in shown] == [False, False, True]
     # The episode's own reply was 0: the candidates are the second and third sample.
     assert chosen == {"generator.0": [100, 200], "verifier.0": [10, 20], "refiner.0": [1, 2]}
 

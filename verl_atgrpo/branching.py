@@ -31,6 +31,8 @@ from verl_atgrpo.team import (
     play,
 )
 
+NOBODY = -1
+"""`Decision.committed` where the episode went on with a reply that is not among the candidates (`at: random`)."""
 MakeTeam = Callable[[str, Mapping[str, Replayed]], Team]
 """(path, what to replay by `<agent>.<turn>`) -> a team that samples one candidate a decision."""
 
@@ -41,7 +43,8 @@ async def play_branched(
     """Plays an episode and its branches; only the groups at branch points are trained.
 
     Returns the episode's outcome and decisions, those at which it branched with K candidates, and then the groups of
-    its continuations.
+    its continuations. With `at: random` the decision at which it branched is there twice: its K candidates, and the
+    episode's own reply.
 
     Args:
         environment: plays the task.
@@ -66,7 +69,13 @@ async def play_branched(
         points = trunk.points[:1] if options.at == "first" else trunk.points
     branches = await gather_or_cancel([tree.branch(trunk, point) for point in points])
     groups = {group.name: group for branch in branches for group in branch.groups}
-    decisions = [groups.pop(one.name, replace(one, trained=False)) for one in trunk.record.decisions]
+    decisions = []
+    for one in trunk.record.decisions:
+        group = groups.pop(one.name, None)
+        if group is not None:
+            decisions.append(group)
+        if group is None or group.committed == NOBODY:
+            decisions.append(replace(one, trained=False))
     return EpisodeRecord([*decisions, *groups.values()], trunk.record.outcome)
 
 
@@ -154,7 +163,7 @@ class _Tree:
             candidates.append(replace(own, reward=value + options.score_weight * own.reward))
             values.append(value)
             inner += [group for _, branch in of_reply for group in branch.groups]
-        group = replace(point, candidates=tuple(candidates), committed=0)
+        group = replace(point, candidates=tuple(candidates), committed=0 if kept else NOBODY)
         return _Branch(math.fsum(values) / len(values), [group, *inner])
 
     async def _worth(self, path: _Path) -> _Branch:

@@ -117,7 +117,7 @@ class Decision:
     prompt_ids: list[int]
     candidates: tuple[Candidate, ...]
     committed: int
-    """Index of the candidate that the episode continued with."""
+    """Index of the candidate that the episode continued with; -1 if it is none of them (branching at random)."""
     scope: str = ""
     """Empty in `run`; `<agent>.<turn>.<candidate>/` in the score of that candidate, `<agent>.<turn>.all/` in that of
     all."""

@@ -234,7 +234,8 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         self, prompt: dict[str, Any], session: int, result: EpisodeRecord | BaseException, validate: bool
     ) -> None:
         uid, settings = prompt["uid"], self._settings
-        turns = sum(not one.scope for one in result.decisions) if isinstance(result, EpisodeRecord) else 0
+        played = result.decisions if isinstance(result, EpisodeRecord) else []
+        turns = len({one.name for one in played if not one.scope})
         info: dict[str, float] = {}
         if not isinstance(result, EpisodeRecord):
             policy, tokenizer = next(iter(self._tokenizers.items()))
