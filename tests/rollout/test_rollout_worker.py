@@ -75,18 +75,19 @@ def test_every_candidate_is_a_row_of_its_episode() -> None:
     }
 
 
-@pytest.mark.parametrize(("record", "shown"), [(RecordSettings(), 3), (None, 0)])
+@pytest.mark.parametrize(("record", "shown"), [(RecordSettings(), 4), (None, 0)])
 def test_what_an_episode_branches_from_has_rows_only_if_there_are_records(
     record: RecordSettings | None, shown: int
 ) -> None:
     written: list[dict[str, Any]] = []
     engine = SimulatedEngine(replicas=1, slots=4)
     worker = SimulatedWorker(engine, lambda keys, tags: written.extend(tags), turns=2, candidates=3)
-    changes = {"scheme": "branch", "branch": BranchSettings(at="first"), "record": record}
+    changes = {"scheme": "branch", "branch": BranchSettings(at="random"), "record": record}
     worker._settings = worker._settings.model_copy(update=changes)
     run_virtually(worker.play_all(1))
-    # Two agents, two turns each: the first decision's three candidates, and one reply of each of the others.
+    # Two agents, two turns each: three candidates at one decision, and the episode's own replies at all of them.
     assert [tags.get("trained", True) for tags in written] == [True] * 3 + [False] * shown
+    assert {tags["num_turns"] for tags in written} == {4}
 
 
 def test_a_task_that_is_dealt_twice_in_a_step_is_played_with_other_draws() -> None:
