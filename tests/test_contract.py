@@ -7,7 +7,7 @@ import json
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from fakes.coding_problems import write
@@ -340,6 +340,10 @@ class NoChat(Sums):
         return [{"role": "user", "text": "?"}]
 
 
+class AnotherScheme(Sums):
+    schemes: ClassVar[Mapping[str, tuple[str, ...]]] = {"guesser": ("tree", "trees")}
+
+
 class NeverEnds(Sums):
     async def run(self, task: tuple[int, int], team: Team) -> Outcome:
         while True:
@@ -355,6 +359,10 @@ class Unsolvable(Sums):
     ("broken", "message"),
     [
         (NoIdentifiers, "agents: .*'tool user'"),
+        (
+            AnotherScheme,
+            r"schemes: 'guesser' -> \('tree', 'trees'\) is not an agent and a tuple of branch, parallel, tree",
+        ),
         (AnotherTaskEachTime, r"task: task \(train, 0\) differs when"),
         (HashedTasks, r"task: task \(train, 0\) differs in another process"),
         (OneSplit, r"splits: task \(val, 0\) has the key of task \(train, 0\)"),

@@ -59,8 +59,8 @@ class Environment(ABC):
 
     agents: ClassVar[tuple[str, ...]]
     """Names of the agents, for `team.<agent>.act(...)` and `at_grpo.agents`."""
-    schemes: ClassVar[tuple[str, ...]] = ("tree", "parallel", "branch")
-    """Values of `at_grpo.scheme` that can train it. Leave out those by which an agent would learn nothing."""
+    schemes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Agent -> values of `at_grpo.scheme` that give it a reward of its own; any, for agents that are not named."""
 
     @abstractmethod
     def task(self, split: Split, index: int) -> Any:

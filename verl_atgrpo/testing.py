@@ -50,6 +50,7 @@ class ScriptError(ValueError):
 Marks = tuple[str, str]
 """A task's fingerprint and key."""
 _CONTROL = "\x00\x07\x1b[31m\r\u202e\u2028\ufeff\ufffd ٣½ \U0001f9e9 Ⅷ {}%s \\n ```python\n"
+_SCHEMES = {"tree", "parallel", "branch"}
 _SPLITS: tuple[Split, ...] = ("train", "val")
 
 HOSTILE: dict[str, Script] = {
@@ -134,6 +135,11 @@ def _check_agents(env: Environment) -> None:
     named = isinstance(agents, tuple) and all(isinstance(agent, str) and agent.isidentifier() for agent in agents)
     if not agents or not named or len(set(agents)) < len(agents):
         raise EnvironmentContractError(f"agents: {agents!r} is not a tuple of distinct identifiers")
+    for agent, schemes in env.schemes.items():
+        if agent not in agents or not isinstance(schemes, tuple) or not {*schemes} <= _SCHEMES:
+            raise EnvironmentContractError(
+                f"schemes: {agent!r} -> {schemes!r} is not an agent and a tuple of {', '.join(sorted(_SCHEMES))}"
+            )
 
 
 def _check_tasks(env: Environment, again: Environment, split: Split, tasks: int) -> list[Marks]:

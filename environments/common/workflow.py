@@ -37,7 +37,7 @@ def once(run: Callable[[str], Coroutine[Any, Any, Result]]) -> Callable[[str], a
 def fixed_options(**fixed: object) -> Callable[[Form], Form]:
     """Returns a class decorator that removes options from the constructor and passes these values for them.
 
-    A single agent takes its team's options except those of the tool; `make` refuses the others by name.
+    A single agent takes its team's options except those of agents that it has not; `make` refuses these by name.
     """
 
     def decorate(cls: Form) -> Form:

@@ -6,7 +6,7 @@ refiner do, a judge how well it foretells the outcome. See docs/workflows.md for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
@@ -30,7 +30,7 @@ class MathRefined(MathEnvironment):
     """
 
     agents: ClassVar[tuple[str, ...]] = ("generator", "verifier", "refiner")
-    schemes: ClassVar[tuple[str, ...]] = ("parallel", "branch")
+    schemes: ClassVar[Mapping[str, tuple[str, ...]]] = {"verifier": ("parallel", "branch")}
 
     @checked_options
     def __init__(self, train: object = None, val: object = None) -> None:
@@ -99,7 +99,7 @@ class MathJudged(MathEnvironment):
     """
 
     agents: ClassVar[tuple[str, ...]] = ("solver", "judge")
-    schemes: ClassVar[tuple[str, ...]] = ("tree",)
+    schemes: ClassVar[Mapping[str, tuple[str, ...]]] = {"judge": ("tree",)}
 
     @checked_options
     def __init__(self, train: object = None, val: object = None, votes: Annotated[int, Ge(2), Le(64)] = 4) -> None:

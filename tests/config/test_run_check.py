@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -73,23 +74,44 @@ def test_the_single_agent_of_a_recipe_passes_the_checks(compose: Any, recipe: st
     assert (settings.scheme, settings.estimator) == ("parallel", "mas_grpo")
 
 
+PARALLEL, BRANCH, OWN = "at_grpo.scheme=parallel", "at_grpo.scheme=branch", "at_grpo.episode_reward=own"
+
+
 @pytest.mark.parametrize(
-    ("name", "changes", "accepted"),
+    ("name", "changes", "agent", "accepted"),
     [
-        ("math_judged", ["at_grpo.scheme=parallel"], "tree"),  # its votes would be one, and earn nothing
-        ("math_judged", ["at_grpo.scheme=branch", "+at_grpo.branch={}"], "tree"),
-        ("math_refined", [], "parallel or branch"),  # nothing would score the verifier
+        # One vote, and the reward that the solver's answer has, whatever the vote.
+        ("math_judged", [PARALLEL], "judge", "tree"),
+        ("math_judged", [BRANCH, "+at_grpo.branch={}"], "judge", "tree"),
+        ("math_judged", [PARALLEL, OWN], "judge", None),
+        # Nothing would score the verifier.
+        ("math_refined", [], "verifier", "parallel or branch"),
+        ("math_refined", [PARALLEL, OWN], "verifier", "parallel or branch"),
+        ("math_refined", [PARALLEL], "verifier", None),
+        ("math_refined", ["trainer.val_only=true", "trainer.val_before_train=true"], "verifier", None),
+        (
+            "math_refined",
+            [
+                "~at_grpo.agents",
+                "+at_grpo.agents={all: learner, verifier: frozen}",
+                "at_grpo.policies={learner: {}, frozen: {trainable: false}}",
+            ],
+            "verifier",
+            None,
+        ),
     ],
 )
-def test_a_scheme_that_cannot_train_an_agent_is_refused(
-    compose: Any, name: str, changes: list[str], accepted: str, tmp_path: Path
+def test_a_scheme_without_a_reward_for_an_agent_that_is_trained_is_refused(
+    compose: Any, name: str, changes: list[str], agent: str, accepted: str | None, tmp_path: Path
 ) -> None:
     sections = (dict(zip(("train", "val"), sources(tmp_path), strict=True))).items()
     data = [f"at_grpo.environment.{split}.path={section['path']}" for split, section in sections]
     options = [f"at_grpo.environment.name={name}", *(f"~at_grpo.environment.{key}" for key in ("max_turns", "style"))]
-    config = compose("math_cpu", *options, *data, *changes)
-    scheme = config.at_grpo.scheme
-    with pytest.raises(ConfigError, match=f"^at_grpo.scheme={scheme} cannot train '{name}': set it to {accepted}$"):
+    one = ["data.train_batch_size=1", "actor_rollout_ref.actor.ppo_mini_batch_size=1"]
+    config = compose("math_cpu", *options, *data, *one, *changes)
+    settings = AtGrpoConfig.from_config(config)
+    refused = f"^at_grpo.scheme={settings.scheme} has no reward for '{agent}' of '{name}': set it to {accepted}, or"
+    with nullcontext() if accepted is None else pytest.raises(ConfigError, match=refused):
         check_run(config)
 
 

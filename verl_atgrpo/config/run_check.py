@@ -105,13 +105,10 @@ def _check_team_job(view: View, settings: AtGrpoConfig) -> None:
     check_sampling(rollout)
     _check_resume(config.trainer)
     environment = settings.make_environment()
-    if settings.scheme not in environment.schemes:
-        raise ConfigError(
-            f"{SECTION}.scheme={settings.scheme} cannot train {settings.environment['name']!r}: set it to "
-            f"{' or '.join(environment.schemes)}"
-        )
     settings.validation_policies_of(environment)
     check_agents(settings, environment)
+    if not config.trainer.val_only:
+        check_schemes(settings, environment)
     check_devices(settings, config.trainer.n_gpus_per_node)
     check_policies(view, settings)
     check_tasks(settings, environment, config.data.train_batch_size)
@@ -144,6 +141,19 @@ def check_agents(settings: AtGrpoConfig, env: Environment) -> None:
             )
     if isinstance(own, dict) and "all" not in own and (missing := [agent for agent in env.agents if agent not in own]):
         raise ConfigError(f"{SECTION}.candidates has no number for {missing[0]!r}: add {missing[0]}: 4, or all: 4")
+
+
+def check_schemes(settings: AtGrpoConfig, env: Environment) -> None:
+    """Raises ConfigError if the scheme gives an agent whose policy is trained no reward of its own."""
+    # Own rewards of parallel episodes are scores, as in a tree.
+    rewards = "tree" if settings.episode_reward == "own" else settings.scheme
+    for agent, policy in settings.policies_of(env).items():
+        accepted = env.schemes.get(agent)
+        if accepted is not None and rewards not in accepted and settings.policy_settings()[policy].trainable:
+            raise ConfigError(
+                f"{SECTION}.scheme={settings.scheme} has no reward for {agent!r} of {settings.environment['name']!r}: "
+                f"set it to {' or '.join(accepted)}, or give {agent} a policy with trainable: false"
+            )
 
 
 def check_devices(settings: AtGrpoConfig, available: int) -> None:
