@@ -24,3 +24,5 @@ $install --constraint "$constraints" '.[cpu,dev,docs]'
 $install --constraint "$constraints" '.[reasoning-gym]' ||
     echo "reasoning-gym was not installed; to see why: pip install 'verl-atgrpo[reasoning-gym]'" >&2
 $pip uninstall --quiet --yes verl-atgrpo
+# Programs in the sandbox may not write what they compile: each would compile its libraries again, sympy for two seconds.
+"$venv/bin/python" -m compileall -q "$venv"/lib/python3*/site-packages/{numpy,sympy,mpmath}

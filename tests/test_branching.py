@@ -127,7 +127,7 @@ def test_a_random_point_has_no_part_in_the_episode_that_chose_it() -> None:
         assert ([reply.text for reply in own.candidates], own.trained) == (["0"], False)
         assert [one.name for one in record.decisions if one.trained] == [name]
         assert len(record.decisions) == 1 + len(Chain.agents)
-        rows = [*training_rows("u", 0, record, "branch"), *untrained_rows("u", 0, record)]
+        rows = [*training_rows("u", 0, record, "branch"), *untrained_rows("u", 0, record, "branch")]
         shown = sorted((row.key, row.tags["committed"]) for row in rows if row.tags["agent"] == group.agent)
         assert [committed for _, committed in shown] == [False, False, True]
     # The episode's own reply was 0: the candidates are the second and third sample.

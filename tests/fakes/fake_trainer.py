@@ -20,7 +20,7 @@ from verl.utils.dataset.rl_dataset import collate_fn
 from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.environment import Outcome, Score
 from verl_atgrpo.estimators.spec import PRESETS
-from verl_atgrpo.rollout.rows import DEAL, training_rows, untrained_rows
+from verl_atgrpo.rollout.rows import DEAL, RECORDED, training_rows, untrained_rows
 from verl_atgrpo.rollout.worker import WorkerReport
 from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation
 from verl_atgrpo.trainer import schedule
@@ -73,6 +73,7 @@ class FakeRollout:
         self.calls: list[str] = []
         self.weights = 0
         self._left: dict[str, int] = {}
+        self._recorded: dict[str, bool] = {}
         self._began: dict[str, int] = {}
         self._counts: Counter[str] = Counter()
         self._paused = self._asleep = False
@@ -85,6 +86,7 @@ class FakeRollout:
             assert self.items[uid]["task"] == task
             self.submitted.append(int(task))
             self._left[uid] = self.polls(int(task))
+        self._recorded |= dict(zip(batch["uid"], batch[RECORDED].tolist(), strict=True))
         step = int(batch["global_steps"])
         self.seeds += [(step, int(task), int(deal)) for task, deal in zip(batch["index"], batch[DEAL], strict=True)]
         self._play()
@@ -160,10 +162,10 @@ class FakeRollout:
                 for number, each in enumerate(rewards)
             ]
             played = episode(1.0, *decisions)
-            if self.drafts:
+            if self.drafts and self._recorded[uid]:
                 (draft,) = episode(1.0, (self.agents[0], 99, [0.0] * self.drafts)).decisions
                 played.decisions.insert(0, replace(draft, trained=False))
-            for item in (*training_rows(uid, 0, played, "tree"), *untrained_rows(uid, 0, played)):
+            for item in (*training_rows(uid, 0, played, "tree"), *untrained_rows(uid, 0, played, "tree")):
                 self.items[item.key] = {
                     **item.tags,
                     "task": task,

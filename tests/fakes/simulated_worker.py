@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.rollout import worker
-from verl_atgrpo.rollout.rows import DEAL
+from verl_atgrpo.rollout.rows import DEAL, RECORDED
 from verl_atgrpo.serving.requests import Gate
 from verl_atgrpo.trainer import queue as trainer_queue
 
@@ -73,7 +73,7 @@ class SimulatedWorker(worker.TeamRolloutWorker):  # type: ignore[misc]
         await super()._write(*args, **kwargs)
         self.writing += time.process_time() - started - (self.queueing - queued)
 
-    async def play_all(self, episodes: int, tasks: int | None = None) -> None:
+    async def play_all(self, episodes: int, tasks: int | None = None, recorded: bool = True) -> None:
         """Plays episodes concurrently, of tasks 0 to `tasks` - 1 repeatedly, and puts their rows.
 
         Raises RuntimeError after a defect.
@@ -88,8 +88,9 @@ class SimulatedWorker(worker.TeamRolloutWorker):  # type: ignore[misc]
 
         def play(number: int) -> Awaitable[None]:
             deal, index = divmod(number, tasks or episodes)
-            prompt = {"uid": f"t{number}", "split": "train", "index": index, "global_steps": 1, DEAL: deal}
-            return self._run_prompt({**prompt, "data_source": "turns"}, dict(_SAMPLING), {"validate": False})
+            prompt = {"uid": f"t{number}", "split": "train", "index": index, "global_steps": 1}
+            prompt |= {DEAL: deal, RECORDED: recorded, "data_source": "turns"}
+            return self._run_prompt(prompt, dict(_SAMPLING), {"validate": False})
 
         queue = SimpleNamespace(async_kv_put=self._put_status or ignore, async_kv_batch_put=put_rows)
         with mock.patch.object(trainer_queue, "tq", queue):

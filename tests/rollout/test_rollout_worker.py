@@ -13,7 +13,7 @@ from fakes.simulated_engine import SimulatedEngine, run_virtually
 from fakes.simulated_worker import SimulatedWorker, without_tensors
 
 from verl_atgrpo import Score
-from verl_atgrpo.config.schema import BranchSettings, RecordSettings
+from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.rollout.worker import MOST_SCORE_ERRORS
 from verl_atgrpo.sandbox.pool import POOL
 from verl_atgrpo.serving.requests import engine_params
@@ -75,16 +75,14 @@ def test_every_candidate_is_a_row_of_its_episode() -> None:
     }
 
 
-@pytest.mark.parametrize(("record", "shown"), [(RecordSettings(), 4), (None, 0)])
-def test_what_an_episode_branches_from_has_rows_only_if_there_are_records(
-    record: RecordSettings | None, shown: int
-) -> None:
+@pytest.mark.parametrize(("recorded", "shown"), [(True, 4), (False, 0)])
+def test_what_an_episode_branches_from_has_rows_only_if_its_task_is_recorded(recorded: bool, shown: int) -> None:
     written: list[dict[str, Any]] = []
     engine = SimulatedEngine(replicas=1, slots=4)
     worker = SimulatedWorker(engine, lambda keys, tags: written.extend(tags), turns=2, candidates=3)
-    changes = {"scheme": "branch", "branch": BranchSettings(at="random"), "record": record}
+    changes = {"scheme": "branch", "branch": BranchSettings(at="random")}
     worker._settings = worker._settings.model_copy(update=changes)
-    run_virtually(worker.play_all(1))
+    run_virtually(worker.play_all(1, recorded=recorded))
     # Two agents, two turns each: three candidates at one decision, and the episode's own replies at all of them.
     assert [tags.get("trained", True) for tags in written] == [True] * 3 + [False] * shown
     assert {tags["num_turns"] for tags in written} == {4}

@@ -17,7 +17,7 @@ pytest.importorskip("verl")
 from fakes.fake_trainer import AT_GRPO, FLAT, STEEP, FakeRollout, FakeTrainer, FakeUnit, Tags, episode
 from transfer_queue import KVBatchMeta
 
-from verl_atgrpo.config.schema import GroupFilter
+from verl_atgrpo.config.schema import GroupFilter, RecordSettings
 from verl_atgrpo.estimators.kernel import team_advantages
 from verl_atgrpo.estimators.spec import resolve_spec
 from verl_atgrpo.rollout.rows import training_rows
@@ -264,6 +264,7 @@ def test_decisions_that_are_not_trained_are_recorded_and_removed_and_nothing_els
         rollout.drafts = drafts
         rollout.rewards = [[STEEP, FLAT] for _ in range(4)]
         trainer = FakeTrainer(rollout, unit, filters=filters)
+        trainer.settings = trainer.settings.model_copy(update={"record": RecordSettings(train_tasks=2)})
         note: list[tuple[list[str], set[str]]] = []
         trainer.recorder = SimpleNamespace(  # type: ignore[assignment]
             record=lambda step, batch, trained, note=note: note.append((batch.keys, trained)), take_seconds=lambda: 0.0
@@ -278,7 +279,7 @@ def test_decisions_that_are_not_trained_are_recorded_and_removed_and_nothing_els
     assert len(kept[0]) == len(kept[1])
     assert metrics[0] == metrics[1]
     (before, _), (after, trained) = recorded
-    assert len(after) == len(before) + 4 * 3
+    assert len(after) == len(before) + 2 * 3, "the drafts of the two tasks that are recorded"
     assert len(trained) == len(kept[1])
 
 

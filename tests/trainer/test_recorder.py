@@ -19,10 +19,11 @@ import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer)
 from fakes.local_queue import LocalQueue
 from tensordict import TensorDict
 
+from verl_atgrpo.branching import NOBODY
 from verl_atgrpo.config.schema import RecordSettings
 from verl_atgrpo.environment import Outcome, Score
 from verl_atgrpo.report.records import FORMAT, RecordFiles, read
-from verl_atgrpo.rollout.rows import failed_validation_row, training_rows, validation_rows
+from verl_atgrpo.rollout.rows import failed_validation_row, training_rows, untrained_rows, validation_rows
 from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation
 from verl_atgrpo.trainer import queue as trainer_queue
 from verl_atgrpo.trainer.recorder import Recorder, SampledRow, decisions, selected_rows
@@ -107,6 +108,35 @@ def test_decisions_of_scores_and_of_continuations_are_decisions_of_their_own() -
         ("a.0.0/", "b", 2),
         ("a.0.1/", "b", 2),
         ("", "a", 2),
+    ]
+
+
+def test_drafts_and_what_a_random_branch_started_from_are_beside_the_candidates(tmp_path: Path) -> None:
+    own = replace(turn_of("a", 0, "one", "own"), trained=False)
+    draft = replace(turn_of("b", 0, "two", "x", "y", "z", committed=1), trained=False)
+    episode = EpisodeRecord([draft, turn_of("a", 0, "one", "u", "v", committed=NOBODY), own], Outcome(True, 0.75))
+    made = [*training_rows("uid", 0, episode, "branch"), *untrained_rows("uid", 0, episode, "branch")]
+    rows = [
+        SampledRow(
+            row.key,
+            {**row.tags, "task": 5, **VERSION},
+            row.prompt_ids,
+            row.generation.token_ids,
+            0.1 if row.tags.get("trained", True) else None,
+        )
+        for row in made
+    ]
+    found = decisions(rows, "train", 3, TOKENIZERS)
+    lines = [{"format": FORMAT, "from_step": 0, "about": {}}, *found]
+    (tmp_path / "train-0001-0000.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert [*read(tmp_path).episodes.values()] == [found]
+    shown = [
+        (row["agent"], row["committed"], [(one["text"], one["reward"], one["advantage"]) for one in row["candidates"]])
+        for row in found
+    ]
+    assert shown == [
+        ("b", 1, [("X", 0.75, None), ("Y", 0.75, None), ("Z", 0.75, None)]),
+        ("a", 2, [("u", 0.5, 0.1), ("v", 1.5, 0.1), ("own", 0.75, None)]),
     ]
 
 

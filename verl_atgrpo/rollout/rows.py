@@ -81,14 +81,17 @@ def training_rows(
             yield Row(key, group, decision.prompt_ids, candidate.generation, reward, tags)
 
 
-def untrained_rows(uid: str, session: int, record: EpisodeRecord) -> Iterator[Row]:
-    """Yields the rows of decisions that are not trained on, for the records: drafts, and what branches start from."""
+def untrained_rows(uid: str, session: int, record: EpisodeRecord, scheme: str) -> Iterator[Row]:
+    """Yields the rows of decisions that are not trained on, for the records: drafts, and what branches start from.
+
+    The reward is the candidate's own in `tree`, the episode's in the others, where scores may not have been called.
+    """
     for first, decision in _numbered(record):
         for number, candidate in enumerate(() if decision.trained else decision.candidates):
             key, committed = f"{uid}_{session}_{first + number}", number == decision.committed
-            tags = _tags(record, decision, candidate)
-            tags |= {"trained": False, "committed": committed, "reward": candidate.reward}
-            yield Row(key, uid, decision.prompt_ids, candidate.generation, candidate.reward, tags)
+            reward = candidate.reward if scheme == "tree" else record.outcome.team_reward
+            tags = {**_tags(record, decision, candidate), "trained": False, "committed": committed, "reward": reward}
+            yield Row(key, uid, decision.prompt_ids, candidate.generation, reward, tags)
 
 
 def _numbered(record: EpisodeRecord) -> Iterator[tuple[int, Decision]]:
@@ -136,6 +139,8 @@ def failed_validation_row(uid: str, session: int, policy: str, token_id: int) ->
 
 DEAL = "deal"
 """Field of a submitted task: its number of earlier submissions in the same step."""
+RECORDED = "recorded"
+"""Field of a submitted task: whether the records may show it."""
 PositionIds = Callable[[Tensor], Tensor]
 """Token ids of one row (T,) -> its positions, the last dimension T."""
 

@@ -23,6 +23,7 @@ from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.rollout.rows import (
     DEAL,
+    RECORDED,
     Row,
     episode_fields,
     failed_validation_row,
@@ -246,8 +247,8 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             info = {"acc": float(result.outcome.success), "failed": 0.0, **result.outcome.metrics}
         else:
             rows = list(training_rows(uid, session, result, settings.scheme, self._needs, settings.episode_reward))
-            if rows and settings.record is not None:
-                rows += untrained_rows(uid, session, result)
+            if rows and prompt[RECORDED]:
+                rows += untrained_rows(uid, session, result, settings.scheme)
         tags = [self._tags(row, turns, prompt) for row in rows]
         fields = self._fields(rows, turns, info, prompt)
         await queue.write([row.key for row in rows], fields, tags, "val" if validate else "train")

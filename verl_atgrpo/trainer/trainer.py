@@ -24,7 +24,7 @@ from verl_atgrpo.config.run_check import MODE
 from verl_atgrpo.config.schema import AtGrpoConfig, PolicySettings
 from verl_atgrpo.estimators.spec import configured_spec
 from verl_atgrpo.report.records import FOLDER, RecordFiles
-from verl_atgrpo.rollout.rows import DEAL
+from verl_atgrpo.rollout.rows import DEAL, RECORDED
 from verl_atgrpo.serving.client import TeamClient
 from verl_atgrpo.serving.health import PolicyFailed, RolloutFailed
 from verl_atgrpo.trainer import checkpoints, queue, schedule
@@ -260,6 +260,9 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         """Submits tasks to the rollout workers, and records them in the queue for a restart."""
         tasks = list(batch["index"])
         batch[DEAL] = torch.tensor(self._deals.number(tasks, self.global_steps))
+        most = 0 if self.settings.record is None else self.settings.record.train_tasks
+        lowest = set(sorted(set(tasks))[:most])
+        batch[RECORDED] = torch.tensor([task in lowest for task in tasks])
         queue.put_tasks(batch["uid"], tasks, self.global_steps)
         self.agent_loop_manager.generate_sequences(batch)
         return len(batch)
