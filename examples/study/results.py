@@ -34,6 +34,8 @@ _PLOTTED = (
     "team_grpo_scores",
     "dr_mas",
     "dr_mas_scores",
+    "branch_random",
+    "branch_first",
     "no_local",
 )
 _SHORT = ("at_grpo", "at_grpo_roles", "single_at_grpo", "single_grpo", "team_grpo", "dr_mas")
