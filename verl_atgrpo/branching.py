@@ -31,7 +31,7 @@ from verl_atgrpo.team import (
     play,
 )
 
-NOBODY = -1
+NONE_COMMITTED = -1
 """`Decision.committed` where the episode went on with a reply that is not among the candidates (`at: random`)."""
 MakeTeam = Callable[[str, Mapping[str, Replayed]], Team]
 """(path, what to replay by `<agent>.<turn>`) -> a team that samples one candidate a decision."""
@@ -74,7 +74,7 @@ async def play_branched(
         group = groups.pop(one.name, None)
         if group is not None:
             decisions.append(group)
-        if group is None or group.committed == NOBODY:
+        if group is None or group.committed == NONE_COMMITTED:
             decisions.append(replace(one, trained=False))
     return EpisodeRecord([*decisions, *groups.values()], trunk.record.outcome)
 
@@ -163,7 +163,7 @@ class _Tree:
             candidates.append(replace(own, reward=value + options.score_weight * own.reward))
             values.append(value)
             inner += [group for _, branch in of_reply for group in branch.groups]
-        group = replace(point, candidates=tuple(candidates), committed=0 if kept else NOBODY)
+        group = replace(point, candidates=tuple(candidates), committed=0 if kept else NONE_COMMITTED)
         return _Branch(math.fsum(values) / len(values), [group, *inner])
 
     async def _worth(self, path: _Path) -> _Branch:

@@ -43,7 +43,8 @@ def _wide(candidates: int) -> tuple[str, ...]:
     )
 
 
-# As many tasks a step as in the tree: K continuations of an episode are about as many samples as its tree.
+# As many tasks a step as in the tree. K continuations of an episode are more samples than its tree: at first a step
+# generates one and a half to two and a half times the tokens.
 def _branches(at: str) -> tuple[str, ...]:
     return ("at_grpo.scheme=branch", f"+at_grpo.branch={{at: {at}}}")
 

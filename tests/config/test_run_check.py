@@ -110,7 +110,10 @@ def test_a_scheme_without_a_reward_for_an_agent_that_is_trained_is_refused(
     one = ["data.train_batch_size=1", "actor_rollout_ref.actor.ppo_mini_batch_size=1"]
     config = compose("math_cpu", *options, *data, *one, *changes)
     settings = AtGrpoConfig.from_config(config)
-    refused = f"^at_grpo.scheme={settings.scheme} has no reward for '{agent}' of '{name}': set it to {accepted}, or"
+    own = settings.episode_reward == "own"
+    key = "episode_reward=own" if own else f"scheme={settings.scheme}"
+    instead = f"outcome with scheme: {accepted}" if own else accepted
+    refused = f"^at_grpo.{key} has no reward for '{agent}' of '{name}': set it to {instead}, or give {agent} a policy"
     with nullcontext() if accepted is None else pytest.raises(ConfigError, match=refused):
         check_run(config)
 

@@ -144,6 +144,18 @@ def config(max_num_seqs: int = 8, workers: int = 1) -> Any:
     )
 
 
+class Letters:
+    """A tokenizer with one token per character."""
+
+    eos_token_id = 0
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> list[int]:
+        return [ord(char) for message in messages for char in message["content"]]
+
+    def decode(self, token_ids: list[int], **_: Any) -> str:
+        return "".join(chr(token) for token in token_ids if token)
+
+
 class Servers:
     """A policy's servers, their balancer and one client."""
 

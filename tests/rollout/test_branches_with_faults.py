@@ -13,7 +13,7 @@ pytest.importorskip("verl")
 import ray
 from fakes.scripted_policy import Numbered
 from fakes.simulated_engine import virtually
-from fakes.simulated_servers import Server, Servers, sync_weights
+from fakes.simulated_servers import Letters, Server, Servers, sync_weights
 from verl.workers.rollout.replica import TokenOutput
 from waiting import until
 
@@ -37,20 +37,8 @@ class Digits(Server):
         return output.model_copy(update={"token_ids": told[len(prompt_ids) :]})
 
 
-class Characters:
-    """A tokenizer with one token per character."""
-
-    eos_token_id = 0
-
-    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> list[int]:
-        return [ord(char) for message in messages for char in message["content"]]
-
-    def decode(self, token_ids: list[int], **_: Any) -> str:
-        return "".join(map(chr, token_ids))
-
-
 class Sums(Numbered):
-    """Three agents are told what was said before; two of them act at the same time."""
+    """Four agents, of which all but the first are told what was said before; two act at the same time."""
 
     agents = ("first", "left", "right", "last")
 
@@ -65,7 +53,7 @@ class Sums(Numbered):
 def branched(servers: Servers) -> asyncio.Task[EpisodeRecord]:
     policy = ServedPolicy(
         client=servers.training,
-        tokenizer=Characters(),
+        tokenizer=Letters(),
         chat_template_kwargs={},
         sampling_params={},
         max_prompt_length=64,

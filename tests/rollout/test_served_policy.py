@@ -10,22 +10,11 @@ import pytest
 
 pytest.importorskip("verl")
 
+from fakes.simulated_servers import Letters
 from waiting import HANG
 
 from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.team import EpisodeFailed
-
-
-class Letters:
-    """A tokenizer with one token per character."""
-
-    eos_token_id = 0
-
-    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> list[int]:
-        return [ord(char) for message in messages for char in message["content"]]
-
-    def decode(self, token_ids: list[int], **_: Any) -> str:
-        return "".join(chr(token) for token in token_ids if token)
 
 
 class Server:

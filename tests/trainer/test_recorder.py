@@ -19,11 +19,11 @@ import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer)
 from fakes.local_queue import LocalQueue
 from tensordict import TensorDict
 
-from verl_atgrpo.branching import NOBODY
+from verl_atgrpo.branching import NONE_COMMITTED
 from verl_atgrpo.config.schema import RecordSettings
 from verl_atgrpo.environment import Outcome, Score
 from verl_atgrpo.report.records import FORMAT, RecordFiles, read
-from verl_atgrpo.rollout.rows import failed_validation_row, training_rows, untrained_rows, validation_rows
+from verl_atgrpo.rollout.rows import Row, failed_validation_row, training_rows, untrained_rows, validation_rows
 from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation
 from verl_atgrpo.trainer import queue as trainer_queue
 from verl_atgrpo.trainer.recorder import Recorder, SampledRow, decisions, selected_rows
@@ -69,14 +69,21 @@ EPISODE = EpisodeRecord(
 )
 
 
+def sampled(row: Row, advantage: float | None, task: int = 5) -> SampledRow:
+    tags = {**row.tags, "task": task, **VERSION}
+    return SampledRow(row.key, tags, row.prompt_ids, row.generation.token_ids, advantage)
+
+
 def rows_of(task: int, uid: str, session: int = 0, scheme: str = "tree") -> list[SampledRow]:
     make = validation_rows(uid, session, EPISODE) if scheme == "val" else training_rows(uid, session, EPISODE, scheme)
-    return [
-        SampledRow(
-            row.key, {**row.tags, "task": task, **VERSION}, row.prompt_ids, row.generation.token_ids, 0.1 * number
-        )
-        for number, row in enumerate(make)
-    ]
+    return [sampled(row, 0.1 * number, task) for number, row in enumerate(make)]
+
+
+def read_back(records: list[dict[str, Any]], folder: Path) -> list[list[dict[str, Any]]]:
+    """Writes records to a file; returns the episodes that are read from it."""
+    lines = [{"format": FORMAT, "from_step": 0, "about": {}}, *records]
+    (folder / "train-0001-0000.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return [*read(folder).episodes.values()]
 
 
 def test_decisions_in_their_order_with_their_tokenizer_and_the_committed_one() -> None:
@@ -99,10 +106,7 @@ def test_decisions_of_scores_and_of_continuations_are_decisions_of_their_own() -
     turns = [turn_of("b", 0, "two", "x", "y"), turn_of("b", 0, "two", "v", "w")]
     nested = [replace(turn, scope=f"a.0.{number}/") for number, turn in enumerate(turns)]
     episode = EpisodeRecord([*nested, turn_of("a", 0, "one", "z", "u")], Outcome(True, 1.0))
-    rows = [
-        SampledRow(row.key, {**row.tags, "task": 5, **VERSION}, row.prompt_ids, row.generation.token_ids, 0.0)
-        for row in training_rows("uid", 0, episode, "tree")
-    ]
+    rows = [sampled(row, 0.0) for row in training_rows("uid", 0, episode, "tree")]
     found = decisions(rows, "train", 1, TOKENIZERS)
     assert [(row["scope"], row["agent"], len(row["candidates"])) for row in found] == [
         ("a.0.0/", "b", 2),
@@ -114,22 +118,13 @@ def test_decisions_of_scores_and_of_continuations_are_decisions_of_their_own() -
 def test_drafts_and_what_a_random_branch_started_from_are_beside_the_candidates(tmp_path: Path) -> None:
     own = replace(turn_of("a", 0, "one", "own"), trained=False)
     draft = replace(turn_of("b", 0, "two", "x", "y", "z", committed=1), trained=False)
-    episode = EpisodeRecord([draft, turn_of("a", 0, "one", "u", "v", committed=NOBODY), own], Outcome(True, 0.75))
+    episode = EpisodeRecord(
+        [draft, turn_of("a", 0, "one", "u", "v", committed=NONE_COMMITTED), own], Outcome(True, 0.75)
+    )
     made = [*training_rows("uid", 0, episode, "branch"), *untrained_rows("uid", 0, episode, "branch")]
-    rows = [
-        SampledRow(
-            row.key,
-            {**row.tags, "task": 5, **VERSION},
-            row.prompt_ids,
-            row.generation.token_ids,
-            0.1 if row.tags.get("trained", True) else None,
-        )
-        for row in made
-    ]
+    rows = [sampled(row, 0.1 if row.tags.get("trained", True) else None) for row in made]
     found = decisions(rows, "train", 3, TOKENIZERS)
-    lines = [{"format": FORMAT, "from_step": 0, "about": {}}, *found]
-    (tmp_path / "train-0001-0000.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert [*read(tmp_path).episodes.values()] == [found]
+    assert read_back(found, tmp_path) == [found]
     shown = [
         (row["agent"], row["committed"], [(one["text"], one["reward"], one["advantage"]) for one in row["candidates"]])
         for row in found
@@ -142,10 +137,7 @@ def test_drafts_and_what_a_random_branch_started_from_are_beside_the_candidates(
 
 def test_what_is_recorded_is_read_back_whole(tmp_path: Path) -> None:
     made = decisions(rows_of(5, "uid"), "train", 3, TOKENIZERS)
-    lines = [{"format": FORMAT, "from_step": 0, "about": {}}, *made]
-    (tmp_path / "train-0001-0000.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    (found,) = read(tmp_path).episodes.values()
-    assert found == made
+    assert read_back(made, tmp_path) == [made]
 
 
 def test_episodes_of_a_task_are_numbered() -> None:

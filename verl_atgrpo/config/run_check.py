@@ -146,14 +146,22 @@ def check_agents(settings: AtGrpoConfig, env: Environment) -> None:
 def check_schemes(settings: AtGrpoConfig, env: Environment) -> None:
     """Raises ConfigError if the scheme gives an agent whose policy is trained no reward of its own."""
     # Own rewards of parallel episodes are scores, as in a tree.
-    rewards = "tree" if settings.episode_reward == "own" else settings.scheme
+    own, name, policies = settings.episode_reward == "own", settings.environment["name"], settings.policy_settings()
+    rewards = "tree" if own else settings.scheme
     for agent, policy in settings.policies_of(env).items():
         accepted = env.schemes.get(agent)
-        if accepted is not None and rewards not in accepted and settings.policy_settings()[policy].trainable:
+        if accepted is None or rewards in accepted or not policies[policy].trainable:
+            continue
+        others = " or ".join(accepted)
+        if own:
             raise ConfigError(
-                f"{SECTION}.scheme={settings.scheme} has no reward for {agent!r} of {settings.environment['name']!r}: "
-                f"set it to {' or '.join(accepted)}, or give {agent} a policy with trainable: false"
+                f"{SECTION}.episode_reward=own has no reward for {agent!r} of {name!r}: set it to outcome with "
+                f"scheme: {others}, or give {agent} a policy with trainable: false"
             )
+        raise ConfigError(
+            f"{SECTION}.scheme={settings.scheme} has no reward for {agent!r} of {name!r}: set it to {others}, or give "
+            f"{agent} a policy with trainable: false"
+        )
 
 
 def check_devices(settings: AtGrpoConfig, available: int) -> None:
