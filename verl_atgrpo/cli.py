@@ -21,9 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     make_model = commands.add_parser("make-model", help="make the tiny starting model of a CPU recipe")
     make_model.add_argument("directory", type=Path, help="the folder to write; kept if it exists")
-    make_model.add_argument(
-        "--environment", choices=DEMONSTRATORS, default="plan_path", help="the environment to train on"
-    )
+    own = f"the environment to train on: {', '.join(DEMONSTRATORS)}, or module:NAME of a Demonstrator"
+    make_model.add_argument("--environment", default="plan_path", help=own)
     make_model.add_argument("--seed", type=int, default=0)
     make_model.add_argument("--untied", action="store_true", help="a separate output head instead of the embedding")
     make_model.add_argument("--force", action="store_true", help="overwrite it")

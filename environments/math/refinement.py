@@ -14,11 +14,12 @@ from annotated_types import Ge, Le
 from verl_atgrpo.environment import Message, Outcome, Score
 from verl_atgrpo.environments.common.options import checked_options
 from verl_atgrpo.environments.common.words import read_word
+from verl_atgrpo.environments.common.workflow import Style
 from verl_atgrpo.environments.math.answers import equal, parse_answer
-from verl_atgrpo.environments.math.team import ASK_REASONING, Attempt, MathEnvironment, MathTask, dialogue
+from verl_atgrpo.environments.math.team import ASK_REASONING, Attempt, MathEnvironment, MathTask, compact, dialogue
 from verl_atgrpo.team import Team
 
-_VERDICTS = ("right", "wrong")
+VERDICTS = ("right", "wrong")
 _UNREADABLE = -2.0
 """Reward of a vote that says neither (RLAnything)."""
 
@@ -102,7 +103,13 @@ class MathJudged(MathEnvironment):
     schemes: ClassVar[Mapping[str, tuple[str, ...]]] = {"judge": ("tree",)}
 
     @checked_options
-    def __init__(self, train: object = None, val: object = None, votes: Annotated[int, Ge(2), Le(64)] = 4) -> None:
+    def __init__(
+        self,
+        train: object = None,
+        val: object = None,
+        votes: Annotated[int, Ge(2), Le(64)] = 4,
+        style: Style = "full",
+    ) -> None:
         """Reads the problems.
 
         Args:
@@ -110,11 +117,13 @@ class MathJudged(MathEnvironment):
                 `subset`.
             val: validation problems, in the same form.
             votes: number of the judge's votes on each candidate in training.
+            style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
 
         Raises EnvironmentConfigError like `MathEnvironment`.
         """
         super().__init__(train, val)
         self.votes = votes
+        self.style = style
 
     async def run(self, task: MathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the solver's answer is correct.
@@ -137,19 +146,27 @@ class MathJudged(MathEnvironment):
             await team.judge.act(self.judge_prompt(task, reply), score_all=agreement, candidates=self.votes)
             return Score(local=total)
 
-        answer = await team.solver.act(dialogue("solver", task, [], ASK_REASONING), by_judge)
+        answer = await team.solver.act(self.solver_prompt(task), by_judge)
         verdict = await team.judge.act(self.judge_prompt(task, answer.text), train=False)
         correct = await equal(task.answer, parse_answer(answer.text, self.style))
         foretold = vote(verdict.text) == (1.0 if correct else -1.0)
         return await self.outcome(task, parse_answer(answer.text, self.style), judge_right=float(foretold))
 
+    def solver_prompt(self, task: MathTask) -> list[Message]:
+        """Returns the solver's prompt."""
+        if self.style == "compact":
+            return compact("solve", task, [])
+        return dialogue("solver", task, [], ASK_REASONING)
+
     def judge_prompt(self, task: MathTask, reply: str) -> list[Message]:
         """Returns the judge's prompt about a reply of the solver."""
+        if self.style == "compact":
+            return compact("judge", task, [[Attempt(reply, parse_answer(reply, self.style))]])
         answered = Attempt(reply, None).quote("The solver")
         return dialogue("judge", task, [answered], "Is the final answer right or wrong? Answer with one word.")
 
 
 def vote(verdict: str) -> float | None:
     """Returns 1 for "right", -1 for "wrong", None for a verdict that says neither or both."""
-    said = read_word(verdict, _VERDICTS)
+    said = read_word(verdict, VERDICTS)
     return None if said is None else 1.0 if said.value == "right" else -1.0

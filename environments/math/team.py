@@ -226,13 +226,13 @@ class Math(MathEnvironment):
     def tool_prompt(self, task: MathTask, turns: Sequence[Turn]) -> list[Message]:
         """Returns the tool user's prompt after some turns without agreement."""
         if self.style == "compact":
-            return _compact("tool", task, turns)
+            return compact("tool", task, turns)
         return dialogue("tool user", task, _history(turns), ask_program(self.libraries))
 
     def reasoner_prompt(self, task: MathTask, turns: Sequence[Turn]) -> list[Message]:
         """Returns the reasoner's prompt after some turns without agreement."""
         if self.style == "compact":
-            return _compact("reason", task, turns)
+            return compact("reason", task, turns)
         return dialogue("reasoner", task, _history(turns), ASK_REASONING)
 
 
@@ -265,7 +265,7 @@ class SingleMath(MathEnvironment):
     def prompt(self, task: MathTask, attempts: Sequence[Attempt]) -> list[Message]:
         """Returns the prompt after some answers."""
         if self.style == "compact":
-            return _compact("reason", task, [attempts[-1:]] if attempts else [])
+            return compact("reason", task, [attempts[-1:]] if attempts else [])
         earlier = [attempt.quote(f"Turn {number}, your answer") for number, attempt in enumerate(attempts, 1)]
         again = ["Check your answer: give it again if it is right, and another one if not."] if attempts else []
         question = "\n\n".join([task.question, *earlier, *again, ASK_REASONING])
@@ -289,7 +289,7 @@ def _history(turns: Sequence[Turn]) -> list[str]:
     return parts
 
 
-def _compact(role: str, task: MathTask, turns: Sequence[Sequence[Attempt]]) -> list[Message]:
+def compact(role: str, task: MathTask, turns: Sequence[Sequence[Attempt]]) -> list[Message]:
     """Returns the prompt of tiny models: the problem and the start of the last turn's answers."""
     last = ["|".join((attempt.answer or "none")[:_COMPACT] for attempt in turn) for turn in turns[-1:]]
     return chat("\n".join([role, task.question, *last]))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib
 import inspect
+import random
 import re
 import shlex
 import sys
@@ -14,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec
+from verl_atgrpo.team import ScriptedTeam, play
 from verl_atgrpo.testing import check_environment
+from verl_atgrpo.tiny_models.demonstrations import demonstrator_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -41,6 +45,34 @@ def documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_documented_environment_is_short_and_keeps_the_contract(documented: Path) -> None:
     assert len(block("python").splitlines()) <= 42
     importlib.import_module("test_sums").test_sums()
+
+
+def test_the_documented_demonstrations_are_of_the_documented_prompts(
+    documented: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (documented / "shown_sums.py").write_text(blocks("cpu", "python")[0])
+    monkeypatch.delitem(sys.modules, "shown_sums", raising=False)
+    (command,) = [line for line in "".join(blocks("cpu", "sh")).splitlines() if "shown_sums" in line]
+    shown = demonstrator_of(shlex.split(command, comments=True)[-1])
+    env = shown.make_environment(documented)
+    rng = random.Random(0)
+    demonstrations = [shown.demonstrate(env, rng, 0.0) for _ in range(50)]
+    answers = {one.prompt[0]["content"].partition("Draft")[0].strip(): "".join(one.answer) for one in demonstrations}
+    asked: set[str] = set()
+
+    def answer(prompt: str, k: int) -> str:
+        asked.add(prompt.partition("Draft")[0].strip())
+        return "?"
+
+    for index in range(20):
+        scripts = dict.fromkeys(env.agents, answer)
+        asyncio.run(play(env, env.task("train", index), ScriptedTeam(scripts)))
+    form = re.compile(r"([0-9]+)\+([0-9]+)=\? Not:")
+    for question, said in answers.items():
+        found = form.fullmatch(question)
+        assert found and sum(map(int, found.groups())) == int(said)
+    assert any(form.fullmatch(question) for question in asked), "these are the environment's prompts"
+    assert all(len(one.answer) < shown.response_length for one in demonstrations)
 
 
 def test_the_documented_recipe_would_start(documented: Path) -> None:
@@ -122,7 +154,7 @@ def test_the_documented_branching_of_a_refining_team_is_accepted() -> None:
     from verl_atgrpo.config.schema import AtGrpoConfig
     from verl_atgrpo.recipes import compose
 
-    (shown,) = blocks("workflows", "sh")
+    shown = blocks("workflows", "sh")[0]
     words = shlex.split(shown.replace("\\\n", ""))
     config = compose(words[3].partition("=")[2], words[4:])
     settings = AtGrpoConfig.from_config(config)

@@ -130,3 +130,16 @@ def test_a_move_that_breaks_off_does_not_leave_a_model_that_passes_for_complete(
         main(["make-model", str(model), "--force"])
     assert not (model / "warm_start.json").exists()
     assert not any(path.name.startswith(".") for path in model.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("chess", "use one of plan_path, sokoban"),
+        ("verl_atgrpo.nowhere:SHOWN", "No module named"),
+        ("json:dumps", "the module json has no Demonstrator dumps"),
+        ("../x:y", "use one of"),
+    ],
+)
+def test_what_is_no_demonstrator_is_refused(name: str, told: str, tmp_path: Path, capsys: Capture) -> None:
+    refused(["make-model", tmp_path / "model", "--environment", name], tmp_path, capsys, name, told)

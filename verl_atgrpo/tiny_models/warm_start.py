@@ -21,7 +21,7 @@ from pydantic import BaseModel, TypeAdapter
 from verl_atgrpo.environment import Environment, stable_hash
 from verl_atgrpo.export import check_model
 from verl_atgrpo.files import FileError, Number, Whole, move_into, read_json, temporary_folder
-from verl_atgrpo.tiny_models.demonstrations import DEMONSTRATORS
+from verl_atgrpo.tiny_models.demonstrations import demonstrator_of
 from verl_atgrpo.tiny_models.demonstrations.demonstrator import END, Demonstration, Demonstrator
 from verl_atgrpo.tiny_models.tiny import LocalPolicy, build_model, build_tokenizer, evaluate
 
@@ -48,7 +48,7 @@ class WarmStart:
     """Settings of the fine-tuning; with the same demonstrations, equal settings give equal weights."""
 
     environment: str = "plan_path"
-    """A key of `DEMONSTRATORS`."""
+    """Names the demonstrator, as in `demonstrator_of`."""
     seed: int = 0
     hidden: int = 64
     layers: int = 3
@@ -72,12 +72,12 @@ class WarmStart:
     @classmethod
     def of(cls, environment: str, **changes: Any) -> WarmStart:
         """Returns the settings for an environment, with `changes`."""
-        return cls(environment, **{**DEMONSTRATORS[environment].training, **changes})
+        return cls(environment, **{**demonstrator_of(environment).training, **changes})
 
     @property
     def demonstrator(self) -> Demonstrator:
         """The environment's demonstrator."""
-        return DEMONSTRATORS[self.environment]
+        return demonstrator_of(self.environment)
 
 
 def _loss(policy: LocalPolicy, demonstrations: Sequence[Demonstration]) -> torch.Tensor:

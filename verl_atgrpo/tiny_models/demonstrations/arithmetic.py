@@ -1,4 +1,4 @@
-r"""Demonstrations for mathematics on sums: a program that adds, and a sum in \boxed{}."""
+r"""Demonstrations for mathematics on sums: a program that adds, a sum in \boxed{}, and a verdict on one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 from verl_atgrpo.environment import Split
 from verl_atgrpo.environments.common.records import Record
 from verl_atgrpo.environments.common.splits import split_of
+from verl_atgrpo.environments.math.refinement import VERDICTS, MathJudged
 from verl_atgrpo.environments.math.team import Attempt, Math, MathTask, Turn
 from verl_atgrpo.tiny_models.demonstrations.demonstrator import (
     DIGITS,
@@ -49,6 +50,18 @@ def demonstrate(env: Math, rng: random.Random, noise: float) -> Demonstration:
     return Demonstration(env.reasoner_prompt(task, turns), *write(boxed(task, noise), rng))
 
 
+def demonstrate_judged(env: MathJudged, rng: random.Random, noise: float) -> Demonstration:
+    """Returns a solver's answer, or a judge's verdict, which is random with twice the probability of a digit."""
+    task = env.task("train", rng.randrange(env.num_tasks("train")))
+    if rng.random() < 0.5:
+        return Demonstration(env.solver_prompt(task), *write(boxed(task, noise), rng))
+    answer = "".join(write(boxed(task, 0.5), rng)[0]) if rng.random() < 0.5 else f"\\boxed{{{task.answer}}}"
+    true = VERDICTS[answer != f"\\boxed{{{task.answer}}}"]
+    unsure_of = min(1.0, 2 * noise) / 2
+    said = {word: unsure_of + (word == true) * (1 - 2 * unsure_of) for word in VERDICTS}
+    return Demonstration(env.judge_prompt(task, answer), *write([said], rng))
+
+
 def _turn(task: MathTask, rng: random.Random) -> Turn:
     """Returns two answers, each correct with probability at least 1/2."""
 
@@ -66,5 +79,15 @@ MATH = Demonstrator(
     response_length=14,
     words=("tool", "reason", "none", "```python", "```", "print", "\\boxed"),
     training={"clean_steps": 500, "noise": 0.1},
+    rows=sums,
+)
+
+MATH_JUDGED = Demonstrator(
+    "math_judged",
+    {"votes": 4, "style": "compact"},
+    demonstrate_judged,
+    response_length=7,
+    words=("solve", "judge", "none", "\\boxed", *VERDICTS),
+    training={"clean_steps": 500, "noise": 0.35},
     rows=sums,
 )
