@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from verl_atgrpo.team import Team
 
 Split = Literal["train", "val"]
-Message = Mapping[str, str]
-"""One chat message: `{"role": ..., "content": ...}`."""
+Message = Mapping[str, Any]
+"""One chat message in OpenAI's form: `{"role": ..., "content": ...}`, perhaps with tool calls, or a tool's result. The
+content is a text, or a list of parts `{"type": "text", "text": ...}`."""
 
 
 class EnvironmentConfigError(ValueError):

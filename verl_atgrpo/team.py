@@ -10,21 +10,27 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import json
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from verl_atgrpo.environment import Environment, Message, Outcome, Score, Split, stable_hash
+from verl_atgrpo.tools import Reply, Tool, ToolCall, ToolError, ToolSource, text_of, tools_of
 
 Prompt = str | Sequence[Message]
-ScoreFunction = Callable[[str], Score | Awaitable[Score]]
-GroupScoreFunction = Callable[[Sequence[str]], Sequence[Score] | Awaitable[Sequence[Score]]]
+ScoreFunction = Callable[[Any], Score | Awaitable[Score]]
+"""Reply -> score: of its text, or of the `tools.Reply` to a prompt with tools."""
+GroupScoreFunction = Callable[[Sequence[Any]], Sequence[Score] | Awaitable[Sequence[Score]]]
 Scheme = Literal["tree", "parallel", "evaluate"]
 Selection = Literal["greedy", "first", "random", "softmax"]
 T = TypeVar("T")
+_TAKEN = ("decisions", "failure", "generated_tokens", "tool_calls")
+"""Attributes of a team that its class does not have."""
 _SCOPE: contextvars.ContextVar[tuple[object, str]] = contextvars.ContextVar("scope", default=(None, ""))
 """The team whose candidate is being scored, and the scope of decisions that its score makes."""
 
@@ -58,6 +64,8 @@ class Generation:
     """How often the answer was interrupted and resumed."""
     cached_tokens: int = 0
     """Tokens of the prompt that were in the server's prefix cache."""
+    reply: Reply | None = None
+    """The answer as parsed by a server that returns no ids, to a prompt with tools."""
     usage: tuple[int, int] | None = None
     """Numbers of tokens of prompt and answer, from a server that returns no ids; all ids are placeholders then."""
 
@@ -89,6 +97,24 @@ class Sampler(Protocol):
         ...
 
 
+@runtime_checkable
+class ToolSampler(Sampler, Protocol):
+    """A source of candidates that may call tools."""
+
+    def encode_with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        """Returns the token ids of a prompt in which the tools are described.
+
+        Raises:
+            EpisodeFailed: the prompt is too long for the policy.
+            ToolError: its chat template knows no tools.
+        """
+        ...
+
+    async def parse(self, generation: Generation, tools: Sequence[Tool]) -> Reply:
+        """Returns the calls and the rest of an answer; an unreadable answer is one without calls."""
+        ...
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One answer sampled at a decision, with its score."""
@@ -99,11 +125,23 @@ class Candidate:
     """The mixed reward alpha * team + local_weight * local."""
     error: Exception | None = None
     """Why it could not be scored; its reward is the lowest of its group then, and at most 0."""
+    reply: Reply | None = None
+    """The parsed answer, at a decision with tools."""
 
     @property
     def text(self) -> str:
-        """The decoded answer."""
-        return self.generation.text
+        """The decoded answer; at a decision with tools without calls and reasoning."""
+        return self.generation.text if self.reply is None else self.reply.text
+
+    @property
+    def reasoning(self) -> str:
+        """What it thought, at a decision with tools."""
+        return "" if self.reply is None else self.reply.reasoning
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """Its calls, at a decision with tools."""
+        return () if self.reply is None else self.reply.calls
 
 
 @dataclass(frozen=True)
@@ -171,6 +209,7 @@ class Request:
     score_all: GroupScoreFunction | None = None
     candidates: int | None = None
     train: bool = True
+    tools: tuple[Tool, ...] = ()
 
 
 class _NotScored(Exception):
@@ -218,6 +257,7 @@ class Agent:
         score_all: GroupScoreFunction | None = None,
         candidates: int | None = None,
         train: bool = True,
+        tools: Sequence[ToolSource] = (),
     ) -> Candidate:
         """Samples this agent's candidates for `prompt`, scores them and returns the committed one.
 
@@ -231,16 +271,20 @@ class Agent:
                 the scheme `parallel` a trained decision has one candidate nevertheless.
             train: False for a decision whose candidates are no rows of the update, such as a draft or a simulated
                 user. It has one candidate unless `candidates` says more.
+            tools: typed functions or OpenAI schemas that the reply may call. Nothing is called here (`tools.use_tools`
+                does that); scores get a `tools.Reply`, and the returned candidate has `tool_calls`.
 
         Raises:
             EpisodeFailed: a candidate could not be sampled; the environment should not catch it.
+            ToolError: something is no tool, or the policy's chat template knows none.
             ValueError: `candidates` is too small, or both `score` and `score_all` are given.
         """
         if score is not None and score_all is not None:
             raise ValueError(f"agent {self.name!r}: both score and score_all are given; use one")
         if candidates is not None and candidates < 1 + train:
             raise ValueError(f"agent {self.name!r}: candidates={candidates}, and train={train} needs {1 + train}")
-        return await self._team._decide(self.name, Request(prompt, score, score_all, candidates, train))
+        request = Request(prompt, score, score_all, candidates, train, tools_of(tools))
+        return await self._team._decide(self.name, request)
 
 
 class Team:
@@ -279,7 +323,11 @@ class Team:
             ValueError: an agent's name is no identifier, or is an attribute of Team.
         """
         for name in agents:
-            if not name.isidentifier() or hasattr(Team, name) or name in ("decisions", "failure", "generated_tokens"):
+            if (
+                not name.isidentifier()
+                or hasattr(Team, name)
+                or name in ("decisions", "failure", "generated_tokens", "tool_calls")
+            ):
                 raise ValueError(f"agent name {name!r}: use an identifier other than the attributes of Team")
         self._policy_of = dict(agents)
         self._policies = policies
@@ -300,6 +348,8 @@ class Team:
         self._active: set[asyncio.Task[object]] = set()
         self.decisions: list[Decision] = []
         self.generated_tokens = 0
+        self.tool_calls: Counter[str] = Counter()
+        """Calls of all candidates: `parsed` and `unparsed`."""
         self.failure: EpisodeFailed | ReplayError | None = None
         """The first failure of a decision. The episode has failed even if the environment catches the exception."""
 
@@ -392,7 +442,7 @@ class Team:
 
         async def settled(number: int, candidate: Candidate) -> Candidate:
             self._enter(f"{decision.name}.{number}.later/")
-            return await self._score(candidate.generation, decision, score)
+            return await self._score(candidate, decision, score)
 
         numbered = enumerate(decision.candidates)
         scored = _lowest_for_errors(await gather_or_cancel([settled(*candidate) for candidate in numbered]))
@@ -410,7 +460,7 @@ class Team:
 
     async def _sample_and_commit(self, asked: Decision, request: Request) -> Decision:
         """Returns a decision that has neither prompt nor candidates yet with both."""
-        asked = replace(asked, prompt_ids=self._policies[asked.policy].encode(as_messages(request.prompt)))
+        asked = replace(asked, prompt_ids=self._encode(asked, request))
         replayed = self._replayed.get(f"{asked.agent}.{asked.turn}") if asked.scope == self._path else None
         if replayed is not None and replayed.prompt_ids != asked.prompt_ids:
             raise ReplayError(f"the decision {asked.agent}.{asked.turn} has another prompt")
@@ -419,16 +469,19 @@ class Team:
         if not self._scored and samples == 1:
             request = replace(request, score=None, score_all=None)
 
-        async def reply(index: int) -> Generation:
+        async def answer(index: int) -> Candidate:
             if replayed is not None and isinstance(replayed.reply, Generation):
-                return replayed.reply
-            return await self.sample_candidate(asked, index)
+                generation = replayed.reply
+            else:
+                generation = await self.sample_candidate(asked, index)
+            reply = await self._parse(generation, asked, index, request.tools) if request.tools else None
+            return Candidate(generation, Score(), 0.0, reply=reply)
 
         async def sample(index: int) -> Candidate:
-            generation = await reply(index)
+            answered = await answer(index)
             # Each candidate is sampled in a task of its own, with a copy of the context variables.
             self._enter(f"{asked.name}.{index}/")
-            return await self._score(generation, asked, request.score)
+            return await self._score(answered, asked, request.score)
 
         numbers = range(samples if replayed is None else 1)
         if replayed is not None and isinstance(replayed.reply, Candidate):
@@ -436,8 +489,8 @@ class Team:
         elif request.score_all is None:
             sampled = _lowest_for_errors(await gather_or_cancel([sample(index) for index in numbers]))
         else:
-            generations = await gather_or_cancel([reply(index) for index in numbers])
-            (sampled,) = await gather_or_cancel([self._score_all(generations, asked, request.score_all)])
+            answered = await gather_or_cancel([answer(index) for index in numbers])
+            (sampled,) = await gather_or_cancel([self._score_all(answered, asked, request.score_all)])
         rewards = [candidate.reward for candidate in sampled]
         options = self._options
         # Seeded by decision, not by episode: agents that act concurrently finish in any order.
@@ -459,44 +512,65 @@ class Team:
             raise EpisodeFailed("empty", f"{where}: the engine returned no tokens")
         return generation
 
-    async def _score(self, generation: Generation, asked: Decision, score: ScoreFunction | None) -> Candidate:
+    def _encode(self, asked: Decision, request: Request) -> list[int]:
+        """Returns the token ids of a decision's prompt; raises ToolError if the policy cannot be given its tools."""
+        policy, messages = self._policies[asked.policy], as_messages(request.prompt)
+        if not request.tools:
+            return policy.encode(messages)
+        if not isinstance(policy, ToolSampler):
+            raise ToolError(f"agent {asked.agent!r}: a {type(policy).__name__} cannot be given tools")
+        return policy.encode_with_tools(messages, request.tools)
+
+    async def _parse(self, generation: Generation, asked: Decision, index: int, tools: Sequence[Tool]) -> Reply:
+        policy = self._policies[asked.policy]
+        assert isinstance(policy, ToolSampler)  # it has encoded the prompt
+        reply = await policy.parse(generation, tools)
+        self.tool_calls.update(parsed=len(reply.calls), unparsed=reply.unparsed)
+        return reply.with_ids(asked.name, index)
+
+    async def _score(self, answered: Candidate, asked: Decision, score: ScoreFunction | None) -> Candidate:
+        """Returns a candidate with its score."""
         where = f"agent {asked.agent!r}, turn {asked.turn}"
         try:
-            scored = Score() if score is None else score(generation.text)
+            scored = Score() if score is None else score(_to_score(answered))
             if inspect.isawaitable(scored):
                 scored = await scored
-            return self._candidate(generation, scored, where)
+            return self._scored_as(answered, scored, where)
         except _NotScored:
-            return Candidate(generation, Score(), 0.0)
+            return replace(answered, score=Score(), reward=0.0)
         except EpisodeFailed:
             raise
         except Exception as error:  # a reply that the environment's author did not think of, or a defect
             if self._on_score_error is None:
                 raise
-            self._on_score_error(asked.agent, asked.turn, generation.text, error)
-            return Candidate(generation, Score(), 0.0, error)
+            self._on_score_error(asked.agent, asked.turn, answered.generation.text, error)
+            return replace(answered, score=Score(), reward=0.0, error=error)
 
     async def _score_all(
-        self, generations: Sequence[Generation], asked: Decision, score_all: GroupScoreFunction
+        self, answered: Sequence[Candidate], asked: Decision, score_all: GroupScoreFunction
     ) -> list[Candidate]:
         """Scores the candidates of a decision together; what `score_all` raises ends the episode."""
         where = f"agent {asked.agent!r}, turn {asked.turn}"
         self._enter(f"{asked.name}.all/")
         try:
-            scores = score_all([generation.text for generation in generations])
+            scores = score_all([_to_score(candidate) for candidate in answered])
             if inspect.isawaitable(scores):
                 scores = await scores
         except _NotScored:
-            scores = [Score()] * len(generations)
-        if len(scores) != len(generations):
-            raise ValueError(f"{where}: score_all gave {len(scores)} scores for {len(generations)} replies")
-        return [self._candidate(*pair, where) for pair in zip(generations, scores, strict=True)]
+            scores = [Score()] * len(answered)
+        if len(scores) != len(answered):
+            raise ValueError(f"{where}: score_all gave {len(scores)} scores for {len(answered)} replies")
+        return [self._scored_as(*pair, where) for pair in zip(answered, scores, strict=True)]
 
-    def _candidate(self, generation: Generation, score: Score, where: str) -> Candidate:
+    def _scored_as(self, answered: Candidate, score: Score, where: str) -> Candidate:
         reward = score.mixed(self._options.alpha, self._options.local_weight)
         if not math.isfinite(reward):
             raise ValueError(f"{where}: the environment gave a score of {score}, not finite")
-        return Candidate(generation, score, reward)
+        return replace(answered, score=score, reward=reward, error=None)
+
+
+def _to_score(answered: Candidate) -> str | Reply:
+    return answered.generation.text if answered.reply is None else answered.reply
 
 
 def _parts(of: Decision) -> tuple[object, ...]:
@@ -581,7 +655,24 @@ class ScriptedPolicy:
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Returns the code points of the messages' contents, joined by newlines."""
-        return [ord(char) for char in "\n".join(message["content"] for message in messages)]
+        return [ord(char) for char in "\n".join(map(text_of, messages))]
+
+    def encode_with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        """Returns the same after a line with the names of the tools."""
+        return self.encode([{"content": f"tools: {', '.join(tool.name for tool in tools)}"}, *messages])
+
+    async def parse(self, generation: Generation, tools: Sequence[Tool]) -> Reply:
+        """Returns the calls of an answer of the form `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+        calls, unparsed = [], 0
+        for text in re.findall("<tool_call>(.*?)(?:</tool_call>|$)", generation.text, re.DOTALL):
+            try:
+                call = json.loads(text)
+                calls.append(ToolCall(call["name"], json.dumps(call["arguments"])))
+            except (ValueError, KeyError, TypeError):
+                unparsed += 1
+        return Reply(
+            generation.text.partition("<tool_call>")[0], calls=tuple(calls), unparsed=unparsed, raw=generation.text
+        )
 
     async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
         """Returns the script's next answer to this prompt, with log-probs of 0."""

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from fakes.scripted_policy import Numbered
 
 from verl_atgrpo.environment import Outcome, Score
+from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.team import EpisodeRecord, Team, TeamOptions, episode_seed, play
 
@@ -250,8 +251,7 @@ def served_policy(client: SimulatedEngine | OneAtATime) -> ServedPolicy:
     """Returns a `ServedPolicy` with this client."""
     return ServedPolicy(
         client=client,
-        tokenizer=Lengths(),
-        chat_template_kwargs={},
+        chat=Chat(Lengths()),
         sampling_params={"temperature": 1.0, "top_p": 1.0, "top_k": -1},
         max_prompt_length=1024,
         max_response_length=1024,

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.rollout import worker
+from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.rollout.rows import DEAL, RECORDED
 from verl_atgrpo.serving.requests import Gate
 from verl_atgrpo.trainer import queue as trainer_queue
@@ -56,7 +57,7 @@ class SimulatedWorker(worker.TeamRolloutWorker):  # type: ignore[misc]
         self._environment = Turns(turns)
         self._policy_of = self._validation_policy_of = self._settings.policies_of(self._environment)
         self._needs = self._settings.spec.needs
-        self._tokenizers = {"shared": Lengths()}
+        self._chats = {"shared": Chat(Lengths())}
         self._engine_params = {"detokenize": False}
         self._report = worker.WorkerReport()
         self._traces = None

@@ -20,6 +20,7 @@ from waiting import until
 from verl_atgrpo.branching import play_branched
 from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.environment import Outcome, stable_hash
+from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.team import EpisodeRecord, Replayed, Team, TeamOptions
 
@@ -53,8 +54,7 @@ class Sums(Numbered):
 def branched(servers: Servers) -> asyncio.Task[EpisodeRecord]:
     policy = ServedPolicy(
         client=servers.training,
-        tokenizer=Letters(),
-        chat_template_kwargs={},
+        chat=Chat(Letters()),
         sampling_params={},
         max_prompt_length=64,
         max_response_length=6,

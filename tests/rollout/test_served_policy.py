@@ -13,6 +13,7 @@ pytest.importorskip("verl")
 from fakes.simulated_servers import Letters
 from waiting import HANG
 
+from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.team import EpisodeFailed
 
@@ -43,8 +44,7 @@ def output(token_ids: list[int], stop_reason: str = "completed") -> Any:
 def policy(answer: Any, **changes: Any) -> ServedPolicy:
     settings: dict[str, Any] = {
         "client": Server(answer),
-        "tokenizer": Letters(),
-        "chat_template_kwargs": {},
+        "chat": Chat(Letters()),
         "sampling_params": {"temperature": 1.0, "top_p": 1.0, "top_k": -1},
         "max_prompt_length": 8,
         "max_response_length": 4,

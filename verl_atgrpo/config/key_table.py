@@ -541,6 +541,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
         _nothing("engine_kwargs.{sglang,trtllm}.**", _OTHER_ENGINE),
         _works("router_config_path", Text | None, _SERVERS),
         _refused("multi_turn.**", _LOOPS),
+        _works("multi_turn.format", Text, "verl_atgrpo.rollout.chat:Chat", "how the model calls tools"),
         _works("agent.num_workers", whole(1, 4096), "verl_atgrpo.serving.client:DecisionClient"),
         _refused("agent.{default_agent_loop,agent_loop_config_path}", _LOOPS),
         _refused(

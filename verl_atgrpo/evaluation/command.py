@@ -89,6 +89,7 @@ async def _policy(plan: Plan, player: Player, stack: AsyncExitStack) -> Sampler:
     from verl.utils.config import omega_conf_to_dataclass
 
     from verl_atgrpo.evaluation.engine import Engine
+    from verl_atgrpo.rollout.chat import Chat
     from verl_atgrpo.rollout.policy import ServedPolicy
 
     assert player.engine is not None
@@ -97,8 +98,7 @@ async def _policy(plan: Plan, player: Player, stack: AsyncExitStack) -> Sampler:
         raise ValueError(f"{player.source}: the tokenizer has no chat template; a team's prompts are chats")
     return ServedPolicy(
         client=await stack.enter_async_context(Engine(player.engine, model.tokenizer, model.processor)),
-        tokenizer=model.tokenizer,
-        chat_template_kwargs=plan.chat_template_kwargs,
+        chat=Chat(model.tokenizer, plan.chat_template_kwargs, player.tool_format),
         # As in training, the text is decoded from all ids at once.
         sampling_params={**plan.sampling, "repetition_penalty": 1.0, "detokenize": False},
         max_prompt_length=plan.max_prompt_length,

@@ -11,6 +11,7 @@ from verl_atgrpo.environment import Message
 from verl_atgrpo.evaluation.episodes import PolicyUnusable
 from verl_atgrpo.evaluation.sources import Endpoint, key_of
 from verl_atgrpo.team import EpisodeFailed, Generation
+from verl_atgrpo.tools import Reply, Tool, ToolCall
 
 _RETRIES = 8
 """Retries with the client's back-off of at most 8 s, within the request's time-out."""
@@ -84,7 +85,19 @@ class EndpointPolicy:
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Returns the code points of the messages as JSON, in place of token ids."""
-        return [ord(char) for char in json.dumps([dict(message) for message in messages])]
+        return self.encode_with_tools(messages, ())
+
+    def encode_with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        """Returns the code points of messages and tools as JSON, in place of token ids."""
+        request: dict[str, Any] = {"messages": [dict(message) for message in messages]}
+        if tools:
+            request["tools"] = [tool.schema for tool in tools]
+        return [ord(char) for char in json.dumps(request)]
+
+    async def parse(self, generation: Generation, tools: Sequence[Tool]) -> Reply:
+        """Returns the answer as the server parsed it."""
+        assert generation.reply is not None
+        return generation.reply
 
     async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
         """Samples one answer.
@@ -93,11 +106,11 @@ class EndpointPolicy:
             EpisodeFailed: the request timed out or was refused.
             PolicyUnusable: the server refuses every request, or does not count tokens.
         """
-        messages = json.loads("".join(map(chr, prompt_ids)))
+        asked = json.loads("".join(map(chr, prompt_ids)))
         openai = self._openai
         try:
             answer = await asyncio.wait_for(
-                self._client.chat.completions.create(messages=messages, seed=seed, **self._request), self._timeout
+                self._client.chat.completions.create(**asked, seed=seed, **self._request), self._timeout
             )
         except (asyncio.TimeoutError, openai.APITimeoutError) as error:
             raise EpisodeFailed("timeout", f"{self._endpoint}: no answer within {self._timeout} s") from error
@@ -127,11 +140,17 @@ class EndpointPolicy:
             raise EpisodeFailed("content_filter", f"{self._endpoint}: the answer was filtered")
         if answer.usage is None:
             raise PolicyUnusable(f"{self._endpoint} sends no usage: the tokens of its answers cannot be counted")
-        text = choices[0].message.content or ""
+        message = choices[0].message
+        text = message.content or ""
+        # Servers of reasoning models have either name.
+        thought = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None) or ""
+        called = [call for call in message.tool_calls or () if call.type == "function"]
+        calls = tuple(ToolCall(call.function.name, call.function.arguments) for call in called)
         return Generation(
             token_ids=[ord(char) for char in text],
             log_probs=[],
             text=text,
             truncated=choices[0].finish_reason == "length",
+            reply=Reply(text, thought, calls, raw=text),
             usage=(answer.usage.prompt_tokens, answer.usage.completion_tokens),
         )

@@ -56,6 +56,8 @@ class Player:
     """vLLM's arguments; None behind an endpoint."""
     model: DictConfig | None
     """verl's `model` section with the source's path; None behind an endpoint."""
+    tool_format: str = ""
+    """`rollout.multi_turn.format`, how the model calls tools; empty behind an endpoint."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ def _player(config: DictConfig, settings: AtGrpoConfig, section: str, source: So
         return Player(source, None, None)
     if platform_choice.wants_cpu():
         check_cpu_prefill(key, policy.rollout)
-    return Player(source, engine_args(key, source, policy), policy.model)
+    return Player(source, engine_args(key, source, policy), policy.model, policy.rollout.multi_turn.format)
 
 
 def _check_memory(players: Mapping[str, Player]) -> None:

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl_atgrpo.environment import Message
+from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.team import EpisodeFailed, Generation
+from verl_atgrpo.tools import Reply, Tool
 
 
 @dataclass
@@ -18,8 +20,7 @@ class ServedPolicy:
 
     client: Any
     """Has verl's `LLMServerClient.generate`."""
-    tokenizer: Any
-    chat_template_kwargs: dict[str, Any]
+    chat: Chat
     sampling_params: dict[str, Any]
     max_prompt_length: int
     max_response_length: int
@@ -34,19 +35,21 @@ class ServedPolicy:
 
         Raises EpisodeFailed if the prompt is too long: a truncated one would hide part of the task.
         """
-        prompt_ids: list[int] = self.tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=False,
-            **self.chat_template_kwargs,
-        )
+        return self.encode_with_tools(messages, ())
+
+    def encode_with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        """Returns the token ids of a prompt in which the tools are described; raises as `encode` and `Chat.encode`."""
+        prompt_ids = self.chat.encode(messages, tools)
         if len(prompt_ids) > self.max_prompt_length:
             raise EpisodeFailed(
                 "prompt_too_long",
                 f"a prompt of {len(prompt_ids)} tokens is longer than data.max_prompt_length={self.max_prompt_length}",
             )
         return prompt_ids
+
+    async def parse(self, generation: Generation, tools: Sequence[Tool]) -> Reply:
+        """Returns calls, thought and text of an answer."""
+        return await self.chat.parse(generation.token_ids, tools)
 
     async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
         """Samples one answer; candidates of a decision go to the same replica and share its prefix cache.
@@ -73,8 +76,8 @@ class ServedPolicy:
         return Generation(
             token_ids=token_ids,
             log_probs=list(output.log_probs or ()),
-            text=self.tokenizer.decode(token_ids, skip_special_tokens=True),
-            truncated=len(token_ids) >= self.max_response_length and token_ids[-1] != self.tokenizer.eos_token_id,
+            text=self.chat.tokenizer.decode(token_ids, skip_special_tokens=True),
+            truncated=len(token_ids) >= self.max_response_length and token_ids[-1] != self.chat.tokenizer.eos_token_id,
             weights_version=(version[0] or 0, version[1] or 0),
             resumed=output.extra_fields.get("resumed", 0),
             cached_tokens=cached_tokens,

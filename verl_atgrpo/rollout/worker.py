@@ -20,6 +20,7 @@ from verl_atgrpo.branching import play_branched
 from verl_atgrpo.compat import freeze_startup_objects
 from verl_atgrpo.config.policies import job_of
 from verl_atgrpo.config.schema import AtGrpoConfig
+from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.rollout.rows import (
     DEAL,
@@ -65,9 +66,11 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         self._policy_of = self._settings.policies_of(self._environment)
         self._validation_policy_of = self._settings.validation_policies_of(self._environment)
         self._needs = self._settings.spec.needs
-        self._tokenizers = {
-            name: omega_conf_to_dataclass(job_of(self.config, name).actor_rollout_ref.model).tokenizer
-            for name in self._settings.policy_settings()
+        jobs = {name: job_of(self.config, name).actor_rollout_ref for name in self._settings.policy_settings()}
+        template_kwargs = dict(self.config.data.get("apply_chat_template_kwargs") or {})
+        self._chats = {
+            name: Chat(omega_conf_to_dataclass(job.model).tokenizer, template_kwargs, job.rollout.multi_turn.format)
+            for name, job in jobs.items()
         }
         self._engine_params = engine_params(self.rollout_config.name, self._settings.mode)
         self._report = WorkerReport()
@@ -86,7 +89,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
                 timeout=self._settings.request_timeout,
                 retries=self._settings.request_retries,
                 count=lambda what: self._report.counts.update((what,)),
-                tokenizer=self._tokenizers[name],
+                tokenizer=self._chats[name].tokenizer,
             )
             for name, client in self.llm_client.clients.items()
         }
@@ -171,8 +174,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         policies = {
             name: ServedPolicy(
                 client=clients[name],
-                tokenizer=self._tokenizers[name],
-                chat_template_kwargs=dict(self.config.data.get("apply_chat_template_kwargs") or {}),
+                chat=self._chats[name],
                 sampling_params={**sampling_params, **self._engine_params},
                 max_prompt_length=int(self.config.data.max_prompt_length),
                 max_response_length=int(self.config.data.max_response_length),
@@ -229,7 +231,9 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             if not validate:
                 for policy in policies.values():
                     self._report.counts.update(policy.counts)
-                self._report.counts["tokens"] += sum(team.generated_tokens for team in teams)
+                for team in teams:
+                    self._report.counts["tokens"] += team.generated_tokens
+                    self._report.counts.update({f"tool_calls_{kind}": n for kind, n in team.tool_calls.items()})
 
     async def _write(
         self, prompt: dict[str, Any], session: int, result: EpisodeRecord | BaseException, validate: bool
@@ -239,8 +243,8 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         turns = len({one.name for one in played if not one.scope})
         info: dict[str, float] = {}
         if not isinstance(result, EpisodeRecord):
-            policy, tokenizer = next(iter(self._tokenizers.items()))
-            rows = [failed_validation_row(uid, session, policy, tokenizer.eos_token_id)]
+            policy, chat = next(iter(self._chats.items()))
+            rows = [failed_validation_row(uid, session, policy, chat.tokenizer.eos_token_id)]
             info = {"acc": 0.0, "failed": 1.0}
         elif validate:
             rows = list(validation_rows(uid, session, result))

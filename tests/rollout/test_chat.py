@@ -1,0 +1,119 @@
+"""Chat templates with tools, and replies with calls, by verl's own parsers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+pytest.importorskip("transformers")
+
+from verl_atgrpo.rollout.chat import Chat
+from verl_atgrpo.tiny_models.tiny import build_tokenizer
+from verl_atgrpo.tools import Reply, Tool, ToolError, tools_of
+
+# In the form of Qwen3's: tools in a system message, calls and results in tags.
+TEMPLATE = (
+    "{% if tools %}<|system|>{% for tool in tools %}{{ tool.function.name }}:{{ tool.function.parameters | tojson }};"
+    "{% endfor %}<|end|>{% endif %}"
+    "{% for message in messages %}<|{{ 'user' if message.role == 'tool' else message.role }}|>{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function.name }}"
+    "{% for name, value in call.function.arguments.items() %} {{ name }}={{ value }}{% endfor %}</tool_call>{% endfor %}"
+    "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def search(query: str, most: int | None = None) -> str:
+    """Searches."""
+    return query
+
+
+TOOLS = tools_of([search])
+
+
+def chat(form: str = "hermes", template: str | None = TEMPLATE) -> Chat:
+    tokenizer = build_tokenizer(("<tool_call>", "</tool_call>", "<think>", "</think>"))
+    if template is not None:
+        tokenizer.chat_template = template
+    return Chat(tokenizer, format=form)
+
+
+def shown(messages: list[Any], tools: tuple[Tool, ...] = ()) -> str:
+    one = chat()
+    text: str = one.tokenizer.decode(one.encode(messages, tools))
+    return text
+
+
+def parsed(text: str, form: str = "hermes") -> Reply:
+    one = chat(form)
+    return asyncio.run(one.parse([*one.tokenizer.encode(text), one.tokenizer.eos_token_id], TOOLS))
+
+
+def test_tools_go_through_the_template() -> None:
+    assert shown([{"role": "user", "content": "Find x."}], TOOLS) == (
+        '<|system|>search:{"additionalProperties": false, "properties": {"query": {"type": "string"}, "most": '
+        '{"anyOf": [{"type": "integer"}, {"type": "null"}], "default": null}}, "required": ["query"], '
+        '"type": "object"};<|end|><|user|>Find x.<|end|><|assistant|>'
+    )
+
+
+def test_calls_and_results_go_back_in_openais_form() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "search", "arguments": '{"query": "x", "most": 2}'}}
+    history = [
+        {"role": "user", "content": [{"type": "text", "text": "Find"}, {"type": "text", "text": "x."}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "nothing"},
+    ]
+    assert shown(history) == (
+        "<|user|>Find\nx.<|end|><|assistant|><tool_call>search query=x most=2</tool_call><|end|>"
+        "<|user|>nothing<|end|><|assistant|>"
+    )
+
+
+def test_a_part_that_is_no_text_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a part that is no text: .*image_url"):
+        shown([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}])
+
+
+def test_a_template_without_tools_is_refused() -> None:
+    with pytest.raises(ToolError, match=r"actor_rollout_ref.model.path: the chat template of .* shows no tools"):
+        chat(template=None).encode([{"role": "user", "content": "x"}], TOOLS)
+
+
+def test_an_unknown_parser_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ToolError, match=r"multi_turn.format='qwen': .* use one of .*hermes"):
+        parsed("x", "qwen")
+
+
+CALL = '<tool_call>{"name": "search", "arguments": {"query": "x"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "thought", "calls", "unparsed"),
+    [
+        ("It is 3.", "It is 3.", "", [], 0),
+        (f"I look.{CALL}", "I look.", "", [("search", '{"query": "x"}')], 0),
+        (CALL + CALL, "", "", [("search", '{"query": "x"}')] * 2, 0),
+        (f"<think>Where?</think>\n\n{CALL}", "", "Where?", [("search", '{"query": "x"}')], 0),
+        ("Where?</think>Here.", "Here.", "Where?", [], 0),
+        # What it thought of calling is not called, and not an attempt either.
+        (f"<think>Perhaps {CALL}</think>No.", "No.", f"Perhaps {CALL}", [], 0),
+        ("<tool_call>{search}</tool_call>", "<tool_call>{search}</tool_call>", "", [], 1),
+        ('<tool_call>{"name": "search"', '<tool_call>{"name": "search"', "", [], 1),
+        (CALL + "<tool_call>?</tool_call>", "", "", [("search", '{"query": "x"}')], 1),
+    ],
+)
+def test_replies_with_calls(text: str, said: str, thought: str, calls: list[Any], unparsed: int) -> None:
+    reply = parsed(text)
+    assert (reply.text, reply.reasoning, reply.unparsed, reply.raw) == (said, thought, unparsed, text)
+    assert [(call.name, call.arguments) for call in reply.calls] == calls
+
+
+def test_the_family_of_the_model_decides_the_form() -> None:
+    """Qwen3-Coder's form has no types: they come from the tools."""
+    text = "<tool_call>\n<function=search>\n<parameter=query>\n7\n</parameter>\n</function>\n</tool_call>"
+    (call,) = parsed(text, "qwen3_coder").calls
+    assert (call.name, call.arguments) == ("search", '{"query": "7"}')
+    assert parsed(text).unparsed == 1

@@ -1,0 +1,116 @@
+"""Prompts by a model's chat template, with tools, and replies with calls by verl's parsers of tool calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from verl_atgrpo.environment import Message
+from verl_atgrpo.tools import Reply, Tool, ToolCall, ToolError, text_of
+
+_THOUGHT_ENDS = "</think>"
+
+
+@dataclass
+class Chat:
+    """A model's chat template, and the form in which it calls tools."""
+
+    tokenizer: Any
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    format: str = "hermes"
+    """Name of verl's parser, `rollout.multi_turn.format`."""
+
+    def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
+        """Returns the token ids of a prompt.
+
+        Raises ToolError if there are tools and the template does not show them.
+        """
+        if tools and not self._shows_tools:
+            raise ToolError(
+                f"actor_rollout_ref.model.path: the chat template of {self.tokenizer.name_or_path!r} shows no tools, "
+                "and an agent is given some; use a model that calls tools, or describe them in the prompt"
+            )
+        return self._render(messages, [tool.schema for tool in tools])
+
+    def _render(self, messages: Sequence[Message], schemas: list[dict[str, Any]]) -> list[int]:
+        ids: list[int] = self.tokenizer.apply_chat_template(
+            [_for_template(message) for message in messages],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
+            **({"tools": schemas} if schemas else {}),
+            **self.template_kwargs,
+        )
+        return ids
+
+    @cached_property
+    def _shows_tools(self) -> bool:
+        tool = Tool("lookup", "Looks up.", {"type": "object", "properties": {}})
+        asked: list[Message] = [{"role": "user", "content": "?"}]
+        return self._render(asked, [tool.schema]) != self._render(asked, [])
+
+    @cached_property
+    def _parser(self) -> Any:
+        from verl.experimental.agent_loop.tool_parser import ToolParser
+
+        try:
+            return ToolParser.get_tool_parser(self.format, self.tokenizer)
+        except ValueError as error:
+            known = ", ".join(sorted(ToolParser._registry))
+            raise ToolError(
+                f"actor_rollout_ref.rollout.multi_turn.format={self.format!r}: there is no such parser of tool calls; "
+                f"use one of {known}"
+            ) from error
+
+    async def parse(self, token_ids: Sequence[int], tools: Sequence[Tool]) -> Reply:
+        """Returns calls, thought and text of an answer; an answer that cannot be read has no calls."""
+        ids = list(token_ids)
+        if ids and ids[-1] == self.tokenizer.eos_token_id:
+            ids.pop()  # the parsers keep it in the text
+        raw = self.tokenizer.decode(ids, skip_special_tokens=True)
+        thought, ended, said = raw.rpartition(_THOUGHT_ENDS)
+        if ended:  # what it thought may contain calls that it did not make
+            ids = self.tokenizer.encode(said, add_special_tokens=False)
+        text, found = await self._parser.extract_tool_calls(ids, _schemas(tools))
+        calls = tuple(ToolCall(call.name, call.arguments) for call in found)
+        begun = said.count(getattr(self._parser, "tool_call_start_token", None) or "\0")
+        return Reply(
+            text=(text if calls else said).strip(),
+            reasoning=thought.partition("<think>")[2].strip() or thought.strip(),
+            calls=calls,
+            unparsed=max(0, begun - len(calls)),
+            raw=raw,
+        )
+
+
+def _schemas(tools: Sequence[Tool]) -> list[Any]:
+    """Returns tools as verl's parsers read them: the types of arguments, which verl's schema needs one by one."""
+    from verl.tools.schemas import OpenAIFunctionToolSchema
+
+    def typed(tool: Tool) -> dict[str, Any]:
+        properties = tool.parameters.get("properties", {})
+        types = {name: {"type": one.get("type", "object")} for name, one in properties.items()}
+        return {**tool.schema["function"], "parameters": {"type": "object", "properties": types}}
+
+    return [OpenAIFunctionToolSchema(type="function", function=typed(tool)) for tool in tools]
+
+
+def _for_template(message: Message) -> dict[str, Any]:
+    """Returns a message in the form that chat templates take: contents as texts, arguments as mappings."""
+    shown = {**{key: value for key, value in message.items() if value is not None}, "content": text_of(message)}
+    if calls := message.get("tool_calls"):
+        shown["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": _parsed(call["function"]["arguments"])}}
+            for call in calls
+        ]
+    return shown
+
+
+def _parsed(arguments: Any) -> Any:
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments
