@@ -335,6 +335,8 @@ def test_rollout_metrics() -> None:
         "rollout/score_errors": 0,
         "rollout/sandbox_restarts": 0,
         "rollout/sandbox_reruns": 0,
+        "rollout/tool_calls_parsed": 0,
+        "rollout/tool_calls_unparsed": 0,
     }
     assert set(rollout_metrics({}).values()) == {0.0}
 
