@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import pytest
-from fakes.scripted_policy import Play, bounded, run, team_of
+from fakes.scripted_policy import Numbered, Play, bounded, run, team_of
 from pydantic import Field
 
 from verl_atgrpo.branching import play_branched
 from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.environment import Message, Outcome, Score
 from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, Replayed, ScriptedTeam, Team, play
+from verl_atgrpo.testing import check_environment
 from verl_atgrpo.tools import Reply, Tool, ToolCall, ToolError, mcp_tools, observe, tools_of, use_tools
 
 Search = Annotated[str, Field(description="words to look for")]
@@ -176,7 +177,7 @@ def test_scores_get_the_parsed_reply_and_the_episode_the_committed_one() -> None
     ]
     assert chosen.text == "Looking." and chosen.tool_calls[0].name == "search"
     assert chosen.generation.text == says[1]
-    assert team.tool_calls == {"parsed": 1, "unparsed": 1}
+    assert team.counts == {"tool_calls_parsed": 1, "tool_calls_unparsed": 1}
     prompt = "".join(map(chr, team.decisions[0].prompt_ids))
     assert prompt == "tools: search\nFind x."
 
@@ -202,7 +203,7 @@ def test_score_all_gets_parsed_replies() -> None:
 
 def test_a_policy_that_cannot_be_given_tools_ends_the_run() -> None:
     team, _ = team_of()
-    with pytest.raises(ToolError, match="agent 'left': a Recorder cannot be given tools"):
+    with pytest.raises(ToolError, match="agent 'left': a Recorder knows no tools and limits"):
         bounded(team.left.act("?", tools=[search]))
 
 
@@ -352,3 +353,66 @@ def test_evaluation_samples_one_reply_a_turn() -> None:
 
     record = bounded(play(Play(workflow), 0, team))
     assert record.outcome.success and [len(one.candidates) for one in record.decisions] == [1, 1]
+
+
+class Shop(Numbered):
+    """A worker looks up a number and says it; a call of the right tool is worth something."""
+
+    agents = ("worker",)
+
+    def task(self, split: str, index: int) -> int:
+        return 2 * index + (split == "val")
+
+    async def run(self, task: int, team: Team) -> Outcome:
+        def price(thing: str) -> int:
+            """Returns a price."""
+            return 7 * len(thing)
+
+        def score(before: Sequence[Message], reply: Reply) -> Score:
+            called = any(call.name == "price" for call in reply.calls) and len(before) == 1
+            right = reply.text.strip() == str(7 * (task + 1))
+            return Score(team=float(right), local=0.1 * (called or right))
+
+        asked = f"What is the price of {'x' * (task + 1)}?"
+        done = await use_tools(team.worker, asked, [price], score, max_turns=2)
+        right = done.answer is not None and done.answer.text.strip() == str(7 * (task + 1))
+        return Outcome(right, float(right))
+
+
+def test_an_environment_with_tools_keeps_the_contract() -> None:
+    def gold(task: int) -> dict[str, Any]:
+        call = called("price", thing="x" * (task + 1))
+        return {"worker": lambda prompt, k: str(7 * (task + 1)) if prompt.count("\n") > 1 else call}
+
+    check_environment(Shop, gold=gold, tasks=4)
+
+
+# ------------------------------------------------------------------ limits and dialogues
+
+
+def test_limits_end_replies_early_also_at_branch_points() -> None:
+    team = ScriptedTeam({"left": lambda prompt, k: "one. two. three"}, candidates=2)
+    chosen = bounded(team.left.act("?", max_tokens=6))
+    assert chosen.text == "one. t" and chosen.generation.truncated
+    chosen = bounded(team.left.act("?", stop=[". ", "!"]))
+    assert chosen.text == "one" and not chosen.generation.truncated
+    again = bounded(team.sample_candidate(team.decisions[1], 5))
+    assert again.text == "one", "a branch point's fresh candidates have its limits"
+    with pytest.raises(ValueError, match="max_tokens=0 is less than 1"):
+        bounded(team.left.act("?", max_tokens=0))
+
+
+def test_a_prompt_that_does_not_continue_the_tokens_so_far_is_counted() -> None:
+    """The script's second prompt has the first's tokens and its reply without the thought, as templates have them."""
+    team = ScriptedTeam({"left": lambda prompt, k: "\nhello"})
+
+    async def dialogue(said: str) -> None:
+        messages: list[Message] = [{"role": "user", "content": "hi"}]
+        await team.left.act(messages)
+        await team.left.act([*messages, {"role": "assistant", "content": said}, {"role": "user", "content": "more"}])
+        await team.left.act("hi, again")  # no history
+
+    bounded(dialogue("hello"))
+    assert team.counts == {"dialogue_turns": 1, "dialogue_turns_broken": 0}
+    bounded(dialogue("hell"))
+    assert team.counts == {"dialogue_turns": 2, "dialogue_turns_broken": 1}

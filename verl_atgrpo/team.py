@@ -29,7 +29,7 @@ GroupScoreFunction = Callable[[Sequence[Any]], Sequence[Score] | Awaitable[Seque
 Scheme = Literal["tree", "parallel", "evaluate"]
 Selection = Literal["greedy", "first", "random", "softmax"]
 T = TypeVar("T")
-_TAKEN = ("decisions", "failure", "generated_tokens", "tool_calls")
+_TAKEN = ("counts", "decisions", "failure", "generated_tokens")
 """Attributes of a team that its class does not have."""
 _SCOPE: contextvars.ContextVar[tuple[object, str]] = contextvars.ContextVar("scope", default=(None, ""))
 """The team whose candidate is being scored, and the scope of decisions that its score makes."""
@@ -79,6 +79,21 @@ OnScoreError = Callable[[str, int, str, Exception], None]
 """Agent, turn, reply and what scoring the reply raised."""
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Where an answer ends earlier than the policy's own settings say."""
+
+    max_tokens: int | None = None
+    """Most tokens; the policy's `max_response_length` if it is smaller."""
+    stop: tuple[str, ...] = ()
+    """Texts at which it ends. They are among its tokens and not in its text."""
+
+    def cut(self, text: str) -> str:
+        """Returns a text up to the first of the stop texts."""
+        ends = [place for stop in self.stop if (place := text.find(stop)) >= 0]
+        return text[: min(ends)] if ends else text
+
+
 class Sampler(Protocol):
     """The source of a team's candidates: verl's servers, a local model or a script."""
 
@@ -99,7 +114,7 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class ToolSampler(Sampler, Protocol):
-    """A source of candidates that may call tools."""
+    """A source of candidates that may call tools and end early."""
 
     def encode_with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Returns the token ids of a prompt in which the tools are described.
@@ -108,6 +123,12 @@ class ToolSampler(Sampler, Protocol):
             EpisodeFailed: the prompt is too long for the policy.
             ToolError: its chat template knows no tools.
         """
+        ...
+
+    async def generate(
+        self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: Limits | None = None
+    ) -> Generation:
+        """As `Sampler.generate`, within limits."""
         ...
 
     async def parse(self, generation: Generation, tools: Sequence[Tool]) -> Reply:
@@ -165,6 +186,8 @@ class Decision:
     """Whether its candidates are rows of the update."""
     k: int = 1
     """The number of its candidates in the scheme `tree`, and at a branch point."""
+    limits: Limits | None = None
+    """Where its candidates end early."""
 
     @property
     def name(self) -> str:
@@ -210,6 +233,7 @@ class Request:
     candidates: int | None = None
     train: bool = True
     tools: tuple[Tool, ...] = ()
+    limits: Limits | None = None
 
 
 class _NotScored(Exception):
@@ -258,6 +282,8 @@ class Agent:
         candidates: int | None = None,
         train: bool = True,
         tools: Sequence[ToolSource] = (),
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
     ) -> Candidate:
         """Samples this agent's candidates for `prompt`, scores them and returns the committed one.
 
@@ -273,17 +299,22 @@ class Agent:
                 user. It has one candidate unless `candidates` says more.
             tools: typed functions or OpenAI schemas that the reply may call. Nothing is called here (`tools.use_tools`
                 does that); scores get a `tools.Reply`, and the returned candidate has `tool_calls`.
+            max_tokens: most tokens of a reply, if fewer than `data.max_response_length`.
+            stop: texts at which a reply ends; they are not in its text.
 
         Raises:
             EpisodeFailed: a candidate could not be sampled; the environment should not catch it.
             ToolError: something is no tool, or the policy's chat template knows none.
-            ValueError: `candidates` is too small, or both `score` and `score_all` are given.
+            ValueError: `candidates` or `max_tokens` is too small, or both `score` and `score_all` are given.
         """
         if score is not None and score_all is not None:
             raise ValueError(f"agent {self.name!r}: both score and score_all are given; use one")
         if candidates is not None and candidates < 1 + train:
             raise ValueError(f"agent {self.name!r}: candidates={candidates}, and train={train} needs {1 + train}")
-        request = Request(prompt, score, score_all, candidates, train, tools_of(tools))
+        if max_tokens is not None and max_tokens < 1:
+            raise ValueError(f"agent {self.name!r}: max_tokens={max_tokens} is less than 1")
+        limits = Limits(max_tokens, tuple(stop)) if max_tokens is not None or stop else None
+        request = Request(prompt, score, score_all, candidates, train, tools_of(tools), limits)
         return await self._team._decide(self.name, request)
 
 
@@ -323,11 +354,7 @@ class Team:
             ValueError: an agent's name is no identifier, or is an attribute of Team.
         """
         for name in agents:
-            if (
-                not name.isidentifier()
-                or hasattr(Team, name)
-                or name in ("decisions", "failure", "generated_tokens", "tool_calls")
-            ):
+            if not name.isidentifier() or hasattr(Team, name) or name in _TAKEN:
                 raise ValueError(f"agent name {name!r}: use an identifier other than the attributes of Team")
         self._policy_of = dict(agents)
         self._policies = policies
@@ -348,8 +375,12 @@ class Team:
         self._active: set[asyncio.Task[object]] = set()
         self.decisions: list[Decision] = []
         self.generated_tokens = 0
-        self.tool_calls: Counter[str] = Counter()
-        """Calls of all candidates: `parsed` and `unparsed`."""
+        self.counts: Counter[str] = Counter()
+        """Tool calls of all candidates (`tool_calls_parsed`, `tool_calls_unparsed`), and the decisions that continue a
+        dialogue, with those among them whose prompt does not begin with the tokens so far (`dialogue_turns`,
+        `dialogue_turns_broken`)."""
+        self._dialogues: dict[str, tuple[list[Message], list[int]]] = {}
+        """Messages and tokens of the last decision, by scope and agent."""
         self.failure: EpisodeFailed | ReplayError | None = None
         """The first failure of a decision. The episode has failed even if the environment catches the exception."""
 
@@ -375,7 +406,8 @@ class Team:
         options, train = self._options, request.train
         k = request.candidates or (options.agent_candidates.get(agent, options.candidates) if train else 1)
         # Prompt and candidates follow.
-        asked = Decision(agent, turn, self._policy_of[agent], [], (), 0, scope=scope, order=order, trained=train, k=k)
+        policy, limits = self._policy_of[agent], request.limits
+        asked = Decision(agent, turn, policy, [], (), 0, scope, order, trained=train, k=k, limits=limits)
         running = asyncio.current_task()
         assert running is not None  # coroutines run in tasks
         self._active.add(running)
@@ -460,7 +492,8 @@ class Team:
 
     async def _sample_and_commit(self, asked: Decision, request: Request) -> Decision:
         """Returns a decision that has neither prompt nor candidates yet with both."""
-        asked = replace(asked, prompt_ids=self._encode(asked, request))
+        messages = as_messages(request.prompt)
+        asked = replace(asked, prompt_ids=self._encode(asked, messages, request.tools))
         replayed = self._replayed.get(f"{asked.agent}.{asked.turn}") if asked.scope == self._path else None
         if replayed is not None and replayed.prompt_ids != asked.prompt_ids:
             raise ReplayError(f"the decision {asked.agent}.{asked.turn} has another prompt")
@@ -496,6 +529,8 @@ class Team:
         # Seeded by decision, not by episode: agents that act concurrently finish in any order.
         rng = random.Random(stable_hash(self._seed, "selection", *_parts(asked)))
         committed = select(rewards, options.selection, rng, options.softmax_temperature)
+        said = [*asked.prompt_ids, *sampled[committed].generation.token_ids]
+        self._dialogues[f"{asked.scope}{asked.agent}"] = messages, said
         return replace(asked, candidates=tuple(sampled), committed=committed)
 
     async def sample_candidate(self, decision: Decision, index: int) -> Generation:
@@ -504,28 +539,41 @@ class Team:
         Raises EpisodeFailed if sampling failed.
         """
         seed = None if self._seed is None else stable_hash(self._seed, *_parts(decision), index) & 0x7FFFFFFF
-        policy = self._policies[decision.policy]
-        generation = await policy.generate(f"{self._episode_id}.{decision.name}", decision.prompt_ids, seed)
+        request = f"{self._episode_id}.{decision.name}", decision.prompt_ids, seed
+        if decision.limits is None:
+            generation = await self._policies[decision.policy].generate(*request)
+        else:
+            generation = await self._tool_sampler(decision).generate(*request, decision.limits)
         self.generated_tokens += generation.tokens
         if not generation.tokens:
             where = f"agent {decision.agent!r}, turn {decision.turn}"
             raise EpisodeFailed("empty", f"{where}: the engine returned no tokens")
         return generation
 
-    def _encode(self, asked: Decision, request: Request) -> list[int]:
-        """Returns the token ids of a decision's prompt; raises ToolError if the policy cannot be given its tools."""
-        policy, messages = self._policies[asked.policy], as_messages(request.prompt)
-        if not request.tools:
-            return policy.encode(messages)
+    def _encode(self, asked: Decision, messages: list[Message], tools: Sequence[Tool]) -> list[int]:
+        """Returns the token ids of a decision's prompt, and counts whether they continue the agent's last one.
+
+        Raises ToolError if the policy cannot be given the tools.
+        """
+        policy = self._policies[asked.policy]
+        if not tools:
+            prompt_ids = policy.encode(messages)
+        else:
+            prompt_ids = self._tool_sampler(asked).encode_with_tools(messages, tools)
+        before, said = self._dialogues.get(f"{asked.scope}{asked.agent}", ([], []))
+        if before and len(messages) > len(before) and messages[: len(before)] == before:
+            self.counts.update(dialogue_turns=1, dialogue_turns_broken=int(prompt_ids[: len(said)] != said))
+        return prompt_ids
+
+    def _tool_sampler(self, asked: Decision) -> ToolSampler:
+        policy = self._policies[asked.policy]
         if not isinstance(policy, ToolSampler):
-            raise ToolError(f"agent {asked.agent!r}: a {type(policy).__name__} cannot be given tools")
-        return policy.encode_with_tools(messages, request.tools)
+            raise ToolError(f"agent {asked.agent!r}: a {type(policy).__name__} knows no tools and limits")
+        return policy
 
     async def _parse(self, generation: Generation, asked: Decision, index: int, tools: Sequence[Tool]) -> Reply:
-        policy = self._policies[asked.policy]
-        assert isinstance(policy, ToolSampler)  # it has encoded the prompt
-        reply = await policy.parse(generation, tools)
-        self.tool_calls.update(parsed=len(reply.calls), unparsed=reply.unparsed)
+        reply = await self._tool_sampler(asked).parse(generation, tools)
+        self.counts.update(tool_calls_parsed=len(reply.calls), tool_calls_unparsed=reply.unparsed)
         return reply.with_ids(asked.name, index)
 
     async def _score(self, answered: Candidate, asked: Decision, score: ScoreFunction | None) -> Candidate:
@@ -674,12 +722,16 @@ class ScriptedPolicy:
             generation.text.partition("<tool_call>")[0], calls=tuple(calls), unparsed=unparsed, raw=generation.text
         )
 
-    async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
+    async def generate(
+        self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: Limits | None = None
+    ) -> Generation:
         """Returns the script's next answer to this prompt, with log-probs of 0."""
         prompt = "".join(map(chr, prompt_ids))
-        text = self.script(prompt, self.calls[prompt])
+        whole = self.script(prompt, self.calls[prompt])
         self.calls[prompt] += 1
-        return Generation([ord(char) for char in text], [0.0] * len(text), text)
+        text = whole if limits is None else limits.cut(whole[: limits.max_tokens])
+        truncated = limits is not None and limits.max_tokens is not None and len(whole) > limits.max_tokens
+        return Generation([ord(char) for char in text], [0.0] * len(text), text, truncated)
 
 
 class ScriptedTeam(Team):

@@ -21,7 +21,7 @@ from verl_atgrpo.team import (
     Candidate,
     EpisodeRecord,
     Generation,
-    Prompt,
+    Limits,
     Request,
     ScriptedPolicy,
     ScriptedTeam,
@@ -316,19 +316,25 @@ class WatchedTeam(ScriptedTeam):
                 return await super()._decide(agent, checked)
             # One at a time, in the order of requests: concurrent decisions of one agent are numbered in that order.
             async with self._order:
-                await self._probe(agent, prompt, scored)
+                await self._probe(agent, request, scored)
                 return await super()._decide(agent, checked)
         except (EnvironmentContractError, ScriptError) as fault:
             self.fault = self.fault or fault
             raise
 
-    async def _probe(self, agent: str, prompt: Prompt, score: Callable[[str], Awaitable[Score]]) -> None:
-        policy = self.policies[agent]
-        text = "\n".join(message["content"] for message in as_messages(prompt))
+    async def _probe(self, agent: str, request: Request, score: Callable[[Any], Awaitable[Score]]) -> None:
+        policy, messages = self.policies[agent], as_messages(request.prompt)
+        ids = policy.encode_with_tools(messages, request.tools) if request.tools else policy.encode(messages)
+        text = "".join(map(chr, ids))
         replies = {name: scripts[agent](text, policy.calls[text]) for name, scripts in self.probes.items()}
-        earned = {name: await self._apart(score(reply)) for name, reply in replies.items()}
+
+        async def worth_of(reply: str) -> Score:
+            parsed = await policy.parse(Generation([], [], reply), request.tools) if request.tools else reply
+            return await self._apart(score(parsed))
+
+        earned = {name: await worth_of(reply) for name, reply in replies.items()}
         for name, reply in reversed(replies.items()):
-            if (again := await self._apart(score(reply))) != earned[name]:
+            if (again := await worth_of(reply)) != earned[name]:
                 what = f"{agent!r} earns {earned[name]} for {reply!r:.40}, and {again} when it is scored again"
                 raise self.trial.fault("side effect", self.name, what)
         if self.name == "gold" and self.probes:
@@ -352,7 +358,7 @@ class WatchedTeam(ScriptedTeam):
             policy.calls = before[agent]
         return earned
 
-    async def _checked(self, agent: str, request: Request, reply: str) -> Score:
+    async def _checked(self, agent: str, request: Request, reply: Any) -> Score:
         low, high = self.trial.bounds
         made: Any = Score()
         if request.score_all is not None:
@@ -372,7 +378,9 @@ class WatchedTeam(ScriptedTeam):
 class _EndingPolicy(ScriptedPolicy):
     """Returns one token for every answer: a model ends even an empty answer with one, so that it is no failure."""
 
-    async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
+    async def generate(
+        self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: Limits | None = None
+    ) -> Generation:
         prompt = "".join(map(chr, prompt_ids))
         self.calls[prompt] += 1
         return Generation([0], [0.0], self.script(prompt, self.calls[prompt] - 1))
@@ -391,12 +399,16 @@ def is_finite(value: object) -> bool:
 def is_prompt(prompt: object) -> bool:
     """Returns whether `prompt` is a text or a list of chat messages."""
 
-    def has_text(message: object, key: str) -> bool:
-        return isinstance(message, Mapping) and isinstance(message.get(key), str)
+    def is_message(message: object) -> bool:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            return False
+        content = message.get("content")
+        parts = isinstance(content, list) and all(isinstance(part, Mapping) for part in content)
+        return isinstance(content, str) or parts or (content is None and bool(message.get("tool_calls")))
 
     if isinstance(prompt, str) or not isinstance(prompt, Sequence):
         return isinstance(prompt, str)
-    return len(prompt) > 0 and all(has_text(message, "role") and has_text(message, "content") for message in prompt)
+    return len(prompt) > 0 and all(map(is_message, prompt))
 
 
 def _decided(record: EpisodeRecord) -> dict[str, tuple[list[int], str, Score]]:

@@ -20,8 +20,8 @@ TEMPLATE = (
     "{% endfor %}<|end|>{% endif %}"
     "{% for message in messages %}<|{{ 'user' if message.role == 'tool' else message.role }}|>{{ message.content }}"
     "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function.name }}"
-    "{% for name, value in call.function.arguments.items() %} {{ name }}={{ value }}{% endfor %}</tool_call>{% endfor %}"
-    "<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% for name, value in call.function.arguments.items() %} {{ name }}={{ value }}{% endfor %}</tool_call>"
+    "{% endfor %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
 

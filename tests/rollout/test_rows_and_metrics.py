@@ -337,6 +337,8 @@ def test_rollout_metrics() -> None:
         "rollout/sandbox_reruns": 0,
         "rollout/tool_calls_parsed": 0,
         "rollout/tool_calls_unparsed": 0,
+        "rollout/dialogue_turns": 0,
+        "rollout/dialogue_turns_broken": 0,
     }
     assert set(rollout_metrics({}).values()) == {0.0}
 

@@ -10,7 +10,7 @@ from typing import Any
 from verl_atgrpo.environment import Message
 from verl_atgrpo.evaluation.episodes import PolicyUnusable
 from verl_atgrpo.evaluation.sources import Endpoint, key_of
-from verl_atgrpo.team import EpisodeFailed, Generation
+from verl_atgrpo.team import EpisodeFailed, Generation, Limits
 from verl_atgrpo.tools import Reply, Tool, ToolCall
 
 _RETRIES = 8
@@ -99,7 +99,9 @@ class EndpointPolicy:
         assert generation.reply is not None
         return generation.reply
 
-    async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
+    async def generate(
+        self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: Limits | None = None
+    ) -> Generation:
         """Samples one answer.
 
         Raises:
@@ -108,9 +110,13 @@ class EndpointPolicy:
         """
         asked = json.loads("".join(map(chr, prompt_ids)))
         openai = self._openai
+        if limits is not None and limits.stop:
+            asked["stop"] = list(limits.stop)
+        if limits is not None and limits.max_tokens is not None:
+            asked["max_tokens"] = min(limits.max_tokens, self._request["max_tokens"])
         try:
             answer = await asyncio.wait_for(
-                self._client.chat.completions.create(**asked, seed=seed, **self._request), self._timeout
+                self._client.chat.completions.create(**{**self._request, **asked}, seed=seed), self._timeout
             )
         except (asyncio.TimeoutError, openai.APITimeoutError) as error:
             raise EpisodeFailed("timeout", f"{self._endpoint}: no answer within {self._timeout} s") from error

@@ -10,7 +10,7 @@ from typing import Any
 
 from verl_atgrpo.environment import Message
 from verl_atgrpo.rollout.chat import Chat
-from verl_atgrpo.team import EpisodeFailed, Generation
+from verl_atgrpo.team import EpisodeFailed, Generation, Limits
 from verl_atgrpo.tools import Reply, Tool
 
 
@@ -51,13 +51,19 @@ class ServedPolicy:
         """Returns calls, thought and text of an answer."""
         return await self.chat.parse(generation.token_ids, tools)
 
-    async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
+    async def generate(
+        self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: Limits | None = None
+    ) -> Generation:
         """Samples one answer; candidates of a decision go to the same replica and share its prefix cache.
 
         Raises EpisodeFailed on a time-out or an aborted request, as does the client on an engine error.
         """
         self.counts["candidates"] += 1
-        params = {**self.sampling_params, "max_tokens": self.max_response_length}
+        within = limits or Limits()
+        most = min(self.max_response_length, within.max_tokens or self.max_response_length)
+        params = {**self.sampling_params, "max_tokens": most}
+        if within.stop:
+            params |= {"stop": list(within.stop), "detokenize": True}  # vLLM looks for it in the text
         if seed is not None:
             params["seed"] = seed
         try:
@@ -69,6 +75,9 @@ class ServedPolicy:
         if output.stop_reason == "aborted":
             raise EpisodeFailed("engine", "the server aborted the request")
         token_ids = list(output.token_ids)
+        decoded = self.chat.tokenizer.decode(token_ids, skip_special_tokens=True)
+        text = within.cut(decoded)
+        ended = text != decoded or (bool(token_ids) and token_ids[-1] == self.chat.tokenizer.eos_token_id)
         version = output.extra_fields.get("min_global_steps"), output.extra_fields.get("max_global_steps")
         cached_tokens = output.extra_fields.get("num_cached_tokens") or 0
         self.counts["prompt_tokens"] += len(prompt_ids)
@@ -76,8 +85,8 @@ class ServedPolicy:
         return Generation(
             token_ids=token_ids,
             log_probs=list(output.log_probs or ()),
-            text=self.chat.tokenizer.decode(token_ids, skip_special_tokens=True),
-            truncated=len(token_ids) >= self.max_response_length and token_ids[-1] != self.chat.tokenizer.eos_token_id,
+            text=text,
+            truncated=len(token_ids) >= most and not ended,
             weights_version=(version[0] or 0, version[1] or 0),
             resumed=output.extra_fields.get("resumed", 0),
             cached_tokens=cached_tokens,

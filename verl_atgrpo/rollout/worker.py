@@ -233,7 +233,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
                     self._report.counts.update(policy.counts)
                 for team in teams:
                     self._report.counts["tokens"] += team.generated_tokens
-                    self._report.counts.update({f"tool_calls_{kind}": n for kind, n in team.tool_calls.items()})
+                    self._report.counts.update(team.counts)
 
     async def _write(
         self, prompt: dict[str, Any], session: int, result: EpisodeRecord | BaseException, validate: bool
