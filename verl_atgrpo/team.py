@@ -16,11 +16,15 @@ import random
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from verl_atgrpo.environment import Environment, Message, Outcome, Score, Split, stable_hash
 from verl_atgrpo.tools import Reply, Tool, ToolCall, ToolError, ToolSource, text_of, tools_of
+
+if TYPE_CHECKING:
+    from verl_atgrpo.endpoints import CallScore, Endpoint
 
 Prompt = str | Sequence[Message]
 ScoreFunction = Callable[[Any], Score | Awaitable[Score]]
@@ -394,6 +398,41 @@ class Team:
 
     def __getitem__(self, name: str) -> Agent:
         return self.__getattr__(name)
+
+    def serve(
+        self,
+        score: CallScore | None = None,
+        *,
+        agents: Sequence[str] | None = None,
+        host: str = "127.0.0.1",
+        max_turns: int = 64,
+        timeout: float | None = None,
+    ) -> AbstractAsyncContextManager[Mapping[str, Endpoint]]:
+        """Opens an OpenAI-compatible endpoint for each agent, as `async with team.serve() as urls`.
+
+        What a decision raises other than `EpisodeFailed`, such as a defect of `score`, is raised at the end of the
+        `async with`.
+
+        Args:
+            score: (agent, messages, reply) -> Score of a chat completion; None scores 0: train by the outcome
+                (`at_grpo.scheme` `branch` or `parallel`) then.
+            agents: those that are served; None for all.
+            host: where to listen. The keys are the only protection on other addresses than the loopback.
+            max_turns: most completions of each agent; further requests are refused.
+            timeout: seconds after which requests are refused and those in flight end; None for no limit.
+        """
+        from verl_atgrpo.endpoints import serve
+
+        served = list(self._policy_of) if agents is None else [self[agent].name for agent in agents]
+        return serve(self, served, score, host=host, max_turns=max_turns, timeout=timeout)
+
+    def policy_name(self, agent: str) -> str:
+        """Returns the policy of an agent."""
+        return self._policy_of[agent]
+
+    def sampling_of(self, agent: str) -> Mapping[str, Any]:
+        """Returns the sampling parameters of an agent's policy, as far as they are known."""
+        return getattr(self._policies[self._policy_of[agent]], "sampling_params", {})
 
     async def _decide(self, agent: str, request: Request) -> Candidate:
         if self._closed:

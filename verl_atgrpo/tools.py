@@ -46,6 +46,12 @@ def text_of(message: Message) -> str:
     return "\n".join(map(str, texts))
 
 
+def split_thought(raw: str) -> tuple[str, str]:
+    """Returns what an answer thought, up to its last `</think>`, and the rest; all of it is the rest without one."""
+    thought, ended, said = raw.rpartition("</think>")
+    return (thought.partition("<think>")[2].strip() or thought.strip(), said.strip()) if ended else ("", raw)
+
+
 class ToolError(ValueError):
     """A tool, or the policy that is to call it, cannot be used; ends the run."""
 

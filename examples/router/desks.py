@@ -96,5 +96,5 @@ SHOWN = Demonstrator(
     demonstrate,
     response_length=4,
     words=("desk of ", "number of ", "none", *DESKS, *THINGS),
-    training={"clean_steps": 500, "noise": 0.3},
+    training={"clean_steps": 500, "noisy_steps": 400, "noise": 0.3},
 )

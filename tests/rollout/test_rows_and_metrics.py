@@ -339,6 +339,7 @@ def test_rollout_metrics() -> None:
         "rollout/tool_calls_unparsed": 0,
         "rollout/dialogue_turns": 0,
         "rollout/dialogue_turns_broken": 0,
+        "rollout/endpoint_requests_refused": 0,
     }
     assert set(rollout_metrics({}).values()) == {0.0}
 

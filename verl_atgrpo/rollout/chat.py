@@ -9,9 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from verl_atgrpo.environment import Message
-from verl_atgrpo.tools import Reply, Tool, ToolCall, ToolError, text_of
-
-_THOUGHT_ENDS = "</think>"
+from verl_atgrpo.tools import Reply, Tool, ToolCall, ToolError, split_thought, text_of
 
 
 @dataclass
@@ -71,19 +69,14 @@ class Chat:
         if ids and ids[-1] == self.tokenizer.eos_token_id:
             ids.pop()  # the parsers keep it in the text
         raw = self.tokenizer.decode(ids, skip_special_tokens=True)
-        thought, ended, said = raw.rpartition(_THOUGHT_ENDS)
-        if ended:  # what it thought may contain calls that it did not make
+        thought, said = split_thought(raw)
+        if said != raw:  # what it thought may contain calls that it did not make
             ids = self.tokenizer.encode(said, add_special_tokens=False)
         text, found = await self._parser.extract_tool_calls(ids, _schemas(tools))
         calls = tuple(ToolCall(call.name, call.arguments) for call in found)
         begun = said.count(getattr(self._parser, "tool_call_start_token", None) or "\0")
-        return Reply(
-            text=(text if calls else said).strip(),
-            reasoning=thought.partition("<think>")[2].strip() or thought.strip(),
-            calls=calls,
-            unparsed=max(0, begun - len(calls)),
-            raw=raw,
-        )
+        left = (text if calls else said).strip()
+        return Reply(left, thought, calls, unparsed=max(0, begun - len(calls)), raw=raw)
 
 
 def _schemas(tools: Sequence[Tool]) -> list[Any]:

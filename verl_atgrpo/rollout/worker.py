@@ -20,6 +20,7 @@ from verl_atgrpo.branching import play_branched
 from verl_atgrpo.compat import freeze_startup_objects
 from verl_atgrpo.config.policies import job_of
 from verl_atgrpo.config.schema import AtGrpoConfig
+from verl_atgrpo.endpoints import drain_refused
 from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.rollout.rows import (
@@ -106,6 +107,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         """Returns and resets the counts."""
         report, self._report = self._report, WorkerReport(error=self._report.error)
         report.counts.update(POOL.drain_counts())
+        report.counts["endpoint_requests_refused"] += drain_refused()
         return report
 
     async def _run_prompt(

@@ -1,0 +1,428 @@
+"""The agents' endpoints, by the real OpenAI client: what a completion is, and what wrong requests come to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import pytest
+from fakes.scripted_policy import Play
+from waiting import HANG
+
+openai = pytest.importorskip("openai")
+
+import aiohttp
+
+from verl_atgrpo.endpoints import MOST_BYTES, Endpoint, drain_refused, server_of
+from verl_atgrpo.environment import Message, Outcome, Score
+from verl_atgrpo.team import EpisodeFailed, Generation, ScriptedPolicy, ScriptedTeam, Team, TeamOptions, play
+from verl_atgrpo.tools import Reply
+
+T = TypeVar("T")
+SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
+CALL = '<tool_call>{"name": "search", "arguments": {"query": "x"}}</tool_call>'
+ASK: list[Any] = [{"role": "user", "content": "hi"}]
+
+
+def served(main: Coroutine[Any, Any, T]) -> T:
+    """Runs `main`, and closes the loop's server."""
+
+    async def whole() -> T:
+        try:
+            return await main
+        finally:
+            await server_of("127.0.0.1").close()
+
+    return asyncio.run(asyncio.wait_for(whole(), HANG))
+
+
+@asynccontextmanager
+async def client(endpoint: Endpoint) -> AsyncIterator[Any]:
+    async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=2) as made:
+        yield made.chat.completions
+
+
+async def post(endpoint: Endpoint, body: Any, key: str | None = None) -> tuple[int, Any]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Authorization": f"Bearer {endpoint.api_key if key is None else key}"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{endpoint.base_url}/chat/completions", data=data, headers=headers) as answer,
+    ):
+        return answer.status, await answer.json()
+
+
+def team_of(script: Callable[[str, int], str], **options: Any) -> ScriptedTeam:
+    return ScriptedTeam({"planner": script, "worker": lambda prompt, k: "worker"}, **options)
+
+
+# ------------------------------------------------------------------ completions
+
+
+def test_a_completion_is_a_decision() -> None:
+    """Three candidates, scored by the environment's method; the best one is the answer."""
+    seen: list[tuple[str, int, str]] = []
+
+    def score(agent: str, messages: Sequence[Message], reply: Reply) -> Score:
+        seen.append((agent, len(messages), reply.text))
+        return Score(local=float(reply.text))
+
+    team = team_of(lambda prompt, k: str(k % 2), candidates=3)
+
+    async def main() -> Any:
+        async with team.serve(score) as urls, client(urls["planner"]) as planner:
+            return await planner.create(model="whatever", messages=ASK)
+
+    answer = served(main())
+    (choice,) = answer.choices
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "1", "stop")
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.model) == (2, 1, "whatever")
+    assert seen == [("planner", 1, text) for text in ("0", "1", "0")]
+    (decision,) = team.decisions
+    assert [candidate.reward for candidate in decision.candidates] == [0, 1, 0] and decision.committed == 1
+
+
+def test_rows_are_those_of_a_native_environment() -> None:
+    """The same episode by `act`: token ids, log-probs, rewards, seeds and names are equal."""
+
+    class Seeded(ScriptedPolicy):
+        async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: Any = None) -> Any:
+            text = f"{decision_id}/{seed}"
+            return Generation([ord(char) for char in text], [-(seed or 0) / 7] * len(text), text)
+
+    def score(agent: str, messages: Sequence[Message], reply: Reply) -> Score:
+        return Score(team=float(len(messages)), local=float(int(reply.text.rpartition("/")[2]) % 5))
+
+    def made() -> Team:
+        policy = Seeded(lambda prompt, k: "")
+        return Team(dict.fromkeys(("planner", "worker"), "shared"), {"shared": policy}, TeamOptions(3), seed=11)
+
+    async def native(team: Team) -> Outcome:
+        first = await team.planner.act(ASK, lambda reply: score("planner", ASK, Reply(reply)))
+        told = [*ASK, {"role": "assistant", "content": first.text}, {"role": "user", "content": "more"}]
+        await team.worker.act(told, lambda reply: score("worker", told, reply), tools=[SEARCH])
+        return Outcome(True)
+
+    async def foreign(team: Team) -> Outcome:
+        async with team.serve(score) as urls, client(urls["planner"]) as planner, client(urls["worker"]) as worker:
+            first = (await planner.create(model="m", messages=ASK)).choices[0].message
+            told: list[Any] = [*ASK, {"role": "assistant", "content": first.content}]
+            told.append({"role": "user", "content": "more"})
+            await worker.create(model="m", messages=told, tools=[SEARCH])
+        return Outcome(True)
+
+    records = [served(play(Play(workflow), 0, made())) for workflow in (native, foreign)]
+    first, second = ([(one.name, one.prompt_ids, one.candidates) for one in record.decisions] for record in records)
+    assert first == second
+    assert len(first[1][2]) == 3
+
+
+def test_tool_calls_in_openais_form_and_back() -> None:
+    team = team_of(lambda prompt, k: "done" if "found" in prompt else f"I look.{CALL}")
+
+    async def main() -> Any:
+        async with team.serve() as urls, client(urls["planner"]) as planner:
+            first = await planner.create(model="m", messages=ASK, tools=[SEARCH])
+            message = first.choices[0].message
+            result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "found"}
+            history = [*ASK, message.model_dump(exclude_none=True), result]
+            second = await planner.create(model="m", messages=history, tools=[SEARCH])
+            none = await planner.create(model="m", messages=ASK, tools=[SEARCH], tool_choice="none")
+            return first.choices[0], second.choices[0], none.choices[0]
+
+    called, answered, none = served(main())
+    assert called.finish_reason == "tool_calls" and called.message.content == "I look."
+    assert called.message.tool_calls[0].function.name == "search"
+    assert json.loads(called.message.tool_calls[0].function.arguments) == {"query": "x"}
+    assert (answered.finish_reason, answered.message.content, answered.message.tool_calls) == ("stop", "done", None)
+    assert none.message.content == f"I look.{CALL}", "no tools are shown, so nothing is read as a call"
+
+
+def test_thoughts_are_apart() -> None:
+    team = team_of(lambda prompt, k: "<think>so</think>\nYes.")
+
+    async def main() -> Any:
+        async with team.serve() as urls, client(urls["planner"]) as planner:
+            return (await planner.create(model="m", messages=ASK)).choices[0].message
+
+    message = served(main())
+    assert (message.content, message.reasoning_content) == ("Yes.", "so")
+
+
+def test_streams_have_the_same_content() -> None:
+    team = team_of(lambda prompt, k: f"I look.{CALL}")
+
+    async def main() -> tuple[list[Any], Any]:
+        async with team.serve() as urls, client(urls["planner"]) as planner:
+            stream = await planner.create(
+                model="m", messages=ASK, tools=[SEARCH], stream=True, stream_options={"include_usage": True}
+            )
+            chunks = [chunk async for chunk in stream]
+            return chunks[:-1], chunks[-1]
+
+    chunks, last = served(main())
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "I look."
+    (call,) = chunks[0].choices[0].delta.tool_calls
+    assert (call.index, call.function.name) == (0, "search")
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    assert last.choices == [] and last.usage.completion_tokens == len(f"I look.{CALL}")
+
+
+def test_limits_and_several_choices() -> None:
+    team = team_of(lambda prompt, k: f"{k}: a. b. c", candidates=1)
+
+    async def main() -> Any:
+        async with team.serve() as urls, client(urls["planner"]) as planner:
+            short = await planner.create(model="m", messages=ASK, max_completion_tokens=4)
+            stopped = await planner.create(model="m", messages=ASK, stop=". ")
+            several = await planner.create(model="m", messages=ASK, n=3)
+            return short.choices[0], stopped.choices[0], several.choices
+
+    short, stopped, several = served(main())
+    assert (short.message.content, short.finish_reason) == ("0: a", "length")
+    assert (stopped.message.content, stopped.finish_reason) == ("1: a", "stop")
+    assert [(one.index, one.message.content) for one in several] == [(n, f"{n + 2}: a. b. c") for n in range(3)]
+    assert [one.turn for one in team.decisions] == [0, 1, 2, 3, 4], "each choice is a decision of its own"
+
+
+# ------------------------------------------------------------------ keys
+
+
+def test_a_key_opens_its_own_agent_while_its_episode_lasts() -> None:
+    first, second = (team_of(lambda prompt, k, name=name: name) for name in ("first", "second"))
+
+    async def main() -> list[Any]:
+        async with first.serve() as ours:
+            async with second.serve() as theirs:
+                late = theirs["planner"]
+                ok = await post(theirs["planner"], {"messages": ASK})
+                worker = await post(theirs["worker"], {"messages": ASK})
+                wrong = [await post(late, {"messages": ASK}, key) for key in ("", "atgrpo-x", "planner")]
+                assert (await post(ours["planner"], {"messages": ASK}))[1]["choices"][0]["message"][
+                    "content"
+                ] == "first"
+            assert late.base_url == ours["planner"].base_url
+            return [ok, worker, *wrong, await post(late, {"messages": ASK})]
+
+    drain_refused()
+    ok, worker, *refused = served(main())
+    assert ok[1]["choices"][0]["message"]["content"] == "second"
+    assert worker[1]["choices"][0]["message"]["content"] == "worker"
+    assert [status for status, _ in refused] == [401] * 4
+    assert {body["error"]["code"] for _, body in refused} == {"invalid_api_key"}
+    assert drain_refused() == 4 and drain_refused() == 0
+    assert [len(team.decisions) for team in (first, second)] == [1, 2]
+
+
+def test_keys_do_not_appear_in_texts() -> None:
+    async def main() -> tuple[Mapping[str, Endpoint], Mapping[str, Endpoint]]:
+        async with team_of(lambda prompt, k: "").serve() as urls, team_of(lambda prompt, k: "").serve() as others:
+            return urls, others
+
+    urls, others = served(main())
+    keys = [one.api_key for one in (*urls.values(), *others.values())]
+    assert len(set(keys)) == 4 and min(map(len, keys)) > 30
+    assert not any(key in repr(urls) for key in keys)
+
+
+def test_only_the_loopback_listens_by_default() -> None:
+    async def main() -> str:
+        async with team_of(lambda prompt, k: "").serve(agents=["worker"]) as urls:
+            assert set(urls) == {"worker"}
+            return urls["worker"].base_url
+
+    assert served(main()).startswith("http://127.0.0.1:")
+    with pytest.raises(AttributeError, match="no agent 'boss'"):
+        team_of(lambda prompt, k: "").serve(agents=["boss"])
+
+
+# ------------------------------------------------------------------ wrong requests
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "told"),
+    [
+        (b"{", 400, "body: Invalid JSON"),
+        ({}, 400, "messages: Field required"),
+        ({"messages": []}, 400, "messages: List should have at least 1 item"),
+        ({"messages": ASK, "colour": "red"}, 400, "colour: Extra inputs are not permitted"),
+        ({"messages": ASK, "seed": 3}, 400, "seed: Extra inputs are not permitted"),
+        ({"messages": ASK, "tool_choice": "required"}, 400, "tool_choice: Input should be 'auto' or 'none'"),
+        ({"messages": ASK, "response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({"messages": ASK, "presence_penalty": 0.5}, 400, "presence_penalty"),
+        ({"messages": ASK, "max_tokens": 0}, 400, "max_tokens"),
+        ({"messages": ASK, "n": 65}, 400, "n: Input should be less than or equal to 64"),
+        ({"messages": ASK, "tools": [{"type": "function"}]}, 400, "tools.0.function: Field required"),
+        (b'{"messages": [{"content": "' + b"x" * MOST_BYTES + b'"}]}', 413, "more than"),
+    ],
+)
+def test_a_request_that_cannot_be_heeded_is_refused(body: Any, status: int, told: str) -> None:
+    team = team_of(lambda prompt, k: "")
+
+    async def main() -> tuple[int, Any]:
+        async with team.serve() as urls:
+            return await post(urls["planner"], body)
+
+    found, said = served(main())
+    assert found == status and told in said["error"]["message"]
+    assert not team.decisions
+
+
+def test_the_policys_own_sampling_parameters_are_accepted_and_others_not() -> None:
+    team = team_of(lambda prompt, k: "")
+    team.policies["planner"].sampling_params = {"temperature": 1.0, "top_p": 1.0}  # type: ignore[attr-defined]
+
+    async def main() -> list[Any]:
+        async with team.serve() as urls:
+            own = {"temperature": 1, "top_p": 1.0, "frequency_penalty": 0.0}
+            return [await post(urls["planner"], {"messages": ASK, **more}) for more in (own, {"temperature": 0.2})]
+
+    (first, _), (second, said) = served(main())
+    assert (first, second) == (503, 400), "the script's empty reply fails the first"
+    assert said["error"]["message"].startswith("temperature=0.2: the policy samples with 1, as its recipe says")
+
+
+def test_other_paths_are_named() -> None:
+    async def main() -> tuple[int, Any, Any]:
+        async with team_of(lambda prompt, k: "").serve() as urls, aiohttp.ClientSession() as session:
+            base, headers = urls["planner"].base_url, {"Authorization": f"Bearer {urls['planner'].api_key}"}
+            async with session.post(f"{base}/responses", json={}) as answer:
+                status, other = answer.status, await answer.json()
+            async with session.get(f"{base}/models", headers=headers) as answer:
+                return status, other, await answer.json()
+
+    status, other, models = served(main())
+    assert status == 404 and "use POST /v1/chat/completions" in other["error"]["message"]
+    assert [one["id"] for one in models["data"]] == ["planner"]
+
+
+# ------------------------------------------------------------------ limits, failures, disconnects
+
+
+def test_turns_and_time_are_limited() -> None:
+    async def hang(*_: Any) -> Score:
+        await asyncio.Event().wait()
+        return Score()
+
+    team, slow = team_of(lambda prompt, k: "x"), team_of(lambda prompt, k: "x")
+
+    async def main() -> list[Any]:
+        async with team.serve(max_turns=2) as urls:
+            turns = [await post(urls["planner"], {"messages": ASK}) for _ in range(3)]
+            turns.append(await post(urls["worker"], {"messages": ASK}))
+        async with slow.serve(hang, timeout=0.05) as urls:
+            # The first is in flight when the time ends, the second comes later.
+            return [*turns, *[await post(urls["planner"], {"messages": ASK}) for _ in range(2)]]
+
+    answers = served(main())
+    assert [status for status, _ in answers] == [200, 200, 403, 200, 403, 403]
+    assert answers[2][1]["error"]["message"] == "planner had its 2 turns"
+    assert [answers[number][1]["error"]["code"] for number in (2, 4, 5)] == ["turn_limit", "time_limit", "time_limit"]
+    assert len(team.decisions) == 3 and not slow.decisions
+
+
+def test_failures_of_the_episode_are_errors_that_are_not_retried() -> None:
+    async def workflow(team: Team) -> Outcome:
+        async with team.serve() as urls, client(urls["planner"]) as planner:
+            try:
+                await planner.create(model="m", messages=ASK)
+            except openai.APIStatusError as error:
+                said.append((error.status_code, error.body["code"]))
+        return Outcome(True)
+
+    class Long(ScriptedPolicy):
+        def encode(self, messages: Sequence[Message]) -> list[int]:
+            raise EpisodeFailed("prompt_too_long", "too long")
+
+    said: list[Any] = []
+    for policy, reason in (
+        (ScriptedPolicy(lambda prompt, k: ""), "no tokens"),
+        (Long(lambda prompt, k: ""), "too long"),
+    ):
+        team = Team({"planner": "p"}, {"p": policy}, TeamOptions(1))
+        with pytest.raises(EpisodeFailed, match=reason):
+            served(play(Play(workflow), 0, team))
+        assert team._started["planner"] == 1, "the client did not try again"
+    assert said == [(503, "episode_failed"), (400, "context_length_exceeded")]
+
+
+def test_a_defect_of_the_score_ends_the_run() -> None:
+    def score(*_: Any) -> Score:
+        raise KeyError("goal")
+
+    async def workflow(team: Team) -> Outcome:
+        async with team.serve(score) as urls:
+            statuses.append((await post(urls["planner"], {"messages": ASK}))[0])
+        return Outcome(True)
+
+    statuses: list[int] = []
+    with pytest.raises(KeyError, match="goal"):
+        served(play(Play(workflow), 0, team_of(lambda prompt, k: "x")))
+    assert statuses == [500]
+
+
+@pytest.mark.parametrize("how", ["client", "episode"])
+def test_a_client_or_an_episode_that_ends_cancels_the_decision_in_the_server(how: str) -> None:
+    sampling, cancelled = asyncio.Event(), asyncio.Event()
+
+    class Slow(ScriptedPolicy):
+        async def generate(self, *_: Any, **__: Any) -> Generation:
+            sampling.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+            raise AssertionError
+
+    team = Team({"planner": "p"}, {"p": Slow(lambda prompt, k: "")}, TeamOptions(1))
+
+    async def main() -> None:
+        async with team.serve() as urls:
+            request = asyncio.create_task(post(urls["planner"], {"messages": ASK}))
+            await sampling.wait()
+            if how == "client":
+                request.cancel()
+                await cancelled.wait()
+        await cancelled.wait()
+        await asyncio.gather(request, return_exceptions=True)
+
+    served(main())
+    assert not team.decisions and not team._active
+
+
+@pytest.mark.parametrize("sessions", [200])
+def test_many_sessions_at_once_keep_their_replies_apart(sessions: int) -> None:
+    async def episode(number: int, go: Callable[[], Awaitable[Any]]) -> bool:
+        team = team_of(lambda prompt, k: f"{number} said {prompt}", candidates=2)
+
+        async def workflow(team: Team) -> Outcome:
+            async with team.serve() as urls, client(urls["planner"]) as planner:
+                await go()
+                for turn in range(3):
+                    asked = [{"role": "user", "content": f"{number}, turn {turn}"}]
+                    said = (await planner.create(model="m", messages=asked)).choices[0].message.content
+                    assert said == f"{number} said {number}, turn {turn}"
+            return Outcome(True)
+
+        record = await play(Play(workflow), 0, team)
+        return record.outcome.success and len(record.decisions) == 3
+
+    async def main() -> list[bool]:
+        left = sessions
+        all_there = asyncio.Event()
+
+        async def go() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                all_there.set()
+            await all_there.wait()
+
+        done = await asyncio.gather(*(episode(number, go) for number in range(sessions)))
+        assert not server_of("127.0.0.1").sessions
+        return done
+
+    assert all(served(main()))

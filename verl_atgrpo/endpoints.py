@@ -1,0 +1,344 @@
+"""An OpenAI-compatible endpoint for every agent of an episode, so that a team of another framework can be trained.
+
+    async with team.serve(score) as urls:
+        client = AsyncOpenAI(base_url=urls["planner"].base_url, api_key=urls["planner"].api_key)
+        ...  # LangGraph, OpenAI Agents SDK, smolagents, Pydantic AI
+
+A chat completion is a decision of the agent whose key the request has: its candidates, their group, seeds and failures
+are those of `Agent.act`, and the committed candidate is the answer. A key is valid within its `async with`, and opens
+its own episode and agent alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import json
+import logging
+import secrets
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from verl_atgrpo.environment import Message, Score
+from verl_atgrpo.tools import Reply, split_thought
+
+if TYPE_CHECKING:
+    from verl_atgrpo.team import Candidate, Team
+
+logger = logging.getLogger(__name__)
+
+MOST_BYTES = 16 * 2**20
+"""Largest body of a request."""
+CallScore = Callable[[str, Sequence[Message], Reply], Score | Awaitable[Score]]
+"""(agent, messages, reply) -> score."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where an agent answers."""
+
+    base_url: str
+    """Ends with /v1."""
+    api_key: str = field(repr=False)
+    model: str = ""
+    """The policy's name; requests may name any model."""
+
+
+class _Function(BaseModel):
+    model_config = ConfigDict(extra="allow")  # `strict` and the like go to the chat template
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class _ToolSchema(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    type: Literal["function"]
+    function: _Function
+
+
+class _StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    include_usage: bool = False
+
+
+class _Asked(BaseModel):
+    """A request. What is listed here is heeded, or has no effect on the answer; all else is refused."""
+
+    model_config = ConfigDict(extra="forbid")
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    model: str = ""
+    n: int | None = Field(None, ge=1, le=64)
+    stop: str | list[str] | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    stream: bool | None = False
+    stream_options: _StreamOptions | None = None
+    tools: list[_ToolSchema] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: Literal[True] | None = None
+    response_format: dict[Literal["type"], Literal["text"]] | None = None
+    logprobs: Literal[False] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    frequency_penalty: float | None = Field(None, ge=0, le=0)
+    presence_penalty: float | None = Field(None, ge=0, le=0)
+    # For the books of a provider.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+
+
+class _Refused(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, status: int, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+@dataclass
+class _Session:
+    """An agent's access to one episode."""
+
+    team: Team
+    agent: str
+    score: CallScore | None
+    max_turns: int
+    deadline: float | None
+    """On the event loop's clock."""
+    turns: int = 0
+    running: set[asyncio.Task[Any]] = field(default_factory=set)
+    defect: Exception | None = None
+    """What a decision raised that is no failure of the episode; ends the run."""
+
+    async def answer(self, asked: _Asked) -> list[Candidate]:
+        """Makes as many decisions as a request asks for answers; raises _Refused if it cannot be had."""
+        from verl_atgrpo.team import EpisodeFailed, gather_or_cancel
+
+        left = None if self.deadline is None else self.deadline - asyncio.get_running_loop().time()
+        if left is not None and left <= 0:
+            raise _Refused(403, "the episode's time is over", "time_limit")
+        if self.turns >= self.max_turns:
+            raise _Refused(403, f"{self.agent} had its {self.max_turns} turns", "turn_limit")
+        own = self.team.sampling_of(self.agent)
+        for name in ("temperature", "top_p"):
+            given = getattr(asked, name)
+            if given is not None and given != own.get(name, given):
+                why = f"{name}={given:g}: the policy samples with {own[name]:g}, as its recipe says; leave it out"
+                raise _Refused(400, why, "sampling_parameter")
+        number = asked.n or 1
+        self.turns += number
+        deciding = gather_or_cancel([self._decide(asked) for _ in range(number)])
+        try:
+            return await asyncio.wait_for(deciding, left)
+        except asyncio.TimeoutError:
+            raise _Refused(403, "the episode's time is over", "time_limit") from None
+        except EpisodeFailed as failed:
+            if failed.reason == "prompt_too_long":
+                raise _Refused(400, str(failed), "context_length_exceeded") from failed
+            raise _Refused(503, str(failed), "episode_failed") from failed
+        except Exception as error:
+            self.defect = self.defect or error
+            raise _Refused(500, f"{type(error).__name__}: {error}", "defect") from error
+
+    async def _decide(self, asked: _Asked) -> Candidate:
+        """Makes the decision that a request asks for."""
+        messages = asked.messages
+        limit = min(filter(None, (asked.max_tokens, asked.max_completion_tokens)), default=None)
+        tools = [] if asked.tool_choice == "none" else asked.tools or []
+        stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
+        score = None if self.score is None else functools.partial(self._scored, messages)
+        schemas = [tool.model_dump(exclude_none=True) for tool in tools]
+        return await self.team[self.agent].act(messages, score, tools=schemas, max_tokens=limit, stop=stop)
+
+    async def _scored(self, messages: Sequence[Message], reply: str | Reply) -> Score:
+        assert self.score is not None
+        if isinstance(reply, str):
+            thought, said = split_thought(reply)
+            reply = Reply(said, thought, raw=reply)
+        made = self.score(self.agent, messages, reply)
+        return await made if inspect.isawaitable(made) else made
+
+
+class EndpointServer:
+    """Serves the agents of all episodes that run in one event loop."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.sessions: dict[str, _Session] = {}
+        self.refused = 0
+        """Requests that were answered with an error."""
+        self._runner: web.AppRunner | None = None
+        self._starting = asyncio.Lock()
+        self.port = 0
+
+    async def start(self) -> None:
+        """Listens on a free port, unless it does already."""
+        async with self._starting:
+            if self._runner is not None:
+                return
+            app = web.Application(client_max_size=MOST_BYTES)
+            app.router.add_post("/v1/chat/completions", self._complete)
+            app.router.add_get("/v1/models", self._models)
+            app.router.add_route("*", "/{path:.*}", self._unknown)
+            # A client that disconnects cancels its decision.
+            runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+            await runner.setup()
+            site = web.TCPSite(runner, self.host, 0, backlog=1024)
+            await site.start()
+            self._runner, self.port = runner, runner.addresses[0][1]
+
+    async def close(self) -> None:
+        """Stops listening."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    def _session(self, request: web.Request) -> _Session:
+        kind, _, key = request.headers.get("Authorization", "").partition(" ")
+        session = self.sessions.get(key.strip()) if kind.lower() == "bearer" else None
+        if session is None:
+            raise _Refused(401, "this key opens no agent of a running episode", "invalid_api_key")
+        return session
+
+    async def _unknown(self, request: web.Request) -> web.StreamResponse:
+        return self._error(_Refused(404, f"{request.method} {request.path}: use POST /v1/chat/completions"))
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        try:
+            session = self._session(request)
+        except _Refused as refused:
+            return self._error(refused)
+        model = {"id": session.agent, "object": "model", "created": 0, "owned_by": "verl-atgrpo"}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        running = asyncio.current_task()
+        assert running is not None
+        try:
+            session = self._session(request)
+            asked = await self._asked(request)
+            session.running.add(running)
+            try:
+                candidates = await session.answer(asked)
+            finally:
+                session.running.discard(running)
+        except _Refused as refused:
+            return self._error(refused)
+        body = _completion(asked, session, candidates)
+        return await _stream(request, asked, body) if asked.stream else web.json_response(body)
+
+    async def _asked(self, request: web.Request) -> _Asked:
+        """Returns a request's content; raises _Refused if it is none that can be answered."""
+        try:
+            return _Asked.model_validate_json(await request.read())
+        except web.HTTPRequestEntityTooLarge:
+            raise _Refused(413, f"the body has more than {MOST_BYTES} bytes", "body_too_large") from None
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            what = ".".join(map(str, wrong["loc"])) or "body"
+            raise _Refused(400, f"{what}: {wrong['msg']}", "invalid_request") from None
+
+    def _error(self, refused: _Refused) -> web.Response:
+        self.refused += 1
+        logger.warning("a request to an agent's endpoint was refused (%d): %s", refused.status, refused)
+        error = {"message": str(refused), "type": "invalid_request_error", "param": None, "code": refused.code}
+        # Clients would try again: a decision that failed is another decision then.
+        return web.json_response({"error": error}, status=refused.status, headers={"x-should-retry": "false"})
+
+
+def _completion(asked: _Asked, session: _Session, candidates: Sequence[Candidate]) -> Any:
+    """Returns an OpenAI chat completion."""
+    choices = []
+    for index, candidate in enumerate(candidates):
+        if candidate.reply is None:
+            thought, said = split_thought(candidate.text)
+            message: dict[str, Any] = {"role": "assistant", "content": said}
+            if thought:
+                message["reasoning_content"] = thought
+        else:
+            message = dict(candidate.reply.message)
+        ended = "tool_calls" if candidate.tool_calls else "length" if candidate.generation.truncated else "stop"
+        choices.append({"index": index, "message": message, "finish_reason": ended, "logprobs": None})
+    asked_of = [one for one in session.team.decisions if one.candidates[one.committed] is candidates[0]]
+    prompt = sum(len(one.prompt_ids) for one in asked_of)
+    new = sum(one.generation.tokens for one in candidates)
+    usage = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+    made = {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion", "created": 0}
+    return {**made, "model": asked.model or session.agent, "choices": choices, "usage": usage}
+
+
+async def _stream(request: web.Request, asked: _Asked, body: Mapping[str, Any]) -> web.StreamResponse:
+    """Sends a completion as server-sent events: whole, because it is chosen among complete candidates."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    base = {**{key: body[key] for key in ("id", "created", "model")}, "object": "chat.completion.chunk"}
+
+    async def send(choices: list[dict[str, Any]], **more: Any) -> None:
+        await response.write(f"data: {json.dumps({**base, 'choices': choices, **more})}\n\n".encode())
+
+    for choice in body["choices"]:
+        delta = dict(choice["message"])
+        calls = delta.pop("tool_calls", [])
+        if calls:
+            delta["tool_calls"] = [{"index": number, **call} for number, call in enumerate(calls)]
+        await send([{"index": choice["index"], "delta": delta, "finish_reason": None}])
+        await send([{"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"]}])
+    if asked.stream_options is not None and asked.stream_options.include_usage:
+        await send([], usage=body["usage"])
+    await response.write(b"data: [DONE]\n\n")
+    await response.write_eof()
+    return response
+
+
+_SERVERS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, EndpointServer]] = weakref.WeakKeyDictionary()
+
+
+def drain_refused() -> int:
+    """Returns how many requests the servers of this process have refused since the last call."""
+    servers = [server for of_loop in _SERVERS.values() for server in of_loop.values()]
+    refused = sum(server.refused for server in servers)
+    for server in servers:
+        server.refused = 0
+    return refused
+
+
+def server_of(host: str) -> EndpointServer:
+    """Returns the server of the running event loop at an address; made when it is first asked for."""
+    servers = _SERVERS.setdefault(asyncio.get_running_loop(), {})
+    return servers.setdefault(host, EndpointServer(host))
+
+
+@asynccontextmanager
+async def serve(
+    team: Team, agents: Sequence[str], score: CallScore | None, *, host: str, max_turns: int, timeout: float | None
+) -> AsyncIterator[Mapping[str, Endpoint]]:
+    """Opens an endpoint for each agent of an episode; see `Team.serve`."""
+    server = server_of(host)
+    await server.start()
+    deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+    shown = f"[{host}]" if ":" in host else host
+    keys = {agent: f"atgrpo-{secrets.token_urlsafe(24)}" for agent in agents}
+    for agent, key in keys.items():
+        server.sessions[key] = _Session(team, agent, score, max_turns, deadline)
+    base_url = f"http://{shown}:{server.port}/v1"
+    try:
+        yield {agent: Endpoint(base_url, key, team.policy_name(agent)) for agent, key in keys.items()}
+    finally:
+        closed = [server.sessions.pop(key) for key in keys.values()]
+        running = {task for session in closed for task in session.running} - {asyncio.current_task()}
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        for session in closed:
+            if session.defect is not None:
+                raise session.defect
