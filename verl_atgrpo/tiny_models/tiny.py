@@ -14,12 +14,19 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from verl_atgrpo.environment import Environment, Message, stable_hash
-from verl_atgrpo.team import EpisodeRecord, Generation, Team, TeamOptions, play
+from verl_atgrpo.rollout.chat import Chat
+from verl_atgrpo.team import EpisodeRecord, Generation, Limits, Team, TeamOptions, play
+from verl_atgrpo.tools import Reply, Tool
 
 PAD, END = "<|pad|>", "<|end|>"
 _SPECIAL = (PAD, END, "<|user|>", "<|assistant|>", "<|system|>", "<|unknown|>")
+# Calls are written as models are to write them (`hermes`), so that a history continues the tokens that were sampled.
 _CHAT_TEMPLATE = (
-    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if tools %}<|system|>tools{% for tool in tools %} {{ tool.function.name }}("
+    "{{ tool.function.parameters.properties | join(',') }}){% endfor %}<|end|>{% endif %}"
+    "{% for message in messages %}<|{{ 'user' if message.role == 'tool' else message.role }}|>{{ message.content }}"
+    '{% for call in message.tool_calls or [] %}<tool_call>{"name": {{ call.function.name | tojson }}, '
+    '"arguments": {{ call.function.arguments | tojson }}}</tool_call>{% endfor %}<|end|>{% endfor %}'
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
@@ -72,6 +79,7 @@ class LocalPolicy:
     def __init__(self, model: Any, tokenizer: Any, max_response_length: int, seed: int = 0) -> None:
         self.model = model
         self.tokenizer = tokenizer
+        self._chat = Chat(tokenizer)
         self._max_response_length = max_response_length
         self._seed = seed
         self._waiting: list[tuple[list[int], asyncio.Future[Generation]]] = []
@@ -79,13 +87,25 @@ class LocalPolicy:
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         """Applies the chat template."""
-        ids: list[int] = self.tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=True, tokenize=True, return_dict=False
-        )
-        return ids
+        return self._chat.encode(messages)
 
-    async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
-        """Samples an answer in a batch with concurrent requests; ignores `seed`, because a batch has one seed."""
+    def encode_with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        """Applies the chat template, with the tools."""
+        return self._chat.encode(messages, tools)
+
+    async def parse(self, generation: Generation, tools: Sequence[Tool]) -> Reply:
+        """Returns calls, thought and text of an answer."""
+        return await self._chat.parse(generation.token_ids, tools)
+
+    async def generate(
+        self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: Limits | None = None
+    ) -> Generation:
+        """Samples an answer in a batch with concurrent requests; ignores `seed`, because a batch has one seed.
+
+        Raises ValueError for limits, because a batch has one length.
+        """
+        if limits is not None:
+            raise ValueError(f"a LocalPolicy has no limits for single answers: {limits}")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Generation] = loop.create_future()
         self._waiting.append((prompt_ids, future))

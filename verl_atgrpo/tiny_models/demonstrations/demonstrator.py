@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_args
 from verl_atgrpo.environment import Environment, Message, Split, make
 from verl_atgrpo.environments.common.moves import MOVES
 from verl_atgrpo.environments.common.records import Record
+from verl_atgrpo.tools import Tool
 
 END = ""
 """Represents the end of an answer in a distribution."""
@@ -31,6 +32,8 @@ class Demonstration:
     choices: list[Choice]
     """Distributions of every token of the answer and of END. Training on distributions instead of sampled tokens takes
     several times fewer examples."""
+    tools: Sequence[Tool] = ()
+    """What the prompt gives it to call."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,194 @@
+"""Teams of other frameworks, with their real packages: the same rows as a native environment; contract; recipes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import HANG
+
+from verl_atgrpo.endpoints import server_of
+from verl_atgrpo.environment import Environment
+from verl_atgrpo.team import EpisodeRecord, Generation, Limits, ScriptedPolicy, Team, TeamOptions, play
+
+FOLDER = Path(__file__).parents[2] / "examples" / "frameworks"
+sys.path += [str(FOLDER), str(FOLDER.parent / "router")]
+EXTRA = "needs the extra `frameworks`"
+
+pytest.importorskip("openai")
+pytestmark = pytest.mark.slow  # the frameworks' imports take seconds
+
+
+class Seeded(ScriptedPolicy):
+    """Replies by a function of the prompt and the seed, as an engine does."""
+
+    def __init__(self, reply: Callable[[str, int], str]) -> None:
+        super().__init__(lambda prompt, k: "")
+        self.reply = reply
+
+    async def generate(
+        self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: Limits | None = None
+    ) -> Generation:
+        assert seed is not None
+        text = self.reply("".join(map(chr, prompt_ids)), seed)
+        return Generation([ord(char) for char in text], [-(seed % 1000) / 997] * len(text), text)
+
+
+def played(
+    env: Environment, index: int, reply: Callable[[str, int], str], scheme: Any = "tree", candidates: int = 4
+) -> EpisodeRecord:
+    async def main() -> EpisodeRecord:
+        policies = {agent: Seeded(reply) for agent in env.agents}
+        agents = {agent: agent for agent in env.agents}
+        team = Team(agents, policies, TeamOptions(candidates), scheme=scheme, seed=index)
+        try:
+            return await play(env, env.task("train", index), team)
+        finally:
+            await server_of("127.0.0.1").close()
+
+    return asyncio.run(asyncio.wait_for(main(), HANG))
+
+
+def moves(prompt: str, seed: int) -> str:
+    return "".join("UDLR"[seed >> shift & 3] for shift in range(0, 2 + seed % 8, 2))
+
+
+def test_a_langgraph_graph_has_the_rows_of_the_native_environment() -> None:
+    pytest.importorskip("langgraph", reason=EXTRA)
+    pytest.importorskip("langchain_openai", reason=EXTRA)
+    from langgraph_plan_path import PlanPathGraph
+
+    from verl_atgrpo.environments.plan_path import PlanPath
+
+    options: dict[str, Any] = {"size": 4, "max_turns": 4, "max_moves": 8, "tool": "moves", "style": "compact"}
+    lengths = set()
+    for index in range(6):
+        native, graph = (played(made(**options), index, moves) for made in (PlanPath, PlanPathGraph))
+        assert graph.decisions == native.decisions
+        assert graph.outcome == native.outcome
+        lengths.add(len(native.decisions))
+    assert len(lengths) > 1, "episodes of different lengths"
+
+
+def handed_over(prompt: str, seed: int) -> str:
+    if "transfer_to" not in prompt.partition("\n")[0]:
+        return prompt.partition("\n")[2].partition("\n")[0] if seed % 3 else "7"
+    desk = ("red", "green", "blue")[seed % 3]
+    return (
+        f'<tool_call>{{"name": "transfer_to_{desk}", "arguments": {{}}}}</tool_call>' if seed % 7 else "I do not know."
+    )
+
+
+def test_a_hand_off_of_the_agents_sdk_is_a_tool_call_of_the_one_and_a_decision_of_the_other() -> None:
+    pytest.importorskip("agents", reason=EXTRA)
+    from desks_handoff import HandOff
+
+    env, outcomes = HandOff(), set()
+    for index in range(12):
+        record = played(env, index, handed_over, "parallel", 1)
+        router, *clerk = record.decisions
+        called = router.candidates[0].tool_calls
+        assert [one.agent for one in record.decisions] == ["router", "clerk"][: 1 + len(called)]
+        if clerk:
+            prompt = "".join(map(chr, clerk[0].prompt_ids))
+            thing = env.task("train", index).thing
+            assert prompt.startswith(f"number of {thing}\n") and f"desk of {thing}" in prompt
+        outcomes.add((record.outcome.success, record.outcome.metrics["right_desk"], bool(clerk)))
+    assert {(True, 1.0, True), (False, 0.0, True)} <= outcomes
+    assert any(not clerk for _, _, clerk in outcomes)
+
+
+@pytest.mark.parametrize(("module", "replies"), [("desks_handoff", "handed_over"), ("typed_tool", "priced")])
+def test_demonstrated_prompts_are_the_frameworks(module: str, replies: str) -> None:
+    pytest.importorskip("agents" if module == "desks_handoff" else "pydantic_ai", reason=EXTRA)
+    pytest.importorskip("transformers")
+    pytest.importorskip("verl")
+    from verl_atgrpo.rollout.chat import Chat
+    from verl_atgrpo.tiny_models.demonstrations import demonstrator_of
+    from verl_atgrpo.tiny_models.tiny import build_tokenizer
+
+    shown = demonstrator_of(f"{module}:SHOWN")
+    chat, env, rng = Chat(build_tokenizer(shown.words)), shown.make_environment(Path()), random.Random(0)
+    demonstrations = [shown.demonstrate(env, rng, 0.0) for _ in range(200)]
+    assert all(len(one.answer) < shown.response_length for one in demonstrations)
+    asked: list[tuple[int, ...]] = []
+
+    class Model(Seeded):
+        """Encodes as the tiny model does, too."""
+
+        def encode(self, messages: Any) -> list[int]:
+            asked.append(tuple(chat.encode(messages)))
+            return super().encode(messages)
+
+        def encode_with_tools(self, messages: Any, tools: Any) -> list[int]:
+            asked.append(tuple(chat.encode(messages, tools)))
+            return ScriptedPolicy.encode(self, [{"content": f"tools: {tools[0].name}"}, *messages])
+
+    async def main() -> None:
+        for index in range(20):
+            policies = {agent: Model(globals()[replies]) for agent in env.agents}
+            team = Team(
+                {agent: agent for agent in env.agents}, policies, TeamOptions(1), scheme="parallel", seed=index
+            )
+            await play(env, env.task("train", index), team)
+        await server_of("127.0.0.1").close()
+
+    asyncio.run(asyncio.wait_for(main(), HANG))
+
+    def forms(prompts: Any) -> set[str]:
+        """Prompts without numbers, things and desks."""
+        texts = {chat.tokenizer.decode(ids) for ids in prompts if chat.tokenizer.unk_token_id not in ids}
+        names = re.compile(rf"\b([0-9]+|none|red|green|blue|{'|'.join(words)})\b")
+        return {names.sub("N", text) for text in texts}
+
+    words = [word for word in shown.words if word.isalpha()]
+    assert forms(chat.encode(one.prompt, one.tools) for one in demonstrations) <= forms(asked)
+    assert max(map(len, asked)) <= 112
+
+
+def priced(prompt: str, seed: int) -> str:
+    if "+" in prompt:
+        return str(sum(map(int, re.findall("[0-9]+", prompt))) + (seed % 3 == 0))
+    found = re.findall(r"\n([0-9]+)$", prompt)
+    if found:
+        return found[0]
+    thing = re.findall(r"price of ([a-z]+)\?", prompt)[0] if seed % 4 else "moon"
+    return f'<tool_call>{{"name": "price_of", "arguments": {{"thing": "{thing}"}}}}</tool_call>'
+
+
+def test_a_tool_of_pydantic_ai_is_run_by_the_framework() -> None:
+    pytest.importorskip("pydantic_ai", reason=EXTRA)
+    from typed_tool import Prices
+
+    env, ends = Prices(), Counter[str]()
+    for index in range(12):
+        record = played(env, index, priced, "tree", 2)
+        names = [one.name for one in record.decisions]
+        ends["/".join(names)] += 1
+        called = record.decisions[0].candidates
+        assert [one.reward for one in called] == [1.0 if "moon" not in one.generation.text else 0.2 for one in called]
+        if names[-1] == "teller.0":
+            asked = "".join(map(chr, record.decisions[-2].prompt_ids))
+            assert asked.endswith(f"\n{env.task('train', index).price}"), "the tool's result is in the prompt"
+            assert record.outcome.success == any(one.reward for one in record.decisions[-1].candidates)
+    assert "worker.0/worker.1/teller.0" in ends
+
+
+@pytest.mark.parametrize(
+    ("recipe", "package"),
+    [("langgraph_cpu", "langgraph"), ("handoff_cpu", "agents"), ("typed_tool_cpu", "pydantic_ai")],
+)
+def test_the_recipes_would_start(recipe: str, package: str) -> None:
+    pytest.importorskip("verl")
+    pytest.importorskip(package, reason=EXTRA)
+    from verl_atgrpo.config.run_check import check_run
+    from verl_atgrpo.recipes import compose
+
+    check_run(compose(recipe, folder=FOLDER))
