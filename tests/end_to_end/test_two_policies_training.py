@@ -1,4 +1,4 @@
-"""Two policies on devices of their own, at a temperature, with references and branches: log-probs, losses, export."""
+"""Two policies on devices of their own, behind endpoints, at a temperature, with references and branches."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def test_policies_on_devices_of_their_own_at_a_temperature_with_references_and_b
         "ray_kwargs.ray_init.num_gpus=2",
         "actor_rollout_ref.actor.use_kl_loss=true",
         f"actor_rollout_ref.rollout.temperature={TEMPERATURE}",
+        "at_grpo.environment.name=served_plan_path:ServedPlanPath",
         "at_grpo.environment.max_turns=2",
         "at_grpo.scheme=branch",
         "at_grpo.branch={at: every, score_weight: 0.5}",  # outcomes alone may all be equal
@@ -58,6 +59,7 @@ def test_policies_on_devices_of_their_own_at_a_temperature_with_references_and_b
     metrics = finish(job, tmp_path)
     for step in (1, 2):
         data = metrics[step]
+        assert data["rollout/endpoint_requests_refused"] == 0
         assert data["training/rollout_probs_diff_max"] < FRESH
         check_branches(tmp_path / "checkpoints", step, data)
         for policy in POLICIES:
