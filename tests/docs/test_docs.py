@@ -164,6 +164,12 @@ def test_the_documented_branching_of_a_refining_team_is_accepted() -> None:
     assert options <= set(inspect.signature(made).parameters)
 
 
+def test_the_documented_agent_uses_its_tool_and_the_documented_team_is_short() -> None:
+    served, tools = blocks("frameworks", "python")
+    exec(compile(tools, "frameworks.md", "exec"), {})
+    assert len([line for line in served.partition("class")[2].splitlines() if line.strip()]) <= 12
+
+
 def test_every_preset_and_every_field_of_estimators_is_documented() -> None:
     def first_cells(heading: str) -> set[str]:
         section = (DOCS / "estimators.md").read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
