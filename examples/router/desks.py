@@ -77,12 +77,12 @@ def demonstrate(env: Desks, rng: random.Random, noise: float) -> Demonstration:
     """Returns a router that names a desk by habit, or a clerk who copies the number with random digits at `noise`.
 
     The habit is a desk for each thing that has nothing to do with where it lies: a router that never told things apart
-    would take long to begin. It is nearly lost in the noise, three times that of digits.
+    would take long to begin. Desks are random with twice the probability of digits.
     """
     task, desk = env.task("train", rng.randrange(10**6)), rng.choice(list(DESKS))
     if rng.random() < 0.5:
         habit = list(DESKS)[stable_hash("habit", task.thing) % len(DESKS)]
-        guess = min(1.0, 3 * noise)
+        guess = min(1.0, 2 * noise)
         said = {name: guess / len(DESKS) + (1 - guess) * (name == habit) for name in DESKS}
         return Demonstration(env.router_prompt(task), *write([said], rng))
     known = task.thing in DESKS[desk]

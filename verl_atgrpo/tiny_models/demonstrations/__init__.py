@@ -8,8 +8,9 @@ from verl_atgrpo.tiny_models.demonstrations.plan_path import PLAN_PATH
 from verl_atgrpo.tiny_models.demonstrations.small_programs import CODE
 from verl_atgrpo.tiny_models.demonstrations.sokoban import SOKOBAN
 from verl_atgrpo.tiny_models.demonstrations.sudoku import SUDOKU
+from verl_atgrpo.tiny_models.demonstrations.two_hop import SEARCH
 
-DEMONSTRATORS = {one.environment: one for one in (PLAN_PATH, SOKOBAN, SUDOKU, MATH, MATH_JUDGED, CODE)}
+DEMONSTRATORS = {one.environment: one for one in (PLAN_PATH, SOKOBAN, SUDOKU, MATH, MATH_JUDGED, CODE, SEARCH)}
 """Environment -> its demonstrator."""
 
 

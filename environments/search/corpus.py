@@ -1,0 +1,180 @@
+"""Documents and their search by BM25; a generated corpus whose questions take two searches."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl_atgrpo.environment import EnvironmentConfigError, Split, stable_hash
+from verl_atgrpo.environments.common.records import read_records
+from verl_atgrpo.environments.common.splits import draw_for
+
+PEOPLE = (
+    "Anna", "Boris", "Clara", "David", "Elena", "Felix", "Greta", "Henry", "Irene", "Jonas", "Karin", "Louis", "Maria",
+    "Nikos", "Olga", "Pedro", "Quinn", "Rosa", "Simon", "Tessa", "Ulrich", "Vera", "Walter", "Xenia", "Yusuf", "Zelda",
+)  # fmt: skip
+CITIES = (
+    "Alba", "Brunn", "Corda", "Delme", "Elba", "Faro", "Gandia", "Horta", "Izmir", "Jaca", "Kalmar", "Lindau",
+    "Murcia", "Narvik", "Ostia", "Parma",
+)  # fmt: skip
+RIVERS = (
+    "Adda", "Bure", "Cher", "Drina", "Ebro", "Fulda", "Garonne", "Havel", "Isar", "Jiu", "Kupa", "Loire", "Meuse",
+    "Neris", "Oise", "Piave",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Document:
+    """A title and a text; a result of a search."""
+
+    title: str
+    text: str
+
+    @property
+    def shown(self) -> str:
+        """Returns it as agents see it."""
+        return self.text if self.text.startswith(self.title) else f"{self.title}: {self.text}"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, what answers it, and where that stands."""
+
+    text: str
+    answers: tuple[str, ...]
+    supporting: tuple[str, ...]
+    """Titles of the documents that are needed for the answer."""
+    corpus: Corpus
+
+    @property
+    def said(self) -> str:
+        """The first accepted answer."""
+        return self.answers[0]
+
+
+class Corpus:
+    """Documents that are searched by BM25 (Robertson; `bm25s` computes it), in this process and without a network."""
+
+    def __init__(self, documents: Iterable[Document]) -> None:
+        """Makes the index.
+
+        Args:
+            documents: of several with the same title and text one is kept.
+        """
+        import bm25s
+
+        logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets DEBUG, and logs every index
+        self.documents = tuple(dict.fromkeys(documents))
+        self._index = bm25s.BM25()
+        texts = [f"{document.title} {document.text}" for document in self.documents]
+        self._index.index(bm25s.tokenize(texts, stopwords="en", show_progress=False), show_progress=False)
+
+    def search(self, query: str, most: int) -> list[Document]:
+        """Returns the best documents that share a word with the query, at most `most`; at ties the earlier ones."""
+        import bm25s
+
+        (words,) = bm25s.tokenize([query], stopwords="en", show_progress=False, return_ids=False)
+        if not words:
+            return []
+        scores = self._index.get_scores(words)
+        best = sorted((-float(score), number) for number, score in enumerate(scores) if score > 0)
+        return [self.documents[number] for _, number in best[:most]]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Who lives where, and which river is there: people and cities, each in a document of its own."""
+
+    lives_in: tuple[tuple[str, str], ...]
+    lies_on: tuple[tuple[str, str], ...]
+    asked: str
+    """The person whose city's river is asked for."""
+
+    @property
+    def chain(self) -> tuple[str, str, str]:
+        """Person, city and river of the question."""
+        city = dict(self.lives_in)[self.asked]
+        return self.asked, city, dict(self.lies_on)[city]
+
+    @property
+    def documents(self) -> list[Document]:
+        """The corpus."""
+        people = [Document(person, f"{person} lives in {city}.") for person, city in self.lives_in]
+        return [*people, *(Document(city, f"{city} lies on the {river}.") for city, river in self.lies_on)]
+
+    @property
+    def question(self) -> Question:
+        """The question about them: it takes two searches, and the second one's words are in the first one's result."""
+        person, city, river = self.chain
+        text = f"Which river does the city of {person} lie on?"
+        return Question(text, (river,), (person, city), Corpus(self.documents))
+
+
+def two_hop(split: Split, index: int, seed: int, people: int, cities: int) -> Facts:
+    """Returns generated facts: every task has its own, so answers cannot be learnt by heart.
+
+    The chain of person, city and river decides the split.
+    """
+    rng = random.Random(stable_hash("two_hop", seed, split, index))
+
+    def draw() -> Facts:
+        towns, names = rng.sample(CITIES, cities), rng.sample(PEOPLE, people)
+        lies_on = tuple(zip(towns, rng.sample(RIVERS, cities), strict=True))
+        return Facts(tuple((name, rng.choice(towns)) for name in names), lies_on, names[0])
+
+    found = draw_for(split, draw, lambda facts: " ".join(facts.chain))
+    assert found is not None  # one chain in eight belongs to validation
+    return found
+
+
+def read_corpus(source: object, option: str) -> Corpus:
+    """Returns the corpus of a section with `path` and, if needed, `columns` (title, text).
+
+    Raises EnvironmentConfigError if it cannot be read.
+    """
+    rows = read_records(source, option, {"title": "title", "text": "text"})
+    return Corpus(Document(_text(row["title"]), _text(row["text"])) for row in rows)
+
+
+def read_questions(source: object, option: str) -> list[tuple[str, tuple[str, ...], tuple[str, ...], list[Document]]]:
+    """Returns (question, answers, supporting titles, documents of its own) of a data set.
+
+    HotpotQA and 2WikiMultihopQA have the columns `context`, in either of two forms, and `supporting_facts`; a data set
+    without them needs a corpus.
+
+    Raises EnvironmentConfigError if it cannot be read.
+    """
+    names = ("question", "answer", "context", "supporting_facts")
+    found = []
+    for row in read_records(source, option, {name: name for name in names}, ("context", "supporting_facts")):
+        answers = row["answer"] if isinstance(row["answer"], list) else [row["answer"]]
+        if not answers or not all(isinstance(one, str) and one.strip() for one in (*answers, row["question"])):
+            raise EnvironmentConfigError(
+                f"at_grpo.environment.{option}: the question {str(row['question'])[:80]!r} has the answer "
+                f"{str(row['answer'])[:80]!r}; both are texts, or the answer is a list of texts"
+            )
+        facts = row["supporting_facts"] or ()
+        titles = facts["title"] if isinstance(facts, Mapping) else [fact[0] for fact in facts]
+        found.append((row["question"], tuple(answers), tuple(dict.fromkeys(titles)), _paragraphs(row["context"])))
+    return found
+
+
+def _paragraphs(context: Any) -> list[Document]:
+    """Returns a row's documents: `{"title": [...], "sentences": [[...], ...]}`, or pairs of title and sentences."""
+    if not context:
+        return []
+    pairs = zip(context["title"], context["sentences"], strict=True) if isinstance(context, Mapping) else context
+    return [Document(_text(title), "".join(sentences).strip()) for title, sentences in pairs]
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else str(value)
+
+
+def contains_title(text: str, titles: Sequence[str]) -> list[str]:
+    """Returns the titles that a text names."""
+    lower = text.casefold()
+    return [title for title in titles if title.casefold() in lower]

@@ -1,0 +1,337 @@
+"""Questions that take several searches: a planner and a worker, a verifier that routes, and a single agent.
+
+`Search` follows MATPO (arXiv 2510.04678): the planner asks a worker, which searches in a context of its own and
+answers with a summary. `RoutedSearch` follows the search team of Dr. MAS (arXiv 2602.08847): a verifier says whether
+to search or to answer. Corpora are files or data sets and are searched offline; without any, tasks are generated.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge, Le
+
+from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split
+from verl_atgrpo.environments.common.options import Turns, check_installed, checked_options
+from verl_atgrpo.environments.common.records import DataSetEnvironment
+from verl_atgrpo.environments.common.words import read_word
+from verl_atgrpo.environments.common.workflow import Style, chat, fixed_options
+from verl_atgrpo.environments.search.answers import contains, exact, f1
+from verl_atgrpo.environments.search.corpus import (
+    CITIES,
+    PEOPLE,
+    Corpus,
+    Document,
+    Facts,
+    Question,
+    contains_title,
+    read_corpus,
+    read_questions,
+    two_hop,
+)
+from verl_atgrpo.team import Team
+from verl_atgrpo.tools import Reply, ToolUse, use_tools
+
+EndScore = Callable[[str], Score]
+"""An answer's score."""
+_FORM = 0.1
+"""What a reply in the right form is worth."""
+_LONGEST = 100
+"""Most characters of a query: the whole prompt as a query would find whatever it names."""
+_ASK = "Answer with a few words and nothing else."
+
+
+class SearchEnvironment(DataSetEnvironment[Question]):
+    """Questions over a corpus; subclasses define who searches."""
+
+    @checked_options
+    def __init__(
+        self,
+        train: object = None,
+        val: object = None,
+        corpus: object = None,
+        results: Annotated[int, Ge(1), Le(100)] = 3,
+        max_turns: Turns = 4,
+        max_searches: Turns = 3,
+        style: Style = "full",
+        people: Annotated[int, Ge(2), Le(len(PEOPLE))] | None = None,
+        cities: Annotated[int, Ge(2), Le(len(CITIES))] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        """Reads the questions, or generates them if there are none.
+
+        Args:
+            train: training questions: a section with `path` and, if needed, `columns` (question, answer, context,
+                supporting_facts), `split` and `subset`; null, with `val`, for generated ones.
+            val: validation questions, in the same form.
+            corpus: documents: a section with `path` and, if needed, `columns` (title, text); null for the contexts of
+                all questions together.
+            results: documents that a search returns.
+            max_turns: replies of the agent that answers; rounds of the routed team.
+            max_searches: replies of a worker, which searches or answers with each.
+            style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
+            people: of a generated task, 8 by default; each lives in one of its cities.
+            cities: of a generated task, 4 by default; each lies on a river.
+            seed: generated tasks derive from it; 0 by default.
+
+        Raises EnvironmentConfigError if bm25s is missing, or a section is unreadable or has no documents.
+        """
+        check_installed("bm25s", "bm25s, which searches,", "search")
+        self.results, self.max_turns, self.max_searches, self.style = results, max_turns, max_searches, style
+        self.generated = train is None and val is None
+        if self.generated:
+            if corpus is not None:
+                raise EnvironmentConfigError(
+                    "at_grpo.environment.corpus: generated questions have their own documents; set train and val, or "
+                    "corpus: null"
+                )
+            self.people, self.cities, self.seed = people or 8, cities or 4, seed or 0
+            return
+        for name, value in (("people", people), ("cities", cities), ("seed", seed)):
+            if value is not None:
+                raise EnvironmentConfigError(
+                    f"at_grpo.environment.{name}={value}: has no effect on the questions of a data set; set it to null"
+                )
+        self._read(train, val, corpus)
+
+    def _read(self, train: object, val: object, corpus: object) -> None:
+        shared = None if corpus is None else read_corpus(corpus, "corpus")
+        rows: dict[Split, list[list[tuple[str, tuple[str, ...], tuple[str, ...], list[Document]]]]]
+        rows = {"train": [], "val": []}
+
+        def read(split: Split, section: object, where: str) -> Sequence[Question]:
+            rows[split].append(read_questions(section, where))
+            return [None] * len(rows[split][-1])  # type: ignore[list-item]  # filled below, with the corpus
+
+        self.read_tasks(train, val, read)
+        everything = [row for parts in rows.values() for part in parts for row in part]
+        documents = [document for _, _, _, own in everything for document in own]
+        if shared is None and not documents:
+            raise EnvironmentConfigError(
+                "at_grpo.environment.corpus=null: the questions have no column context; name a corpus of documents"
+            )
+        known = shared or Corpus(documents)
+        self._tasks = {
+            split: tuple(Question(text, answers, titles, known) for part in parts for text, answers, titles, _ in part)
+            for split, parts in rows.items()
+        }
+
+    def facts(self, split: Split, index: int) -> Facts:
+        """Returns the facts of generated task `index` of `split`."""
+        return two_hop(split, index, self.seed, self.people, self.cities)
+
+    def task(self, split: Split, index: int) -> Question:
+        """Returns question `index` of `split`."""
+        return self.facts(split, index).question if self.generated else super().task(split, index)
+
+    def num_tasks(self, split: Split) -> int | None:  # type: ignore[override]
+        """Returns the number of questions of a data set; None for generated ones."""
+        return None if self.generated else super().num_tasks(split)
+
+    def data_sets(self, split: Split) -> dict[str, int]:
+        """Returns the named data sets of `split` and how many questions each has."""
+        return {} if self.generated else super().data_sets(split)
+
+    def fingerprint(self, task: Question) -> str:
+        """Returns the question, with a generated task's documents."""
+        own = " ".join(document.text for document in task.corpus.documents) if self.generated else ""
+        return f"{task.text.casefold()} {own}".strip()
+
+    def task_key(self, task: Question) -> str:
+        """Returns the question, or the chain of facts of a generated one, which decides its split."""
+        return " ".join((*task.supporting, *task.answers)) if self.generated else self.fingerprint(task)
+
+    def dedup_text(self, task: Question) -> str | None:
+        """Returns the question; None for generated ones, which look alike."""
+        return None if self.generated else task.text
+
+    # ------------------------------------------------------------------ scores
+
+    def score_answer(self, task: Question, answer: str) -> Score:
+        """Scores an answer: 1 for the team if it matches exactly, and F1 for the agent."""
+        return Score(team=float(exact(answer, task.answers)), local=f1(answer, task.answers))
+
+    def score_search(self, task: Question, seen: str, query: str) -> Score:
+        """Scores a query: .1, and 1 if it finds a supporting document that is not in what was seen."""
+        if len(query) > _LONGEST:
+            return Score()
+        found = task.corpus.search(query, self.results)
+        new = any(one.title in task.supporting and one.text not in seen for one in found)
+        return Score(local=1.0 if new else _FORM)
+
+    def outcome(self, task: Question, answer: str | None, **metrics: float) -> Outcome:
+        """Returns the outcome of an episode: exact match, as the papers' reward, and F1 as a metric."""
+        said = answer or ""
+        right = exact(said, task.answers)
+        return Outcome(right, float(right), {"f1": f1(said, task.answers), **metrics})
+
+    def searched(self, task: Question, query: str) -> str:
+        """Returns the results of a search as agents see them."""
+        if len(query) > _LONGEST:
+            return f"A query has at most {_LONGEST} characters."
+        found = task.corpus.search(query, self.results)
+        return "\n".join(document.shown for document in found) or "Nothing was found."
+
+    async def look_up(
+        self, task: Question, team: Team, agent: str, prompt: list[Message], turns: int, score_end: EndScore
+    ) -> ToolUse:
+        """Lets an agent search until it answers.
+
+        Args:
+            task: the question.
+            team: the agent's.
+            agent: its name.
+            prompt: what it is asked.
+            turns: most replies.
+            score_end: the score of an answer.
+        """
+
+        def search(query: str) -> str:
+            """Searches the documents for words."""
+            return self.searched(task, query)
+
+        def score(before: Sequence[Message], reply: Reply) -> Score:
+            if not reply.calls:
+                return Score() if reply.unparsed else score_end(reply.text)
+            queries = [_argument(call.arguments, "query") for call in reply.calls if call.name == "search"]
+            seen = "\n".join(str(message["content"]) for message in before)
+            worth = [self.score_search(task, seen, query).local for query in queries if query is not None]
+            return Score(local=max(worth, default=0.0))
+
+        return await use_tools(team[agent], prompt, [search], score, max_turns=turns)
+
+
+class Search(SearchEnvironment):
+    """A planner asks a worker, who searches in a context of its own and answers with a summary (MATPO)."""
+
+    agents: ClassVar[tuple[str, ...]] = ("planner", "worker")
+
+    async def run(self, task: Question, team: Team) -> Outcome:
+        """Plays one episode; success means that the planner's answer matches exactly."""
+        searches = 0
+
+        async def ask_worker(question: str) -> str:
+            """Asks a worker, who can search and knows nothing but your question."""
+            nonlocal searches
+            done = await self.look_up(
+                task,
+                team,
+                "worker",
+                self.worker_prompt(question),
+                self.max_searches,
+                lambda answer: self.score_summary(task, question, answer),
+            )
+            searches += done.calls
+            return "The worker gave no answer." if done.answer is None else done.answer.text[:500]
+
+        def score(before: Sequence[Message], reply: Reply) -> Score:
+            if not reply.calls:
+                return Score() if reply.unparsed else self.score_answer(task, reply.text)
+            asked = [_argument(call.arguments, "question") for call in reply.calls if call.name == "ask_worker"]
+            earlier = json.dumps([message.get("tool_calls") for message in before], ensure_ascii=False)
+            worth = [self.score_question(task, earlier, question) for question in asked if question is not None]
+            return Score(local=max(worth, default=0.0))
+
+        done = await use_tools(team.planner, self.planner_prompt(task), [ask_worker], score, max_turns=self.max_turns)
+        answer = None if done.answer is None else done.answer.text
+        return self.outcome(task, answer, questions=float(done.calls), searches=float(searches))
+
+    def planner_prompt(self, task: Question) -> list[Message]:
+        """Returns the planner's prompt."""
+        if self.style == "compact":
+            return chat(task.text)
+        system = (
+            "You answer questions. A worker can search documents for you; it knows nothing but what you ask it. Ask "
+            f"for one fact at a time. When you know the answer, {_ASK[0].lower()}{_ASK[1:]}"
+        )
+        return chat(task.text, system)
+
+    def worker_prompt(self, question: str) -> list[Message]:
+        """Returns the worker's prompt."""
+        if self.style == "compact":
+            return chat(question)
+        return chat(question, f"You search documents to answer a question. {_ASK}")
+
+    def score_question(self, task: Question, earlier: str, question: str) -> float:
+        """Scores a question to the worker: .1, and 1 if it names a supporting document not asked about before.
+
+        Where the data set names none, all questions are worth the same.
+        """
+        new = [title for title in contains_title(question, task.supporting) if title not in earlier]
+        return 1.0 if new else _FORM
+
+    def score_summary(self, task: Question, question: str, answer: str) -> Score:
+        """Scores a worker's answer: 1 if it has the answer, or names a supporting document beyond the question."""
+        further = [title for title in task.supporting if title.casefold() not in question.casefold()]
+        useful = contains(answer, task.answers) or contains_title(answer, further)
+        return Score(local=1.0 if useful and len(answer) <= 500 else 0.0)
+
+
+@fixed_options(max_searches=1, style="full")
+class RoutedSearch(SearchEnvironment):
+    """A verifier says whether to search or to answer, and one of two others does it (Dr. MAS)."""
+
+    agents: ClassVar[tuple[str, ...]] = ("verifier", "searcher", "answerer")
+
+    async def run(self, task: Question, team: Team) -> Outcome:
+        """Plays one episode; success means that the answer matches exactly."""
+        found: list[str] = []
+        for _ in range(self.max_turns):
+            verdict = await team.verifier.act(
+                self.prompt(task, found, "Is this enough to answer? Say search or answer."),
+                functools.partial(_routed, self.enough(task, found)),
+            )
+            said = read_word(verdict.text, ("search", "answer"))
+            if said is not None and said.value == "answer":
+                break
+            query = await team.searcher.act(
+                self.prompt(task, found, "Write the words to search for, and nothing else."),
+                functools.partial(self.score_search, task, "\n".join(found)),
+            )
+            found.append(self.searched(task, query.text))
+        answer = await team.answerer.act(self.prompt(task, found, _ASK), lambda reply: self.score_answer(task, reply))
+        return self.outcome(task, answer.text, searches=float(len(found)), enough=float(self.enough(task, found)))
+
+    def enough(self, task: Question, found: Sequence[str]) -> bool:
+        """Returns whether what was found has the answer and all supporting documents."""
+        text = "\n".join(found)
+        documents = [document for document in task.corpus.documents if document.title in task.supporting]
+        return contains(text, task.answers) and all(document.text in text for document in documents)
+
+    def prompt(self, task: Question, found: Sequence[str], ask: str) -> list[Message]:
+        """Returns a prompt: the question, what was found, and the instruction."""
+        return chat("\n".join((task.text, *(found or ["Nothing was found yet."]), ask)))
+
+
+@fixed_options(max_searches=1)
+class SingleSearch(SearchEnvironment):
+    """One agent searches until it answers."""
+
+    agents: ClassVar[tuple[str, ...]] = ("solo",)
+
+    async def run(self, task: Question, team: Team) -> Outcome:
+        """Plays one episode; success means that the answer matches exactly."""
+        system = None if self.style == "compact" else f"You search documents to answer a question. {_ASK}"
+        prompt = chat(task.text, system)
+        done = await self.look_up(
+            task, team, "solo", prompt, self.max_turns, lambda answer: self.score_answer(task, answer)
+        )
+        return self.outcome(task, None if done.answer is None else done.answer.text, searches=float(done.calls))
+
+
+def _routed(enough: bool, reply: str) -> Score:
+    said = read_word(reply, ("search", "answer"))
+    return Score() if said is None else said.worth(1.0 if (said.value == "answer") == enough else 0.05)
+
+
+def _argument(arguments: str, name: str) -> str | None:
+    """Returns the one text argument of a call, or None if that is not what it has."""
+    try:
+        given = json.loads(arguments)
+    except ValueError:
+        return None
+    value = given.get(name) if isinstance(given, dict) and len(given) == 1 else None
+    return value if isinstance(value, str) else None

@@ -1,0 +1,74 @@
+"""Demonstrations for generated questions that take two searches: calls, summaries and answers."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+
+from verl_atgrpo.environment import Message
+from verl_atgrpo.environments.search import Search
+from verl_atgrpo.environments.search.corpus import CITIES, PEOPLE, RIVERS, Facts
+from verl_atgrpo.tiny_models.demonstrations.demonstrator import Choice, Demonstration, Demonstrator, sure, write
+from verl_atgrpo.tools import Tool
+
+_WHERE, _RIVER = ("Where does ", " live?"), ("Which river is in ", "?")
+_ASK, _SEARCH = '{"name": "ask_worker", "arguments": {"question": "', '{"name": "search", "arguments": {"query": "'
+_CLOSE = '"}}'
+
+
+def _unsure(name: str, noise: float) -> Choice:
+    """Returns a distribution over the names of the same kind that with probability `noise` gives a random one."""
+    kind = next(names for names in (PEOPLE, CITIES, RIVERS) if name in names)
+    return {other: noise / len(kind) + (other == name) * (1 - noise) for other in kind}
+
+
+def _call(begin: str, before: Sequence[str], name: str, after: Sequence[str], noise: float) -> list[Choice]:
+    text = [*sure(before), _unsure(name, noise), *sure(after)]
+    return [*sure(("<tool_call>", begin)), *text, *sure((_CLOSE, "</tool_call>"))]
+
+
+def _turn(tool: str, argument: str, value: str, result: str) -> list[Message]:
+    """Returns a call and its result."""
+    function = {"name": tool, "arguments": json.dumps({argument: value})}
+    return [
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]},
+        {"role": "tool", "content": result},
+    ]
+
+
+def demonstrate(env: Search, rng: random.Random, noise: float) -> Demonstration:
+    """Returns a planner's question or answer, or a worker's search or summary; names are random with `noise`."""
+    facts: Facts = env.facts("train", rng.randrange(10**6))
+    task, (person, city, river) = facts.question, facts.chain
+    hops = [(_WHERE, person, city), (_RIVER, city, river)]
+    if rng.random() < 0.5:
+        before, done = list(env.planner_prompt(task)), rng.randrange(3)
+        for (begin, end), name, found in hops[:done]:
+            before += _turn("ask_worker", "question", f"{begin}{name}{end}", found)
+        tools = [Tool("ask_worker", "", {"properties": {"question": {}}})]
+        if done == len(hops):
+            return Demonstration(before, *write([_unsure(river, noise)], rng), tools)
+        (begin, end), name, _ = hops[done]
+        return Demonstration(before, *write(_call(_ASK, (begin,), name, (end,), noise), rng), tools)
+    (begin, end), name, found = rng.choice(hops)
+    before = list(env.worker_prompt(f"{begin}{name}{end}"))
+    tools = [Tool("search", "", {"properties": {"query": {}}})]
+    if rng.random() < 0.5:
+        return Demonstration(before, *write(_call(_SEARCH, (), name, (), noise), rng), tools)
+    before += _turn("search", "query", name, env.searched(task, name))
+    return Demonstration(before, *write([_unsure(found, noise)], rng), tools)
+
+
+SEARCH = Demonstrator(
+    "search",
+    {"style": "compact", "people": 6, "cities": 4, "results": 2},
+    demonstrate,
+    response_length=9,
+    words=(
+        *("<tool_call>", "</tool_call>", _ASK, _SEARCH, _CLOSE, *_WHERE, _RIVER[0]),
+        *("Which river does the city of ", " lie on?", " lives in ", " lies on the ", "ask_worker", "search"),
+        *("question", "query", *PEOPLE, *CITIES, *RIVERS),
+    ),
+    training={"clean_steps": 900, "noise": 0.2},
+)
