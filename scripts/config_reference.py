@@ -166,12 +166,13 @@ def environment_sections() -> Iterator[str]:
         together.setdefault(cls.__init__.__qualname__, (cls, []))[1].append(name)
     for cls, names in together.values():
         title = ", ".join(f"`{name}`" for name in names)
-        family = names[0].removesuffix("_single")
-        if family != names[0] and not argument_docstrings(cls.__init__):
+        family = names[0].rpartition("_")[0]
+        if family in environment.registered() and not argument_docstrings(cls.__init__):
             theirs = inspect.signature(typing.cast(type, environment.load(family))).parameters
             left = [f"`{name}`" for name in theirs if name not in inspect.signature(cls).parameters]
             but = f" but for {' and '.join(left)}, which may be null" if left else ""
-            yield f"### {title}\n\nOne agent without tool, draft or verdict. The options are those of `{family}`{but}."
+            what = (inspect.getdoc(cls) or "").splitlines()[0]
+            yield f"### {title}\n\n{what} The options are those of `{family}`{but}."
             continue
         yield f"### {title}\n\n" + table(("option", "value", "default", "meaning"), list(option_rows(cls)))
 
