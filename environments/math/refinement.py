@@ -17,9 +17,12 @@ from verl_atgrpo.environments.common.words import read_word
 from verl_atgrpo.environments.common.workflow import Style
 from verl_atgrpo.environments.math.answers import equal, parse_answer
 from verl_atgrpo.environments.math.team import ASK_REASONING, Attempt, MathEnvironment, MathTask, compact, dialogue
-from verl_atgrpo.team import Team
+from verl_atgrpo.team import Team, gather_or_cancel
 
 VERDICTS = ("right", "wrong")
+_TRAINS_JUDGE = (0.2, 0.8)
+"""Shares of correct candidates between which the judge is trained (RLAnything's filter of the judge's tasks): where
+nearly all are correct, it would learn to say so of all."""
 _UNREADABLE = -2.0
 """Reward of a vote that says neither (RLAnything)."""
 
@@ -96,7 +99,8 @@ class MathJudged(MathEnvironment):
     """A solver answers, and a judge that learns votes on each of its candidates (RLAnything, arXiv 2602.02488).
 
     With O = 1 for a correct answer and -1 for another one, and votes S of 1 (right) and -1 (wrong), a candidate of the
-    solver earns O + mean S, and each vote on it (O + mean S) * S; one that says neither counts 0 and earns -2.
+    solver earns O + mean S, and each vote on it (O + mean S) * S; one that says neither counts 0 and earns -2. The
+    judge is trained on the candidates of a decision of which 20 to 80% are correct.
     """
 
     agents: ClassVar[tuple[str, ...]] = ("solver", "judge")
@@ -132,25 +136,34 @@ class MathJudged(MathEnvironment):
         """
         await self.check(task)
 
-        async def by_judge(reply: str) -> Score:
-            correct = await equal(task.answer, parse_answer(reply, self.style))
-            signed = 1.0 if correct else -1.0
-            total = signed
+        async def by_judge(replies: Sequence[str]) -> list[Score]:
+            correct = [await equal(task.answer, parse_answer(reply, self.style)) for reply in replies]
+            low, high = _TRAINS_JUDGE
+            train = len(replies) == 1 or low <= sum(correct) / len(replies) <= high
+            # In order: the numbers of the judge's turns follow from the candidates'.
+            judged = [self._total(task, team, *pair, train) for pair in zip(replies, correct, strict=True)]
+            return [Score(local=total) for total in await gather_or_cancel(judged)]
 
-            def agreement(verdicts: Sequence[str]) -> list[Score]:
-                nonlocal total
-                votes = [vote(verdict) for verdict in verdicts]
-                total = signed + sum(one or 0.0 for one in votes) / len(votes)
-                return [Score(local=_UNREADABLE if one is None else total * one) for one in votes]
-
-            await team.judge.act(self.judge_prompt(task, reply), score_all=agreement, candidates=self.votes)
-            return Score(local=total)
-
-        answer = await team.solver.act(self.solver_prompt(task), by_judge)
+        answer = await team.solver.act(self.solver_prompt(task), score_all=by_judge)
         verdict = await team.judge.act(self.judge_prompt(task, answer.text), train=False)
         correct = await equal(task.answer, parse_answer(answer.text, self.style))
         foretold = vote(verdict.text) == (1.0 if correct else -1.0)
         return await self.outcome(task, parse_answer(answer.text, self.style), judge_right=float(foretold))
+
+    async def _total(self, task: MathTask, team: Team, reply: str, correct: bool, train: bool) -> float:
+        """Returns what a candidate earns, O + mean S, after the judge's votes on it."""
+        signed = 1.0 if correct else -1.0
+        total = signed
+
+        def agreement(verdicts: Sequence[str]) -> list[Score]:
+            nonlocal total
+            votes = [vote(verdict) for verdict in verdicts]
+            total = signed + sum(one or 0.0 for one in votes) / len(votes)
+            return [Score(local=_UNREADABLE if one is None else total * one) for one in votes]
+
+        asked = self.judge_prompt(task, reply)
+        await team.judge.act(asked, score_all=agreement, candidates=self.votes, train=train)
+        return total
 
     def solver_prompt(self, task: MathTask) -> list[Message]:
         """Returns the solver's prompt."""

@@ -121,5 +121,24 @@ def test_votes_count_for_the_solver_and_are_worth_agreement(
     assert [one.agent for one in in_evaluation.decisions] == ["solver", "judge"]
 
 
+@pytest.mark.parametrize(("right", "trained"), [(0, False), (1, True), (3, True), (4, False)])
+def test_the_judge_is_trained_where_candidates_differ(right: int, trained: bool, tmp_path: Path) -> None:
+    """With 1 of 5 (20%) to 4 of 5 it is; here of 4, with votes that are always right."""
+    env = MathJudged(*sources(tmp_path), votes=2)
+    scripts = {
+        "solver": lambda prompt, k: RIGHT if k < right else box(str(k)),
+        "judge": lambda prompt, k: "right" if GOLD in prompt else "wrong",
+    }
+    record = episode(env, scripts, candidates=4)
+    (solved,) = of("solver", record)
+    assert [one.reward for one in solved.candidates] == [2.0] * right + [-2.0] * (4 - right)
+    voted = [one for one in of("judge", record) if one.scope]
+    (last,) = [one for one in of("judge", record) if not one.scope]
+    assert [one.name for one in voted] == [f"solver.0.all/judge.{number}" for number in range(4)]
+    assert {one.trained for one in voted} == {trained} and not last.trained
+    asked = ["".join(map(chr, one.prompt_ids)) for one in voted]
+    assert [GOLD in prompt for prompt in asked] == [True] * right + [False] * (4 - right), "in the candidates' order"
+
+
 def test_a_vote_is_one_word_of_two() -> None:
     assert [vote(said) for said in ("right", "Wrong!", "right or wrong", "", "yes")] == [1, -1, None, None, None]

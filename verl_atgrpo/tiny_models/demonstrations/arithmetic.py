@@ -88,6 +88,6 @@ MATH_JUDGED = Demonstrator(
     demonstrate_judged,
     response_length=7,
     words=("solve", "judge", "none", "\\boxed", *VERDICTS),
-    training={"clean_steps": 500, "noise": 0.35},
+    training={"clean_steps": 900, "noise": 0.35},
     rows=sums,
 )
