@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -80,8 +81,9 @@ class Corpus:
         if not words:
             return []
         scores = self._index.get_scores(words)
-        best = sorted((-float(score), number) for number, score in enumerate(scores) if score > 0)
-        return [self.documents[number] for _, number in best[:most]]
+        found = scores.nonzero()[0]
+        best = found[(-scores[found]).argsort(kind="stable")]
+        return [self.documents[number] for number in best[:most]]
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,8 @@ def read_corpus(source: object, option: str) -> Corpus:
 def read_questions(source: object, option: str) -> list[tuple[str, tuple[str, ...], tuple[str, ...], list[Document]]]:
     """Returns (question, answers, supporting titles, documents of its own) of a data set.
 
-    HotpotQA and 2WikiMultihopQA have the columns `context`, in either of two forms, and `supporting_facts`; a data set
-    without them needs a corpus.
+    HotpotQA and 2WikiMultihopQA have the columns `context` and `supporting_facts`, as mappings, pairs or JSON; a data
+    set without them needs a corpus.
 
     Raises EnvironmentConfigError if it cannot be read.
     """
@@ -156,9 +158,10 @@ def read_questions(source: object, option: str) -> list[tuple[str, tuple[str, ..
                 f"at_grpo.environment.{option}: the question {str(row['question'])[:80]!r} has the answer "
                 f"{str(row['answer'])[:80]!r}; both are texts, or the answer is a list of texts"
             )
-        facts = row["supporting_facts"] or ()
+        facts = _parsed(row["supporting_facts"]) or ()
         titles = facts["title"] if isinstance(facts, Mapping) else [fact[0] for fact in facts]
-        found.append((row["question"], tuple(answers), tuple(dict.fromkeys(titles)), _paragraphs(row["context"])))
+        own = _paragraphs(_parsed(row["context"]))
+        found.append((row["question"], tuple(answers), tuple(dict.fromkeys(titles)), own))
     return found
 
 
@@ -168,6 +171,10 @@ def _paragraphs(context: Any) -> list[Document]:
         return []
     pairs = zip(context["title"], context["sentences"], strict=True) if isinstance(context, Mapping) else context
     return [Document(_text(title), "".join(sentences).strip()) for title, sentences in pairs]
+
+
+def _parsed(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
 
 
 def _text(value: object) -> str:

@@ -284,6 +284,13 @@ def test_questions_of_hotpotqa_and_2wiki_and_their_contexts(tmp_path: Path) -> N
     assert env.task_key(first) == first.text.casefold() and env.dedup_text(first) == first.text
 
 
+def test_columns_may_be_json(tmp_path: Path) -> None:
+    rows = [{**WIKI[0], "context": json.dumps(WIKI[0]["context"]), "supporting_facts": '[["Boris", 0]]'}]
+    section = written(tmp_path / "a.jsonl", rows)
+    task = make("search_single", train=section, val=section).task("train", 0)
+    assert task.supporting == ("Boris",) and task.corpus.documents == (Document("Boris", "Boris lives in Alba."),)
+
+
 def test_a_corpus_of_its_own(tmp_path: Path) -> None:
     rows = [{"question": "?", "answer": "Adda"}]
     corpus = written(tmp_path / "c.jsonl", [{"title": "Faro", "text": "It lies on the Adda."}])

@@ -49,6 +49,14 @@ def _livecodebench(number: int) -> dict[str, Any]:
     }
 
 
+def _hotpotqa(number: int) -> dict[str, Any]:
+    context = {"title": [f"Place {number}"], "sentences": [[f"Place {number} lies", f" in land {number}."]]}
+    facts = {"title": [f"Place {number}"], "sent_id": [0]}
+    rest = {"id": str(number), "type": "bridge", "level": "easy"}
+    asked = {"question": f"Where does place {number} lie?", "answer": f"land {number}"}
+    return {**rest, **asked, "context": context, "supporting_facts": facts}
+
+
 HUB: dict[str, Callable[[int], dict[str, Any]]] = {
     "POLARIS-Project/Polaris-Dataset-53K": lambda n: {"problem": f"Add {n} and 1.", "answer": str(n + 1)},
     "HuggingFaceH4/aime_2024": lambda n: {
@@ -61,6 +69,7 @@ HUB: dict[str, Callable[[int], dict[str, Any]]] = {
     "Hothan/OlympiadBench": lambda n: {"id": n, "question": f"Take {n} from 3.", "final_answer": [f"{3 - n}"]},
     "hf://datasets/codeparrot/apps/train.jsonl": _apps,
     "deepmind/code_contests": _code_contests,
+    "hotpotqa/hotpot_qa": _hotpotqa,
     "hf://datasets/livecodebench/code_generation_lite/test6.jsonl": _livecodebench,
 }
 
@@ -76,7 +85,10 @@ def overrides(config: DictConfig, folder: Path) -> list[str]:
         for option, section in named.items():
             if section.path in HUB:
                 row, path = HUB[section.path], folder / f"{option}.jsonl"
-                path.write_text("".join(json.dumps(row(number)) + "\n" for number in range(LENGTH)))
+                first = (
+                    LENGTH if section.get("split") == "validation" else 0
+                )  # the other split may be of the same data
+                path.write_text("".join(json.dumps(row(number)) + "\n" for number in range(first, first + LENGTH)))
                 changes.append(f"at_grpo.environment.{option}.path={path}")
                 changes += [f"~at_grpo.environment.{option}.{key}" for key in ("split", "subset") if key in section]
     return changes
