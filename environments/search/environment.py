@@ -25,7 +25,6 @@ from verl_atgrpo.environments.search.corpus import (
     PEOPLE,
     Corpus,
     Document,
-    Facts,
     Question,
     contains_title,
     read_corpus,
@@ -119,13 +118,11 @@ class SearchEnvironment(DataSetEnvironment[Question]):
             for split, parts in rows.items()
         }
 
-    def facts(self, split: Split, index: int) -> Facts:
-        """Returns the facts of generated task `index` of `split`."""
-        return two_hop(split, index, self.seed, self.people, self.cities)
-
     def task(self, split: Split, index: int) -> Question:
         """Returns question `index` of `split`."""
-        return self.facts(split, index).question if self.generated else super().task(split, index)
+        if self.generated:
+            return two_hop(split, index, self.seed, self.people, self.cities).question
+        return super().task(split, index)
 
     def num_tasks(self, split: Split) -> int | None:  # type: ignore[override]
         """Returns the number of questions of a data set; None for generated ones."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from verl_atgrpo.environment import Message
 from verl_atgrpo.environments.search import Search
-from verl_atgrpo.environments.search.corpus import CITIES, PEOPLE, RIVERS, Facts
+from verl_atgrpo.environments.search.corpus import CITIES, PEOPLE, RIVERS, Question
 from verl_atgrpo.tiny_models.demonstrations.demonstrator import Choice, Demonstration, Demonstrator, sure, write
 from verl_atgrpo.tools import Tool
 
@@ -39,8 +39,8 @@ def _turn(tool: str, argument: str, value: str, result: str) -> list[Message]:
 
 def demonstrate(env: Search, rng: random.Random, noise: float) -> Demonstration:
     """Returns a planner's question or answer, or a worker's search or summary; names are random with `noise`."""
-    facts: Facts = env.facts("train", rng.randrange(10**6))
-    task, (person, city, river) = facts.question, facts.chain
+    task: Question = env.task("train", rng.randrange(10**6))
+    (person, city), river = task.supporting, task.said
     hops = [(_WHERE, person, city), (_RIVER, city, river)]
     if rng.random() < 0.5:
         before, done = list(env.planner_prompt(task)), rng.randrange(3)
