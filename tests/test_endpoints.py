@@ -19,7 +19,7 @@ import aiohttp
 from verl_atgrpo.endpoints import MOST_BYTES, Endpoint, drain_refused, server_of
 from verl_atgrpo.environment import Message, Outcome, Score
 from verl_atgrpo.team import EpisodeFailed, Generation, ScriptedPolicy, ScriptedTeam, Team, TeamOptions, play
-from verl_atgrpo.tools import Reply
+from verl_atgrpo.tools import Reply, split_thought
 
 T = TypeVar("T")
 SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
@@ -150,6 +150,13 @@ def test_thoughts_are_apart() -> None:
 
     message = served(main())
     assert (message.content, message.reasoning_content) == ("Yes.", "so")
+
+
+def test_thoughts_are_apart_with_tools_too() -> None:
+    """The scripted policy does not split them, as verl's parsers do: what the parser says is sent."""
+    message = Reply("Yes.", "so", raw="<think>so</think>\nYes.").message
+    assert message == {"role": "assistant", "content": "Yes.", "reasoning_content": "so"}
+    assert split_thought("<think>\n\n</think>\n\nYes") == ("", "Yes")
 
 
 def test_streams_have_the_same_content() -> None:
@@ -319,9 +326,72 @@ def test_turns_and_time_are_limited() -> None:
 
     answers = served(main())
     assert [status for status, _ in answers] == [200, 200, 403, 200, 403, 403]
-    assert answers[2][1]["error"]["message"] == "planner had its 2 turns"
+    assert answers[2][1]["error"]["message"] == "planner has 2 turns"
     assert [answers[number][1]["error"]["code"] for number in (2, 4, 5)] == ["turn_limit", "time_limit", "time_limit"]
     assert len(team.decisions) == 3 and not slow.decisions
+
+
+def test_a_limit_that_a_framework_does_not_catch_is_a_failure_of_the_episode_and_not_of_the_run() -> None:
+    async def workflow(team: Team) -> Outcome:
+        async with team.serve(max_turns=1) as urls, client(urls["planner"]) as planner:
+            for _ in range(2):
+                await planner.create(model="m", messages=ASK)
+        return Outcome(True)
+
+    with pytest.raises(EpisodeFailed, match="planner has 1 turns") as caught:
+        served(play(Play(workflow), 0, team_of(lambda prompt, k: "x")))
+    assert caught.value.reason == "turn_limit"
+
+
+def test_a_time_out_of_the_score_is_a_defect_and_no_limit() -> None:
+    def score(*_: Any) -> Score:
+        raise TimeoutError("the grader")
+
+    async def workflow(team: Team) -> Outcome:
+        async with team.serve(score, timeout=HANG) as urls:
+            statuses.append((await post(urls["planner"], {"messages": ASK}))[0])
+        return Outcome(True)
+
+    statuses: list[int] = []
+    with pytest.raises(TimeoutError, match="the grader"):
+        served(play(Play(workflow), 0, team_of(lambda prompt, k: "x")))
+    assert statuses == [500]
+
+
+def test_a_request_whose_body_arrives_after_the_episode_is_late() -> None:
+    team, other = team_of(lambda prompt, k: "x"), team_of(lambda prompt, k: "y")
+
+    async def main() -> int:
+        body = json.dumps({"messages": ASK}).encode()
+        async with other.serve():  # keeps the server
+            async with team.serve() as urls:
+                url = urls["planner"]
+                port = int(url.base_url.rsplit(":", 1)[1].partition("/")[0])
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {url.api_key}\r\n"
+                writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:5])
+                await writer.drain()
+                await post(url, {"messages": ASK})  # by its answer, the server has read the other request's head
+            writer.write(body[5:])
+            status = int((await reader.readline()).split()[1])
+            writer.close()
+            return status
+
+    assert served(main()) == 401
+    assert len(team.decisions) == 1
+
+
+def test_no_socket_stays_open_after_the_last_episode() -> None:
+    async def main() -> bool:
+        async with team_of(lambda prompt, k: "x").serve() as urls:
+            await post(urls["planner"], {"messages": ASK})
+        try:
+            await post(urls["planner"], {"messages": ASK})
+        except aiohttp.ClientConnectionError:
+            return True
+        return False
+
+    assert asyncio.run(asyncio.wait_for(main(), HANG))
 
 
 def test_failures_of_the_episode_are_errors_that_are_not_retried() -> None:

@@ -258,6 +258,59 @@ def test_calls_of_a_reply_run_at_the_same_time() -> None:
     assert [one["content"] for one in done.messages if one["role"] == "tool"] == ["a", "b"]
 
 
+def test_coroutine_functions_run_in_the_order_of_the_calls() -> None:
+    """The first waits until the second would have begun: numbers of decisions must not depend on that."""
+    began: list[str] = []
+
+    async def note(who: str) -> str:
+        began.append(who)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        began.append(f"{who} ends")
+        return who
+
+    says = [called("note", who="a") + called("note", who="b"), "done"]
+    team = ScriptedTeam({"worker": lambda prompt, k: says["\na\nb" in prompt]})
+    bounded(use_tools(team.worker, "?", [note]))
+    assert began == ["a", "a ends", "b", "b ends"]
+
+
+def test_tools_that_hang_do_not_keep_others_from_running() -> None:
+    """More than the threads of asyncio's own pool, which parsers and frameworks use."""
+    stop = threading.Event()
+
+    def hang() -> str:
+        stop.wait(60)
+        return ""
+
+    async def main() -> str:
+        calls = [observe(tools_of([hang]), ToolCall("hang", "{}"), timeout=0.01) for _ in range(40)]
+        assert {one.text for one in await asyncio.gather(*calls)} == {"Error: it took too long"}
+        return await asyncio.to_thread(lambda: "free")
+
+    try:
+        assert bounded(main()) == "free"
+    finally:
+        stop.set()
+
+
+def test_a_defect_inside_a_tool_ends_the_run() -> None:
+    def score(reply: str) -> Score:
+        raise KeyError("goal")
+
+    async def workflow(team: Team) -> Outcome:
+        async def ask(task: str) -> str:
+            """Asks the worker."""
+            return (await team.right.act(task, score)).text
+
+        await use_tools(team.left, "plan", [ask], max_turns=1)
+        return Outcome(True)
+
+    team = ScriptedTeam({"left": lambda prompt, k: called("ask", task="x"), "right": lambda prompt, k: "y"})
+    with pytest.raises(KeyError, match="goal"):
+        run(workflow, team)
+
+
 def test_a_call_that_cannot_be_parsed_is_told_and_counted() -> None:
     says = ["<tool_call>{search", "3"]
     team = ScriptedTeam({"worker": lambda prompt, k: says["could not be parsed" in prompt]})

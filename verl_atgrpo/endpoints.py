@@ -52,7 +52,7 @@ class Endpoint:
 
 
 class _Function(BaseModel):
-    model_config = ConfigDict(extra="allow")  # `strict` and the like go to the chat template
+    model_config = ConfigDict(extra="allow")  # `strict` and the like, which chat templates do not show
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -119,36 +119,45 @@ class _Session:
     running: set[asyncio.Task[Any]] = field(default_factory=set)
     defect: Exception | None = None
     """What a decision raised that is no failure of the episode; ends the run."""
+    limit: tuple[str, str] | None = None
+    """The limit that refused a request, and why."""
 
     async def answer(self, asked: _Asked) -> list[Candidate]:
         """Makes as many decisions as a request asks for answers; raises _Refused if it cannot be had."""
         from verl_atgrpo.team import EpisodeFailed, gather_or_cancel
 
         left = None if self.deadline is None else self.deadline - asyncio.get_running_loop().time()
+        number = asked.n or 1
         if left is not None and left <= 0:
-            raise _Refused(403, "the episode's time is over", "time_limit")
-        if self.turns >= self.max_turns:
-            raise _Refused(403, f"{self.agent} had its {self.max_turns} turns", "turn_limit")
+            raise self._over("time_limit", "the episode's time is over")
+        if self.turns + number > self.max_turns:
+            raise self._over("turn_limit", f"{self.agent} has {self.max_turns} turns")
         own = self.team.sampling_of(self.agent)
         for name in ("temperature", "top_p"):
             given = getattr(asked, name)
             if given is not None and given != own.get(name, given):
                 why = f"{name}={given:g}: the policy samples with {own[name]:g}, as its recipe says; leave it out"
                 raise _Refused(400, why, "sampling_parameter")
-        number = asked.n or 1
         self.turns += number
         deciding = gather_or_cancel([self._decide(asked) for _ in range(number)])
         try:
             return await asyncio.wait_for(deciding, left)
-        except asyncio.TimeoutError:
-            raise _Refused(403, "the episode's time is over", "time_limit") from None
         except EpisodeFailed as failed:
             if failed.reason == "prompt_too_long":
                 raise _Refused(400, str(failed), "context_length_exceeded") from failed
             raise _Refused(503, str(failed), "episode_failed") from failed
         except Exception as error:
+            # Timers fire up to the clock's resolution early.
+            over = self.deadline is not None and asyncio.get_running_loop().time() >= self.deadline - 0.05
+            if over and isinstance(error, asyncio.TimeoutError):
+                raise self._over("time_limit", "the episode's time is over") from None
             self.defect = self.defect or error
             raise _Refused(500, f"{type(error).__name__}: {error}", "defect") from error
+
+    def _over(self, limit: str, why: str) -> _Refused:
+        """Returns a refusal by a limit, after which the episode cannot go on as its team would."""
+        self.limit = self.limit or (limit, why)
+        return _Refused(403, why, limit)
 
     async def _decide(self, asked: _Asked) -> Candidate:
         """Makes the decision that a request asks for."""
@@ -178,12 +187,12 @@ class EndpointServer:
         self.refused = 0
         """Requests that were answered with an error."""
         self._runner: web.AppRunner | None = None
-        self._starting = asyncio.Lock()
+        self._changing = asyncio.Lock()
         self.port = 0
 
     async def start(self) -> None:
         """Listens on a free port, unless it does already."""
-        async with self._starting:
+        async with self._changing:
             if self._runner is not None:
                 return
             app = web.Application(client_max_size=MOST_BYTES)
@@ -191,17 +200,18 @@ class EndpointServer:
             app.router.add_get("/v1/models", self._models)
             app.router.add_route("*", "/{path:.*}", self._unknown)
             # A client that disconnects cancels its decision.
-            runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+            runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
             await runner.setup()
             site = web.TCPSite(runner, self.host, 0, backlog=1024)
             await site.start()
             self._runner, self.port = runner, runner.addresses[0][1]
 
     async def close(self) -> None:
-        """Stops listening."""
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        """Stops listening, unless an episode has begun in the meantime."""
+        async with self._changing:
+            if self._runner is not None and not self.sessions:
+                await self._runner.cleanup()
+                self._runner = None
 
     def _session(self, request: web.Request) -> _Session:
         kind, _, key = request.headers.get("Authorization", "").partition(" ")
@@ -225,8 +235,9 @@ class EndpointServer:
         running = asyncio.current_task()
         assert running is not None
         try:
-            session = self._session(request)
+            self._session(request)
             asked = await self._asked(request)
+            session = self._session(request)  # again: the episode may have ended while the body arrived
             session.running.add(running)
             try:
                 candidates = await session.answer(asked)
@@ -323,22 +334,31 @@ async def serve(
     team: Team, agents: Sequence[str], score: CallScore | None, *, host: str, max_turns: int, timeout: float | None
 ) -> AsyncIterator[Mapping[str, Endpoint]]:
     """Opens an endpoint for each agent of an episode; see `Team.serve`."""
+    from verl_atgrpo.team import EpisodeFailed
+
     server = server_of(host)
-    await server.start()
     deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
     shown = f"[{host}]" if ":" in host else host
     keys = {agent: f"atgrpo-{secrets.token_urlsafe(24)}" for agent in agents}
-    for agent, key in keys.items():
-        server.sessions[key] = _Session(team, agent, score, max_turns, deadline)
-    base_url = f"http://{shown}:{server.port}/v1"
+    sessions = [_Session(team, agent, score, max_turns, deadline) for agent in keys]
+    server.sessions.update(zip(keys.values(), sessions, strict=True))  # before it starts, or it might just be closed
     try:
+        await server.start()
+        base_url = f"http://{shown}:{server.port}/v1"
         yield {agent: Endpoint(base_url, key, team.policy_name(agent)) for agent, key in keys.items()}
+    except Exception as error:
+        limits = [session.limit for session in sessions if session.limit is not None]
+        if limits and team.failure is None:  # what the framework made of the refusal
+            raise EpisodeFailed(*limits[0]) from error
+        raise
     finally:
-        closed = [server.sessions.pop(key) for key in keys.values()]
-        running = {task for session in closed for task in session.running} - {asyncio.current_task()}
+        for key in keys.values():
+            del server.sessions[key]
+        running = {task for session in sessions for task in session.running} - {asyncio.current_task()}
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        for session in closed:
+        await server.close()
+        for session in sessions:
             if session.defect is not None:
                 raise session.defect

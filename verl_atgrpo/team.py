@@ -385,8 +385,8 @@ class Team:
         `dialogue_turns_broken`)."""
         self._dialogues: dict[str, tuple[list[Message], list[int]]] = {}
         """Messages and tokens of the last decision, by scope and agent."""
-        self.failure: EpisodeFailed | ReplayError | None = None
-        """The first failure of a decision. The episode has failed even if the environment catches the exception."""
+        self.failure: Exception | None = None
+        """What a decision raised first. The episode has failed even if the environment catches the exception."""
 
     def __getattr__(self, name: str) -> Agent:
         agents = self.__dict__.get("_policy_of", ())
@@ -454,7 +454,9 @@ class Team:
             decision = await self._sample_and_commit(asked, request)
             self._collect(decision).append(decision)  # after those of its scores
             return decision.candidates[decision.committed]
-        except (EpisodeFailed, ReplayError) as failure:
+        except _NotScored:
+            raise
+        except Exception as failure:
             self.failure = self.failure or failure
             raise
         finally:

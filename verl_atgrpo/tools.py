@@ -5,16 +5,18 @@
 
     done = await use_tools(team.worker, question, [search], score, max_turns=6)
 
-Every reply of the agent is one decision (`Agent.act` with `tools`). The policy parses its calls; they run at the same
-time, and what a tool returns or raises goes back as a message.
+Every reply of the agent is one decision (`Agent.act` with `tools`). The policy parses its calls; sync functions run at
+the same time in threads, coroutine functions one after another. What a tool returns or raises goes back as a message.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -30,6 +32,9 @@ ToolSource: TypeAlias = "Callable[..., Any] | Mapping[str, Any] | Tool"
 """A typed function, sync or async; an OpenAI schema `{"type": "function", "function": {...}}`; or a `Tool`."""
 _ID_LETTERS = 9
 """Length of a call's id; Mistral's templates require nine letters or digits."""
+_THREADS = ThreadPoolExecutor(64, thread_name_prefix="tool")
+"""Where sync tools run: not asyncio's own pool, which parsing and frameworks use, and which a tool that hangs would
+fill."""
 _SHOWN = 300
 """Most characters of an error in an observation."""
 
@@ -49,7 +54,12 @@ def text_of(message: Message) -> str:
 def split_thought(raw: str) -> tuple[str, str]:
     """Returns what an answer thought, up to its last `</think>`, and the rest; all of it is the rest without one."""
     thought, ended, said = raw.rpartition("</think>")
-    return (thought.partition("<think>")[2].strip() or thought.strip(), said.strip()) if ended else ("", raw)
+    return (thought.strip().removeprefix("<think>").strip(), said.strip()) if ended else ("", raw)
+
+
+def valid(text: str) -> str:
+    """Returns a text without lone surrogates, which JSON can name and no tokenizer can encode."""
+    return text.encode("utf-8", "replace").decode()
 
 
 class ToolError(ValueError):
@@ -83,8 +93,9 @@ class Reply:
     @property
     def message(self) -> Message:
         """The reply as a message of the history, in OpenAI's form; with what could not be parsed, if nothing could."""
-        message: dict[str, Any] = {"role": "assistant", "content": self.text if self.calls else self.raw or self.text}
-        if self.reasoning and self.calls:
+        unread = bool(self.unparsed and not self.calls)
+        message: dict[str, Any] = {"role": "assistant", "content": split_thought(self.raw)[1] if unread else self.text}
+        if self.reasoning:
             message["reasoning_content"] = self.reasoning
         if self.calls:
             message["tool_calls"] = [
@@ -112,6 +123,8 @@ class Tool:
     """JSON schema of its arguments."""
     function: Callable[[str], Awaitable[str]] | None = None
     """JSON arguments -> result; None for a schema without a function, whose calls the environment handles."""
+    in_order: bool = False
+    """Whether calls run one after another, as coroutine functions may make decisions, which are numbered by start."""
 
     @classmethod
     def of(cls, source: ToolSource) -> Tool:
@@ -142,14 +155,14 @@ class Tool:
         except PydanticUserError as error:
             raise ToolError(f"the tool {name!r}: {str(error).splitlines()[0]}") from error
 
+        decides = inspect.iscoroutinefunction(source)
+
         async def call(arguments: str) -> str:
-            # A coroutine function returns its coroutine in the thread, and runs here.
-            result = await asyncio.to_thread(adapter.validate_json, arguments or "{}")
-            if inspect.isawaitable(result):
-                result = await result
+            run = functools.partial(adapter.validate_json, arguments or "{}")
+            result = await (run() if decides else asyncio.get_running_loop().run_in_executor(_THREADS, run))
             return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
-        return cls(name, inspect.getdoc(source) or "", _untitled(parameters), call)
+        return cls(name, inspect.getdoc(source) or "", _untitled(parameters), call, in_order=decides)
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -201,7 +214,9 @@ class Observation:
     failed: bool = False
 
 
-async def observe(tools: Sequence[Tool], call: ToolCall, *, timeout: float = 60.0, most: int = 4000) -> Observation:
+async def observe(
+    tools: Sequence[Tool], call: ToolCall, *, timeout: float | None = 60.0, most: int = 4000
+) -> Observation:
     """Runs a call; errors of the model's or the tool's are observations, too.
 
     Failures of decisions that the tool makes itself are raised.
@@ -209,7 +224,7 @@ async def observe(tools: Sequence[Tool], call: ToolCall, *, timeout: float = 60.
     Args:
         tools: those that may be called.
         call: what to call.
-        timeout: seconds. A sync tool that takes longer goes on in its thread, without effect.
+        timeout: seconds; None for no limit. A sync tool that takes longer goes on in its thread.
         most: characters of a result, from its start.
     """
     from verl_atgrpo.team import EpisodeFailed, ReplayError
@@ -220,10 +235,11 @@ async def observe(tools: Sequence[Tool], call: ToolCall, *, timeout: float = 60.
         return Observation(f"Error: there is no tool {call.name[:_SHOWN]!r}; the tools are {names}", failed=True)
     running = asyncio.wait_for(tool.function(call.arguments), timeout)
     (text,) = await asyncio.gather(running, return_exceptions=True)
-    if isinstance(text, Exception) and not isinstance(text, EpisodeFailed | ReplayError):
-        return Observation(f"Error: {_told(text)[:_SHOWN]}", failed=True)
+    if isinstance(text, Exception) and not isinstance(text, EpisodeFailed | ReplayError | ToolError):
+        return Observation(valid(f"Error: {_told(text)[:_SHOWN]}"), failed=True)
     if isinstance(text, BaseException):
         raise text
+    text = valid(text)
     return Observation(text if len(text) <= most else f"{text[:most]} ... ({len(text) - most} characters left out)")
 
 
@@ -262,13 +278,13 @@ async def use_tools(
     *,
     max_turns: int = 8,
     max_tokens: int | None = None,
-    timeout: float = 60.0,
+    timeout: float | None = 60.0,
     max_characters: int = 4000,
 ) -> ToolUse:
     """Lets an agent call tools until it replies without a call.
 
-    Each reply is one decision. Calls of a reply run at the same time, so a tool that makes decisions is to wait for
-    nothing before, or their order depends on time.
+    Each reply is one decision. Sync tools of a reply run at the same time; coroutine functions, which may make
+    decisions, one after another, so that the order of decisions does not depend on time.
 
     Args:
         agent: replies.
@@ -277,7 +293,7 @@ async def use_tools(
         score: (messages before the reply, reply) -> Score.
         max_turns: most replies.
         max_tokens: replies that were committed may have this many tokens in all; no reply follows beyond.
-        timeout: seconds for a call.
+        timeout: seconds for a call; None for no limit, for tools that make decisions.
         max_characters: of a result.
 
     Raises:
@@ -299,9 +315,7 @@ async def use_tools(
         tokens += candidate.generation.tokens
         if not reply.calls and not reply.unparsed:
             return ToolUse(candidate, messages, calls, failed)
-        observations = await asyncio.gather(
-            *(observe(known, call, timeout=timeout, most=max_characters) for call in reply.calls)
-        )
+        observations = await _observe_all(known, reply.calls, timeout, max_characters)
         failed += sum(one.failed for one in observations)
         messages += [
             {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": one.text}
@@ -312,6 +326,22 @@ async def use_tools(
         if max_tokens is not None and tokens >= max_tokens:
             break
     return ToolUse(None, messages, calls, failed)
+
+
+async def _observe_all(
+    tools: Sequence[Tool], calls: Sequence[ToolCall], timeout: float | None, most: int
+) -> list[Observation]:
+    """Returns what each call came to."""
+    ordered = {tool.name for tool in tools if tool.in_order}
+    run = functools.partial(observe, tools, timeout=timeout, most=most)
+    parallel = {
+        number: asyncio.ensure_future(run(call)) for number, call in enumerate(calls) if call.name not in ordered
+    }
+    try:
+        return [await (parallel[number] if number in parallel else run(call)) for number, call in enumerate(calls)]
+    finally:
+        for task in parallel.values():
+            task.cancel()
 
 
 async def mcp_tools(client: Any) -> list[Tool]:
@@ -337,12 +367,11 @@ async def mcp_tools(client: Any) -> list[Tool]:
 
     found: list[Tool] = []
     cursor = None
-    while cursor is not None or not found:
+    while True:
         page = (await client.list_tools(cursor=cursor)).model_dump(by_alias=True)
         for one in page["tools"]:
             schema = _untitled(one["inputSchema"])
             found.append(Tool(one["name"], one["description"] or "", schema, function(one["name"])))
         cursor = page.get("nextCursor")
         if cursor is None:
-            break
-    return found
+            return found

@@ -12,6 +12,7 @@ from typing import Any
 from verl_atgrpo.environment import EnvironmentConfigError, Split, stable_hash
 from verl_atgrpo.environments.common.records import read_records
 from verl_atgrpo.environments.common.splits import draw_for
+from verl_atgrpo.environments.search.answers import normalised
 
 PEOPLE = (
     "Anna", "Boris", "Clara", "David", "Elena", "Felix", "Greta", "Henry", "Irene", "Jonas", "Karin", "Louis", "Maria",
@@ -153,10 +154,11 @@ def read_questions(source: object, option: str) -> list[tuple[str, tuple[str, ..
     found = []
     for row in read_records(source, option, {name: name for name in names}, ("context", "supporting_facts")):
         answers = row["answer"] if isinstance(row["answer"], list) else [row["answer"]]
-        if not answers or not all(isinstance(one, str) and one.strip() for one in (*answers, row["question"])):
+        asked = isinstance(row["question"], str) and bool(row["question"].strip())
+        if not asked or not answers or not all(isinstance(one, str) and normalised(one) for one in answers):
             raise EnvironmentConfigError(
                 f"at_grpo.environment.{option}: the question {str(row['question'])[:80]!r} has the answer "
-                f"{str(row['answer'])[:80]!r}; both are texts, or the answer is a list of texts"
+                f"{str(row['answer'])[:80]!r}; both are texts with words, or the answer is a list of texts"
             )
         facts = _parsed(row["supporting_facts"]) or ()
         titles = facts["title"] if isinstance(facts, Mapping) else [fact[0] for fact in facts]

@@ -38,6 +38,8 @@ EndScore = Callable[[str], Score]
 """An answer's score."""
 _FORM = 0.1
 """What a reply in the right form is worth."""
+_DOCUMENT = 2000
+"""Characters of a document, from its start, that a search shows."""
 _LONGEST = 100
 """Most characters of a query: the whole prompt as a query would find whatever it names."""
 _ASK = "Answer with a few words and nothing else."
@@ -156,21 +158,20 @@ class SearchEnvironment(DataSetEnvironment[Question]):
         if len(query) > _LONGEST:
             return Score()
         found = task.corpus.search(query, self.results)
-        new = any(one.title in task.supporting and one.text not in seen for one in found)
+        new = any(one.title in task.supporting and _shown(one) not in seen for one in found)
         return Score(local=1.0 if new else _FORM)
 
     def outcome(self, task: Question, answer: str | None, **metrics: float) -> Outcome:
         """Returns the outcome of an episode: exact match, as the papers' reward, and F1 as a metric."""
-        said = answer or ""
-        right = exact(said, task.answers)
-        return Outcome(right, float(right), {"f1": f1(said, task.answers), **metrics})
+        right = answer is not None and exact(answer, task.answers)
+        return Outcome(right, float(right), {"f1": 0.0 if answer is None else f1(answer, task.answers), **metrics})
 
     def searched(self, task: Question, query: str) -> str:
         """Returns the results of a search as agents see them."""
         if len(query) > _LONGEST:
             return f"A query has at most {_LONGEST} characters."
         found = task.corpus.search(query, self.results)
-        return "\n".join(document.shown for document in found) or "Nothing was found."
+        return "\n".join(map(_shown, found)) or "Nothing was found."
 
     async def look_up(
         self, task: Question, team: Team, agent: str, prompt: list[Message], turns: int, score_end: EndScore
@@ -198,7 +199,8 @@ class SearchEnvironment(DataSetEnvironment[Question]):
             worth = [self.score_search(task, seen, query).local for query in queries if query is not None]
             return Score(local=max(worth, default=0.0))
 
-        return await use_tools(team[agent], prompt, [search], score, max_turns=turns)
+        most = self.results * (_DOCUMENT + 1)
+        return await use_tools(team[agent], prompt, [search], score, max_turns=turns, max_characters=most)
 
 
 class Search(SearchEnvironment):
@@ -228,11 +230,14 @@ class Search(SearchEnvironment):
             if not reply.calls:
                 return Score() if reply.unparsed else self.score_answer(task, reply.text)
             asked = [_argument(call.arguments, "question") for call in reply.calls if call.name == "ask_worker"]
-            earlier = json.dumps([message.get("tool_calls") for message in before], ensure_ascii=False)
+            calls = [call for message in before for call in message.get("tool_calls") or ()]
+            earlier = "\n".join(_argument(call["function"]["arguments"], "question") or "" for call in calls)
             worth = [self.score_question(task, earlier, question) for question in asked if question is not None]
             return Score(local=max(worth, default=0.0))
 
-        done = await use_tools(team.planner, self.planner_prompt(task), [ask_worker], score, max_turns=self.max_turns)
+        prompt = self.planner_prompt(task)
+        # No time-out: the worker's requests have their own, and wait while weights are synced.
+        done = await use_tools(team.planner, prompt, [ask_worker], score, max_turns=self.max_turns, timeout=None)
         answer = None if done.answer is None else done.answer.text
         return self.outcome(task, answer, questions=float(done.calls), searches=float(searches))
 
@@ -257,14 +262,13 @@ class Search(SearchEnvironment):
 
         Where the data set names none, all questions are worth the same.
         """
-        new = [title for title in contains_title(question, task.supporting) if title not in earlier]
-        return 1.0 if new else _FORM
+        before = contains_title(earlier, task.supporting)
+        return 1.0 if set(contains_title(question, task.supporting)) - set(before) else _FORM
 
     def score_summary(self, task: Question, question: str, answer: str) -> Score:
-        """Scores a worker's answer: 1 if it has the answer, or names a supporting document beyond the question."""
+        """Scores a worker's answer by F1, with the answer or a supporting document that the question does not name."""
         further = [title for title in task.supporting if title.casefold() not in question.casefold()]
-        useful = contains(answer, task.answers) or contains_title(answer, further)
-        return Score(local=1.0 if useful and len(answer) <= 500 else 0.0)
+        return Score(local=f1(answer, (*task.answers, *further)))
 
 
 @fixed_options(max_searches=1, style="full")
@@ -295,8 +299,8 @@ class RoutedSearch(SearchEnvironment):
     def enough(self, task: Question, found: Sequence[str]) -> bool:
         """Returns whether what was found has the answer and all supporting documents."""
         text = "\n".join(found)
-        documents = [document for document in task.corpus.documents if document.title in task.supporting]
-        return contains(text, task.answers) and all(document.text in text for document in documents)
+        documents = [one for one in task.corpus.documents if one.title in task.supporting and _shown(one) in text]
+        return contains(text, task.answers) and {one.title for one in documents} == set(task.supporting)
 
     def prompt(self, task: Question, found: Sequence[str], ask: str) -> list[Message]:
         """Returns a prompt: the question, what was found, and the instruction."""
@@ -317,6 +321,10 @@ class SingleSearch(SearchEnvironment):
             task, team, "solo", prompt, self.max_turns, lambda answer: self.score_answer(task, answer)
         )
         return self.outcome(task, None if done.answer is None else done.answer.text, searches=float(done.calls))
+
+
+def _shown(document: Document) -> str:
+    return document.shown[:_DOCUMENT]
 
 
 def _routed(enough: bool, reply: str) -> Score:

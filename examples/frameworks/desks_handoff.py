@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 
 from agents import Agent, OpenAIChatCompletionsModel, RunConfig, Runner
+from agents.exceptions import AgentsException
 from desks import DESKS, THINGS, Desks, Visit
 from openai import AsyncOpenAI
 
@@ -37,7 +38,12 @@ class HandOff(Desks):
                 for desk in DESKS
             ]
             triage = Agent(name="triage", model=_model(urls["router"]), handoffs=list(desks))
-            ended = await Runner.run(triage, self.router_prompt(task)[0]["content"], max_turns=3, run_config=_QUIET)
+            try:
+                ended = await Runner.run(
+                    triage, self.router_prompt(task)[0]["content"], max_turns=3, run_config=_QUIET
+                )
+            except AgentsException:  # a hand-off to nobody, say: what a model writes must not end a training
+                return Outcome(False, 0.0, {"right_desk": 0.0})
         told = read_number(str(ended.final_output)) if ended.last_agent is not triage else None
         right = told is not None and told.value == task.number
         there = task.thing in DESKS.get(ended.last_agent.name, ())
@@ -45,7 +51,8 @@ class HandOff(Desks):
 
 
 def _model(endpoint: Endpoint) -> OpenAIChatCompletionsModel:
-    client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0)
+    # No time-out: on a busy machine even a connection may take longer than the client's five seconds.
+    client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, timeout=None)
     return OpenAIChatCompletionsModel(model=endpoint.model, openai_client=client)
 
 

@@ -41,7 +41,7 @@ class PlanPathGraph(PlanPath):
 
         async with team.serve(score) as urls:
             models = {
-                agent: ChatOpenAI(model=agent, base_url=url.base_url, api_key=url.api_key, max_retries=0)
+                agent: ChatOpenAI(model=agent, base_url=url.base_url, api_key=url.api_key, timeout=None)
                 for agent, url in urls.items()
             }
 

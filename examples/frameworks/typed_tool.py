@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from openai import AsyncOpenAI
 from pydantic_ai import Agent, ModelRetry
 from pydantic_ai.exceptions import ModelAPIError, UnexpectedModelBehavior
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -98,7 +99,9 @@ class Prices(Environment):
 
 
 def _model(endpoint: Endpoint) -> OpenAIChatModel:
-    return OpenAIChatModel(endpoint.model, provider=OpenAIProvider(endpoint.base_url, endpoint.api_key))
+    # No time-out: on a busy machine even a connection may take longer than the client's five seconds.
+    client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, timeout=None)
+    return OpenAIChatModel(endpoint.model, provider=OpenAIProvider(openai_client=client))
 
 
 _TAGS = ("<tool_call>", "</tool_call>")

@@ -80,7 +80,7 @@ def test_a_langgraph_graph_has_the_rows_of_the_native_environment() -> None:
 def handed_over(prompt: str, seed: int) -> str:
     if "transfer_to" not in prompt.partition("\n")[0]:
         return prompt.partition("\n")[2].partition("\n")[0] if seed % 3 else "7"
-    desk = ("red", "green", "blue")[seed % 3]
+    desk = ("red", "green", "blue", "lamp")[seed % 4]  # there is no desk "lamp"
     return (
         f'<tool_call>{{"name": "transfer_to_{desk}", "arguments": {{}}}}</tool_call>' if seed % 7 else "I do not know."
     )
@@ -95,7 +95,8 @@ def test_a_hand_off_of_the_agents_sdk_is_a_tool_call_of_the_one_and_a_decision_o
         record = played(env, index, handed_over, "parallel", 1)
         router, *clerk = record.decisions
         called = router.candidates[0].tool_calls
-        assert [one.agent for one in record.decisions] == ["router", "clerk"][: 1 + len(called)]
+        there = bool(called) and called[0].name != "transfer_to_lamp"
+        assert [one.agent for one in record.decisions] == ["router", "clerk"][: 1 + there]
         if clerk:
             prompt = "".join(map(chr, clerk[0].prompt_ids))
             thing = env.task("train", index).thing

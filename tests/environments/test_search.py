@@ -139,7 +139,8 @@ def record_score(record: EpisodeRecord, name: str) -> Score:
     ("says", "scores"),
     [
         # It asks about the same person again, for a made-up tool, and with a wrong argument: the form alone is paid.
-        ([called("ask_worker", question="Anna?"), called("ask_worker", question="Anna!")], [1.0, 0.1]),
+        ([called("ask_worker", question="Anna?"), called("ask_worker", question="anna!")], [1.0, 0.1]),
+        ([called("ask_worker", question="anna?"), called("ask_worker", question="ANNA?")], [1.0, 0.1]),
         ([called("find", question="Anna?")], [0.0]),
         ([called("ask_worker", about="Anna")], [0.0]),
         ([called("ask_worker", question="Anna?", more=1)], [0.0]),
@@ -164,7 +165,8 @@ def test_what_a_planner_earns(says: list[str], scores: list[float]) -> None:
         (["Anna"], [0.0]),
         # Every title at once finds the documents, and is a search as well; a summary of everything is cut off.
         ([called("search", query="Anna Boris Faro Alba")], [1.0]),
-        (["Faro " * 200], [0.0]),
+        # A list of everything has one word of sixteen, so precision 1/16.
+        (["Adda Bure Cher Drina Ebro Fulda Garonne Havel Isar Jiu Kupa Loire Meuse Neris Oise Piave"], [2 / 17]),
     ],
 )
 def test_what_a_worker_earns(says: list[str], scores: list[float]) -> None:
@@ -172,7 +174,9 @@ def test_what_a_worker_earns(says: list[str], scores: list[float]) -> None:
     turns = iter(says)
     scripts = {"planner": lambda prompt, k: called("ask_worker", question="Anna?"), "worker": lambda p, k: next(turns)}
     record = played(env, scripts)
-    assert [one.candidates[0].score.local for one in record.decisions if one.agent == "worker"] == scores
+    assert [one.candidates[0].score.local for one in record.decisions if one.agent == "worker"] == pytest.approx(
+        scores
+    )
 
 
 def gold(task: Question) -> dict[str, Script]:
@@ -309,7 +313,13 @@ def test_a_corpus_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "row", [{"question": "", "answer": "a"}, {"question": "q", "answer": []}, {"question": "q", "answer": 3}]
+    "row",
+    [
+        {"question": "", "answer": "b"},
+        {"question": "q", "answer": "A"},
+        {"question": "q", "answer": []},
+        {"question": "q", "answer": 3},
+    ],
 )
 def test_questions_without_a_text_are_refused(row: dict[str, Any], tmp_path: Path) -> None:
     section = written(tmp_path / "a.jsonl", [row])

@@ -33,10 +33,9 @@ def search(query: str, most: int | None = None) -> str:
 TOOLS = tools_of([search])
 
 
-def chat(form: str = "hermes", template: str | None = TEMPLATE) -> Chat:
+def chat(form: str = "hermes", template: str = TEMPLATE) -> Chat:
     tokenizer = build_tokenizer(("<tool_call>", "</tool_call>", "<think>", "</think>"))
-    if template is not None:
-        tokenizer.chat_template = template
+    tokenizer.chat_template = template
     return Chat(tokenizer, format=form)
 
 
@@ -79,7 +78,7 @@ def test_a_part_that_is_no_text_is_refused() -> None:
 
 def test_a_template_without_tools_is_refused() -> None:
     with pytest.raises(ToolError, match=r"actor_rollout_ref.model.path: the chat template of .* shows no tools"):
-        chat(template=None).encode([{"role": "user", "content": "x"}], TOOLS)
+        chat(template="{{ messages[0].content }}").encode([{"role": "user", "content": "x"}], TOOLS)
 
 
 def test_an_unknown_parser_is_refused_with_those_that_there_are() -> None:
@@ -103,6 +102,8 @@ CALL = '<tool_call>{"name": "search", "arguments": {"query": "x"}}</tool_call>'
         ("<tool_call>{search}</tool_call>", "<tool_call>{search}</tool_call>", "", [], 1),
         ('<tool_call>{"name": "search"', '<tool_call>{"name": "search"', "", [], 1),
         (CALL + "<tool_call>?</tool_call>", "", "", [("search", '{"query": "x"}')], 1),
+        # It has not finished thinking.
+        (f"<think>Perhaps {CALL}", "", f"Perhaps {CALL}", [], 0),
     ],
 )
 def test_replies_with_calls(text: str, said: str, thought: str, calls: list[Any], unparsed: int) -> None:
@@ -117,3 +118,19 @@ def test_the_family_of_the_model_decides_the_form() -> None:
     (call,) = parsed(text, "qwen3_coder").calls
     assert (call.name, call.arguments) == ("search", '{"query": "7"}')
     assert parsed(text).unparsed == 1
+
+
+def test_a_lone_surrogate_in_a_call_can_be_encoded() -> None:
+    """JSON can name what no tokenizer can encode."""
+    reply = parsed('<tool_call>{"name": "search", "arguments": {"query": "\\ud800x"}}</tool_call>')
+    assert reply.calls[0].arguments == '{"query": "?x"}'
+    call = {"id": "a", "type": "function", "function": {"name": "search", "arguments": '{"query": "\\ud800x"}'}}
+    history = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    assert "query=?x" in shown(history)
+
+
+def test_a_reply_that_was_stopped_ends_there() -> None:
+    one = chat()
+    text = "It is 3. STOP"
+    reply = asyncio.run(one.parse(one.tokenizer.encode(text), TOOLS, "It is 3. "))
+    assert (reply.text, reply.raw) == ("It is 3.", "It is 3. ")

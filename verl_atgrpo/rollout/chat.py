@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from verl_atgrpo.environment import Message
-from verl_atgrpo.tools import Reply, Tool, ToolCall, ToolError, split_thought, text_of
+from verl_atgrpo.tools import Reply, Tool, ToolCall, ToolError, split_thought, text_of, valid
+
+_THREADS = ThreadPoolExecutor(2, thread_name_prefix="parser")
+
+
+def tool_formats() -> list[str]:
+    """Returns the names of verl's parsers of tool calls."""
+    from verl.experimental.agent_loop.tool_parser import ToolParser
+
+    return sorted(ToolParser._registry)
 
 
 @dataclass
@@ -57,26 +69,36 @@ class Chat:
         try:
             return ToolParser.get_tool_parser(self.format, self.tokenizer)
         except ValueError as error:
-            known = ", ".join(sorted(ToolParser._registry))
+            known = ", ".join(tool_formats())
             raise ToolError(
                 f"actor_rollout_ref.rollout.multi_turn.format={self.format!r}: there is no such parser of tool calls; "
                 f"use one of {known}"
             ) from error
 
-    async def parse(self, token_ids: Sequence[int], tools: Sequence[Tool]) -> Reply:
-        """Returns calls, thought and text of an answer; an answer that cannot be read has no calls."""
+    async def parse(self, token_ids: Sequence[int], tools: Sequence[Tool], text: str | None = None) -> Reply:
+        """Returns calls, thought and text of an answer; an answer that cannot be read has no calls.
+
+        Args:
+            token_ids: the answer's.
+            tools: what it could call.
+            text: the answer's, if it is less than its tokens (`Limits.stop`).
+        """
         ids = list(token_ids)
         if ids and ids[-1] == self.tokenizer.eos_token_id:
             ids.pop()  # the parsers keep it in the text
-        raw = self.tokenizer.decode(ids, skip_special_tokens=True)
+        decoded = self.tokenizer.decode(ids, skip_special_tokens=True)
+        raw = decoded if text is None else text
+        if "<think>" in raw and "</think>" not in raw:  # it has not finished thinking
+            return Reply("", raw.partition("<think>")[2].strip(), raw=raw)
         thought, said = split_thought(raw)
-        if said != raw:  # what it thought may contain calls that it did not make
+        if said != decoded:  # what it thought may contain calls that it did not make
             ids = self.tokenizer.encode(said, add_special_tokens=False)
-        text, found = await self._parser.extract_tool_calls(ids, _schemas(tools))
-        calls = tuple(ToolCall(call.name, call.arguments) for call in found)
+        # In a thread and loop of its own: the parsers wait for asyncio's pool, which sync frameworks may have filled.
+        extract = functools.partial(self._parser.extract_tool_calls, ids, _schemas(tools))
+        left, found = await asyncio.get_running_loop().run_in_executor(_THREADS, lambda: asyncio.run(extract()))
+        calls = tuple(ToolCall(valid(call.name), valid(call.arguments)) for call in found)
         begun = said.count(getattr(self._parser, "tool_call_start_token", None) or "\0")
-        left = (text if calls else said).strip()
-        return Reply(left, thought, calls, unparsed=max(0, begun - len(calls)), raw=raw)
+        return Reply((left if calls else said).strip(), thought, calls, unparsed=max(0, begun - len(calls)), raw=raw)
 
 
 def _schemas(tools: Sequence[Tool]) -> list[Any]:
@@ -104,6 +126,7 @@ def _for_template(message: Message) -> dict[str, Any]:
 
 def _parsed(arguments: Any) -> Any:
     try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
+        known = json.loads(arguments) if isinstance(arguments, str) else arguments
+        return json.loads(valid(json.dumps(known, ensure_ascii=False)))
     except ValueError:
         return arguments

@@ -49,7 +49,7 @@ class ServedPolicy:
 
     async def parse(self, generation: Generation, tools: Sequence[Tool]) -> Reply:
         """Returns calls, thought and text of an answer."""
-        return await self.chat.parse(generation.token_ids, tools)
+        return await self.chat.parse(generation.token_ids, tools, generation.text)
 
     async def generate(
         self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: Limits | None = None

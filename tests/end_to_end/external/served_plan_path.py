@@ -30,7 +30,7 @@ class ServedPlanPath(PlanPath):
 
             async def ask(agent: str, messages: Sequence[Message]) -> str:
                 url = urls[agent]
-                async with AsyncOpenAI(base_url=url.base_url, api_key=url.api_key) as client:
+                async with AsyncOpenAI(base_url=url.base_url, api_key=url.api_key, timeout=None) as client:
                     answer = await client.chat.completions.create(model=agent, messages=list(messages))
                 return answer.choices[0].message.content or ""
 
