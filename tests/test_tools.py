@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import pytest
 from fakes.scripted_policy import Numbered, Play, bounded, run, team_of
 from pydantic import Field
+from waiting import HANG
 
 from verl_atgrpo.branching import play_branched
 from verl_atgrpo.config.schema import BranchSettings
@@ -249,7 +250,7 @@ def test_calls_of_a_reply_run_at_the_same_time() -> None:
     barrier = threading.Barrier(2)
 
     def meet(who: str) -> str:
-        barrier.wait(timeout=60)
+        barrier.wait(HANG)
         return who
 
     says = [called("meet", who="a") + called("meet", who="b"), "done"]
@@ -280,7 +281,7 @@ def test_tools_that_hang_do_not_keep_others_from_running() -> None:
     stop = threading.Event()
 
     def hang() -> str:
-        stop.wait(60)
+        stop.wait(HANG)
         return ""
 
     async def main() -> str:

@@ -20,9 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from pydantic import TypeAdapter, ValidationError
-from pydantic.errors import PydanticUserError
-
 from verl_atgrpo.environment import Message, Score, stable_hash
 
 if TYPE_CHECKING:
@@ -141,6 +138,10 @@ class Tool:
             return _of_schema(source)
         if not callable(source) or isinstance(source, type):
             raise ToolError(f"{source!r} is no tool: use a typed function or an OpenAI schema of one")
+        # Here, because environments without tools are imported by programs that need no pydantic.
+        from pydantic import TypeAdapter
+        from pydantic.errors import PydanticUserError
+
         name = getattr(source, "__name__", type(source).__name__)
         untyped = [
             parameter.name
@@ -245,6 +246,8 @@ async def observe(
 
 def _told(error: Exception) -> str:
     """Returns what a model is told of an error of a tool."""
+    from pydantic import ValidationError
+
     if isinstance(error, ValidationError):
         wrong = error.errors()
         return "; ".join(f"{'.'.join(map(str, one['loc'])) or 'arguments'}: {one['msg']}" for one in wrong)

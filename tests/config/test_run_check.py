@@ -25,7 +25,7 @@ from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError, Section
 from verl_atgrpo.environment import Environment, Outcome, Split
 from verl_atgrpo.tiny_models.demonstrations import DEMONSTRATORS
 
-NEEDED = {"reasoning_gym": "reasoning_gym", "textarena": "textarena"}
+NEEDED = {"reasoning_gym": "reasoning_gym", "search": "bm25s", "textarena": "textarena"}
 """Environment -> the package behind it, which is not everywhere."""
 FOLDER = Path(verl_atgrpo.recipes.__file__).parent
 RECIPES = sorted({path.stem for path in FOLDER.glob("*.yaml")} - {"at_grpo_trainer"})

@@ -107,7 +107,8 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         """Returns and resets the counts."""
         report, self._report = self._report, WorkerReport(error=self._report.error)
         report.counts.update(POOL.drain_counts())
-        report.counts["endpoint_requests_refused"] += drain_refused()
+        if refused := drain_refused():
+            report.counts["endpoint_requests_refused"] += refused
         return report
 
     async def _run_prompt(
