@@ -28,6 +28,7 @@ from verl_atgrpo.config.policies import expand_policies, job_of
 from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.environment import Environment, Outcome, Score
 from verl_atgrpo.estimators.spec import PRESETS
+from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.rollout.manager import TeamRolloutManager
 from verl_atgrpo.sandbox.runner import Limits, run_python
 from verl_atgrpo.serving.client import AvoidingBalancer, DecisionClient, TeamClient
@@ -132,7 +133,8 @@ class SoakWorker(SimulatedWorker):
         self._environment = settings.make_environment()
         self._policy_of = settings.policies_of(self._environment)
         self._validation_policy_of = settings.validation_policies_of(self._environment)
-        self._needs, self._tokenizers = settings.spec.needs, tokenizers
+        self._needs = settings.spec.needs
+        self._chats = {name: Chat(tokenizer) for name, tokenizer in tokenizers.items()}
         self.background_tasks: set[Any] = set()
         self._gate = Gate()
         self._training_clients = self._patient(self._gate)
