@@ -463,6 +463,7 @@ def test_a_client_or_an_episode_that_ends_cancels_the_decision_in_the_server(how
     assert not team.decisions and not team._active
 
 
+@pytest.mark.slow  # six seconds
 @pytest.mark.parametrize("sessions", [200])
 def test_many_sessions_at_once_keep_their_replies_apart(sessions: int) -> None:
     async def episode(number: int, go: Callable[[], Awaitable[Any]]) -> bool:

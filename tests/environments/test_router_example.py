@@ -63,6 +63,7 @@ def test_nothing_tells_the_router_who_has_what() -> None:
     assert env.clerk_prompt(Visit("lamp", 7), "blue")[0]["content"] == "number of lamp\nnone"
 
 
+@pytest.mark.slow  # two seconds each
 @pytest.mark.parametrize("overrides", [[], ["at_grpo.scheme=parallel", "~at_grpo.branch"]])
 def test_the_recipe_would_start(overrides: list[str]) -> None:
     pytest.importorskip("verl")
