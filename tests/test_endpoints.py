@@ -41,7 +41,7 @@ def served(main: Coroutine[Any, Any, T]) -> T:
 
 @asynccontextmanager
 async def client(endpoint: Endpoint) -> AsyncIterator[Any]:
-    async with openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=2) as made:
+    async with endpoint.client() as made:  # tries twice again where it may
         yield made.chat.completions
 
 

@@ -1,7 +1,7 @@
 """An OpenAI-compatible endpoint for every agent of an episode, so that a team of another framework can be trained.
 
     async with team.serve(score) as urls:
-        client = AsyncOpenAI(base_url=urls["planner"].base_url, api_key=urls["planner"].api_key)
+        client = urls["planner"].client()  # or .base_url and .api_key
         ...  # LangGraph, OpenAI Agents SDK, smolagents, Pydantic AI
 
 A chat completion is a decision of the agent whose key the request has: its candidates, their group, seeds and failures
@@ -49,6 +49,19 @@ class Endpoint:
     api_key: str = field(repr=False)
     model: str = ""
     """The policy's name; requests may name any model."""
+
+    def client(self) -> Any:
+        """Returns an `openai.AsyncOpenAI` without time-outs, made in a millisecond.
+
+        By default it would give up a connection after five seconds, which a busy machine may take, and would load the
+        certificates of the web, which takes thirty times as long.
+
+        Raises ImportError if openai is missing.
+        """
+        import openai
+
+        http = openai.DefaultAsyncHttpxClient(verify=False, timeout=None)  # plain HTTP, so there is nothing to verify
+        return openai.AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, timeout=None, http_client=http)
 
 
 class _Function(BaseModel):

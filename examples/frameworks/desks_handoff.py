@@ -15,7 +15,6 @@ import random
 from agents import Agent, OpenAIChatCompletionsModel, RunConfig, Runner
 from agents.exceptions import AgentsException
 from desks import DESKS, THINGS, Desks, Visit
-from openai import AsyncOpenAI
 
 from verl_atgrpo import Outcome, Team
 from verl_atgrpo.endpoints import Endpoint
@@ -33,8 +32,9 @@ class HandOff(Desks):
     async def run(self, task: Visit, team: Team) -> Outcome:
         """Plays a visit; success means that the agent of the right desk tells the right number."""
         async with team.serve(max_turns=2) as urls:
+            clerk = _model(urls["clerk"])
             desks = [
-                Agent(name=desk, instructions=self.clerk_prompt(task, desk)[0]["content"], model=_model(urls["clerk"]))
+                Agent(name=desk, instructions=self.clerk_prompt(task, desk)[0]["content"], model=clerk)
                 for desk in DESKS
             ]
             triage = Agent(name="triage", model=_model(urls["router"]), handoffs=list(desks))
@@ -51,9 +51,7 @@ class HandOff(Desks):
 
 
 def _model(endpoint: Endpoint) -> OpenAIChatCompletionsModel:
-    # No time-out: on a busy machine even a connection may take longer than the client's five seconds.
-    client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, timeout=None)
-    return OpenAIChatCompletionsModel(model=endpoint.model, openai_client=client)
+    return OpenAIChatCompletionsModel(model=endpoint.model, openai_client=endpoint.client())
 
 
 _TAGS = ("<tool_call>", "</tool_call>")

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from openai import AsyncOpenAI
 from pydantic_ai import Agent, ModelRetry
 from pydantic_ai.exceptions import ModelAPIError, UnexpectedModelBehavior
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -99,9 +98,7 @@ class Prices(Environment):
 
 
 def _model(endpoint: Endpoint) -> OpenAIChatModel:
-    # No time-out: on a busy machine even a connection may take longer than the client's five seconds.
-    client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, timeout=None)
-    return OpenAIChatModel(endpoint.model, provider=OpenAIProvider(openai_client=client))
+    return OpenAIChatModel(endpoint.model, provider=OpenAIProvider(openai_client=endpoint.client()))
 
 
 _TAGS = ("<tool_call>", "</tool_call>")

@@ -169,7 +169,7 @@ def test_the_documented_agent_uses_its_tool_and_the_documented_team_is_short(tmp
     served, tools = blocks("frameworks", "python")
     (tmp_path / "tools_page.py").write_text(tools)
     runpy.run_path(str(tmp_path / "tools_page.py"))
-    assert len([line for line in served.partition("class")[2].splitlines() if line.strip()]) <= 13
+    assert len([line for line in served.partition("class")[2].splitlines() if line.strip()]) <= 12
 
 
 def test_every_preset_and_every_field_of_estimators_is_documented() -> None:

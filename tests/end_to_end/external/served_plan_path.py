@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from openai import AsyncOpenAI
-
 from verl_atgrpo.environment import Message, Outcome, Score
 from verl_atgrpo.environments.common.drafting import Draft
 from verl_atgrpo.environments.plan_path import PlanPath
@@ -28,10 +26,10 @@ class ServedPlanPath(PlanPath):
         async with AsyncExitStack() as stack:
             urls = await stack.enter_async_context(team.serve(score))
 
+            clients = {agent: await stack.enter_async_context(url.client()) for agent, url in urls.items()}
+
             async def ask(agent: str, messages: Sequence[Message]) -> str:
-                url = urls[agent]
-                async with AsyncOpenAI(base_url=url.base_url, api_key=url.api_key, timeout=None) as client:
-                    answer = await client.chat.completions.create(model=agent, messages=list(messages))
+                answer = await clients[agent].chat.completions.create(model=agent, messages=list(messages))
                 return answer.choices[0].message.content or ""
 
             while turns < self.max_turns and not state.solved:
