@@ -51,10 +51,10 @@ class Endpoint:
     """The policy's name; requests may name any model."""
 
     def client(self) -> Any:
-        """Returns an `openai.AsyncOpenAI` without time-outs, made in a millisecond.
+        """Returns an `openai.AsyncOpenAI` without time-outs.
 
-        By default it would give up a connection after five seconds, which a busy machine may take, and would load the
-        certificates of the web, which takes thirty times as long.
+        By default it would give up a connection after five seconds, which a busy machine may take, and load the web's
+        certificates, which takes 20 ms.
 
         Raises ImportError if openai is missing.
         """
