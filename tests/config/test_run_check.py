@@ -209,6 +209,7 @@ def test_recipes_spell_out_every_key_with_its_default(compose: Any) -> None:
         ("actor_rollout_ref.rollout.top_k=20", "actor_rollout_ref.rollout.top_k=20", "-1"),
         ("+actor_rollout_ref.rollout.repetition_penalty=1.2", "repetition_penalty=1.2", "1.0"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=5", "ppo_mini_batch_size=5", "train_batch_size"),
+        ("actor_rollout_ref.rollout.multi_turn.format=hermez", "rollout.multi_turn.format='hermez'", "qwen3_coder"),
         ("actor_rollout_ref.actor.shuffle=true", "actor_rollout_ref.actor.shuffle", "false"),
         ("actor_rollout_ref.actor.use_dynamic_bsz=false", "use_dynamic_bsz", "true"),
         ("reward.reward_model.enable=true", "reward.reward_model.enable", "false"),

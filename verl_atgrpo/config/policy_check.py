@@ -93,8 +93,20 @@ def check_policy(key: str, policy: DictConfig, data: DictConfig, devices: int | 
     _check_optimizer(key, policy.actor.optim)
     _check_lengths(key, policy, data)
     _check_batches(key, policy.rollout)
+    _check_tool_format(f"{key}.rollout.multi_turn.format", policy.rollout.multi_turn.format)
     if devices is not None:
         _check_server_size(key, policy.rollout, devices)
+
+
+def _check_tool_format(key: str, name: str) -> None:
+    if name == "hermes":  # verl's default; the list of the others takes seconds to import
+        return
+    from verl_atgrpo.rollout.chat import tool_formats
+
+    if name not in tool_formats():
+        raise ConfigError(
+            f"{key}={name!r}: verl has no such parser of tool calls; use one of {', '.join(tool_formats())}"
+        )
 
 
 def _check_steps(key: str, policy: DictConfig, data: DictConfig) -> None:
