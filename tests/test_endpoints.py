@@ -343,21 +343,6 @@ def test_a_limit_that_a_framework_does_not_catch_is_a_failure_of_the_episode_and
     assert caught.value.reason == "turn_limit"
 
 
-def test_a_time_out_of_the_score_is_a_defect_and_no_limit() -> None:
-    def score(*_: Any) -> Score:
-        raise TimeoutError("the grader")
-
-    async def workflow(team: Team) -> Outcome:
-        async with team.serve(score, timeout=HANG) as urls:
-            statuses.append((await post(urls["planner"], {"messages": ASK}))[0])
-        return Outcome(True)
-
-    statuses: list[int] = []
-    with pytest.raises(TimeoutError, match="the grader"):
-        served(play(Play(workflow), 0, team_of(lambda prompt, k: "x")))
-    assert statuses == [500]
-
-
 def test_a_request_whose_body_arrives_after_the_episode_is_late() -> None:
     team, other = team_of(lambda prompt, k: "x"), team_of(lambda prompt, k: "y")
 
@@ -419,17 +404,20 @@ def test_failures_of_the_episode_are_errors_that_are_not_retried() -> None:
     assert said == [(503, "episode_failed"), (400, "context_length_exceeded")]
 
 
-def test_a_defect_of_the_score_ends_the_run() -> None:
+@pytest.mark.parametrize(
+    ("defect", "timeout"), [(KeyError("goal"), None), (TimeoutError("the grader"), HANG)], ids=["error", "time-out"]
+)
+def test_a_defect_of_the_score_ends_the_run_and_is_no_limit(defect: Exception, timeout: float | None) -> None:
     def score(*_: Any) -> Score:
-        raise KeyError("goal")
+        raise defect
 
     async def workflow(team: Team) -> Outcome:
-        async with team.serve(score) as urls:
+        async with team.serve(score, timeout=timeout) as urls:
             statuses.append((await post(urls["planner"], {"messages": ASK}))[0])
         return Outcome(True)
 
     statuses: list[int] = []
-    with pytest.raises(KeyError, match="goal"):
+    with pytest.raises(type(defect), match=str(defect.args[0])):
         served(play(Play(workflow), 0, team_of(lambda prompt, k: "x")))
     assert statuses == [500]
 

@@ -335,16 +335,19 @@ async def _observe_all(
     tools: Sequence[Tool], calls: Sequence[ToolCall], timeout: float | None, most: int
 ) -> list[Observation]:
     """Returns what each call came to."""
+    from verl_atgrpo.team import gather_or_cancel
+
     ordered = {tool.name for tool in tools if tool.in_order}
     run = functools.partial(observe, tools, timeout=timeout, most=most)
-    parallel = {
-        number: asyncio.ensure_future(run(call)) for number, call in enumerate(calls) if call.name not in ordered
-    }
-    try:
-        return [await (parallel[number] if number in parallel else run(call)) for number, call in enumerate(calls)]
-    finally:
-        for task in parallel.values():
-            task.cancel()
+
+    async def one_after_another() -> list[Observation]:
+        return [await run(call) for call in calls if call.name in ordered]
+
+    async def at_once() -> list[Observation]:
+        return await gather_or_cancel([run(call) for call in calls if call.name not in ordered])
+
+    first, second = map(iter, await gather_or_cancel([one_after_another(), at_once()]))
+    return [next(first if call.name in ordered else second) for call in calls]
 
 
 async def mcp_tools(client: Any) -> list[Tool]:

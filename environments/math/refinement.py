@@ -137,7 +137,8 @@ class MathJudged(MathEnvironment):
         await self.check(task)
 
         async def by_judge(replies: Sequence[str]) -> list[Score]:
-            correct = [await equal(task.answer, parse_answer(reply, self.style)) for reply in replies]
+            answers = [parse_answer(reply, self.style) for reply in replies]
+            correct = await gather_or_cancel([equal(task.answer, answer) for answer in answers])
             low, high = _TRAINS_JUDGE
             train = len(replies) == 1 or low <= sum(correct) / len(replies) <= high
             # In order: the numbers of the judge's turns follow from the candidates'.
