@@ -485,3 +485,19 @@ def test_many_sessions_at_once_keep_their_replies_apart(sessions: int) -> None:
         return done
 
     assert all(served(main()))
+
+
+def test_an_endpoint_on_all_addresses_can_be_called_and_its_keys_still_protect_it() -> None:
+    team = team_of(lambda prompt, k: "yes")
+
+    async def main() -> Any:
+        try:
+            async with team.serve(host="0.0.0.0") as urls, client(urls["planner"]) as planner:
+                assert urls["planner"].base_url.startswith("http://127.0.0.1:")
+                await planner.create(model="", messages=[{"role": "user", "content": "x"}])
+                return await post(urls["planner"], {"messages": [{"role": "user", "content": "x"}]}, key="guessed")
+        finally:
+            await server_of("0.0.0.0").close()
+
+    status, _ = served(main())
+    assert status == 401 and len(team.decisions) == 1

@@ -351,7 +351,8 @@ async def serve(
 
     server = server_of(host)
     deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
-    shown = f"[{host}]" if ":" in host else host
+    # A wildcard is no address to connect to; from elsewhere it is the machine's, with the same port.
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     keys = {agent: f"atgrpo-{secrets.token_urlsafe(24)}" for agent in agents}
     sessions = [_Session(team, agent, score, max_turns, deadline) for agent in keys]
     server.sessions.update(zip(keys.values(), sessions, strict=True))  # before it starts, or it might just be closed

@@ -91,6 +91,8 @@ class Limits:
     """Most tokens; the policy's `max_response_length` if it is smaller."""
     stop: tuple[str, ...] = ()
     """Texts at which it ends. They are among its tokens and not in its text."""
+    calls: bool = False
+    """Whether it may call tools, and ends where the model family ends a call."""
 
     def cut(self, text: str) -> str:
         """Returns a text up to the first of the stop texts."""
@@ -317,7 +319,7 @@ class Agent:
             raise ValueError(f"agent {self.name!r}: candidates={candidates}, and train={train} needs {1 + train}")
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"agent {self.name!r}: max_tokens={max_tokens} is less than 1")
-        limits = Limits(max_tokens, tuple(stop)) if max_tokens is not None or stop else None
+        limits = Limits(max_tokens, tuple(stop), bool(tools)) if max_tokens is not None or stop or tools else None
         request = Request(prompt, score, score_all, candidates, train, tools_of(tools), limits)
         return await self._team._decide(self.name, request)
 

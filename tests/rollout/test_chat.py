@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ pytest.importorskip("transformers")
 
 from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.tiny_models.tiny import build_tokenizer
-from verl_atgrpo.tools import Reply, Tool, ToolError, tools_of
+from verl_atgrpo.tools import Reply, Tool, ToolError, observe, tools_of
 
 # In the form of Qwen3's: tools in a system message, calls and results in tags.
 TEMPLATE = (
@@ -134,3 +135,62 @@ def test_a_reply_that_was_stopped_ends_there() -> None:
     text = "It is 3. STOP"
     reply = asyncio.run(one.parse(one.tokenizer.encode(text), TOOLS, "It is 3. "))
     assert (reply.text, reply.raw) == ("It is 3.", "It is 3. ")
+
+
+HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>")
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "thought", "calls"),
+    [
+        (
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>It is 3.",
+            "It is 3.",
+            "Hm.",
+            [],
+        ),
+        ("<|channel|>analysis<|message|>Not yet", "", "Not yet", []),
+        (
+            "<|channel|>analysis<|message|>Look.<|end|><|start|>assistant<|channel|>commentary to=functions.search "
+            '<|constrain|>json<|message|>{"query": "x"}<|call|>',
+            "",
+            "Look.",
+            [("search", '{"query": "x"}')],
+        ),
+        ("3", "3", "", []),
+    ],
+)
+def test_channels_of_gpt_oss(text: str, said: str, thought: str, calls: list[Any]) -> None:
+    tokenizer = build_tokenizer(HARMONY)
+    tokenizer.chat_template, tokenizer.pad_token = TEMPLATE, "<|pad|>"
+    reply = asyncio.run(Chat(tokenizer, format="gpt-oss").parse(tokenizer.encode(text), TOOLS))
+    assert (reply.text, reply.reasoning) == (said, thought)
+    assert [(call.name, call.arguments) for call in reply.calls] == calls
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"name": "</script><img onerror=x>", "arguments": {}}',
+        '{"name": "__class__", "arguments": {"__globals__": 1}}',
+        '{"name": "search", "arguments": "' + "x" * 100_000 + '"}',
+        '{"name": "search", "arguments": ' + "[" * 5000 + "]" * 5000 + "}",
+        '{"name": "search", "arguments": {"query": NaN, "query": Infinity}}',
+        '{"name": ["search"], "arguments": {"query": "x"}}',
+        '{"name": "search\\u0000", "arguments": {"query": "\\u0000\\ud83d"}}',
+        '[{"name": "search", "arguments": {"query": "x"}}]',
+        '{"name": "search", "arguments": null}',
+        "<tool_call>" * 200,
+        "{}",
+        "null",
+    ],
+)
+def test_hostile_calls_are_answered_or_counted(call: str) -> None:
+    """Nothing is raised, and what comes back goes through template, tool and JSON."""
+    reply = parsed(f"<tool_call>{call}</tool_call>")
+    for one in reply.calls:
+        result = asyncio.run(observe(TOOLS, one))
+        json.dumps([one.name, one.arguments, result.text]).encode()
+    assert reply.calls or reply.unparsed or not call.count('"')
+    history = [{"role": "user", "content": "x"}, dict(reply.with_ids("a.0", 0).message)]
+    assert "<|assistant|>" in shown(history)

@@ -15,7 +15,7 @@ from waiting import HANG
 
 from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.rollout.policy import ServedPolicy
-from verl_atgrpo.team import EpisodeFailed
+from verl_atgrpo.team import EpisodeFailed, Limits
 
 
 class Server:
@@ -110,3 +110,21 @@ def test_failures_of_the_engine_fail_the_episode(answer: Any, reason: str, timeo
     with pytest.raises(EpisodeFailed) as caught:
         sample(policy(answer, request_timeout=timeout))
     assert caught.value.reason == reason
+
+
+def test_an_answer_that_may_call_tools_ends_where_its_family_ends_calls() -> None:
+    """GLM ends a call with a token of its own; without tools that token ends nothing."""
+
+    class Glm(Letters):
+        def convert_tokens_to_ids(self, token: str) -> int:
+            return {"<|observation|>": 9}[token]
+
+    served = policy(output([65, 66, 67, 9]), chat=Chat(Glm(), format="glm"))
+    called = asyncio.run(served.generate("d", [1, 2], 7, Limits(calls=True)))
+    assert served.client.params[0]["stop_token_ids"] == [0, 9]
+    assert not called.truncated
+    assert sample(served).truncated
+    assert "stop_token_ids" not in served.client.params[1]
+    plain = policy(output([65, 0]))
+    asyncio.run(plain.generate("d", [1, 2], 7, Limits(calls=True)))
+    assert "stop_token_ids" not in plain.client.params[0]

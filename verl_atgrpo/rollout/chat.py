@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,6 +15,11 @@ from typing import Any
 from verl_atgrpo.environment import Message
 from verl_atgrpo.tools import Reply, Tool, ToolCall, ToolError, split_thought, text_of, valid
 
+_CHANNEL = re.compile(
+    r"<\|channel\|>(\w+)([^<]*(?:<\|constrain\|>[^<]*)?)<\|message\|>(.*?)(?=<\|(?:end|return|call|start)\|>|$)",
+    re.DOTALL,
+)
+"""Channel, recipient and body of a message in the form of gpt-oss (OpenAI's harmony)."""
 _THREADS = ThreadPoolExecutor(2, thread_name_prefix="parser")
 
 
@@ -75,6 +81,12 @@ class Chat:
                 f"use one of {known}"
             ) from error
 
+    @cached_property
+    def call_ends(self) -> list[int]:
+        """Tokens with which the model family ends an answer that has calls, beside the end of a sequence."""
+        ends: list[int] = self._parser.stop_token_ids
+        return ends
+
     async def parse(self, token_ids: Sequence[int], tools: Sequence[Tool], text: str | None = None) -> Reply:
         """Returns calls, thought and text of an answer; an answer that cannot be read has no calls.
 
@@ -88,17 +100,36 @@ class Chat:
             ids.pop()  # the parsers keep it in the text
         decoded = self.tokenizer.decode(ids, skip_special_tokens=True)
         raw = decoded if text is None else text
-        if "<think>" in raw and "</think>" not in raw:  # it has not finished thinking
+        if self.format == "gpt-oss":
+            thought, said = _channels(self.tokenizer.decode(ids, skip_special_tokens=False), raw)
+        elif "<think>" in raw and "</think>" not in raw:  # it has not finished thinking
             return Reply("", raw.partition("<think>")[2].strip(), raw=raw)
-        thought, said = split_thought(raw)
-        if said != decoded:  # what it thought may contain calls that it did not make
-            ids = self.tokenizer.encode(said, add_special_tokens=False)
+        else:
+            thought, said = split_thought(raw)
+            if said != decoded:  # what it thought may contain calls that it did not make
+                ids = self.tokenizer.encode(said, add_special_tokens=False)
         # In a thread and loop of its own: the parsers wait for asyncio's pool, which sync frameworks may have filled.
         extract = functools.partial(self._parser.extract_tool_calls, ids, _schemas(tools))
         left, found = await asyncio.get_running_loop().run_in_executor(_THREADS, lambda: asyncio.run(extract()))
         calls = tuple(ToolCall(valid(call.name), valid(call.arguments)) for call in found)
         begun = said.count(getattr(self._parser, "tool_call_start_token", None) or "\0")
-        return Reply((left if calls else said).strip(), thought, calls, unparsed=max(0, begun - len(calls)), raw=raw)
+        kept = left if calls and self.format != "gpt-oss" else said
+        return Reply(kept.strip(), thought, calls, unparsed=max(0, begun - len(calls)), raw=raw)
+
+
+def _channels(whole: str, otherwise: str) -> tuple[str, str]:
+    """Returns what an answer of gpt-oss thought and said, by its channels; a call is neither.
+
+    Args:
+        whole: the answer with its special tokens.
+        otherwise: what it said if it has no channel.
+    """
+    parts = _CHANNEL.findall(whole)
+    thought, said = (
+        "\n".join(body.strip() for name, to, body in parts if (name == "analysis") is hidden and " to=" not in to)
+        for hidden in (True, False)
+    )
+    return (thought, said) if parts else ("", otherwise)
 
 
 def _schemas(tools: Sequence[Tool]) -> list[Any]:
@@ -124,9 +155,11 @@ def _for_template(message: Message) -> dict[str, Any]:
     return shown
 
 
-def _parsed(arguments: Any) -> Any:
+def _parsed(arguments: Any) -> Mapping[str, Any]:
+    """Returns a call's arguments as a mapping: templates ask for its items, and models write what they like."""
     try:
         known = json.loads(arguments) if isinstance(arguments, str) else arguments
-        return json.loads(valid(json.dumps(known, ensure_ascii=False)))
-    except ValueError:
-        return arguments
+        known = json.loads(valid(json.dumps(known, ensure_ascii=False)))
+    except (ValueError, RecursionError):
+        known = valid(str(arguments))
+    return known if isinstance(known, Mapping) else {"arguments": known}

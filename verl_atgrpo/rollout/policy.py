@@ -64,6 +64,9 @@ class ServedPolicy:
         params = {**self.sampling_params, "max_tokens": most}
         if within.stop:
             params |= {"stop": list(within.stop), "detokenize": True}  # vLLM looks for it in the text
+        ends = {self.chat.tokenizer.eos_token_id, *(self.chat.call_ends if within.calls else ())}
+        if len(ends) > 1:
+            params["stop_token_ids"] = sorted(ends)
         if seed is not None:
             params["seed"] = seed
         try:
@@ -77,7 +80,7 @@ class ServedPolicy:
         token_ids = list(output.token_ids)
         decoded = self.chat.tokenizer.decode(token_ids, skip_special_tokens=True)
         text = within.cut(decoded)
-        ended = text != decoded or (bool(token_ids) and token_ids[-1] == self.chat.tokenizer.eos_token_id)
+        ended = text != decoded or (bool(token_ids) and token_ids[-1] in ends)
         version = output.extra_fields.get("min_global_steps"), output.extra_fields.get("max_global_steps")
         cached_tokens = output.extra_fields.get("num_cached_tokens") or 0
         self.counts["prompt_tokens"] += len(prompt_ids)
