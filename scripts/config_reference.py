@@ -28,6 +28,7 @@ from verl_atgrpo.config.key_check import POLICY
 from verl_atgrpo.config.key_table import TABLE, Default, Like, Row, without_braces
 from verl_atgrpo.config.kinds import words
 from verl_atgrpo.config.schema import (
+    AgentAnswers,
     AtGrpoConfig,
     BranchSettings,
     GroupFilter,
@@ -35,6 +36,7 @@ from verl_atgrpo.config.schema import (
     PolicySettings,
     RecordSettings,
     Section,
+    ValidationAnswers,
 )
 from verl_atgrpo.environments.adapters.replayed_game import ReplayedGame
 from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec
@@ -45,6 +47,8 @@ SECTIONS: tuple[tuple[str, type], ...] = (
     ("at_grpo", AtGrpoConfig),
     ("at_grpo.policies.<name>", PolicySettings),
     ("at_grpo.policies.<name>.lora", Lora),
+    ("at_grpo.sampling.<agent>", AgentAnswers),
+    ("at_grpo.sampling.<agent>.validation", ValidationAnswers),
     ("at_grpo.estimator", EstimatorSpec),
     ("at_grpo.branch", BranchSettings),
     ("at_grpo.group_filter", GroupFilter),

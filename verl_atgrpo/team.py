@@ -66,6 +66,8 @@ class Generation:
     """First and last version of the weights that produced tokens of this answer."""
     resumed: int = 0
     """How often the answer was interrupted and resumed."""
+    temperature: float = 1.0
+    """That it was sampled at."""
     cached_tokens: int = 0
     """Tokens of the prompt that were in the server's prefix cache."""
     reply: Reply | None = None
@@ -333,6 +335,7 @@ class Team:
         policies: Mapping[str, Sampler],
         options: TeamOptions,
         *,
+        own: Mapping[str, Sampler] | None = None,
         scheme: Scheme = "tree",
         episode_id: str = "episode",
         seed: int | None = 0,
@@ -347,6 +350,7 @@ class Team:
             agents: agent name -> policy name.
             policies: policy name -> policy.
             options: K, alpha, selection.
+            own: agent -> its own sampler of its policy, for agents that answer with settings of their own.
             scheme: `tree` samples K candidates a decision; `parallel` and `evaluate` sample one.
             episode_id: unique among the episodes of a step; decision ids derive from it.
             seed: from which the seed of every sample derives; None leaves seeding to the policy.
@@ -364,6 +368,7 @@ class Team:
                 raise ValueError(f"agent name {name!r}: use an identifier other than the attributes of Team")
         self._policy_of = dict(agents)
         self._policies = policies
+        self._own = own or {}
         self._options = options
         self._scheme = scheme
         self._episode_id = episode_id
@@ -433,8 +438,12 @@ class Team:
         return self._policy_of[agent]
 
     def sampling_of(self, agent: str) -> Mapping[str, Any]:
-        """Returns the sampling parameters of an agent's policy, as far as they are known."""
-        return getattr(self._policies[self._policy_of[agent]], "sampling_params", {})
+        """Returns the sampling parameters of an agent, as far as they are known."""
+        return getattr(self._sampler(agent), "sampling_params", {})
+
+    def _sampler(self, agent: str) -> Sampler:
+        own = self._own.get(agent)
+        return self._policies[self._policy_of[agent]] if own is None else own
 
     async def _decide(self, agent: str, request: Request) -> Candidate:
         if self._closed:
@@ -584,7 +593,7 @@ class Team:
         seed = None if self._seed is None else stable_hash(self._seed, *_parts(decision), index) & 0x7FFFFFFF
         request = f"{self._episode_id}.{decision.name}", decision.prompt_ids, seed
         if decision.limits is None:
-            generation = await self._policies[decision.policy].generate(*request)
+            generation = await self._sampler(decision.agent).generate(*request)
         else:
             generation = await self._tool_sampler(decision).generate(*request, decision.limits)
         self.generated_tokens += generation.tokens
@@ -598,7 +607,7 @@ class Team:
 
         Raises ToolError if the policy cannot be given the tools.
         """
-        policy = self._policies[asked.policy]
+        policy = self._sampler(asked.agent)
         if not tools:
             prompt_ids = policy.encode(messages)
         else:
@@ -609,7 +618,7 @@ class Team:
         return prompt_ids
 
     def _tool_sampler(self, asked: Decision) -> ToolSampler:
-        policy = self._policies[asked.policy]
+        policy = self._sampler(asked.agent)
         if not isinstance(policy, ToolSampler):
             raise ToolError(f"agent {asked.agent!r}: a {type(policy).__name__} knows no tools and limits")
         return policy

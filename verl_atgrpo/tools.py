@@ -48,6 +48,15 @@ def text_of(message: Message) -> str:
     return "\n".join(map(str, texts))
 
 
+def with_system(text: str | None, messages: Sequence[Message]) -> Sequence[Message]:
+    """Returns messages with a system text before them, or before that of their own system message."""
+    if text is None:
+        return messages
+    if not messages or messages[0]["role"] != "system":
+        return [{"role": "system", "content": text}, *messages]
+    return [{**messages[0], "content": f"{text}\n\n{text_of(messages[0])}"}, *messages[1:]]
+
+
 def split_thought(raw: str) -> tuple[str, str]:
     """Returns what an answer thought, up to its last `</think>`, and the rest; all of it is the rest without one."""
     thought, ended, said = raw.rpartition("</think>")

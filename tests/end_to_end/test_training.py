@@ -50,6 +50,8 @@ def test_steps_change_the_weights_of_the_server_too(start: Start, tied_model: Pa
         *SHORT,
         # Four tasks have at most sixteen groups, so four more are played, with the same weights.
         "at_grpo.group_filter={min_groups: 40, max_tasks: 8}",
+        # Rows of one update at two temperatures: server and actor agree on each.
+        "at_grpo.sampling={tool_user: {temperature: 0.7}, planner: {temperature: 1.3, max_response_length: 12}}",
         "trainer.total_training_steps=3",
         "trainer.test_freq=2",
         "trainer.save_freq=2",

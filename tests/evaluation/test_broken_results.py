@@ -175,7 +175,7 @@ def test_an_evaluation_whose_episodes_all_failed_is_no_success(
 
     monkeypatch.setattr(plans, "make", lambda _: planned)
     monkeypatch.setattr(command, "play_all", play_all)
-    monkeypatch.setattr(command, "_policy", lambda *_: _nothing())
+    monkeypatch.setattr(command, "_served", lambda *_: _nothing())
     out = tmp_path / "a.jsonl"
     arguments = [*EVAL, "--out", str(out)]
     if failures == 2:

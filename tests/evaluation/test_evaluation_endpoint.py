@@ -17,6 +17,7 @@ from fakes.scripted_policy import Numbered
 from waiting import HANG
 
 from verl_atgrpo import Outcome
+from verl_atgrpo.config.schema import ValidationAnswers
 from verl_atgrpo.evaluation.endpoint import EndpointPolicy
 from verl_atgrpo.evaluation.episodes import Lineup, PolicyUnusable, play_one
 from verl_atgrpo.evaluation.results import EpisodeKey
@@ -116,6 +117,15 @@ def test_messages_are_sent_unchanged_and_tokens_are_the_servers_count(server: Se
             "seed": 7,
         }
     ]
+
+
+def test_an_agents_own_settings_are_sent(server: Server) -> None:
+    own = {"temperature": 0.0, "max_response_length": 8, "stop": ["END"], "system": "In English."}
+    sample(policy(server, answers=ValidationAnswers(**own)))
+    (request,) = server.requests
+    assert (request["temperature"], request["top_p"], request["max_tokens"]) == (0.0, 0.9, 8)
+    assert request["stop"] == ["END"]
+    assert request["messages"] == [{"role": "system", "content": "In English.\n\nBe brief."}, *MESSAGES[1:]]
 
 
 def test_parameters_that_not_all_servers_support_are_sent_only_if_set(server: Server) -> None:
@@ -223,7 +233,7 @@ class Ask(Numbered):
 def test_an_episode_has_the_servers_token_counts_and_its_own_seeds(server: Server) -> None:
     async def run() -> Any:
         async with policy(server) as served:
-            return await play_one(Ask(), Lineup({"asker": "big"}, {"big": served}), EpisodeKey(0, 0, 0))
+            return await play_one(Ask(), Lineup({"asker": "big"}, {"asker": served}), EpisodeKey(0, 0, 0))
 
     row = asyncio.run(run())
     assert row.success

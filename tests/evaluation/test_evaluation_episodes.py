@@ -85,7 +85,7 @@ def play(
     path: Path, policy: Any, keys: Sequence[EpisodeKey], environment: Environment | None = None, **options: Any
 ) -> dict[EpisodeKey, EpisodeRow]:
     with ResultFile(path, SETTINGS, {}) as results:
-        lineup = Lineup({"guesser": "dice", "judge": "dice"}, {"dice": policy})
+        lineup = Lineup({"guesser": "dice", "judge": "dice"}, {"guesser": policy, "judge": policy})
         todo = pending(keys, results.rows)
         settings = {"in_flight": 4, "max_failed": 64, **options}
         asyncio.run(play_all(environment or Guess(), lineup, todo, results, **settings))

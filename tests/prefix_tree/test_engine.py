@@ -60,9 +60,10 @@ def _batch(rows: Sequence[tuple[list[int], list[int]]], rank: int, ranks: int, *
         "old_log_probs": responses(-1.0),
         "ref_log_prob": responses(-1.2),
         "rollout_is_weights": responses(1.0),
+        # Of each row, as where agents differ.
+        "temperature": torch.tensor([(0.7, 1.0, 1.3)[row % 3] for row in range(len(rows))]),
     }
     plain = {
-        "temperature": 0.7,
         "global_batch_size": ROWS * ranks,
         "calculate_entropy": True,
         "use_remove_padding": False,

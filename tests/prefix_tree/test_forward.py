@@ -73,10 +73,15 @@ def gradient(net: Any, loss: Any) -> Any:
     ],
 )
 @settings(max_examples=6)
-@given(seed=st.integers(0, 1 << 30), budget=st.integers(8, 80), temperature=st.sampled_from([1.0, 0.6]))
+@given(
+    seed=st.integers(0, 1 << 30),
+    budget=st.integers(8, 80),
+    temperature=st.sampled_from([(1.0,), (0.6,), (1.0, 0.6, 2.5)]),
+)
 def test_a_tree_gives_what_its_rows_give_alone(
-    name: str, attention: str, seed: int, budget: int, temperature: float
+    name: str, attention: str, seed: int, budget: int, temperature: tuple[float, ...]
 ) -> None:
+    """Rows may share tokens and differ in temperature, as those of two agents with one prompt do."""
     net = model(name)
     net.set_attn_implementation(attention)
     rows = some_rows(seed)
@@ -86,7 +91,9 @@ def test_a_tree_gives_what_its_rows_give_alone(
         packed = Packed.of(tree, "cpu")
         logits = net(**model_inputs(packed, net.config), use_cache=False).logits[0]
         assert len(logits) == len(packed.nodes)
-        mine = log_probs(logits, packed, temperature), entropies(logits, packed, temperature)
+        of_rows = torch.tensor([temperature[row % len(temperature)] for row in tree.rows])
+        given = temperature[0] if len(temperature) == 1 else of_rows
+        mine = log_probs(logits, packed, given), entropies(logits, packed, given)
         for row, *parts in zip(tree.rows, *(each.split(packed.counts) for each in mine), strict=True):
             got[int(row)] = tuple(parts)
     loss = sum((weights[row] * torch.stack([each.sum() for each in parts])).sum() for row, parts in got.items())
@@ -94,7 +101,7 @@ def test_a_tree_gives_what_its_rows_give_alone(
 
     plain_loss = torch.zeros(())
     for row, (ids, prompt) in enumerate(rows):
-        logits = net(input_ids=torch.tensor([ids])).logits[0, prompt - 1 : -1] / temperature
+        logits = net(input_ids=torch.tensor([ids])).logits[0, prompt - 1 : -1] / temperature[row % len(temperature)]
         # From torch's own distribution.
         distribution = torch.distributions.Categorical(logits=logits)
         plain = distribution.log_prob(torch.tensor(ids[prompt:])), distribution.entropy()

@@ -77,6 +77,7 @@ def test_tree_rows() -> None:
         "team_reward": 0.5,
         "local_reward": 1.5,
         "truncated": True,
+        "temperature": 1.0,
         "resumed": 0,
         "episode": "uid_3",
         "episode_success": False,
@@ -169,6 +170,7 @@ def test_validation_rows_end_with_the_last_decision() -> None:
         "team_reward": 0.25,
         "local_reward": 0.75,
         "truncated": False,
+        "temperature": 1.0,
         "episode_success": False,
         "episode_reward": 0.25,
     }

@@ -13,6 +13,7 @@ pytest.importorskip("verl")
 from fakes.simulated_servers import Letters
 from waiting import HANG
 
+from verl_atgrpo.config.schema import ValidationAnswers
 from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.team import EpisodeFailed, Limits
@@ -128,3 +129,40 @@ def test_an_answer_that_may_call_tools_ends_where_its_family_ends_calls() -> Non
     plain = policy(output([65, 0]))
     asyncio.run(plain.generate("d", [1, 2], 7, Limits(calls=True)))
     assert "stop_token_ids" not in plain.client.params[0]
+
+
+def test_an_agent_answers_with_its_own_settings_and_else_with_the_jobs() -> None:
+    class Template(Letters):
+        def apply_chat_template(self, messages: list[Any], enable_thinking: bool = True, **_: Any) -> list[int]:
+            return [ord(char) for char in f"{enable_thinking:d}" + "|".join(one["content"] for one in messages)]
+
+    answers = ValidationAnswers.model_construct(
+        temperature=0.5,
+        top_p=None,
+        top_k=None,
+        max_response_length=3,
+        stop=["C"],
+        chat_template_kwargs={"enable_thinking": False},
+        system="sys",
+    )
+    server, given = Server(output([65, 66, 67])), {"temperature": 1.0, "top_p": 0.9, "top_k": -1}
+    others: dict[str, Any] = {
+        "client": server,
+        "max_prompt_length": 32,
+        "max_response_length": 4,
+        "request_timeout": HANG,
+        "sampling_params": given,
+    }
+    own, plain = (
+        ServedPolicy.of(one, Chat(Template()), **others) for one in (answers, ValidationAnswers.model_construct())
+    )
+    sampled = asyncio.run(own.generate("d", [1], None, Limits(stop=("D",))))
+    assert server.params == [{**given, "temperature": 0.5, "max_tokens": 3, "stop": ["C", "D"], "detokenize": True}]
+    # The stop text is among the tokens, which have been sampled, and not in the text.
+    assert (sampled.text, sampled.token_ids, sampled.temperature) == ("AB", [65, 66, 67], 0.5)
+    assert sample(plain, None).temperature == 1.0
+    assert server.params[1] == {**given, "max_tokens": 4}
+    question, told = {"role": "user", "content": "?"}, {"role": "system", "content": "own"}
+    assert "".join(map(chr, own.encode([question]))) == "0sys|?"
+    assert "".join(map(chr, own.encode([told, question]))) == "0sys\n\nown|?"
+    assert "".join(map(chr, plain.encode([told, question]))) == "1own|?"

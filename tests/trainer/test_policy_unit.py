@@ -92,7 +92,9 @@ class Policy:
         """Key -> field -> value."""
         for name in ("kv_batch_get", "kv_batch_put"):
             monkeypatch.setattr(tq, name, getattr(self.queue, name))
-        self.temperature = float(config.actor_rollout_ref.rollout.temperature)
+        self.temperatures = [1.0]
+        """Of the rows, in turns."""
+        self.temperature_of: dict[str, float] = {}
         self.start = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(0))
         self.placed: list[Any] = []
         self.group: Any = None
@@ -135,13 +137,13 @@ class Policy:
         return logits
 
     def log_probs(self, table: Tensor, key: str) -> Tensor:
-        """Log-probs of a row's response at the job's temperature: (T,)."""
+        """Log-probs of a row's response at its temperature: (T,)."""
         row = self.rows[key]
         tokens = row["input_ids"].tolist()
         prompt = len(row["prompts"])
         return torch.stack(
             [
-                torch.log_softmax(table[tokens[place - 1]] / self.temperature, dim=0)[tokens[place]]
+                torch.log_softmax(table[tokens[place - 1]] / self.temperature_of[key], dim=0)[tokens[place]]
                 for place in range(prompt, len(tokens))
             ]
         )
@@ -150,7 +152,7 @@ class Policy:
         """Entropies of a response's sampling distributions: (T,)."""
         row = self.rows[key]
         last = row["input_ids"].tolist()[len(row["prompts"]) - 1 : -1]
-        chances = torch.softmax(table[last] / self.temperature, dim=-1)
+        chances = torch.softmax(table[last] / self.temperature_of[key], dim=-1)
         return -(chances * chances.log()).sum(dim=-1)
 
     def play(self, rows: int, step: int = 1) -> KVBatchMeta:
@@ -173,11 +175,13 @@ class Policy:
                 "num_turns": 1,
                 "min_global_steps": step - 1,
                 "max_global_steps": step - 1,
+                "temperature": self.temperatures[number % len(self.temperatures)],
             }
             generation = Generation(answer, [-1.0] * len(answer), "", weights_version=(step - 1, step - 1))
             new.append(Row(f"t{step}-{number}_0_0", tags["group"], prompt, generation, tags["reward"], tags))
         keys = [row.key for row in new]
         self.queue.kv_batch_put(keys, "train", episode_fields(new, 1, {}, "test"))
+        self.temperature_of |= {row.key: row.tags["temperature"] for row in new}
         for key in keys:
             # As from a server with the policy's weights.
             self.rows[key]["rollout_log_probs"] = self.log_probs(self.weights, key)
@@ -195,8 +199,10 @@ Make = Callable[..., Policy]
 def make(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> Make:
     """Returns a function that makes a policy of the recipe with changes."""
 
-    def made(trainable: bool = True, ranks: int = 1, **changes: Any) -> Policy:
-        return Policy(monkeypatch, job(recipe, **changes), trainable, ranks)
+    def made(trainable: bool = True, ranks: int = 1, temperatures: Sequence[float] = (1.0,), **changes: Any) -> Policy:
+        policy = Policy(monkeypatch, job(recipe, **changes), trainable, ranks)
+        policy.temperatures = list(temperatures)
+        return policy
 
     return made
 
@@ -233,11 +239,12 @@ def descended(policy: Policy, start: Tensor, batch: KVBatchMeta, steps: Sequence
         ("token-mean", {}, 10),
         ("seq-mean-token-sum", {}, 10),  # two rows of padding
         ("seq-mean-token-sum", {}, 12),
-        ("token-mean", {f"{ROLLOUT}.temperature": 0.4}, 6),
+        ("token-mean", {"temperatures": [0.4]}, 6),
+        ("seq-mean-token-sum", {"temperatures": [0.4, 1.0, 2.5]}, 10),
         ("seq-mean-token-sum", {f"{ACTOR}.ppo_epochs": 2}, 6),
         ("token-mean", {f"{ACTOR}.entropy_coeff": 0.3}, 6),
         ("seq-mean-token-sum", {**KL, **LORA}, 6),
-        ("token-mean", {**KL, f"{ROLLOUT}.temperature": 2.5}, 7),
+        ("token-mean", {**KL, "temperatures": [2.5]}, 7),
     ],
     ids=str,
 )
@@ -264,9 +271,9 @@ def test_an_update_is_gradient_descent_on_the_configured_loss(
             assert torch.equal(policy.workers.table.base, policy.start)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.4])
-def test_log_probs_are_at_the_sampling_temperature(make: Make, temperature: float) -> None:
-    policy = make(**{f"{ROLLOUT}.temperature": temperature, **KL})
+@pytest.mark.parametrize("temperatures", [[1.0], [0.4], [1.0, 0.4, 3.0]], ids=str)
+def test_log_probs_are_at_the_temperatures_of_the_rows(make: Make, temperatures: list[float]) -> None:
+    policy = make(temperatures=temperatures, **KL)
     policy.train(6)
     changed = policy.weights
     batch, metrics = policy.train(6, step=2)

@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_atgrpo import platform_choice
+from verl_atgrpo.config.answer_check import check_chats
 from verl_atgrpo.config.key_check import POLICY
 from verl_atgrpo.config.key_table import LOGGERS
 from verl_atgrpo.config.policies import job_of
@@ -38,7 +39,9 @@ def check_models(config: DictConfig, settings: AtGrpoConfig) -> None:
         if cpu:
             check_cpu_prefill(key, policy.rollout)
         if cpu or os.path.isdir(policy.model.path):  # else a name on the hub, which the workers download
-            check_context(key, policy.rollout, config.data, _check_model(key, policy.model, padded=not cpu))
+            longest, tokenizer = _check_model(key, policy.model, padded=not cpu)
+            check_context(key, policy.rollout, config.data, longest)
+            check_chats(settings, name, tokenizer)
 
 
 def check_cpu_prefill(key: str, rollout: DictConfig) -> None:
@@ -53,8 +56,8 @@ def check_cpu_prefill(key: str, rollout: DictConfig) -> None:
         )
 
 
-def _check_model(key: str, model: DictConfig, padded: bool) -> int:
-    """Returns the model's number of positions; `padded` accepts more logits than tokens."""
+def _check_model(key: str, model: DictConfig, padded: bool) -> tuple[int, Any]:
+    """Returns the model's number of positions and its tokenizer; `padded` accepts more logits than tokens."""
     where, folder = f"{key}.model.path={model.path}", Path(model.path)
     if not (folder / "config.json").is_file():
         raise ConfigError(
@@ -82,7 +85,9 @@ def _check_model(key: str, model: DictConfig, padded: bool) -> int:
         )
     if not tokenizer.chat_template and not model.custom_chat_template:
         raise ConfigError(f"{where}: the tokenizer has no chat template; a team's prompts are chats")
-    return int(text.max_position_embeddings)
+    if model.custom_chat_template:
+        tokenizer.chat_template = model.custom_chat_template
+    return int(text.max_position_embeddings), tokenizer
 
 
 def _check_json(where: str, file: Path) -> None:

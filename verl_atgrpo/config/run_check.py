@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_atgrpo import compat, contamination
+from verl_atgrpo.config.answer_check import check_answers
 from verl_atgrpo.config.key_check import View, check_keys, check_present, check_types, shown_as
 from verl_atgrpo.config.machine_check import check_folders, check_loggers, check_models
 from verl_atgrpo.config.policies import expand_policies
@@ -107,6 +108,7 @@ def _check_team_job(view: View, settings: AtGrpoConfig) -> None:
     environment = settings.make_environment()
     settings.validation_policies_of(environment)
     check_agents(settings, environment)
+    check_answers(config, settings, environment.agents)
     if not config.trainer.val_only:
         check_schemes(settings, environment)
     check_devices(settings, config.trainer.n_gpus_per_node)

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from verl_atgrpo import environment
-from verl_atgrpo.config.kinds import Count, Seconds, Weight, words
+from verl_atgrpo.config.kinds import Count, Seconds, Text, Weight, words
 from verl_atgrpo.environment import Environment, Split
 from verl_atgrpo.estimators.spec import EstimatorSpec, resolve_spec
 from verl_atgrpo.files import place_of
@@ -82,6 +82,40 @@ class PolicySettings(Section):
     """Devices of its own on every node, with `placement: split`."""
 
 
+class Answers(Section):
+    """How an agent answers, in training or in validation; null: as the next wider setting says."""
+
+    max_response_length: Count | None = None
+    """Most tokens of an answer, at most `data.max_response_length`."""
+    stop: list[Text] | None = None
+    """Texts at which an answer ends; they are not in its text."""
+    chat_template_kwargs: Options | None = None
+    """Arguments of the chat template beside those of `data.apply_chat_template_kwargs`, such as
+    `{enable_thinking: false}`."""
+    system: Text | None = None
+    """Text of a system message before all others, or of the first part of the environment's own."""
+
+
+class ValidationAnswers(Answers):
+    """How an agent answers in validation and evaluation, where it differs."""
+
+    temperature: Annotated[float, Ge(0), Le(100)] | None = None
+    """null: `actor_rollout_ref.rollout.val_kwargs.temperature`."""
+    top_p: Annotated[float, Gt(0), Le(1)] | None = None
+    """null: `actor_rollout_ref.rollout.val_kwargs.top_p`."""
+    top_k: Annotated[int, Ge(-1), Le(1_000_000_000)] | None = None
+    """-1 for all tokens. null: `actor_rollout_ref.rollout.val_kwargs.top_k`."""
+
+
+class AgentAnswers(Answers):
+    """One agent of `at_grpo.sampling`."""
+
+    temperature: Annotated[float, Gt(0), Le(100)] | None = None
+    """null: `actor_rollout_ref.rollout.temperature`. Log-probs are computed at the temperature of each row."""
+    validation: ValidationAnswers | None = None
+    """Changes in validation and evaluation, where `temperature` is `val_kwargs`' unless it is here."""
+
+
 class GroupFilter(Section):
     """Drops groups without signal (every advantage is 0), and plays further tasks in their place."""
 
@@ -134,6 +168,8 @@ class AtGrpoConfig(Section):
     """Agent -> policy. `all: shared` trains one policy for every agent."""
     val_agents: dict[str, str] | None = None
     """Agent -> policy in validation, where it differs from training: swapped roles."""
+    sampling: dict[str, AgentAnswers] | None = None
+    """Agent, or `all` -> how it answers (docs/policies.md); an agent's own settings come before those of `all`."""
     policies: dict[Name, PolicySettings | None] | None = None
     """Policy -> its changes to `actor_rollout_ref`. null: one policy, `shared`."""
     placement: Literal["colocated", "split"] = "colocated"
@@ -310,6 +346,17 @@ class AtGrpoConfig(Section):
                     f"({SECTION}.policies)"
                 )
         return mapping
+
+    def answers_of(self, agent: str, validate: bool) -> ValidationAnswers:
+        """Returns how an agent answers, of `all` and its own; null is what the rest of the job says."""
+        blocks = [block for name in ("all", agent) if (block := (self.sampling or {}).get(name)) is not None]
+        given: dict[str, Any] = {}
+        for block in blocks:
+            left_out = {"validation", "temperature"} if validate else {"validation"}
+            given |= block.model_dump(exclude=left_out, exclude_none=True)
+        for block in blocks if validate else ():
+            given |= {} if block.validation is None else block.validation.model_dump(exclude_none=True)
+        return ValidationAnswers.model_construct(**given)
 
     def team_options(self) -> TeamOptions:
         """Returns the settings of `Team`."""

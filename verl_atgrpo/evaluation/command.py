@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from verl_atgrpo.config.answer_check import check_chat
 from verl_atgrpo.evaluation import figures
 from verl_atgrpo.evaluation.episodes import Lineup, pending, play_all, wanted
 from verl_atgrpo.evaluation.results import EpisodeKey, ResultFile, read
@@ -18,7 +19,10 @@ from verl_atgrpo.files import FileError
 from verl_atgrpo.team import Sampler
 
 if TYPE_CHECKING:
+    from verl_atgrpo.evaluation.endpoint import EndpointPolicy
+    from verl_atgrpo.evaluation.engine import Engine
     from verl_atgrpo.evaluation.plan import Options, Plan, Player
+    from verl_atgrpo.rollout.policy import ServedPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -64,41 +68,53 @@ def evaluate(options: Options, out: Path, *, ks: Sequence[int] | None = None, in
 
 async def _play(plan: Plan, keys: Sequence[EpisodeKey], results: ResultFile, in_flight: int) -> None:
     async with AsyncExitStack() as stack:
-        policies: dict[str, Sampler] = {}
-        for name, player in plan.players.items():
-            # Equal players share an engine. Sequentially: engines that start together misjudge the free memory.
-            equal = [other for other in policies if plan.players[other].engine == player.engine]
-            policies[name] = policies[equal[0]] if player.engine and equal else await _policy(plan, player, stack)
-        lineup = Lineup(plan.agents, policies)
+        engines: dict[str, Engine] = {}
+        samplers: dict[str, Sampler] = {}
+        for agent, name in plan.agents.items():
+            player = plan.players[name]
+            if isinstance(player.source, Endpoint):
+                samplers[agent] = await stack.enter_async_context(_endpoint(plan, agent, player.source))
+            else:
+                samplers[agent] = await _served(plan, agent, player, engines, stack)
+        lineup = Lineup(plan.agents, samplers)
         await play_all(plan.environment, lineup, keys, results, in_flight=in_flight, max_failed=plan.max_failed)
 
 
-async def _policy(plan: Plan, player: Player, stack: AsyncExitStack) -> Sampler:
-    if isinstance(player.source, Endpoint):
-        from verl_atgrpo.evaluation.endpoint import EndpointPolicy
+def _endpoint(plan: Plan, agent: str, endpoint: Endpoint) -> EndpointPolicy:
+    from verl_atgrpo.evaluation.endpoint import EndpointPolicy
 
-        return await stack.enter_async_context(
-            EndpointPolicy(
-                player.source,
-                sampling=plan.sampling,
-                max_response_length=plan.max_response_length,
-                chat_template_kwargs=plan.chat_template_kwargs,
-                request_timeout=plan.request_timeout,
-            )
-        )
+    return EndpointPolicy(
+        endpoint,
+        plan.answers[agent],
+        sampling=plan.sampling,
+        max_response_length=plan.max_response_length,
+        chat_template_kwargs=plan.chat_template_kwargs,
+        request_timeout=plan.request_timeout,
+    )
+
+
+async def _served(
+    plan: Plan, agent: str, player: Player, engines: dict[str, Engine], stack: AsyncExitStack
+) -> ServedPolicy:
+    """Returns an agent's sampler; `engines` has those that run, by their arguments, and equal ones are one engine."""
     from verl.utils.config import omega_conf_to_dataclass
 
     from verl_atgrpo.evaluation.engine import Engine
     from verl_atgrpo.rollout.chat import Chat
     from verl_atgrpo.rollout.policy import ServedPolicy
 
-    assert player.engine is not None
     model = omega_conf_to_dataclass(player.model)
     if not model.tokenizer.chat_template:
         raise ValueError(f"{player.source}: the tokenizer has no chat template; a team's prompts are chats")
-    return ServedPolicy(
-        client=await stack.enter_async_context(Engine(player.engine, model.tokenizer, model.processor)),
-        chat=Chat(model.tokenizer, plan.chat_template_kwargs, player.tool_format),
+    check_chat(plan.answers[agent], f"agent {agent!r}", str(player.source), model.tokenizer)
+    assert player.engine is not None
+    key = repr(player.engine)
+    if key not in engines:  # one after the other: engines that start together misjudge the free memory
+        engines[key] = await stack.enter_async_context(Engine(player.engine, model.tokenizer, model.processor))
+    return ServedPolicy.of(
+        plan.answers[agent],
+        Chat(model.tokenizer, plan.chat_template_kwargs, player.tool_format),
+        client=engines[key],
         # As in training, the text is decoded from all ids at once.
         sampling_params={**plan.sampling, "repetition_penalty": 1.0, "detokenize": False},
         max_prompt_length=plan.max_prompt_length,

@@ -7,11 +7,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_atgrpo.config.schema import ValidationAnswers
 from verl_atgrpo.environment import Message
 from verl_atgrpo.evaluation.episodes import PolicyUnusable
 from verl_atgrpo.evaluation.sources import Endpoint, key_of
 from verl_atgrpo.team import EpisodeFailed, Generation, Limits
-from verl_atgrpo.tools import Reply, Tool, ToolCall
+from verl_atgrpo.tools import Reply, Tool, ToolCall, with_system
 
 _RETRIES = 8
 """Retries with the client's back-off of at most 8 s, within the request's time-out."""
@@ -29,6 +30,7 @@ class EndpointPolicy:
     def __init__(
         self,
         endpoint: Endpoint,
+        answers: ValidationAnswers | None = None,
         *,
         sampling: Mapping[str, Any],
         max_response_length: int,
@@ -39,6 +41,7 @@ class EndpointPolicy:
 
         Args:
             endpoint: the server and its model.
+            answers: an agent's own settings, which come before the following.
             sampling: `temperature`, `top_p`, `top_k`; `top_k` is sent only if positive, because OpenAI's own servers
                 do not support it.
             max_response_length: tokens.
@@ -63,6 +66,10 @@ class EndpointPolicy:
             timeout=request_timeout,
             max_retries=_RETRIES,
         )
+        answers = answers or ValidationAnswers()
+        self.sampling_params = sampling = {**sampling, **answers.model_dump(include={*sampling}, exclude_none=True)}
+        chat_template_kwargs = {**chat_template_kwargs, **(answers.chat_template_kwargs or {})}
+        self._system, self._stop = answers.system, tuple(answers.stop or ())
         extra: dict[str, Any] = {}
         if sampling["top_k"] > 0:
             extra["top_k"] = sampling["top_k"]
@@ -73,7 +80,7 @@ class EndpointPolicy:
             "temperature": sampling["temperature"],
             "top_p": sampling["top_p"],
             # Not max_completion_tokens: servers without support ignore it silently and generate without limit.
-            "max_tokens": max_response_length,
+            "max_tokens": answers.max_response_length or max_response_length,
             "extra_body": extra or None,
         }
 
@@ -89,7 +96,7 @@ class EndpointPolicy:
 
     def encode_with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Returns the code points of messages and tools as JSON, in place of token ids."""
-        request: dict[str, Any] = {"messages": [dict(message) for message in messages]}
+        request: dict[str, Any] = {"messages": [dict(message) for message in with_system(self._system, messages)]}
         if tools:
             request["tools"] = [tool.schema for tool in tools]
         return [ord(char) for char in json.dumps(request)]
@@ -110,8 +117,8 @@ class EndpointPolicy:
         """
         asked = json.loads("".join(map(chr, prompt_ids)))
         openai = self._openai
-        if limits is not None and limits.stop:
-            asked["stop"] = list(limits.stop)
+        if stop := (*self._stop, *(limits.stop if limits is not None else ())):
+            asked["stop"] = list(stop)
         if limits is not None and limits.max_tokens is not None:
             asked["max_tokens"] = min(limits.max_tokens, self._request["max_tokens"])
         try:

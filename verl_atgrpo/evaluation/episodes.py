@@ -30,8 +30,8 @@ class Lineup:
 
     agents: Mapping[str, str]
     """Agent -> policy."""
-    policies: Mapping[str, Sampler]
-    """Name of the policy -> its sampler, shared by all episodes."""
+    samplers: Mapping[str, Sampler]
+    """Agent -> its sampler, shared by all episodes."""
 
 
 def wanted(tasks: int, seeds: Sequence[int], episodes: int) -> list[EpisodeKey]:
@@ -95,8 +95,9 @@ async def play_one(environment: Environment, lineup: Lineup, key: EpisodeKey) ->
     task = environment.task("val", key.task)
     team = Team(
         lineup.agents,
-        lineup.policies,
+        {},
         TeamOptions(),
+        own=lineup.samplers,
         scheme="evaluate",
         episode_id=".".join(map(str, key)),
         seed=episode_seed(key.seed, "val", "val", key.task, key.sample),

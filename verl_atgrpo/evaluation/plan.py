@@ -12,12 +12,13 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_atgrpo import platform_choice
+from verl_atgrpo.config.answer_check import check_answers
 from verl_atgrpo.config.key_check import View, check_keys, check_types
 from verl_atgrpo.config.machine_check import check_cpu_prefill
 from verl_atgrpo.config.policies import expand_policies, job_of
 from verl_atgrpo.config.policy_check import check_memory
 from verl_atgrpo.config.run_check import check_sampling
-from verl_atgrpo.config.schema import SECTION, AtGrpoConfig
+from verl_atgrpo.config.schema import SECTION, AtGrpoConfig, ValidationAnswers
 from verl_atgrpo.environment import Environment
 from verl_atgrpo.evaluation.engine import engine_args
 from verl_atgrpo.evaluation.sources import Endpoint, Source, assignments, of_checkpoint, parse, weights_digest
@@ -72,6 +73,9 @@ class Plan:
     seeds: list[int]
     episodes: int
     sampling: dict[str, Any]
+    """Sampling parameters of agents without their own."""
+    answers: dict[str, ValidationAnswers]
+    """Agent -> what it has of its own."""
     max_prompt_length: int
     max_response_length: int
     chat_template_kwargs: dict[str, Any]
@@ -93,7 +97,10 @@ def make(options: Options) -> Plan:
         expand_policies(config, settings)
         environment = settings.make_environment()
         rollout, data = config.actor_rollout_ref.rollout, config.data
+        check_answers(config, settings, environment.agents)
         agents, players = _players(config, settings, environment, options)
+        answers = {agent: settings.answers_of(agent, validate=True) for agent in agents}
+        own = {agent: given for agent, one in answers.items() if (given := one.model_dump(exclude_none=True))}
         sampling = {key: rollout.val_kwargs[key] for key in ("temperature", "top_p", "top_k")}
         lengths = {key: int(data[key]) for key in ("max_prompt_length", "max_response_length")}
         template = OmegaConf.to_container(data.get("apply_chat_template_kwargs") or OmegaConf.create(), resolve=True)
@@ -106,6 +113,7 @@ def make(options: Options) -> Plan:
             "sampling": sampling,
             **lengths,
             "chat_template_kwargs": template,
+            **({"answers": own} if own else {}),
             "versions": _versions(players),
         }
         return Plan(
@@ -116,6 +124,7 @@ def make(options: Options) -> Plan:
             seeds=_seeds(options.seeds, settings.seed),
             episodes=_at_least_one("--episodes", options.episodes, int(rollout.val_kwargs.n)),
             sampling=sampling,
+            answers=answers,
             **lengths,
             chat_template_kwargs={str(key): value for key, value in template.items()},
             request_timeout=settings.request_timeout,

@@ -107,7 +107,6 @@ class TreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
 
     def _can_run(self, data: TensorDict) -> bool:
         """Returns whether the rows of this rank are of a kind that trees are made for."""
-        temperature = data["temperature"]
         return (
             data["position_ids"].dim() == 2
             and not any(tu.get(data, "multi_modal_inputs", ()))
@@ -115,7 +114,6 @@ class TreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
                 tu.get_non_tensor_data(data=data, key=key, default=False)
                 for key in ("calculate_sum_pi_squared", "distillation_use_topk")
             )
-            and (not isinstance(temperature, Tensor) or bool((temperature == temperature.flatten()[0]).all()))
         )
 
     def _trees_of(self, data: TensorDict) -> list[Tree] | None:
@@ -194,8 +192,6 @@ class TreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
         if isinstance(logits, DTensor):
             logits = logits.full_tensor()
         temperature = micro_batch["temperature"]
-        if isinstance(temperature, Tensor):
-            temperature = temperature.flatten()[0].item()
         offsets = micro_batch["input_ids"].offsets()
         made = {"log_probs": log_probs(logits, packed, temperature)}
         if tu.get_non_tensor_data(data=micro_batch, key="calculate_entropy", default=False):

@@ -5,7 +5,7 @@ Nothing of the model changes: positions are depths, and the mask lets a token se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,20 +115,42 @@ def model_inputs(packed: Packed, config: Any) -> dict[str, Any]:
     }
 
 
-def log_probs(logits: Tensor, packed: Packed, temperature: float = 1.0) -> Tensor:
+def log_probs(logits: Tensor, packed: Packed, temperature: float | Tensor = 1.0) -> Tensor:
     """Returns every response token's log-probability, [M] of float32.
 
     Args:
         logits: at `packed.nodes`, [N, vocabulary].
         packed: the tree.
-        temperature: of the distribution.
+        temperature: of the distribution; of all rows, or of each, [rows].
     """
-    scaled = logits.float() / temperature if temperature != 1.0 else logits.float()
-    return scaled.log_softmax(-1)[packed.predictors, packed.labels]
+    return _of_tokens(logits, packed, temperature, lambda logs, places, labels: logs[places, labels])
 
 
-def entropies(logits: Tensor, packed: Packed, temperature: float = 1.0) -> Tensor:
-    """Returns the entropy of the distribution that each response token was sampled from, [M] of float32, in nats."""
-    scaled = logits.float() / temperature if temperature != 1.0 else logits.float()
-    logs = scaled.log_softmax(-1)
-    return -(logs.exp() * logs).sum(-1)[packed.predictors]
+def entropies(logits: Tensor, packed: Packed, temperature: float | Tensor = 1.0) -> Tensor:
+    """Returns the entropy of the distribution that each response token was sampled from, [M] of float32, in nats.
+
+    The arguments are those of `log_probs`.
+    """
+    return _of_tokens(logits, packed, temperature, lambda logs, places, _: -(logs.exp() * logs).sum(-1)[places])
+
+
+def _of_tokens(
+    logits: Tensor,
+    packed: Packed,
+    temperature: float | Tensor,
+    read: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> Tensor:
+    """Returns what `read` makes of log-distributions [n, vocabulary], the places of m tokens in them, and labels."""
+    if not isinstance(temperature, Tensor):
+        scaled = logits.float() / temperature if temperature != 1.0 else logits.float()
+        return read(scaled.log_softmax(-1), packed.predictors, packed.labels)
+    counts = torch.tensor(packed.counts, device=logits.device)
+    of_tokens = temperature.to(logits.device).flatten().repeat_interleave(counts)
+    made = logits.new_zeros(len(packed.labels), dtype=torch.float32)
+    # A node that rows of different temperatures share is computed at each of them, the others once.
+    for each in sorted(set(of_tokens.tolist())):
+        (mine,) = torch.nonzero(of_tokens == each, as_tuple=True)
+        nodes, places = packed.predictors[mine].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        values = read((logits[nodes].float() / each).log_softmax(-1), places, packed.labels[mine])
+        made = made.index_put((mine,), values)
+    return made

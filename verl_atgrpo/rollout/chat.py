@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from verl_atgrpo.environment import Message
-from verl_atgrpo.tools import Reply, Tool, ToolCall, ToolError, split_thought, text_of, valid
+from verl_atgrpo.tools import Reply, Tool, ToolCall, ToolError, split_thought, text_of, valid, with_system
 
 _CHANNEL = re.compile(
     r"<\|channel\|>(\w+)([^<]*(?:<\|constrain\|>[^<]*)?)<\|message\|>(.*?)(?=<\|(?:end|return|call|start)\|>|$)",
@@ -38,6 +38,8 @@ class Chat:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     format: str = "hermes"
     """Name of verl's parser, `rollout.multi_turn.format`."""
+    system: str | None = None
+    """Text of a system message before the others, or of the first part of theirs."""
 
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Returns the token ids of a prompt.
@@ -53,7 +55,7 @@ class Chat:
 
     def _render(self, messages: Sequence[Message], schemas: list[dict[str, Any]]) -> list[int]:
         ids: list[int] = self.tokenizer.apply_chat_template(
-            [_for_template(message) for message in messages],
+            [_for_template(message) for message in with_system(self.system, messages)],
             add_generation_prompt=True,
             tokenize=True,
             return_dict=False,

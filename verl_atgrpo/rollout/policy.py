@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from verl_atgrpo.config.schema import ValidationAnswers
 from verl_atgrpo.environment import Message
 from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.team import EpisodeFailed, Generation, Limits
 from verl_atgrpo.tools import Reply, Tool
+
+SAMPLED = ("temperature", "top_p", "top_k")
+"""Sampling parameters that an agent may have of its own."""
 
 
 @dataclass
@@ -26,6 +30,8 @@ class ServedPolicy:
     max_response_length: int
     request_timeout: float | None
     """Seconds for an answer; None: the client has its own time-out."""
+    stop: tuple[str, ...] = ()
+    """Texts at which every answer ends, beside those of a decision."""
     counts: Counter[str] = field(default_factory=Counter)
     """Requested answers (`candidates`), and over the received ones the tokens of their prompts (`prompt_tokens`) and
     those in the server's prefix cache (`cached_prompt_tokens`)."""
@@ -47,6 +53,29 @@ class ServedPolicy:
             )
         return prompt_ids
 
+    @classmethod
+    def of(
+        cls, answers: ValidationAnswers, chat: Chat, *, sampling_params: Mapping[str, Any], **others: Any
+    ) -> ServedPolicy:
+        """Returns the policy as an agent with settings of its own samples it.
+
+        Args:
+            answers: the agent's settings (`at_grpo.sampling`).
+            chat: the policy's; the agent's template arguments and system text come with it.
+            sampling_params: verl's, where the agent has none.
+            others: the fields of the class.
+        """
+        own = {name: value for name in SAMPLED if (value := getattr(answers, name)) is not None}
+        if answers.max_response_length is not None:
+            others["max_response_length"] = answers.max_response_length
+        chat = replace(
+            chat,
+            template_kwargs={**chat.template_kwargs, **(answers.chat_template_kwargs or {})},
+            system=answers.system,
+        )
+        params = {**sampling_params, **own}
+        return cls(chat=chat, sampling_params=params, stop=tuple(answers.stop or ()), **others)
+
     async def parse(self, generation: Generation, tools: Sequence[Tool]) -> Reply:
         """Returns calls, thought and text of an answer."""
         return await self.chat.parse(generation.token_ids, tools, generation.text)
@@ -59,7 +88,7 @@ class ServedPolicy:
         Raises EpisodeFailed on a time-out or an aborted request, as does the client on an engine error.
         """
         self.counts["candidates"] += 1
-        within = limits or Limits()
+        within = replace(limits or Limits(), stop=(*self.stop, *(limits.stop if limits else ())))
         most = min(self.max_response_length, within.max_tokens or self.max_response_length)
         params = {**self.sampling_params, "max_tokens": most}
         if within.stop:
@@ -92,5 +121,6 @@ class ServedPolicy:
             truncated=len(token_ids) >= most and not ended,
             weights_version=(version[0] or 0, version[1] or 0),
             resumed=output.extra_fields.get("resumed", 0),
+            temperature=float(params.get("temperature", 1.0)),
             cached_tokens=cached_tokens,
         )

@@ -120,6 +120,7 @@ def _tags(record: EpisodeRecord, decision: Decision, candidate: Candidate) -> di
         "team_reward": candidate.score.team,
         "local_reward": candidate.score.local,
         "truncated": candidate.generation.truncated,
+        "temperature": candidate.generation.temperature,
         "episode_success": record.outcome.success,
         "episode_reward": record.outcome.team_reward,
     }

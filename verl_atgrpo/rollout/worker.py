@@ -174,16 +174,17 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         split, index, step = prompt["split"], int(prompt["index"]), int(prompt["global_steps"])
         policy_of = self._validation_policy_of if validate else self._policy_of
         clients = self._validation_clients if validate else self._training_clients
-        policies = {
-            name: ServedPolicy(
-                client=clients[name],
-                chat=self._chats[name],
+        samplers = {
+            agent: ServedPolicy.of(
+                self._settings.answers_of(agent, validate),
+                self._chats[policy],
                 sampling_params={**sampling_params, **self._engine_params},
+                client=clients[policy],
                 max_prompt_length=int(self.config.data.max_prompt_length),
                 max_response_length=int(self.config.data.max_response_length),
                 request_timeout=None,
             )
-            for name in set(policy_of.values())
+            for agent, policy in policy_of.items()
         }
         # No wrapper without a trace backend.
         make: Callable[..., Team] = Team
@@ -211,8 +212,9 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         def make_team(path: str = "", replayed: Mapping[str, Replayed] | None = None) -> Team:
             team = make(
                 policy_of,
-                policies,
+                {},
                 settings.team_options(),
+                own=samplers,
                 scheme="evaluate" if validate else "tree" if settings.scheme == "tree" else "parallel",
                 episode_id=f"{prompt['uid']}.{session}",
                 seed=seed,
@@ -232,8 +234,8 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             return await play(environment, task, make_team())
         finally:
             if not validate:
-                for policy in policies.values():
-                    self._report.counts.update(policy.counts)
+                for sampler in samplers.values():
+                    self._report.counts.update(sampler.counts)
                 for team in teams:
                     self._report.counts["tokens"] += team.generated_tokens
                     self._report.counts.update(team.counts)

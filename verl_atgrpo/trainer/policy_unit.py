@@ -23,6 +23,7 @@ from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 from verl.workers.rollout.utils import get_max_position_embeddings
 
+from verl_atgrpo.config.answer_check import check_chats
 from verl_atgrpo.config.policies import EXPANDED
 from verl_atgrpo.config.policy_check import check_context
 from verl_atgrpo.config.schema import SECTION, AtGrpoConfig, ConfigError
@@ -40,6 +41,7 @@ from verl_atgrpo.trainer.update import (
     write_advantages,
     write_old_log_probs,
     write_ref_log_probs,
+    write_temperatures,
 )
 
 logger = logging.getLogger(__name__)
@@ -98,6 +100,7 @@ class PolicyUnit:
         key = f"{SECTION}.policies.{name}" if EXPANDED in job else "actor_rollout_ref"
         longest = get_max_position_embeddings(loaded.hf_config)
         check_context(key, job.actor_rollout_ref.rollout, job.data, longest)
+        check_chats(settings, name, self.tokenizer)
         self.use_reference_policy = trainable and need_reference_policy(job)
         model = job.actor_rollout_ref.model
         rank = OmegaConf.select(model, "lora.rank") or model.get("lora_rank", 0)
@@ -108,6 +111,7 @@ class PolicyUnit:
         # A frozen policy's rows are not computed.
         self._prefix_tree: str | bool = settings.prefix_tree if trainable else False
         self._uses_trees = False
+        self._temperature: dict[str, float] = {}
 
     def place(self, pool: RayResourcePool) -> None:
         """Creates the worker processes on the devices of `pool`; must not run concurrently for two policies."""
@@ -274,6 +278,7 @@ class PolicyUnit:
             correction = self.config.algorithm.get("rollout_correction", None)
             tokens = sum(tags["seq_len"] for tags in batch.tags)
             batch, metrics = self._dealt(batch, seed=global_steps)
+            self._temperature = write_temperatures(batch)
             with marked_timer("old_log_prob", timing, color="blue"):
                 metrics |= self._old_log_probs(batch, correction)
                 # In sync mode every row must be fresh, so verl's metric over all rows is kept as a check.
@@ -319,13 +324,12 @@ class PolicyUnit:
         write_ref_log_probs(batch)
 
     def _infer(self, compute: Callable[[Rows], Rows], batch: Rows, **extra_info: Any) -> None:
-        temperature = self.config.actor_rollout_ref.rollout.temperature
-        done = compute(for_workers(batch, compute_loss=False, temperature=temperature, **extra_info))
+        done = compute(for_workers(batch, compute_loss=False, **self._temperature, **extra_info))
         assert len(done) == len(batch)
 
     def _update_actor(self, batch: Rows) -> dict[str, Any]:
         """Updates the policy in the configured number of optimizer steps, independent of the number of rows."""
-        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
+        actor = self.config.actor_rollout_ref.actor
         real_rows = sum(not is_padding(tags) for tags in batch.tags)
         rows = for_workers(
             batch,
@@ -335,7 +339,7 @@ class PolicyUnit:
             mini_batch_size=len(batch) // self._optimizer_steps,
             epochs=actor.ppo_epochs,
             seed=actor.data_loader_seed,
-            temperature=rollout.temperature,
+            **self._temperature,
         )
         output: TensorDict = self.actor_rollout_wg.update_actor(rows)
         metrics = rename_dict(output["metrics"], "actor/")

@@ -164,6 +164,19 @@ def _to_ranks(
     return dealt
 
 
+def write_temperatures(batch: Rows) -> dict[str, float]:
+    """Returns the temperature of all rows, as what workers are told of a batch.
+
+    Where rows differ, it is nothing: they have it as a field, `temperature`, (N,) float32, which is written here.
+    """
+    every = {tags["temperature"] for tags in batch.tags if not is_padding(tags)}
+    if len(every) == 1:
+        return {"temperature": every.pop()}
+    for part in parts(batch.tags):
+        put(batch, part, {"temperature": torch.tensor([batch.tags[row]["temperature"] for row in part])})
+    return {}
+
+
 class ProbsDifference:
     """Accumulates the difference between the actor's and the servers' token probabilities.
 

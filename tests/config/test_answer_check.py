@@ -1,0 +1,119 @@
+"""How agents answer: which settings come before which, and those that have no effect or cannot work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+pytest.importorskip("transformers")
+
+from verl_atgrpo.config.answer_check import check_chats
+from verl_atgrpo.config.run_check import check_run
+from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.tiny_models.tiny import build_tokenizer
+
+QUICK = ("at_grpo.train_tasks=128", "at_grpo.val_tasks=8")
+THINKS = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{% endfor %}"
+    "{% if enable_thinking %}<think>{% endif %}"
+)
+USERS = (
+    "{% for message in messages %}{% if message.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    "{{ message.content }}{% endfor %}"
+)
+RAW = "actor_rollout_ref.rollout.logprobs_mode=raw_logprobs"
+NO_SYSTEM = "{% for message in messages if message.role != 'system' %}{{ message.content }}{% endfor %}"
+
+
+def settings(sampling: dict[str, Any], **others: Any) -> AtGrpoConfig:
+    return AtGrpoConfig.from_mapping({"environment": {"name": "plan_path"}, "sampling": sampling, **others})
+
+
+def test_an_agents_own_settings_come_before_those_of_all_and_validations_last() -> None:
+    made = settings(
+        {
+            "all": {"temperature": 0.7, "stop": ["END"], "validation": {"temperature": 0.0, "top_p": 0.9}},
+            "tool_user": {"temperature": 1.2, "max_response_length": 64, "validation": {"max_response_length": 32}},
+        }
+    )
+
+    def answers(agent: str, validate: bool) -> dict[str, Any]:
+        return made.answers_of(agent, validate).model_dump(exclude_none=True)
+
+    assert answers("planner", False) == {"temperature": 0.7, "stop": ["END"]}
+    assert answers("tool_user", False) == {"temperature": 1.2, "stop": ["END"], "max_response_length": 64}
+    # The temperature of training is not that of validation.
+    assert answers("planner", True) == {"temperature": 0.0, "top_p": 0.9, "stop": ["END"]}
+    assert answers("tool_user", True) == {"temperature": 0.0, "top_p": 0.9, "stop": ["END"], "max_response_length": 32}
+    assert settings({}).answers_of("tool_user", False).model_dump(exclude_none=True) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("tool_user: {temperature: 0}", "at_grpo.sampling.tool_user.temperature=0: .*above 0"),
+        ("tool_user: {top_p: 0.9}", "at_grpo.sampling.tool_user.top_p is not a known key"),  # would bias log-probs
+        ("tool_user: {stop: ['']}", "at_grpo.sampling.tool_user.stop.*: a text that is not empty"),
+        ("tool_user: {max_response_length: 0}", "at_grpo.sampling.tool_user.max_response_length=0"),
+        (
+            "toll: {temperature: 1.2}",
+            "at_grpo.sampling.toll is not an agent of 'plan_path': it has tool_user, planner",
+        ),
+        (
+            "tool_user: {max_response_length: 4096}",
+            "at_grpo.sampling.tool_user.max_response_length=4096: more than data.max_response_length=2048",
+        ),
+        (
+            "all: {validation: {max_response_length: 4096}}",
+            "at_grpo.sampling.all.validation.max_response_length=4096: more",
+        ),
+        (
+            "tool_user: {temperature: 0.5}",
+            "logprobs_mode=raw_logprobs: with at_grpo.sampling.tool_user.temperature=0.5",
+        ),
+    ],
+)
+def test_settings_that_cannot_work(compose: Any, given: str, message: str) -> None:
+    config = compose("plan_path_qwen3_1p7b", *QUICK, f"at_grpo.sampling={{{given}}}", RAW)
+    with pytest.raises(ConfigError, match=message):
+        check_run(config)
+
+
+def test_temperatures_that_differ_are_not_for_fused_kernels(compose: Any) -> None:
+    fused = "actor_rollout_ref.model.use_fused_kernels=true"
+    given = ("plan_path_qwen3_1p7b", *QUICK, fused)
+    check_run(compose(*given, "at_grpo.sampling={all: {temperature: 0.5}}"))
+    check_run(compose(*given, "at_grpo.sampling={tool_user: {validation: {temperature: 0.5}}}"))
+    with pytest.raises(ConfigError, match="temperatures of the agents differ"):
+        check_run(compose(*given, "at_grpo.sampling={tool_user: {temperature: 0.5}}"))
+
+
+@pytest.mark.parametrize(
+    ("template", "given", "message"),
+    [
+        (THINKS, {"chat_template_kwargs": {"enable_thinking": False}, "system": "Be brief.", "stop": ["\nEND"]}, None),
+        (THINKS, {"chat_template_kwargs": {"thinking": False}}, "thinking has no effect: .* reads enable_thinking"),
+        (THINKS, {"stop": ["<|end|>"]}, r"tool_user\.stop: policy 'p' never answers '<\|end\|>'"),
+        (THINKS, {"stop": ["ä"]}, r"tool_user\.stop: policy 'p' never answers 'ä'"),
+        (THINKS, {"validation": {"stop": ["<|end|>"]}}, "never answers"),
+        (USERS, {"system": "Be brief."}, "the chat template of policy 'p' refuses it: no system"),
+        (NO_SYSTEM, {"system": "Be brief."}, "system has no effect"),
+    ],
+)
+def test_settings_that_do_not_come_through_a_policys_tokenizer(
+    template: str, given: dict[str, Any], message: str | None
+) -> None:
+    tokenizer = build_tokenizer(())
+    tokenizer.chat_template = template
+    made = settings({"tool_user": given}, policies={"p": {}, "q": {}}, agents={"tool_user": "p", "planner": "q"})
+    check_chats(made, "q", tokenizer)  # the planner's
+    if message is None:
+        check_chats(made, "p", tokenizer)
+        return
+    with pytest.raises(ConfigError, match=message):
+        check_chats(made, "p", tokenizer)
+    everyone = settings({"all": given}, policies={"p": {}, "q": {}}, agents={"tool_user": "p", "planner": "q"})
+    with pytest.raises(ConfigError, match="policy 'q'"):
+        check_chats(everyone, "q", tokenizer)
