@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
-import random
-import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,63 +13,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("verl")
 
+from fakes.fsdp_rows import batch as of_engine
+from fakes.fsdp_rows import join, make, some_rows, spawn
+
 from verl_atgrpo.prefix_tree.tree import Tree, pack
 from verl_atgrpo.tiny_models.tiny import build_model, build_tokenizer
 
 pytestmark = pytest.mark.slow
-ROWS = 12
-"""Of each rank."""
-
-
-def some_rows(seed: int) -> list[tuple[list[int], list[int]]]:
-    """Prompts that share what they begin with, and responses, some of them equal."""
-    rng = random.Random(seed)
-    stems = [[rng.randrange(20) for _ in range(rng.randrange(5, 25))] for _ in range(2)]
-    return [
-        (
-            rng.choice(stems) + [rng.randrange(3) for _ in range(rng.randrange(3))],
-            [rng.randrange(3) for _ in range(rng.randrange(1, 6))],
-        )
-        for _ in range(ROWS)
-    ]
-
-
-def _jagged(values: Sequence[Any]) -> Any:
-    return torch.nested.as_nested_tensor([torch.as_tensor(each) for each in values], layout=torch.jagged)
-
-
-def _batch(rows: Sequence[tuple[list[int], list[int]]], rank: int, ranks: int, **options: Any) -> Any:
-    from verl.utils import tensordict_utils as tu
-
-    def responses(mean: float) -> Any:
-        rng = random.Random(f"{rank}.{mean}")
-        return _jagged([[rng.gauss(mean, 0.3) for _ in response] for _, response in rows])
-
-    fields = {
-        "input_ids": _jagged([prompt + response for prompt, response in rows]),
-        "position_ids": _jagged([range(len(prompt + response)) for prompt, response in rows]),
-        "prompts": _jagged([prompt for prompt, _ in rows]),
-        "responses": _jagged([response for _, response in rows]),
-        "response_mask": _jagged([[1] * len(response) for _, response in rows]),
-        "loss_mask": _jagged([[1] * len(response) for _, response in rows]),
-        "advantages": responses(0.0),
-        "old_log_probs": responses(-1.0),
-        "ref_log_prob": responses(-1.2),
-        "rollout_is_weights": responses(1.0),
-        # Of each row, as where agents differ.
-        "temperature": torch.tensor([(0.7, 1.0, 1.3)[row % 3] for row in range(len(rows))]),
-    }
-    plain = {
-        "global_batch_size": ROWS * ranks,
-        "calculate_entropy": True,
-        "use_remove_padding": False,
-        "pad_token_id": 0,
-        "use_dynamic_bsz": True,
-        "max_token_len_per_gpu": 120,
-        "micro_batch_size_per_gpu": 4,
-        **options,
-    }
-    return tu.get_tensordict(fields, plain)
 
 
 def _without_ends(tree: Tree) -> Tree:
@@ -82,17 +28,11 @@ def _without_ends(tree: Tree) -> Tree:
 
 def _train(rank: int, ranks: int, port: int, model: str, overrides: Sequence[str], out: str) -> None:
     """Runs both engines in one of `ranks` processes; writes what they computed."""
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": 0}
-    os.environ.update({name: str(value) for name, value in place.items()}, VERL_PLATFORM="cpu")
-    from verl_atgrpo import cpu, recipes
-
-    cpu.activate()
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=ranks)
-    from verl.utils.config import omega_conf_to_dataclass
+    join(rank, ranks, port)
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
     from verl.workers.utils.losses import ppo_loss
 
+    from verl_atgrpo import recipes
     from verl_atgrpo.prefix_tree import engine as product
     from verl_atgrpo.prefix_tree.engine import TreeEngine
 
@@ -100,14 +40,9 @@ def _train(rank: int, ranks: int, port: int, model: str, overrides: Sequence[str
     rows = some_rows(rank)
     done = {}
     for kind in (FSDPEngineWithLMHead, TreeEngine):
-        section = omega_conf_to_dataclass(config.actor)
-        section.model_config = settings = omega_conf_to_dataclass(config.model)
-        settings.model_type = "language_model"
-        engine = kind(settings, section.engine, section.optim, section.checkpoint)
-        torch.manual_seed(0)  # an adapter starts at random
-        engine.initialize()
+        engine, section = make(kind, config)
         loss, steps = functools.partial(ppo_loss, config=section), []
-        batch = functools.partial(_batch, rows, rank, ranks, use_dynamic_bsz=section.use_dynamic_bsz)
+        batch = functools.partial(of_engine, rows, rank, ranks, use_dynamic_bsz=section.use_dynamic_bsz)
         if kind is TreeEngine:
             engine.worth = 0.0  # however little it saves
             assert engine.refusal is None and product.difference(engine) < 1e-5
@@ -169,10 +104,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_optimizer_steps_are_those_of_the_plain_path(
     ranks: int, overrides: list[str], model: Path, tmp_path: Path
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_train, (ranks, port, str(model), overrides, str(tmp_path)), nprocs=ranks)
+    spawn(_train, ranks, str(model), overrides, str(tmp_path))
     for rank in range(ranks):
         done = torch.load(tmp_path / f"{rank}.pt", weights_only=False)
         plain, trees = done["FSDPEngineWithLMHead"], done["TreeEngine"]

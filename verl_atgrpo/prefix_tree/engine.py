@@ -26,6 +26,7 @@ from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.utils.padding import response_from_nested
 
+from verl_atgrpo.adapters import AdapterEngine
 from verl_atgrpo.prefix_tree.forward import FLEX, Packed, entropies, log_probs, model_inputs
 from verl_atgrpo.prefix_tree.tree import Rows, Tree, best_cut, cost, cut, pack, sort
 
@@ -46,7 +47,7 @@ _warned: set[str] = set()
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device=["cuda", "npu"], vendor=VENDOR)
-class TreeEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
+class TreeEngine(AdapterEngine, FSDPEngineWithLMHead):  # type: ignore[misc]
     """Runs batches whose rows share prefixes as trees, and all others as verl does."""
 
     refusal: str | None = None
