@@ -48,6 +48,7 @@ def _engine(model: str, names: Sequence[str]) -> tuple[Any, Any]:
         config.model.lora_rank = 8
         config.model.lora.adapters = {
             name: {
+                "trainable": True,
                 "rank": RANKS[name],
                 "alpha": 16,
                 "target_modules": ["q_proj", "v_proj"] if name == "large" else "all-linear",

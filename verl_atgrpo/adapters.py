@@ -20,10 +20,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils import _pytree as pytree
 from verl.utils.device import get_device_id
 
+from verl_atgrpo.config.policies import ADAPTERS
 from verl_atgrpo.environment import stable_hash
 
-ADAPTERS = "adapters"
-"""Key of verl's section `model.lora` under which workers and servers find the adapters of a base: name -> settings."""
 FOLDER = "lora_adapter"
 """Of an adapter in a policy's checkpoint folder, in peft's format."""
 _WEIGHTS, _CONFIG, _STATE = "adapter_model.safetensors", "adapter_config.json", "optimizer.pt"
@@ -53,8 +52,8 @@ class AdapterEngine(_Engine):  # type: ignore[misc]
 
     @property
     def _settings(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = (self.model_config.lora or {}).get(ADAPTERS) or {}
-        return found
+        every = (self.model_config.lora or {}).get(ADAPTERS) or {}
+        return {name: settings for name, settings in every.items() if settings["trainable"]}
 
     def initialize(self) -> None:
         """Builds the model with its adapters, and an optimizer for each; the first is in use."""

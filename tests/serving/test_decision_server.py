@@ -118,7 +118,8 @@ def test_verls_server_takes_what_we_give_it() -> None:
     required = [name for name, one in parameters.items() if one.default is one.empty]
     assert required == ["self", "prompt_ids", "sampling_params", "request_id"]
     assert "global_steps" in inspect.signature(vLLMHttpServer.set_global_steps).parameters
-    assert DecisionServer.generate is vLLMHttpServer.generate
+    sent = inspect.signature(DecisionServer.generate).parameters
+    assert list(sent)[:4] == required
 
 
 @virtually

@@ -16,10 +16,13 @@ pytest.importorskip("verl")
 import ray
 import torch
 import zmq
+from omegaconf import OmegaConf
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
+from verl_atgrpo.config.policies import ADAPTERS
 from verl_atgrpo.serving import workers
+from verl_atgrpo.serving.server import ADAPTER
 from verl_atgrpo.serving.workers import PolicyWorker, ServerLink, set_socket_timeouts
 
 NAMES = ["embed", "layer", "head"]
@@ -54,10 +57,10 @@ class Gathering:
     def __init__(self) -> None:
         self.gathered: list[str] = []
 
-    def __iter__(self) -> Iterator[tuple[str, int]]:
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name in NAMES:
             self.gathered.append(name)
-            yield name, 0
+            yield name, torch.zeros(2)
 
 
 def sync(link: ServerLink, gathering: Gathering) -> None:
@@ -149,11 +152,70 @@ def test_a_worker_returns_whether_its_replica_loaded_the_weights(
 
     monkeypatch.setattr(ActorRolloutRefWorker, "update_weights", verls)
     worker = object.__new__(PolicyWorker)
+    worker.config = OmegaConf.create({"model": {"lora": {}}})
     worker.rollout = adapter
     assert asyncio.run(worker.update_weights(global_steps=7, mode="naive", dead=dead)) == failures
     assert worker.rollout is adapter
     assert gathering.gathered == NAMES
     assert bool(adapter.calls) == (3 not in dead)
+    assert worker.weights_sent() == 3 * 2 * 4
+
+
+class Engine:
+    """A fake of our engine: two adapters that are trained and one that is not."""
+
+    model_config = SimpleNamespace(
+        lora={ADAPTERS: {name: {"trainable": name != "judge"} for name in ("judge", "coder", "planner")}}
+    )
+
+    def __init__(self) -> None:
+        self.gathered: list[str] = []
+
+    def adapter_config(self, name: str) -> dict[str, Any]:
+        return {"r": {"coder": 4, "planner": 8}[name]}
+
+    def adapter_weights(self, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+        for part in ("A", "B"):
+            self.gathered.append(f"{name}.{part}")
+            yield part, torch.ones(2)
+
+
+@pytest.mark.parametrize("dead", [[], [3]])
+def test_every_adapter_of_a_shared_base_is_sent_under_its_number(
+    dead: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: list[tuple[dict[str, Any], dict[str, list[float]]]] = []
+
+    class Server(Adapter):
+        async def update_weights(self, weights: Any, **options: Any) -> None:
+            received.append((options, {name: tensor.tolist() for name, tensor in weights}))
+
+    async def verls(self: Any, global_steps: int, mode: str) -> None:
+        await self.rollout.update_weights(iter(Gathering()), peft_config={"r": 8}, base_sync_done=False)
+        # verl sends its only adapter.
+        await self.rollout.update_weights(iter(Gathering()), peft_config={"r": 8}, base_sync_done=True, global_steps=7)
+
+    monkeypatch.setattr(ActorRolloutRefWorker, "update_weights", verls)
+    worker = object.__new__(PolicyWorker)
+    worker.config = OmegaConf.create({"model": {"lora": {ADAPTERS: {"coder": {}}}}})
+    worker.actor = SimpleNamespace(engine=Engine())
+    worker.rollout = Server()
+    asyncio.run(worker.update_weights(global_steps=7, mode="naive", dead=dead))
+    # All ranks gather the same tensors in the same order, whether their server lives or not.
+    assert worker.actor.engine.gathered == ["coder.A", "coder.B", *(["coder.A", "coder.B", "planner.A", "planner.B"])]
+    assert worker.weights_sent() == 3 * 8 + 3 * 2 * 8
+    if dead:
+        assert not received
+        return
+    (base, _), *adapters = received
+    assert not base["base_sync_done"] and base["peft_config"] == {"r": 8}
+    same = {"base_sync_done": True, "global_steps": 7}
+    assert adapters == [
+        # That of the policy that is not trained does nothing.
+        ({**same, "peft_config": {"r": 4, ADAPTER: 1}}, {"A": [0.0, 0.0], "B": [0.0, 0.0]}),
+        ({**same, "peft_config": {"r": 4, ADAPTER: 2}}, {"A": [1.0, 1.0], "B": [1.0, 1.0]}),
+        ({**same, "peft_config": {"r": 8, ADAPTER: 3}}, {"A": [1.0, 1.0], "B": [1.0, 1.0]}),
+    ]
 
 
 @pytest.mark.parametrize(("load_format", "has_base"), [("dummy", False), ("auto", True)])

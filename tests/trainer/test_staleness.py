@@ -27,6 +27,7 @@ def row(group: str, first: int, last: int, resumed: int = 0, policy: str = "shar
         "min_global_steps": first,
         "max_global_steps": last,
         "resumed": resumed,
+        "temperature": 1.0,
     }
 
 

@@ -21,6 +21,9 @@ EXPANDED = "at_grpo_policies"
 """Key under which the driver stores every policy's resolved `actor_rollout_ref` for the trainer and the workers."""
 POLICIES_FILE = "policies.json"
 """In every complete checkpoint: trained policy -> its folder there."""
+ADAPTERS = "adapters"
+"""Key of verl's section `model.lora` under which workers and servers find the policies of a shared base, by name:
+`trainable`, `rank`, `alpha`, `target_modules`, `exclude_modules` and `optim`."""
 _FULL_MODEL = "hf_model"
 
 
@@ -73,6 +76,33 @@ def _merge(section: DictConfig, block: Mapping[str, Any], where: str) -> None:
             _merge(section[key], value, f"{where}.{key}")
         else:
             section[key] = value
+
+
+def base_of(config: DictConfig, settings: AtGrpoConfig, host: str) -> DictConfig:
+    """Returns the job of a policy whose workers and servers are to have the adapters of all that share its base.
+
+    They are in `actor_rollout_ref.model.lora.adapters`, which verl passes on to workers and servers. As `job_of` for a
+    policy with a model of its own.
+    """
+    job = job_of(config, host)
+    names = settings.bases()[host]
+    if settings.policy_settings()[host].base is None:
+        return job
+    adapters = {}
+    for name in names:
+        own = job_of(config, name).actor_rollout_ref
+        adapters[name] = {
+            "trainable": settings.policy_settings()[name].trainable,
+            "rank": own.model.lora_rank,
+            "alpha": own.model.lora_alpha,
+            "target_modules": own.model.target_modules,
+            "exclude_modules": own.model.exclude_modules,
+            "optim": own.actor.optim,
+        }
+    with open_dict(job):
+        job.actor_rollout_ref.model.lora_rank = max(adapter["rank"] for adapter in adapters.values())
+        job.actor_rollout_ref.model.lora[ADAPTERS] = adapters
+    return job
 
 
 def leave_out_full_model(name: str, policy: DictConfig) -> None:

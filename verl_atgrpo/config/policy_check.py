@@ -19,6 +19,8 @@ _CLIP_RATIO = 0.2
 """verl's default of `clip_ratio`, which has no effect if the two others are set."""
 _PER_MICRO_BATCH = ("geo_mean",)
 """Policy losses of verl that average over each micro-batch, whose size varies with the lengths of its rows."""
+_NOT_SERVED = ("lm_head", "embed_tokens")
+"""Modules that a policy of a shared base cannot adapt."""
 _MAX_MEMORY = 0.95
 """Largest share of a GPU's memory that servers awake at the same time may claim together."""
 _SERVER = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size")
@@ -31,6 +33,7 @@ def check_policies(view: View, settings: AtGrpoConfig) -> None:
         view: the job's configuration, not resolved yet; the types of its keys have been checked.
         settings: its section `at_grpo`.
     """
+    check_bases(settings)
     separate = settings.mode == SEPARATE
     sections: dict[str, DictConfig] = {}
     memory: dict[str, float] = {}
@@ -48,10 +51,57 @@ def check_policies(view: View, settings: AtGrpoConfig) -> None:
         if settings.prefix_tree is True:
             _check_trees(key, job.actor_rollout_ref)
         sections[key] = job.actor_rollout_ref
+        if policy.base is not None:
+            _check_base(key, job.actor_rollout_ref)
+        if name not in settings.bases():
+            continue
         memory[name] = float(job.actor_rollout_ref.rollout.gpu_memory_utilization)
     check_mode(view.config, settings.mode, sections)
     if settings.policies and settings.placement == "colocated" and not separate:
         check_memory(f"{SECTION}.placement=colocated", memory, "lower them, or use placement: split")
+
+
+def check_bases(settings: AtGrpoConfig) -> None:
+    """Raises ConfigError if policies of one base cannot share it, or do not need to."""
+    policies = settings.policy_settings()
+    for host, names in settings.bases().items():
+        base, first = policies[host].base, policies[names[0]]
+        if base is None:
+            continue
+        where = f"{SECTION}.policies.{host}.base={base!r}"
+        if len(names) == 1:
+            raise ConfigError(f"{where} has no effect: no other policy has it; give it to another one, or remove it")
+        if not policies[host].trainable:
+            raise ConfigError(
+                f"{where}: none of its policies is trained, so they are equal; use one policy for their agents"
+            )
+        for name in names:
+            key, policy = f"{SECTION}.policies.{name}", policies[name]
+            if policy.trainable and policy.lora is None:
+                raise ConfigError(
+                    f"{key}.base={base!r}: policies of one base differ by their adapters; set lora: {{rank: 16}}, or "
+                    "trainable: false"
+                )
+            for block in ("model", "actor", "rollout", "gpus"):
+                if getattr(policy, block) != getattr(first, block):
+                    raise ConfigError(
+                        f"{key}.{block}={getattr(policy, block)}: other than that of {names[0]}, with which it shares "
+                        f"the base {base!r}; make them equal, or give it a model of its own"
+                    )
+            given = None if policy.lora is None else policy.lora.target_modules
+            for module in given if isinstance(given, list) else [given]:
+                if module in _NOT_SERVED:
+                    raise ConfigError(
+                        f"{key}.lora.target_modules={given}: servers have no adapter on {module}; leave it out"
+                    )
+
+
+def _check_base(key: str, policy: DictConfig) -> None:
+    """Raises ConfigError if a policy of a shared base has settings that adapters beside others do not have."""
+    needed = {"actor.strategy": "fsdp2", "model.lora_adapter_path": None, "model.lora.merge": False}
+    for name, value in needed.items():
+        if (given := OmegaConf.select(policy, name)) != value:
+            raise ConfigError(f"{key}.{name}={given}: adapters that share a base need {value}; set that")
 
 
 def _check_servers_devices(key: str, job: DictConfig) -> None:

@@ -176,7 +176,7 @@ def check_devices(settings: AtGrpoConfig, available: int) -> None:
             )
         if settings.placement == "split" and policy.gpus is None:
             raise ConfigError(f"{SECTION}.policies.{name}.gpus is missing: placement: split needs it")
-    total = sum(policy.gpus or 0 for policy in policies.values())
+    total = sum(policies[host].gpus or 0 for host in settings.bases())
     if settings.placement == "split" and total != available:
         raise ConfigError(
             f"{SECTION}.policies: gpus add up to {total}, trainer.n_gpus_per_node is {available}; make them equal"

@@ -70,6 +70,9 @@ class PolicySettings(Section):
     """Merged into `actor_rollout_ref.model`."""
     optim: Options = {}
     """Merged into `actor_rollout_ref.actor.optim`."""
+    base: Name | None = None
+    """A name of your own for a model that several policies share. They differ by their adapters, `lora` (a policy that
+    is not trained has none), and their `optim`; their other blocks are equal. null: a model of its own."""
     lora: Annotated[Lora | None, BeforeValidator(lambda block: None if block == {} else block)] = None
     """`rank`, `alpha`, `target_modules`: an adapter instead of full training."""
     actor: Options = {}
@@ -291,6 +294,25 @@ class AtGrpoConfig(Section):
             return resolve_spec(self.estimator)
         except ValueError as error:
             raise ConfigError(str(error)) from error
+
+    def bases(self) -> dict[str, list[str]]:
+        """Returns the policies that share a model, by the first of them that is trained; others are alone.
+
+        In the order of the policies, as everywhere.
+        """
+        policies = self.policy_settings()
+        found: dict[str, list[str]] = {}
+        for name, policy in policies.items():
+            found.setdefault(f"own {name}" if policy.base is None else f"base {policy.base}", []).append(name)
+        return {
+            next((name for name in names if policies[name].trainable), names[0]): names for names in found.values()
+        }
+
+    def adapter_number(self, policy: str) -> int | None:
+        """Returns the number by which the servers of a shared base know a policy's adapter; None without a base."""
+        if self.policy_settings()[policy].base is None:
+            return None
+        return 1 + next(names.index(policy) for names in self.bases().values() if policy in names)
 
     def make_environment(self) -> Environment:
         """Builds the environment; raises ConfigError for unknown names or options."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
-from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+
+from verl_atgrpo.serving.vllm_worker import AdapterWorkerExtension
 
 
-class CpuWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
-    """verl's worker extension, with a weight update for packed weights."""
+class CpuWorkerExtension(AdapterWorkerExtension):
+    """The worker extension with a weight update for packed weights."""
 
     def update_weights_from_ipc(
         self, peft_config: dict[str, Any] | None = None, base_sync_done: bool = False, use_shm: bool = False
@@ -24,17 +24,9 @@ class CpuWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
             # Adapters are not packed.
             super().update_weights_from_ipc(peft_config, base_sync_done, use_shm)
             return
-        weights: list[tuple[str, torch.Tensor]] = []
-
-        def keep(bucket: list[tuple[str, torch.Tensor]], is_last: bool) -> None:
-            # Cloned, because the bucket is a view of shared memory that the next bucket overwrites. Without
-            # `.base_layer`, because vLLM's reload resolves adapter layers itself.
-            weights.extend((name.replace(".base_layer.", "."), tensor.clone()) for name, tensor in bucket)
-
-        BucketedWeightReceiver(zmq_handle=self._get_zmq_handle(), device=self.device, use_shm=use_shm).receive_weights(
-            on_bucket_received=keep
-        )
-        self.reload_weights(weights_iterator=iter(weights))
+        # Without `.base_layer`, because vLLM's reload resolves adapter layers itself.
+        weights = ((name.replace(".base_layer.", "."), tensor) for name, tensor in self.received(use_shm))
+        self.reload_weights(weights_iterator=weights)
         self._repack_tied_head()
 
     def _repack_tied_head(self) -> None:

@@ -36,6 +36,7 @@ from verl_atgrpo.rollout.rows import (
 from verl_atgrpo.rollout.trace import TraceBudget, TracedTeam
 from verl_atgrpo.sandbox.pool import POOL
 from verl_atgrpo.serving.requests import Gate, PatientClient, engine_params
+from verl_atgrpo.serving.server import ADAPTER
 from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, Replayed, Team, episode_seed, play
 from verl_atgrpo.trainer import queue
 
@@ -178,7 +179,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             agent: ServedPolicy.of(
                 self._settings.answers_of(agent, validate),
                 self._chats[policy],
-                sampling_params={**sampling_params, **self._engine_params},
+                sampling_params={**sampling_params, **self._engine_params, **self._adapter_of(policy)},
                 client=clients[policy],
                 max_prompt_length=int(self.config.data.max_prompt_length),
                 max_response_length=int(self.config.data.max_response_length),
@@ -239,6 +240,10 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
                 for team in teams:
                     self._report.counts["tokens"] += team.generated_tokens
                     self._report.counts.update(team.counts)
+
+    def _adapter_of(self, policy: str) -> dict[str, int]:
+        number = self._settings.adapter_number(policy)
+        return {} if number is None else {ADAPTER: number}
 
     async def _write(
         self, prompt: dict[str, Any], session: int, result: EpisodeRecord | BaseException, validate: bool

@@ -18,6 +18,16 @@ TOGETHER = 0.05
 """Most seconds that a response waits for its siblings, to be returned together with them."""
 
 
+ADAPTER = "adapter"
+"""Key of a request's sampling parameters, and of an adapter's configuration in a weight sync: the number by which the
+servers of a shared base know the adapter, from 1."""
+
+
+def adapter_request(number: int) -> dict[str, Any]:
+    """Returns the arguments of vLLM's LoRARequest for an adapter that the trainer has sent; the path is never read."""
+    return {"lora_name": f"adapter_{number}", "lora_int_id": number, "lora_path": "sent by the trainer"}
+
+
 class GroupAnswers:
     """Adds `generate_group` to a server with verl's `generate`.
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 import zmq
+from omegaconf import OmegaConf
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.single_controller.base.decorator import Dispatch, Execute, register
@@ -19,10 +22,14 @@ from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.utils import ensure_async_iterator
 
+from verl_atgrpo.config.policies import ADAPTERS
 from verl_atgrpo.prefix_tree.engine import VENDOR
 from verl_atgrpo.serving.client import actor_id
 from verl_atgrpo.serving.health import last_line
-from verl_atgrpo.serving.server import name_sender
+from verl_atgrpo.serving.server import ADAPTER, name_sender
+
+Lora = tuple[dict[str, Any], Iterator[tuple[str, torch.Tensor]]]
+"""An adapter's configuration with its number, and its weights by name."""
 
 
 class TrainerWorker(ActorRolloutRefWorker):  # type: ignore[misc]
@@ -35,14 +42,36 @@ class TrainerWorker(ActorRolloutRefWorker):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self._prefix_tree = prefix_tree
 
+    @property
+    def _shares(self) -> bool:
+        """Whether policies share this worker's model, each with an adapter."""
+        return bool(OmegaConf.select(self.config, f"model.lora.{ADAPTERS}"))
+
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def init_model(self) -> None:
-        """Builds the engines, over prefix trees if they are wanted."""
-        if self._prefix_tree:
+        """Builds the engines, over prefix trees if they are wanted; ours has adapters, too."""
+        if self._prefix_tree or self._shares:
             os.environ.setdefault("VERL_ENGINE_VENDOR", VENDOR)
         elif os.environ.get("VERL_ENGINE_VENDOR") == VENDOR:
             del os.environ["VERL_ENGINE_VENDOR"]
         super().init_model()
+        if self._shares and not self._prefix_tree:
+            self.actor.engine.refusal = "at_grpo.prefix_tree=False"
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def use_adapter(self, name: str) -> None:
+        """Computes log-probs and updates with a policy's adapter from now on."""
+        self.actor.engine.use(name)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def save_adapter(self, name: str, folder: str) -> None:
+        """Writes a policy's adapter and the state of its optimizer to a folder."""
+        self.actor.engine.save_adapter(name, Path(folder))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def load_adapter(self, name: str, folder: str) -> None:
+        """Loads what `save_adapter` has written."""
+        self.actor.engine.load_adapter(name, Path(folder))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def tree_refusal(self) -> str | None:
@@ -96,10 +125,19 @@ class ServerLink:
     others would wait forever; instead it continues to gather, and discards the weights.
     """
 
-    def __init__(self, adapter: Any, serves: bool) -> None:
-        """Sends weights to the server of `adapter`, or discards them if that does not serve."""
+    def __init__(self, adapter: Any, serves: bool, loras: Callable[[], Iterator[Lora]] | None = None) -> None:
+        """Sends weights to the server of `adapter`, or discards them if that does not serve.
+
+        Args:
+            adapter: verl's rollout adapter.
+            serves: whether the server lives.
+            loras: makes all adapters of a shared base, which are sent where verl sends its only one.
+        """
         self._adapter = adapter
         self._open = serves
+        self._loras = loras
+        self.bytes = 0
+        """Of the tensors that were sent or discarded; verl's engines yield them one by one, in an iterator."""
         self.failure: str | None = None
         """Why the server did not load the weights; None if it did, or does not serve."""
 
@@ -119,12 +157,25 @@ class ServerLink:
             await self._attempt(self._adapter.resume(tags=tags))
 
     async def update_weights(self, weights: Any, **options: Any) -> None:
-        """Sends `weights`, an iterator of (name, tensor); always exhausts it."""
+        """Sends `weights`, an iterator of (name, tensor), or all adapters in their place; always exhausts them."""
+        if self._loras is None or not options.get("base_sync_done"):
+            await self._send(weights, options)
+            return
+        for config, own in self._loras():
+            await self._send(own, {**options, "peft_config": config})
+
+    async def _send(self, weights: Any, options: Mapping[str, Any]) -> None:
+        counted = weights if hasattr(weights, "__aiter__") else self._counted(weights)
         if self._open:
-            await self._attempt(self._adapter.update_weights(weights, **options))
+            await self._attempt(self._adapter.update_weights(counted, **options))
         if not self._open:
-            async for _ in ensure_async_iterator(weights):
+            async for _ in ensure_async_iterator(counted):
                 pass
+
+    def _counted(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in weights:
+            self.bytes += tensor.nbytes
+            yield name, tensor
 
     async def _attempt(self, call: Coroutine[Any, Any, Any]) -> None:
         replica = self._adapter.replica_rank
@@ -142,6 +193,7 @@ class PolicyWorker(TrainerWorker):
     """A training worker of one policy that sends its weights to the policy's servers."""
 
     rollout: Any
+    _sent = 0
 
     def __init__(self, *args: Any, first_replica: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -171,13 +223,31 @@ class PolicyWorker(TrainerWorker):
         """
         set_socket_timeouts()
         adapter = self.rollout
-        link = ServerLink(adapter, serves=adapter.replica_rank not in dead)
+        link = ServerLink(adapter, adapter.replica_rank not in dead, self._loras if self._shares else None)
         self.rollout = link
         try:
             await super().update_weights(global_steps=global_steps, mode=mode)
         finally:
             self.rollout = adapter
+        self._sent = link.bytes
         return {} if link.failure is None else {adapter.replica_rank: link.failure}
+
+    def _loras(self) -> Iterator[Lora]:
+        """Yields what the servers of a shared base get: every adapter, and zeros for a policy that is not trained."""
+        engine = self.actor.engine
+        adapters = engine.model_config.lora[ADAPTERS]
+        trained = [name for name, settings in adapters.items() if settings["trainable"]]
+        for number, (name, settings) in enumerate(adapters.items(), 1):
+            source = name if settings["trainable"] else trained[0]
+            weights = engine.adapter_weights(source)
+            if not settings["trainable"]:
+                weights = ((key, torch.zeros_like(tensor)) for key, tensor in weights)
+            yield {**engine.adapter_config(source), ADAPTER: number}, weights
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def weights_sent(self) -> int:
+        """Returns how many bytes the last weight sync sent."""
+        return self._sent
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def forget_servers(self, replicas: Sequence[int]) -> None:

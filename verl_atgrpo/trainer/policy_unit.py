@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import ray
@@ -24,7 +27,7 @@ from verl.utils.py_functional import rename_dict
 from verl.workers.rollout.utils import get_max_position_embeddings
 
 from verl_atgrpo.config.answer_check import check_chats
-from verl_atgrpo.config.policies import EXPANDED
+from verl_atgrpo.config.policies import ADAPTERS, EXPANDED
 from verl_atgrpo.config.policy_check import check_context
 from verl_atgrpo.config.schema import SECTION, AtGrpoConfig, ConfigError
 from verl_atgrpo.estimators.spec import EstimatorSpec
@@ -58,7 +61,17 @@ class Update(NamedTuple):
 
 
 class PolicyUnit:
-    """Trains and serves one policy, independent of agents, episodes and other policies."""
+    """Trains and serves one policy, independent of agents, episodes and other policies.
+
+    Policies that share a base share the workers and servers of one of them (`sharing.SharingUnit`).
+    """
+
+    actor_rollout_wg: RayWorkerGroup
+    ref_policy_wg: RayWorkerGroup
+    replicas: Replicas
+    _turns: threading.RLock | None = None
+    """Where policies share the workers: held by the one whose adapter these have in use."""
+    _client: DecisionClient | None = None
 
     def __init__(
         self,
@@ -110,8 +123,15 @@ class PolicyUnit:
         self._optimizer_steps = job.data.train_batch_size // actor.ppo_mini_batch_size
         # A frozen policy's rows are not computed.
         self._prefix_tree: str | bool = settings.prefix_tree if trainable else False
-        self._uses_trees = False
+        self._trees = False
+        if OmegaConf.select(model, f"lora.{ADAPTERS}"):
+            self._turns = threading.RLock()
         self._temperature: dict[str, float] = {}
+
+    @property
+    def host(self) -> PolicyUnit:
+        """The policy that has the workers and servers: another one if they share a base."""
+        return self
 
     def place(self, pool: RayResourcePool) -> None:
         """Creates the worker processes on the devices of `pool`; must not run concurrently for two policies."""
@@ -196,7 +216,7 @@ class PolicyUnit:
         refusals = [
             refusal for group in self._worker_groups for refusal in group.tree_refusal() if refusal is not None
         ]
-        self._uses_trees = bool(self._prefix_tree) and not refusals
+        self._trees = bool(self._prefix_tree) and not refusals
         if self._prefix_tree is True and refusals:
             raise ConfigError(
                 f"{SECTION}.prefix_tree=True cannot be had for policy {self.name!r}: {refusals[0]}; use auto or false"
@@ -250,8 +270,9 @@ class PolicyUnit:
 
     def client(self) -> DecisionClient:
         """Returns the client that rollout workers sample this policy's candidates with."""
-        client: DecisionClient = self.servers.get_client(client_cls=DecisionClient)
-        return client
+        if self._client is None:
+            self._client = self.servers.get_client(client_cls=DecisionClient)
+        return self._client
 
     # ------------------------------------------------------------ update
 
@@ -272,7 +293,7 @@ class PolicyUnit:
 
     def train(self, batch: Rows, global_steps: int) -> Update:
         """Updates the policy on its rows; raises PolicyFailed if a worker dies."""
-        with naming(self.name, "its update"):
+        with naming(self.name, "its update"), self._turn():
             began = time.perf_counter()
             timing: dict[str, float] = {}
             correction = self.config.algorithm.get("rollout_correction", None)
@@ -294,6 +315,17 @@ class PolicyUnit:
             metrics |= {"team/tokens": float(tokens), "team/update_seconds": time.perf_counter() - began}
             return Update(batch, metrics, timing)
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Has the workers use this policy's adapter, where others share them, and no other one meanwhile."""
+        turns = self.host._turns
+        if turns is None:
+            yield
+            return
+        with turns:
+            self.actor_rollout_wg.use_adapter(self.name)
+            yield
+
     def _dealt(self, batch: Rows, seed: int) -> tuple[Rows, dict[str, Any]]:
         """Pads rows to a multiple of ranks x optimizer steps, and deals them to both.
 
@@ -304,7 +336,7 @@ class PolicyUnit:
             workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")
         ranks = max(workers._dispatch_info["actor"]) + 1
         batch = upsample_batch_to_divisible_size(batch, ranks * self._optimizer_steps, self.tokenizer.eos_token_id)
-        order, metrics = deal(batch.tags, ranks, self._optimizer_steps, seed, shared=self._uses_trees)
+        order, metrics = deal(batch.tags, ranks, self._optimizer_steps, seed, shared=self.host._trees)
         batch.reorder(order)
         return batch, {**metrics, "team/padding_rows": float(sum(map(is_padding, batch.tags)))}
 
@@ -353,18 +385,28 @@ class PolicyUnit:
 
     def save(self, step_folder: str, remote_folder: str | None, global_steps: int) -> None:
         """Saves a trainable policy into its folder; the caller removes old checkpoints."""
-        if self.trainable:
-            remote = None if remote_folder is None else os.path.join(remote_folder, self.folder)
-            with naming(self.name, "saving its checkpoint"):
-                self.actor_rollout_wg.save_checkpoint(os.path.join(step_folder, self.folder), remote, global_steps)
+        if not self.trainable:
+            return
+        folder = os.path.join(step_folder, self.folder)
+        remote = None if remote_folder is None else os.path.join(remote_folder, self.folder)
+        with naming(self.name, "saving its checkpoint"):
+            if self.host._turns is not None:
+                self.actor_rollout_wg.save_adapter(self.name, folder)
+            else:
+                self.actor_rollout_wg.save_checkpoint(folder, remote, global_steps)
 
     def load(self, step_folder: str, delete: bool) -> None:
         """Loads a trainable policy; a frozen one keeps the weights of its model path."""
-        if self.trainable:
-            with naming(self.name, "loading its checkpoint"):
-                self.actor_rollout_wg.load_checkpoint(
-                    local_path=os.path.join(step_folder, self.folder), del_local_after_load=delete
-                )
+        if not self.trainable:
+            return
+        folder = os.path.join(step_folder, self.folder)
+        with naming(self.name, "loading its checkpoint"):
+            if self.host._turns is None:
+                self.actor_rollout_wg.load_checkpoint(local_path=folder, del_local_after_load=delete)
+                return
+            self.actor_rollout_wg.load_adapter(self.name, folder)
+            if delete:
+                shutil.rmtree(folder)
 
 
 def for_all(units: Sequence[PolicyUnit], action: Callable[[PolicyUnit], None], concurrent: bool) -> None:

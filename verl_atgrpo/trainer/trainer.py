@@ -19,7 +19,7 @@ from verl.utils.debug import marked_timer
 from verl.utils.tracking import Tracking
 
 from verl_atgrpo import compat, platform_choice
-from verl_atgrpo.config.policies import EXPANDED, job_of
+from verl_atgrpo.config.policies import EXPANDED, base_of, job_of
 from verl_atgrpo.config.run_check import MODE
 from verl_atgrpo.config.schema import AtGrpoConfig, PolicySettings
 from verl_atgrpo.estimators.spec import configured_spec
@@ -42,6 +42,7 @@ from verl_atgrpo.trainer.queue import Rows
 from verl_atgrpo.trainer.recorder import Recorder, about_run
 from verl_atgrpo.trainer.rollout_watch import RolloutWatch
 from verl_atgrpo.trainer.schedule import make_schedule
+from verl_atgrpo.trainer.sharing import SharingUnit
 from verl_atgrpo.trainer.standalone import StandaloneUnit
 from verl_atgrpo.trainer.step_rows import StepRows, sample_rows
 
@@ -89,14 +90,21 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         policies = self.settings.policy_settings()
         pools = self._make_pools(policies)
         kind = StandaloneUnit if self.settings.mode == "separate_async" else PolicyUnit
-        self.units: list[PolicyUnit] = []
+        made: dict[str, PolicyUnit] = {}
         replicas = 0
-        for name, settings in policies.items():
-            job = job_of(self.config, name)
-            # A single policy is saved where verl's tools expect it.
-            folder = "actor" if len(policies) == 1 else f"policies/{name}"
-            self.units.append(kind(name, job, folder, settings.trainable, replicas, self.settings, self._spec))
-            replicas += self.units[-1].server_devices(pools[name])  # at least as many as the policy has servers
+        for host, names in self.settings.bases().items():
+            for name in sorted(names, key=lambda name: name != host):
+                # A single policy is saved where verl's tools expect it.
+                folder = "actor" if len(policies) == 1 else f"policies/{name}"
+                given = (folder, policies[name].trainable)
+                if name == host:
+                    job = base_of(self.config, self.settings, host)
+                    made[name] = kind(name, job, *given, replicas, self.settings, self._spec)
+                    replicas += made[name].server_devices(pools[name])  # at least as many as the policy has servers
+                else:
+                    job = job_of(self.config, name)
+                    made[name] = SharingUnit(name, job, *given, made[host], self.settings, self._spec)
+        self.units = [made[name] for name in policies]
         for unit in self.units:
             unit.place(pools[unit.name])
         for_all(self.units, PolicyUnit.start, self.concurrent)
@@ -129,7 +137,9 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
     def _make_pools(self, policies: Mapping[str, PolicySettings]) -> dict[str, RayResourcePool]:
         """Returns policy -> resource pool: one for all policies, or one for each."""
         trainer = self.config.trainer
-        own = {name: settings.gpus or trainer.n_gpus_per_node for name, settings in policies.items()}
+        bases = self.settings.bases()
+        own = {host: policies[host].gpus or trainer.n_gpus_per_node for host in bases}
+        host_of = {name: host for host, names in bases.items() for name in names}
         spec = own if self._split else {_POOL: trainer.n_gpus_per_node}
         self.resource_pool_manager = ResourcePoolManager(
             resource_pool_spec={name: [gpus] * trainer.nnodes for name, gpus in spec.items()},
@@ -138,7 +148,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         )
         self.resource_pool_manager.create_resource_pool()
         pools = self.resource_pool_manager.resource_pool_dict
-        return {name: pools[name if self._split else _POOL] for name in policies}
+        return {name: pools[host_of[name] if self._split else _POOL] for name in policies}
 
     def _init_dataloader(self) -> None:
         """Sets every policy's number of training steps, which verl derives from the data."""

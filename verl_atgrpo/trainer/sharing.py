@@ -1,0 +1,81 @@
+"""A policy that shares its base model with another one and is an adapter on it (`at_grpo.policies.<name>.base`)."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig
+from verl.single_controller.ray import RayResourcePool, RayWorkerGroup
+
+from verl_atgrpo.config.schema import AtGrpoConfig
+from verl_atgrpo.estimators.spec import EstimatorSpec
+from verl_atgrpo.serving.client import DecisionClient
+from verl_atgrpo.serving.replicas import Replicas
+from verl_atgrpo.trainer.policy_unit import PolicyUnit
+
+
+class SharingUnit(PolicyUnit):
+    """Trains an adapter on the workers of another policy, whose servers serve it, too.
+
+    What concerns workers and servers as a whole (start, sleep, weight sync, interruption) is done once, by the other
+    policy.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        job: DictConfig,
+        folder: str,
+        trainable: bool,
+        host: PolicyUnit,
+        settings: AtGrpoConfig,
+        spec: EstimatorSpec,
+    ) -> None:
+        """As `PolicyUnit`, with the policy `host` that has the workers and servers of the base."""
+        super().__init__(name, job, folder, trainable, host.first_replica, settings, spec)
+        self._host = host
+
+    @property
+    def host(self) -> PolicyUnit:
+        """The policy that has the workers and servers."""
+        return self._host
+
+    @property
+    def actor_rollout_wg(self) -> RayWorkerGroup:  # type: ignore[override]
+        """The workers of the base."""
+        return self.host.actor_rollout_wg
+
+    @property
+    def ref_policy_wg(self) -> RayWorkerGroup:  # type: ignore[override]
+        """The same workers: the reference is the base without an adapter."""
+        return self.host.actor_rollout_wg
+
+    @property
+    def replicas(self) -> Replicas:  # type: ignore[override]
+        """The replicas of the base."""
+        return self.host.replicas
+
+    def place(self, pool: RayResourcePool) -> None:
+        """Does nothing, as all of the following."""
+
+    def server_devices(self, pool: RayResourcePool) -> int:
+        """Returns 0: it has no servers of its own."""
+        return 0
+
+    def start(self) -> None: ...
+
+    def sleep_servers(self) -> None: ...
+
+    def empty_cache(self) -> None: ...
+
+    def interrupt_servers(self) -> None: ...
+
+    def resume_servers(self) -> None: ...
+
+    def push_weights(self, global_steps: int) -> None: ...
+
+    def revive(self) -> bool:
+        """Returns False: the other policy restarts the servers."""
+        return False
+
+    def client(self) -> DecisionClient:
+        """Returns the client of the base's servers; requests name the adapter."""
+        return self.host.client()
