@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from itertools import chain
+from operator import methodcaller
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -107,7 +108,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         self.units = [made[name] for name in policies]
         for unit in self.units:
             unit.place(pools[unit.name])
-        for_all(self.units, PolicyUnit.start, self.concurrent)
+        for_all(self.units, methodcaller("start"), self.concurrent)
         self.checkpoint_manager = TeamSync(self.units, self.concurrent)
         self.tokenizer = TeamTokenizer({unit.name: unit.tokenizer for unit in self.units})
         # Environments compute rewards; verl only checks whether there is a reward model.
