@@ -178,7 +178,9 @@ class AdapterEngine(_Engine):  # type: ignore[misc]
         state = pytree.tree_map(lambda one: _whole(one).cpu() if isinstance(one, Tensor) else one, state)
         if self.rank == 0:
             (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-            config = {**_plain(self.adapter_config(name)), "base_model_name_or_path": self.model_config.path}
+            base = str(self.model_config.path)  # a folder, or a name on the hub
+            base = str(Path(base).resolve()) if Path(base).is_dir() else base
+            config = {**_plain(self.adapter_config(name)), "base_model_name_or_path": base}
             (folder / FOLDER / _CONFIG).write_text(json.dumps(config, indent=2))
             save_file(weights, folder / FOLDER / _WEIGHTS)
             torch.save(state, folder / _STATE)

@@ -19,6 +19,8 @@ from verl_atgrpo.files import FileError, check_safetensors, new_folder, read_jso
 logger = logging.getLogger(__name__)
 
 _ADAPTER = "lora_adapter"
+ADAPTER_CONFIG = "adapter_config.json"
+_ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _SHARDS = "fsdp_config.json"
 _INDEX = ".safetensors.index.json"
 
@@ -29,12 +31,20 @@ class _ModelConfig(BaseModel):
     model_type: str
 
 
+class AdapterConfig(BaseModel):
+    """What we read of peft's configuration of an adapter."""
+
+    base_model_name_or_path: str
+    r: int
+
+
 class _Index(BaseModel):
     weight_map: dict[str, str]
 
 
 _POLICIES: TypeAdapter[dict[str, str]] = TypeAdapter(dict[Name, str])
 _MODEL_CONFIG, _WEIGHTS = TypeAdapter(_ModelConfig), TypeAdapter(_Index)
+_ADAPTERS = TypeAdapter(AdapterConfig)
 _JSON: TypeAdapter[dict[str, Any] | list[Any]] = TypeAdapter(dict[str, Any] | list[Any])
 
 
@@ -121,10 +131,31 @@ def whole_model(policy: Path) -> Path | None:
     return folder if any(folder.glob("*.safetensors")) else None
 
 
+def shared_adapter(policy: Path) -> Path | None:
+    """Returns the adapter in a policy's checkpoint folder if that is all of it: other policies have the same base."""
+    folder = policy / _ADAPTER
+    return folder if (folder / ADAPTER_CONFIG).is_file() and not (policy / _SHARDS).is_file() else None
+
+
+def check_adapter(folder: Path) -> AdapterConfig:
+    """Checks that a folder's adapter is whole; returns its configuration.
+
+    Raises FileError, with the file, or OSError.
+    """
+    config = read_json(folder / ADAPTER_CONFIG, _ADAPTERS, "peft's configuration of an adapter on a base model")
+    check_safetensors(folder / _ADAPTER_WEIGHTS)
+    return config
+
+
 def _export_policy(source: Path, target: Path) -> None:
-    model = whole_model(source)
+    model, adapter = whole_model(source), shared_adapter(source)
     if model is not None:
         shutil.copytree(model, target, dirs_exist_ok=True)
+        return
+    if adapter is not None:
+        base = check_adapter(adapter).base_model_name_or_path
+        shutil.copytree(adapter, target / _ADAPTER)
+        _merge_adapter(base, target)
         return
     if not (source / _SHARDS).is_file():
         raise ValueError(f"{source} has no FSDP shards: use python -m verl.model_merger with its backend")
@@ -139,16 +170,18 @@ def _export_policy(source: Path, target: Path) -> None:
         )
     check_model(target)
     if (target / _ADAPTER).is_dir():
-        _merge_adapter(target)
+        _merge_adapter(str(target), target)
 
 
-def _merge_adapter(target: Path) -> None:
+def _merge_adapter(base: str, target: Path) -> None:
+    """Writes a base model, by its folder or name on the hub, with the adapter in `target` to `target`."""
     import torch
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     # Merged in float32, so that only the result is rounded.
-    base = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
-    merged = PeftModel.from_pretrained(base, str(target / _ADAPTER)).merge_and_unload()
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    merged = PeftModel.from_pretrained(model, str(target / _ADAPTER)).merge_and_unload()
     merged.to(torch.bfloat16).save_pretrained(target)
+    AutoTokenizer.from_pretrained(base).save_pretrained(target)
     logger.info("%s: merged the adapter", target)

@@ -102,6 +102,7 @@ async def _served(
     from verl_atgrpo.evaluation.engine import Engine
     from verl_atgrpo.rollout.chat import Chat
     from verl_atgrpo.rollout.policy import ServedPolicy
+    from verl_atgrpo.serving.server import ADAPTER
 
     model = omega_conf_to_dataclass(player.model)
     if not model.tokenizer.chat_template:
@@ -116,7 +117,7 @@ async def _served(
         Chat(model.tokenizer, plan.chat_template_kwargs, player.tool_format),
         client=engines[key],
         # As in training, the text is decoded from all ids at once.
-        sampling_params={**plan.sampling, "repetition_penalty": 1.0, "detokenize": False},
+        sampling_params={**plan.sampling, "repetition_penalty": 1.0, "detokenize": False, ADAPTER: player.adapter},
         max_prompt_length=plan.max_prompt_length,
         max_response_length=plan.max_response_length,
         request_timeout=plan.request_timeout,

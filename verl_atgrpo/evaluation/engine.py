@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_atgrpo import compat
 from verl_atgrpo.evaluation.episodes import PolicyUnusable
+from verl_atgrpo.serving.server import ADAPTER
 from verl_atgrpo.team import EpisodeFailed
 
 # Its workers mask logits beyond the tokenizer's vocabulary, as in training, and end with the process that starts them.
@@ -89,12 +90,14 @@ class Engine:
         os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         from verl.workers.rollout.utils import get_vision_placeholder_token_ids
-        from verl.workers.rollout.vllm_rollout.utils import build_cli_args_from_config
+        from verl.workers.rollout.vllm_rollout.utils import build_cli_args_from_config, get_vllm_max_lora_rank
         from vllm import AsyncEngineArgs
         from vllm.utils.argparse_utils import FlexibleArgumentParser
         from vllm.v1.engine.async_llm import AsyncLLM
 
         # Parsed as in verl's servers, so that recipes can use JSON in strings.
+        if "max_lora_rank" in self._args:
+            self._args["max_lora_rank"] = get_vllm_max_lora_rank(self._args["max_lora_rank"])
         parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="engine_kwargs.vllm"))
         args = parser.parse_args(build_cli_args_from_config(self._args))
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(args))
@@ -119,6 +122,7 @@ class Engine:
         """
         from verl.workers.rollout.replica import TokenOutput
         from vllm import SamplingParams
+        from vllm.lora.request import LoRARequest
         from vllm.v1.engine.exceptions import EngineDeadError
 
         room = self._engine.model_config.max_model_len - len(prompt_ids)
@@ -127,10 +131,15 @@ class Engine:
                 "engine", f"a prompt of {len(prompt_ids)} tokens leaves no room in rollout.max_model_len"
             )
         params = {**sampling_params, "max_tokens": min(sampling_params["max_tokens"], room)}
+        adapter = params.pop(ADAPTER, None)
+        lora = None if adapter is None else LoRARequest(**adapter)
         last = None
         try:
             async for output in self._engine.generate(
-                {"prompt_token_ids": prompt_ids}, SamplingParams(**params), f"{request_id}.{next(self._numbers)}"
+                {"prompt_token_ids": prompt_ids},
+                SamplingParams(**params),
+                f"{request_id}.{next(self._numbers)}",
+                lora_request=lora,
             ):
                 last = output
         except EngineDeadError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from verl_atgrpo.config.run_check import check_sampling
 from verl_atgrpo.config.schema import SECTION, AtGrpoConfig, ValidationAnswers
 from verl_atgrpo.environment import Environment
 from verl_atgrpo.evaluation.engine import engine_args
-from verl_atgrpo.evaluation.sources import Endpoint, Source, assignments, of_checkpoint, parse, weights_digest
+from verl_atgrpo.evaluation.sources import Adapter, Endpoint, Source, assignments, of_checkpoint, parse, weights_digest
 from verl_atgrpo.recipes import compose, readable
 
 
@@ -59,6 +59,8 @@ class Player:
     """verl's `model` section with the source's path; None behind an endpoint."""
     tool_format: str = ""
     """`rollout.multi_turn.format`, how the model calls tools; empty behind an endpoint."""
+    adapter: dict[str, Any] | None = None
+    """vLLM's arguments of a LoRA request, if the source is an adapter; equal engines have different ones."""
 
 
 @dataclass(frozen=True)
@@ -182,8 +184,22 @@ def _players(
     players = {
         name: _player(config, settings, sections[name], sources.get(name)) for name in sorted(set(agents.values()))
     }
+    players = _numbered(players)
     _check_memory(players)
     return agents, players
+
+
+def _numbered(players: Mapping[str, Player]) -> dict[str, Player]:
+    """Returns players in which engines have room for all their adapters, and these have numbers."""
+    made = dict(players)
+    for engine in [player.engine for player in players.values() if isinstance(player.source, Adapter)]:
+        same = {name: player.source for name, player in players.items() if player.engine == engine}
+        ranks = [source.rank for source in same.values() if isinstance(source, Adapter)]
+        shared = {**(engine or {}), "max_loras": len(same), "max_lora_rank": max(ranks)}
+        for number, (name, source) in enumerate(same.items(), 1):
+            adapter = {"lora_name": name, "lora_int_id": number, "lora_path": str(Path(str(source)).resolve())}
+            made[name] = replace(players[name], engine=shared, adapter=adapter)
+    return made
 
 
 def _player(config: DictConfig, settings: AtGrpoConfig, section: str, source: Source | None) -> Player:
@@ -204,9 +220,13 @@ def _player(config: DictConfig, settings: AtGrpoConfig, section: str, source: So
             policy.model.update(path=source, tokenizer_path=None, hf_config_path=None, lora_adapter_path=None)
     if isinstance(source, Endpoint):
         return Player(source, None, None)
+    path = str(policy.model.path) if isinstance(source, Adapter) else source
     if platform_choice.wants_cpu():
         check_cpu_prefill(key, policy.rollout)
-    return Player(source, engine_args(key, source, policy), policy.model, policy.rollout.multi_turn.format)
+    engine = engine_args(key, path, policy)
+    if isinstance(source, Adapter):
+        engine["enable_lora"] = True
+    return Player(source, engine, policy.model, policy.rollout.multi_turn.format)
 
 
 def _check_memory(players: Mapping[str, Player]) -> None:
@@ -223,8 +243,10 @@ def _check_memory(players: Mapping[str, Player]) -> None:
 def _described(player: Player) -> dict[str, Any]:
     """Returns what a player's answers depend on, without memory and number of devices."""
     described: dict[str, Any] = {"source": str(player.source)}
-    if isinstance(player.source, str) and player.engine is not None:
-        described["weights"] = weights_digest(player.source)
+    if not isinstance(player.source, Endpoint) and player.engine is not None:
+        described["weights"] = weights_digest(str(player.source))
+        if isinstance(player.source, Adapter):
+            described["base"] = weights_digest(player.engine["model"])
         described["dtype"] = player.engine["dtype"]
         described["max_model_len"] = player.engine["max_model_len"]
     return described

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from verl_atgrpo.export import check_model, trained_policies, whole_model
+from verl_atgrpo.export import (
+    ADAPTER_CONFIG,
+    check_adapter,
+    check_model,
+    shared_adapter,
+    trained_policies,
+    whole_model,
+)
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 _SAMPLE = 1 << 20
@@ -30,12 +37,24 @@ class Endpoint:
         return f"{self.model}@{self.base_url}"
 
 
-Source = str | Endpoint
-"""A Hugging Face model that vLLM serves in this process, by its folder or its name on the hub; or an endpoint."""
+@dataclass(frozen=True)
+class Adapter:
+    """A LoRA adapter in peft's format, on the model that the recipe names."""
+
+    folder: str
+    rank: int
+
+    def __str__(self) -> str:
+        return self.folder
+
+
+Source = str | Adapter | Endpoint
+"""A Hugging Face model that vLLM serves in this process, by its folder or its name on the hub; an adapter; or an
+endpoint."""
 
 
 def parse(text: str) -> Source:
-    """Parses `MODEL@http(s)://host/v1[#KEY_VARIABLE]`, a folder with a model, or `owner/name` on the hub.
+    """Parses `MODEL@http(s)://host/v1[#KEY_VARIABLE]`, a folder with a model or adapter, or `owner/name` on the hub.
 
     Raises ValueError for anything else, and FileError for a folder whose model is damaged.
     """
@@ -43,14 +62,21 @@ def parse(text: str) -> Source:
     if url is not None:
         return _endpoint(model, at, url)
     if Path(text).is_dir():
+        if (Path(text) / ADAPTER_CONFIG).is_file():
+            return _adapter(Path(text))
         if not (Path(text) / "config.json").is_file():
-            raise ValueError(f"{text} has no config.json: name the folder of a Hugging Face model")
+            raise ValueError(f"{text} has no config.json: name the folder of a Hugging Face model or of an adapter")
         check_model(Path(text))
     elif not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", text):
         raise ValueError(
             f"{text!r} is not a source of answers: use a folder with a model, owner/name on the hub, or MODEL@http://host/v1"
         )
     return text
+
+
+def _adapter(folder: Path) -> Adapter:
+    """Returns the adapter in a folder; raises FileError if it is damaged."""
+    return Adapter(str(folder), check_adapter(folder).r)
 
 
 def _endpoint(model: str, at: str, url: str) -> Endpoint:
@@ -108,6 +134,9 @@ def of_checkpoint(step: Path, policies: Mapping[str, bool]) -> dict[str, Source]
     sources: dict[str, Source] = {}
     for name, folder in saved.items():
         model = whole_model(folder)
+        if model is None and (adapter := shared_adapter(folder)) is not None:
+            sources[name] = _adapter(adapter)
+            continue
         if model is None:
             raise ValueError(
                 f"{folder} has no whole model: run verl-atgrpo export {step} OUT, then name "
