@@ -19,6 +19,8 @@ TRAINING_BYTES = 16
 RESIDENT_BYTES = 12
 """Those that stay on the device during the rollout without offloading: all but the gradient."""
 BF16 = 2
+FROZEN_BYTES = 4
+"""Bytes per parameter of a base that adapters share: its weight, in float32."""
 
 
 class Shape(NamedTuple):
@@ -47,6 +49,12 @@ class Shape(NamedTuple):
         """Bytes of one token's keys and values in bfloat16."""
         return 2 * self.layers * self.kv_heads * self.head_dim * BF16
 
+    def adapter_parameters(self, rank: int) -> int:
+        """Returns the number of parameters of an adapter on all linear layers but the head."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        attention = 2 * (self.hidden + queries) + 2 * (self.hidden + keys)
+        return self.layers * rank * (attention + 3 * (self.hidden + self.intermediate))
+
     def activation_bytes(self, tokens: int) -> int:
         """Returns the bytes that an update of `tokens` keeps: each layer's input (the rest is recomputed), the
         activations of one layer, logits and their gradient, all in bfloat16."""
@@ -66,6 +74,8 @@ class Needs:
     """A recipe's resources, in bytes per device unless noted."""
 
     policies: int
+    adapters: int
+    """Their parameters, if the policies share a base; else 0."""
     model: str
     colocated: bool
     devices: int
@@ -98,29 +108,37 @@ def needs(recipe: str, gigabytes: float) -> Needs:
     settings = AtGrpoConfig.from_config(config)
     policies = settings.policy_settings()
     policy = next(iter(policies.values()))
-    own = {key for one in policies.values() for key in ("model", "actor", "rollout", "lora") if getattr(one, key)}
+    own = {key for one in policies.values() for key in ("model", "actor", "rollout") if getattr(one, key)}
     assert not own, f"{recipe}: a policy sets its own {', '.join(own)}, which these tables do not support"
     worker = config.actor_rollout_ref
     shape = SHAPES[worker.model.path]
+    ranks = [one.lora.rank for one in policies.values() if one.base is not None and one.lora is not None]
+    assert bool(ranks) == (len(settings.bases()) < len(policies)), f"{recipe}: not all policies share the base"
+    adapters = sum(map(shape.adapter_parameters, ranks))
+    trained, resting = TRAINING_BYTES * shape.parameters, RESIDENT_BYTES * shape.parameters
+    if ranks:
+        trained = FROZEN_BYTES * shape.parameters + TRAINING_BYTES * adapters
+        resting = FROZEN_BYTES * shape.parameters + RESIDENT_BYTES * adapters
     devices = (policy.gpus or config.trainer.n_gpus_per_node) * config.trainer.nnodes
     tensor_parallel = worker.rollout.tensor_model_parallel_size
     servers = devices // tensor_parallel
-    colocated = len(policies) if settings.placement == "colocated" else 1
+    colocated = len(settings.bases()) if settings.placement == "colocated" else 1
     offload = bool(worker.actor.fsdp_config.param_offload and worker.actor.fsdp_config.optimizer_offload)
     share = int(worker.rollout.gpu_memory_utilization * gigabytes * 1e9)
-    weights = BF16 * shape.parameters // tensor_parallel
+    weights = BF16 * (shape.parameters + adapters) // tensor_parallel
     kv_tokens = (share - weights) * tensor_parallel // shape.kv_bytes
     prompt, answer, candidates = config.data.max_prompt_length, config.data.max_response_length, settings.candidates
     groups = kv_tokens // (prompt + candidates * answer)
     return Needs(
         policies=len(policies),
+        adapters=adapters,
         model=worker.model.path,
         colocated=settings.placement == "colocated",
         devices=devices,
         offload=offload,
-        states=TRAINING_BYTES * shape.parameters // devices,
+        states=trained // devices,
         activations=shape.activation_bytes(worker.actor.ppo_max_token_len_per_gpu),
-        resident=0 if offload else colocated * RESIDENT_BYTES * shape.parameters // devices,
+        resident=0 if offload else colocated * resting // devices,
         servers=servers,
         share=share,
         weights=weights,
@@ -135,6 +153,10 @@ def needs(recipe: str, gigabytes: float) -> Needs:
 def gpu_recipes() -> list[str]:
     """Returns the names of the recipes with Qwen3."""
     return sorted(path.stem for path in Path(recipes.__file__).parent.glob("*_qwen3_*.yaml"))
+
+
+def _parameters(base: int, adapters: int) -> str:
+    return f"{base / 1e9:.2f} x 10^9" + (f" + {adapters / 1e9:.2f}" if adapters else "")
 
 
 def _gb(number: int) -> str:
@@ -157,13 +179,14 @@ def tables(gigabytes: float = 80.0) -> str:
     ]
     for need, names in rows.items():
         recipe, parameters = "<br>".join(names), SHAPES[need.model].parameters
-        together = "together" if need.colocated else "apart"
+        together = "one base" if need.adapters else "together" if need.colocated else "apart"
         policies = f"{need.policies}, {together}" if need.policies > 1 else "1"
         resident = (
             f"0 (host: {_gb(RESIDENT_BYTES * parameters * need.policies)})" if need.offload else _gb(need.resident)
         )
+        size = _parameters(parameters, need.adapters)
         training.append(
-            f"| {recipe} | {policies} | {parameters / 1e9:.2f} x 10^9 | {need.devices} | {_gb(need.states)} | "
+            f"| {recipe} | {policies} | {size} | {need.devices} | {_gb(need.states)} | "
             f"{_gb(need.activations)} | {resident} |"
         )
         cache, (prompt, answer) = need.share - need.weights, need.longest

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("verl")
 
 from verl_atgrpo import platform_choice
-from verl_atgrpo.config.policies import EXPANDED, expand_policies, job_of
+from verl_atgrpo.config.policies import EXPANDED, base_of, expand_policies, job_of
 from verl_atgrpo.config.run_check import check_run
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 
@@ -194,3 +194,86 @@ def test_one_role_may_be_filled_otherwise_in_validation(compose: Any) -> None:
     settings = AtGrpoConfig.from_config(compose("plan_path_cpu_roles", "at_grpo.val_agents={planner: tool_user}"))
     env = settings.make_environment()
     assert settings.validation_policies_of(env) == {"tool_user": "tool_user", "planner": "tool_user"}
+
+
+ADAPTER = "lora: {rank: 16}"
+ROLES = ("~at_grpo.agents", "+at_grpo.agents={tool_user: tool_user, planner: planner}")
+
+
+@pytest.mark.parametrize(
+    ("tool_user", "planner", "message"),
+    [
+        (f"base: one, {ADAPTER}", "", "tool_user.base='one' has no effect: no other policy has it"),
+        (f"base: one, {ADAPTER}", f"base: two, {ADAPTER}", "tool_user.base='one' has no effect"),
+        (f"base: one, {ADAPTER}", "base: one", "planner.base='one': .* differ by their adapters; set lora"),
+        (
+            "base: one, trainable: false",
+            "base: one, trainable: false",
+            "no trainable policy",
+        ),
+        (
+            f"base: one, {ADAPTER}, model: {{path: a}}",
+            f"base: one, {ADAPTER}, model: {{path: b}}",
+            "planner.model=.*'b'.*: other than that of tool_user, with which it shares the base 'one'",
+        ),
+        (
+            f"base: one, {ADAPTER}",
+            f"base: one, {ADAPTER}, actor: {{clip_ratio_high: 0.3}}",
+            "planner.actor=.*other than that of tool_user",
+        ),
+        (f"base: one, {ADAPTER}", f"base: one, {ADAPTER}, rollout: {{max_num_seqs: 9}}", "planner.rollout=.*other"),
+        (
+            f"base: one, {ADAPTER}",
+            "base: one, lora: {rank: 8, target_modules: [q_proj, lm_head]}",
+            "planner.lora.target_modules=.*servers have no adapter on lm_head",
+        ),
+        (f"base: one, {ADAPTER}", "base: one, lora: {rank: 513}", "planner.lora.rank=513: .*at most 512"),
+        (f"base: a-b, {ADAPTER}", f"base: a-b, {ADAPTER}", "tool_user.base: use letters, digits and underscores"),
+        (
+            f"base: one, {ADAPTER}, actor: {{strategy: fsdp}}",
+            f"base: one, {ADAPTER}, actor: {{strategy: fsdp}}",
+            "tool_user.actor.strategy=fsdp: adapters that share a base need fsdp2",
+        ),
+        (
+            f"base: one, {ADAPTER}, model: {{lora: {{merge: true}}}}",
+            f"base: one, {ADAPTER}, model: {{lora: {{merge: true}}}}",
+            "tool_user.model.lora.merge=True: adapters that share a base need False",
+        ),
+    ],
+)
+def test_bases_that_cannot_be_shared(compose: Any, tool_user: str, planner: str, message: str) -> None:
+    config = compose(
+        "plan_path_qwen3_1p7b",
+        "at_grpo.train_tasks=128",
+        "at_grpo.val_tasks=8",
+        *ROLES,
+        f"at_grpo.policies={{tool_user: {{{tool_user}}}, planner: {{{planner}}}}}",
+    )
+    with pytest.raises(ConfigError, match=message):
+        check_run(config)
+
+
+def test_what_the_workers_of_a_shared_base_are_given(compose: Any) -> None:
+    config = compose(
+        "plan_path_qwen3_1p7b",
+        *ROLES,
+        "at_grpo.policies={tool_user: {base: one, trainable: false}, planner: {base: one, lora: {rank: 16}, "
+        "optim: {lr: 3e-5}}}",
+    )
+    settings = AtGrpoConfig.from_config(config)
+    expand_policies(config, settings)
+    # The first that is trained has the workers; numbers are in the order of the policies.
+    assert settings.bases() == {"planner": ["tool_user", "planner"]}
+    assert [settings.adapter_number(name) for name in ("tool_user", "planner")] == [1, 2]
+    model = base_of(config, settings, "planner").actor_rollout_ref.model
+    assert model.lora_rank == 16
+    frozen, trained = model.lora.adapters.tool_user, model.lora.adapters.planner
+    assert not frozen.trainable and trained.trainable
+    assert (trained.rank, trained.alpha, trained.target_modules) == (16, model.lora_alpha, "all-linear")
+    assert trained.optim.lr == 3e-5
+    # Not of other jobs.
+    plain = compose("plan_path_qwen3_1p7b_roles")
+    settings = AtGrpoConfig.from_config(plain)
+    assert settings.bases() == {name: [name] for name in ("tool_user", "planner")}
+    assert settings.adapter_number("planner") is None
+    assert "adapters" not in base_of(plain, settings, "planner").actor_rollout_ref.model.lora

@@ -65,6 +65,31 @@ def test_figures_of_one_recipe_by_hand() -> None:
     assert (need.in_flight, need.wanted) == (4 * 17 * 4, 512)
 
 
+def test_figures_of_adapters_on_one_base_by_hand() -> None:
+    need = recipe_resources.needs("plan_path_qwen3_8b_adapters", 80.0)
+    # 7 matrices of each of 36 layers: rank x (inputs + outputs).
+    of_layer = 32 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 12_288))
+    assert need.adapters == 2 * 36 * of_layer
+    assert need.states == (4 * SHAPES["Qwen/Qwen3-8B"].parameters + 16 * need.adapters) // 8
+    assert need.resident == (4 * SHAPES["Qwen/Qwen3-8B"].parameters + 12 * need.adapters) // 8
+    assert (need.policies, need.devices, need.servers) == (2, 8, 8)
+
+
+def test_an_adapter_has_as_many_parameters_as_pefts() -> None:
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    shape = Shape(2, 32, 48, 4, 2, 16, 100, tied=False)
+    config = transformers.Qwen3Config(
+        vocab_size=100, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = transformers.Qwen3ForCausalLM(config)
+        made = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    trained = sum(parameter.numel() for parameter in made.parameters() if parameter.requires_grad)
+    assert shape.adapter_parameters(4) == trained
+
+
 @pytest.mark.slow
 def test_every_gpu_recipe_is_in_the_tables(tables: str) -> None:
     assert all(tables.count(f"`{recipe}`") == 2 for recipe in recipe_resources.gpu_recipes())

@@ -256,6 +256,12 @@ class PolicyUnit:
         with naming(self.name, "resuming its servers"):
             self.sync.resume_generation_replicas()
 
+    def metrics(self) -> dict[str, float]:
+        """Returns the metrics of the policy's servers, and where it has those of a shared base, of the weight sync."""
+        if self._turns is None:
+            return self.replicas.metrics()
+        return {**self.replicas.metrics(), "team/weights_megabytes": sum(self.actor_rollout_wg.weights_sent()) / 1e6}
+
     def push_weights(self, global_steps: int) -> None:
         """Wakes the servers with the policy's weights, restarting dead ones; raises PolicyFailed if none is left."""
         with naming(self.name, "its weight sync"):

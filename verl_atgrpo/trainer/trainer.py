@@ -173,7 +173,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             unit.name: {
                 "team/rows": float(len(parts[unit.name])),
                 "team/updated": float(unit in learning),
-                **unit.replicas.metrics(),
+                **unit.metrics(),
             }
             for unit in self.units
         }

@@ -1,0 +1,112 @@
+"""Three policies on one base: an adapter that is trained, one without rows, and one that is not trained."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+pytest.importorskip("vllm")
+
+import torch
+from safetensors.torch import load_file
+from training_jobs import FRESH, SMALL, Start, end, engine_of, finish, metrics_of, wait_for_lines, weights
+from waiting import TRAINING, wait_until
+
+from verl_atgrpo.export import export
+
+pytestmark = [pytest.mark.slow, pytest.mark.training]
+
+ADAPTER = "lora_adapter/adapter_model.safetensors"
+POLICIES = {
+    "left": "{base: one, lora: {rank: 4}, optim: {lr: 0.01}}",
+    "right": "{base: one, lora: {rank: 8, target_modules: [q_proj, v_proj]}}",
+    "judge": "{base: one, trainable: false}",
+}
+OVERRIDES = (
+    *SMALL,
+    "trainer.val_before_train=true",
+    "trainer.test_freq=1",
+    "trainer.save_freq=1",
+    "~at_grpo.environment",
+    "+at_grpo.environment={name: 'lone_learner:LoneLearner'}",
+    "~at_grpo.agents",
+    "+at_grpo.agents={left: left, right: right, judge: judge}",
+    # In validation the agent `right` answers with the adapter that is trained.
+    "at_grpo.val_agents={left: right, right: left}",
+    f"at_grpo.policies={{{', '.join(f'{name}: {block}' for name, block in POLICIES.items())}}}",
+)
+
+
+def test_one_adapter_learns_and_its_base_and_the_others_stay(start: Start, tied_model: Path, tmp_path: Path) -> None:
+    environment = {"VERL_USE_EXTERNAL_MODULES": "lone_learner", "NOTES": str(tmp_path / "notes")}
+    metrics_file, log = tmp_path / "metrics.jsonl", tmp_path / "log"
+    job = start("plan_path_cpu", tmp_path, tied_model, *OVERRIDES, "trainer.total_training_steps=400", **environment)
+    wait_for_lines(metrics_file, 3, job, tmp_path)  # step 0 is the first validation
+    os.kill(engine_of(0, job), signal.SIGKILL)
+    # The only server of all three is started again, and gets the base and every adapter.
+    again = "server 0 is started again"
+    wait_until(lambda: again in log.read_text(errors="replace"), lambda: job.poll() is None, TRAINING)
+    wait_for_lines(metrics_file, metrics_file.read_text().count("\n") + 2, job, tmp_path)
+    end(job)
+    before = max(metrics_of(tmp_path))
+    metrics_file.rename(tmp_path / "first.jsonl")
+
+    saved = int((tmp_path / "checkpoints/latest_checkpointed_iteration.txt").read_text())
+    assert saved >= before - 1
+    more = ("+mode=async", f"trainer.total_training_steps={saved + 3}")
+    metrics = finish(start("plan_path_cpu", tmp_path, tied_model, *OVERRIDES, *more, **environment), tmp_path)
+    assert set(metrics) == {*range(saved, saved + 4)}
+    for step in range(saved + 1, saved + 4):
+        data = metrics[step]
+        assert data["policy/left/grad_norm"] > 0 and data["policy/left/lr"] == 0.01
+        assert data.get("policy/left/training/rollout_probs_diff_max", 0.0) < FRESH
+        assert data["policy/right/rows"] == 0
+        assert {data[f"policy/{name}/updated"] for name in ("right", "judge")} == {0}
+        # Only the first sync after a start sends the base with the adapters.
+        sends_base = data["policy/left/weights_megabytes"] > _megabytes(tied_model)
+        assert sends_base == (step == saved + 1) and data["policy/left/weights_megabytes"] > 0
+
+    folder = tmp_path / f"checkpoints/global_step_{saved + 3}/policies"
+    adapters = {
+        name: load_file(folder / name / "lora_adapter/adapter_model.safetensors") for name in ("left", "right")
+    }
+    ups = {name: [one for key, one in found.items() if "lora_B" in key] for name, found in adapters.items()}
+    assert all(one.any() for one in ups["left"]) and not any(one.any() for one in ups["right"])
+    assert not (folder / "judge").exists()
+    exported = export(folder.parent, tmp_path / "exported")
+    base, left, right = (weights(one) for one in (tied_model, exported["left"], exported["right"]))
+    rounded = {name: tensor.bfloat16().float() for name, tensor in base.items()}
+    assert all(torch.equal(rounded[name], right[name]) for name in base)
+    moved = {name for name in base if not torch.equal(rounded[name], left[name])}
+    assert moved == {name for name in base if name.endswith("_proj.weight")}
+    check_servers(tmp_path / "notes", tied_model)
+
+
+@torch.no_grad()
+def check_servers(notes: Path, model: Path) -> None:
+    """The policy that is not trained answers as the base does, and the trained one does not."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    prompt = tokenizer.apply_chat_template([{"role": "user", "content": "plan"}], add_generation_prompt=True)
+    ids = prompt if isinstance(prompt, list) else prompt["input_ids"]
+    net = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    expected = net(torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+    noted: list[dict[str, Any]] = [json.loads(line) for line in notes.read_text().splitlines()]
+    answers = {name: [one for one in noted if one.get("agent") == name] for name in ("judge", "right")}
+    apart = {
+        name: max(abs(one["log_prob"] - float(expected[one["token"]])) for one in found)
+        for name, found in answers.items()
+    }
+    assert apart["judge"] < FRESH
+    assert apart["right"] > 0.1, "in validation it is the trained adapter's"
+
+
+def _megabytes(model: Path) -> float:
+    return sum(tensor.nbytes for tensor in weights(model).values()) / 1e6
