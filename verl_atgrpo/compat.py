@@ -125,6 +125,11 @@ SYMBOLS = (
     Symbol("verl.workers.engine", "EngineRegistry.get_engine_cls"),  # heeds VERL_ENGINE_VENDOR
     Symbol(_FSDP, "prepare_micro_batches", ("data",)),
     Symbol(_FSDP, "FSDPEngineWithLMHead.initialize"),
+    Symbol(_FSDP, "FSDPEngineWithLMHead._build_lora_module", ("module",)),
+    Symbol(_FSDP, "FSDPEngineWithLMHead._build_lr_scheduler", ("optimizer",)),
+    Symbol(_FSDP, "FSDPEngineWithLMHead.disable_adapter"),
+    Symbol(_FSDP, "FSDPEngineWithLMHead.get_per_tensor_param", ("layered_summon", "base_sync_done")),
+    Symbol("verl.workers.config.optimizer", "build_optimizer", ("parameters", "config")),
     Symbol(_FSDP, "FSDPEngineWithLMHead.forward_backward_batch", ("data", "loss_function", "forward_only")),
     Symbol(_FSDP, "FSDPEngineWithLMHead.forward_step"),
     Symbol(_FSDP, "FSDPEngineWithLMHead.prepare_model_inputs", ("micro_batch",)),

@@ -1,18 +1,25 @@
-"""Measures the cost of a second policy: steps with one shared policy and with one per role.
+"""Measures the cost of further policies: steps with one policy, and with one per role or with adapters on one base.
 
 Both runs start from the same model with a learning rate of 0, so they sample the same tokens and train on the same
-rows; only the policies differ.
+rows; only the policies differ. Memory is the proportional set size of all of a run's processes together, the largest
+of samples a second apart.
 
 python tests/benchmarks/bench_policies.py --model runs/models/plan_path_tiny [--steps 8] [--limit 1.2] [override ...]
+python tests/benchmarks/bench_policies.py --model runs/models/smollm2 --adapters 4 --steps 3 --limit 1.15
+    [override ...]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import sys
 import tempfile
+import threading
 from pathlib import Path
+
+import psutil
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
@@ -20,15 +27,31 @@ import training_jobs
 from processes import exit_on_sigterm
 
 STAGES = ("step", "gen", "old_log_prob", "update_actor", "update_weights")
+LORA = "lora: {rank: 16, alpha: 32}"
 
 
-def run(recipe: str, folder: Path, model: Path, steps: int, *overrides: str) -> list[dict[str, float]]:
-    """Trains and returns the metrics of all steps but the first, which includes compilation."""
-    own = folder / recipe
-    own.mkdir()
+class Memory(threading.Thread):
+    """Samples the memory of a session's processes until `over` is set."""
+
+    def __init__(self, session: int) -> None:
+        super().__init__(daemon=True)
+        self.session, self.over, self.most = session, threading.Event(), 0
+
+    def run(self) -> None:
+        while not self.over.wait(1.0):
+            total = 0
+            for process in training_jobs.living(self.session):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    total += process.memory_full_info().pss
+            self.most = max(self.most, total)
+
+
+def run(recipe: str, folder: Path, model: Path, steps: int, *overrides: str) -> tuple[list[dict[str, float]], float]:
+    """Trains and returns the metrics of all steps but the first, which includes compilation, and gigabytes."""
+    folder.mkdir()
     job = training_jobs.start(
         recipe,
-        own,
+        folder,
         model,
         *overrides,
         f"trainer.total_training_steps={steps + 1}",
@@ -36,40 +59,69 @@ def run(recipe: str, folder: Path, model: Path, steps: int, *overrides: str) -> 
         *training_jobs.TRAIN_ONLY,
         "trainer.resume_mode=disable",
     )
+    memory = Memory(job.pid)
+    memory.start()
     try:
-        metrics = training_jobs.finish(job, own)
+        metrics = training_jobs.finish(job, folder)
     finally:
+        memory.over.set()
         training_jobs.end(job)
-    return [data for step, data in metrics.items() if step > 1]
+    return [data for step, data in metrics.items() if step > 1], memory.most / 2**30
+
+
+def adapters(number: int, policies: int) -> list[str]:
+    """Returns the overrides of a team of `number` agents that share so many adapters on one base."""
+    agents = {f"agent_{index}": f"p{index % policies}" for index in range(number)}
+    blocks = [f"p{index}: {{{LORA}{', base: one' if policies > 1 else ''}}}" for index in range(policies)]
+    return [
+        "~at_grpo.environment",
+        f"+at_grpo.environment={{name: 'many_agents:ManyAgents', number: {number}}}",
+        "~at_grpo.agents",
+        f"+at_grpo.agents={{{', '.join(f'{agent}: {policy}' for agent, policy in agents.items())}}}",
+        f"at_grpo.policies={{{', '.join(blocks)}}}",
+        "actor_rollout_ref.rollout.ignore_eos=true",
+    ]
 
 
 def main() -> int:
     """Prints medians and their ratio; status 1 if it is above the limit."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--limit", type=float, default=1.2)
+    parser.add_argument("--adapters", type=int, default=0, help="how many on one base, against one adapter")
+    parser.add_argument("--recipe", default="walk_smollm2", help="with --adapters")
     parser.add_argument("overrides", nargs="*", help="overrides of verl's command, for both runs")
     options = parser.parse_args()
     exit_on_sigterm()
-    model = options.model.resolve()
+    model, number = options.model.resolve(), options.adapters
     own = [f"at_grpo.policies.{role}.model.path={model}" for role in ("tool_user", "planner")]
+    names = ("one adapter", f"{number} adapters") if number else ("shared", "per role")
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        shared = run("plan_path_cpu", folder, model, options.steps, *options.overrides)
-        roles = run("plan_path_cpu_roles", folder, model, options.steps, *own, *options.overrides)
-    tokens = [sum(data["rollout/tokens"] for data in records) for records in (shared, roles)]
-    print(f"tokens generated: shared {tokens[0]:,.0f}, per role {tokens[1]:,.0f}")
+        given = (Path(name) / "first", model, options.steps), (Path(name) / "second", model, options.steps)
+        if number:
+            first = run(options.recipe, *given[0], *adapters(number, 1), *options.overrides)
+            second = run(options.recipe, *given[1], *adapters(number, number), *options.overrides)
+        else:
+            first = run("plan_path_cpu", *given[0], *options.overrides)
+            second = run("plan_path_cpu_roles", *given[1], *own, *options.overrides)
+    tokens = [sum(data["rollout/tokens"] for data in records) for records, _ in (first, second)]
+    print(f"tokens generated: {names[0]} {tokens[0]:,.0f}, {names[1]} {tokens[1]:,.0f}")
     if abs(tokens[0] - tokens[1]) > 0.01 * tokens[0]:
         raise SystemExit("the runs did not generate equally many tokens: their times cannot be compared")
     for stage in STAGES:
-        one, two = (statistics.median(data[f"timing_s/{stage}"] for data in records) for records in (shared, roles))
-        print(f"{stage:15} shared {one:6.2f} s   per role {two:6.2f} s   ratio {two / one:.2f}")
-    ratio = statistics.median(data["timing_s/step"] for data in roles) / statistics.median(
-        data["timing_s/step"] for data in shared
+        one, two = (statistics.median(data[f"timing_s/{stage}"] for data in records) for records, _ in (first, second))
+        print(f"{stage:15} {names[0]} {one:6.2f} s   {names[1]} {two:6.2f} s   ratio {two / one:.2f}")
+    one, two = first[1], second[1]
+    print(f"{'memory':15} {names[0]} {one:6.2f} GiB   {names[1]} {two:6.2f} GiB   ratio {two / one:.2f}")
+    sent = [data.get("policy/p0/weights_megabytes") for data in second[0]]
+    if sent[-1]:
+        print(f"a weight sync sends {sent[-1]:.1f} MB")
+    ratio = statistics.median(data["timing_s/step"] for data in second[0]) / statistics.median(
+        data["timing_s/step"] for data in first[0]
     )
-    print(f"median step, per role / shared: {ratio:.2f} (limit {options.limit})")
-    return 0 if ratio <= options.limit else 1
+    print(f"median step, {names[1]} / {names[0]}: {ratio:.2f} (limit {options.limit})")
+    return 0 if ratio <= options.limit and (not number or second[1] <= options.limit * first[1]) else 1
 
 
 if __name__ == "__main__":

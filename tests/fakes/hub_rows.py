@@ -57,6 +57,12 @@ def _hotpotqa(number: int) -> dict[str, Any]:
     return {**rest, **asked, "context": context, "supporting_facts": facts}
 
 
+def _2wiki(number: int) -> dict[str, Any]:
+    row = _hotpotqa(number)
+    context = [[f"Place {number}", row["context"]["sentences"][0]]]
+    return {**row, "context": json.dumps(context), "supporting_facts": json.dumps([[f"Place {number}", 0]])}
+
+
 HUB: dict[str, Callable[[int], dict[str, Any]]] = {
     "POLARIS-Project/Polaris-Dataset-53K": lambda n: {"problem": f"Add {n} and 1.", "answer": str(n + 1)},
     "HuggingFaceH4/aime_2024": lambda n: {
@@ -70,6 +76,8 @@ HUB: dict[str, Callable[[int], dict[str, Any]]] = {
     "hf://datasets/codeparrot/apps/train.jsonl": _apps,
     "deepmind/code_contests": _code_contests,
     "hotpotqa/hotpot_qa": _hotpotqa,
+    "hf://datasets/xanhho/2WikiMultihopQA/train.parquet": _2wiki,
+    "hf://datasets/xanhho/2WikiMultihopQA/dev.parquet": _2wiki,
     "hf://datasets/livecodebench/code_generation_lite/test6.jsonl": _livecodebench,
 }
 
@@ -85,10 +93,9 @@ def overrides(config: DictConfig, folder: Path) -> list[str]:
         for option, section in named.items():
             if section.path in HUB:
                 row, path = HUB[section.path], folder / f"{option}.jsonl"
-                first = (
-                    LENGTH if section.get("split") == "validation" else 0
-                )  # the other split may be of the same data
+                # The other split may be of the same data.
+                first = LENGTH if section.get("split") == "validation" or "/dev." in section.path else 0
                 path.write_text("".join(json.dumps(row(number)) + "\n" for number in range(first, first + LENGTH)))
                 changes.append(f"at_grpo.environment.{option}.path={path}")
-                changes += [f"~at_grpo.environment.{option}.{key}" for key in ("split", "subset") if key in section]
+                changes += [f"~at_grpo.environment.{option}.{key}" for key in ("split", "subset") if section.get(key)]
     return changes
