@@ -127,3 +127,13 @@ def test_what_knows_no_tree_is_refused(change: dict[str, Any], message: str) -> 
     (tree,) = trees_of([([1, 2, 3], 1)], 10)
     with pytest.raises(ValueError, match=message):
         model_inputs(Packed.of(tree, "cpu"), config)
+
+
+def test_short_trees_have_no_kernel_for_decoding() -> None:
+    """On an H100 that kernel could not be compiled for sizes below 128 that vary (tests/benchmarks/check_gpu.py)."""
+    config = transformers.Qwen3Config(**SIZES, head_dim=8)
+    (tree,) = trees_of([([1, 2, 3], 1)], 10)
+    config._attn_implementation = "flex_attention"
+    assert model_inputs(Packed.of(tree, "cpu"), config)["kernel_options"] == {"FORCE_USE_FLEX_ATTENTION": True}
+    config._attn_implementation = "sdpa"
+    assert "kernel_options" not in model_inputs(Packed.of(tree, "cpu"), config)

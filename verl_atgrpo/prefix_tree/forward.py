@@ -107,7 +107,10 @@ def model_inputs(packed: Packed, config: Any) -> dict[str, Any]:
     if not kinds <= {FULL, SLIDING}:
         raise ValueError(f"layers of the kinds {sorted(kinds - {FULL, SLIDING})} know no tree")
     masks = {kind: mask(window if kind == SLIDING else None) for kind in kinds}
+    # For fewer than 128 tokens FlexAttention would choose a kernel for decoding, which takes no symbolic sizes.
+    options = {"kernel_options": {"FORCE_USE_FLEX_ATTENTION": True}} if implementation == FLEX else {}
     return {
+        **options,
         "input_ids": packed.tokens[None],
         "position_ids": packed.depths[None],
         "attention_mask": masks if len(masks) > 1 else next(iter(masks.values())),
