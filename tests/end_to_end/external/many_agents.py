@@ -20,6 +20,7 @@ class ManyAgents(Environment):
 
     async def run(self, task: tuple[Split, int], team: Team) -> Outcome:
         for name in self.agents:
-            question = f"You are one of {len(self.agents)} travellers. This is trip {task[1]}. " * 4
+            # Agents share nothing of their prompts, so that one policy has no longer prefixes than several.
+            question = f"{name}, you are one of {len(self.agents)} travellers. This is trip {task[1]}. " * 4
             await team[name].act(f"{question}Where do you go?", lambda reply: Score(stable_hash(reply) % 997 / 997))
         return Outcome(success=True)
