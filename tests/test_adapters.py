@@ -16,7 +16,7 @@ pytest.importorskip("peft")
 
 from fakes.fsdp_rows import batch, join, make, some_rows, spawn
 
-from verl_atgrpo.adapters import FOLDER
+from verl_atgrpo.export import ADAPTER
 from verl_atgrpo.tiny_models.tiny import build_model, build_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -156,9 +156,11 @@ def test_what_is_saved_is_an_adapter_of_peft(model: Path, tmp_path: Path) -> Non
     from transformers import AutoModelForCausalLM
 
     spawn(_save, 1, str(model), str(tmp_path))
-    assert json.loads((tmp_path / FOLDER / "adapter_config.json").read_text())["base_model_name_or_path"] == str(model)
+    assert json.loads((tmp_path / ADAPTER / "adapter_config.json").read_text())["base_model_name_or_path"] == str(
+        model
+    )
     net = PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), tmp_path / FOLDER
+        AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), tmp_path / ADAPTER
     )
     (prompt, response), *_ = some_rows(0)
     with torch.no_grad():

@@ -11,6 +11,7 @@ from fakes.broken_files import safetensors, small_model
 pytest.importorskip("verl")
 
 from verl_atgrpo.export import export
+from verl_atgrpo.tiny_models.tiny import build_model, build_tokenizer
 
 
 def checkpoint(root: Path, *names: str) -> Path:
@@ -51,3 +52,32 @@ def test_shards_of_another_backend_are_refused(tmp_path: Path) -> None:
     (step / "policies/coder/huggingface/model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"coder has no FSDP shards: use python -m verl\.model_merger"):
         export(step, tmp_path / "out")
+
+
+def test_an_adapter_on_a_shared_base_is_merged_and_kept(tmp_path: Path) -> None:
+    torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    base, step = tmp_path / "base", tmp_path / "global_step_2"
+    tokenizer = build_tokenizer(())
+    tokenizer.save_pretrained(base)
+    build_model(tokenizer, seed=0, hidden=16, layers=1).save_pretrained(base)
+    made = peft.get_peft_model(
+        transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32),
+        peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False),
+    )
+    made.save_pretrained(step / "policies/coder/lora_adapter")
+    tokenizer.chat_template = "own"  # as `model.custom_chat_template` sets it
+    tokenizer.save_pretrained(step / "policies/coder/lora_adapter")
+    (step / "policies.json").write_text(json.dumps({"coder": "policies/coder"}))
+    folder = export(step, tmp_path / "out")["coder"]
+    merged = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = torch.arange(5)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(merged(ids).logits, made(ids).logits, atol=2e-2, rtol=0)  # bfloat16
+    assert transformers.AutoTokenizer.from_pretrained(folder).chat_template == "own"
+    assert (folder / "lora_adapter/adapter_model.safetensors").is_file()
+    # A base that is not there any more is told before anything is written.
+    base.rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"adapter_config\.json: its base model is not in .*base any more"):
+        export(step, tmp_path / "again")
+    assert not (tmp_path / "again").exists()

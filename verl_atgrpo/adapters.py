@@ -8,6 +8,7 @@ leave all but the first without any. Parameters that a pass does not use have no
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,13 +20,13 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils import _pytree as pytree
 from verl.utils.device import get_device_id
+from verl.utils.fsdp_utils import load_fsdp_model_to_gpu, offload_fsdp_model_to_cpu, offload_fsdp_optimizer
 
 from verl_atgrpo.config.policies import ADAPTERS
 from verl_atgrpo.environment import stable_hash
+from verl_atgrpo.export import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
-FOLDER = "lora_adapter"
-"""Of an adapter in a policy's checkpoint folder, in peft's format."""
-_WEIGHTS, _CONFIG, _STATE = "adapter_model.safetensors", "adapter_config.json", "optimizer.pt"
+_STATE = "optimizer.pt"
 
 
 @dataclass
@@ -175,14 +176,17 @@ class AdapterEngine(_Engine):  # type: ignore[misc]
         weights = {key: tensor.cpu().contiguous() for key, tensor in self.adapter_weights(name)}
         training = self._training[name]
         state = {"optimizer": training.optimizer.state_dict(), "schedule": training.schedule.state_dict()}
-        state = pytree.tree_map(lambda one: _whole(one).cpu() if isinstance(one, Tensor) else one, state)
+        device = get_device_id()  # where the state may not be, and the ranks gather
+        state = pytree.tree_map(lambda one: _whole(one.to(device)).cpu() if isinstance(one, Tensor) else one, state)
         if self.rank == 0:
-            (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)  # an earlier run may have saved other things at this step
+            (folder / ADAPTER).mkdir(parents=True)
+            self.model_config.tokenizer.save_pretrained(folder / ADAPTER)
             base = str(self.model_config.path)  # a folder, or a name on the hub
             base = str(Path(base).resolve()) if Path(base).is_dir() else base
             config = {**_plain(self.adapter_config(name)), "base_model_name_or_path": base}
-            (folder / FOLDER / _CONFIG).write_text(json.dumps(config, indent=2))
-            save_file(weights, folder / FOLDER / _WEIGHTS)
+            (folder / ADAPTER / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2))
+            save_file(weights, folder / ADAPTER / ADAPTER_WEIGHTS)
             torch.save(state, folder / _STATE)
         torch.distributed.barrier()
 
@@ -190,10 +194,12 @@ class AdapterEngine(_Engine):  # type: ignore[misc]
         """Loads what `save_adapter` has written."""
         from safetensors.torch import load_file
 
-        weights = load_file(folder / FOLDER / _WEIGHTS)
+        if self._is_offload_param:
+            load_fsdp_model_to_gpu(self.module)
+        weights = load_file(folder / ADAPTER / ADAPTER_WEIGHTS)
         parameters = self._parameters(name)
         if weights.keys() != parameters.keys():
-            raise ValueError(f"{folder / FOLDER / _WEIGHTS} has other layers than adapter {name!r}")
+            raise ValueError(f"{folder / ADAPTER / ADAPTER_WEIGHTS} has other layers than adapter {name!r}")
         with torch.no_grad():
             for key, parameter in parameters.items():
                 parameter.copy_(_like(parameter, weights[key]))
@@ -206,6 +212,10 @@ class AdapterEngine(_Engine):  # type: ignore[misc]
                     state[key] = _like(parameter, value)
         training.optimizer.load_state_dict(saved["optimizer"])
         training.schedule.load_state_dict(saved["schedule"])
+        if self._is_offload_param:
+            offload_fsdp_model_to_cpu(self.module)
+        if self._is_offload_optimizer:
+            offload_fsdp_optimizer(training.optimizer)
         torch.distributed.barrier()
 
 

@@ -18,9 +18,9 @@ from verl_atgrpo.files import FileError, check_safetensors, new_folder, read_jso
 
 logger = logging.getLogger(__name__)
 
-_ADAPTER = "lora_adapter"
-ADAPTER_CONFIG = "adapter_config.json"
-_ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER = "lora_adapter"
+"""Folder of an adapter, in peft's format."""
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _SHARDS = "fsdp_config.json"
 _INDEX = ".safetensors.index.json"
 
@@ -73,6 +73,10 @@ def export(step: Path, out: Path) -> dict[str, Path]:
         _check_links(source, step)
         if model := whole_model(source):
             check_model(model)
+        elif adapter := shared_adapter(source):
+            base = check_adapter(adapter).base_model_name_or_path
+            if Path(base).is_absolute() and not Path(base).is_dir():
+                raise ValueError(f"{adapter / ADAPTER_CONFIG}: its base model is not in {base} any more")
     with ExitStack() as folders:
         for name, source in saved.items():
             _export_policy(source, folders.enter_context(new_folder(out / name)))
@@ -133,7 +137,7 @@ def whole_model(policy: Path) -> Path | None:
 
 def shared_adapter(policy: Path) -> Path | None:
     """Returns the adapter in a policy's checkpoint folder if that is all of it: other policies have the same base."""
-    folder = policy / _ADAPTER
+    folder = policy / ADAPTER
     return folder if (folder / ADAPTER_CONFIG).is_file() and not (policy / _SHARDS).is_file() else None
 
 
@@ -143,7 +147,7 @@ def check_adapter(folder: Path) -> AdapterConfig:
     Raises FileError, with the file, or OSError.
     """
     config = read_json(folder / ADAPTER_CONFIG, _ADAPTERS, "peft's configuration of an adapter on a base model")
-    check_safetensors(folder / _ADAPTER_WEIGHTS)
+    check_safetensors(folder / ADAPTER_WEIGHTS)
     return config
 
 
@@ -154,7 +158,7 @@ def _export_policy(source: Path, target: Path) -> None:
         return
     if adapter is not None:
         base = check_adapter(adapter).base_model_name_or_path
-        shutil.copytree(adapter, target / _ADAPTER)
+        shutil.copytree(adapter, target / ADAPTER)
         _merge_adapter(base, target)
         return
     if not (source / _SHARDS).is_file():
@@ -169,7 +173,7 @@ def _export_policy(source: Path, target: Path) -> None:
             f"{source}: the shards cannot be merged ({last[:500]}); for all of the output run {' '.join(command)}"
         )
     check_model(target)
-    if (target / _ADAPTER).is_dir():
+    if (target / ADAPTER).is_dir():
         _merge_adapter(str(target), target)
 
 
@@ -181,7 +185,8 @@ def _merge_adapter(base: str, target: Path) -> None:
 
     # Merged in float32, so that only the result is rounded.
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    merged = PeftModel.from_pretrained(model, str(target / _ADAPTER)).merge_and_unload()
+    merged = PeftModel.from_pretrained(model, str(target / ADAPTER)).merge_and_unload()
     merged.to(torch.bfloat16).save_pretrained(target)
-    AutoTokenizer.from_pretrained(base).save_pretrained(target)
+    has_own = (target / ADAPTER / "tokenizer_config.json").is_file()  # with the chat template of the training
+    AutoTokenizer.from_pretrained(target / ADAPTER if has_own else base).save_pretrained(target)
     logger.info("%s: merged the adapter", target)

@@ -47,6 +47,24 @@ def test_an_agents_own_settings_come_before_those_of_all_and_validations_last() 
     # The temperature of training is not that of validation.
     assert answers("planner", True) == {"temperature": 0.0, "top_p": 0.9, "stop": ["END"]}
     assert answers("tool_user", True) == {"temperature": 0.0, "top_p": 0.9, "stop": ["END"], "max_response_length": 32}
+    # An agent's own come before those of all, also those for validation; template arguments are merged.
+    made = settings(
+        {
+            "all": {
+                "chat_template_kwargs": {"thinking": False, "a": 1},
+                "validation": {"max_response_length": 512, "chat_template_kwargs": {"a": 2}},
+            },
+            "tool_user": {
+                "max_response_length": 64,
+                "chat_template_kwargs": {"b": 3},
+                "validation": {"chat_template_kwargs": {"thinking": True}},
+            },
+        }
+    )
+    assert answers("planner", True)["max_response_length"] == 512
+    assert answers("tool_user", True)["max_response_length"] == 64
+    assert answers("tool_user", False)["chat_template_kwargs"] == {"thinking": False, "a": 1, "b": 3}
+    assert answers("tool_user", True)["chat_template_kwargs"] == {"thinking": True, "a": 2, "b": 3}
     assert settings({}).answers_of("tool_user", False).model_dump(exclude_none=True) == {}
 
 
@@ -71,7 +89,7 @@ def test_an_agents_own_settings_come_before_those_of_all_and_validations_last() 
         ),
         (
             "tool_user: {temperature: 0.5}",
-            "logprobs_mode=raw_logprobs: with at_grpo.sampling.tool_user.temperature=0.5",
+            "actor_rollout_ref.rollout.logprobs_mode=raw_logprobs: with at_grpo.sampling its agents answer at 0.5, 1",
         ),
     ],
 )
@@ -86,8 +104,29 @@ def test_temperatures_that_differ_are_not_for_fused_kernels(compose: Any) -> Non
     given = ("plan_path_qwen3_1p7b", *QUICK, fused)
     check_run(compose(*given, "at_grpo.sampling={all: {temperature: 0.5}}"))
     check_run(compose(*given, "at_grpo.sampling={tool_user: {validation: {temperature: 0.5}}}"))
-    with pytest.raises(ConfigError, match="temperatures of the agents differ"):
-        check_run(compose(*given, "at_grpo.sampling={tool_user: {temperature: 0.5}}"))
+    warm = "at_grpo.sampling={tool_user: {temperature: 0.5}}"
+    with pytest.raises(ConfigError, match=r"use_fused_kernels=true: .* one temperature, and .* have 0\.5, 1"):
+        check_run(compose(*given, warm))
+    # Between policies they may differ, and a policy's own section counts.
+    roles = ("~at_grpo.agents", "+at_grpo.agents={tool_user: a, planner: b}")
+    check_run(compose(*given, *roles, "at_grpo.policies={a: {}, b: {}}", warm))
+    own = "at_grpo.policies={a: {rollout: {logprobs_mode: raw_logprobs}}, b: {}}"
+    with pytest.raises(ConfigError, match=r"policies\.a\.rollout\.logprobs_mode=raw_logprobs"):
+        check_run(compose(*given, *roles, own, warm))
+
+
+def test_the_policy_of_all_in_validation_reads_every_setting() -> None:
+    """`val_agents: {all: ...}` comes before what training assigns."""
+    tokenizer = build_tokenizer(())
+    tokenizer.chat_template = THINKS
+    made = settings(
+        {"tool_user": {"stop": ["<|end|>"]}},
+        policies={"p": {}, "q": {}},
+        agents={"tool_user": "p", "planner": "q"},
+        val_agents={"all": "q"},
+    )
+    with pytest.raises(ConfigError, match="policy 'q'"):
+        check_chats(made, "q", tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.training]
 
 ADAPTER = "lora_adapter/adapter_model.safetensors"
 POLICIES = {
+    "judge": "{base: one, trainable: false}",
     "left": "{base: one, lora: {rank: 4}, optim: {lr: 0.01}}",
     "right": "{base: one, lora: {rank: 8, target_modules: [q_proj, v_proj]}}",
-    "judge": "{base: one, trainable: false}",
 }
 OVERRIDES = (
     *SMALL,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from fakes.broken_files import small_model as model_at
 
+from verl_atgrpo import platform_choice
 from verl_atgrpo.evaluation.sources import Endpoint, assignments, key_of, of_checkpoint, parse, weights_digest
 
 
@@ -290,3 +291,43 @@ def test_figures_of_a_complete_file_need_no_model(tmp_path: Path, monkeypatch: p
     assert "+50.0 points" in command.compare(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
     with pytest.raises(ValueError, match="pass@2 needs"):
         command.evaluate(options, tmp_path / "a.jsonl", ks=[2])
+
+
+def adapter(folder: Path, base: str, rank: int) -> str:
+    """Writes an empty adapter in peft's format."""
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base, "r": rank}))
+    save_file({"a": torch.zeros(1)}, folder / "adapter_model.safetensors")
+    return str(folder)
+
+
+def test_adapters_of_one_base_are_played_by_one_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = tmp_path / "global_step_2"
+    own = {
+        name: adapter(step / f"policies/{name}/lora_adapter", "a/b", rank)
+        for name, rank in (("tool_user", 4), ("planner", 12))
+    }
+    (step / "policies.json").write_text(json.dumps({name: f"policies/{name}" for name in own}))
+    made = plan("plan_path_cpu_adapters", "actor_rollout_ref.model.path=a/b", checkpoint=step)
+    tool_user, planner = made.players["tool_user"], made.players["planner"]
+    assert tool_user.engine == planner.engine
+    assert (
+        tool_user.engine.items() >= {"model": "a/b", "enable_lora": True, "max_loras": 2, "max_lora_rank": 12}.items()
+    )
+    assert {tool_user.adapter["lora_int_id"], planner.adapter["lora_int_id"]} == {1, 2}
+    assert (tool_user.adapter["lora_path"], planner.adapter["lora_path"]) == (own["tool_user"], own["planner"])
+    with pytest.raises(ValueError, match=r"was trained on a/b, and .*model\.path=c/d; set that to its base"):
+        plan("plan_path_cpu_adapters", "actor_rollout_ref.model.path=c/d", checkpoint=step)
+    # A base that has moved is what the recipe says.
+    moved = adapter(tmp_path / "moved", "/gone/model", 4)
+    given = ["plan_path_cpu_adapters", "actor_rollout_ref.model.path=c/d"]
+    mixed = plan(*given, policies=[f"planner={moved}"])
+    # On the CPU the base has an engine of its own: a request without an adapter comes out as another adapter's.
+    assert mixed.players["tool_user"].engine != mixed.players["planner"].engine
+    monkeypatch.setattr(platform_choice, "wants_cpu", lambda: False)
+    mixed = plan(*given, policies=[f"planner={moved}"])
+    assert mixed.players["tool_user"].engine == mixed.players["planner"].engine
+    assert mixed.players["tool_user"].adapter is None

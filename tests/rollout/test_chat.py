@@ -137,6 +137,29 @@ def test_a_reply_that_was_stopped_ends_there() -> None:
     assert (reply.text, reply.raw) == ("It is 3.", "It is 3. ")
 
 
+def harmony(text: str, cut: str | None = None) -> Reply:
+    tokenizer = build_tokenizer(HARMONY)
+    tokenizer.chat_template, tokenizer.pad_token = TEMPLATE, "<|pad|>"
+    return asyncio.run(Chat(tokenizer, format="gpt-oss").parse(tokenizer.encode(text), TOOLS, cut))
+
+
+def test_a_stopped_answer_of_gpt_oss_ends_there() -> None:
+    whole = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>It is 3. STOP"
+    tokenizer = build_tokenizer(HARMONY)
+    decoded = tokenizer.decode(tokenizer.encode(whole), skip_special_tokens=True)
+    reply = harmony(whole, decoded.removesuffix("STOP"))
+    assert (reply.text, reply.reasoning) == ("It is 3.", "Hm.")
+
+
+def test_a_call_of_gpt_oss_that_verls_parser_does_not_know_is_counted() -> None:
+    """The recipient may be behind the role."""
+    reply = harmony(
+        "<|channel|>analysis<|message|>Look.<|end|><|start|>assistant to=functions.search<|channel|>commentary "
+        '<|constrain|>json<|message|>{"query": "x"}<|call|>'
+    )
+    assert (reply.text, reply.calls, reply.unparsed) == ("", (), 1)
+
+
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>")
 
 
@@ -161,9 +184,7 @@ HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|
     ],
 )
 def test_channels_of_gpt_oss(text: str, said: str, thought: str, calls: list[Any]) -> None:
-    tokenizer = build_tokenizer(HARMONY)
-    tokenizer.chat_template, tokenizer.pad_token = TEMPLATE, "<|pad|>"
-    reply = asyncio.run(Chat(tokenizer, format="gpt-oss").parse(tokenizer.encode(text), TOOLS))
+    reply = harmony(text)
     assert (reply.text, reply.reasoning) == (said, thought)
     assert [(call.name, call.arguments) for call in reply.calls] == calls
 

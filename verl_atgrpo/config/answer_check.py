@@ -2,52 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jinja2 import Environment, TemplateError, meta
+import jinja2
+from jinja2 import meta
 from omegaconf import DictConfig
 
+from verl_atgrpo.config.policies import unresolved_job
 from verl_atgrpo.config.schema import SECTION, AtGrpoConfig, ConfigError, ValidationAnswers
+from verl_atgrpo.environment import Environment
 
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize"}
 """What transformers gives a template itself."""
 
 
-def check_answers(config: DictConfig, settings: AtGrpoConfig, agents: Collection[str]) -> None:
-    """Raises ConfigError for an unknown agent, or settings that contradict the job's.
+def check_answers(config: DictConfig, settings: AtGrpoConfig, env: Environment) -> None:
+    """Raises ConfigError for an unknown agent, or settings that contradict those of the agent's policy.
 
     Args:
-        config: the job's configuration.
+        config: the job's configuration, not resolved yet.
         settings: its section `at_grpo`.
-        agents: the environment's.
+        env: the environment.
     """
-    rollout = config.actor_rollout_ref.rollout
-    for agent, block in (settings.sampling or {}).items():
+    if not settings.sampling:
+        return
+    longest = config.data.max_response_length
+    for agent, block in settings.sampling.items():
         key = f"{SECTION}.sampling.{agent}"
-        if agent != "all" and agent not in agents:
+        if agent != "all" and agent not in env.agents:
             raise ConfigError(
-                f"{key} is not an agent of {settings.environment['name']!r}: it has {', '.join(agents)} (or use all)"
+                f"{key} is not an agent of {settings.environment['name']!r}: it has {', '.join(env.agents)} "
+                "(or use all)"
             )
         for where, own in ((key, block), (f"{key}.validation", block.validation)):
-            most, longest = None if own is None else own.max_response_length, config.data.max_response_length
+            most = None if own is None else own.max_response_length
             if most is not None and most > longest:
                 raise ConfigError(
                     f"{where}.max_response_length={most}: more than data.max_response_length={longest}, for which "
                     "servers and micro-batches have room; raise that, or lower this"
                 )
-        if block.temperature not in (None, 1) and rollout.logprobs_mode != "processed_logprobs":
+    agents = settings.policies_of(env)
+    for name, policy in settings.policy_settings().items():
+        own = unresolved_job(config, name, policy).actor_rollout_ref
+        where = f"{SECTION}.policies.{name}" if settings.policies else "actor_rollout_ref"
+        mine = [agent for agent, assigned in agents.items() if assigned == name and policy.trainable]
+        found = [settings.answers_of(agent, validate=False).temperature for agent in mine]
+        temperatures = {own.rollout.temperature if given is None else given for given in found}
+        if temperatures - {1} and own.rollout.logprobs_mode != "processed_logprobs":
             raise ConfigError(
-                f"actor_rollout_ref.rollout.logprobs_mode={rollout.logprobs_mode}: with {key}.temperature="
-                f"{block.temperature} the server's log-probs would not be those that were sampled from, set it to "
-                "processed_logprobs"
+                f"{where}.rollout.logprobs_mode={own.rollout.logprobs_mode}: with {SECTION}.sampling its agents "
+                f"answer at {', '.join(map(str, sorted(temperatures)))}, and the server's log-probs would not be "
+                "those that were sampled from, set it to processed_logprobs"
             )
-    temperatures = {settings.answers_of(agent, validate=False).temperature or rollout.temperature for agent in agents}
-    if len(temperatures) > 1 and config.actor_rollout_ref.model.use_fused_kernels:
-        raise ConfigError(
-            f"{SECTION}.sampling: the temperatures of the agents differ, which verl's fused kernels cannot compute; "
-            "set actor_rollout_ref.model.use_fused_kernels to false"
-        )
+        if len(temperatures) > 1 and own.model.use_fused_kernels:
+            raise ConfigError(
+                f"{where}.model.use_fused_kernels=true: verl's fused kernels compute one temperature, and with "
+                f"{SECTION}.sampling its agents have {', '.join(map(str, sorted(temperatures)))}; set it to false"
+            )
 
 
 def check_chats(settings: AtGrpoConfig, policy: str, tokenizer: Any) -> None:
@@ -91,7 +103,8 @@ def check_chat(own: ValidationAnswers, key: str, policy: str, tokenizer: Any) ->
 def _blocks_of(settings: AtGrpoConfig, policy: str) -> Iterator[tuple[str, ValidationAnswers]]:
     """Yields the settings of agents that have a policy in training or validation, with their keys."""
     training = settings.agents
-    validation = {**training, **(settings.val_agents or {})}
+    own = settings.val_agents or {}
+    validation = {**({} if "all" in own else training), **own}
     for agent in settings.sampling or {}:
         policies = {agents.get(agent, agents.get("all")) for agents in (training, validation)}
         if agent == "all" or policy in policies:
@@ -104,8 +117,9 @@ def _variables(template: Any) -> set[str] | None:
     if not isinstance(template, str):  # several templates, by purpose
         return None
     try:
-        return meta.find_undeclared_variables(Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template))
-    except TemplateError:  # a syntax of transformers' own, such as generation blocks
+        parsed = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+        return meta.find_undeclared_variables(parsed)
+    except jinja2.TemplateError:  # a syntax of transformers' own, such as generation blocks
         return None
 
 
@@ -113,7 +127,7 @@ def _check_system(key: str, policy: str, tokenizer: Any, text: str, arguments: M
     messages = [{"role": "system", "content": text}, {"role": "user", "content": "?"}]
     try:
         shown = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **arguments)
-    except TemplateError as error:
+    except jinja2.TemplateError as error:
         raise ConfigError(f"{key}.system: the chat template of {policy} refuses it: {error}") from error
     if text.strip() not in shown:
         raise ConfigError(f"{key}.system has no effect: the chat template of {policy} shows no system message")

@@ -88,20 +88,33 @@ def check_bases(settings: AtGrpoConfig) -> None:
                         f"{key}.{block}={getattr(policy, block)}: other than that of {names[0]}, with which it shares "
                         f"the base {base!r}; make them equal, or give it a model of its own"
                     )
-            given = None if policy.lora is None else policy.lora.target_modules
-            for module in given if isinstance(given, list) else [given]:
-                if module in _NOT_SERVED:
-                    raise ConfigError(
-                        f"{key}.lora.target_modules={given}: servers have no adapter on {module}; leave it out"
-                    )
 
 
 def _check_base(key: str, policy: DictConfig) -> None:
     """Raises ConfigError if a policy of a shared base has settings that adapters beside others do not have."""
-    needed = {"actor.strategy": "fsdp2", "model.lora_adapter_path": None, "model.lora.merge": False}
+    needed = {
+        "actor.strategy": "fsdp2",
+        "model.lora_adapter_path": None,
+        "model.lora.merge": False,
+        "model.target_parameters": None,
+        "rollout.disaggregation.enabled": False,
+    }
     for name, value in needed.items():
         if (given := OmegaConf.select(policy, name)) != value:
             raise ConfigError(f"{key}.{name}={given}: adapters that share a base need {value}; set that")
+    modules = policy.model.target_modules
+    for module in [modules] if isinstance(modules, str) else modules or ():
+        if module in _NOT_SERVED:
+            raise ConfigError(
+                f"{key}.model.target_modules={modules}: servers have no adapter on {module}; leave it out"
+            )
+    for name in ("save_contents", "load_contents"):
+        given = OmegaConf.select(policy, f"actor.checkpoint.{name}")
+        if not {"model", "optimizer", "extra"} <= set(given):
+            raise ConfigError(
+                f"{key}.actor.checkpoint.{name}={list(given)} has no effect on adapters that share a base, whose "
+                "weights, optimizer and schedule are saved together; set it to [model, optimizer, extra]"
+            )
 
 
 def _check_servers_devices(key: str, job: DictConfig) -> None:

@@ -108,7 +108,7 @@ def _check_team_job(view: View, settings: AtGrpoConfig) -> None:
     environment = settings.make_environment()
     settings.validation_policies_of(environment)
     check_agents(settings, environment)
-    check_answers(config, settings, environment.agents)
+    check_answers(config, settings, environment)
     if not config.trainer.val_only:
         check_schemes(settings, environment)
     check_devices(settings, config.trainer.n_gpus_per_node)

@@ -370,14 +370,22 @@ class AtGrpoConfig(Section):
         return mapping
 
     def answers_of(self, agent: str, validate: bool) -> ValidationAnswers:
-        """Returns how an agent answers, of `all` and its own; null is what the rest of the job says."""
-        blocks = [block for name in ("all", agent) if (block := (self.sampling or {}).get(name)) is not None]
+        """Returns how an agent answers: `all`, `all.validation`, its own, its own `validation`, each before the last.
+
+        What none of them says is null, and as the rest of the job says.
+        """
+        parts: list[Answers] = []
+        for block in ((self.sampling or {}).get(name) for name in ("all", agent)):
+            if block is not None:
+                parts += [block] if block.validation is None or not validate else [block, block.validation]
         given: dict[str, Any] = {}
-        for block in blocks:
-            left_out = {"validation", "temperature"} if validate else {"validation"}
-            given |= block.model_dump(exclude=left_out, exclude_none=True)
-        for block in blocks if validate else ():
-            given |= {} if block.validation is None else block.validation.model_dump(exclude_none=True)
+        for part in parts:
+            # The temperature of training is not that of validation.
+            left_out = {"validation", "temperature"} if validate and isinstance(part, AgentAnswers) else {"validation"}
+            new = part.model_dump(exclude=left_out, exclude_none=True)
+            if arguments := new.get("chat_template_kwargs"):
+                new["chat_template_kwargs"] = {**given.get("chat_template_kwargs", {}), **arguments}
+            given |= new
         return ValidationAnswers.model_construct(**given)
 
     def team_options(self) -> TeamOptions:

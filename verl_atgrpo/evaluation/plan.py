@@ -99,7 +99,7 @@ def make(options: Options) -> Plan:
         expand_policies(config, settings)
         environment = settings.make_environment()
         rollout, data = config.actor_rollout_ref.rollout, config.data
-        check_answers(config, settings, environment.agents)
+        check_answers(config, settings, environment)
         agents, players = _players(config, settings, environment, options)
         answers = {agent: settings.answers_of(agent, validate=True) for agent in agents}
         own = {agent: given for agent, one in answers.items() if (given := one.model_dump(exclude_none=True))}
@@ -199,7 +199,22 @@ def _numbered(players: Mapping[str, Player]) -> dict[str, Player]:
         for number, (name, source) in enumerate(same.items(), 1):
             adapter = {"lora_name": name, "lora_int_id": number, "lora_path": str(Path(str(source)).resolve())}
             made[name] = replace(players[name], engine=shared, adapter=adapter)
+        # The base itself, too; but on the CPU a request without an adapter comes out as another adapter's.
+        plain = {key: value for key, value in (engine or {}).items() if key != "enable_lora"}
+        for name, player in players.items():
+            if player.engine == plain and not platform_choice.wants_cpu():
+                made[name] = replace(player, engine=shared)
     return made
+
+
+def _check_base(key: str, adapter: Adapter, path: str) -> None:
+    """Raises ValueError if an adapter's base is there and is not the recipe's model."""
+    trained_on = Path(adapter.base)
+    moved = trained_on.is_absolute() and not trained_on.is_dir()
+    if not moved and trained_on != (Path(path).resolve() if Path(path).is_dir() else Path(path)):
+        raise ValueError(
+            f"{adapter}: the adapter was trained on {adapter.base}, and {key}.model.path={path}; set that to its base"
+        )
 
 
 def _player(config: DictConfig, settings: AtGrpoConfig, section: str, source: Source | None) -> Player:
@@ -221,6 +236,8 @@ def _player(config: DictConfig, settings: AtGrpoConfig, section: str, source: So
     if isinstance(source, Endpoint):
         return Player(source, None, None)
     path = str(policy.model.path) if isinstance(source, Adapter) else source
+    if isinstance(source, Adapter):
+        _check_base(key, source, path)
     if platform_choice.wants_cpu():
         check_cpu_prefill(key, policy.rollout)
     engine = engine_args(key, path, policy)

@@ -42,6 +42,7 @@ class Adapter:
     """A LoRA adapter in peft's format, on the model that the recipe names."""
 
     folder: str
+    base: str
     rank: int
 
     def __str__(self) -> str:
@@ -76,7 +77,8 @@ def parse(text: str) -> Source:
 
 def _adapter(folder: Path) -> Adapter:
     """Returns the adapter in a folder; raises FileError if it is damaged."""
-    return Adapter(str(folder), check_adapter(folder).r)
+    config = check_adapter(folder)
+    return Adapter(str(folder), config.base_model_name_or_path, config.r)
 
 
 def _endpoint(model: str, at: str, url: str) -> Endpoint:

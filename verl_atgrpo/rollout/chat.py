@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,10 +16,11 @@ from verl_atgrpo.environment import Message
 from verl_atgrpo.tools import Reply, Tool, ToolCall, ToolError, split_thought, text_of, valid, with_system
 
 _CHANNEL = re.compile(
-    r"<\|channel\|>(\w+)([^<]*(?:<\|constrain\|>[^<]*)?)<\|message\|>(.*?)(?=<\|(?:end|return|call|start)\|>|$)",
+    r"(?:<\|start\|>([^<]*))?<\|channel\|>(\w+)([^<]*(?:<\|constrain\|>[^<]*)?)<\|message\|>(.*?)(?=<\|(?:end|return|call|start)\|>|$)",
     re.DOTALL,
 )
-"""Channel, recipient and body of a message in the form of gpt-oss (OpenAI's harmony)."""
+"""Role, channel, what is between it and the message, and the message, in the form of gpt-oss (OpenAI's harmony). The
+recipient of a call is behind the role or the channel."""
 _THREADS = ThreadPoolExecutor(2, thread_name_prefix="parser")
 
 
@@ -40,6 +41,17 @@ class Chat:
     """Name of verl's parser, `rollout.multi_turn.format`."""
     system: str | None = None
     """Text of a system message before the others, or of the first part of theirs."""
+    _own: dict[str, Chat] = field(default_factory=dict, init=False, repr=False)
+
+    def with_own(self, template_kwargs: Mapping[str, Any] | None, system: str | None) -> Chat:
+        """Returns the chat with an agent's own template arguments and system text; the same one for equal ones."""
+        if not template_kwargs and system is None:
+            return self
+        key = repr((template_kwargs, system))
+        if key not in self._own:
+            arguments = {**self.template_kwargs, **(template_kwargs or {})}
+            self._own[key] = replace(self, template_kwargs=arguments, system=system)
+        return self._own[key]
 
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[int]:
         """Returns the token ids of a prompt.
@@ -102,8 +114,10 @@ class Chat:
             ids.pop()  # the parsers keep it in the text
         decoded = self.tokenizer.decode(ids, skip_special_tokens=True)
         raw = decoded if text is None else text
+        asked = 0
         if self.format == "gpt-oss":
-            thought, said = _channels(self.tokenizer.decode(ids, skip_special_tokens=False), raw)
+            thought, said, asked = _channels(self.tokenizer.decode(ids, skip_special_tokens=False), raw)
+            said = said.removesuffix(decoded[len(raw) :])  # the text at which it was stopped, and what followed
         elif "<think>" in raw and "</think>" not in raw:  # it has not finished thinking
             return Reply("", raw.partition("<think>")[2].strip(), raw=raw)
         else:
@@ -114,24 +128,25 @@ class Chat:
         extract = functools.partial(self._parser.extract_tool_calls, ids, _schemas(tools))
         left, found = await asyncio.get_running_loop().run_in_executor(_THREADS, lambda: asyncio.run(extract()))
         calls = tuple(ToolCall(valid(call.name), valid(call.arguments)) for call in found)
-        begun = said.count(getattr(self._parser, "tool_call_start_token", None) or "\0")
+        begun = asked or said.count(getattr(self._parser, "tool_call_start_token", None) or "\0")
         kept = left if calls and self.format != "gpt-oss" else said
         return Reply(kept.strip(), thought, calls, unparsed=max(0, begun - len(calls)), raw=raw)
 
 
-def _channels(whole: str, otherwise: str) -> tuple[str, str]:
-    """Returns what an answer of gpt-oss thought and said, by its channels; a call is neither.
+def _channels(whole: str, otherwise: str) -> tuple[str, str, int]:
+    """Returns what an answer of gpt-oss thought and said, by its channels, and how many calls it began.
 
     Args:
         whole: the answer with its special tokens.
         otherwise: what it said if it has no channel.
     """
-    parts = _CHANNEL.findall(whole)
-    thought, said = (
-        "\n".join(body.strip() for name, to, body in parts if (name == "analysis") is hidden and " to=" not in to)
-        for hidden in (True, False)
-    )
-    return (thought, said) if parts else ("", otherwise)
+    parts = [(name, f"{before}{after}", body.strip()) for before, name, after, body in _CHANNEL.findall(whole)]
+    if not parts:
+        return "", otherwise, 0
+    calls = [to for _, to, _ in parts if " to=" in to]
+    thought = "\n".join(body for name, to, body in parts if name == "analysis" and " to=" not in to)
+    said = "\n".join(body for name, to, body in parts if name != "analysis" and " to=" not in to)
+    return thought, said, len(calls)
 
 
 def _schemas(tools: Sequence[Tool]) -> list[Any]:

@@ -68,11 +68,7 @@ class ServedPolicy:
         own = {name: value for name in SAMPLED if (value := getattr(answers, name)) is not None}
         if answers.max_response_length is not None:
             others["max_response_length"] = answers.max_response_length
-        chat = replace(
-            chat,
-            template_kwargs={**chat.template_kwargs, **(answers.chat_template_kwargs or {})},
-            system=answers.system,
-        )
+        chat = chat.with_own(answers.chat_template_kwargs, answers.system)
         params = {**sampling_params, **own}
         return cls(chat=chat, sampling_params=params, stop=tuple(answers.stop or ()), **others)
 

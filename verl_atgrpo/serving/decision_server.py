@@ -42,11 +42,18 @@ class DecisionServer(GroupAnswers, vLLMHttpServer):  # type: ignore[misc]
 
     async def run_server(self, args: argparse.Namespace) -> None:
         """Starts the engine with room for all adapters."""
-        if self._adapters:
-            args.max_loras = self._adapters
-        await super().run_server(args)
+        await super().run_server(self._with_room(args))
         if self._adapters:
             self.engine = _WithAdapters(self.engine)
+
+    async def run_headless(self, args: argparse.Namespace) -> None:
+        """Starts the engine's part on a further node, with room for all adapters."""
+        await super().run_headless(self._with_room(args))
+
+    def _with_room(self, args: argparse.Namespace) -> argparse.Namespace:
+        if self._adapters:
+            args.max_loras = self._adapters
+        return args
 
     async def generate(
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **options: Any

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from operator import methodcaller
 from typing import Any, NamedTuple
 
 import ray
@@ -260,7 +259,9 @@ class PolicyUnit:
         """Returns the metrics of the policy's servers, and where it has those of a shared base, of the weight sync."""
         if self._turns is None:
             return self.replicas.metrics()
-        return {**self.replicas.metrics(), "team/weights_megabytes": sum(self.actor_rollout_wg.weights_sent()) / 1e6}
+        with naming(self.name, "asking its workers"):
+            sent = sum(self.actor_rollout_wg.weights_sent())
+        return {**self.replicas.metrics(), "team/weights_megabytes": sent / 1e6}
 
     def push_weights(self, global_steps: int) -> None:
         """Wakes the servers with the policy's weights, restarting dead ones; raises PolicyFailed if none is left."""
@@ -439,7 +440,7 @@ class TeamSync:
 
     def sleep_replicas(self) -> None:
         """Puts every policy's servers to sleep."""
-        for_all(self._units, methodcaller("sleep_servers"), self._concurrent)
+        for_all(self._units, PolicyUnit.sleep_servers, self._concurrent)
 
     def update_weights(self, global_steps: int) -> None:
         """Wakes every policy's servers with its weights, frozen ones included: sleep discards the weights.
@@ -448,13 +449,13 @@ class TeamSync:
         the memory that the last worker has cached during its update or checkpoint.
         """
         if not self._concurrent:
-            for_all(self._units, methodcaller("empty_cache"), concurrent=False)
+            for_all(self._units, PolicyUnit.empty_cache, concurrent=False)
         for_all(self._units, lambda unit: unit.push_weights(global_steps), self._concurrent)
 
     def abort_replicas(self) -> None:
         """Interrupts every policy's servers, frozen ones included: all sleep during the update."""
-        for_all(self._units, methodcaller("interrupt_servers"), self._concurrent)
+        for_all(self._units, PolicyUnit.interrupt_servers, self._concurrent)
 
     def resume_generation_replicas(self) -> None:
         """Has every policy's servers accept requests again."""
-        for_all(self._units, methodcaller("resume_servers"), self._concurrent)
+        for_all(self._units, PolicyUnit.resume_servers, self._concurrent)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from omegaconf import DictConfig
-from verl.single_controller.ray import RayResourcePool, RayWorkerGroup
+from verl.single_controller.ray import RayWorkerGroup
 
 from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.estimators.spec import EstimatorSpec
@@ -15,8 +15,8 @@ from verl_atgrpo.trainer.policy_unit import PolicyUnit
 class SharingUnit(PolicyUnit):
     """Trains an adapter on the workers of another policy, whose servers serve it, too.
 
-    What concerns workers and servers as a whole (start, sleep, weight sync, interruption) is done once, by the other
-    policy.
+    What concerns workers and servers as a whole (place, start, sleep, weight sync, interruption, restart) is only
+    called on the other policy, its `host`.
     """
 
     def __init__(
@@ -53,28 +53,9 @@ class SharingUnit(PolicyUnit):
         """The replicas of the base."""
         return self.host.replicas
 
-    def place(self, pool: RayResourcePool) -> None:
-        """Does nothing, as all of the following."""
-
-    def server_devices(self, pool: RayResourcePool) -> int:
-        """Returns 0: it has no servers of its own."""
-        return 0
-
-    def start(self) -> None: ...
-
-    def sleep_servers(self) -> None: ...
-
-    def empty_cache(self) -> None: ...
-
-    def interrupt_servers(self) -> None: ...
-
-    def resume_servers(self) -> None: ...
-
-    def push_weights(self, global_steps: int) -> None: ...
-
-    def revive(self) -> bool:
-        """Returns False: the other policy restarts the servers."""
-        return False
+    def empty_cache(self) -> None:
+        """Frees the cache of the base's workers, which this policy's update has filled."""
+        self.host.empty_cache()
 
     def client(self) -> DecisionClient:
         """Returns the client of the base's servers; requests name the adapter."""

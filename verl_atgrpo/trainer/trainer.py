@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from itertools import chain
-from operator import methodcaller
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -106,21 +105,27 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
                     job = job_of(self.config, name)
                     made[name] = SharingUnit(name, job, *given, made[host], self.settings, self._spec)
         self.units = [made[name] for name in policies]
-        for unit in self.units:
+        hosts = self.hosts
+        for unit in hosts:
             unit.place(pools[unit.name])
-        for_all(self.units, methodcaller("start"), self.concurrent)
-        self.checkpoint_manager = TeamSync(self.units, self.concurrent)
+        for_all(hosts, PolicyUnit.start, self.concurrent)
+        self.checkpoint_manager = TeamSync(hosts, self.concurrent)
         self.tokenizer = TeamTokenizer({unit.name: unit.tokenizer for unit in self.units})
         # Environments compute rewards; verl only checks whether there is a reward model.
         self.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])
         self.teacher_model_manager = None
         self.distillation_config = None
         # verl's profiling supports one policy.
-        self.actor_rollout_wg, self.ref_policy_wg = self.units[0].actor_rollout_wg, self.units[0].ref_policy_wg
-        self.llm_server_manager = self.units[0].servers
-        self.watch = RolloutWatch(self.units, self.settings.max_failed_episodes, self.settings.training_episodes)
+        self.actor_rollout_wg, self.ref_policy_wg = hosts[0].actor_rollout_wg, hosts[0].ref_policy_wg
+        self.llm_server_manager = hosts[0].servers
+        self.watch = RolloutWatch(hosts, self.settings.max_failed_episodes, self.settings.training_episodes)
         self._load_checkpoint()
         self.recorder = self._make_recorder()
+
+    @property
+    def hosts(self) -> list[PolicyUnit]:
+        """The policies that have workers and servers; others are adapters beside one of them."""
+        return [unit for unit in self.units if unit.host is unit]
 
     @property
     def _split(self) -> bool:
@@ -191,9 +196,12 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         for name, update in updates.items():
             by_policy[name] |= update.metrics
         metrics.update(policy_metrics(by_policy))
-        total = max if self.concurrent else sum
         for stage in {stage for update in updates.values() for stage in update.timing}:
-            timing_raw[stage] = total(update.timing.get(stage, 0.0) for update in updates.values())
+            # Adapters of a base are updated one after the other in any case.
+            seconds: dict[str, float] = defaultdict(float)
+            for unit in learning:
+                seconds[unit.host.name] += updates[unit.name].timing.get(stage, 0.0)
+            timing_raw[stage] = (max if self.concurrent else sum)(seconds.values())
         trained = [updates[unit.name].rows for unit in learning]
         untrained = queue.batch_of([key for key, _ in rows.untrained], [tags for _, tags in rows.untrained])
         self._record_rows(rows, untrained, {key for part in trained for key in part.keys})
@@ -298,7 +306,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             # After a defect in a rollout worker verl gets an empty batch, and its error would not name the cause.
             self.collect_report()
         if every_episode_failed(metrics):
-            for unit in self.units:
+            for unit in self.hosts:
                 unit.replicas.check()
             raise RuntimeError("every validation episode failed; the rollout workers' log says why")
         return metrics
@@ -375,7 +383,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
     def _get_n_gpus_for_throughput(self) -> int:
         """Returns the number of the job's devices, including those that only serve."""
         devices: int = super()._get_n_gpus_for_throughput()
-        return devices + sum(unit.own_server_devices for unit in self.units)
+        return devices + sum(unit.own_server_devices for unit in self.hosts)
 
     def _compute_metrics(
         self, batch: Rows, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
