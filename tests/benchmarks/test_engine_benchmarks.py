@@ -215,17 +215,27 @@ def test_a_comparison_ends_with_the_first_run_with_different_rows(monkeypatch: p
     assert runs == ["ours", "stock"]
 
 
-@pytest.mark.parametrize(("tokens", "status"), [(1009.0, 0), (1011.0, None)])
+@pytest.mark.parametrize(
+    ("options", "tokens", "memory", "status"),
+    [
+        ([], 1009.0, 9.0, 0),
+        ([], 1011.0, 1.0, None),
+        (["--adapters", "4", "--limit", "1.15"], 1000.0, 1.14, 0),
+        (["--adapters", "4", "--limit", "1.15"], 1000.0, 1.16, 1),  # memory counts as time does
+    ],
+)
 def test_policies_are_compared_at_equal_tokens(
-    tokens: float, status: int | None, monkeypatch: pytest.MonkeyPatch
+    options: list[str], tokens: float, memory: float, status: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(recipe: str, *_: object) -> list[dict[str, float]]:
-        tokens_of_run = {"rollout/tokens": tokens if recipe.endswith("roles") else 1000.0}
-        return [{**tokens_of_run, **{f"timing_s/{stage}": 2.0 for stage in bench_policies.STAGES}}]
+    def run(recipe: str, folder: Path, *_: object) -> tuple[list[dict[str, float]], float]:
+        second = folder.name == "second"
+        tokens_of_run = {"rollout/tokens": tokens if second else 1000.0}
+        times = {f"timing_s/{stage}": 2.0 for stage in bench_policies.STAGES}
+        return [{**tokens_of_run, **times}], memory if second else 1.0
 
     monkeypatch.setattr(bench_policies, "run", run)
     monkeypatch.setattr(bench_policies, "exit_on_sigterm", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["bench_policies.py", "--model", "nowhere"])
+    monkeypatch.setattr(sys, "argv", ["bench_policies.py", "--model", "nowhere", *options])
     if status is None:
         with pytest.raises(SystemExit, match="equally many tokens"):
             bench_policies.main()
