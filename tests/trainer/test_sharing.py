@@ -1,0 +1,124 @@
+"""Policies that are adapters on one base: they take turns at the workers, and one of them has the servers."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+
+import ray
+from waiting import HANG
+
+from verl_atgrpo.serving.health import PolicyFailed
+from verl_atgrpo.trainer.policy_unit import PolicyUnit
+from verl_atgrpo.trainer.sharing import SharingUnit
+from verl_atgrpo.trainer.trainer import AtGrpoTrainer
+
+
+class Workers:
+    """A fake of the base's workers."""
+
+    def __init__(self) -> None:
+        self.adapter: str | None = None
+        self.calls: list[tuple[Any, ...]] = []
+
+    def use_adapter(self, name: str) -> None:
+        self.adapter = name
+
+    def save_adapter(self, *given: str) -> None:
+        self.calls.append(("save", *given))
+
+    def load_adapter(self, *given: str) -> None:
+        self.calls.append(("load", *given))
+
+    def empty_cache(self) -> None:
+        self.calls.append(("empty",))
+
+    def weights_sent(self) -> list[int]:
+        return [3_000_000, 1_000_000]
+
+
+@pytest.fixture
+def team() -> tuple[PolicyUnit, SharingUnit, SharingUnit]:
+    """A policy with workers, one beside it, and one that is not trained."""
+    host = PolicyUnit.__new__(PolicyUnit)
+    host._turns, host.replicas = threading.RLock(), SimpleNamespace(metrics=dict)  # type: ignore[assignment]
+    host.actor_rollout_wg = Workers()
+    units = [host, SharingUnit.__new__(SharingUnit), SharingUnit.__new__(SharingUnit)]
+    for unit, name in zip(units, ("host", "guest", "judge"), strict=True):
+        unit.name, unit.folder, unit.trainable = name, f"policies/{name}", name != "judge"
+        if isinstance(unit, SharingUnit):
+            unit._host = host
+    return tuple(units)  # type: ignore[return-value]
+
+
+def test_one_policys_adapter_is_in_use_until_its_turn_ends(team: tuple[PolicyUnit, SharingUnit, SharingUnit]) -> None:
+    host, guest, _ = team
+    workers: Any = host.actor_rollout_wg
+    holding, release, seen = threading.Event(), threading.Event(), []
+
+    def first() -> None:
+        with host._turn():
+            holding.set()
+            assert release.wait(HANG)
+            seen.append(workers.adapter)
+
+    def second() -> None:
+        assert holding.wait(HANG)
+        release.set()
+        with guest._turn():
+            seen.append(workers.adapter)
+
+    threads = [threading.Thread(target=work) for work in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG)
+    assert seen == ["host", "guest"]
+    alone = PolicyUnit.__new__(PolicyUnit)
+    with alone._turn():  # a policy with workers of its own asks them for no adapter
+        assert workers.adapter == "guest"
+
+
+def test_adapters_are_saved_and_loaded_in_their_own_folders(
+    team: tuple[PolicyUnit, SharingUnit, SharingUnit], tmp_path: Path
+) -> None:
+    workers: Any = team[0].actor_rollout_wg
+    folders = [tmp_path / "policies" / name for name in ("host", "guest")]
+    for unit in team:
+        unit.save(str(tmp_path), None, 7)
+        unit.load(str(tmp_path), delete=False)
+    named = [(name, str(folder)) for name, folder in zip(("host", "guest"), folders, strict=True)]
+    assert workers.calls == [(what, *given) for given in named for what in ("save", "load")]
+    folders[1].mkdir(parents=True)
+    team[1].load(str(tmp_path), delete=True)
+    assert not folders[1].exists()
+
+
+def test_servers_and_caches_are_those_of_the_base(team: tuple[PolicyUnit, SharingUnit, SharingUnit]) -> None:
+    host, guest, judge = team
+    assert guest.actor_rollout_wg is guest.ref_policy_wg is host.actor_rollout_wg
+    assert guest.replicas is host.replicas
+    assert host.metrics() == {"team/weights_megabytes": 4.0} and guest.metrics() == {}
+    guest.empty_cache()
+    assert host.actor_rollout_wg.calls == [("empty",)]
+    trainer: Any = SimpleNamespace(units=[judge, host, guest])  # a policy that is not trained may come first
+    assert AtGrpoTrainer.hosts.fget(trainer) == [host]  # type: ignore[attr-defined]
+
+
+def test_workers_that_died_during_the_rollout_are_told_with_the_policy(
+    team: tuple[PolicyUnit, SharingUnit, SharingUnit],
+) -> None:
+    host, *_ = team
+
+    def dead() -> list[int]:
+        raise ray.exceptions.RayActorError
+
+    host.actor_rollout_wg.weights_sent = dead
+    with pytest.raises(PolicyFailed, match="policy 'host': asking its workers failed"):
+        host.metrics()
