@@ -14,10 +14,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("verl")
 pytest.importorskip("peft")
 
-from fakes.fsdp_rows import batch, join, make, some_rows, spawn
+from fakes.fsdp_rows import batch, join, make, save_model, some_rows, spawn
 
 from verl_atgrpo.export import ADAPTER
-from verl_atgrpo.tiny_models.tiny import build_model, build_tokenizer
 
 pytestmark = pytest.mark.slow
 RANKS = {"small": 2, "large": 8, "idle": 4}
@@ -26,11 +25,7 @@ RATES = {"small": 1e-2, "large": 3e-3, "idle": 1e-2}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = build_tokenizer(())
-    tokenizer.save_pretrained(folder)
-    build_model(tokenizer, seed=0, hidden=16, layers=2).save_pretrained(folder)
-    return folder
+    return save_model(tmp_path_factory.mktemp("model"))
 
 
 def _engine(model: str, names: Sequence[str]) -> tuple[Any, Any]:

@@ -6,9 +6,12 @@ import os
 import random
 import socket
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+
+from verl_atgrpo.tiny_models.tiny import build_model, build_tokenizer
 
 ROWS = 12
 """Of each rank."""
@@ -27,6 +30,14 @@ def some_rows(seed: int) -> list[Row]:
         )
         for _ in range(ROWS)
     ]
+
+
+def save_model(folder: Path) -> Path:
+    """Writes a tiny model with random weights and its tokenizer; returns the folder."""
+    tokenizer = build_tokenizer(())
+    tokenizer.save_pretrained(folder)
+    build_model(tokenizer, seed=0, hidden=16, layers=2).save_pretrained(folder)
+    return folder
 
 
 def _jagged(values: Sequence[Any]) -> Any:

@@ -14,10 +14,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("verl")
 
 from fakes.fsdp_rows import batch as of_engine
-from fakes.fsdp_rows import join, make, some_rows, spawn
+from fakes.fsdp_rows import join, make, save_model, some_rows, spawn
 
 from verl_atgrpo.prefix_tree.tree import Tree, pack
-from verl_atgrpo.tiny_models.tiny import build_model, build_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -79,11 +78,7 @@ def _train(rank: int, ranks: int, port: int, model: str, overrides: Sequence[str
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = build_tokenizer(())
-    tokenizer.save_pretrained(folder)
-    build_model(tokenizer, seed=0, hidden=16, layers=2).save_pretrained(folder)
-    return folder
+    return save_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.mark.parametrize(

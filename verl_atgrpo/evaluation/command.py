@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from verl_atgrpo.config.answer_check import check_chat
 from verl_atgrpo.evaluation import figures
@@ -21,7 +21,7 @@ from verl_atgrpo.team import Sampler
 if TYPE_CHECKING:
     from verl_atgrpo.evaluation.endpoint import EndpointPolicy
     from verl_atgrpo.evaluation.engine import Engine
-    from verl_atgrpo.evaluation.plan import Options, Plan, Player
+    from verl_atgrpo.evaluation.plan import Options, Plan
     from verl_atgrpo.rollout.policy import ServedPolicy
 
 logger = logging.getLogger(__name__)
@@ -69,13 +69,14 @@ def evaluate(options: Options, out: Path, *, ks: Sequence[int] | None = None, in
 async def _play(plan: Plan, keys: Sequence[EpisodeKey], results: ResultFile, in_flight: int) -> None:
     async with AsyncExitStack() as stack:
         engines: dict[str, Engine] = {}
+        models: dict[str, Any] = {}
         samplers: dict[str, Sampler] = {}
         for agent, name in plan.agents.items():
             player = plan.players[name]
             if isinstance(player.source, Endpoint):
                 samplers[agent] = await stack.enter_async_context(_endpoint(plan, agent, player.source))
             else:
-                samplers[agent] = await _served(plan, agent, player, engines, stack)
+                samplers[agent] = await _served(plan, agent, engines, models, stack)
         lineup = Lineup(plan.agents, samplers)
         await play_all(plan.environment, lineup, keys, results, in_flight=in_flight, max_failed=plan.max_failed)
 
@@ -94,9 +95,17 @@ def _endpoint(plan: Plan, agent: str, endpoint: Endpoint) -> EndpointPolicy:
 
 
 async def _served(
-    plan: Plan, agent: str, player: Player, engines: dict[str, Engine], stack: AsyncExitStack
+    plan: Plan, agent: str, engines: dict[str, Engine], models: dict[str, Any], stack: AsyncExitStack
 ) -> ServedPolicy:
-    """Returns an agent's sampler; `engines` has those that run, by their arguments, and equal ones are one engine."""
+    """Returns an agent's sampler.
+
+    Args:
+        plan: the evaluation's.
+        agent: the agent's name.
+        engines: those that run, by their arguments; equal ones are one engine.
+        models: verl's `model` sections that were loaded, with their tokenizers, by player.
+        stack: closes the engines.
+    """
     from verl.utils.config import omega_conf_to_dataclass
 
     from verl_atgrpo.evaluation.engine import Engine
@@ -104,7 +113,11 @@ async def _served(
     from verl_atgrpo.rollout.policy import ServedPolicy
     from verl_atgrpo.serving.server import ADAPTER
 
-    model = omega_conf_to_dataclass(player.model)
+    name = plan.agents[agent]
+    player = plan.players[name]
+    if name not in models:
+        models[name] = omega_conf_to_dataclass(player.model)
+    model = models[name]
     if not model.tokenizer.chat_template:
         raise ValueError(f"{player.source}: the tokenizer has no chat template; a team's prompts are chats")
     check_chat(plan.answers[agent], f"agent {agent!r}", str(player.source), model.tokenizer)

@@ -235,7 +235,7 @@ def _player(config: DictConfig, settings: AtGrpoConfig, section: str, source: So
             policy.model.update(path=source, tokenizer_path=None, hf_config_path=None, lora_adapter_path=None)
     if isinstance(source, Endpoint):
         return Player(source, None, None)
-    path = str(policy.model.path) if isinstance(source, Adapter) else source
+    path = str(policy.model.path)  # the recipe's, also with an adapter; or the given model's
     if isinstance(source, Adapter):
         _check_base(key, source, path)
     if platform_choice.wants_cpu():
