@@ -40,10 +40,11 @@ def test_every_variant_is_a_job_that_can_start(compose: Any, tmp_path: Path, gam
     rows = config.data.train_batch_size * settings.candidates
     assert rows == (128 if settings.scheme == "parallel" else 256)
     assert settings.seed == config.data.seed == 1
-    models = {config.actor_rollout_ref.model.path, *(p.model["path"] for p in (settings.policies or {}).values())}
+    policies = (settings.policies or {}).values()
+    models = {config.actor_rollout_ref.model.path, *(p.model["path"] for p in policies if p.base is None)}
     assert models == {str(tmp_path / "start"), *map(str, trained)}
     assert bool(config.trainer.get("val_only")) == bool(variant.needs)
-    assert config.actor_rollout_ref.actor.optim.lr == GAMES[game].learning_rate
+    assert config.actor_rollout_ref.actor.optim.lr == pytest.approx(GAMES[game].learning_rate * variant.rate)
 
 
 WORDS = [

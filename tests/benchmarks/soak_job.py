@@ -187,7 +187,7 @@ class SoakUnit(PolicyUnit):
         self.tokenizer = Letters(ledger)
         self.use_reference_policy = self.ref_in_actor = False
         self._optimizer_steps, self._sync_mode, self._spec = 2, True, PRESETS["at_grpo"]
-        self._uses_trees = False
+        self._trees = False
         self.replicas = SimpleNamespace(metrics=dict, check=lambda: None)  # type: ignore[assignment]
         self.actor_rollout_wg = self.ref_policy_wg = _Devices(name, queue, ledger)
 
