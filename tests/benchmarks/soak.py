@@ -5,7 +5,7 @@ simulated servers (soak_job.py). Engines raise, requests hang, a replica of each
 killed. Every row must be trained once or dropped for lack of signal; the counts of servers, environment, queue and
 devices must agree with the metrics; and processes, files, memory, tasks and leases must not leak.
 
-python tests/benchmarks/soak.py [--steps 2000] [--minutes 60] [--seed 0]
+python tests/benchmarks/soak.py [--steps 2000] [--minutes 60] [--seed 0] [--branches]
 
 Status 1 if a line says FAIL.
 """
@@ -54,6 +54,8 @@ from verl_atgrpo.sandbox.pool import POOL
 from verl_atgrpo.serving.client import TeamClient
 
 REPLICAS, CANDIDATES = 3, 4
+BRANCHED = 4 + 3 * (4 + 3 + 2 + 1), 4 * CANDIDATES
+"""Samples and rows of an episode of 4 decisions that branches at each: its own replies, 3 others at each, and theirs."""
 GROWTH = 1.05
 """Memory at the end over memory after the warm-up, at most."""
 
@@ -98,12 +100,20 @@ def sandbox_process() -> int | None:
 class Job:
     """One soak run: its parts, faults and measurements."""
 
-    def __init__(self, folder: Path, loop: asyncio.AbstractEventLoop, steps: int, seed: int, timeout: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        loop: asyncio.AbstractEventLoop,
+        steps: int,
+        seed: int,
+        timeout: float,
+        branches: bool,
+    ) -> None:
         self.earlier = set(children_of(os.getpid()))
         self.folder, self.loop, self.rng = folder, loop, random.Random(seed)
-        self.ledger = SoakGame.ledger = Ledger()
+        self.ledger = SoakGame.ledger = Ledger(branched=BRANCHED if branches else None)
         self.queue = LocalQueue(self.ledger.put)
-        self.config = job_config(folder / "checkpoints", steps, seed, timeout)
+        self.config = job_config(folder / "checkpoints", steps, seed, timeout, branches)
         faults = Faults(errors=0.003, hangs=0.01)
         self.servers = {
             name: [
@@ -290,13 +300,13 @@ def results(job: Job, seconds: float) -> list[tuple[str, str, bool]]:
     return lines
 
 
-def soak(steps: int, minutes: float, seed: int, timeout: float) -> list[tuple[str, str, bool]]:
+def soak(steps: int, minutes: float, seed: int, timeout: float, branches: bool = False) -> list[tuple[str, str, bool]]:
     """Runs the job in a temporary folder, prints its resources, and returns the results."""
     with tempfile.TemporaryDirectory(prefix="soak-") as folder, event_loop() as loop:
         os.chmod(folder, 0o711)  # programs run as other users
         there, tempfile.tempdir = tempfile.tempdir, folder
         try:
-            job = Job(Path(folder), loop, steps, seed, timeout)
+            job = Job(Path(folder), loop, steps, seed, timeout, branches)
             job.until = time.monotonic() + 60 * minutes
             print("  step  RSS (MB)  processes  files  temporary  records KB  tasks  requests  leases")
             began = time.monotonic()
@@ -316,8 +326,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0, help="stop after the step in which they have passed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout", type=float, default=0.25, help="seconds until a request times out")
+    parser.add_argument("--branches", action="store_true", help="with at_grpo.scheme=branch at every decision")
     options = parser.parse_args()
-    lines = soak(options.steps, options.minutes, options.seed, options.timeout)
+    lines = soak(options.steps, options.minutes, options.seed, options.timeout, options.branches)
     print()
     for name, figure, holds in lines:
         print(f"{'PASS' if holds else 'FAIL'}  {name:<50}  {figure:>30}")

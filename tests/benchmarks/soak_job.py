@@ -95,7 +95,7 @@ class SoakGame(Environment):
 
     async def run(self, task: int, team: Team) -> Outcome:
         """Plays the turns, in every third episode both agents concurrently; records the end in the ledger."""
-        episode = self.ledger.begin()
+        episode = self.ledger.begin(task)
 
         async def act(agent: str, turn: int) -> int:
             prompt = f"episode {episode}, task {task}, turn {turn}, {agent}\n"
@@ -223,14 +223,17 @@ class SoakTrainer(AtGrpoTrainer):
         self.recorder = self._make_recorder()
 
 
-def job_config(folder: Path, steps: int, seed: int, timeout: float) -> DictConfig:
+def job_config(folder: Path, steps: int, seed: int, timeout: float, branches: bool) -> DictConfig:
     """Returns the job's configuration: 8 tasks per step, K = 4, two policies, group filter and records."""
+    scheme = ["at_grpo.scheme=branch", "+at_grpo.branch={at: every, score_weight: 0.5}"] if branches else []
     config = recipes.compose(
         "plan_path_cpu_roles",
         [
             "at_grpo.agents={tool_user: null, planner: null}",
             f"at_grpo.seed={seed}",
             "at_grpo.candidates=4",
+            *scheme,
+            f"at_grpo.train_tasks={100 * steps}",  # every task at most once
             f"at_grpo.request_timeout={timeout}",
             "at_grpo.max_failed_episodes=1000000",  # on a busy machine every request may time out
             "at_grpo.group_filter={min_groups: 26, max_tasks: 16}",

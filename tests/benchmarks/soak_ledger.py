@@ -34,8 +34,13 @@ class _Episode:
 
 @dataclass
 class Ledger:
-    """Counts independently of the code under test; `wrong` counts violations."""
+    """Counts independently of the code under test; `wrong` counts violations.
 
+    An episode is known by its task, which is played once in a step, or again and again for its branches.
+    """
+
+    branched: tuple[int, int] | None = None
+    """With `scheme: branch`, what an episode has that ended: samples and rows."""
     count: Counter[str] = field(default_factory=Counter)
     wrong: Counter[str] = field(default_factory=Counter)
     metrics: Counter[str] = field(default_factory=Counter)
@@ -47,11 +52,14 @@ class Ledger:
 
     # ------------------------------------------------------------ the environment
 
-    def begin(self) -> int:
-        """Returns the number of a new episode."""
-        self.count["episodes begun"] += 1
-        self._episodes[self.count["episodes begun"]] = _Episode()
-        return self.count["episodes begun"]
+    def begin(self, task: int) -> int:
+        """Returns the number of the task's episode."""
+        if task not in self._episodes:
+            self.count["episodes begun"] += 1
+            self._episodes[task] = _Episode()
+        else:
+            self.wrong["tasks played twice in a step"] += self.branched is None
+        return task
 
     def scored(self, episode: int) -> None:
         """Counts a scored candidate."""
@@ -159,21 +167,29 @@ class Ledger:
         for number, tags in self._written.values():
             tokens[number] += tags["response_len"]
         for number, episode in self._episodes.items():
-            if episode.ended:
-                self.count["episodes ended"] += 1
-                self.wrong["candidates without a row"] += episode.scored - rows[number]
-                self.wrong["responses without a score"] += episode.answered - episode.scored
-                self.wrong["tokens lost on the way into rows"] += abs(episode.tokens - tokens[number])
+            # The episode itself may have ended, and one of its branches have failed.
+            ended = episode.ended if self.branched is None else rows[number] > 0
+            which = "ended" if ended else "failed"
+            self.count[f"episodes {which}"] += 1
+            self.count[f"responses of episodes that {which}"] += episode.answered
+            self.count[f"tokens of episodes that {which}"] += episode.tokens
+            if ended:
+                self.wrong["responses without a score"] += abs(episode.answered - episode.scored)
                 self.wrong["engine errors without a failed episode"] += episode.errors
-                self.count["tokens of episodes that ended"] += episode.tokens
+                if self.branched is None:
+                    self.wrong["candidates without a row"] += episode.scored - rows[number]
+                    self.wrong["tokens lost on the way into rows"] += abs(episode.tokens - tokens[number])
+                else:
+                    samples, trained = self.branched
+                    self.wrong["samples of branches, more or fewer"] += abs(episode.answered - samples)
+                    self.wrong["rows of branches, more or fewer"] += abs(rows[number] - trained)
                 continue
-            self.count["episodes failed"] += 1
-            self.count[f"failed/{episode.failed}"] += 1
-            self.count["tokens of episodes that failed"] += episode.tokens
             self.wrong["rows of failed episodes"] += rows[number]
-            # A timeout needs no fault: on a slow machine it may occur before the request is sent.
-            faults = {"engine": episode.errors + episode.deaths, "timeout": 1}
-            self.wrong["failures without a fault"] += not faults.get(episode.failed or "", 0)
+            if self.branched is None:
+                self.count[f"failed/{episode.failed}"] += 1
+                # A timeout needs no fault: on a slow machine it may occur before the request is sent.
+                faults = {"engine": episode.errors + episode.deaths, "timeout": 1}
+                self.wrong["failures without a fault"] += not faults.get(episode.failed or "", 0)
         self.wrong["rows of no episode"] += sum(
             count for number, count in rows.items() if number not in self._episodes
         )
@@ -181,17 +197,21 @@ class Ledger:
     def totals(self, candidates: int) -> list[tuple[str, int, int]]:
         """Returns (name, logged count, own count)."""
         here, product = self.count, self.metrics
-        reasons = sorted({name for name in (*here, *product) if name.removeprefix("rollout/").startswith("failed/")})
+        found = {name.removeprefix("rollout/") for name in (*here, *product)}
+        reasons = sorted(name for name in found if name.startswith("failed/"))
+        if self.branched is None:
+            failed = [(f"  {reason}", product[f"rollout/{reason}"], here[reason]) for reason in reasons]
+            sampled = [("candidates", product["rollout/candidates"], here["decisions"] * candidates)]
+        else:  # the environment does not see why, as many candidates are sampled outside `run`
+            of_faults = sum(product[f"rollout/failed/{reason}"] for reason in ("engine", "timeout"))
+            failed, sampled = [("  engine, timeout", of_faults, here["episodes failed"])], []
         return [
             ("episodes", product["team/episodes"], here["episodes ended"]),
             ("episodes failed", product["rollout/episodes_failed"], here["episodes failed"]),
-            *(
-                (f"  {reason}", product[f"rollout/{reason}"], here[reason])
-                for reason in sorted({reason.removeprefix("rollout/") for reason in reasons})
-            ),
+            *failed,
             ("tasks replaced", product["training/rollout_failure/evicted_samples"], here["episodes failed"]),
             ("tasks", product["team/tasks"], here["episodes begun"] - here["episodes failed"]),
-            ("candidates", product["rollout/candidates"], here["decisions"] * candidates),
+            *sampled,
             ("rows trained", product["policy/rows"], here["rows trained"]),
             ("rows dropped", product["team/rows_dropped"], here["rows dropped"]),
             ("rows", here["rows written"], here["rows trained"] + here["rows dropped"]),
@@ -208,11 +228,16 @@ class Ledger:
         ended = here["tokens of episodes that ended"]
         again = product["rollout/requests_retried"] + product["rollout/requests_resumed"]
         sent = product["rollout/candidates"] + again + here["requests interrupted before a token"]
-        of_failed = 2 * candidates * here["episodes failed"]
+        # In flight at once: two agents' candidates, or a continuation of every sample.
+        in_flight = 2 * candidates if self.branched is None else self.branched[0]
+        of_failed = in_flight * here["episodes failed"]
         resumed, interrupted = product["rollout/requests_resumed"], here["requests interrupted"]
         # A request that times out during a pause is sent again without being counted as a retry.
         least = requests - here["requests withdrawn"]
+        answered = here["responses of episodes that ended"]
+        most = answered + here["responses of episodes that failed"] + of_failed
         return [
+            ("candidates", answered, product["rollout/candidates"], most),
             ("tokens", ended, product["rollout/tokens"], ended + here["tokens of episodes that failed"]),
             ("responses resumed", interrupted - of_failed, resumed, interrupted),
             ("requests", least, sent, requests + of_failed),

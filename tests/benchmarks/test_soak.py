@@ -22,8 +22,9 @@ BY_CHANCE = ("memory", "sandbox processes killed", "programs run again", "restar
 
 
 @pytest.mark.slow
-def test_a_short_run_with_all_faults() -> None:
-    lines = soak.soak(steps=30, minutes=HANG / 60, seed=1, timeout=0.5)
+@pytest.mark.parametrize("branches", [False, True])
+def test_a_short_run_with_all_faults(branches: bool) -> None:
+    lines = soak.soak(steps=30, minutes=HANG / 60, seed=1, timeout=0.5, branches=branches)
     assert [line for line in lines if not line[2] and line[0].partition(":")[0] not in BY_CHANCE] == []
     assert dict((name, figure) for name, figure, _ in lines)["steps"].startswith("30 of 30 in")
 
@@ -35,9 +36,9 @@ def tags(reward: float, group: str = "g") -> dict[str, Any]:
     return {"policy": "p", "group": group, "reward": reward, "response_len": 1}
 
 
-def played(ledger: Ledger, scored: int = 2) -> int:
+def played(ledger: Ledger, task: int = 1, scored: int = 2) -> int:
     """Records an episode of one decision."""
-    episode = ledger.begin()
+    episode = ledger.begin(task)
     for _ in range(scored):
         ledger.delivered(episode, 0, TokenOutput(token_ids=[1], stop_reason="completed"))
         ledger.scored(episode)
@@ -61,7 +62,7 @@ ROWS = {"u_0_0": tags(0.0), "u_0_1": tags(1.0)}
 def test_rows_that_are_trained_once_or_have_no_signal_are_right() -> None:
     ledger = Ledger()
     put(ledger, played(ledger), ROWS)
-    put(ledger, played(ledger), {"v_0_0": tags(1.0, "h"), "v_0_1": tags(1.0, "h")})
+    put(ledger, played(ledger, 2), {"v_0_0": tags(1.0, "h"), "v_0_1": tags(1.0, "h")})
     ledger.train("p", ROWS.items())
     assert settled(ledger) == set()
     assert (ledger.count["rows trained"], ledger.count["rows dropped"], ledger.count["episodes ended"]) == (2, 2, 2)
@@ -97,15 +98,35 @@ def test_a_candidate_without_a_row_a_key_left_and_a_lost_score_are_detected() ->
 
 def test_a_failed_episode_leaves_no_row_and_fails_for_a_reason() -> None:
     ledger = Ledger()
-    episode = ledger.begin()
+    episode = ledger.begin(1)
     ledger.delivered(episode, 0, ray.exceptions.RayActorError())
     ledger.fail(episode, "engine")
     assert settled(ledger) == set()
-    unexplained = ledger.begin()
+    unexplained = ledger.begin(2)
     ledger.fail(unexplained, "engine")
     put(ledger, unexplained, ROWS)
     ledger.train("p", ROWS.items())
     assert settled(ledger) == {"failures without a fault", "rows of failed episodes"}
+
+
+def test_a_task_is_played_again_for_its_branches_alone() -> None:
+    for branched, wrong in (None, {"tasks played twice in a step"}), ((4, 2), set()):
+        ledger = Ledger(branched)
+        put(ledger, played(ledger), {})
+        put(ledger, played(ledger), ROWS)
+        ledger.train("p", ROWS.items())
+        wrong = wrong | ({"candidates without a row", "tokens lost on the way into rows"} if wrong else set())
+        assert settled(ledger) == wrong
+        assert ledger.count["episodes ended"] == 1
+
+
+def test_a_sample_or_a_row_too_few_in_a_tree_of_branches_is_detected() -> None:
+    ledger = Ledger((3, 3))
+    put(ledger, played(ledger), ROWS)
+    put(ledger, played(ledger, 2, scored=3), {})  # a branch failed, so there are no rows
+    ledger.train("p", ROWS.items())
+    assert settled(ledger) == {"samples of branches, more or fewer", "rows of branches, more or fewer"}
+    assert (ledger.count["episodes ended"], ledger.count["episodes failed"]) == (1, 1)
 
 
 def test_metrics_are_compared_with_the_ledger() -> None:
