@@ -80,7 +80,7 @@ def demonstrate(env: HandOff, rng: random.Random, noise: float) -> Demonstration
         {"role": "tool", "content": f'{{"assistant": "{desk}"}}'},
     ]
     known = task.thing in DESKS[desk]
-    digits = unsure(str(task.number) if known else "0", noise if known else 1.0, DIGITS)
+    digits = unsure(str(task.number) if known else "0", noise / 3 if known else 1.0, DIGITS)
     return Demonstration(prompt, *write(digits, rng))
 
 

@@ -55,7 +55,7 @@ from verl_atgrpo.serving.client import TeamClient
 
 REPLICAS, CANDIDATES = 3, 4
 BRANCHED = 4 + 3 * (4 + 3 + 2 + 1), 4 * CANDIDATES
-"""Samples and rows of an episode of 4 decisions that branches at each: its own replies, 3 others at each, and theirs."""
+"""Samples and rows of an episode that branches at its 4 decisions: its own, 3 others at each, and their ends."""
 GROWTH = 1.05
 """Memory at the end over memory after the warm-up, at most."""
 
