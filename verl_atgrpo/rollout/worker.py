@@ -277,6 +277,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             "seq_len": prompt_length + response_length,
             "num_turns": turns,
             "task": int(prompt["index"]),
+            RECORDED: bool(prompt.get(RECORDED, False)),
             "global_steps": int(prompt["global_steps"]),
             "min_global_steps": first,
             "max_global_steps": last,
