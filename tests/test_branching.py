@@ -148,6 +148,41 @@ def test_the_mean_of_the_continuations_and_the_own_score() -> None:
     assert [candidate.score.local for candidate in record.decisions[0].candidates] == [0, 0.1]
 
 
+def test_a_reply_that_cannot_be_scored_is_worth_as_little_as_the_worst() -> None:
+    class Choosy(Chain):
+        async def run(self, task: int, team: Team) -> Outcome:
+            def score(reply: str) -> Score:
+                return Score(local=[-2.0, -1.0][int(reply)])  # raises for the third reply
+
+            return Outcome(True, float((await team.generator.act("x", score)).text))
+
+    teams = Teams(scored=True, on_score_error=lambda *_: None)
+    record = branched(Choosy(as_number), teams, candidates=3, score_weight=1)
+    assert groups(record) == {"generator.0": [0 - 2, 1 - 1, 2 - 2]}
+
+
+def test_what_a_frozen_policy_says_is_no_branch_point() -> None:
+    teams = Teams()
+    teams.candidates = 2
+    for at in "first", "every":
+        with pytest.raises(EpisodeFailed, match="no decision to branch at"):
+            bounded(play_branched(Chain(as_number), 0, teams, BranchSettings(at=at), 0, frozen={"shared"}))
+
+
+def test_a_reward_that_is_settled_later_is_as_it_was_when_an_episode_is_played_again() -> None:
+    class Later(Numbered):
+        agents = ("left", "right")
+
+        async def run(self, task: int, team: Team) -> Outcome:
+            plan = await team.left.act("plan", lambda reply: Score(local=0.5))
+            done = await team.right.act(f"the plan is worth {plan.reward}")
+            settled = await team.settle(plan, lambda reply: Score(local=float(done.text)))
+            return Outcome(True, settled.reward)
+
+    record = branched(Later(), Teams(agents=("left", "right"), scored=True), candidates=2, at={"right": 0})
+    assert groups(record) == {"right.0": [0, 1]}
+
+
 def test_a_tree_of_three_by_three_by_three_as_in_malt() -> None:
     """Leaves {110}, {100}, {000} below one generator: its value is 1/3 (MALT, Sec. 4)."""
     leaves = {"00": "110", "01": "100", "02": "000"}

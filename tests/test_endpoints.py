@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 import pytest
@@ -16,6 +16,7 @@ openai = pytest.importorskip("openai")
 
 import aiohttp
 
+from verl_atgrpo import endpoints
 from verl_atgrpo.endpoints import MOST_BYTES, Endpoint, drain_refused, server_of
 from verl_atgrpo.environment import Message, Outcome, Score
 from verl_atgrpo.team import EpisodeFailed, Generation, ScriptedPolicy, ScriptedTeam, Team, TeamOptions, play
@@ -263,6 +264,25 @@ def test_only_the_loopback_listens_by_default() -> None:
         ({"messages": ASK, "max_tokens": 0}, 400, "max_tokens"),
         ({"messages": ASK, "n": 65}, 400, "n: Input should be less than or equal to 64"),
         ({"messages": ASK, "tools": [{"type": "function"}]}, 400, "tools.0.function: Field required"),
+        ({"messages": [{"content": "hi"}]}, 400, "messages.0.role: Field required"),
+        ({"messages": [{"role": "wizard", "content": "hi"}]}, 400, "messages.0.role: Input should be"),
+        (
+            {"messages": [{"role": "user", "content": 5}]},
+            400,
+            "messages.0.content.str: Input should be a valid string",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            400,
+            "content.list[_Part].0.type: Input should be 'text'",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+            400,
+            "messages.0.tool_calls.0.function: Field req",
+        ),
+        ({"messages": ASK, "tools": [SEARCH, SEARCH]}, 400, "tools: Value error, two tools have the name 'search'"),
+        ({"messages": ASK, "stop": ""}, 400, "at least 1 character"),
         (b'{"messages": [{"content": "' + b"x" * MOST_BYTES + b'"}]}', 413, "more than"),
     ],
 )
@@ -278,6 +298,22 @@ def test_a_request_that_cannot_be_heeded_is_refused(body: Any, status: int, told
     assert not team.decisions
 
 
+def test_a_body_that_is_not_compressed_as_it_says_is_refused() -> None:
+    team = team_of(lambda prompt, k: "")
+    drain_refused()
+
+    async def main() -> tuple[int, Any, Any]:
+        async with team.serve() as urls, aiohttp.ClientSession() as session:
+            headers = {"Authorization": f"Bearer {urls['planner'].api_key}", "Content-Encoding": "gzip"}
+            url = f"{urls['planner'].base_url}/chat/completions"
+            async with session.post(url, data=json.dumps({"messages": ASK}).encode(), headers=headers) as answer:
+                return answer.status, await answer.json(), answer.headers["x-should-retry"]
+
+    status, said, again = served(main())
+    assert (status, again, drain_refused()) == (400, "false", 1)
+    assert said["error"]["message"].startswith("the body cannot be read")
+
+
 def test_the_policys_own_sampling_parameters_are_accepted_and_others_not() -> None:
     team = team_of(lambda prompt, k: "")
     team.policies["planner"].sampling_params = {"temperature": 1.0, "top_p": 1.0}  # type: ignore[attr-defined]
@@ -289,6 +325,8 @@ def test_the_policys_own_sampling_parameters_are_accepted_and_others_not() -> No
 
     (first, _), (second, said) = served(main())
     assert (first, second) == (503, 400), "the script's empty reply fails the first"
+    team._scheme = "evaluate"
+    assert [status for status, _ in served(main())] == [503, 503], "evaluation has settings of its own"
     assert said["error"]["message"].startswith("temperature=0.2: the policy samples with 1, as its recipe says")
 
 
@@ -341,6 +379,62 @@ def test_a_limit_that_a_framework_does_not_catch_is_a_failure_of_the_episode_and
     with pytest.raises(EpisodeFailed, match="planner has 1 turns") as caught:
         served(play(Play(workflow), 0, team_of(lambda prompt, k: "x")))
     assert caught.value.reason == "turn_limit"
+
+
+@pytest.mark.parametrize("limits", [{"max_turns": 2}, {"timeout": 0.05}])
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_framework_that_never_ends_is_ended(
+    asks: bool, limits: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoints, "GRACE", 0.05)
+    if not asks and "max_turns" in limits:
+        pytest.skip("has no turns")
+
+    async def workflow(team: Team) -> Outcome:
+        async with team.serve(**limits) as urls, client(urls["planner"]) as planner:  # type: ignore[arg-type]
+            while asks:
+                with suppress(openai.APIStatusError):
+                    await planner.create(model="m", messages=ASK)
+            await asyncio.Event().wait()
+        return Outcome(True)
+
+    with pytest.raises(EpisodeFailed, match=r"requests came after that|had not ended") as caught:
+        served(play(Play(workflow), 0, team_of(lambda prompt, k: "x")))
+    assert caught.value.reason in ("turn_limit", "time_limit")
+
+
+def test_an_episode_that_is_cancelled_is_no_failure_of_its_framework() -> None:
+    entered = asyncio.Event()
+
+    async def workflow(team: Team) -> Outcome:
+        async with team.serve(timeout=HANG):
+            entered.set()
+            await asyncio.Event().wait()
+        return Outcome(True)
+
+    async def main() -> None:
+        playing = asyncio.ensure_future(play(Play(workflow), 0, team_of(lambda prompt, k: "x")))
+        await entered.wait()
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+
+    served(main())
+
+
+def test_a_score_opens_no_endpoint() -> None:
+    """Its requests would be decisions of the candidate for which the server was started."""
+
+    async def workflow(team: Team) -> Outcome:
+        async def by_judge(reply: str) -> Score:
+            async with team.serve():
+                return Score()
+
+        await team.planner.act("x", by_judge)
+        return Outcome(True)
+
+    with pytest.raises(RuntimeError, match=r"serve\(\) in a score: .* call act, or serve in run"):
+        served(play(Play(workflow), 0, team_of(lambda prompt, k: "x", candidates=2)))
 
 
 def test_a_request_whose_body_arrives_after_the_episode_is_late() -> None:

@@ -11,6 +11,7 @@ from fakes.judged_answers import Judged, Ranked
 from fakes.scripted_policy import rewarded, run, team_of
 
 from verl_atgrpo.environment import Score
+from verl_atgrpo.environments.common.workflow import once
 from verl_atgrpo.rollout.rows import training_rows
 from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, Team
 from verl_atgrpo.testing import EnvironmentContractError, check_environment
@@ -101,6 +102,41 @@ def test_evaluation_does_not_ask_the_judge() -> None:
     assert names(record) == ["left.0", "left.1"]
     assert len(policy.asked) == 2
     assert [decision.candidates[0].reward for decision in record.decisions] == [0, 0]
+
+
+def test_evaluation_asks_no_judge_of_a_task_group_either() -> None:
+    async def in_groups(team: Team) -> None:
+        async def by_two(text: str) -> Score:
+            async with asyncio.TaskGroup() as group:
+                judges = [group.create_task(team.right.act(f"how good is {text}?")) for _ in range(2)]
+            return Score(local=float(judges[0].result().text))
+
+        await team.left.act("solve", by_two)
+        await team.left.act("solve", score_all=lambda replies: asyncio.gather(*map(by_two, replies)))
+
+    if not hasattr(asyncio, "TaskGroup"):
+        pytest.skip("Python 3.11 has task groups")
+    errors: list[Any] = []
+    record = run(in_groups, team_of(scheme="evaluate", on_score_error=lambda *error: errors.append(error))[0])
+    assert (names(record), errors) == (["left.0", "left.1"], [])
+    assert len(run(in_groups, team_of(candidates=2)[0]).decisions) == 2 * (1 + 2 * 2)
+
+
+def test_what_a_score_did_not_ask_in_evaluation_the_episode_may() -> None:
+    async def workflow(team: Team) -> None:
+        async def asked(text: str) -> str:
+            return (await team.right.act(f"how good is {text}?")).text
+
+        judge = once(asked)
+
+        async def by_judge(text: str) -> Score:
+            return Score(local=float(await judge(text)))
+
+        reply = await team.left.act("solve", by_judge)
+        await judge(reply.text)
+
+    assert names(run(workflow, team_of(scheme="evaluate")[0])) == ["left.0", "right.0"]
+    assert names(run(workflow, team_of(candidates=2)[0])) == ["left.0.0/right.0", "left.0.1/right.0", "left.0"]
 
 
 def test_a_failed_decision_of_a_score_fails_the_episode() -> None:
@@ -242,6 +278,63 @@ def test_a_reward_is_settled_once_and_by_the_team_that_has_it() -> None:
             run(workflow, team_of(candidates=2)[0])
 
 
+def test_no_candidate_may_be_left_out() -> None:
+    def of_the_best(text: str) -> Any:
+        return Score(local=1) if text == "1" else None
+
+    async def later(team: Team) -> None:
+        await team.settle(await team.left.act("plan"), of_the_best)
+
+    async def at_once(team: Team) -> None:
+        await team.left.act("plan", of_the_best)
+
+    for workflow in (later, at_once):
+        with pytest.raises(TypeError, match="agent 'left', turn 0: the score of '0' is None, not a Score"):
+            run(workflow, team_of(candidates=2, on_score_error=lambda *_: None)[0])
+
+
+def test_what_settling_raises_fails_the_episode_even_if_it_is_caught() -> None:
+    async def workflow(team: Team) -> None:
+        plan = await team.left.act("plan")
+        with pytest.raises(ZeroDivisionError):
+            await team.settle(plan, lambda text: Score(1 / 0))
+
+    with pytest.raises(ZeroDivisionError):
+        run(workflow, team_of(candidates=2)[0])
+
+
+def test_nothing_is_settled_after_the_episode() -> None:
+    kept: list[Any] = []
+
+    async def workflow(team: Team) -> None:
+        kept.extend((team, await team.left.act("plan")))
+
+    record = run(workflow, team_of(candidates=2)[0])
+    with pytest.raises(asyncio.CancelledError, match="the episode has ended"):
+        asyncio.run(kept[0].settle(kept[1], rewarded(1, 1)))
+    assert [candidate.reward for candidate in record.decisions[0].candidates] == [0, 0]
+
+
+def test_what_settles_a_judges_verdict_may_decide_too() -> None:
+    async def workflow(team: Team) -> None:
+        verdicts: list[Any] = []
+
+        async def judge(text: str) -> Score:
+            verdicts.append(await team.right.act(f"judge {text}"))
+            return Score()
+
+        async def second(text: str) -> Score:
+            await team.right.act(f"is {text} right?")
+            return Score()
+
+        await team.left.act("plan", judge)
+        await team.settle(verdicts[0], second)
+
+    nested = "left.0.0/right.0"
+    later = [f"{nested}.{number}.later/right.0" for number in range(2)]
+    assert names(run(workflow, team_of(candidates=2)[0])) == [nested, "left.0.1/right.0", "left.0", *later]
+
+
 def test_an_agent_cannot_be_called_settle() -> None:
     with pytest.raises(ValueError, match="agent name 'settle'"):
         team_of(agents=("settle",))
@@ -284,6 +377,7 @@ def test_candidates_may_be_scored_together(scheme: str, sizes: list[int]) -> Non
             {"score_all": lambda replies: [Score(float("nan"))] * 2},
             "the environment gave a score of .*, not f",
         ),
+        ({"score_all": lambda replies: None}, "'left', turn 0: score_all gave None, not a list of scores"),
         ({"score_all": ranked, "score": rewarded(0, 1)}, "agent 'left': both score and score_all are given; use one"),
     ],
 )
@@ -291,7 +385,7 @@ def test_wrong_scores_of_all_end_the_episode(options: dict[str, Any], message: s
     async def workflow(team: Team) -> None:
         await team.left.act("x", **options)
 
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         run(workflow, team_of(candidates=2, on_score_error=lambda *_: None)[0])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import threading
 from collections.abc import Sequence
@@ -276,18 +277,35 @@ def test_coroutine_functions_run_in_the_order_of_the_calls() -> None:
     assert began == ["a", "a ends", "b", "b ends"]
 
 
+def test_a_decorated_coroutine_function_is_awaited() -> None:
+    async def find(what: str) -> str:
+        await asyncio.sleep(0)
+        return f"{what} found"
+
+    @functools.wraps(find)
+    def logged(what: str) -> Any:
+        return find(what)
+
+    observation = bounded(observe(tools_of([logged]), ToolCall("find", '{"what": "x"}')))
+    assert (observation.text, observation.failed) == ("x found", False)
+
+
 def test_tools_that_hang_do_not_keep_others_from_running() -> None:
-    """More than the threads of asyncio's own pool, which parsers and frameworks use."""
+    """More than a pool of threads has, and than asyncio's own, which parsers and frameworks use."""
     stop = threading.Event()
 
     def hang() -> str:
         stop.wait(HANG)
         return ""
 
+    def free() -> str:
+        return "free"
+
     async def main() -> str:
-        calls = [observe(tools_of([hang]), ToolCall("hang", "{}"), timeout=0.01) for _ in range(40)]
+        calls = [observe(tools_of([hang]), ToolCall("hang", "{}"), timeout=0.01) for _ in range(100)]
         assert {one.text for one in await asyncio.gather(*calls)} == {"Error: it took too long"}
-        return await asyncio.to_thread(lambda: "free")
+        assert (await observe(tools_of([free]), ToolCall("free", "{}"), timeout=HANG)).text == "free"
+        return await asyncio.to_thread(free)
 
     try:
         assert bounded(main()) == "free"

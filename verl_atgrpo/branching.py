@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from verl_atgrpo.config.schema import BranchSettings
@@ -28,6 +28,7 @@ from verl_atgrpo.team import (
     ReplayError,
     Team,
     gather_or_cancel,
+    lowest_for_errors,
     play,
 )
 
@@ -38,7 +39,12 @@ MakeTeam = Callable[[str, Mapping[str, Replayed]], Team]
 
 
 async def play_branched(
-    environment: Environment, task: object, make_team: MakeTeam, options: BranchSettings, seed: int
+    environment: Environment,
+    task: object,
+    make_team: MakeTeam,
+    options: BranchSettings,
+    seed: int,
+    frozen: Collection[str] = (),
 ) -> EpisodeRecord:
     """Plays an episode and its branches; only the groups at branch points are trained.
 
@@ -52,12 +58,13 @@ async def play_branched(
         make_team: makes the team of the episode (path "") or of a continuation.
         options: where to branch.
         seed: decides where to branch with `at: random`.
+        frozen: policies that are not trained; their decisions are no branch points.
 
     Raises:
         EpisodeFailed: a decision failed, or the episode has no decision to branch at.
         ReplayError: a decision differs when the episode is played again with the same replies.
     """
-    tree = _Tree(environment, task, make_team, options)
+    tree = _Tree(environment, task, make_team, options, frozen)
     trunk = await tree.play("", {})
     if not trunk.points:
         raise EpisodeFailed("no_branch_point", f"no decision to branch at (at_grpo.branch.at={options.at})")
@@ -111,6 +118,7 @@ class _Tree:
     task: object
     make_team: MakeTeam
     options: BranchSettings
+    frozen: Collection[str]
 
     async def play(self, name: str, replayed: Mapping[str, Replayed]) -> _Path:
         """Plays an episode that begins with the replayed decisions."""
@@ -130,7 +138,8 @@ class _Tree:
     def _may_branch(self, decision: Decision) -> bool:
         at, most, tokens = self.options.at, self.options.max_tokens, len(decision.prompt_ids)
         named = isinstance(at, str) or at.get(decision.agent) == decision.turn
-        return decision.trained and named and self.options.min_tokens <= tokens and (most is None or tokens <= most)
+        trained = decision.trained and decision.policy not in self.frozen
+        return trained and named and self.options.min_tokens <= tokens and (most is None or tokens <= most)
 
     async def branch(self, path: _Path, point: Decision) -> _Branch:
         """Puts K candidates in the place of a decision's, and plays their continuations."""
@@ -140,7 +149,8 @@ class _Tree:
         fresh = [path.team.sample_candidate(point, number) for number in range(1, 1 + point.k - len(kept))]
         replies = [*kept, *await gather_or_cancel(fresh)]
         before = {
-            name: Replayed(one.prompt_ids, one.candidates[one.committed])
+            # As `act` returned it: what settles it later in the episode does so again.
+            name: Replayed(one.prompt_ids, path.team.unsettled.get(one.name, one.candidates[one.committed]))
             for name, one in path.own.items()
             if one.order < point.order
         }
@@ -155,10 +165,10 @@ class _Tree:
 
         numbers = range(point.k)
         played = await gather_or_cancel([follow(n, m) for n in numbers for m in range(options.continuations)])
+        scored = lowest_for_errors([own for own, _ in played[:: options.continuations]])
         candidates, values, inner = [], [], []
-        for number in numbers:
+        for number, own in enumerate(scored):
             of_reply = played[number * options.continuations : (number + 1) * options.continuations]
-            own = of_reply[0][0]
             value = math.fsum(branch.value for _, branch in of_reply) / options.continuations
             candidates.append(replace(own, reward=value + options.score_weight * own.reward))
             values.append(value)

@@ -17,14 +17,15 @@ import inspect
 import json
 import logging
 import secrets
+import sys
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from aiohttp import web
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from verl_atgrpo.environment import Message, Score
 from verl_atgrpo.tools import Reply, split_thought
@@ -36,6 +37,10 @@ logger = logging.getLogger(__name__)
 
 MOST_BYTES = 16 * 2**20
 """Largest body of a request."""
+MOST_REFUSALS = 100
+"""Requests beyond a limit, of one agent, after which the episode is ended: its framework does not stop."""
+GRACE = 30.0
+"""Seconds that a framework has to end by itself after its episode's time is over."""
 CallScore = Callable[[str, Sequence[Message], Reply], Score | Awaitable[Score]]
 """(agent, messages, reply) -> score."""
 
@@ -64,6 +69,36 @@ class Endpoint:
         return openai.AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, timeout=None, http_client=http)
 
 
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    type: Literal["text"] = "text"
+    text: str
+
+
+class _CalledFunction(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    name: str
+    arguments: str | dict[str, Any]
+
+
+class _Call(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    function: _CalledFunction
+
+
+class _MessageForm(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[_Part] | None = None
+    tool_calls: list[_Call] | None = None
+
+
+def _checked(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns a message as it came, with the fields of its framework; raises ValidationError if it is none."""
+    _MessageForm.model_validate(message)
+    return message
+
+
 class _Function(BaseModel):
     model_config = ConfigDict(extra="allow")  # `strict` and the like, which chat templates do not show
     name: str
@@ -82,14 +117,17 @@ class _StreamOptions(BaseModel):
     include_usage: bool = False
 
 
+_Text = Annotated[str, Field(min_length=1)]
+
+
 class _Asked(BaseModel):
     """A request. What is listed here is heeded, or has no effect on the answer; all else is refused."""
 
     model_config = ConfigDict(extra="forbid")
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: list[Annotated[dict[str, Any], AfterValidator(_checked)]] = Field(min_length=1)
     model: str = ""
     n: int | None = Field(None, ge=1, le=64)
-    stop: str | list[str] | None = None
+    stop: _Text | list[_Text] | None = None
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     stream: bool | None = False
@@ -108,6 +146,14 @@ class _Asked(BaseModel):
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
+
+    @field_validator("tools")
+    @classmethod
+    def _distinct(cls, tools: list[_ToolSchema] | None) -> list[_ToolSchema] | None:
+        names = [tool.function.name for tool in tools or ()]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two tools have the name {min(twice)!r}")
+        return tools
 
 
 class _Refused(Exception):
@@ -128,12 +174,16 @@ class _Session:
     max_turns: int
     deadline: float | None
     """On the event loop's clock."""
+    end: Callable[[str, str], None]
+    """Ends the episode: limit, and why."""
     turns: int = 0
     running: set[asyncio.Task[Any]] = field(default_factory=set)
     defect: Exception | None = None
     """What a decision raised that is no failure of the episode; ends the run."""
     limit: tuple[str, str] | None = None
     """The limit that refused a request, and why."""
+    over: int = 0
+    """Requests beyond a limit."""
 
     async def answer(self, asked: _Asked) -> list[Candidate]:
         """Makes as many decisions as a request asks for answers; raises _Refused if it cannot be had."""
@@ -145,6 +195,7 @@ class _Session:
             raise self._over("time_limit", "the episode's time is over")
         if self.turns + number > self.max_turns:
             raise self._over("turn_limit", f"{self.agent} has {self.max_turns} turns")
+        # A framework asks for the same in evaluation, which has settings of its own: there they are those that apply.
         own = self.team.sampling_of(self.agent)
         for name in ("temperature", "top_p"):
             given = getattr(asked, name)
@@ -170,6 +221,9 @@ class _Session:
     def _over(self, limit: str, why: str) -> _Refused:
         """Returns a refusal by a limit, after which the episode cannot go on as its team would."""
         self.limit = self.limit or (limit, why)
+        self.over += 1
+        if self.over > MOST_REFUSALS:
+            self.end(limit, f"{why}, and {self.over} requests came after that")
         return _Refused(403, why, limit)
 
     async def _decide(self, asked: _Asked) -> Candidate:
@@ -267,8 +321,10 @@ class EndpointServer:
             return _Asked.model_validate_json(await request.read())
         except web.HTTPRequestEntityTooLarge:
             raise _Refused(413, f"the body has more than {MOST_BYTES} bytes", "body_too_large") from None
+        except web.RequestPayloadError as error:  # not compressed as it says, for instance
+            raise _Refused(400, f"the body cannot be read: {error}", "invalid_request") from None
         except ValidationError as error:
-            wrong = error.errors()[0]
+            wrong = max(error.errors(), key=lambda one: len(one["loc"]))  # of a union's members the one it nearly is
             what = ".".join(map(str, wrong["loc"])) or "body"
             raise _Refused(400, f"{what}: {wrong['msg']}", "invalid_request") from None
 
@@ -349,23 +405,45 @@ async def serve(
     """Opens an endpoint for each agent of an episode; see `Team.serve`."""
     from verl_atgrpo.team import EpisodeFailed
 
-    server = server_of(host)
-    deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+    server, loop, owner = server_of(host), asyncio.get_running_loop(), asyncio.current_task()
+    assert owner is not None  # coroutines run in tasks
+    deadline = None if timeout is None else loop.time() + timeout
+    ended: list[tuple[str, str]] = []
+
+    def end(limit: str, why: str) -> None:
+        if not ended:
+            ended.append((limit, why))
+            owner.cancel()
+
     # A wildcard is no address to connect to; from elsewhere it is the machine's, with the same port.
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     keys = {agent: f"atgrpo-{secrets.token_urlsafe(24)}" for agent in agents}
-    sessions = [_Session(team, agent, score, max_turns, deadline) for agent in keys]
+    sessions = [_Session(team, agent, score, max_turns, deadline, end) for agent in keys]
     server.sessions.update(zip(keys.values(), sessions, strict=True))  # before it starts, or it might just be closed
+    timer = None
+    if timeout is not None:
+        why = f"the episode had not ended {GRACE:g} s after its {timeout:g} s were over"
+        timer = loop.call_later(timeout + GRACE, end, "time_limit", why)
     try:
         await server.start()
         base_url = f"http://{shown}:{server.port}/v1"
         yield {agent: Endpoint(base_url, key, team.policy_name(agent)) for agent, key in keys.items()}
+        if ended:  # just as it ended by itself
+            await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        if not ended:
+            raise
+        if sys.version_info >= (3, 11):
+            owner.uncancel()
+        raise EpisodeFailed(*ended[0]) from None
     except Exception as error:
         limits = [session.limit for session in sessions if session.limit is not None]
         if limits and team.failure is None:  # what the framework made of the refusal
             raise EpisodeFailed(*limits[0]) from error
         raise
     finally:
+        if timer is not None:
+            timer.cancel()
         for key in keys.values():
             del server.sessions[key]
         running = {task for session in sessions for task in session.running} - {asyncio.current_task()}

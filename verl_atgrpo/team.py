@@ -244,6 +244,10 @@ class Request:
     limits: Limits | None = None
 
 
+class _NoScore(TypeError):
+    """An environment returned something else than a score: a defect, whatever the reply was."""
+
+
 class _NotScored(Exception):
     """A score made a decision in evaluation, where nobody needs its result."""
 
@@ -300,7 +304,8 @@ class Agent:
             score: reply -> Score, sync or async; it must not change the state. None scores 0. An async one may make
                 decisions itself (a judge, a refinement); evaluation does not score such candidates.
             score_all: replies -> their scores, in place of `score`: for a judge that ranks the candidates of a group.
-                It gets all of them at once, in evaluation and with the scheme `parallel` one.
+                It gets all of them at once, in evaluation and where each is sampled alone (`parallel`, `branch`) one,
+                so a ranking is worth nothing there.
             candidates: K of this decision in training, in place of the recipe's; at least 2 if it is trained. With
                 the scheme `parallel` a trained decision has one candidate nevertheless.
             train: False for a decision whose candidates are no rows of the update, such as a draft or a simulated
@@ -313,7 +318,9 @@ class Agent:
         Raises:
             EpisodeFailed: a candidate could not be sampled; the environment should not catch it.
             ToolError: something is no tool, or the policy's chat template knows none.
-            ValueError: `candidates` or `max_tokens` is too small, or both `score` and `score_all` are given.
+            TypeError: a score is no `Score`.
+            ValueError: `candidates` or `max_tokens` is too small, a stop text is empty, or `score` and `score_all` are
+                both given.
         """
         if score is not None and score_all is not None:
             raise ValueError(f"agent {self.name!r}: both score and score_all are given; use one")
@@ -321,6 +328,8 @@ class Agent:
             raise ValueError(f"agent {self.name!r}: candidates={candidates}, and train={train} needs {1 + train}")
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"agent {self.name!r}: max_tokens={max_tokens} is less than 1")
+        if "" in stop:
+            raise ValueError(f"agent {self.name!r}: stop={list(stop)} has an empty text, which ends every reply")
         limits = Limits(max_tokens, tuple(stop), bool(tools)) if max_tokens is not None or stop or tools else None
         request = Request(prompt, score, score_all, candidates, train, tools_of(tools), limits)
         return await self._team._decide(self.name, request)
@@ -392,6 +401,10 @@ class Team:
         `dialogue_turns_broken`)."""
         self._dialogues: dict[str, tuple[list[Message], list[int]]] = {}
         """Messages and tokens of the last decision, by scope and agent."""
+        self._unscored: set[str] = set()
+        """Scopes of scores that made a decision in evaluation."""
+        self.unsettled: dict[str, Candidate] = {}
+        """Name of a settled decision -> the committed candidate as `act` returned it."""
         self.failure: Exception | None = None
         """What a decision raised first. The episode has failed even if the environment catches the exception."""
 
@@ -413,7 +426,7 @@ class Team:
         agents: Sequence[str] | None = None,
         host: str = "127.0.0.1",
         max_turns: int = 64,
-        timeout: float | None = None,
+        timeout: float | None = 3600.0,
     ) -> AbstractAsyncContextManager[Mapping[str, Endpoint]]:
         """Opens an OpenAI-compatible endpoint for each agent, as `async with team.serve() as urls`.
 
@@ -425,11 +438,23 @@ class Team:
                 (`at_grpo.scheme` `branch` or `parallel`) then.
             agents: those that are served; None for all.
             host: where to listen. The keys are the only protection on other addresses than the loopback.
-            max_turns: most completions of each agent; further requests are refused.
-            timeout: seconds after which requests are refused and those in flight end; None for no limit.
+            max_turns: most completions of each agent; further requests are refused, and a hundred of them end the
+                episode.
+            timeout: seconds after which requests are refused and those in flight end. What has not ended half a minute
+                later is cancelled, and the episode fails. None for no limit.
+
+        Raises:
+            EpisodeFailed: within the `async with`, an agent's framework did not end at its limits, or did not catch
+                that a request was refused by one.
+            RuntimeError: it is called in a score.
         """
         from verl_atgrpo.endpoints import serve
 
+        if self._scope() != self._path:
+            raise RuntimeError(
+                "serve() in a score: its requests could not be told from those of the other candidates' scores; "
+                "call act, or serve in run"
+            )
         served = list(self._policy_of) if agents is None else [self[agent].name for agent in agents]
         return serve(self, served, score, host=host, max_turns=max_turns, timeout=timeout)
 
@@ -438,8 +463,8 @@ class Team:
         return self._policy_of[agent]
 
     def sampling_of(self, agent: str) -> Mapping[str, Any]:
-        """Returns the sampling parameters of an agent, as far as they are known."""
-        return getattr(self._sampler(agent), "sampling_params", {})
+        """Returns the sampling parameters of an agent in training, as far as they are known; none in evaluation."""
+        return {} if self._scheme == "evaluate" else getattr(self._sampler(agent), "sampling_params", {})
 
     def _sampler(self, agent: str) -> Sampler:
         own = self._own.get(agent)
@@ -450,6 +475,7 @@ class Team:
             raise asyncio.CancelledError("the episode has ended")
         scope = self._scope()
         if scope != self._path and self._scheme == "evaluate":
+            self._unscored.add(scope)
             raise _NotScored
         turn, order = self._started[f"{scope}{agent}"], self._started[scope]
         self._started.update((f"{scope}{agent}", scope))
@@ -463,7 +489,9 @@ class Team:
         self._active.add(running)
         try:
             decision = await self._sample_and_commit(asked, request)
-            self._collect(decision).append(decision)  # after those of its scores
+            place = self.decisions if scope == self._path else self._nested.setdefault(scope, [])
+            self._collect(decision, place)
+            place.append(decision)  # after those of its scores
             return decision.candidates[decision.committed]
         except _NotScored:
             raise
@@ -482,15 +510,10 @@ class Team:
         """Sets the scope of the running task and of the tasks that it starts."""
         _SCOPE.set((self, scope))
 
-    def _collect(self, decision: Decision, when: str = "") -> list[Decision]:
-        """Adds the decisions of a decision's scores, in an order that no timing changes, to the list where it belongs.
-
-        Returns that list.
-        """
-        place = self._nested.setdefault(decision.scope, []) if decision.scope != self._path else self.decisions
+    def _collect(self, decision: Decision, place: list[Decision], when: str = "") -> None:
+        """Adds the decisions of a decision's scores to `place`, in an order that no timing changes."""
         for part in (*range(len(decision.candidates)), "all"):
             place += sorted(self._nested.pop(f"{decision.name}.{part}{when}/", []), key=lambda inner: inner.order)
-        return place
 
     async def settle(self, reply: Candidate, score: ScoreFunction) -> Candidate:
         """Scores a decision of the team's when more is known than at the decision: all its candidates, not one.
@@ -507,8 +530,18 @@ class Team:
 
         Raises:
             EpisodeFailed: a decision of the score failed.
+            TypeError: a candidate is left out: its score is none.
             ValueError: `reply` is of no decision of this team, or was settled before.
         """
+        if self._closed:
+            raise asyncio.CancelledError("the episode has ended")
+        try:
+            return await self._settle(reply, score)
+        except Exception as failure:
+            self.failure = self.failure or failure
+            raise
+
+    async def _settle(self, reply: Candidate, score: ScoreFunction) -> Candidate:
         places = [self.decisions, *self._nested.values()]
         found = [
             (place, index)
@@ -529,9 +562,10 @@ class Team:
             return await self._score(candidate, decision, score)
 
         numbered = enumerate(decision.candidates)
-        scored = _lowest_for_errors(await gather_or_cancel([settled(*candidate) for candidate in numbered]))
+        scored = lowest_for_errors(await gather_or_cancel([settled(*candidate) for candidate in numbered]))
         place[index] = replace(decision, candidates=tuple(scored))
-        self._collect(decision, ".later")
+        self.unsettled[decision.name] = reply
+        self._collect(decision, place, ".later")
         return scored[decision.committed]
 
     async def close(self) -> None:
@@ -572,7 +606,7 @@ class Team:
         if replayed is not None and isinstance(replayed.reply, Candidate):
             sampled = [replayed.reply]
         elif request.score_all is None:
-            sampled = _lowest_for_errors(await gather_or_cancel([sample(index) for index in numbers]))
+            sampled = lowest_for_errors(await gather_or_cancel([sample(index) for index in numbers]))
         else:
             answered = await gather_or_cancel([answer(index) for index in numbers])
             (sampled,) = await gather_or_cancel([self._score_all(answered, asked, request.score_all)])
@@ -636,11 +670,11 @@ class Team:
             if inspect.isawaitable(scored):
                 scored = await scored
             return self._scored_as(answered, scored, where)
-        except _NotScored:
-            return replace(answered, score=Score(), reward=0.0)
-        except EpisodeFailed:
+        except (EpisodeFailed, _NoScore):
             raise
         except Exception as error:  # a reply that the environment's author did not think of, or a defect
+            if self._scope() in self._unscored:
+                return replace(answered, score=Score(), reward=0.0)
             if self._on_score_error is None:
                 raise
             self._on_score_error(asked.agent, asked.turn, answered.generation.text, error)
@@ -656,13 +690,19 @@ class Team:
             scores = score_all([_to_score(candidate) for candidate in answered])
             if inspect.isawaitable(scores):
                 scores = await scores
-        except _NotScored:
+        except Exception:
+            if self._scope() not in self._unscored:
+                raise
             scores = [Score()] * len(answered)
+        if not isinstance(scores, Sequence):
+            raise _NoScore(f"{where}: score_all gave {scores!r:.80}, not a list of scores")
         if len(scores) != len(answered):
             raise ValueError(f"{where}: score_all gave {len(scores)} scores for {len(answered)} replies")
         return [self._scored_as(*pair, where) for pair in zip(answered, scores, strict=True)]
 
     def _scored_as(self, answered: Candidate, score: Score, where: str) -> Candidate:
+        if not isinstance(score, Score):
+            raise _NoScore(f"{where}: the score of {answered.text!r:.80} is {score!r:.80}, not a Score")
         reward = score.mixed(self._options.alpha, self._options.local_weight)
         if not math.isfinite(reward):
             raise ValueError(f"{where}: the environment gave a score of {score}, not finite")
@@ -678,7 +718,7 @@ def _parts(of: Decision) -> tuple[object, ...]:
     return (*((of.scope,) if of.scope else ()), of.agent, of.turn)
 
 
-def _lowest_for_errors(sampled: list[Candidate]) -> list[Candidate]:
+def lowest_for_errors(sampled: list[Candidate]) -> list[Candidate]:
     """Returns candidates in which those without a score have the lowest reward of the others, and at most 0.
 
     Raises the first error if none of several candidates could be scored: not a single reply is at fault.

@@ -15,8 +15,9 @@ import asyncio
 import functools
 import inspect
 import json
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -29,9 +30,6 @@ ToolSource: TypeAlias = "Callable[..., Any] | Mapping[str, Any] | Tool"
 """A typed function, sync or async; an OpenAI schema `{"type": "function", "function": {...}}`; or a `Tool`."""
 _ID_LETTERS = 9
 """Length of a call's id; Mistral's templates require nine letters or digits."""
-_THREADS = ThreadPoolExecutor(64, thread_name_prefix="tool")
-"""Where sync tools run: not asyncio's own pool, which parsing and frameworks use, and which a tool that hangs would
-fill."""
 _SHOWN = 300
 """Most characters of an error in an observation."""
 
@@ -58,9 +56,15 @@ def with_system(text: str | None, messages: Sequence[Message]) -> Sequence[Messa
 
 
 def split_thought(raw: str) -> tuple[str, str]:
-    """Returns what an answer thought, up to its last `</think>`, and the rest; all of it is the rest without one."""
+    """Returns what an answer thought, up to its last `</think>`, and the rest.
+
+    What has not finished thinking says nothing; without thoughts all of it is the rest.
+    """
     thought, ended, said = raw.rpartition("</think>")
-    return (thought.strip().removeprefix("<think>").strip(), said.strip()) if ended else ("", raw)
+    if ended:
+        return thought.strip().removeprefix("<think>").strip(), said.strip()
+    before, begun, thought = raw.partition("<think>")
+    return (thought.strip(), before.strip()) if begun else ("", raw)
 
 
 def valid(text: str) -> str:
@@ -169,7 +173,9 @@ class Tool:
 
         async def call(arguments: str) -> str:
             run = functools.partial(adapter.validate_json, arguments or "{}")
-            result = await (run() if decides else asyncio.get_running_loop().run_in_executor(_THREADS, run))
+            result = run() if decides else await _in_thread(run)
+            if inspect.isawaitable(result):  # of a decorated coroutine function, too
+                result = await result
             return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
         return cls(name, inspect.getdoc(source) or "", _untitled(parameters), call, in_order=decides)
@@ -179,6 +185,25 @@ class Tool:
         """Its schema in OpenAI's form, as chat templates read it."""
         of_function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": of_function}
+
+
+async def _in_thread(run: Callable[[], Any]) -> Any:
+    """Runs a sync tool in a thread of its own.
+
+    Not in a pool: tools that hang would fill it. And not in asyncio's, which waits for them when the process ends.
+    """
+    done: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            result = run()
+        except BaseException as error:  # noqa: BLE001  (raised again where it is awaited)
+            done.set_exception(error)
+        else:
+            done.set_result(result)
+
+    threading.Thread(target=work, name="tool", daemon=True).start()
+    return await asyncio.shield(asyncio.wrap_future(done))
 
 
 def tools_of(sources: Sequence[ToolSource]) -> tuple[Tool, ...]:

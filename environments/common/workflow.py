@@ -23,11 +23,15 @@ def chat(question: str, system: str | None = None) -> list[Message]:
 
 
 def once(run: Callable[[str], Coroutine[Any, Any, Result]]) -> Callable[[str], asyncio.Task[Result]]:
-    """Returns `run` cached by its argument: the program that was scored is not run again when it is committed."""
+    """Returns `run` cached by its argument: the program that was scored is not run again when it is committed.
+
+    What failed is run again: in evaluation scores make no decisions, and `run` may.
+    """
     runs: dict[str, asyncio.Task[Result]] = {}
 
     def started(text: str) -> asyncio.Task[Result]:
-        if text not in runs:
+        before = runs.get(text)
+        if before is None or (before.done() and (before.cancelled() or before.exception() is not None)):
             runs[text] = asyncio.create_task(run(text))
         return runs[text]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,9 @@ RIVERS = (
     "Adda", "Bure", "Cher", "Drina", "Ebro", "Fulda", "Garonne", "Havel", "Isar", "Jiu", "Kupa", "Loire", "Meuse",
     "Neris", "Oise", "Piave",
 )  # fmt: skip
+
+_SHORT = 3
+"""Letters of a title that may be a common word."""
 
 
 @dataclass(frozen=True)
@@ -184,6 +188,10 @@ def _text(value: object) -> str:
 
 
 def contains_title(text: str, titles: Sequence[str]) -> list[str]:
-    """Returns the titles that a text names."""
-    lower = text.casefold()
-    return [title for title in titles if title.casefold() in lower]
+    """Returns the titles that a text names as whole words; short ones (`It`) with the case of their letters."""
+
+    def named(title: str) -> bool:
+        case = 0 if len(title) <= _SHORT else re.IGNORECASE
+        return re.search(rf"(?<!\w){re.escape(title)}(?!\w)", text, case) is not None
+
+    return [title for title in titles if named(title)]

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("verl")
 
-from verl_atgrpo.config.run_check import check_agents
+from verl_atgrpo.config.run_check import check_agents, check_branch_points
 from verl_atgrpo.config.schema import AtGrpoConfig, BranchSettings, ConfigError
 
 
@@ -81,6 +81,22 @@ def test_agents_must_be_the_environments() -> None:
         ConfigError, match=r"at_grpo\.branch\.at\.pilot is not an agent of 'walk': it has navigator, p"
     ):
         check_agents(made, made.make_environment())
+
+
+@pytest.mark.parametrize(
+    ("branch", "message"),
+    [
+        ({"min_tokens": 49}, r"min_tokens=49: no prompt has as many tokens with data\.max_prompt_length=48; lower it"),
+        ({"at": {"navigator": 0, "pacer": 0}}, r"at\.pacer: the policy 'other' is not trained, so its decisions are"),
+    ],
+)
+def test_points_that_no_episode_can_reach_are_refused(branch: dict[str, Any], message: str) -> None:
+    policies = {"one": None, "other": {"trainable": False}}
+    made = settings(branch=branch, policies=policies, agents={"navigator": "one", "pacer": "other"})
+    with pytest.raises(ConfigError, match=rf"^at_grpo\.branch\.{message}"):
+        check_branch_points(made, made.make_environment(), 48)
+    fine = settings(branch={"min_tokens": 48, "at": {"navigator": 0}})
+    check_branch_points(fine, fine.make_environment(), 48)
 
 
 def test_an_agent_may_have_a_k_of_its_own() -> None:

@@ -13,7 +13,7 @@ pytest.importorskip("bm25s", reason="needs the extra `search`")
 
 from verl_atgrpo.environment import EnvironmentConfigError, Score, make
 from verl_atgrpo.environments.search.answers import contains, exact, f1, normalised
-from verl_atgrpo.environments.search.corpus import Corpus, Document, Facts, Question, two_hop
+from verl_atgrpo.environments.search.corpus import Corpus, Document, Facts, Question, contains_title, two_hop
 from verl_atgrpo.environments.search.environment import RoutedSearch, Search, SingleSearch
 from verl_atgrpo.team import EpisodeRecord, ScriptedTeam, play
 from verl_atgrpo.testing import Script, check_environment
@@ -77,6 +77,12 @@ def test_searches_by_hand() -> None:
     assert titles("Faro", 1) == ["Faro"]
     assert titles("lives") == ["Anna", "Boris"], "at ties the earlier ones"
     assert titles("") == titles("the") == titles("\U0001f600") == titles("nobody") == []
+
+
+def test_titles_are_found_as_whole_words() -> None:
+    titles = ["It", "A", "Anna", "New York (state)"]
+    assert contains_title("Which city is it? a hint: Annapolis", titles) == []
+    assert contains_title("Who directed It, and who is ANNA of new york (state)?", titles) == ["It", *titles[2:]]
 
 
 def test_generated_questions_take_two_searches() -> None:

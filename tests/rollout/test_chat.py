@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("verl")
 pytest.importorskip("transformers")
 
+from tokenizers import AddedToken
+
 from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.tiny_models.tiny import build_tokenizer
 from verl_atgrpo.tools import Reply, Tool, ToolError, observe, tools_of
@@ -111,6 +113,35 @@ def test_replies_with_calls(text: str, said: str, thought: str, calls: list[Any]
     reply = parsed(text)
     assert (reply.text, reply.reasoning, reply.unparsed, reply.raw) == (said, thought, unparsed, text)
     assert [(call.name, call.arguments) for call in reply.calls] == calls
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("thought", ["", "<think>Where?</think>"])
+def test_calls_whose_marks_are_special_tokens(thought: str, special: bool) -> None:
+    """As Kimi's: the text that agents see has none of them."""
+    marks = [
+        f"<|tool_call{name}|>" for name in ("s_section_begin", "s_section_end", "_begin", "_argument_begin", "_end")
+    ]
+    tokenizer = build_tokenizer(("<think>", "</think>"))
+    tokenizer.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in (*marks, "<|im_end|>")])
+    opened, closed, begin, arguments, end = marks
+
+    def parsed(text: str) -> Reply:
+        return asyncio.run(Chat(tokenizer, format="kimi").parse(tokenizer.encode(thought + text), TOOLS))
+
+    reply = parsed(f'I look.{opened}{begin}search{arguments}{{"query": "x"}}{end}{closed}')
+    assert [(call.name, call.arguments) for call in reply.calls] == [("search", '{"query": "x"}')]
+    assert (reply.text, reply.unparsed, bool(reply.reasoning)) == ("I look.", 0, bool(thought))
+    reply = parsed(f'{opened}{begin}search{arguments}{{"query"')
+    assert (reply.calls, reply.unparsed) == ((), 1)
+
+
+def test_a_schema_without_properties_or_with_true_for_one_is_one() -> None:
+    for parameters in ({}, {"properties": None}, {"properties": {"query": True}}):
+        tool = Tool("search", "", parameters)
+        one = chat()
+        (call,) = asyncio.run(one.parse(one.tokenizer.encode(CALL), [tool])).calls
+        assert call.name == "search"
 
 
 def test_the_family_of_the_model_decides_the_form() -> None:

@@ -9,15 +9,16 @@ import pytest
 pytest.importorskip("verl")
 
 from fakes import simulated_engine
-from fakes.simulated_engine import SimulatedEngine, run_virtually
+from fakes.simulated_engine import SimulatedEngine, Turns, run_virtually
 from fakes.simulated_worker import SimulatedWorker, without_tensors
 
-from verl_atgrpo import Score
+from verl_atgrpo import Outcome, Score
 from verl_atgrpo.config.schema import BranchSettings
+from verl_atgrpo.endpoints import drain_refused
 from verl_atgrpo.rollout.worker import MOST_SCORE_ERRORS
 from verl_atgrpo.sandbox.pool import POOL
 from verl_atgrpo.serving.requests import engine_params
-from verl_atgrpo.team import EpisodeFailed
+from verl_atgrpo.team import EpisodeFailed, Team
 from verl_atgrpo.trainer.metrics import rollout_metrics, step_metrics
 from verl_atgrpo.trainer.step_rows import StepRows
 
@@ -49,7 +50,8 @@ def played(engine: SimulatedEngine, episodes: int) -> tuple[SimulatedWorker, lis
         rows.tags += tags
 
     worker = SimulatedWorker(engine, put, turns=2, candidates=3)
-    POOL.drain_counts()  # other tests' programs are no business of this worker
+    POOL.drain_counts()  # other tests' programs and requests are no business of this worker
+    drain_refused()
     run_virtually(worker.play_all(episodes))
     return worker, episode_keys, rows
 
@@ -101,6 +103,25 @@ def test_a_failed_episode_leaves_no_row_and_the_others_all_of_theirs() -> None:
     assert sorted(keys[0] for keys in episode_keys) == ["t0_0_0", "t2_0_0"]
     counts = worker.drain_report().counts
     assert (counts["episodes_failed"], counts["failed/engine"]) == (1, 1)
+
+
+class Untrained(Turns):
+    """In task 1 a simulated user hangs up before anyone else has said a thing."""
+
+    async def run(self, task: int, team: Team) -> Outcome:
+        if task == 1:
+            await team.planner.act("hello?", train=False)
+            return Outcome(False)
+        return await super().run(task, team)
+
+
+def test_an_episode_without_a_trained_decision_is_replaced_and_does_not_end_the_run() -> None:
+    keys: list[str] = []
+    worker = SimulatedWorker(SimulatedEngine(), lambda new, tags: keys.extend(new), turns=1, candidates=2)
+    worker._environment = Untrained(1)
+    run_virtually(worker.play_all(3))
+    assert {key.partition("_")[0] for key in keys} == {"t0", "t2"}
+    assert worker.drain_report().counts["failed/nothing_to_train"] == 1
 
 
 def test_replies_whose_score_raises_are_counted_and_many_of_them_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

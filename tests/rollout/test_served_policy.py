@@ -54,6 +54,16 @@ def policy(answer: Any, **changes: Any) -> ServedPolicy:
     return ServedPolicy(**{**settings, **changes})
 
 
+def test_a_prompt_of_a_megabyte_is_refused_before_it_is_tokenized() -> None:
+    served = policy(output([1]))
+    served.chat.tokenizer = None  # must not be called
+    with pytest.raises(
+        EpisodeFailed, match=r"2049 characters is longer than data.max_prompt_length=8 tokens"
+    ) as found:
+        served.encode([{"role": "user", "content": "x" * 2049}])
+    assert found.value.reason == "prompt_too_long"
+
+
 def sample(served: ServedPolicy, seed: int | None = 7) -> Any:
     return asyncio.run(served.generate("d", [1, 2], seed))
 

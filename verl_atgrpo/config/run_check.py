@@ -108,6 +108,7 @@ def _check_team_job(view: View, settings: AtGrpoConfig) -> None:
     environment = settings.make_environment()
     settings.validation_policies_of(environment)
     check_agents(settings, environment)
+    check_branch_points(settings, environment, config.data.max_prompt_length)
     check_answers(config, settings, environment)
     if not config.trainer.val_only:
         check_schemes(settings, environment)
@@ -143,6 +144,31 @@ def check_agents(settings: AtGrpoConfig, env: Environment) -> None:
             )
     if isinstance(own, dict) and "all" not in own and (missing := [agent for agent in env.agents if agent not in own]):
         raise ConfigError(f"{SECTION}.candidates has no number for {missing[0]!r}: add {missing[0]}: 4, or all: 4")
+
+
+def check_branch_points(settings: AtGrpoConfig, env: Environment, longest: int) -> None:
+    """Raises ConfigError if no episode can branch where `at_grpo.branch` says.
+
+    Args:
+        settings: the section.
+        env: the environment.
+        longest: tokens of the longest prompt, `data.max_prompt_length`.
+    """
+    branch = settings.branch
+    if branch is None:
+        return
+    if branch.min_tokens > longest:
+        raise ConfigError(
+            f"{SECTION}.branch.min_tokens={branch.min_tokens}: no prompt has as many tokens with "
+            f"data.max_prompt_length={longest}; lower it"
+        )
+    policies, assigned = settings.policy_settings(), settings.policies_of(env)
+    for agent in branch.at if isinstance(branch.at, Mapping) else ():
+        if not policies[assigned[agent]].trainable:
+            raise ConfigError(
+                f"{SECTION}.branch.at.{agent}: the policy {assigned[agent]!r} is not trained, so its decisions are no "
+                "branch points; remove it, or name an agent that is trained"
+            )
 
 
 def check_schemes(settings: AtGrpoConfig, env: Environment) -> None:

@@ -67,7 +67,7 @@ class EndpointPolicy:
             max_retries=_RETRIES,
         )
         answers = answers or ValidationAnswers()
-        self.sampling_params = sampling = {**sampling, **answers.model_dump(include={*sampling}, exclude_none=True)}
+        sampling = {**sampling, **answers.model_dump(include={*sampling}, exclude_none=True)}
         chat_template_kwargs = {**chat_template_kwargs, **(answers.chat_template_kwargs or {})}
         self._system, self._stop = answers.system, tuple(answers.stop or ())
         extra: dict[str, Any] = {}

@@ -96,6 +96,12 @@ class Chat:
             ) from error
 
     @cached_property
+    def _call_marks(self) -> list[str]:
+        """What a call, or a section of calls, begins with; each of verl's parsers has some of these."""
+        names = ("tool_call_start_token", "tool_call_begin_token", "tool_calls_section_start_token")
+        return [mark for name in (*names, "tool_calls_start_token") if (mark := getattr(self._parser, name, None))]
+
+    @cached_property
     def call_ends(self) -> list[int]:
         """Tokens with which the model family ends an answer that has calls, beside the end of a sequence."""
         ends: list[int] = self._parser.stop_token_ids
@@ -114,21 +120,22 @@ class Chat:
             ids.pop()  # the parsers keep it in the text
         decoded = self.tokenizer.decode(ids, skip_special_tokens=True)
         raw = decoded if text is None else text
-        asked = 0
+        # With the tokens that mark calls, which are special ones in some families.
+        whole = self.tokenizer.decode(ids, skip_special_tokens=False)
+        after = decoded[len(raw) :]  # the text at which it was stopped, and what followed
         if self.format == "gpt-oss":
-            thought, said, asked = _channels(self.tokenizer.decode(ids, skip_special_tokens=False), raw)
-            said = said.removesuffix(decoded[len(raw) :])  # the text at which it was stopped, and what followed
-        elif "<think>" in raw and "</think>" not in raw:  # it has not finished thinking
-            return Reply("", raw.partition("<think>")[2].strip(), raw=raw)
+            thought, said, begun = _channels(whole, raw)
+            said = said.removesuffix(after)
         else:
             thought, said = split_thought(raw)
+            whole = split_thought(whole.removesuffix(after))[1]
+            begun = max((whole.count(mark) for mark in self._call_marks), default=0)
             if said != decoded:  # what it thought may contain calls that it did not make
-                ids = self.tokenizer.encode(said, add_special_tokens=False)
+                ids = self.tokenizer.encode(whole, add_special_tokens=False)
         # In a thread and loop of its own: the parsers wait for asyncio's pool, which sync frameworks may have filled.
         extract = functools.partial(self._parser.extract_tool_calls, ids, _schemas(tools))
         left, found = await asyncio.get_running_loop().run_in_executor(_THREADS, lambda: asyncio.run(extract()))
         calls = tuple(ToolCall(valid(call.name), valid(call.arguments)) for call in found)
-        begun = asked or said.count(getattr(self._parser, "tool_call_start_token", None) or "\0")
         kept = left if calls and self.format != "gpt-oss" else said
         return Reply(kept.strip(), thought, calls, unparsed=max(0, begun - len(calls)), raw=raw)
 
@@ -154,8 +161,9 @@ def _schemas(tools: Sequence[Tool]) -> list[Any]:
     from verl.tools.schemas import OpenAIFunctionToolSchema
 
     def typed(tool: Tool) -> dict[str, Any]:
-        properties = tool.parameters.get("properties", {})
-        types = {name: {"type": one.get("type", "object")} for name, one in properties.items()}
+        properties = tool.parameters.get("properties") or {}
+        known = {name: one for name, one in properties.items() if isinstance(one, Mapping)}  # `true` is a schema, too
+        types = {name: {"type": one.get("type", "object")} for name, one in known.items()}
         return {**tool.schema["function"], "parameters": {"type": "object", "properties": types}}
 
     return [OpenAIFunctionToolSchema(type="function", function=typed(tool)) for tool in tools]

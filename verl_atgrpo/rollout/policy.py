@@ -12,10 +12,13 @@ from verl_atgrpo.config.schema import ValidationAnswers
 from verl_atgrpo.environment import Message
 from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.team import EpisodeFailed, Generation, Limits
-from verl_atgrpo.tools import Reply, Tool
+from verl_atgrpo.tools import Reply, Tool, text_of
 
 SAMPLED = ("temperature", "top_p", "top_k")
 """Sampling parameters that an agent may have of its own."""
+_MOST_CHARACTERS = 256
+"""Characters for each token of the longest prompt. Longer ones are not tokenized, which would take seconds in which no
+other episode goes on; templates may drop some of them, such as earlier thoughts."""
 
 
 @dataclass
@@ -45,6 +48,13 @@ class ServedPolicy:
 
     def encode_with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Returns the token ids of a prompt in which the tools are described; raises as `encode` and `Chat.encode`."""
+        characters = sum(len(text_of(message)) for message in messages)
+        if characters > _MOST_CHARACTERS * self.max_prompt_length:
+            raise EpisodeFailed(
+                "prompt_too_long",
+                f"a prompt of {characters} characters is longer than data.max_prompt_length={self.max_prompt_length} "
+                "tokens",
+            )
         prompt_ids = self.chat.encode(messages, tools)
         if len(prompt_ids) > self.max_prompt_length:
             raise EpisodeFailed(

@@ -231,8 +231,12 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         task = environment.task(split, index)
         try:
             if settings.branch is not None and not validate:
-                return await play_branched(environment, task, make_team, settings.branch, seed)
-            return await play(environment, task, make_team())
+                frozen = {name for name, one in settings.policy_settings().items() if not one.trainable}
+                return await play_branched(environment, task, make_team, settings.branch, seed, frozen)
+            record = await play(environment, task, make_team())
+            if not validate and record.decisions and not any(one.trained for one in record.decisions):
+                raise EpisodeFailed("nothing_to_train", "no decision of the episode is trained (train=False)")
+            return record
         finally:
             if not validate:
                 for sampler in samplers.values():
