@@ -17,7 +17,6 @@ from agents.exceptions import AgentsException
 from desks import DESKS, THINGS, Desks, Visit
 
 from verl_atgrpo import Outcome, Team
-from verl_atgrpo.endpoints import Endpoint
 from verl_atgrpo.environment import stable_hash
 from verl_atgrpo.environments.common.words import read_number
 from verl_atgrpo.tiny_models.demonstrations.demonstrator import DIGITS, Demonstration, Demonstrator, unsure, write
@@ -31,13 +30,14 @@ class HandOff(Desks):
 
     async def run(self, task: Visit, team: Team) -> Outcome:
         """Plays a visit; success means that the agent of the right desk tells the right number."""
-        async with team.serve(max_turns=2) as urls:
-            clerk = _model(urls["clerk"])
+        async with team.serve(max_turns=2) as urls, urls["router"].client() as first, urls["clerk"].client() as second:
+            clerk = OpenAIChatCompletionsModel(urls["clerk"].model, second)
             desks = [
                 Agent(name=desk, instructions=self.clerk_prompt(task, desk)[0]["content"], model=clerk)
                 for desk in DESKS
             ]
-            triage = Agent(name="triage", model=_model(urls["router"]), handoffs=list(desks))
+            asked = OpenAIChatCompletionsModel(urls["router"].model, first)
+            triage = Agent(name="triage", model=asked, handoffs=list(desks))
             try:
                 ended = await Runner.run(
                     triage, self.router_prompt(task)[0]["content"], max_turns=3, run_config=_QUIET
@@ -48,10 +48,6 @@ class HandOff(Desks):
         right = told is not None and told.value == task.number
         there = task.thing in DESKS.get(ended.last_agent.name, ())
         return Outcome(right, float(right), {"right_desk": float(there)})
-
-
-def _model(endpoint: Endpoint) -> OpenAIChatCompletionsModel:
-    return OpenAIChatCompletionsModel(model=endpoint.model, openai_client=endpoint.client())
 
 
 _TAGS = ("<tool_call>", "</tool_call>")

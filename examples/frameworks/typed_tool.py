@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from openai import AsyncOpenAI
 from pydantic_ai import Agent, ModelRetry
 from pydantic_ai.exceptions import ModelAPIError, UnexpectedModelBehavior
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -84,9 +85,13 @@ class Prices(Environment):
             asked = [json.loads(call.arguments) for call in reply.calls if call.name == "price_of"]
             return Score(local=0.2 * bool(asked) + 0.8 * ({"thing": task.thing} in asked))
 
-        async with team.serve(score, max_turns=3) as urls:
-            worker = Agent(_model(urls["worker"]), tools=[price_of], retries=1)
-            teller = Agent(_model(urls["teller"]))
+        async with (
+            team.serve(score, max_turns=3) as urls,
+            urls["worker"].client() as first,
+            urls["teller"].client() as second,
+        ):
+            worker = Agent(_model(urls["worker"], first), tools=[price_of], retries=1)
+            teller = Agent(_model(urls["teller"], second))
             try:
                 found = await worker.run(self.worker_prompt(task))
                 told = await teller.run(self.teller_prompt(found.output.strip(), task))
@@ -97,8 +102,8 @@ class Prices(Environment):
         return Outcome(right, float(right))
 
 
-def _model(endpoint: Endpoint) -> OpenAIChatModel:
-    return OpenAIChatModel(endpoint.model, provider=OpenAIProvider(openai_client=endpoint.client()))
+def _model(endpoint: Endpoint, client: AsyncOpenAI) -> OpenAIChatModel:
+    return OpenAIChatModel(endpoint.model, provider=OpenAIProvider(openai_client=client))
 
 
 _TAGS = ("<tool_call>", "</tool_call>")

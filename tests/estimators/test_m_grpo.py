@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 import torch
 from fakes.advantage_rows import estimate, ids, tensor
+from fakes.scripted_policy import Workflow, run, team_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_atgrpo.estimators.kernel import group_advantages
+from verl_atgrpo.environment import Outcome, Score
+from verl_atgrpo.estimators.kernel import group_advantages, team_advantages
 from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec, resolve_spec
+from verl_atgrpo.rollout.rows import training_rows
+from verl_atgrpo.team import Team
 
 
 def m_grpo(calls: int, **options: Any) -> dict[str, Any]:
@@ -49,6 +53,37 @@ def test_one_call_an_episode_is_the_first() -> None:
     # 1, 0, 0: the same mean and variance once more.
     expected = [MAIN, HIGH, MAIN, -MAIN, LOW, 0, 0, MAIN, LOW, 0, -MAIN]
     assert estimate(UIDS, REWARDS, m_grpo(1)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_calls_with_scores_of_their_own_from_the_team_to_the_advantages() -> None:
+    """As in the paper: a call earns the episode's outcome and its own score, the main agent the outcome alone."""
+
+    def episode(outcome: float, score: float) -> Workflow:
+        async def workflow(team: Team) -> Outcome:
+            asked = await team.left.act("what is asked?")
+            call = await team.right.act(asked.text)
+            said = await team.left.act(f"answer with {call.text}")
+            for reply in (asked, said):
+                await team.settle(reply, lambda text: Score(team=outcome))
+            await team.settle(call, lambda text: Score(team=outcome, local=score))
+            return Outcome(outcome == 1, outcome)
+
+        return workflow
+
+    spec = resolve_spec({"preset": "m_grpo", "main_agent": "left", "sub_calls": 1})
+    rows = []
+    for session, (outcome, score) in enumerate(((1, 0.5), (0, 0.2))):
+        record = run(episode(outcome, score), team_of(scheme="parallel")[0])
+        rows += list(training_rows("q", session, record, "parallel", spec.needs, "own"))
+    rewards = [row.reward for row in rows]
+    assert [(row.tags["agent"], row.reward) for row in rows] == [
+        *(("left", 1), ("right", 1.5), ("left", 1)),
+        *(("left", 0), ("right", 0.2), ("left", 0)),
+    ]
+    found = team_advantages(tensor(*rewards), [row.tags for row in rows], spec)
+    # Calls: 1.5 and .2, mean .85, population std .65.
+    sub = 0.65 / 0.650001
+    assert found.tolist() == pytest.approx([MAIN, sub, MAIN, -MAIN, -sub, -MAIN], abs=1e-6)
 
 
 def test_calls_are_taken_in_the_order_of_decisions_whatever_the_order_of_rows() -> None:
