@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ CHROMIUM, DRIVER = "/usr/bin/chromium", "/usr/bin/chromedriver"
 if not (os.path.exists(CHROMIUM) and os.path.exists(DRIVER)):
     pytest.skip("no chromium here: scripts/install_browser.sh installs Debian's", allow_module_level=True)
 
-from fakes.recorded_run import HOSTILE, write_run
+from fakes.recorded_run import ABOUT, HOSTILE, candidate, decision, step_metrics, write_run
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -22,6 +23,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 from waiting import HANG
 
 from verl_atgrpo.report.page import write
+from verl_atgrpo.report.records import METRICS, TRAIN, RecordFiles, metrics_row
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +112,31 @@ def test_curves_and_no_error_and_no_network(browser: Browser) -> None:
     ]
     assert [url for url in requests if not url.startswith("file://")] == []
     assert len(requests) == 1
+
+
+def test_branches_and_scores_hang_from_the_answers_that_they_follow(chromium: Chrome, tmp_path: Path) -> None:
+    """In the order of the records: the episode, the groups of its continuations, and a judge in a score."""
+    files = RecordFiles(write_run(tmp_path) / "record", 64, 3, ABOUT)
+    made = [("drafter", ""), ("planner", ""), ("planner", "drafter.0=1.0/"), ("judge", "drafter.0=1.0/planner.0.2/")]
+    made += [("planner", "drafter.0=0.2/"), ("judge", "planner.0.all/"), ("judge", "planner.0.1.later/")]
+    answers = [candidate("a", 0.5, None), candidate("b", 1.0, 1.0), candidate("c", 0.0, None)]
+    files.append(
+        TRAIN, [decision(4, TRAIN, 0, n, *answers, agent=a, turn=0, scope=s) for n, (a, s) in enumerate(made)]
+    )
+    files.append(METRICS, [metrics_row(4, 1004.0, step_metrics(4))])
+    write(tmp_path, tmp_path / "report.html", 16)
+    browser = Browser(chromium, f"{(tmp_path / 'report.html').as_uri()}#split=train&step=4&task=0&episode=0")
+    shown = zip(browser.texts(".card h3"), browser.texts(".card .place"), strict=True)
+    depths = [card.get_attribute("class").split()[1] for card in browser.all(".card")]
+    assert [(*card, depth) for card, depth in zip(shown, depths, strict=True)] == [
+        ("drafter, turn 1", "", "depth0"),
+        ("planner, turn 1", "after answer 2 of drafter, turn 1", "depth1"),
+        ("judge, turn 1", "scores answer 3 of planner, turn 1; after answer 2 of drafter, turn 1", "depth2"),
+        ("planner, turn 1", "after answer 1 of drafter, turn 1, continuation 3", "depth1"),
+        ("planner, turn 1", "", "depth0"),
+        ("judge, turn 1", "scores all answers of planner, turn 1", "depth1"),
+        ("judge, turn 1", "settles answer 2 of planner, turn 1", "depth1"),
+    ]
 
 
 def test_values_under_the_pointer(browser: Browser) -> None:

@@ -2,6 +2,39 @@
 // The episode browser. The URL fragment has the selected split, step, task and episode.
 
 const SPLITS = {val: "Validation", train: "Training"};
+const DEEPEST = 4;
+// The decision that a scope hangs from, and the candidate: `planner.0=2.1/` is the second continuation of the planner's
+// third candidate, `planner.0.2/` what that one's score decided, `planner.0.2.later/` what settled it, `.all` of all.
+const SCOPE = /^((?:.*\/)?)([^/=]+?)\.(\d+)(?:=(\d+)\.(\d+)|\.(\d+|all)(\.later)?)\/$/;
+
+/** Returns in words where a decision of this scope is made; nothing for one of the episode itself. */
+function placed(scope) {
+  const found = SCOPE.exec(scope);
+  if (!found) return scope;
+  const [, above, agent, turn, branched, continuation, scored, later] = found;
+  const answer = branched || scored;
+  const which = answer === "all" ? "all answers" : `answer ${Number(answer) + 1}`;
+  const from = `${which} of ${agent}, turn ${Number(turn) + 1}`;
+  const again = Number(continuation) ? `, continuation ${Number(continuation) + 1}` : "";
+  const here = branched ? `after ${from}${again}` : `${later ? "settles" : "scores"} ${from}`;
+  return above ? `${here}; ${placed(above)}` : here;
+}
+
+/** Returns [decision, depth] depth first: a decision is followed by those that hang from its candidates. */
+function asTree(decisions) {
+  const name = (one) => `${one.scope}${one.agent}.${one.turn}`;
+  const known = new Set(decisions.map(name));
+  const below = new Map();
+  for (const one of decisions) {
+    const found = SCOPE.exec(one.scope);
+    const above = found ? `${found[1]}${found[2]}.${found[3]}` : "";
+    const parent = known.has(above) ? above : "";
+    below.set(parent, [...(below.get(parent) || []), one]);
+  }
+  const from = (parent, depth) => (below.get(parent) || []).flatMap(
+    (one) => [[one, depth], ...from(name(one), depth + 1)]);
+  return from("", 0);
+}
 
 /** Draws the browser of `episodes` into `place`; agents decide colours, `policies` is the number of policies. */
 function browseEpisodes(place, episodes, agents, policies) {
@@ -84,7 +117,7 @@ function browseEpisodes(place, episodes, agents, policies) {
     return `step ${one.step}, task ${one.task}, episode ${one.episode}: ${end}, reward ${short(one.reward)}`;
   }
 
-  function decision(one) {
+  function decision([one, depth]) {
     const colour = Math.max(0, agents.indexOf(one.agent)) % COLOURS;
     const answer = make("pre", {class: "text"});
     const caption = make("div", {class: "label"});
@@ -112,9 +145,10 @@ function browseEpisodes(place, episodes, agents, policies) {
     choose(one.committed);
     const head = ["answer", "tokens", "team", "local", "reward", "advantage"].map(
       (name) => make("th", {scope: "col"}, name));
-    return make("article", {class: "card"},
+    return make("article", {class: `card depth${Math.min(depth, DEEPEST)}`},
       make("header", {}, make("span", {class: `dot fill${colour}`}),
-        make("h3", {}, `${one.scope}${one.agent}, turn ${one.turn + 1}`),
+        make("h3", {}, `${one.agent}, turn ${one.turn + 1}`),
+        make("span", {class: "note place"}, placed(one.scope)),
         make("span", {class: "note"}, policies > 1 ? `policy ${one.policy}` : ""),
         make("span", {class: "note"}, `prompt of ${one.prompt_tokens} ${one.prompt_tokens === 1 ? "token" : "tokens"}`)),
       make("div", {class: "columns"},
@@ -138,7 +172,7 @@ function browseEpisodes(place, episodes, agents, policies) {
         + (shown.episode ? `, episode ${shown.episode}` : "")),
         make("span", {class: `badge ${shown.success ? "solved" : "unsolved"}`}, end),
         make("span", {class: "note"}, `reward of the episode ${short(shown.reward)}, ${shown.decisions.length} ${shown.decisions.length === 1 ? "decision" : "decisions"}`)),
-      ...shown.decisions.map(decision));
+      ...asTree(shown.decisions).map(decision));
     const again = focused && document.getElementById(focused);
     if (again) again.focus({preventScroll: true});
     const current = place.querySelector('[aria-current="true"]');
