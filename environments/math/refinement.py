@@ -37,30 +37,51 @@ class MathRefined(MathEnvironment):
     schemes: ClassVar[Mapping[str, tuple[str, ...]]] = {"verifier": ("parallel", "branch")}
 
     @checked_options
-    def __init__(self, train: object = None, val: object = None) -> None:
+    def __init__(self, train: object = None, val: object = None, style: Style = "full") -> None:
         """Reads the problems.
 
         Args:
             train: training problems: a section with `path` and, if needed, `columns` (question, answer), `split` and
                 `subset`.
             val: validation problems, in the same form.
+            style: `full` prompts explain the task; `compact` ones are for tiny models trained on them, and their
+                verifiers say `right` or `wrong`.
 
         Raises EnvironmentConfigError like `MathEnvironment`.
         """
         super().__init__(train, val)
+        self.style = style
 
     async def run(self, task: MathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the refiner's answer is correct."""
         await self.check(task)
-        first = await self.reason(team.generator, task, dialogue("generator", task, [], ASK_REASONING))
-        answered = first.quote("The generator")
-        find = "Check this answer step by step. Say what is wrong with it, or that it is right."
-        criticism = await team.verifier.act(dialogue("verifier", task, [answered], find))
-        said = Attempt(criticism.text, None).quote("The verifier")
-        again = f"Give the right answer. {ASK_REASONING}"
-        refined = await self.reason(team.refiner, task, dialogue("refiner", task, [answered, said], again))
+        first = await self.reason(team.generator, task, self.generator_prompt(task))
+        criticism = await team.verifier.act(self.verifier_prompt(task, first))
+        refined = await self.reason(team.refiner, task, self.refiner_prompt(task, first, criticism.text))
         before = float(await equal(task.answer, first.answer))
         return await self.outcome(task, refined.answer, first_correct=before)
+
+    def generator_prompt(self, task: MathTask) -> list[Message]:
+        """Returns the generator's prompt."""
+        if self.style == "compact":
+            return compact("generate", task, [])
+        return dialogue("generator", task, [], ASK_REASONING)
+
+    def verifier_prompt(self, task: MathTask, first: Attempt) -> list[Message]:
+        """Returns the verifier's prompt about the generator's answer."""
+        if self.style == "compact":
+            return compact("verify", task, [[first]])
+        find = "Check this answer step by step. Say what is wrong with it, or that it is right."
+        return dialogue("verifier", task, [first.quote("The generator")], find)
+
+    def refiner_prompt(self, task: MathTask, first: Attempt, criticism: str) -> list[Message]:
+        """Returns the refiner's prompt about an answer and what the verifier said of it."""
+        if self.style == "compact":
+            said = read_word(criticism, VERDICTS)
+            return compact("refine", task, [[first, Attempt(criticism, None if said is None else said.value)]])
+        said_of_it = Attempt(criticism, None).quote("The verifier")
+        again = f"Give the right answer. {ASK_REASONING}"
+        return dialogue("refiner", task, [first.quote("The generator"), said_of_it], again)
 
 
 class MathDrafts(MathEnvironment):
@@ -69,7 +90,13 @@ class MathDrafts(MathEnvironment):
     agents: ClassVar[tuple[str, ...]] = ("drafter", "refiner")
 
     @checked_options
-    def __init__(self, train: object = None, val: object = None, drafts: Annotated[int, Ge(1), Le(64)] = 4) -> None:
+    def __init__(
+        self,
+        train: object = None,
+        val: object = None,
+        drafts: Annotated[int, Ge(1), Le(64)] = 4,
+        style: Style = "full",
+    ) -> None:
         """Reads the problems.
 
         Args:
@@ -78,21 +105,34 @@ class MathDrafts(MathEnvironment):
             val: validation problems, in the same form.
             drafts: number of drafts in training, of which the one with the best score is refined; one in evaluation,
                 where scores are not known.
+            style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
 
         Raises EnvironmentConfigError like `MathEnvironment`.
         """
         super().__init__(train, val)
         self.drafts = drafts
+        self.style = style
 
     async def run(self, task: MathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the refiner's answer is correct."""
         await self.check(task)
-        prompt = dialogue("drafter", task, [], ASK_REASONING)
+        prompt = self.drafter_prompt(task)
         draft = await self.reason(team.drafter, task, prompt, train=False, candidates=self.drafts)
-        again = f"Improve this draft. {ASK_REASONING}"
-        refined = await self.reason(team.refiner, task, dialogue("refiner", task, [draft.quote("A draft")], again))
+        refined = await self.reason(team.refiner, task, self.refiner_prompt(task, draft))
         before = float(await equal(task.answer, draft.answer))
         return await self.outcome(task, refined.answer, draft_correct=before)
+
+    def drafter_prompt(self, task: MathTask) -> list[Message]:
+        """Returns the drafter's prompt."""
+        if self.style == "compact":
+            return compact("draft", task, [])
+        return dialogue("drafter", task, [], ASK_REASONING)
+
+    def refiner_prompt(self, task: MathTask, draft: Attempt) -> list[Message]:
+        """Returns the refiner's prompt about a draft."""
+        if self.style == "compact":
+            return compact("refine", task, [[draft]])
+        return dialogue("refiner", task, [draft.quote("A draft")], f"Improve this draft. {ASK_REASONING}")
 
 
 class MathJudged(MathEnvironment):

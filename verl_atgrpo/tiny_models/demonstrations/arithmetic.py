@@ -1,4 +1,4 @@
-r"""Demonstrations for mathematics on sums: a program that adds, a sum in \boxed{}, and a verdict on one."""
+r"""Demonstrations for mathematics on sums: a program that adds, a sum in \boxed{}, a verdict on one, a better one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from verl_atgrpo.environment import Split
 from verl_atgrpo.environments.common.records import Record
 from verl_atgrpo.environments.common.splits import split_of
-from verl_atgrpo.environments.math.refinement import VERDICTS, MathJudged
+from verl_atgrpo.environments.math.refinement import VERDICTS, MathDrafts, MathJudged, MathRefined
 from verl_atgrpo.environments.math.team import Attempt, Math, MathTask, Turn
 from verl_atgrpo.tiny_models.demonstrations.demonstrator import (
     DIGITS,
@@ -55,11 +55,47 @@ def demonstrate_judged(env: MathJudged, rng: random.Random, noise: float) -> Dem
     task = env.task("train", rng.randrange(env.num_tasks("train")))
     if rng.random() < 0.5:
         return Demonstration(env.solver_prompt(task), *write(boxed(task, noise), rng))
-    answer = "".join(write(boxed(task, 0.5), rng)[0]) if rng.random() < 0.5 else f"\\boxed{{{task.answer}}}"
-    true = VERDICTS[answer != f"\\boxed{{{task.answer}}}"]
+    answer = _answer(task, rng)
+    return Demonstration(env.judge_prompt(task, f"\\boxed{{{answer}}}"), *write([_verdict(task, answer, noise)], rng))
+
+
+def demonstrate_refined(env: MathRefined, rng: random.Random, noise: float) -> Demonstration:
+    """Returns a generator's answer, a verifier's verdict, or a refiner's answer.
+
+    A refiner repeats what the verifier calls right, and adds itself what it calls wrong.
+    """
+    task = env.task("train", rng.randrange(env.num_tasks("train")))
+    role, answer = rng.choice(env.agents), _answer(task, rng)
+    first = Attempt("", answer)
+    if role == "generator":
+        return Demonstration(env.generator_prompt(task), *write(boxed(task, noise), rng))
+    if role == "verifier":
+        return Demonstration(env.verifier_prompt(task, first), *write([_verdict(task, answer, noise)], rng))
+    ((said, *_), _) = write([_verdict(task, answer, 0.2)], rng)
+    repeated = MathTask(task.question, answer) if said == VERDICTS[0] else task
+    return Demonstration(env.refiner_prompt(task, first, said), *write(boxed(repeated, noise), rng))
+
+
+def demonstrate_drafts(env: MathDrafts, rng: random.Random, noise: float) -> Demonstration:
+    """Returns a drafter's answer, or a refiner's: the sum, or as often what the draft says."""
+    task = env.task("train", rng.randrange(env.num_tasks("train")))
+    if rng.random() < 0.5:
+        return Demonstration(env.drafter_prompt(task), *write(boxed(task, noise), rng))
+    answer = _answer(task, rng)
+    meant = task if rng.random() < 0.5 else MathTask(task.question, answer)
+    return Demonstration(env.refiner_prompt(task, Attempt("", answer)), *write(boxed(meant, noise), rng))
+
+
+def _answer(task: MathTask, rng: random.Random) -> str:
+    """Returns an answer that is correct at least half of the time."""
+    return "".join(write(unsure(task.answer, 0.5, DIGITS), rng)[0]) if rng.random() < 0.5 else task.answer
+
+
+def _verdict(task: MathTask, answer: str, noise: float) -> Choice:
+    """Returns a distribution over verdicts, random with twice the probability of a digit."""
+    true = VERDICTS[answer != task.answer]
     unsure_of = min(1.0, 2 * noise) / 2
-    said = {word: unsure_of + (word == true) * (1 - 2 * unsure_of) for word in VERDICTS}
-    return Demonstration(env.judge_prompt(task, answer), *write([said], rng))
+    return {word: unsure_of + (word == true) * (1 - 2 * unsure_of) for word in VERDICTS}
 
 
 def _turn(task: MathTask, rng: random.Random) -> Turn:
@@ -89,5 +125,25 @@ MATH_JUDGED = Demonstrator(
     response_length=7,
     words=("solve", "judge", "none", "\\boxed", *VERDICTS),
     training={"clean_steps": 900, "noise": 0.35},
+    rows=sums,
+)
+
+MATH_REFINED = Demonstrator(
+    "math_refined",
+    {"style": "compact"},
+    demonstrate_refined,
+    response_length=7,
+    words=("generate", "verify", "refine", "none", "\\boxed", *VERDICTS),
+    training={"clean_steps": 900, "noise": 0.25},
+    rows=sums,
+)
+
+MATH_DRAFTS = Demonstrator(
+    "math_drafts",
+    {"drafts": 4, "style": "compact"},
+    demonstrate_drafts,
+    response_length=7,
+    words=("draft", "refine", "none", "\\boxed"),
+    training={"clean_steps": 500, "noise": 0.25},
     rows=sums,
 )
