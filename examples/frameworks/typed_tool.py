@@ -9,6 +9,7 @@ The framework runs the tool and asks again. Scores follow from the state and the
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from collections.abc import Sequence
@@ -67,6 +68,16 @@ class Prices(Environment):
         """Returns what the teller is asked, after the worker's answer."""
         return f"{price[:8]}+{task.delivery}=?"
 
+    def score(self, task: Purchase, agent: str, messages: Sequence[Message], reply: Reply) -> Score:
+        """Scores a call by its argument, and an answer by its number."""
+        said = read_number(reply.text)
+        if agent == "teller":
+            return Score(team=float(said is not None and said.value == task.price + task.delivery))
+        if any(message["role"] == "tool" for message in messages):
+            return Score(local=float(said is not None and said.value == task.price))
+        asked = [json.loads(call.arguments) for call in reply.calls if call.name == "price_of"]
+        return Score(local=0.2 * bool(asked) + 0.8 * ({"thing": task.thing} in asked))
+
     async def run(self, task: Purchase, team: Team) -> Outcome:
         """Plays a purchase; success means that the teller says the right sum."""
 
@@ -76,17 +87,8 @@ class Prices(Environment):
                 raise ModelRetry(f"nobody asks for {thing[:20]}")
             return task.price
 
-        def score(agent: str, messages: Sequence[Message], reply: Reply) -> Score:
-            said = read_number(reply.text)
-            if agent == "teller":
-                return Score(team=float(said is not None and said.value == task.price + task.delivery))
-            if any(message["role"] == "tool" for message in messages):
-                return Score(local=float(said is not None and said.value == task.price))
-            asked = [json.loads(call.arguments) for call in reply.calls if call.name == "price_of"]
-            return Score(local=0.2 * bool(asked) + 0.8 * ({"thing": task.thing} in asked))
-
         async with (
-            team.serve(score, max_turns=3) as urls,
+            team.serve(functools.partial(self.score, task), max_turns=3) as urls,
             urls["worker"].client() as first,
             urls["teller"].client() as second,
         ):

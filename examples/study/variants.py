@@ -43,8 +43,8 @@ def _wide(candidates: int) -> tuple[str, ...]:
     )
 
 
-# A quarter of the tasks, because K continuations of an episode are more samples than its tree: with as many tasks a step
-# generates one and a half to three times the tokens at the start, and 60,000 of them are two to four steps of Sudoku.
+# A quarter of the tasks, because K continuations of an episode are more samples than its tree: with as many tasks a
+# step generates up to three times the tokens at the start, and 60,000 of them are two to four steps of Sudoku.
 def _branches(at: str) -> tuple[str, ...]:
     tasks = ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=4")
     return ("at_grpo.scheme=branch", f"+at_grpo.branch={{at: {at}}}", *tasks)

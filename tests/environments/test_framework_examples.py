@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.scripted_policy import Numbered
 from waiting import HANG
 
 from verl_atgrpo.endpoints import server_of
-from verl_atgrpo.environment import Environment
+from verl_atgrpo.environment import Environment, Message, Outcome, Score
 from verl_atgrpo.team import EpisodeRecord, Generation, Limits, ScriptedPolicy, Team, TeamOptions, play
+from verl_atgrpo.tools import Reply, Tool, use_tools
 
 FOLDER = Path(__file__).parents[2] / "examples" / "frameworks"
 sys.path += [str(FOLDER), str(FOLDER.parent / "router")]
@@ -106,6 +109,40 @@ def test_a_hand_off_of_the_agents_sdk_is_a_tool_call_of_the_one_and_a_decision_o
     assert any(not clerk for _, _, clerk in outcomes)
 
 
+def rows(record: EpisodeRecord) -> list[Any]:
+    """Everything that a row is made of."""
+    return [(one.name, one.prompt_ids, one.committed, one.candidates) for one in record.decisions]
+
+
+def test_a_hand_off_has_the_rows_of_a_native_environment() -> None:
+    pytest.importorskip("agents", reason=EXTRA)
+    from desks_handoff import DESKS, HandOff, Visit
+
+    class Native(HandOff):
+        """The same two decisions, without the SDK."""
+
+        async def run(self, task: Visit, team: Team) -> Outcome:
+            asked = self.router_prompt(task)
+            tools = [Tool(f"transfer_to_{desk}", "", {"properties": {}}) for desk in DESKS]
+            said = await team.router.act(asked, tools=tools)
+            desk = said.tool_calls[0].name.removeprefix("transfer_to_") if said.tool_calls else ""
+            if desk not in DESKS:
+                return Outcome(False, 0.0, {"right_desk": 0.0})
+            assert said.reply is not None
+            handed = {"role": "tool", "content": json.dumps({"assistant": desk})}
+            told = await team.clerk.act([*self.clerk_prompt_of(task, desk), *asked, said.reply.message, handed])
+            right = told.text == str(task.number)
+            return Outcome(right, float(right), {"right_desk": float(task.thing in DESKS[desk])})
+
+        def clerk_prompt_of(self, task: Visit, desk: str) -> list[Message]:
+            return [{"role": "system", "content": self.clerk_prompt(task, desk)[0]["content"]}]
+
+    for index in range(12):
+        foreign, native = (played(env, index, handed_over, "parallel", 1) for env in (HandOff(), Native()))
+        assert rows(foreign) == rows(native)
+        assert foreign.outcome == native.outcome
+
+
 @pytest.mark.parametrize(("module", "replies"), [("desks_handoff", "handed_over"), ("typed_tool", "priced")])
 def test_demonstrated_prompts_are_the_frameworks(module: str, replies: str) -> None:
     pytest.importorskip("agents" if module == "desks_handoff" else "pydantic_ai", reason=EXTRA)
@@ -180,6 +217,74 @@ def test_a_tool_of_pydantic_ai_is_run_by_the_framework() -> None:
             assert asked.endswith(f"\n{env.task('train', index).price}"), "the tool's result is in the prompt"
             assert record.outcome.success == any(one.reward for one in record.decisions[-1].candidates)
     assert "worker.0/worker.1/teller.0" in ends
+
+
+def test_pydantic_ai_has_the_rows_of_a_native_environment() -> None:
+    """`use_tools` tells of a tool's error in other words, so where a tool fails the prompts differ from there on."""
+    pytest.importorskip("pydantic_ai", reason=EXTRA)
+    from typed_tool import Prices, Purchase
+
+    class Native(Prices):
+        async def run(self, task: Purchase, team: Team) -> Outcome:
+            def price_of(thing: str) -> str:
+                """Returns the price of a thing."""
+                return str(task.price) if thing == task.thing else "unknown"
+
+            def score(before: Sequence[Message], reply: Reply) -> Score:
+                return self.score(task, "worker", before, reply)
+
+            done = await use_tools(team.worker, self.worker_prompt(task), [price_of], score, max_turns=3)
+            if done.answer is None:
+                return Outcome(False)
+            told = await team.teller.act(
+                self.teller_prompt(done.answer.text.strip(), task),
+                lambda reply: self.score(task, "teller", [], Reply(reply)),
+            )
+            right = told.text == str(task.price + task.delivery)
+            return Outcome(right, float(right))
+
+    equal = 0
+    for index in range(12):
+        foreign, native = (played(env, index, priced, "tree", 2) for env in (Prices(), Native()))
+        committed = foreign.decisions[0].candidates[foreign.decisions[0].committed]
+        same = len(foreign.decisions) if "moon" not in committed.generation.text else 1
+        assert rows(foreign)[:same] == rows(native)[:same]
+        equal += same == len(foreign.decisions) and foreign.outcome == native.outcome
+    assert equal > 3
+
+
+def test_an_agent_of_smolagents_calls_a_tool_and_answers() -> None:
+    smolagents = pytest.importorskip("smolagents")
+
+    @smolagents.tool  # type: ignore[untyped-decorator]
+    def search(query: str) -> str:
+        """Searches.
+
+        Args:
+            query: words
+        """
+        return f"{query}: 7"
+
+    def replies(prompt: str, seed: int) -> str:
+        name, value = ("final_answer", "answer"), "7"
+        if "x: 7" not in prompt:
+            name, value = ("search", "query"), "x"
+        return f'<tool_call>{{"name": "{name[0]}", "arguments": {{"{name[1]}": "{value}"}}}}</tool_call>'
+
+    class Asked(Numbered):
+        agents = ("solo",)
+
+        async def run(self, task: int, team: Team) -> Outcome:
+            async with team.serve() as urls:
+                url = urls["solo"]
+                options = {"api_base": url.base_url, "api_key": url.api_key, "tool_choice": "auto"}
+                model = smolagents.OpenAIServerModel(url.model, **options)
+                agent = smolagents.ToolCallingAgent(tools=[search], model=model, max_steps=3, verbosity_level=0)
+                answer = await asyncio.to_thread(agent.run, "How many?")
+            return Outcome(answer == "7", float(answer == "7"))
+
+    record = played(Asked(), 3, replies, "parallel", 1)
+    assert record.outcome.success and [one.name for one in record.decisions] == ["solo.0", "solo.1"]
 
 
 @pytest.mark.parametrize(
