@@ -148,9 +148,16 @@ def test_the_tools_of_an_mcp_server() -> None:
         async with mcp.Client(server) as client:
             tools = await mcp_tools(client)
             calls = [ToolCall("stock", json.dumps({"thing": thing})) for thing in ("lamp", "moon")]
-            return [tools[0], *[await observe(tools, call) for call in (*calls, ToolCall("stock", "[1]"))]]
+            team = ScriptedTeam(
+                {"clerk": lambda prompt, k: "seven" if "7 of lamp" in prompt else called("stock", thing="lamp")}
+            )
+            done = await use_tools(team.clerk, "How many lamps?", tools)
+            assert done.answer is not None
+            found = [await observe(tools, call) for call in (*calls, ToolCall("stock", "[1]"))]
+            return [tools[0], *found, (done.answer.text, done.calls, done.failed)]
 
-    tool, lamp, moon, bad = asyncio.run(asked())
+    tool, lamp, moon, bad, used = asyncio.run(asked())
+    assert used == ("seven", 1, 0)
     assert tool.schema["function"]["name"] == "stock"
     assert tool.description == "How many there are."
     assert tool.parameters["properties"] == {"thing": {"type": "string"}}
