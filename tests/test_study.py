@@ -38,7 +38,7 @@ def test_every_variant_is_a_job_that_can_start(compose: Any, tmp_path: Path, gam
     # Equal work a step: the same number of updates, and the same rows for one decision of every task.
     assert config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size == 2
     rows = config.data.train_batch_size * settings.candidates
-    assert rows == {"tree": 256, "parallel": 128, "branch": 64}[settings.scheme]
+    assert rows == (64 if name.endswith("_8") else 128 if settings.scheme == "parallel" else 256)
     assert settings.seed == config.data.seed == 1
     policies = (settings.policies or {}).values()
     models = {config.actor_rollout_ref.model.path, *(p.model["path"] for p in policies if p.base is None)}

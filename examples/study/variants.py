@@ -43,11 +43,12 @@ def _wide(candidates: int) -> tuple[str, ...]:
     )
 
 
-# A quarter of the tasks, because K continuations of an episode are more samples than its tree: with as many tasks a
-# step generates up to three times the tokens at the start, and 60,000 of them are two to four steps of Sudoku.
-def _branches(at: str) -> tuple[str, ...]:
-    tasks = ("data.train_batch_size=8", "actor_rollout_ref.actor.ppo_mini_batch_size=4")
-    return ("at_grpo.scheme=branch", f"+at_grpo.branch={{at: {at}}}", *tasks)
+# As many tasks a step as in the tree. K continuations of an episode are more samples than its tree: at first a step
+# generates one and a half to three times the tokens, so 60,000 are few steps, two to four on Sudoku. With a quarter of
+# the tasks they are as many steps as the tree's or more, of fewer rows.
+def _branches(at: str, tasks: int = 32) -> tuple[str, ...]:
+    fewer = (f"data.train_batch_size={tasks}", f"actor_rollout_ref.actor.ppo_mini_batch_size={tasks // 2}")
+    return ("at_grpo.scheme=branch", f"+at_grpo.branch={{at: {at}}}", *(fewer if tasks < 32 else ()))
 
 
 def _roles(tool_user: str, planner: str) -> tuple[str, ...]:
@@ -75,6 +76,8 @@ VARIANTS: Mapping[str, Variant] = {
     "dr_mas": Variant("team, Dr. MAS (whole episodes)", (*_EPISODES, "at_grpo.estimator=dr_mas"), test_every=2),
     "branch_random": Variant("branches at a random decision, outcome", _branches("random")),
     "branch_first": Variant("branches at the first decision, outcome", _branches("first")),
+    "branch_random_8": Variant("branches at a random decision, outcome, 8 tasks a step", _branches("random", 8)),
+    "branch_first_8": Variant("branches at the first decision, outcome, 8 tasks a step", _branches("first", 8)),
     "at_grpo_roles": Variant("AT-GRPO, a policy per role", _roles("{model}", "{model}"), keep=True),
     "at_grpo_adapters": Variant("AT-GRPO, an adapter per role on one base", _ADAPTERS, rate=10.0),
     "swapped": Variant(
