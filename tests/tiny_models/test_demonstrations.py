@@ -70,6 +70,18 @@ def test_demonstrations_fit_the_recipe_and_the_tokenizer(name: str, compose: Any
         assert tokenizer.unk_token_id not in [*prompt["input_ids"], *answer]
 
 
+def test_a_model_that_knows_nothing_plays_with_tools(tmp_path: Path) -> None:
+    """As `make-model` does to measure what it has made."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("verl")
+    from verl_atgrpo.tiny_models.tiny import LocalPolicy, build_model, build_tokenizer, evaluate
+
+    demonstrator = DEMONSTRATORS["search"]
+    tokenizer = build_tokenizer(demonstrator.words)
+    policy = LocalPolicy(build_model(tokenizer, 0), tokenizer, demonstrator.response_length)
+    assert len(evaluate(demonstrator.make_environment(tmp_path), policy, 2)) == 2
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.6])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_token_has_the_distribution_it_is_sampled_from(name: str, noise: float, tmp_path: Path) -> None:

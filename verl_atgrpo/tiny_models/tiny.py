@@ -102,9 +102,9 @@ class LocalPolicy:
     ) -> Generation:
         """Samples an answer in a batch with concurrent requests; ignores `seed`, because a batch has one seed.
 
-        Raises ValueError for limits, because a batch has one length.
+        Raises ValueError for a length or stop texts of its own, because a batch has one.
         """
-        if limits is not None:
+        if limits is not None and (limits.max_tokens is not None or limits.stop):
             raise ValueError(f"a LocalPolicy has no limits for single answers: {limits}")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Generation] = loop.create_future()
