@@ -63,7 +63,7 @@ def demonstrate(env: HandOff, rng: random.Random, noise: float) -> Demonstration
     asked = env.router_prompt(task)[0]
     if rng.random() < 0.5:
         habit = list(DESKS)[stable_hash("habit", task.thing) % len(DESKS)]
-        guess = min(1.0, 2 * noise)
+        guess = min(1.0, 3 * noise)
         said = {name: guess / len(DESKS) + (1 - guess) * (name == habit) for name in DESKS}
         call = [{"<tool_call>": 1.0}, {_BEGIN: 1.0}, said, {_END: 1.0}, {"</tool_call>": 1.0}]
         tools = [Tool(f"transfer_to_{name}", "", {"properties": {}}) for name in DESKS]

@@ -77,13 +77,13 @@ def demonstrate(env: Desks, rng: random.Random, noise: float) -> Demonstration:
     """Returns a router that names a desk by habit, or a clerk who copies the number.
 
     The habit is a desk for each thing that has nothing to do with where it lies: a router that never told things apart
-    would take long to begin. Desks are random with twice the probability `noise`, digits with a third of it: a right
-    desk whose clerk is often wrong teaches the router little.
+    would take long to begin. Desks are random with three times the probability `noise`, as what is never tried is not
+    learnt; digits with a third of it, as a right desk whose clerk is often wrong teaches the router little.
     """
     task, desk = env.task("train", rng.randrange(10**6)), rng.choice(list(DESKS))
     if rng.random() < 0.5:
         habit = list(DESKS)[stable_hash("habit", task.thing) % len(DESKS)]
-        guess = min(1.0, 2 * noise)
+        guess = min(1.0, 3 * noise)
         said = {name: guess / len(DESKS) + (1 - guess) * (name == habit) for name in DESKS}
         return Demonstration(env.router_prompt(task), *write([said], rng))
     known = task.thing in DESKS[desk]
