@@ -260,6 +260,17 @@ class EpisodeRecord:
     outcome: Outcome
 
 
+def end_in_evaluation() -> None:
+    """Ends the running score if it is one of evaluation, where nobody needs its result.
+
+    For what a score asks elsewhere; decisions of the team do it themselves.
+    """
+    team, scope = _SCOPE.get()
+    if isinstance(team, Team) and team._scheme == "evaluate":
+        team._unscored.add(scope)
+        raise _NotScored
+
+
 def as_messages(prompt: Prompt) -> list[Message]:
     """Returns `prompt` as chat messages: a text becomes one user message."""
     return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)

@@ -8,7 +8,8 @@ Both are for async scores, which evaluation does not call:
     await team.writer.act(question, by_judge)
 
 The judge is not trained by them: that takes a score of its verdict (`math_judged` has one). It may be a frozen policy
-(docs/policies.md). Replies are quoted and shortened, and nothing that is written in them is read as a verdict.
+(docs/policies.md), or a model that another server has (`EndpointJudge`). Replies are quoted and shortened, and nothing
+that is written in them is read as a verdict.
 """
 
 from __future__ import annotations
@@ -16,17 +17,77 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from verl_atgrpo.environment import stable_hash
+from verl_atgrpo.environment import EnvironmentConfigError, Score, stable_hash
 from verl_atgrpo.environments.common.replies import after_thoughts, quoted, shortened
 from verl_atgrpo.environments.common.workflow import chat
-from verl_atgrpo.team import Agent
+from verl_atgrpo.team import Agent, Candidate, Prompt, as_messages, end_in_evaluation
+
+if TYPE_CHECKING:
+    from verl_atgrpo.evaluation.endpoint import EndpointPolicy
 
 _GRADE = re.compile(r"(?im)^[ \t*#]*grade[ \t*]*:[ \t*]*([0-9]{1,4})(?:[ \t]*/[ \t]*([0-9]{1,4}))?[ \t.*]*$")
 _ORDER = re.compile(r"(?im)^[ \t*#]*order[ \t*]*:[ \t*]*([0-9][0-9, \t>]{0,400}?)[ \t.*]*$")
 
 
-async def grade(judge: Agent, question: str, reply: str, rubric: str, points: int = 10) -> float:
+class EndpointJudge:
+    """A judge that an OpenAI-compatible server has; asked like an agent of the team, and never trained or recorded."""
+
+    def __init__(
+        self, source: str, *, temperature: float = 0.0, max_tokens: int = 1024, timeout: float = 300.0
+    ) -> None:
+        """Checks the source; the first request connects.
+
+        Args:
+            source: `MODEL@http(s)://host/v1[#KEY_VARIABLE]`, as for `verl-atgrpo eval`; the environment variable has
+                the key.
+            temperature: that it answers at.
+            max_tokens: of a verdict.
+            timeout: seconds for one, with retries.
+
+        Raises EnvironmentConfigError if the source is no such URL.
+        """
+        from verl_atgrpo.evaluation.sources import Endpoint, parse
+
+        try:
+            endpoint = parse(source)
+        except ValueError as error:
+            raise EnvironmentConfigError(f"a judge's endpoint: {error}") from error
+        if not isinstance(endpoint, Endpoint):
+            raise EnvironmentConfigError(f"a judge's endpoint: {source!r} is no MODEL@http(s)://host/v1")
+        self._endpoint, self._temperature = endpoint, temperature
+        self._max_tokens, self._timeout = max_tokens, timeout
+        self._policy: EndpointPolicy | None = None
+
+    async def act(self, prompt: Prompt, *, train: bool = False) -> Candidate:
+        """Returns the server's answer; ends a score of evaluation, as an agent's does.
+
+        Args:
+            prompt: a text or chat messages.
+            train: as of an agent; without effect.
+
+        Raises:
+            EpisodeFailed: no answer in time, or the server refused.
+            ImportError: openai is missing.
+            PolicyUnusable: the server refuses every request.
+        """
+        end_in_evaluation()
+        if self._policy is None:
+            from verl_atgrpo.evaluation.endpoint import EndpointPolicy
+
+            self._policy = EndpointPolicy(
+                self._endpoint,
+                sampling={"temperature": self._temperature, "top_p": 1.0, "top_k": -1},
+                max_response_length=self._max_tokens,
+                chat_template_kwargs={},
+                request_timeout=self._timeout,
+            )
+        asked = self._policy.encode(as_messages(prompt))
+        return Candidate(await self._policy.generate("judge", asked, None), Score(), 0.0)
+
+
+async def grade(judge: Agent | EndpointJudge, question: str, reply: str, rubric: str, points: int = 10) -> float:
     """Returns the judge's grade of a reply, between 0 and 1; 0 if it gives none.
 
     Args:
@@ -50,7 +111,7 @@ async def grade(judge: Agent, question: str, reply: str, rubric: str, points: in
     return int(given) / points if int(given) <= points and of in ("", str(points)) else 0.0
 
 
-async def rank(judge: Agent, question: str, replies: Sequence[str], rubric: str) -> list[float]:
+async def rank(judge: Agent | EndpointJudge, question: str, replies: Sequence[str], rubric: str) -> list[float]:
     """Returns a worth for each of the replies: from 1 for the best in even steps to 0 for the worst.
 
     Equal replies have the same worth. They are shown once each, in an order drawn from their texts, as judges prefer

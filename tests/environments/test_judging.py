@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fakes.scripted_policy import Numbered, bounded
 
-from verl_atgrpo.environment import Outcome, Score
-from verl_atgrpo.environments.common.judging import grade, rank
+from verl_atgrpo.environment import EnvironmentConfigError, Outcome, Score
+from verl_atgrpo.environments.common.judging import EndpointJudge, grade, rank
 from verl_atgrpo.team import EpisodeRecord, ScriptedTeam, Team, play
 from verl_atgrpo.testing import Script
 
@@ -44,6 +44,34 @@ def played(env: Any, replies: Sequence[str], judge: Script, scheme: Any = "tree"
 
 def rewards(record: EpisodeRecord) -> list[float]:
     return [candidate.reward for candidate in record.decisions[-1].candidates]
+
+
+def test_a_judge_may_be_a_model_of_another_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the server is another team's endpoint."""
+    pytest.importorskip("openai")
+    theirs = ScriptedTeam({"judge": lambda prompt, k: f"Grade: {len(prompt.partition('> ')[2].split()[0])}"})
+
+    class Elsewhere(Judged):
+        async def run(self, task: int, team: Team) -> Outcome:
+            async def graded(reply: str) -> Score:
+                return Score(local=await grade(judge, "Count.", reply, "Is it a number?", points=5))
+
+            async with theirs.serve() as urls:
+                monkeypatch.setenv("THEIR_KEY", urls["judge"].api_key)
+                judge = EndpointJudge(f"any@{urls['judge'].base_url}#THEIR_KEY")
+                await team.writer.act("Count.", graded)
+            return Outcome(True)
+
+    assert rewards(played(Elsewhere(), WORDS, lambda prompt, k: "")) == [0.6, 0.6, 1.0]
+    assert len(theirs.decisions) == 3
+    played(Elsewhere(), WORDS[:1], lambda prompt, k: "", "evaluate")
+    assert len(theirs.decisions) == 3, "evaluation asks no judge"
+
+
+@pytest.mark.parametrize("source", ["judge", "judge@ftp://host/v1", "http://host/v1"])
+def test_a_judge_that_is_no_endpoint_is_refused(source: str) -> None:
+    with pytest.raises(EnvironmentConfigError, match=r"^a judge's endpoint: "):
+        EndpointJudge(source)
 
 
 @pytest.mark.parametrize(

@@ -121,9 +121,11 @@ class EndpointPolicy:
             asked["stop"] = list(stop)
         if limits is not None and limits.max_tokens is not None:
             asked["max_tokens"] = min(limits.max_tokens, self._request["max_tokens"])
+        if seed is not None:
+            asked["seed"] = seed
         try:
             answer = await asyncio.wait_for(
-                self._client.chat.completions.create(**{**self._request, **asked}, seed=seed), self._timeout
+                self._client.chat.completions.create(**{**self._request, **asked}), self._timeout
             )
         except (asyncio.TimeoutError, openai.APITimeoutError) as error:
             raise EpisodeFailed("timeout", f"{self._endpoint}: no answer within {self._timeout} s") from error
