@@ -88,6 +88,7 @@ def test_what_an_episode_branches_from_has_rows_only_if_its_task_is_recorded(rec
     # Two agents, two turns each: three candidates at one decision, and the episode's own replies at all of them.
     assert [tags.get("trained", True) for tags in written] == [True] * 3 + [False] * shown
     assert {tags["num_turns"] for tags in written} == {4}
+    assert {tags["whole"] for tags in written} == {recorded}
 
 
 def test_a_task_that_is_dealt_twice_in_a_step_is_played_with_other_draws() -> None:

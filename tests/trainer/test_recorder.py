@@ -70,7 +70,7 @@ EPISODE = EpisodeRecord(
 
 
 def sampled(row: Row, advantage: float | None, task: int = 5) -> SampledRow:
-    tags = {**row.tags, "task": task, "recorded": True, **VERSION}
+    tags = {**row.tags, "task": task, "whole": True, **VERSION}
     return SampledRow(row.key, tags, row.prompt_ids, row.generation.token_ids, advantage)
 
 
@@ -171,11 +171,11 @@ def test_a_failed_validation_episode_is_recorded() -> None:
 
 
 def test_which_tasks_are_recorded() -> None:
-    tags: list[dict[str, Any]] = [{"task": task, "recorded": True} for task in (9, 30, 2, 9, 17, 2, 0)]
+    tags: list[dict[str, Any]] = [{"task": task, "whole": True} for task in (9, 30, 2, 9, 17, 2, 0)]
     settings = RecordSettings(train_tasks=3, val_tasks=3)
     assert selected_rows(tags, "train", settings) == [0, 2, 3, 5, 6]
     # Task 2 failed, say, and task 1 took its place: of a task that was not to be recorded some rows are missing.
-    unmarked = {"task": 1, "recorded": False}
+    unmarked = {"task": 1, "whole": False}
     assert selected_rows([*tags[:2], unmarked, *tags[3:]], "train", settings) == [0, 3, 5, 6]
     # Validation has several batches, and records the same tasks every time.
     assert selected_rows(tags, "val", settings) == [2, 5, 6]

@@ -141,7 +141,9 @@ def failed_validation_row(uid: str, session: int, policy: str, token_id: int) ->
 DEAL = "deal"
 """Field of a submitted task: its number of earlier submissions in the same step."""
 RECORDED = "recorded"
-"""Field of a submitted training task and tag of its rows: whether the records may show it."""
+"""Field of a submitted training task: whether rows that are not trained on are written, for the records."""
+WHOLE = "whole"
+"""Tag: whether all rows of the row's episode were written."""
 PositionIds = Callable[[Tensor], Tensor]
 """Token ids of one row (T,) -> its positions, the last dimension T."""
 

@@ -26,6 +26,7 @@ from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.rollout.rows import (
     DEAL,
     RECORDED,
+    WHOLE,
     Row,
     episode_fields,
     failed_validation_row,
@@ -267,7 +268,8 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             rows = list(training_rows(uid, session, result, settings.scheme, self._needs, settings.episode_reward))
             if rows and prompt[RECORDED]:
                 rows += untrained_rows(uid, session, result, settings.scheme)
-        tags = [self._tags(row, turns, prompt) for row in rows]
+        whole = validate or bool(prompt[RECORDED]) or all(one.trained for one in played)
+        tags = [{**self._tags(row, turns, prompt), WHOLE: whole} for row in rows]
         fields = self._fields(rows, turns, info, prompt)
         await queue.write([row.key for row in rows], fields, tags, "val" if validate else "train")
 
@@ -281,7 +283,6 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             "seq_len": prompt_length + response_length,
             "num_turns": turns,
             "task": int(prompt["index"]),
-            RECORDED: bool(prompt.get(RECORDED, False)),
             "global_steps": int(prompt["global_steps"]),
             "min_global_steps": first,
             "max_global_steps": last,

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_atgrpo.config.schema import SECTION, RecordSettings
 from verl_atgrpo.report.records import METRICS, TRAIN, VAL, RecordFiles, metrics_row, plain
-from verl_atgrpo.rollout.rows import RECORDED
+from verl_atgrpo.rollout.rows import WHOLE
 from verl_atgrpo.trainer.queue import VALIDATION, Rows, Tags, fetch
 
 if TYPE_CHECKING:
@@ -46,11 +46,11 @@ class SampledRow:
 def selected_rows(tags: Sequence[Tags], split: str, settings: RecordSettings) -> list[int]:
     """Returns the indices of the rows to record: all rows of the tasks with the lowest numbers.
 
-    In training of those that were submitted as recorded: of others, rows that are not trained on were not written.
+    In training of those with all of their rows: of other tasks, those that are not trained on were not written.
     """
     if split == VAL:
         return [index for index, row in enumerate(tags) if row["task"] < settings.val_tasks]
-    tasks = set(sorted({row["task"] for row in tags if row[RECORDED]})[: settings.train_tasks])
+    tasks = set(sorted({row["task"] for row in tags if row[WHOLE]})[: settings.train_tasks])
     return [index for index, row in enumerate(tags) if row["task"] in tasks]
 
 
