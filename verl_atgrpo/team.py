@@ -485,9 +485,8 @@ class Team:
         if self._closed:
             raise asyncio.CancelledError("the episode has ended")
         scope = self._scope()
-        if scope != self._path and self._scheme == "evaluate":
-            self._unscored.add(scope)
-            raise _NotScored
+        if scope != self._path:
+            end_in_evaluation()
         turn, order = self._started[f"{scope}{agent}"], self._started[scope]
         self._started.update((f"{scope}{agent}", scope))
         options, train = self._options, request.train

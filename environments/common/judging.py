@@ -46,12 +46,14 @@ class EndpointJudge:
             max_tokens: of a verdict.
             timeout: seconds for one, with retries.
 
-        Raises EnvironmentConfigError if the source is no such URL.
+        Raises EnvironmentConfigError if the source is no such URL, or the variable that it names is not set.
         """
-        from verl_atgrpo.evaluation.sources import Endpoint, parse
+        from verl_atgrpo.evaluation.sources import Endpoint, key_of, parse
 
         try:
             endpoint = parse(source)
+            if isinstance(endpoint, Endpoint):
+                key_of(endpoint)
         except ValueError as error:
             raise EnvironmentConfigError(f"a judge's endpoint: {error}") from error
         if not isinstance(endpoint, Endpoint):
@@ -65,13 +67,16 @@ class EndpointJudge:
 
         Args:
             prompt: a text or chat messages.
-            train: as of an agent; without effect.
+            train: as of an agent; True is refused.
 
         Raises:
+            ValueError: it should be trained.
             EpisodeFailed: no answer in time, or the server refused.
             ImportError: openai is missing.
             PolicyUnusable: the server refuses every request.
         """
+        if train:
+            raise ValueError(f"{self._endpoint} is a model of another server, which is not trained; use train=False")
         end_in_evaluation()
         if self._policy is None:
             from verl_atgrpo.evaluation.endpoint import EndpointPolicy

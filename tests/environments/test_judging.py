@@ -68,7 +68,12 @@ def test_a_judge_may_be_a_model_of_another_server(monkeypatch: pytest.MonkeyPatc
     assert len(theirs.decisions) == 3, "evaluation asks no judge"
 
 
-@pytest.mark.parametrize("source", ["judge", "judge@ftp://host/v1", "http://host/v1"])
+def test_a_judge_of_another_server_is_not_trained() -> None:
+    with pytest.raises(ValueError, match=r"^any@http://host/v1 is a model of another server, .* use train=False"):
+        bounded(EndpointJudge("any@http://host/v1").act("?", train=True))
+
+
+@pytest.mark.parametrize("source", ["judge", "judge@ftp://host/v1", "http://host/v1", "judge@http://host/v1#NOT_SET"])
 def test_a_judge_that_is_no_endpoint_is_refused(source: str) -> None:
     with pytest.raises(EnvironmentConfigError, match=r"^a judge's endpoint: "):
         EndpointJudge(source)

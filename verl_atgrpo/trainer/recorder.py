@@ -50,7 +50,8 @@ def selected_rows(tags: Sequence[Tags], split: str, settings: RecordSettings) ->
     """
     if split == VAL:
         return [index for index, row in enumerate(tags) if row["task"] < settings.val_tasks]
-    tasks = set(sorted({row["task"] for row in tags if row[WHOLE]})[: settings.train_tasks])
+    lacking = {row["task"] for row in tags if not row[WHOLE]}
+    tasks = set(sorted({row["task"] for row in tags} - lacking)[: settings.train_tasks])
     return [index for index, row in enumerate(tags) if row["task"] in tasks]
 
 
