@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import itertools
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -22,7 +24,7 @@ from waiting import HANG, until, wait_until
 
 from verl_atgrpo.environment import EnvironmentConfigError, make
 from verl_atgrpo.environments.common import options
-from verl_atgrpo.sandbox import runner
+from verl_atgrpo.sandbox import removal, runner
 from verl_atgrpo.sandbox.launcher import Request
 from verl_atgrpo.sandbox.pool import Pool
 from verl_atgrpo.sandbox.runner import ExecutionResult, Limits, isolation, run_python
@@ -221,6 +223,61 @@ def test_cancelled_call_kills_its_program(leftovers: Leftovers) -> None:
     assert run("").ok
     asyncio.run(scenario())
     assert leftovers() == []
+
+
+class WithoutThreads(ThreadPoolExecutor):
+    """An executor whose threads are busy when a program's folder is to be removed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        call = functools.partial(fn, *args, **kwargs)
+        if runner.remove_root not in args + getattr(fn, "args", ()):
+            return super().submit(call)
+        self.waiting.append((Future(), call))
+        return self.waiting[-1][0]
+
+    def go_on(self) -> None:
+        for future, call in self.waiting:
+            if future.set_running_or_notify_cancel():
+                future.set_result(call())
+
+
+def test_a_call_that_is_cancelled_while_it_waits_for_a_thread_leaves_nothing(leftovers: Leftovers) -> None:
+    async def scenario() -> None:
+        executor = WithoutThreads()
+        asyncio.get_running_loop().set_default_executor(executor)
+        call = asyncio.create_task(run_python("", limits=PATIENT))
+        await until(lambda: executor.waiting, every=0.002)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        executor.go_on()
+
+    assert run("").ok
+    asyncio.run(scenario())
+    assert leftovers(within=0.0) == []
+
+
+def test_a_folder_into_which_a_dying_process_still_writes_is_removed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = runner._make_root("", ())
+    emptied: list[int] = []
+
+    def meanwhile(folder: int) -> None:
+        removal_empty(folder)
+        emptied.append(folder)
+        if len(emptied) == 1:
+            os.mkdir("work", dir_fd=folder)
+
+    removal_empty = removal._empty
+    monkeypatch.setattr(removal, "_empty", meanwhile)
+    removal.remove_root(root, "rlimits")
+    assert not os.path.exists(root)
+    assert (len(emptied), caplog.records) == (2, [])
 
 
 def test_fifty_runs_leave_nothing(leftovers: Leftovers) -> None:

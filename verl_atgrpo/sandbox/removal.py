@@ -7,12 +7,14 @@ import itertools
 import logging
 import os
 import stat
+import time
 
 from verl_atgrpo.sandbox.launcher import FIRST_USER
 
 logger = logging.getLogger(__name__)
 SHARED_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 """Where everybody may leave files."""
+_SECONDS, _PAUSE = 2.0, 0.02
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
@@ -20,21 +22,29 @@ def remove_root(root: str, level: str) -> None:
     """Removes a program's folder, whatever the program made in its `work`.
 
     At the levels that restrict no files, also removes what a user of the program's own left directly in
-    SHARED_FOLDERS, and its IPC objects. A process that outlived a killed launcher for a moment may still write: then
-    files may stay.
+    SHARED_FOLDERS, and its IPC objects. A process that outlives a killed launcher for a moment may still write, so a
+    removal that fails is repeated for some seconds.
     """
-    try:
-        user = os.stat(os.path.join(root, "work")).st_uid
-        folder = os.open(root, _FOLDER)
+    user = 0
+    until = time.monotonic() + _SECONDS
+    while True:
         try:
-            _empty(folder)
-        finally:
-            os.close(folder)
-        os.rmdir(root)
-        if user >= FIRST_USER and level in ("seccomp", "rlimits"):
-            remove_all_of(user)
-    except OSError as error:
-        logger.warning("what the program of %s left cannot be removed: %s", root, error)
+            if os.path.isdir(root):
+                folder = os.open(root, _FOLDER)
+                try:
+                    user = os.fstat(folder).st_gid  # the program may have removed its `work`
+                    _empty(folder)
+                finally:
+                    os.close(folder)
+                os.rmdir(root)
+            if user >= FIRST_USER and level in ("seccomp", "rlimits"):
+                remove_all_of(user)
+            return
+        except OSError as error:
+            if time.monotonic() >= until:
+                logger.warning("what the program of %s left cannot be removed: %s", root, error)
+                return
+        time.sleep(_PAUSE)
 
 
 def remove_all_of(user: int) -> None:

@@ -203,7 +203,8 @@ async def run_once(
     try:
         return await _run(_request(level, root, limits, libraries, group), stdin, limits)
     finally:
-        await asyncio.to_thread(remove_root, root, level)
+        # Shielded: a cancelled call that waits for a thread would never begin.
+        await asyncio.shield(asyncio.to_thread(remove_root, root, level))
 
 
 def _killed(result: ExecutionResult) -> bool:
