@@ -25,30 +25,28 @@ class Variant:
     """Whether to keep its models, which other variants need."""
 
 
+def _tasks(number: int) -> tuple[str, ...]:
+    """Returns overrides with so many tasks a step, in two optimizer steps."""
+    return (f"data.train_batch_size={number}", f"actor_rollout_ref.actor.ppo_mini_batch_size={number // 2}")
+
+
 # Eight whole episodes per task, the outcome as the reward of all rows. Half of the tasks, because whole episodes take
 # twice the tokens of a decision tree: a step generates about as many tokens as one of AT-GRPO at the start.
-_EPISODES = ("at_grpo.scheme=parallel", "data.train_batch_size=16", "actor_rollout_ref.actor.ppo_mini_batch_size=8")
-
+_EPISODES = ("at_grpo.scheme=parallel", *_tasks(16))
 
 _SINGLE = ("at_grpo.environment.name={single}", "at_grpo.environment.tool=null")
 
 
 def _wide(candidates: int) -> tuple[str, ...]:
     """Returns overrides with as many candidates per step as K = 8: more tasks, the same number of optimizer steps."""
-    tasks = 32 * 8 // candidates
-    return (
-        f"at_grpo.candidates={candidates}",
-        f"data.train_batch_size={tasks}",
-        f"actor_rollout_ref.actor.ppo_mini_batch_size={tasks // 2}",
-    )
+    return (f"at_grpo.candidates={candidates}", *_tasks(32 * 8 // candidates))
 
 
 # As many tasks a step as in the tree. K continuations of an episode are more samples than its tree: at first a step
 # generates one and a half to three times the tokens, so 60,000 are few steps, two to four on Sudoku. With a quarter of
 # the tasks they are as many steps as the tree's or more, of fewer rows.
 def _branches(at: str, tasks: int = 32) -> tuple[str, ...]:
-    fewer = (f"data.train_batch_size={tasks}", f"actor_rollout_ref.actor.ppo_mini_batch_size={tasks // 2}")
-    return ("at_grpo.scheme=branch", f"+at_grpo.branch={{at: {at}}}", *(fewer if tasks < 32 else ()))
+    return ("at_grpo.scheme=branch", f"+at_grpo.branch={{at: {at}}}", *(_tasks(tasks) if tasks < 32 else ()))
 
 
 def _roles(tool_user: str, planner: str) -> tuple[str, ...]:
