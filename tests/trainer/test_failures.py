@@ -82,6 +82,14 @@ def test_only_errors_of_remote_processes_are_renamed() -> None:
         raise ray.exceptions.RayError("Traceback\n  File ...\nout of memory")
 
 
+def test_a_process_that_was_killed_for_memory_is_told_by_the_machines_use() -> None:
+    use = "2 worker(s) were killed due to the node running low on memory. Memory was 21.47GB used / 23.54GB limit"
+    error = ray.exceptions.OutOfMemoryError(f"{use}\nOOM kill reason: threshold\nRefer to the documentation on memory")
+    with pytest.raises(PolicyFailed) as failure, naming("planner", "its update"):
+        raise error
+    assert str(failure.value) == f"policy 'planner': its update failed: OutOfMemoryError: {use}"
+
+
 def test_a_wait_ends_when_the_check_fails() -> None:
     never = threading.Event()
 

@@ -10,7 +10,7 @@ import ray
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 
 from verl_atgrpo.rollout.worker import TeamRolloutWorker, WorkerReport
-from verl_atgrpo.serving.health import RolloutFailed, last_line
+from verl_atgrpo.serving.health import RolloutFailed, in_a_line
 
 logger = logging.getLogger(__name__)
 
@@ -68,4 +68,4 @@ def _answers(calls: Sequence[ray.ObjectRef]) -> list[Any]:
     try:
         return list(ray.get(calls))
     except ray.exceptions.RayError as error:
-        raise RolloutFailed(f"a rollout worker failed: {last_line(error)}") from error
+        raise RolloutFailed(f"a rollout worker failed: {in_a_line(error)}") from error

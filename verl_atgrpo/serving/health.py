@@ -16,10 +16,14 @@ class RolloutFailed(RuntimeError):
     """A rollout worker died or raised."""
 
 
-def last_line(error: BaseException) -> str:
-    """Returns the error's type and its last line: Ray's message starts with the remote traceback."""
+def in_a_line(error: BaseException) -> str:
+    """Returns the error's type and its last line: Ray's message starts with the remote traceback.
+
+    Of a process that Ray killed for memory it is the line with the machine's use, before figures and advice.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1] if lines else ''}"
+    killed = [line for line in lines if "low on memory" in line]
+    return f"{type(error).__name__}: {(killed or lines or [''])[-1]}"
 
 
 logger = logging.getLogger(__name__)
@@ -43,7 +47,7 @@ def naming(policy: str, doing: str) -> Iterator[None]:
     try:
         yield
     except ray.exceptions.RayError as error:
-        raise PolicyFailed(f"policy {policy!r}: {doing} failed: {last_line(error)}") from error
+        raise PolicyFailed(f"policy {policy!r}: {doing} failed: {in_a_line(error)}") from error
 
 
 def dead_replicas(policy: str, replicas: Mapping[int, Sequence[Any]]) -> dict[int, str]:
@@ -77,7 +81,7 @@ def dead_replicas(policy: str, replicas: Mapping[int, Sequence[Any]]) -> dict[in
                 PING_TIMEOUT,
             )
         except ray.exceptions.RayError as error:
-            dead[replica] = last_line(error)
+            dead[replica] = in_a_line(error)
     return dead
 
 

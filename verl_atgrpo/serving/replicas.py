@@ -16,7 +16,7 @@ from verl.workers.rollout.replica import RolloutReplica
 
 from verl_atgrpo.config.schema import SECTION
 from verl_atgrpo.serving.client import actor_id
-from verl_atgrpo.serving.health import PolicyFailed, dead_replicas, last_line, watched
+from verl_atgrpo.serving.health import PolicyFailed, dead_replicas, in_a_line, watched
 from verl_atgrpo.serving.workers import PolicyServers, WeightTarget, check_wiring
 
 logger = logging.getLogger(__name__)
@@ -184,7 +184,7 @@ class Replicas:
             logger.warning("policy %r: server %d is started again; %s", self._policy, rank, left)
         elif isinstance(error, ray.exceptions.RayError | asyncio.TimeoutError):
             reason = (
-                last_line(error) if isinstance(error, ray.exceptions.RayError) else f"not up after {_START_TIMEOUT} s"
+                in_a_line(error) if isinstance(error, ray.exceptions.RayError) else f"not up after {_START_TIMEOUT} s"
             )
             self._dead[rank] = f"its restart failed: {reason}"
             logger.warning("policy %r: server %d does not come up again: %s; %s", self._policy, rank, reason, left)

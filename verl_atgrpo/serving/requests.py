@@ -14,7 +14,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from verl_atgrpo.environment import stable_hash
 from verl_atgrpo.serving.client import DecisionClient, NoServer, TooLate
-from verl_atgrpo.serving.health import last_line
+from verl_atgrpo.serving.health import in_a_line
 from verl_atgrpo.team import EpisodeFailed
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class PatientClient:
                     continue  # Sent just before the pause, it waited in the server for the weight sync.
                 failure = EpisodeFailed("timeout", f"no answer within {self.timeout} s")
             except ray.exceptions.RayError as error:
-                failure = EpisodeFailed("engine", f"the server failed: {last_line(error)}")
+                failure = EpisodeFailed("engine", f"the server failed: {in_a_line(error)}")
                 # An error of a live engine would occur on any other.
                 if not (isinstance(error, ray.exceptions.RayActorError) or is_dead(error)):
                     raise failure from error

@@ -25,7 +25,7 @@ from verl.workers.rollout.utils import ensure_async_iterator
 from verl_atgrpo.config.policies import ADAPTERS
 from verl_atgrpo.prefix_tree.engine import VENDOR
 from verl_atgrpo.serving.client import actor_id
-from verl_atgrpo.serving.health import last_line
+from verl_atgrpo.serving.health import in_a_line
 from verl_atgrpo.serving.server import ADAPTER, name_sender
 
 Lora = tuple[dict[str, Any], Iterator[tuple[str, torch.Tensor]]]
@@ -186,7 +186,7 @@ class ServerLink:
             self.failure = timeout_message(replica)
         except ray.exceptions.RayError as error:
             self._open = False
-            self.failure = f"replica {replica} did not take the weights: {last_line(error)}"
+            self.failure = f"replica {replica} did not take the weights: {in_a_line(error)}"
 
 
 class PolicyWorker(TrainerWorker):
