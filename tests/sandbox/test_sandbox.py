@@ -258,7 +258,7 @@ def test_a_call_that_is_cancelled_while_it_waits_for_a_thread_leaves_nothing(lef
 
     assert run("").ok
     asyncio.run(scenario())
-    assert leftovers(within=0.0) == []
+    assert leftovers() == []
 
 
 def test_a_folder_into_which_a_dying_process_still_writes_is_removed(
