@@ -242,7 +242,8 @@ class WalledWalk(_Told):
     is not among the free ways, but in a dead end: a walker that has to leave the direct way would return to where it
     came from, again and again. A direction that the checker has called a wall is told to the navigator, so that a lost
     turn changes its question. The checker is told of each direction whether it is a wall or free, the one in question
-    first, so that it can copy a right verdict from a fixed place.
+    last, so that it can copy a right verdict from a fixed place; its question names neither of the two, as it would
+    copy that.
 
     The best of K candidates of a navigator is hardly ever a wall, so a checker would learn that all ways are free. In
     training it is also asked about a wall, while the navigator chooses; what it says then has no effect on the walk.
@@ -326,9 +327,9 @@ class WalledWalk(_Told):
 
     async def _ask_checker(self, state: State, direction: str, team: Team) -> str | None:
         """Returns what the checker says of a direction, one of `_VERDICTS`, or None if it says neither."""
-        ways = ", ".join(f"{name}: {self._verdict(state, name)}" for name in sorted(DIRECTIONS, key=direction.__ne__))
+        ways = ", ".join(f"{name}: {self._verdict(state, name)}" for name in sorted(DIRECTIONS, key=direction.__eq__))
         verdict = await team.checker.act(
-            chat(f"You want to go {direction}. {ways}. Is {direction} a wall or free? Answer with one word."),
+            chat(f"What is {direction}? Answer with one word. {ways}."),
             functools.partial(self.score_verdict, state, direction),
         )
         said = read_word(verdict.text, _VERDICTS)

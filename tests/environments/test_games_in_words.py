@@ -183,9 +183,8 @@ def test_a_walk_among_walls_by_hand() -> None:
         "Which free way leads to the goal: up, down, left or right? Answer with one word. You are at row 2, column 2. "
         "The goal is at row 2, column 5. Walls: up, right. Free: down, left. The goal is right."
     )
-    ways = "down: free, up: wall, left: free, right: wall"
-    asked = f"You want to go down. {ways}. Is down a wall or free? Answer with one word."
-    assert prompt_of(record.decisions[1]) == asked
+    ways = "up: wall, left: free, right: wall, down: free"
+    assert prompt_of(record.decisions[1]) == f"What is down? Answer with one word. {ways}."
     assert scores(record)[:2] == [("navigator", 1.0), ("checker", 1.0)]
     assert scores(episode(env, WALLED, navigator="left", checker="wall"))[:2] == [
         ("navigator", 0.3),
@@ -214,7 +213,7 @@ def test_a_refused_direction_is_told_until_the_next_step() -> None:
         env,
         field((1, 1), (0, 4), (1, 2), (2, 1), size=5),
         navigator=lambda prompt, k: next(steps),
-        checker=lambda prompt, k: next(said for way, said in verdicts.items() if f"go {way}." in prompt),
+        checker=lambda prompt, k: next(said for way, said in verdicts.items() if f"What is {way}?" in prompt),
     )
     prompts = [prompt_of(one) for one in record.decisions if one.agent == "navigator"]
     assert [prompt.rpartition("Free: ")[2] for prompt in prompts] == [
@@ -234,7 +233,7 @@ def test_in_training_the_checker_is_also_asked_about_walls() -> None:
         env: Any = make("walk_walls", **options)
         plays = [episode(env, env.task(split, n), navigator="up", checker=verdict) for n in range(40)]
         asked = [prompt_of(one) for play in plays for one in play.decisions if one.agent == "checker"]
-        return plays, [prompt for prompt in asked if not re.search(r"go up\.", prompt)]
+        return plays, [prompt for prompt in asked if "What is up?" not in prompt]
 
     def ends(plays: list[EpisodeRecord]) -> list[Any]:
         return [play.outcome for play in plays]
@@ -243,7 +242,7 @@ def test_in_training_the_checker_is_also_asked_about_walls() -> None:
     turns = sum(play.outcome.metrics["turns"] for play in plays)
     assert 0.5 < len(prompts) / turns < 0.8, "other ways than the navigator's; some cells have no wall around"
     assert 0 < len(practice("train", "wall", wall_questions=0.25)[1]) < len(prompts) / 2
-    assert all(re.search(r"go (\w+)\. \1: wall", prompt) for prompt in prompts)
+    assert all(re.search(r"What is (\w+)\?.* \1: wall\.$", prompt) for prompt in prompts)
     without, none = practice("train", "wall", wall_questions=0.0)
     assert not none and not practice("val", "wall")[1]
     assert ends(plays) == ends(without)
@@ -278,8 +277,8 @@ def test_the_way_back_is_no_free_way_but_in_a_dead_end() -> None:
     prompts = {agent: [prompt_of(one) for one in record.decisions if one.agent == agent] for agent in env.agents}
     told = [re.findall(r"Walls: .*? Free: (.*?)\. The goal", prompt) for prompt in prompts["navigator"][:3]]
     assert told == [["down, left"], ["down, left, right"], ["up, down"]]
-    ways = "left: free, up: free, down: free, right: free"
-    assert prompts["checker"][1] == f"You want to go left. {ways}. Is left a wall or free? Answer with one word."
+    ways = "up: free, down: free, right: free, left: free"
+    assert prompts["checker"][1] == f"What is left? Answer with one word. {ways}."
     dead_end = field((1, 1), (1, 4), (1, 2), (0, 1), (2, 0), (0, 0), size=5)
     record = episode(make("walk_walls"), dead_end, navigator="left", checker="free")
     assert "Walls: up, down, left. Free: right. The goal is" in prompt_of(record.decisions[2])
@@ -405,9 +404,8 @@ def gold(env: Any) -> Callable[[Any], Mapping[str, Script]]:
 
     def walker(task: PlanPathTask) -> Script:
         def script(prompt: str, k: int) -> str:
-            if "a wall or free" in prompt:
-                (way,) = re.findall(r"want to go (\w+)", prompt)
-                return re.findall(rf"{way}: (\w+)", prompt)[0]
+            if "What is" in prompt:
+                return re.findall(r": (\w+)\.", prompt)[-1]
             row, column = (int(number) - 1 for number in re.findall(r"You are at row (\d+), column (\d+)", prompt)[-1])
             state = State(task, (row, column), 0)
             if "How many steps" in prompt:
@@ -433,7 +431,7 @@ def legal(env: Any) -> Callable[[Any], Mapping[str, Script]]:
     def scripts(task: Any) -> Mapping[str, Script]:
         def script(prompt: str, k: int) -> str:
             rng = random.Random(f"{prompt} {k}")
-            if "a wall or free" in prompt:
+            if "What is" in prompt:
                 return rng.choice(("wall", "free"))
             if "larger" in prompt:
                 return rng.choice(re.findall(r"larger, (\d+) or (\d+)", prompt)[-1])
