@@ -1,6 +1,6 @@
 """Shows how far float32 is from float64: the probabilities of sampled tokens, by vLLM and by transformers.
 
-    python tests/benchmarks/float32_error.py --model runs/models/smollm2 [--prompts 150] [--candidates 8]
+    python tests/benchmarks/float32_error.py --model runs/models/smollm2 [--prompts 40] [--candidates 8]
 
 vLLM samples answers to prompts of walks among walls. Of every token the probability by the server, and by a single
 float32 pass of transformers with the actor's attention, is compared with that by a float64 pass. What these two differ
@@ -61,7 +61,7 @@ def main() -> None:
     """Prints one line for each of the two."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--prompts", type=int, default=150)
+    parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--candidates", type=int, default=8)
     arguments = parser.parse_args()
     for name, value in {**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}.items():
