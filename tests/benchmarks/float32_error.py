@@ -1,67 +1,44 @@
 """Shows how far float32 is from float64: the probabilities of sampled tokens, by vLLM and by transformers.
 
-    python tests/benchmarks/float32_error.py --model runs/models/smollm2 [--prompts 40] [--candidates 8]
+    python tests/benchmarks/float32_error.py --model runs/models/smollm2 [--tasks 6] [--candidates 8]
 
-vLLM samples answers to prompts of walks among walls. Of every token the probability by the server, and by a single
-float32 pass of transformers with the actor's attention, is compared with that by a float64 pass. What these two differ
-by is what `training/rollout_probs_diff_max` can be at best.
+vLLM samples answers to prompts of walks among walls. Of every token the probability by the server and that by a
+float32 pass of transformers, with the actor's attention, are compared with that by a float64 pass, and with each other: how
+much of `training/rollout_probs_diff_max` float32 explains.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
 import os
 import random
-from collections.abc import Mapping, Sequence
+import sys
+from pathlib import Path
 from typing import Any
 
-from verl_atgrpo import EpisodeFailed, make
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from fakes.scripted_episodes import prompt_of, scripted
+
+from verl_atgrpo import make
 from verl_atgrpo.cpu import ENVIRONMENT
-from verl_atgrpo.environment import Message
-from verl_atgrpo.team import Generation, Team, TeamOptions, play
 
 REPLIES = {"navigator": ("up", "down", "left", "right"), "checker": ("wall", "free")}
 
 
-class Recorder:
-    """A sampler that gives one of an agent's replies and keeps the prompts."""
-
-    def __init__(self, tokenizer: Any, replies: Sequence[str], prompts: list[list[int]]) -> None:
-        self.prompts = prompts
-        self._tokenizer, self._replies, self._rng = tokenizer, replies, random.Random(0)
-
-    def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Returns the ids of a chat."""
-        chat = [dict(message) for message in messages]
-        ids: list[int] = self._tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-        return ids
-
-    async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
-        """Returns a random reply."""
-        self.prompts.append(prompt_ids)
-        return Generation([0], [0.0], self._rng.choice(self._replies))
-
-
-async def played(samplers: Mapping[str, Recorder], number: int) -> list[list[int]]:
-    """Plays training tasks until there are so many prompts, and returns them."""
-    environment = make("walk_walls")
-    prompts = samplers["navigator"].prompts
-    index = 0
-    while len(prompts) < number:
-        team = Team({agent: agent for agent in samplers}, samplers, TeamOptions(candidates=1))
-        with contextlib.suppress(EpisodeFailed):  # its prompts are as good
-            await play(environment, environment.task("train", index), team)
-        index += 1
-    return prompts[:number]
+def prompts_of(tasks: int) -> list[str]:
+    """Returns the different prompts of training tasks, answered at random."""
+    environment, rng = make("walk_walls"), random.Random(0)
+    scripts = {agent: lambda prompt, k, replies=replies: rng.choice(replies) for agent, replies in REPLIES.items()}
+    records = (scripted(environment, environment.task("train", index), scripts) for index in range(tasks))
+    return list(dict.fromkeys(prompt_of(decision) for record in records for decision in record.decisions))
 
 
 def main() -> None:
-    """Prints one line for each of the two."""
+    """Prints one line for each comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--prompts", type=int, default=40)
+    parser.add_argument("--tasks", type=int, default=6)
     parser.add_argument("--candidates", type=int, default=8)
     arguments = parser.parse_args()
     for name, value in {**ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}.items():
@@ -72,9 +49,8 @@ def main() -> None:
     from vllm import LLM, SamplingParams, TokensPrompt
 
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    prompts: list[list[int]] = []
-    samplers = {agent: Recorder(tokenizer, replies, prompts) for agent, replies in REPLIES.items()}
-    prompts = asyncio.run(played(samplers, arguments.prompts))
+    chats: list[Any] = [[{"role": "user", "content": prompt}] for prompt in prompts_of(arguments.tasks)]
+    encoded = tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_dict=False)
     server = LLM(
         arguments.model,
         dtype="float32",
@@ -87,7 +63,7 @@ def main() -> None:
         seed=0,
     )
     sampling = SamplingParams(n=arguments.candidates, max_tokens=5, temperature=1.0, logprobs=0)
-    inputs = [TokensPrompt(prompt_token_ids=ids) for ids in prompts]
+    inputs = [TokensPrompt(prompt_token_ids=ids) for ids in encoded]
     answers = [
         (output.prompt_token_ids, answer.token_ids, [position[token].logprob for token, position in tokens])
         for output in server.generate(inputs, sampling, use_tqdm=False)
