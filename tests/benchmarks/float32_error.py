@@ -3,8 +3,8 @@
     python tests/benchmarks/float32_error.py --model runs/models/smollm2 [--tasks 6] [--candidates 8]
 
 vLLM samples answers to prompts of walks among walls. Of every token the probability by the server and that by a
-float32 pass of transformers, with the actor's attention, are compared with that by a float64 pass, and with each other:
-how much of `training/rollout_probs_diff_max` float32 explains.
+float32 pass of transformers, with the actor's attention, are compared with that by a float64 pass, and
+with each other: how much of `training/rollout_probs_diff_max` float32 explains.
 """
 
 from __future__ import annotations
