@@ -159,7 +159,7 @@ def draw(variants: Curves, image: Path, game: Game) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7.5, 4.5), dpi=120)
+    figure, axes = pyplot.subplots(figsize=(9.5, 4.5), dpi=120)
     for name in _PLOTTED:
         curves = variants.get(name)
         if curves is None:
@@ -175,7 +175,8 @@ def draw(variants: Curves, image: Path, game: Game) -> None:
         axes.fill_between(shown, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
     axes.set(xlabel="tokens generated in training (thousands)", ylabel="validation success (%)", ylim=(0, 101))
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", fontsize=8)
+    # Beside the axes: inside them it hides the curves that stay low.
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
     figure.tight_layout()
     image.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(image)
