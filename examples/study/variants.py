@@ -137,6 +137,8 @@ UPDATES: Mapping[str, Variant] = {
 
 _OF_SCORES = ("at_grpo.scheme=parallel", "at_grpo.episode_reward=scores")
 _OF_OUTCOMES = ("at_grpo.scheme=parallel",)
+# A sum of scores pays for long episodes. With own scores the rewards are AT-GRPO's, and only the groups differ.
+_OF_OWN_SCORES = ("at_grpo.scheme=parallel", "at_grpo.episode_reward=own")
 _SMOLLM2 = Path("runs/models/smollm2")
 # The tasks of a step are as many as in the tree: K whole episodes of a task have about as many candidates.
 WORDS: Mapping[str, Variant] = {
@@ -146,6 +148,7 @@ WORDS: Mapping[str, Variant] = {
     "team_grpo_scores": Variant("team, GRPO, sum of scores", (*_OF_SCORES, "at_grpo.estimator=mas_grpo")),
     "dr_mas": Variant("team, Dr. MAS, outcome", (*_OF_OUTCOMES, "at_grpo.estimator=dr_mas")),
     "dr_mas_scores": Variant("team, Dr. MAS, sum of scores", (*_OF_SCORES, "at_grpo.estimator=dr_mas")),
+    "dr_mas_own": Variant("team, Dr. MAS, own scores", (*_OF_OWN_SCORES, "at_grpo.estimator=dr_mas")),
     "at_grpo_roles": Variant("AT-GRPO, a policy per role", ("+roles={roles}",)),
 }
 """Ways to train an instruct model on games told in words."""
