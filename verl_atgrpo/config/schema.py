@@ -199,7 +199,7 @@ class AtGrpoConfig(Section):
     """Where episodes branch, with `scheme: branch`."""
     episode_reward: Literal["outcome", "scores", "own"] = "outcome"
     """The reward of an episode's rows (`parallel`): its `outcome`'s team reward, the sum of its answers' mixed
-    `scores`, or every row's `own` mixed score."""
+    `scores` (which pays for long episodes), or every row's `own` mixed score."""
     selection: Selection = "greedy"
     """Which candidate is committed (`tree`)."""
     softmax_temperature: Annotated[float, Gt(0), Le(1e300)] | None = None
