@@ -64,7 +64,7 @@ def test_every_variant_of_a_game_in_words_is_a_job_that_can_start(
     check_run(config)
     settings = AtGrpoConfig.from_config(config)
     assert len(settings.policies or {"shared": None}) == (2 if variant == "at_grpo_roles" else 1)
-    assert settings.episode_reward == ("scores" if variant.endswith("_scores") else "outcome")
+    assert settings.episode_reward == {"scores": "scores", "own": "own"}.get(variant.rpartition("_")[2], "outcome")
     rate = {"lr_3e-6": 3e-6, "lr_2e-5": 2e-5}.get(variant, 1e-5)
     assert config.actor_rollout_ref.actor.optim.lr == pytest.approx(rate)
 
