@@ -137,7 +137,7 @@ UPDATES: Mapping[str, Variant] = {
 
 _OF_SCORES = ("at_grpo.scheme=parallel", "at_grpo.episode_reward=scores")
 _OF_OUTCOMES = ("at_grpo.scheme=parallel",)
-# A sum of scores pays for long episodes. With own scores the rewards are AT-GRPO's, and only the groups differ.
+# A sum of scores pays for long episodes. With own scores the rewards are AT-GRPO's; groups and commitment differ.
 _OF_OWN_SCORES = ("at_grpo.scheme=parallel", "at_grpo.episode_reward=own")
 _SMOLLM2 = Path("runs/models/smollm2")
 # The tasks of a step are as many as in the tree: K whole episodes of a task have about as many candidates.
