@@ -34,6 +34,7 @@ _PLOTTED = (
     "team_grpo_scores",
     "dr_mas",
     "dr_mas_scores",
+    "dr_mas_own",
     "branch_random",
     "branch_first",
     "no_local",
