@@ -139,6 +139,8 @@ _OF_SCORES = ("at_grpo.scheme=parallel", "at_grpo.episode_reward=scores")
 _OF_OUTCOMES = ("at_grpo.scheme=parallel",)
 # A sum of scores pays for long episodes. With own scores the rewards are AT-GRPO's; groups and commitment differ.
 _OF_OWN_SCORES = ("at_grpo.scheme=parallel", "at_grpo.episode_reward=own")
+# The recipe's bonus is added to all rows, and by the outcome most groups have nothing but it.
+_NO_BONUS = "actor_rollout_ref.actor.entropy_coeff=0"
 _SMOLLM2 = Path("runs/models/smollm2")
 # The tasks of a step are as many as in the tree: K whole episodes of a task have about as many candidates.
 WORDS: Mapping[str, Variant] = {
@@ -147,6 +149,12 @@ WORDS: Mapping[str, Variant] = {
     "team_grpo": Variant("team, GRPO, outcome", (*_OF_OUTCOMES, "at_grpo.estimator=mas_grpo")),
     "team_grpo_scores": Variant("team, GRPO, sum of scores", (*_OF_SCORES, "at_grpo.estimator=mas_grpo")),
     "dr_mas": Variant("team, Dr. MAS, outcome", (*_OF_OUTCOMES, "at_grpo.estimator=dr_mas")),
+    "team_grpo_entropy_0": Variant(
+        "team, GRPO, outcome, no entropy bonus", (*_OF_OUTCOMES, "at_grpo.estimator=mas_grpo", _NO_BONUS)
+    ),
+    "dr_mas_entropy_0": Variant(
+        "team, Dr. MAS, outcome, no entropy bonus", (*_OF_OUTCOMES, "at_grpo.estimator=dr_mas", _NO_BONUS)
+    ),
     "dr_mas_scores": Variant("team, Dr. MAS, sum of scores", (*_OF_SCORES, "at_grpo.estimator=dr_mas")),
     "dr_mas_own": Variant("team, Dr. MAS, own scores", (*_OF_OWN_SCORES, "at_grpo.estimator=dr_mas")),
     "at_grpo_roles": Variant("AT-GRPO, a policy per role", ("+roles={roles}",)),
@@ -157,7 +165,7 @@ SETTINGS: Mapping[str, Variant] = {
     "lr_2e-5": Variant("learning rate 2e-5", rate=2.0),
     "k_4": Variant("K = 4", ("at_grpo.candidates=4",)),
     "k_16": Variant("K = 16", ("at_grpo.candidates=16",)),
-    "entropy_0": Variant("no entropy bonus", ("actor_rollout_ref.actor.entropy_coeff=0",)),
+    "entropy_0": Variant("no entropy bonus", (_NO_BONUS,)),
     "entropy_.03": Variant("entropy bonus .03", ("actor_rollout_ref.actor.entropy_coeff=0.03",)),
     "filtered": Variant("no rows of groups without signal", ("at_grpo.group_filter={}",)),
 }
