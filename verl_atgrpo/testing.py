@@ -146,7 +146,7 @@ def _check_tasks(env: Environment, again: Environment, split: Split, tasks: int)
     """Returns the fingerprints and keys of the first tasks; both instances must make the same tasks."""
     size = env.num_tasks(split)
     if size is not None and (not isinstance(size, int) or size < 1):
-        raise EnvironmentContractError(f"size: split {split!r} has {size!r} tasks; None, or 1 and more")
+        raise EnvironmentContractError(f"num_tasks: split {split!r} has {size!r} tasks; None, or 1 and more")
     count = min(tasks, size or tasks)
     known: list[Marks] = []
     for index in sorted({*range(count), (size or count) - 1}):

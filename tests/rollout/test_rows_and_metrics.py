@@ -327,7 +327,6 @@ def test_rollout_metrics() -> None:
     assert rollout_metrics(counts) == {
         "rollout/episodes_failed": 3,
         "rollout/candidates": 40,
-        "rollout/candidates_failed": 3,
         "rollout/tokens": 999,
         "rollout/requests_retried": 2,
         "rollout/requests_resumed": 5,

@@ -189,7 +189,7 @@ class AtGrpoConfig(Section):
     `{all: 4, <agent>: 8}`, a K for each agent (not with `parallel`)."""
     alpha: Weight = 1.0
     """Weight of the team part in the mixed reward alpha * team + local_weight * local (`tree`, or with
-    `episode_reward: scores` or `branch.score_weight`)."""
+    `episode_reward: scores` or `own`, or `branch.score_weight`)."""
     local_weight: Weight = 1.0
     """Weight of the local part: 1 as in the paper; 0 leaves only the team part."""
     scheme: Literal["tree", "parallel", "branch"] = "tree"

@@ -204,7 +204,6 @@ def rollout_metrics(counts: Mapping[str, int]) -> dict[str, float]:
     failed = [key for key in counts if key.startswith("failed/")]
     return {
         **{f"rollout/{key}": float(counts.get(key, 0)) for key in (*_COUNTS, *failed)},
-        "rollout/candidates_failed": float(sum(counts[key] for key in failed)),
         "rollout/prompt_cached_share": counts.get("cached_prompt_tokens", 0) / max(1, counts.get("prompt_tokens", 0)),
     }
 
