@@ -13,7 +13,7 @@ from verl_atgrpo.branching import play_branched
 from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.environment import Outcome, Score
 from verl_atgrpo.rollout.rows import training_rows, untrained_rows
-from verl_atgrpo.team import Decision, EpisodeFailed, EpisodeRecord, Replayed, ReplayError, Team, TeamOptions
+from verl_atgrpo.team import Decision, EpisodeFailed, EpisodeRecord, Replayed, Team, TeamOptions
 
 Answer = Callable[[str, int], str]
 
@@ -317,8 +317,11 @@ class Counting(Numbered):
 
 @pytest.mark.parametrize(("stops", "why"), [(False, "has another prompt"), (True, "is not made again")])
 def test_an_environment_that_differs_on_replay_is_named(stops: bool, why: str) -> None:
-    with pytest.raises(ReplayError, match=rf"^Counting, played again with the same replies: .*left\.0.* {why}; run "):
+    with pytest.raises(
+        EpisodeFailed, match=rf"Counting, played again with the same replies: .*left\.0.* {why}; run "
+    ) as failed:
         branched(Counting(stops), Teams(agents=("left",)), at="first", candidates=2)
+    assert failed.value.reason == "not_repeatable"
 
 
 def test_an_episode_that_does_not_reach_the_point_fails() -> None:

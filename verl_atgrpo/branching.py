@@ -61,8 +61,8 @@ async def play_branched(
         frozen: policies that are not trained; their decisions are no branch points.
 
     Raises:
-        EpisodeFailed: a decision failed, or the episode has no decision to branch at.
-        ReplayError: a decision differs when the episode is played again with the same replies.
+        EpisodeFailed: a decision failed, the episode has no decision to branch at, or a decision differs when it is
+            played again with the same replies.
     """
     tree = _Tree(environment, task, make_team, options, frozen)
     trunk = await tree.play("", {})
@@ -128,9 +128,11 @@ class _Tree:
             if missing := set(replayed) - set(path.own):
                 raise ReplayError(f"the decision {min(missing)!r} is not made again")
         except ReplayError as error:
-            raise ReplayError(
+            # Not a defect of the environment where a model's program prints a random number or an address.
+            raise EpisodeFailed(
+                "not_repeatable",
                 f"{type(self.environment).__name__}, played again with the same replies: {error}; run must depend on "
-                "nothing but the task and the replies"
+                "nothing but the task and the replies",
             ) from error
         points = [one for key, one in path.own.items() if key not in replayed and self._may_branch(one)]
         return replace(path, points=sorted(points, key=lambda one: one.order))

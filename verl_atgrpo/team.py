@@ -818,7 +818,7 @@ class ScriptedPolicy:
             try:
                 call = json.loads(text)
                 calls.append(ToolCall(call["name"], json.dumps(call["arguments"])))
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 unparsed += 1
         return Reply(
             generation.text.partition("<tool_call>")[0], calls=tuple(calls), unparsed=unparsed, raw=generation.text

@@ -205,28 +205,27 @@ class ReasoningGym(Environment):
     # ------------------------------------------------------------------ the workflow
 
     async def run(self, task: ReasoningTask, team: Team) -> Outcome:
-        """Plays one episode; success means that the checker's last answer scores 1."""
+        """Plays until solver and checker agree; success means that the checker's last answer scores 1."""
         score = functools.partial(self._score, task)
-        wrong: list[str] = []
-        graded, turns = 0.0, 0
-        while turns < self.max_turns and graded < 1:
-            draft = await team.solver.act(self._prompt(task, wrong), score)
-            final = await team.checker.act(self._prompt(task, wrong, draft.text), score)
-            turns += 1
-            answer = self.parse(final.text)
-            graded = self.grade(task, answer)
-            wrong.append(answer or "")
-        return Outcome(graded == 1, graded, {"turns": float(turns)})
+        answers: list[str] = []
+        agreed = False
+        while len(answers) < self.max_turns and not agreed:
+            draft = await team.solver.act(self._prompt(task, answers), score)
+            final = await team.checker.act(self._prompt(task, answers, draft.text), score)
+            answers.append(self.parse(final.text) or "")
+            agreed = bool(answers[-1]) and answers[-1] == self.parse(draft.text)
+        graded = self.grade(task, answers[-1] or None)
+        return Outcome(graded == 1, graded, {"turns": float(len(answers))})
 
-    def _prompt(self, task: ReasoningTask, wrong: Sequence[str], draft: str | None = None) -> list[Message]:
+    def _prompt(self, task: ReasoningTask, answers: Sequence[str], draft: str | None = None) -> list[Message]:
         if self.style == "compact":
-            parts = [task.question, *(f"Not {answer[:20]}" for answer in wrong)]
+            parts = [task.question, *(answer[:20] for answer in answers)]
             parts += [] if draft is None else [f"Draft {draft.strip()[:20]}"]
             return chat("\n".join(parts))
         role = "solver" if draft is None else "checker"
         parts = [task.question]
-        if wrong:
-            parts.append(f"These answers were wrong:\n{_listed(wrong)}")
+        if answers:
+            parts.append(f"The checker has answered this, and the solver something else:\n{_listed(answers)}")
         if draft is not None:
             parts.append(f"A solver drafted this; it may be wrong:\n{quoted(shortened(draft))}")
         return chat("\n\n".join([*parts, _ASK]), f"You are the {role} of a team that answers a question.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import pprint
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, TypeAlias
@@ -210,7 +211,7 @@ class SingleCode(Code):
             reply = await team.solo.act(self.prompt(task, program), functools.partial(self.score_program, judged))
             written = self._program(reply.text)
             # A reply that does not parse keeps the last program.
-            repeated, program = written is not None and written == program, written or program
+            repeated, program = written is not None and written == program, program if written is None else written
             turns += 1
         return await self.outcome(judged, program, turns)
 
@@ -276,7 +277,12 @@ def _texts(test: Test) -> tuple[str, str]:
     if isinstance(test, Exchange):
         return test.given, test.expected
     assert isinstance(test, Call)  # parse_test returns no other kind
-    return ", ".join(map(repr, test.arguments)), repr(test.expected)
+    return ", ".join(map(_literal, test.arguments)), _literal(test.expected)
+
+
+def _literal(value: object) -> str:
+    """Returns `repr`, with the members of sets in an order that is the same in all processes."""
+    return pprint.pformat(value, width=2**31, compact=True, sort_dicts=False)
 
 
 def _quoted(text: str) -> str:

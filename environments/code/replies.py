@@ -62,7 +62,24 @@ def _values(text: str, statement: str) -> tuple[str, str] | None:
         return None
     given = _value(text[inputs[-1].end() : outputs[0].start()], alone=True)
     expected = _value(text[outputs[0].end() :], alone=False)
-    return None if given is None or expected is None else (given, expected)
+    if given is None or expected is None or _is_example(_bare(given), _bare(expected), statement):
+        return None
+    return given, expected
+
+
+def _is_example(given: str, expected: str, statement: str) -> bool:
+    """Returns whether the statement has the values under labels of its own, in whatever layout."""
+    inputs = [*_INPUT.finditer(statement)]
+    ends = [*(mark.start() for mark in inputs[1:]), len(statement)]
+    for mark, end in zip(inputs, ends, strict=False):  # without inputs there is an end, too
+        output = _OUTPUT.search(statement, mark.end(), end)
+        if output is not None and _bare(statement[mark.end() : output.start()]) == given:
+            return _bare(statement[output.end() : end]).startswith(expected)
+    return False
+
+
+def _bare(text: str) -> str:
+    return re.sub(r"[\s*_`#>]", "", text).casefold()
 
 
 def _marks(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:

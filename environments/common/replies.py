@@ -26,6 +26,7 @@ _FENCE = re.compile(r"[ \t]*`{3,}[ \t]*([\w+#.-]*)")
 _STRICT_CODE = re.compile(r"(?m)^([ \t]*)```(python)?[ \t]*\r?$")
 _CODE = re.compile(r"(?m)^([ \t]*)```+[ \t]*([\w+#.-]*)(.*)")
 _PYTHON = ("python", "python3", "py")
+_EMPTY_LINES = re.compile(r"\n(?:[ \t]*[\r\n\x0b\x0c\x1c-\x1e\x85\u2028\u2029]){2,}")
 
 
 @dataclass(frozen=True)
@@ -167,5 +168,8 @@ def shortened(text: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Returns `text` quoted for a prompt, `> ` before every line, which no parser reads as an answer."""
-    return textwrap.indent(text, "> ", lambda line: True)
+    """Returns `text` quoted for a prompt, `> ` before every line, which no parser reads as an answer.
+
+    Several empty lines become one: a model that repeats line breaks would make the next agent's prompt too long.
+    """
+    return textwrap.indent(_EMPTY_LINES.sub("\n\n", text.strip("\r\n")), "> ", lambda line: True)

@@ -39,6 +39,15 @@ _PROSE = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{3,} +[a-zA-Z]{2}")
 """Words, which math-verify would parse as a product of their letters."""
 _SCIENTIFIC = re.compile(r"(?<![\w.])[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?0*[0-9]{1,2}(?![\w.])")
 """A number such as `1e-05`, in which math-verify would take `e` for Euler's number."""
+_OPERATIONS = re.compile(
+    r"\\(?:sum|prod|i*int|oint|lim|gcd|lcm|min|max|det|[dt]?binom|[lr]?floor|[lr]?ceil|begin)(?![a-zA-Z])|!"
+    r"|\\[dt]?frac\s*\{\s*(?:\\mathrm\s*\{)?(?:d|\\partial)(?![a-zA-Z])"
+)
+"""What leaves more to compute than powers, roots and functions do: sums, limits, binomials, matrices, factorials."""
+_ARITHMETIC = re.compile(
+    r"(?<=[0-9)}\]])\s*(?:[-+*\u00d7\u00b7]|\\(?:times|cdot|div|bmod|mod|pmod)(?![a-zA-Z]))\s*(?!\{?10\}?\s*\^)[-0-9({\[.\\]"
+)
+"""Two numbers that are to be added or multiplied; not powers of ten."""
 _GROUPED = re.compile(r"[-+]?[0-9]{1,3}(?:[, ][0-9]{3})+(?:\.[0-9]+)?")
 
 _LABELS = labels("(?!)", r"(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:(?:final|correct) )*answer")
@@ -149,6 +158,17 @@ def verifiable(gold: str) -> bool:
     return _NUMBER.fullmatch(gold) is not None or _equal_expressions(gold, gold)
 
 
+def _same_operations(one: str, other: str) -> bool:
+    """Returns whether neither of two answers leaves a computation to math-verify that the other does not.
+
+    Otherwise the problem itself, such as a sum over k, would be a right answer to it.
+    """
+    if set(_OPERATIONS.findall(one)) != set(_OPERATIONS.findall(other)):
+        return False
+    numbers = [_NUMBER.fullmatch(text) is not None for text in (one, other)]
+    return not ((numbers[0] and _ARITHMETIC.search(other)) or (numbers[1] and _ARITHMETIC.search(one)))
+
+
 async def equal(one: str | None, other: str | None) -> bool:
     """Returns whether two tidied answers are equal; None equals nothing."""
     if one is None or other is None:
@@ -160,6 +180,8 @@ async def equal(one: str | None, other: str | None) -> bool:
             return True
         if "." not in one + other:  # decimals may be rounded: math-verify compares six places
             return False
+    if not _same_operations(one, other):
+        return False
     for first in _readings(one):
         for second in _readings(other):
             if await asyncio.to_thread(_equal_expressions, first, second):

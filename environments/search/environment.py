@@ -17,6 +17,7 @@ from annotated_types import Ge, Le
 from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split
 from verl_atgrpo.environments.common.options import Turns, check_installed, checked_options
 from verl_atgrpo.environments.common.records import DataSetEnvironment
+from verl_atgrpo.environments.common.replies import after_thoughts
 from verl_atgrpo.environments.common.words import read_word
 from verl_atgrpo.environments.common.workflow import Style, chat, fixed_options
 from verl_atgrpo.environments.search.answers import contains, exact, f1
@@ -42,6 +43,8 @@ _DOCUMENT = 2000
 """Characters of a document, from its start, that a search shows."""
 _LONGEST = 100
 """Most characters of a query: the whole prompt as a query would find whatever it names."""
+_QUESTION = 500
+"""Most characters of a question to the worker, whose prompt it is, and of the worker's answer."""
 _ASK = "Answer with a few words and nothing else."
 
 
@@ -215,6 +218,8 @@ class Search(SearchEnvironment):
         async def ask_worker(question: str) -> str:
             """Asks a worker, who can search and knows nothing but your question."""
             nonlocal searches
+            if len(question) > _QUESTION:
+                return f"A question has at most {_QUESTION} characters."
             done = await self.look_up(
                 task,
                 team,
@@ -224,14 +229,16 @@ class Search(SearchEnvironment):
                 lambda answer: self.score_summary(task, question, answer),
             )
             searches += done.calls
-            return "The worker gave no answer." if done.answer is None else done.answer.text[:500]
+            return "The worker gave no answer." if done.answer is None else done.answer.text[:_QUESTION]
 
         def score(before: Sequence[Message], reply: Reply) -> Score:
             if not reply.calls:
                 return Score() if reply.unparsed else self.score_answer(task, reply.text)
             asked = [_argument(call.arguments, "question") for call in reply.calls if call.name == "ask_worker"]
             calls = [call for message in before for call in message.get("tool_calls") or ()]
-            earlier = "\n".join(_argument(call["function"]["arguments"], "question") or "" for call in calls)
+            earlier = "\n".join(
+                (_argument(call["function"]["arguments"], "question") or "")[:_QUESTION] for call in calls
+            )
             worth = [self.score_question(task, earlier, question) for question in asked if question is not None]
             return Score(local=max(worth, default=0.0))
 
@@ -260,14 +267,27 @@ class Search(SearchEnvironment):
     def score_question(self, task: Question, earlier: str, question: str) -> float:
         """Scores a question to the worker: .1, and 1 if it names a supporting document not asked about before.
 
-        Where the data set names none, all questions are worth the same.
+        One that is too long is worth nothing, and is not asked.
+
+        Where the data set names none, all questions are worth the same. Of a generated task, whose few names can be
+        guessed, a question that names any other document is worth .1.
         """
+        if len(question) > _QUESTION:
+            return 0.0
+        if self.generated:
+            titles = [document.title for document in task.corpus.documents]
+            if not set(contains_title(question, titles)) <= set(task.supporting):
+                return _FORM
         before = contains_title(earlier, task.supporting)
         return 1.0 if set(contains_title(question, task.supporting)) - set(before) else _FORM
 
     def score_summary(self, task: Question, question: str, answer: str) -> Score:
-        """Scores a worker's answer by F1, with the answer or a supporting document that the question does not name."""
-        further = [title for title in task.supporting if title.casefold() not in question.casefold()]
+        """Scores a worker's answer by F1, with the answer or a supporting document.
+
+        Documents that the question names do not count, nor do those that the task names, which are no news.
+        """
+        named = contains_title(f"{task.text}\n{question}", task.supporting)
+        further = [title for title in task.supporting if title not in named]
         return Score(local=f1(answer, (*task.answers, *further)))
 
 
@@ -290,11 +310,18 @@ class RoutedSearch(SearchEnvironment):
                 break
             query = await team.searcher.act(
                 self.prompt(task, found, "Write the words to search for, and nothing else."),
-                functools.partial(self.score_search, task, "\n".join(found)),
+                functools.partial(self._score_query, task, "\n".join(found)),
             )
-            found.append(self.searched(task, query.text))
-        answer = await team.answerer.act(self.prompt(task, found, _ASK), lambda reply: self.score_answer(task, reply))
-        return self.outcome(task, answer.text, searches=float(len(found)), enough=float(self.enough(task, found)))
+            found.append(self.searched(task, after_thoughts(query.text).strip()))
+        answer = await team.answerer.act(
+            self.prompt(task, found, _ASK), lambda reply: self.score_answer(task, after_thoughts(reply))
+        )
+        return self.outcome(
+            task, after_thoughts(answer.text), searches=float(len(found)), enough=float(self.enough(task, found))
+        )
+
+    def _score_query(self, task: Question, seen: str, reply: str) -> Score:
+        return self.score_search(task, seen, after_thoughts(reply).strip())
 
     def enough(self, task: Question, found: Sequence[str]) -> bool:
         """Returns whether what was found has the answer and all supporting documents."""
@@ -336,7 +363,7 @@ def _argument(arguments: str, name: str) -> str | None:
     """Returns the one text argument of a call, or None if that is not what it has."""
     try:
         given = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     value = given.get(name) if isinstance(given, dict) and len(given) == 1 else None
     return value if isinstance(value, str) else None

@@ -5,7 +5,8 @@ names a direction, a checker says whether that way is free, and a crash ends the
 which small models cannot read. Navigators are asked first and told then, so that what all their prompts share is a
 prefix, which the engine computes once.
 
-Prompts tell position and goal, and splits differ in the goal: no prompt of validation occurs in training.
+The navigators' and the pacer's prompts tell position and goal, and splits differ in the goal: none of validation
+occurs in training. The checker's tell neither, so it sees in validation what it has seen in training.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
+import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +36,7 @@ _ANY, _FREE, _RIGHT_AXIS = 0.05, 0.3, 0.5
 _NEAR = 0.35
 _SPARE = 2
 _BACK = {"up": "down", "down": "up", "left": "right", "right": "left"}
+_WORD = re.compile(r"[\W_]*(?:[A-Za-z]+|[0-9]+)[\W_]*")
 _VERDICTS = ("wall", "free")
 _WHICH_WAY = "Which free way leads to the goal: up, down, left or right? Answer with one word."
 Size = Annotated[int, Ge(2), Le(100)]
@@ -231,7 +234,9 @@ class SingleWalk(Walk):
             return Score()
         towards = exact_steps(state, direction.value) > 0
         earned = (1.0 if towards else _ANY) + self._pace(state, direction.value, steps.value) * towards
-        return Said(direction.value, len(reply.split()) == 2).worth(_RIGHT_AXIS * earned)
+        words = reply.split()
+        alone = len(words) == 2 and all(map(_WORD.fullmatch, words))
+        return Said(direction.value, alone).worth(_RIGHT_AXIS * earned)
 
 
 class WalledWalk(_Told):

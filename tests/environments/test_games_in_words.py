@@ -166,6 +166,7 @@ def test_a_single_walker_earns_half_for_each_part() -> None:
         ("up 0", 0.025),  # a number of steps in a wrong direction counts for nothing
         ("down", 0.0),
         ("down 2 left 3", 0.0),
+        ("down,I,think,as,it,is,two,rows 2", 0.95),  # glued by commas these are no fewer words
     ):
         record = episode(make("walk_single", max_turns=1), task, solo=reply)
         assert scores(record) == [("solo", pytest.approx(score))], reply

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from verl_atgrpo import Environment, Message, Team, make, play
 from verl_atgrpo.team import Generation, TeamOptions
+from verl_atgrpo.tools import Reply, Tool, ToolCall
 
 TOKENS = 2048
 CPU_SECONDS = 0.05
@@ -127,6 +128,8 @@ for _name, _turns in (
     )
 for _name in ("walk", "walk_single", "walk_walls", "walk_walls_single", "number_search", "number_search_single"):
     ENVIRONMENTS[_name] = (lambda folder, name=_name: make(name), ())
+for _name in ("search", "search_routed", "search_single"):
+    ENVIRONMENTS[_name] = (lambda folder, name=_name: make(name, max_turns=2), (_needs("bm25s"),))
 for _entry in (None, "f"):
     ENVIRONMENTS[f"code {'program' if _entry is None else 'function'}"] = (
         lambda folder, entry=_entry: _code("code", folder, entry, max_turns=1),
@@ -160,15 +163,29 @@ def environment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 
 class Parrot:
-    """A policy that always gives the same reply, whatever its length at once."""
+    """A policy that always gives the same reply, whatever its length at once.
+
+    Given tools it calls each with the reply as all arguments and as the first of them, and answers the next time.
+    """
 
     def __init__(self, reply: str) -> None:
         self.generation = Generation([0], [0.0], reply)
+        self.parsed = 0
 
     def encode(self, messages: Sequence[Message]) -> list[int]:
         return [0]
 
-    async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
+    def encode_with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+        return [0]
+
+    async def parse(self, generation: Generation, tools: Sequence[Tool]) -> Reply:
+        self.parsed += 1
+        text = generation.text
+        calls = [ToolCall(tool.name, text) for tool in tools]
+        calls += [ToolCall(tool.name, json.dumps({next(iter(tool.parameters["properties"])): text})) for tool in tools]
+        return Reply(text, calls=tuple(calls if self.parsed % 2 else ()), raw=text)
+
+    async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None, *limits: Any) -> Generation:
         return self.generation
 
 

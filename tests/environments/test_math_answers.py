@@ -144,6 +144,11 @@ EQUAL = [
     (r"\left(2,4\right)", "(2, 4)"),
     (r"[\frac{1}{2}, 8]", r"\left[0.5, 8\right]"),
     (r"k\ge 2", r"k \geq 2"),
+    ("1024", "2^{10}"),
+    ("200000", r"2 \times 10^5"),
+    (r"\binom{10}{3}", r"\binom{10}{7}"),
+    (r"6\pi", r"6 \cdot \pi"),
+    ("1+2i", "2i+1"),
 ]
 DIFFERENT = [
     ("1/2", "0.51"),
@@ -176,6 +181,20 @@ DIFFERENT = [
     ("...", "..."),
     ("0", "5e0"),
     ("5", "1e400"),
+    # The problem, or a part of it, is not its answer.
+    ("338350", r"\sum_{k=1}^{100} k^2"),
+    (r"\frac{1}{3}", r"\int_0^1 x^2 dx"),
+    ("1", r"\lim_{x\to 0}\frac{\sin x}{x}"),
+    ("120", r"\binom{10}{3}"),
+    ("120", "5!"),
+    ("6", r"\gcd(12,18)"),
+    ("3", r"\lfloor \pi \rfloor"),
+    ("5", r"\frac{d}{dx}(5x)"),
+    ("5", r"\det\begin{pmatrix}2&1\\1&3\end{pmatrix}"),
+    ("51", r"3 \times 17"),
+    ("51", "3*17"),
+    ("72", "48/2+48"),
+    ("24", r"2 \cdot (3+9)"),
 ]
 
 

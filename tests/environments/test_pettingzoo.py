@@ -126,6 +126,13 @@ def test_text_actions_have_to_be_in_their_space() -> None:
     assert [candidate.score == Score(-1, -1) for candidate in decision.candidates] == [False, True, True]
 
 
+def test_a_game_that_raises_on_an_action_of_its_space_counts_it_as_illegal() -> None:
+    env = make("pettingzoo", env=f"{THIS}:texts", style="compact", max_steps=2)
+    team = walkers(lambda prompt, k: ["u", "uu"][k % 2])
+    (decision, *_) = scripted(env, env.task("train", 0), team, candidates=2).decisions
+    assert [candidate.score == Score(-1, -1) for candidate in decision.candidates] == [False, True]
+
+
 def test_a_function_converts_other_observations_to_text() -> None:
     with pytest.raises(EnvironmentConfigError, match=r"observes a list, not a text; .*observe='module:function'"):
         make("pettingzoo", env=f"{THIS}:numbers", actions=["up", "down"])
@@ -251,6 +258,8 @@ def _masked(self: Any, agent: str) -> dict[str, Any]:
 
 
 def _spelt(self: Any, action: str | None) -> None:
+    if action == "uu":
+        raise ValueError(action)
     meeting.Meeting.step(self, action and "ud".index(action[0]))
 
 

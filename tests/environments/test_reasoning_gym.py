@@ -121,20 +121,33 @@ def test_a_number_with_too_many_digits_is_no_answer(monkeypatch: pytest.MonkeyPa
     assert coins.grade(coins.task("train", 0), "1e999,999,999") == 0
 
 
-def test_the_team_sees_wrong_answers_and_never_the_correct_one() -> None:
+def test_the_team_sees_its_earlier_answers_and_never_the_correct_one() -> None:
     env = make("reasoning_gym", **SUMS, max_turns=3)
     task = next(task for index in range(50) if len((task := env.task("train", index)).entry["answer"]) == 3)
     prompts: list[str] = []
 
     def script(prompt: str, k: int) -> str:
         prompts.append(prompt)
-        return "<answer>7</answer>"
+        return "<answer>7</answer>" if "drafted" in prompt else "<answer>8</answer>"
 
     record = asyncio.run(play(env, task, ScriptedTeam({"solver": script, "checker": script})))
     assert not record.outcome.success and record.outcome.metrics == {"turns": 3.0}
-    assert len(prompts) == 6 and "wrong:\n> 7\n" in prompts[-1] and "> <answer>7</answer>" in prompts[-1]
+    assert len(prompts) == 6 and "something else:\n> 7\n" in prompts[-1] and "> <answer>8</answer>" in prompts[-1]
     asked = task.question
     assert not any(task.entry["answer"] in prompt.replace(asked, "") for prompt in prompts)
+
+
+def test_no_verdict_lets_a_team_try_both_answers_of_a_question() -> None:
+    env = make("reasoning_gym", dataset="syllogism", max_turns=2)
+
+    def script(prompt: str, k: int) -> str:
+        return (
+            "<answer>No</answer>" if "something else" in prompt or "were wrong" in prompt else "<answer>Yes</answer>"
+        )
+
+    tasks = [env.task("val", index) for index in range(20)]
+    records = [asyncio.run(play(env, task, ScriptedTeam({"solver": script, "checker": script}))) for task in tasks]
+    assert [record.outcome.success for record in records] == [task.entry["answer"] == "Yes" for task in tasks]
 
 
 def test_a_draft_is_scored_like_an_answer_and_the_checker_decides() -> None:

@@ -15,7 +15,7 @@ from verl_atgrpo.environments.adapters import reasoning_gym as reasoning_gym_dat
 from verl_atgrpo.environments.code import replies as coding_replies
 from verl_atgrpo.environments.code.programs import Call, Exchange, Problem
 from verl_atgrpo.environments.common import moves
-from verl_atgrpo.environments.common.replies import extract_python
+from verl_atgrpo.environments.common.replies import extract_python, quoted
 from verl_atgrpo.environments.math import answers as math_answers
 from verl_atgrpo.environments.sudoku import replies as sudoku_replies
 
@@ -326,6 +326,12 @@ def test_compact_replies_have_no_markup(name: str, reply: str) -> None:
         assert coding_replies.parse_test(reply, DOUBLE, "compact") is None
 
 
+def test_a_quotation_is_not_much_longer_than_what_it_quotes() -> None:
+    """Or an agent that repeats line breaks fills the next agent's prompt."""
+    assert quoted("a\n\nb\n  c\n") == "> a\n> \n> b\n>   c"
+    assert quoted("a" + "\n \n\t\r\n\u2028" * 500 + "b" + "\n" * 1000) == "> a\n> \n> b"
+
+
 @pytest.mark.parametrize("change", [str, str.swapcase])
 @pytest.mark.parametrize("example", ["Input: 3\nOutput: 6", "Input:\n```\n3\n```\nOutput:\n```\n6\n```"])
 def test_an_example_of_the_statement_is_no_test(example: str, change: Callable[[str], str]) -> None:
@@ -334,6 +340,19 @@ def test_an_example_of_the_statement_is_no_test(example: str, change: Callable[[
     assert coding_replies.parse_test(change(problem.statement), problem) is None
     assert coding_replies.parse_test(change(example), problem) is None
     assert coding_replies.parse_test(example.replace("3", "4"), problem) is not None
+
+
+@pytest.mark.parametrize("label", ["{}", "{}:", "**Sample {} 1**", "### {}"])
+def test_an_example_in_another_layout_is_none_either(label: str) -> None:
+    given, expected = label.format("Input"), label.format("Output")
+    problem = Problem(f"Double it.\n\n{given}\n3 4\n\n{expected}\n6 8\n\nNote\nSo it is.", DOUBLE.tests)
+    for test in (
+        "Input:\n```\n{}\n```\nOutput:\n```\n{}\n```",
+        "**Input**\n{}\n**Output**\n{}",
+        "Input: {}\nOutput: {}",
+    ):
+        assert coding_replies.parse_test(test.format("3 4", "6 8"), problem) is None
+        assert coding_replies.parse_test(test.format("4 3", "8 6"), problem) is not None
 
 
 pieces = st.sampled_from(

@@ -15,6 +15,7 @@ from verl_atgrpo.environment import EnvironmentConfigError, Score, make
 from verl_atgrpo.environments.search.answers import contains, exact, f1, normalised
 from verl_atgrpo.environments.search.corpus import Corpus, Document, Facts, Question, contains_title, two_hop
 from verl_atgrpo.environments.search.environment import RoutedSearch, Search, SingleSearch
+from verl_atgrpo.environments.search.environment import _argument as argument
 from verl_atgrpo.team import EpisodeRecord, ScriptedTeam, play
 from verl_atgrpo.testing import Script, check_environment
 
@@ -153,6 +154,11 @@ def record_score(record: EpisodeRecord, name: str) -> Score:
         (["<tool_call>Anna Faro</tool_call>"], [0.0]),
         # All names in one reply: an answer is compared as a whole.
         (["Adda Cher Anna Faro"], [0.4]),
+        # All cities at once, without having read which one it is.
+        ([called("ask_worker", question="Anna?"), called("ask_worker", question="Faro Alba?")], [1.0, 0.1]),
+        ([called("ask_worker", question="Anna?"), called("ask_worker", question="Faro?")], [1.0, 1.0]),
+        ([called("ask_worker", question=7)], [0.0]),
+        (['<tool_call>{"name": "ask_worker", "arguments": {"question": ' + "[" * 5000 + "}</tool_call>"], [0.0]),
     ],
 )
 def test_what_a_planner_earns(says: list[str], scores: list[float]) -> None:
@@ -169,6 +175,7 @@ def test_what_a_planner_earns(says: list[str], scores: list[float]) -> None:
         ([called("search", query="Anna"), called("search", query="Anna lives"), "Faro"], [1.0, 0.1, 1.0]),
         ([called("search", query="nobody"), "I do not know."], [0.1, 0.0]),
         (["Anna"], [0.0]),
+        ([called("search", query="Anna"), "Anna"], [1.0, 0.0]),  # no news, though the results have it
         # Every title at once finds the documents, and is a search as well; a summary of everything is cut off.
         ([called("search", query="Anna Boris Faro Alba")], [1.0]),
         # A list of everything has one word of sixteen, so precision 1/16.
@@ -183,6 +190,12 @@ def test_what_a_worker_earns(says: list[str], scores: list[float]) -> None:
     assert [one.candidates[0].score.local for one in record.decisions if one.agent == "worker"] == pytest.approx(
         scores
     )
+
+
+def test_deeply_nested_arguments_are_none() -> None:
+    """verl's parser of gpt-oss hands them over as they were written."""
+    assert argument('{"query": ' + "[" * 5000 + "]" * 5000 + "}", "query") is None
+    assert argument('{"query": "Anna"}', "query") == "Anna"
 
 
 def gold(task: Question) -> dict[str, Script]:
@@ -249,6 +262,11 @@ def test_a_verifier_routes() -> None:
     ]
     assert record.outcome.metrics == {"f1": 1, "searches": 2, "enough": 1}
     assert [one.candidates[0].score.local for one in record.decisions] == [1, 1, 1, 1, 1, 1]
+    thoughtful = {
+        agent: (lambda p, k, script=script: f"<think>It lies on it.</think>\n{script(p, k)}")
+        for agent, script in team.items()
+    }
+    assert [one.candidates[0].score.local for one in played(RoutedSearch(), thoughtful).decisions] == [1] * 6
     hasty = played(RoutedSearch(), {**team, "verifier": lambda prompt, k: "answer"})
     assert [one.candidates[0].score.local for one in hasty.decisions] == [0.05, 1]
     assert hasty.outcome.metrics["enough"] == 0

@@ -132,6 +132,9 @@ def test_in_coding_it_sees_its_program_until_it_repeats_it(style: str, tmp_path:
         assert "so far" not in asked[0]
     record, _ = episode(env, task, lambda prompt, turn: said[0])
     assert record.outcome.metrics["turns"] == 2  # repeated, without a verdict
+    empty = ["```python\n\n```", said[2]]  # an empty program is one, as in the team
+    record, _ = episode(env, task, lambda prompt, turn: empty[turn % 2])
+    assert not record.outcome.success
 
 
 def test_in_reasoning_gym_its_prompts_show_no_verdict() -> None:

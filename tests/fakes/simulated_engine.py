@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from fakes.scripted_policy import Numbered
 
@@ -193,6 +193,8 @@ class Lengths:
     """A tokenizer with one token per character, which decodes a response as its number of tokens."""
 
     eos_token_id = 0
+    all_special_tokens = ()
+    added_tokens_decoder: ClassVar[dict[int, Any]] = {}
 
     def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> list[int]:
         """Returns the code points of the messages' contents."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import ray
@@ -148,6 +148,8 @@ class Letters:
     """A tokenizer with one token per character."""
 
     eos_token_id = 0
+    all_special_tokens = ()
+    added_tokens_decoder: ClassVar[dict[int, Any]] = {}
 
     def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> list[int]:
         return [ord(char) for message in messages for char in message["content"]]

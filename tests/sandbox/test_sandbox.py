@@ -82,6 +82,11 @@ def test_syntax_error() -> None:
     assert "SyntaxError" in result.stderr
 
 
+def test_sets_are_printed_in_the_same_order_in_every_run() -> None:
+    code = "print({'north', 'south', 'east', 'west', 'up', 'down'})"
+    assert len({run(code).stdout for _ in range(4)}) == 1
+
+
 def test_unicode_and_stdin() -> None:
     text = "Grüße 世界 🧩\n" * 20_000  # far more than a pipe holds
     result = run("import sys; data = sys.stdin.read(); print(len(data), data[:11])", stdin=text)

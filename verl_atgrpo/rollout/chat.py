@@ -67,7 +67,7 @@ class Chat:
 
     def _render(self, messages: Sequence[Message], schemas: list[dict[str, Any]]) -> list[int]:
         ids: list[int] = self.tokenizer.apply_chat_template(
-            [_for_template(message) for message in with_system(self.system, messages)],
+            [self._plain(_for_template(message)) for message in with_system(self.system, messages)],
             add_generation_prompt=True,
             tokenize=True,
             return_dict=False,
@@ -75,6 +75,23 @@ class Chat:
             **self.template_kwargs,
         )
         return ids
+
+    @cached_property
+    def _special(self) -> re.Pattern[str]:
+        added = [token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special]
+        tokens = sorted({*self.tokenizer.all_special_tokens, *added}, key=len, reverse=True)
+        return re.compile("|".join(re.escape(token) for token in tokens if len(token) > 1) or "(?!)")
+
+    def _plain(self, value: Any) -> Any:
+        """Returns a message in which no text is a special token.
+
+        What one agent writes is in the prompts of others: spelt out there, the end of a message would be one.
+        """
+        if isinstance(value, str):
+            return self._special.sub(lambda token: f"{token[0][0]} {token[0][1:]}", value)
+        if isinstance(value, Mapping):
+            return {self._plain(key): self._plain(part) for key, part in value.items()}
+        return [self._plain(part) for part in value] if isinstance(value, list) else value
 
     @cached_property
     def _shows_tools(self) -> bool:

@@ -276,11 +276,11 @@ def _execute_program(request: Request, user: _User, owner: socket.socket) -> NoR
         limit = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(limit)[1] % (1 << 63)  # unlimited is -1; only root can raise it
         resource.setrlimit(limit, (min(value, hard), min(value + (name == "CPU"), hard)))
-    environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": work, "TMPDIR": work}
-    isolated = ["-I"]
+    # The order of sets is the same in every run: a reply's score and the next prompt follow from what it prints.
+    environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "HOME": work, "TMPDIR": work, "PYTHONHASHSEED": "0"}
+    isolated = ["-s", "-P"] if sys.version_info >= (3, 11) else ["-s"]  # -I, without ignoring these variables
     if request.libraries:
-        # -I without ignoring PYTHONPATH. BLAS threads count against the limits on memory and processes.
-        isolated = ["-s", "-P"] if sys.version_info >= (3, 11) else ["-s"]
+        # BLAS threads count against the limits on memory and processes.
         environment |= {"PYTHONPATH": f"{request.root}/libraries"}
         environment |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     owner.send(MARK)  # the program does not get this socket, so it cannot take the mark back
