@@ -114,7 +114,7 @@ def test_hook_runs_once_after_the_import(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.syspath_prepend(str(tmp_path))
     seen: list[int] = []
     when_imported("hooked_module", lambda module: seen.append(module.value))
-    assert seen == []
+    assert importlib.util.find_spec("hooked_module") is not None and seen == []  # looked up, and not imported
     import hooked_module  # type: ignore[import-not-found]
 
     assert seen == [1]

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import math
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from fakes.scripted_policy import Play, bounded, rewarded, run, team_of
 
-from verl_atgrpo.environment import Score
+from verl_atgrpo.environment import Environment, Outcome, Score, Split
 from verl_atgrpo.team import (
     Agent,
     EpisodeRecord,
@@ -21,6 +22,34 @@ from verl_atgrpo.team import (
     play,
     select,
 )
+
+
+@pytest.mark.parametrize(
+    ("returned", "why"),
+    [
+        (None, "None: it is no Outcome"),
+        (Outcome(1), "no Outcome with a bool as success"),  # type: ignore[arg-type]
+        (Outcome(True, math.nan), "team_reward=nan is not a finite number"),
+        (Outcome(True, 1.0, {"why": "crash"}), "why='crash' is not a finite number"),  # type: ignore[dict-item]
+        (Outcome(True, 1.0, {"acc": 0.5}), "a metric 'acc' of its own"),
+    ],
+)
+def test_an_outcome_that_is_none_is_named(returned: Any, why: str) -> None:
+    class Broken(Environment):
+        agents = ("left",)
+
+        def task(self, split: Split, index: int) -> int:
+            return index
+
+        def fingerprint(self, task: int) -> str:
+            return str(task)
+
+        async def run(self, task: int, team: Team) -> Outcome:
+            return returned  # type: ignore[no-any-return]
+
+    with pytest.raises(TypeError, match=rf"^Broken\.run returned .*{re.escape(why)}"):
+        bounded(play(Broken(), 0, team_of()[0]))
+
 
 # ------------------------------------------------------------------ one decision
 

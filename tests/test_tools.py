@@ -297,6 +297,19 @@ def test_a_decorated_coroutine_function_is_awaited() -> None:
     assert (observation.text, observation.failed) == ("x found", False)
 
 
+def test_decorated_coroutine_functions_run_in_order() -> None:
+    """They may make decisions, which are numbered as they begin."""
+
+    async def find(what: str) -> str:
+        return what
+
+    @functools.wraps(find)
+    def logged(what: str) -> Any:
+        return find(what)
+
+    assert [tool.in_order for one in (find, logged) for tool in tools_of([one])] == [True, True]
+
+
 def test_tools_that_hang_do_not_keep_others_from_running() -> None:
     """More than a pool of threads has, and than asyncio's own, which parsers and frameworks use."""
     stop = threading.Event()
@@ -419,7 +432,7 @@ def test_replays_differ_where_a_tool_does() -> None:
         team._path, team._replayed = path, replayed
         return team
 
-    with pytest.raises(RuntimeError, match="another prompt"):
+    with pytest.raises(EpisodeFailed, match="another prompt"):
         bounded(play_branched(Play(workflow), 0, make, BranchSettings(at={"worker": 1}), 0))
 
 

@@ -281,19 +281,25 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def __init__(self) -> None:
         self.callbacks: dict[str, list[Callback]] = {}
+        self._looking: set[str] = set()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        callbacks = self.callbacks.pop(fullname, None)
-        spec = None if callbacks is None else importlib.util.find_spec(fullname)
-        if callbacks is None or spec is None or spec.loader is None:
+        if fullname not in self.callbacks or fullname in self._looking:
+            return None
+        self._looking.add(fullname)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._looking.discard(fullname)
+        if spec is None or spec.loader is None:
             return spec
         load = spec.loader.exec_module
 
         def load_and_call(module: ModuleType) -> None:
             load(module)
-            for callback in callbacks:
+            for callback in self.callbacks.pop(fullname, ()):  # not before: a spec may be asked for without an import
                 callback(module)
 
         spec.loader.exec_module = load_and_call  # type: ignore[method-assign]

@@ -11,6 +11,8 @@ import hashlib
 import importlib
 import importlib.metadata
 import inspect
+import math
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -53,6 +55,28 @@ class Outcome:
     """The episode's shared reward: that of every row with `scheme: parallel`."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further metrics of the episode; the logs have their means over episodes."""
+
+
+RESERVED = ("acc", "failed", "reward")
+"""Names of metrics that validation has itself."""
+
+
+def is_finite(value: object) -> bool:
+    """Returns whether a value is a finite number (of numpy, too) or a bool."""
+    return isinstance(value, numbers.Real) and math.isfinite(value)
+
+
+def fault_of(outcome: object) -> str | None:
+    """Returns what is wrong with what an environment's `run` returned, or None."""
+    if not isinstance(outcome, Outcome) or not isinstance(outcome.success, bool):
+        return "it is no Outcome with a bool as success"
+    for key, value in {**outcome.metrics, "team_reward": outcome.team_reward}.items():
+        if not is_finite(value):
+            return f"{key}={value!r} is not a finite number"
+    for key in RESERVED:
+        if key in outcome.metrics:
+            return f"validation has a metric {key!r} of its own; use another name"
+    return None
 
 
 class Environment(ABC):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from verl_atgrpo import environment
-from verl_atgrpo.environment import Environment, Outcome, Score, Split
+from verl_atgrpo.environment import Environment, Outcome, Score, Split, fault_of, is_finite
 from verl_atgrpo.team import (
     Candidate,
     EpisodeRecord,
@@ -391,11 +391,6 @@ def in_a_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
-def is_finite(value: object) -> bool:
-    """Returns whether `value` is a finite number."""
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
 def is_prompt(prompt: object) -> bool:
     """Returns whether `prompt` is a text or a list of chat messages."""
 
@@ -480,11 +475,8 @@ async def _play(trial: Trial, task: object, team: WatchedTeam) -> EpisodeRecord 
 
 
 def _check_outcome(trial: Trial, name: str, outcome: object) -> None:
-    if not isinstance(outcome, Outcome) or not isinstance(outcome.success, bool):
-        raise trial.fault("outcome", name, f"{outcome!r:.80} is no Outcome with a bool as success")
-    for key, value in {**outcome.metrics, "team_reward": outcome.team_reward}.items():
-        if not is_finite(value):
-            raise trial.fault("outcome", name, f"{key}={value!r} is not a finite number")
+    if (fault := fault_of(outcome)) is not None:
+        raise trial.fault("outcome", name, f"{outcome!r:.80}: {fault}")
 
 
 def _check_earns_nothing(trial: Trial, name: str, played: EpisodeRecord) -> None:

@@ -169,7 +169,7 @@ class Tool:
         except PydanticUserError as error:
             raise ToolError(f"the tool {name!r}: {str(error).splitlines()[0]}") from error
 
-        decides = inspect.iscoroutinefunction(source)
+        decides = inspect.iscoroutinefunction(inspect.unwrap(source))
 
         async def call(arguments: str) -> str:
             run = functools.partial(adapter.validate_json, arguments or "{}")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 pytest.importorskip("verl")
 pytest.importorskip("transformers")
 
-from verl_atgrpo.config.answer_check import check_chats
+from verl_atgrpo.config.answer_check import check_chats, check_template_arguments
 from verl_atgrpo.config.run_check import check_run
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.tiny_models.tiny import build_tokenizer
@@ -113,6 +114,19 @@ def test_temperatures_that_differ_are_not_for_fused_kernels(compose: Any) -> Non
     own = "at_grpo.policies={a: {rollout: {logprobs_mode: raw_logprobs}}, b: {}}"
     with pytest.raises(ConfigError, match=r"policies\.a\.rollout\.logprobs_mode=raw_logprobs"):
         check_run(compose(*given, *roles, own, warm))
+
+
+def test_an_argument_that_no_template_reads_is_refused() -> None:
+    """Or a misspelt enable_thinking leaves thinking on for a whole run."""
+    plain, thinks = build_tokenizer(()), build_tokenizer(())
+    thinks.chat_template = THINKS
+    data = OmegaConf.create({"apply_chat_template_kwargs": {"enable_thinking": False}})
+    check_template_arguments(data, {"policy 'a'": thinks, "policy 'b'": plain})
+    with pytest.raises(
+        ConfigError, match=r"apply_chat_template_kwargs\.enable_thinking has no effect: .* policy 'b' reads"
+    ):
+        check_template_arguments(data, {"policy 'b'": plain})
+    check_template_arguments(OmegaConf.create({"apply_chat_template_kwargs": None}), {"policy 'b'": plain})
 
 
 def test_the_policy_of_all_in_validation_reads_every_setting() -> None:

@@ -31,6 +31,16 @@ def test_a_block_is_laid_over_the_jobs_section_and_leaves_the_others_alone(compo
     assert config.actor_rollout_ref.model.path == "Qwen/Qwen3-1.7B"
 
 
+def test_a_block_may_add_keys_to_an_open_section_that_has_some(compose: Any) -> None:
+    config = expanded(
+        compose,
+        "at_grpo.policies={coder: {rollout: {engine_kwargs: {vllm: {swap_space: 1}}}}, planner: {}}",
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.block_size=16",
+    )
+    own = [config[EXPANDED][name].rollout.engine_kwargs.vllm for name in ("coder", "planner")]
+    assert own == [{"block_size": 16, "swap_space": 1}, {"block_size": 16}]
+
+
 def test_keys_that_verl_derives_follow_the_policys_own(compose: Any) -> None:
     config = expanded(
         compose,
@@ -82,6 +92,11 @@ def test_an_adapters_checkpoint_holds_no_whole_model(compose: Any, caplog: pytes
         ("rollout: {tensor_model_parallel_size: 3}", "rollout.tensor_model_parallel_size=3: .* has 8 devices"),
         ("rollout: {n_gpus_per_node: 4}", "rollout.n_gpus_per_node=4: .* 8 devices of a node"),
         ("rollout: {response_length: 64}", "rollout.response_length=64 has no effect"),
+        ("actor: {optim: {lr: 1e-6}}", "actor.optim: set at_grpo.policies.planner.optim"),
+        (
+            "lora: {rank: 8}, model: {lora_rank: 16}",
+            "model.lora_rank has no effect beside .*planner.lora: set it there",
+        ),
         ("model: {lora_alpha: 8}", "model.lora_alpha=8 has no effect beside .*lora_rank=0"),
         ("rollout: {expert_parallel_size: 2}", "rollout.expert_parallel_size=2: set it to 1, or to 1"),
         ("model: {lora_adapter_path: adapter}", "model.lora_adapter_path=adapter has no effect beside .*lora_rank=0"),

@@ -193,6 +193,7 @@ def test_recipes_spell_out_every_key_with_its_default(compose: Any) -> None:
         ("actor_rollout_ref.actor.checkpoint.async_save=true", "async_save=true", "false"),
         ("at_grpo.val_tasks=0", "at_grpo.val_tasks=0", "at least 1"),
         ("at_grpo.train_tasks=4", "at_grpo.train_tasks=4", "data.train_batch_size"),
+        ("trainer.total_epochs=1 trainer.total_training_steps=99", "total_training_steps=99", "are 2 steps; raise"),
         ("trainer.v1.trainer_mode=sync", "trainer.v1.trainer_mode=sync", "at_grpo"),
         ("trainer.v1.trainer_mode=colocate_async", "trainer.v1.trainer_mode=colocate_async", "at_grpo.mode"),
         ("trainer.v1.trainer_mode=separate_async", "trainer.v1.trainer_mode=separate_async", "at_grpo.mode"),

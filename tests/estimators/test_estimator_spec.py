@@ -231,7 +231,10 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
 
     class Point(importlib.metadata.EntryPoint):
         def load(self) -> object:
-            return points[self.name]
+            spec = points[self.name]
+            if isinstance(spec, Exception):
+                raise spec
+            return spec
 
     def entry_points(*, group: str) -> list[Point]:
         assert group == ENTRY_POINTS
@@ -256,6 +259,12 @@ def test_presets_of_installed_packages(installed: dict[str, object]) -> None:
     [
         ("mine", PRESETS["grpo"], r"is no EstimatorSpec\(name='mine', \.\.\.\)$"),
         ("mine", {"name": "mine"}, r"is no EstimatorSpec\(name='mine', \.\.\.\)$"),
+        (
+            "mine",
+            ImportError("no torchx"),
+            r"cannot be loaded \(ImportError: no torchx\); mend or uninstall its package$",
+        ),
+        ("mine", AttributeError("spec"), r"cannot be loaded \(AttributeError: spec\); mend or uninstall its package$"),
         ("grpo", MINE, r"has the name of another preset; uninstall its package$"),
     ],
 )

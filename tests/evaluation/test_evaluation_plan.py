@@ -154,10 +154,20 @@ def test_the_header_has_what_figures_depend_on_and_not_memory(model: str) -> Non
                 "at_grpo.val_tasks=9",
             ),
             ("actor_rollout_ref.rollout.val_kwargs.temperature=0.5",),
+            ("actor_rollout_ref.rollout.ignore_eos=true",),
+            ("actor_rollout_ref.rollout.multi_turn.format=qwen3_coder",),
+            ("actor_rollout_ref.model.custom_chat_template='{{ messages[0].content }}'",),
+            ("+actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides={rope_theta: 1}",),
         )
     ]
     assert headers[0] == headers[1]
     assert all(header != headers[0] for header in headers[2:])
+
+
+def test_an_engine_without_room_for_whole_answers_is_refused(model: str) -> None:
+    """It would cut answers off, and say that none was."""
+    with pytest.raises(ValueError, match=r"rollout\.max_model_len=70: .* rows of up to 80 tokens"):
+        plan("plan_path_cpu", "actor_rollout_ref.rollout.max_model_len=70", policies=[f"shared={model}"])
 
 
 @pytest.mark.slow

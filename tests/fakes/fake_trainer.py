@@ -200,10 +200,10 @@ class FakeUnit(PolicyUnit):
             tags.update(advantage=0.0, trained_tokens=tags["response_len"])
         return Update(batch, {}, {"update_actor": 1.0})
 
-    def save(self, step_folder: str, remote_folder: str | None, global_steps: int) -> None:
+    def save(self, step_folder: str, global_steps: int) -> None:
         pass
 
-    def load(self, step_folder: str, delete: bool) -> None:
+    def load(self, step_folder: str) -> None:
         pass
 
 
@@ -239,9 +239,7 @@ class FakeTrainer(AtGrpoTrainer):
                 "trainer": {
                     "total_epochs": 1000,
                     "default_local_dir": str(folder),
-                    "default_hdfs_dir": None,
                     "resume_mode": "auto" if folder else "disable",
-                    "del_local_ckpt_after_load": False,
                     "v1": {mode: {"num_warmup_batches": warmup}},
                 },
             }

@@ -170,8 +170,13 @@ def test_an_agent_answers_with_its_own_settings_and_else_with_the_jobs() -> None
     assert server.params == [{**given, "temperature": 0.5, "max_tokens": 3, "stop": ["C", "D"], "detokenize": True}]
     # The stop text is among the tokens, which have been sampled, and not in the text.
     assert (sampled.text, sampled.token_ids, sampled.temperature) == ("AB", [65, 66, 67], 0.5)
+    # Where an interruption was inside of a stop text, the engine did not see it: what follows is not trained on.
+    server.answer = output([65, 67, 66, 66])
+    straddled = asyncio.run(own.generate("d", [1], None))
+    assert (straddled.text, straddled.token_ids, straddled.log_probs) == ("A", [65, 67], [-0.5, -0.5])
+    server.answer = output([65, 66, 67])
     assert sample(plain, None).temperature == 1.0
-    assert server.params[1] == {**given, "max_tokens": 4}
+    assert server.params[2] == {**given, "max_tokens": 4}
     question, told = {"role": "user", "content": "?"}, {"role": "system", "content": "own"}
     assert "".join(map(chr, own.encode([question]))) == "0sys|?"
     assert "".join(map(chr, own.encode([told, question]))) == "0sys\n\nown|?"

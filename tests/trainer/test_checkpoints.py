@@ -21,19 +21,15 @@ class Unit:
     def __init__(self, name: str, trainable: bool = True, broken: bool = False) -> None:
         self.name, self.folder, self.trainable, self.broken = name, f"policies/{name}", trainable, broken
         self.weights = 0
-        self.remote: str | None = None
-        self.deletes: bool | None = None
 
-    def save(self, step_folder: str, remote_folder: str | None, global_steps: int) -> None:
-        self.remote = remote_folder
+    def save(self, step_folder: str, global_steps: int) -> None:
         if self.broken:
             raise OSError("disk full")
         folder = Path(step_folder) / self.folder
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "weights").write_text(str(global_steps))
 
-    def load(self, step_folder: str, delete: bool) -> None:
-        self.deletes = delete
+    def load(self, step_folder: str) -> None:
         self.weights = int((Path(step_folder) / self.folder / "weights").read_text())
 
 
@@ -41,10 +37,8 @@ def trainer(root: Path, **changes: Any) -> Any:
     return OmegaConf.create(
         {
             "default_local_dir": str(root),
-            "default_hdfs_dir": None,
             "resume_mode": "auto",
             "resume_from_path": None,
-            "del_local_ckpt_after_load": False,
             "max_actor_ckpt_to_keep": None,
             **changes,
         }
@@ -79,9 +73,9 @@ def test_the_state_of_the_data_loader_may_hold_any_object(tmp_path: Path) -> Non
 
 def test_a_team_without_trained_policies_saves_the_order_of_tasks(tmp_path: Path) -> None:
     class Frozen(Unit):
-        def save(self, step_folder: str, remote_folder: str | None, global_steps: int) -> None: ...
+        def save(self, step_folder: str, global_steps: int) -> None: ...
 
-        def load(self, step_folder: str, delete: bool) -> None: ...
+        def load(self, step_folder: str) -> None: ...
 
     frozen = Frozen("judge", trainable=False)
     checkpoints.save(trainer(tmp_path / "not" / "there"), [frozen], 2, {"next": 4})
@@ -112,22 +106,6 @@ def test_a_run_resumed_from_an_earlier_step_keeps_what_it_saves(tmp_path: Path) 
     left = {path.name.removeprefix("global_step_") for path in tmp_path.glob("global_step_*")}
     assert left == {"2", "3", "10", "of_mine"}
     assert checkpoints.load(trainer(tmp_path), [Unit("coder")]).global_steps == 2
-
-
-def test_a_remote_copy_is_of_the_same_step_and_only_if_configured(tmp_path: Path) -> None:
-    unit = Unit("coder")
-    checkpoints.save(trainer(tmp_path, default_hdfs_dir="hdfs://far/away"), [unit], 3, {})
-    assert unit.remote == "hdfs://far/away/global_step_3"
-    checkpoints.save(trainer(tmp_path), [unit], 4, {})
-    assert unit.remote is None
-
-
-@pytest.mark.parametrize("delete", [True, False])
-def test_policies_delete_what_they_load_if_configured(tmp_path: Path, delete: bool) -> None:
-    unit = Unit("coder")
-    checkpoints.save(trainer(tmp_path), [unit], 1, {})
-    checkpoints.load(trainer(tmp_path, del_local_ckpt_after_load=delete), [unit])
-    assert unit.deletes is delete
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,15 @@ def rows_of(*sizes: int, padding: int = 0, prompt: int = 10, seed: int = 0) -> l
     rng = random.Random(seed)
     rows = []
     for number, size in enumerate(sizes):
-        place = {"episode": f"e{number // 2}", "agent": "ab"[number % 2], "turn": 0, "prompt_len": prompt + number}
+        place = {
+            "episode": f"e{number // 2}",
+            "agent": "ab"[number % 2],
+            "turn": 0,
+            "scope": "",
+            "prompt_len": prompt + number,
+        }
         rows += [{**place, "seq_len": place["prompt_len"] + rng.randrange(1, 30)} for _ in range(size)]
-    pad = {"episode": "e0", "agent": "a", "turn": 0, "is_padding": True, "prompt_len": 7, "seq_len": 8}
+    pad = {"episode": "e0", "agent": "a", "turn": 0, "scope": "", "is_padding": True, "prompt_len": 7, "seq_len": 8}
     return rows + [dict(pad) for _ in range(padding)]
 
 
@@ -39,6 +45,14 @@ def cells(rows: list[dict[str, Any]], order: list[int], ranks: int, steps: int) 
         [order[rank * per_rank + step * size : rank * per_rank + (step + 1) * size] for rank in range(ranks)]
         for step in range(steps)
     ]
+
+
+def test_decisions_of_different_scopes_are_different_ones() -> None:
+    """Their prompts differ: in a tree of continuations, and where scores make decisions."""
+    rows = [{**row, "scope": scope} for scope in ("", "a.0=1.0/") for row in rows_of(4)]
+    order, _ = deal(rows, 2, 1, 0, True)
+    assert {rows[row]["scope"] for row in order[:4]} in ({""}, {"a.0=1.0/"})
+    assert {rows[row]["scope"] for row in order[4:]} != {rows[row]["scope"] for row in order[:4]}
 
 
 @st.composite
@@ -106,7 +120,14 @@ def test_steps_are_shuffled_by_the_seed() -> None:
 def test_ranks_have_as_equal_workloads_as_verls(ranks: int) -> None:
     rng = random.Random(ranks)
     rows = [
-        {"episode": str(row), "agent": "a", "turn": 0, "prompt_len": 100, "seq_len": 101 + int(rng.expovariate(0.002))}
+        {
+            "episode": str(row),
+            "agent": "a",
+            "turn": 0,
+            "scope": "",
+            "prompt_len": 100,
+            "seq_len": 101 + int(rng.expovariate(0.002)),
+        }
         for row in range(256)
     ]
     work = [calculate_workload(tags["seq_len"]) for tags in rows]
@@ -122,10 +143,11 @@ def test_ranks_have_as_equal_workloads_as_verls(ranks: int) -> None:
 def test_shared_prompts_count_once_in_the_balance() -> None:
     # Prompts of 1,000 tokens: one row of 500 more tokens weighs as much as two decisions whose rows share a prompt.
     long = [
-        {"episode": "l", "agent": "a", "turn": 0, "prompt_len": 1000, "seq_len": 1000 + extra} for extra in (900, 900)
+        {"episode": "l", "agent": "a", "turn": 0, "scope": "", "prompt_len": 1000, "seq_len": 1000 + extra}
+        for extra in (900, 900)
     ]
     short = [
-        {"episode": f"s{number}", "agent": "a", "turn": 0, "prompt_len": 1000, "seq_len": 1010}
+        {"episode": f"s{number}", "agent": "a", "turn": 0, "scope": "", "prompt_len": 1000, "seq_len": 1010}
         for number in range(3)
         for _ in range(2)
     ]

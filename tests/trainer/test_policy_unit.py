@@ -167,6 +167,7 @@ class Policy:
                 "episode": f"t{number // 2}_0",
                 "agent": "a",
                 "turn": 0,
+                "scope": "",
                 "policy": "coder",
                 "reward": float(number % 2),
                 "prompt_len": len(prompt),
@@ -426,12 +427,12 @@ def test_loaded_weights_are_those_that_were_saved(make: Make, tmp_path: Path, ch
     policy = make(**changes)
     policy.train(6)
     saved = policy.weights
-    policy.unit.save(str(tmp_path / "global_step_1"), None, 1)
+    policy.unit.save(str(tmp_path / "global_step_1"), 1)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["weights.pt"]
     policy.train(6, step=2)
     assert not torch.equal(policy.weights, saved)
     resumed = make(**changes)
-    resumed.unit.load(str(tmp_path / "global_step_1"), delete=False)
+    resumed.unit.load(str(tmp_path / "global_step_1"))
     assert torch.equal(resumed.weights, saved)
     assert not torch.equal(saved, policy.start)
     # Training continues as without the restart.
@@ -439,25 +440,22 @@ def test_loaded_weights_are_those_that_were_saved(make: Make, tmp_path: Path, ch
     assert torch.equal(resumed.weights, policy.weights)
 
 
-def test_a_checkpoint_is_in_the_policys_local_and_remote_folder(make: Make, tmp_path: Path) -> None:
+def test_a_checkpoint_is_in_the_policys_folder_and_stays_there(make: Make, tmp_path: Path) -> None:
     policy = make()
-    local, remote = tmp_path / "local" / "global_step_7", tmp_path / "remote" / "global_step_7"
-    policy.unit.save(str(local), str(remote), 7)
-    for folder in (local, remote):
-        assert torch.load(folder / "coder_folder" / "weights.pt")["step"] == 7
-    for delete in (False, True):
-        policy.unit.load(str(local), delete)
-        assert (local / "coder_folder").exists() is not delete
+    step = tmp_path / "global_step_7"
+    policy.unit.save(str(step), 7)
+    policy.unit.load(str(step))
+    assert torch.load(step / "coder_folder" / "weights.pt")["step"] == 7
 
 
 def test_a_frozen_policy_is_neither_saved_nor_loaded(make: Make, tmp_path: Path) -> None:
     trained = make()
     trained.train(6)
     frozen = make(trainable=False)
-    frozen.unit.save(str(tmp_path), str(tmp_path), 1)
+    frozen.unit.save(str(tmp_path), 1)
     assert not list(tmp_path.iterdir())
-    trained.unit.save(str(tmp_path), None, 1)
-    frozen.unit.load(str(tmp_path), delete=True)
+    trained.unit.save(str(tmp_path), 1)
+    frozen.unit.load(str(tmp_path))
     assert torch.equal(frozen.weights, frozen.start)
     assert (tmp_path / "coder_folder").exists()
 
@@ -472,8 +470,8 @@ def test_a_dead_worker_is_reported_with_policy_and_action(make: Make, monkeypatc
         monkeypatch.setattr(policy.workers, name, die, raising=False)
     acts = {
         "its update": lambda: policy.train(6),
-        "saving its checkpoint": lambda: policy.unit.save("somewhere", None, 1),
-        "loading its checkpoint": lambda: policy.unit.load("somewhere", False),
+        "saving its checkpoint": lambda: policy.unit.save("somewhere", 1),
+        "loading its checkpoint": lambda: policy.unit.load("somewhere"),
         "its start": policy.unit.start,
     }
     for doing, act in acts.items():

@@ -91,13 +91,10 @@ def test_adapters_are_saved_and_loaded_in_their_own_folders(
     workers: Any = team[0].actor_rollout_wg
     folders = [tmp_path / "policies" / name for name in ("host", "guest")]
     for unit in team:
-        unit.save(str(tmp_path), None, 7)
-        unit.load(str(tmp_path), delete=False)
+        unit.save(str(tmp_path), 7)
+        unit.load(str(tmp_path))
     named = [(name, str(folder)) for name, folder in zip(("host", "guest"), folders, strict=True)]
     assert workers.calls == [(what, *given) for given in named for what in ("save", "load")]
-    folders[1].mkdir(parents=True)
-    team[1].load(str(tmp_path), delete=True)
-    assert not folders[1].exists()
 
 
 def test_servers_and_caches_are_those_of_the_base(team: tuple[PolicyUnit, SharingUnit, SharingUnit]) -> None:

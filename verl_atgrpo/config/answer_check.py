@@ -89,15 +89,34 @@ def check_chat(own: ValidationAnswers, key: str, policy: str, tokenizer: Any) ->
                 f"{key}.stop: {policy} never answers {stop!r}, its tokenizer cuts that or reads it as a special "
                 "token; use another text"
             )
-    known = _variables(tokenizer.chat_template) if own.chat_template_kwargs else None
-    for name in own.chat_template_kwargs or {}:
-        if known is not None and name not in known:
-            shown = ", ".join(sorted(known - _GIVEN)) or "no others"
-            raise ConfigError(
-                f"{key}.chat_template_kwargs.{name} has no effect: the chat template of {policy} reads {shown}"
-            )
+    check_template_kwargs(own.chat_template_kwargs or {}, f"{key}.chat_template_kwargs", {policy: tokenizer})
     if own.system is not None:
         _check_system(key, policy, tokenizer, own.system, own.chat_template_kwargs or {})
+
+
+def check_template_kwargs(given: Mapping[str, Any], key: str, tokenizers: Mapping[str, Any]) -> None:
+    """Raises ConfigError for an argument that no chat template of some policies' tokenizers reads.
+
+    Args:
+        given: the arguments.
+        key: theirs, for messages.
+        tokenizers: by policy, in the words of messages.
+    """
+    if not given:
+        return
+    read = [_variables(tokenizer.chat_template) for tokenizer in tokenizers.values()]
+    known = {name for names in read if names is not None for name in names}
+    for name in given:
+        if None not in read and name not in known:
+            shown = ", ".join(sorted(known - _GIVEN)) or "no others"
+            raise ConfigError(
+                f"{key}.{name} has no effect: the chat template of {', '.join(tokenizers)} reads {shown}"
+            )
+
+
+def check_template_arguments(data: DictConfig, tokenizers: Mapping[str, Any]) -> None:
+    """Raises ConfigError if no policy's chat template reads one of the arguments that all policies are given."""
+    check_template_kwargs(data.get("apply_chat_template_kwargs") or {}, "data.apply_chat_template_kwargs", tokenizers)
 
 
 def _blocks_of(settings: AtGrpoConfig, policy: str) -> Iterator[tuple[str, ValidationAnswers]]:

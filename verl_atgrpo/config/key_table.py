@@ -685,10 +685,12 @@ TABLE: dict[str, tuple[Row, ...]] = {
         _works("resume_mode", Literal["disable", "auto", "resume_path"], _CHECKPOINTS),
         _works("resume_from_path", Text | None, _CHECKPOINTS, beside=("trainer.resume_mode", Literal["resume_path"])),
         _works("default_local_dir", Text, _CHECKPOINTS),
-        _works("del_local_ckpt_after_load", bool, _CHECKPOINTS),
         _works("max_actor_ckpt_to_keep", Count | None, _CHECKPOINTS),
         _works(
             "checkpoint_callback_class", Text | None, "verl.trainer.ppo.checkpoint_callback:build_checkpoint_callback"
+        ),
+        _refused(
+            "del_local_ckpt_after_load", "has no effect, verl deletes none on a local file system", (None, False)
         ),
         _refused("default_hdfs_dir", "has no effect, verl's FSDP checkpoints go to default_local_dir alone"),
         _refused("{critic_warmup,max_critic_ckpt_to_keep}", _CRITIC),

@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from verl_atgrpo import platform_choice
-from verl_atgrpo.config.answer_check import check_chats
+from verl_atgrpo.config.answer_check import check_chats, check_template_arguments
 from verl_atgrpo.config.key_check import POLICY
 from verl_atgrpo.config.key_table import LOGGERS
 from verl_atgrpo.config.policies import job_of
@@ -33,6 +33,7 @@ def check_models(config: DictConfig, settings: AtGrpoConfig) -> None:
     models of CPU mode do not.
     """
     cpu = platform_choice.wants_cpu()
+    tokenizers = {}
     for name in settings.policy_settings():
         key = f"{SECTION}.policies.{name}" if settings.policies else POLICY
         policy = job_of(config, name).actor_rollout_ref
@@ -42,6 +43,9 @@ def check_models(config: DictConfig, settings: AtGrpoConfig) -> None:
             longest, tokenizer = _check_model(key, policy.model, padded=not cpu)
             check_context(key, policy.rollout, config.data, longest)
             check_chats(settings, name, tokenizer)
+            tokenizers[f"policy {name!r}"] = tokenizer
+    if len(tokenizers) == len(settings.policy_settings()):  # else the trainer checks it
+        check_template_arguments(config.data, tokenizers)
 
 
 def check_cpu_prefill(key: str, rollout: DictConfig) -> None:

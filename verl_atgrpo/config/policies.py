@@ -13,6 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from verl_atgrpo.config.key_check import pattern_of
 from verl_atgrpo.config.schema import SHARED, AtGrpoConfig, ConfigError, Lora, PolicySettings
 
 logger = logging.getLogger(__name__)
@@ -70,12 +71,18 @@ def _lora(settings: Lora) -> dict[str, Any]:
 
 def _merge(section: DictConfig, block: Mapping[str, Any], where: str) -> None:
     for key, value in block.items():
-        if key not in section:
+        if key not in section and not (pattern_of(_key_of(where, key)) or "").endswith(".**"):
             raise ConfigError(f"{where}.{key} is not a key of verl's section; it has {', '.join(section)}")
         if isinstance(value, Mapping) and isinstance(section[key], DictConfig) and len(section[key]):
             _merge(section[key], value, f"{where}.{key}")
         else:
-            section[key] = value
+            with open_dict(section):  # sections such as engine_kwargs.vllm have further keys
+                section[key] = value
+
+
+def _key_of(where: str, key: str) -> str:
+    """Returns the key of verl's for which one of a policy's block stands."""
+    return f"actor_rollout_ref.{where.split('.', 3)[3]}.{key}"
 
 
 def base_of(config: DictConfig, settings: AtGrpoConfig, host: str) -> DictConfig:

@@ -242,17 +242,8 @@ def _check_batches(key: str, rollout: DictConfig) -> None:
 
 def _check_lengths(key: str, policy: DictConfig, data: DictConfig) -> None:
     """Raises ConfigError if the longest prompt and answer do not fit into the engine or into a micro-batch."""
-    row = data.max_prompt_length + data.max_response_length
-    needed = (
-        f"data.max_prompt_length={data.max_prompt_length} and data.max_response_length={data.max_response_length} "
-        f"make rows of up to {row} tokens"
-    )
-    longest = policy.rollout.max_model_len
-    if longest is not None and longest < row:
-        raise ConfigError(
-            f"{key}.rollout.max_model_len={longest}: {needed}; set it to at least that, or shorten them: the server "
-            "would cut answers off early, or refuse long prompts"
-        )
+    check_room(key, policy.rollout, data)
+    row, needed = _rows(data)
     ranks = max(policy.actor.ulysses_sequence_parallel_size, policy.actor.fsdp_config.ulysses_sequence_parallel_size)
     if ranks > 1 and not policy.model.use_remove_padding:
         raise ConfigError(
@@ -295,6 +286,26 @@ def _check_server_size(key: str, rollout: DictConfig, devices: int) -> None:
         raise ConfigError(
             f"{key}.rollout.expert_parallel_size={rollout.expert_parallel_size}: set it to 1, or to {together} "
             f"({' * '.join(_SERVER[:2])})"
+        )
+
+
+def _rows(data: DictConfig) -> tuple[int, str]:
+    """Returns the longest row's tokens, and words for a message."""
+    row = data.max_prompt_length + data.max_response_length
+    return row, (
+        f"data.max_prompt_length={data.max_prompt_length} and data.max_response_length={data.max_response_length} "
+        f"make rows of up to {row} tokens"
+    )
+
+
+def check_room(key: str, rollout: DictConfig, data: DictConfig) -> None:
+    """Raises ConfigError if the longest prompt and answer do not fit into the engine."""
+    row, needed = _rows(data)
+    longest = rollout.max_model_len
+    if longest is not None and longest < row:
+        raise ConfigError(
+            f"{key}.rollout.max_model_len={longest}: {needed}; set it to at least that, or shorten them: the server "
+            "would cut answers off early, or refuse long prompts"
         )
 
 

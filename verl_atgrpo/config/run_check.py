@@ -115,6 +115,7 @@ def _check_team_job(view: View, settings: AtGrpoConfig) -> None:
     check_devices(settings, config.trainer.n_gpus_per_node)
     check_policies(view, settings)
     check_tasks(settings, environment, config.data.train_batch_size)
+    _check_steps(config, settings.split_size(environment, "train"))
     _check_storage(config, settings)
     if not settings.allow_overlap:
         check_disjoint(settings, environment)
@@ -210,12 +211,17 @@ def check_devices(settings: AtGrpoConfig, available: int) -> None:
 
 
 def check_tasks(settings: AtGrpoConfig, env: Environment, train_batch_size: int) -> None:
-    """Raises ConfigError if there are fewer training tasks than a step plays."""
+    """Raises ConfigError if there are fewer training tasks than a step plays, or none to validate on."""
     tasks = settings.split_size(env, "train")
     if tasks < train_batch_size:
+        if tasks == settings.train_tasks:
+            raise ConfigError(f"{SECTION}.train_tasks={tasks}: less than data.train_batch_size={train_batch_size}")
         raise ConfigError(
-            f"{SECTION}.train_tasks={settings.train_tasks}: less than data.train_batch_size={train_batch_size}"
+            f"data.train_batch_size={train_batch_size}: {settings.environment['name']!r} has only {tasks} training "
+            "tasks; lower it (and actor.ppo_mini_batch_size)"
         )
+    if not settings.split_size(env, "val"):
+        raise ConfigError(f"{SECTION}.environment.name={settings.environment['name']!r} has no validation tasks")
     most = settings.group_filter.max_tasks if settings.group_filter else None
     key = f"{SECTION}.group_filter.max_tasks={most}"
     if most is not None and most <= train_batch_size:
@@ -227,6 +233,17 @@ def check_tasks(settings: AtGrpoConfig, env: Environment, train_batch_size: int)
         raise ConfigError(
             f"{key}: there are {tasks} training tasks, and one played twice in a step gives the same rows twice; "
             f"lower it, or raise {SECTION}.train_tasks"
+        )
+
+
+def _check_steps(config: DictConfig, tasks: int) -> None:
+    """Raises ConfigError if the epochs end before `total_training_steps`: the last step would not be one to save."""
+    trainer, batch = config.trainer, config.data.train_batch_size
+    steps = tasks // batch * trainer.total_epochs
+    if trainer.total_training_steps is not None and trainer.total_training_steps > steps and not trainer.val_only:
+        raise ConfigError(
+            f"trainer.total_training_steps={trainer.total_training_steps}: {trainer.total_epochs} epochs of {tasks} "
+            f"tasks, data.train_batch_size={batch} a step, are {steps} steps; raise trainer.total_epochs, or lower it"
         )
 
 

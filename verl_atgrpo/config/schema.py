@@ -52,6 +52,10 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
+_OF_LORA = ("lora_rank", "lora_alpha", "target_modules")
+"""verl's keys in `model` for which `lora` has its own."""
+
+
 class Lora(Section):
     """An adapter instead of full training: `at_grpo.policies.<name>.lora`."""
 
@@ -271,6 +275,14 @@ class AtGrpoConfig(Section):
                     raise ConfigError(
                         f"{SECTION}.policies.{name}.rollout.{key}: the same for every policy of a job; set "
                         f"actor_rollout_ref.rollout.{key}"
+                    )
+            if "optim" in policy.actor:
+                raise ConfigError(f"{SECTION}.policies.{name}.actor.optim: set {SECTION}.policies.{name}.optim")
+            for key in _OF_LORA:
+                if key in policy.model and policy.lora is not None:
+                    raise ConfigError(
+                        f"{SECTION}.policies.{name}.model.{key} has no effect beside {SECTION}.policies.{name}.lora: "
+                        "set it there"
                     )
             for key in ("lora", "optim"):
                 if not policy.trainable and getattr(policy, key):

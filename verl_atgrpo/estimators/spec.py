@@ -184,11 +184,17 @@ def presets() -> Mapping[str, EstimatorSpec]:
     """Returns `PRESETS` and the presets of installed packages.
 
     Raises:
-        ValueError: an entry point's name is taken, or it is no spec of that name.
+        ValueError: an entry point's name is taken, it cannot be loaded, or it is no spec of that name.
     """
     found = dict(PRESETS)
     for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        spec = point.load()
+        try:
+            spec = point.load()
+        except (ImportError, AttributeError) as error:
+            raise ValueError(
+                f"{CONFIG_KEY}={point.name!r}: the entry point {point.value!r} (group {ENTRY_POINTS}) cannot be "
+                f"loaded ({type(error).__name__}: {error}); mend or uninstall its package"
+            ) from error
         if point.name in found and found[point.name] != spec:
             raise ValueError(
                 f"{CONFIG_KEY}={point.name!r}: the entry point {point.value!r} (group {ENTRY_POINTS}) has the name of "

@@ -107,6 +107,7 @@ async def _served(
         stack: closes the engines.
     """
     from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.rollout.utils import get_max_position_embeddings
 
     from verl_atgrpo.evaluation.engine import Engine
     from verl_atgrpo.rollout.chat import Chat
@@ -120,6 +121,12 @@ async def _served(
     model = models[name]
     if not model.tokenizer.chat_template:
         raise ValueError(f"{player.source}: the tokenizer has no chat template; a team's prompts are chats")
+    row, longest = plan.max_prompt_length + plan.max_response_length, get_max_position_embeddings(model.hf_config)
+    if longest < row:
+        raise ValueError(
+            f"{player.source}: the model has {longest} positions; data.max_prompt_length={plan.max_prompt_length} and "
+            f"data.max_response_length={plan.max_response_length} make rows of up to {row} tokens, shorten them"
+        )
     check_chat(plan.answers[agent], f"agent {agent!r}", str(player.source), model.tokenizer)
     assert player.engine is not None
     key = repr(player.engine)

@@ -73,6 +73,8 @@ class EndpointPolicy:
         extra: dict[str, Any] = {}
         if sampling["top_k"] > 0:
             extra["top_k"] = sampling["top_k"]
+        if sampling.get("ignore_eos"):
+            extra["ignore_eos"] = True
         if chat_template_kwargs:
             extra["chat_template_kwargs"] = dict(chat_template_kwargs)
         self._request = {

@@ -16,7 +16,7 @@ from verl_atgrpo.config.answer_check import check_answers
 from verl_atgrpo.config.key_check import View, check_keys, check_types
 from verl_atgrpo.config.machine_check import check_cpu_prefill
 from verl_atgrpo.config.policies import expand_policies, job_of
-from verl_atgrpo.config.policy_check import check_memory
+from verl_atgrpo.config.policy_check import check_memory, check_room
 from verl_atgrpo.config.run_check import check_sampling
 from verl_atgrpo.config.schema import SECTION, AtGrpoConfig, ValidationAnswers
 from verl_atgrpo.environment import Environment
@@ -104,6 +104,8 @@ def make(options: Options) -> Plan:
         answers = {agent: settings.answers_of(agent, validate=True) for agent in agents}
         own = {agent: given for agent, one in answers.items() if (given := one.model_dump(exclude_none=True))}
         sampling = {key: rollout.val_kwargs[key] for key in ("temperature", "top_p", "top_k")}
+        if rollout.ignore_eos:
+            sampling["ignore_eos"] = True
         lengths = {key: int(data[key]) for key in ("max_prompt_length", "max_response_length")}
         template = OmegaConf.to_container(data.get("apply_chat_template_kwargs") or OmegaConf.create(), resolve=True)
         assert isinstance(template, dict)
@@ -240,6 +242,7 @@ def _player(config: DictConfig, settings: AtGrpoConfig, section: str, source: So
         _check_base(key, source, path)
     if platform_choice.wants_cpu():
         check_cpu_prefill(key, policy.rollout)
+    check_room(key, policy.rollout, job.data)
     engine = engine_args(key, path, policy)
     if isinstance(source, Adapter):
         engine["enable_lora"] = True
@@ -257,6 +260,15 @@ def _check_memory(players: Mapping[str, Player]) -> None:
     check_memory("an evaluation", shares, "lower them")
 
 
+_OF_THE_MACHINE = (
+    *("model", "worker_extension_cls", "disable_log_stats", "trust_remote_code", "max_num_seqs"),
+    *("max_num_batched_tokens", "enable_chunked_prefill", "enable_prefix_caching", "enforce_eager"),
+    *("gpu_memory_utilization", "kv_cache_memory_bytes", "tensor_parallel_size", "data_parallel_size", "block_size"),
+)
+"""Engine arguments that the model's answers do not depend on, but for rounding."""
+_OF_THE_MODEL = ("custom_chat_template", "override_config")
+
+
 def _described(player: Player) -> dict[str, Any]:
     """Returns what a player's answers depend on, without memory and number of devices."""
     described: dict[str, Any] = {"source": str(player.source)}
@@ -264,8 +276,11 @@ def _described(player: Player) -> dict[str, Any]:
         described["weights"] = weights_digest(str(player.source))
         if isinstance(player.source, Adapter):
             described["base"] = weights_digest(player.engine["model"])
-        described["dtype"] = player.engine["dtype"]
-        described["max_model_len"] = player.engine["max_model_len"]
+        described |= {name: value for name, value in player.engine.items() if name not in _OF_THE_MACHINE}
+        model = OmegaConf.to_container(player.model or OmegaConf.create(), resolve=True)
+        assert isinstance(model, dict)
+        described["model"] = {name: model.get(name) for name in _OF_THE_MODEL if model.get(name)}
+        described["tool_format"] = player.tool_format
     return described
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, TypeAdapter
 from verl_atgrpo.files import FileError, Number, Whole, lines, parse, replacing
 
 AXES = {"seconds": "minutes of training", "tokens": "tokens generated (thousands)", "steps": "training steps"}
-_SECONDS, _TOKENS, _PROBS = "timing_s/step", "rollout/tokens", "training/rollout_probs_diff_max"
+_SECONDS, _TOKENS = "timing_s/step", "rollout/tokens"
 _SUCCESS = re.compile(r"val-core/.*/acc/mean@.*", re.DOTALL)
 
 
@@ -24,7 +24,7 @@ def _used(data: Any) -> Any:
     return {
         name: value
         for name, value in data.items()
-        if name in (_SECONDS, _TOKENS, _PROBS) or (name[:9] == "val-core/" and _SUCCESS.fullmatch(name))
+        if name in (_SECONDS, _TOKENS) or (name[:9] == "val-core/" and _SUCCESS.fullmatch(name))
     }
 
 
@@ -47,8 +47,6 @@ class Point:
     tokens: float
     """Tokens generated in training so far, of all candidates."""
     success: float
-    max_probs_diff: float
-    """Largest difference of a token's probability between server and actor so far."""
 
     def along(self, axis: str) -> float:
         """Returns the value on a plot's axis, in the axis' unit."""
@@ -75,14 +73,13 @@ def read(metrics: Path) -> list[Point]:
             known = {name: value for name, value in row.data.items() if value is not None}
             if known:
                 steps.setdefault(row.step, {}).update(known)
-    points, seconds, tokens, difference = [], 0.0, 0.0, 0.0
+    points, seconds, tokens = [], 0.0, 0.0
     for step, data in sorted(steps.items()):
         seconds += data.get(_SECONDS, 0.0)
         tokens += data.get(_TOKENS, 0.0)
-        difference = max(difference, data.get(_PROBS, 0.0))
         successes = [value for name, value in data.items() if _SUCCESS.fullmatch(name)]
         if successes:  # mean over data sets
-            points.append(Point(step, seconds, tokens, sum(successes) / len(successes), difference))
+            points.append(Point(step, seconds, tokens, sum(successes) / len(successes)))
     if not points:
         raise FileError(f"{metrics} has no validation; set trainer.val_before_train=true and trainer.test_freq")
     return points

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -115,6 +116,15 @@ class ServedPolicy:
         token_ids = list(output.token_ids)
         decoded = self.chat.tokenizer.decode(token_ids, skip_special_tokens=True)
         text = within.cut(decoded)
+        log_probs = list(output.log_probs or ())
+        if text != decoded:
+            # vLLM ends there itself, but where an interrupted answer was resumed inside of the stop text.
+            def has_stop(count: int) -> bool:
+                part: str = self.chat.tokenizer.decode(token_ids[:count], skip_special_tokens=True)
+                return within.cut(part) != part
+
+            count = bisect.bisect_left(range(len(token_ids)), True, key=has_stop)
+            token_ids, log_probs = token_ids[:count], log_probs[:count]
         ended = text != decoded or (bool(token_ids) and token_ids[-1] in ends)
         version = output.extra_fields.get("min_global_steps"), output.extra_fields.get("max_global_steps")
         cached_tokens = output.extra_fields.get("num_cached_tokens") or 0
@@ -122,7 +132,7 @@ class ServedPolicy:
         self.counts["cached_prompt_tokens"] += cached_tokens
         return Generation(
             token_ids=token_ids,
-            log_probs=list(output.log_probs or ()),
+            log_probs=log_probs,
             text=text,
             truncated=len(token_ids) >= most and not ended,
             weights_version=(version[0] or 0, version[1] or 0),

@@ -48,11 +48,10 @@ def save(
     """
     root = Path(trainer.default_local_dir)
     folder = root / f"{_STEP}{global_steps}"
-    remote = trainer.default_hdfs_dir and os.path.join(trainer.default_hdfs_dir, folder.name)
     # If an earlier run saved this step here, it is no longer complete.
     (folder / POLICIES_FILE).unlink(missing_ok=True)
     for unit in units:
-        unit.save(str(folder), remote, global_steps)
+        unit.save(str(folder), global_steps)
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(tasks, folder / _TASKS)
     (folder / _UNFINISHED).write_text(json.dumps({"tasks": list(unfinished)}))
@@ -117,7 +116,7 @@ def load(trainer: DictConfig, units: Sequence[PolicyUnit]) -> Resumed:
             "resume with the policies it was saved with, or set trainer.resume_mode=disable"
         )
     for unit in units:
-        unit.load(str(folder), bool(trainer.del_local_ckpt_after_load))
+        unit.load(str(folder))
     tasks: dict[str, Any] = torch.load(folder / _TASKS, weights_only=False)
     logger.info("resuming from %s", folder)
     file = folder / _UNFINISHED

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -391,30 +390,27 @@ class PolicyUnit:
 
     # ------------------------------------------------------------ checkpoints
 
-    def save(self, step_folder: str, remote_folder: str | None, global_steps: int) -> None:
+    def save(self, step_folder: str, global_steps: int) -> None:
         """Saves a trainable policy into its folder; the caller removes old checkpoints."""
         if not self.trainable:
             return
         folder = os.path.join(step_folder, self.folder)
-        remote = None if remote_folder is None else os.path.join(remote_folder, self.folder)
         with naming(self.name, "saving its checkpoint"):
             if self.host._turns is not None:
                 self.actor_rollout_wg.save_adapter(self.name, folder)
             else:
-                self.actor_rollout_wg.save_checkpoint(folder, remote, global_steps)
+                self.actor_rollout_wg.save_checkpoint(folder, None, global_steps)
 
-    def load(self, step_folder: str, delete: bool) -> None:
+    def load(self, step_folder: str) -> None:
         """Loads a trainable policy; a frozen one keeps the weights of its model path."""
         if not self.trainable:
             return
         folder = os.path.join(step_folder, self.folder)
         with naming(self.name, "loading its checkpoint"):
-            if self.host._turns is None:
-                self.actor_rollout_wg.load_checkpoint(local_path=folder, del_local_after_load=delete)
-                return
-            self.actor_rollout_wg.load_adapter(self.name, folder)
-            if delete:
-                shutil.rmtree(folder)
+            if self.host._turns is not None:
+                self.actor_rollout_wg.load_adapter(self.name, folder)
+            else:
+                self.actor_rollout_wg.load_checkpoint(local_path=folder, del_local_after_load=False)
 
 
 def for_all(units: Sequence[PolicyUnit], action: Callable[[PolicyUnit], None], concurrent: bool) -> None:

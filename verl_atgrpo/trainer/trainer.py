@@ -19,6 +19,7 @@ from verl.utils.debug import marked_timer
 from verl.utils.tracking import Tracking
 
 from verl_atgrpo import compat, platform_choice
+from verl_atgrpo.config.answer_check import check_template_arguments
 from verl_atgrpo.config.policies import EXPANDED, base_of, job_of
 from verl_atgrpo.config.run_check import MODE
 from verl_atgrpo.config.schema import AtGrpoConfig, PolicySettings
@@ -105,6 +106,8 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
                     job = job_of(self.config, name)
                     made[name] = SharingUnit(name, job, *given, made[host], self.settings, self._spec)
         self.units = [made[name] for name in policies]
+        tokenizers = {f"policy {unit.name!r}": unit.tokenizer for unit in self.units}
+        check_template_arguments(self.config.data, tokenizers)
         hosts = self.hosts
         for unit in hosts:
             unit.place(pools[unit.name])

@@ -105,7 +105,7 @@ def deal(
     decisions: dict[tuple[Any, ...], list[int]] = {}
     for row, tags in enumerate(rows):
         if not is_padding(tags):
-            decisions.setdefault((tags["episode"], tags["agent"], tags["turn"]), []).append(row)
+            decisions.setdefault((tags["episode"], tags["scope"], tags["agent"], tags["turn"]), []).append(row)
     shuffled = list(decisions.values())
     random.Random(seed).shuffle(shuffled)
     slices: list[list[list[int]]] = [[] for _ in range(ranks)]  # rank, step, rows
