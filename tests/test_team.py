@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fakes.scripted_policy import Play, bounded, rewarded, run, team_of
 
-from verl_atgrpo.environment import Environment, Outcome, Score, Split
+from verl_atgrpo.environment import Environment, Outcome, OutcomeError, Score, Split
 from verl_atgrpo.team import (
     Agent,
     EpisodeRecord,
@@ -47,7 +47,7 @@ def test_an_outcome_that_is_none_is_named(returned: Any, why: str) -> None:
         async def run(self, task: int, team: Team) -> Outcome:
             return returned  # type: ignore[no-any-return]
 
-    with pytest.raises(TypeError, match=rf"^Broken\.run returned .*{re.escape(why)}"):
+    with pytest.raises(OutcomeError, match=rf"^Broken\.run returned .*{re.escape(why)}"):
         bounded(play(Broken(), 0, team_of()[0]))
 
 

@@ -66,6 +66,10 @@ def is_finite(value: object) -> bool:
     return isinstance(value, numbers.Real) and math.isfinite(value)
 
 
+class OutcomeError(ValueError):
+    """An environment's `run` returned no valid outcome."""
+
+
 def fault_of(outcome: object) -> str | None:
     """Returns what is wrong with what an environment's `run` returned, or None."""
     if not isinstance(outcome, Outcome) or not isinstance(outcome.success, bool):

@@ -20,7 +20,16 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
-from verl_atgrpo.environment import Environment, Message, Outcome, Score, Split, fault_of, stable_hash
+from verl_atgrpo.environment import (
+    Environment,
+    Message,
+    Outcome,
+    OutcomeError,
+    Score,
+    Split,
+    fault_of,
+    stable_hash,
+)
 from verl_atgrpo.tools import Reply, Tool, ToolCall, ToolError, ToolSource, text_of, tools_of
 
 if TYPE_CHECKING:
@@ -778,7 +787,7 @@ async def play(environment: Environment, task: object, team: Team) -> EpisodeRec
     Raises:
         EpisodeFailed: a decision failed, even if the environment wrapped the exception (as task groups do), or
             caught it.
-        TypeError: the environment returned no valid outcome.
+        OutcomeError: the environment returned no valid outcome.
     """
     try:
         outcome = await environment.run(task, team)
@@ -791,7 +800,7 @@ async def play(environment: Environment, task: object, team: Team) -> EpisodeRec
     if team.failure is not None:
         raise team.failure
     if (fault := fault_of(outcome)) is not None:
-        raise TypeError(f"{type(environment).__name__}.run returned {outcome!r:.200}: {fault}")
+        raise OutcomeError(f"{type(environment).__name__}.run returned {outcome!r:.200}: {fault}")
     return EpisodeRecord(team.decisions, outcome)
 
 

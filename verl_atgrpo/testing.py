@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from verl_atgrpo import environment
-from verl_atgrpo.environment import Environment, Outcome, Score, Split, fault_of, is_finite
+from verl_atgrpo.environment import Environment, Outcome, OutcomeError, Score, Split, is_finite
 from verl_atgrpo.team import (
     Candidate,
     EpisodeRecord,
@@ -447,8 +447,6 @@ def _play_twice(trial: Trial, task: object, name: str, teams: Mapping[str, Mappi
     for team in pair:
         if team.fault is not None:
             raise team.fault
-    for record in records:
-        _check_outcome(trial, name, record.outcome)
     probed, plain = records
     cause = "scoring further replies, or another episode at the same time, changes"
     others = _decided(plain)
@@ -467,16 +465,14 @@ def _play_twice(trial: Trial, task: object, name: str, teams: Mapping[str, Mappi
 async def _play(trial: Trial, task: object, team: WatchedTeam) -> EpisodeRecord | None:
     try:
         return await play(trial.env, task, team)
+    except OutcomeError as error:
+        team.fault = trial.fault("outcome", team.name, str(error))
+        return None
     except Exception as error:  # noqa: BLE001  (reports any exception of a user's environment)
         if team.fault is None:
             team.fault = trial.fault("run", team.name, f"raises {in_a_line(error)}")
             team.fault.__cause__ = error
         return None
-
-
-def _check_outcome(trial: Trial, name: str, outcome: object) -> None:
-    if (fault := fault_of(outcome)) is not None:
-        raise trial.fault("outcome", name, f"{outcome!r:.80}: {fault}")
 
 
 def _check_earns_nothing(trial: Trial, name: str, played: EpisodeRecord) -> None:

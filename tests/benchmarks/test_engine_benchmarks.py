@@ -290,7 +290,7 @@ def test_without_py_spy_the_error_names_it(
 
 
 def test_the_target_is_reached_between_two_validations() -> None:
-    points = [Point(0, 0.0, 0.0, 0.4, 0.0), Point(3, 30.0, 6_000.0, 0.8, 0.0), Point(6, 50.0, 10_000.0, 1.0, 0.0)]
+    points = [Point(0, 0.0, 0.0, 0.4), Point(3, 30.0, 6_000.0, 0.8), Point(6, 50.0, 10_000.0, 1.0)]
     assert bench_async.crossing(points, 0.9) == (pytest.approx(40.0), pytest.approx(8_000.0))
     assert bench_async.crossing(points[:2], 0.9) == (math.inf, math.inf)
 
@@ -303,7 +303,7 @@ def test_a_training_without_an_initial_validation_uses_the_given_one(tmp_path: P
     steps[1]["val-core/plan_path/acc/mean@1"] = 0.9
     lines = [json.dumps({"step": number, "data": data}) for number, data in enumerate(steps, 1)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    one = bench_async.result(tmp_path / "metrics.jsonl", Point(0, 0.0, 0.0, 0.5, 0.0))
+    one = bench_async.result(tmp_path / "metrics.jsonl", Point(0, 0.0, 0.0, 0.5))
     assert (one.seconds, one.tokens) == (pytest.approx(30.0), pytest.approx(6_000.0))
     assert (one.seconds_per_step, one.staleness, one.oldest) == (10.0, 0.25, 2.0)
 
