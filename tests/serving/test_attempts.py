@@ -171,6 +171,17 @@ async def test_an_abort_without_a_pause_does_not_spin() -> None:
         await Servers(refusing).sample()
 
 
+@virtually
+async def test_an_answer_that_ends_in_an_error_of_the_engine_is_sampled_again() -> None:
+    broken, other = Server("a"), Server("b")
+    whole = broken.output_of
+    broken.output_of = lambda tokens, reason: whole([9], "error")
+    outputs = await asyncio.gather(*(Servers(broken, other).sample(str(number)) for number in range(4)))
+    assert all(output.token_ids == RESPONSE for output in outputs)
+    with pytest.raises(EpisodeFailed, match="ended the request with an error"):
+        await Servers(broken).sample()
+
+
 def test_a_gate_counts_its_pauses() -> None:
     gate = Gate()
     gate.resume()

@@ -157,15 +157,18 @@ class PatientClient:
                 if is_dead(error):
                     self.client.remove(server_id)
             else:
-                answer.add(output)
-                if output.stop_reason != "aborted" or not answer.room:
-                    return answer.whole()
-                if output.token_ids:
-                    self.count("requests_resumed")
-                if output.token_ids or pauses != self.gate.pauses:
-                    continue
-                # Aborted without a token or a weight sync: sending it again could go on forever.
-                failure = EpisodeFailed("engine", "the server aborted the request")
+                if output.stop_reason == "error":  # vLLM's, with tokens that it may not stand for
+                    failure = EpisodeFailed("engine", "the server ended the request with an error")
+                else:
+                    answer.add(output)
+                    if output.stop_reason != "aborted" or not answer.room:
+                        return answer.whole()
+                    if output.token_ids:
+                        self.count("requests_resumed")
+                    if output.token_ids or pauses != self.gate.pauses:
+                        continue
+                    # Aborted without a token or a weight sync: sending it again could go on forever.
+                    failure = EpisodeFailed("engine", "the server aborted the request")
             avoid |= {server_id}
             if len(avoid) > self.retries:
                 raise failure
