@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from fakes.local_queue import LocalQueue
@@ -50,6 +50,8 @@ class Letters:
     """A tokenizer with one token per character."""
 
     eos_token_id = pad_token_id = 0
+    all_special_tokens = ()
+    added_tokens_decoder: ClassVar[dict[int, Any]] = {}
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
