@@ -110,7 +110,7 @@ def check_template_kwargs(given: Mapping[str, Any], key: str, tokenizers: Mappin
         if None not in read and name not in known:
             shown = ", ".join(sorted(known - _GIVEN)) or "no others"
             raise ConfigError(
-                f"{key}.{name} has no effect: the chat template of {', '.join(tokenizers)} reads {shown}"
+                f"{key}.{name} has no effect: the chat template of {', '.join(tokenizers)} reads {shown}; remove it"
             )
 
 
