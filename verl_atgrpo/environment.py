@@ -57,7 +57,7 @@ class Outcome:
     """Further metrics of the episode; the logs have their means over episodes."""
 
 
-RESERVED = ("acc", "failed", "reward")
+_OF_VALIDATION = ("acc", "failed", "reward")
 """Names of metrics that validation has itself."""
 
 
@@ -70,17 +70,16 @@ class OutcomeError(ValueError):
     """An environment's `run` returned no valid outcome."""
 
 
-def fault_of(outcome: object) -> str | None:
-    """Returns what is wrong with what an environment's `run` returned, or None."""
+def check_outcome(environment: Environment, outcome: object) -> None:
+    """Raises OutcomeError if what an environment's `run` returned is no valid outcome."""
+    returned = f"{type(environment).__name__}.run returned {outcome!r:.200}"
     if not isinstance(outcome, Outcome) or not isinstance(outcome.success, bool):
-        return "it is no Outcome with a bool as success"
+        raise OutcomeError(f"{returned}: it is no Outcome with a bool as success")
     for key, value in {**outcome.metrics, "team_reward": outcome.team_reward}.items():
         if not is_finite(value):
-            return f"{key}={value!r} is not a finite number"
-    for key in RESERVED:
-        if key in outcome.metrics:
-            return f"validation has a metric {key!r} of its own; use another name"
-    return None
+            raise OutcomeError(f"{returned}: {key}={value!r} is not a finite number")
+        if key in _OF_VALIDATION:
+            raise OutcomeError(f"{returned}: validation has a metric {key!r} of its own; use another name")
 
 
 class Environment(ABC):

@@ -24,10 +24,9 @@ from verl_atgrpo.environment import (
     Environment,
     Message,
     Outcome,
-    OutcomeError,
     Score,
     Split,
-    fault_of,
+    check_outcome,
     stable_hash,
 )
 from verl_atgrpo.tools import Reply, Tool, ToolCall, ToolError, ToolSource, text_of, tools_of
@@ -799,8 +798,7 @@ async def play(environment: Environment, task: object, team: Team) -> EpisodeRec
         await team.close()
     if team.failure is not None:
         raise team.failure
-    if (fault := fault_of(outcome)) is not None:
-        raise OutcomeError(f"{type(environment).__name__}.run returned {outcome!r:.200}: {fault}")
+    check_outcome(environment, outcome)
     return EpisodeRecord(team.decisions, outcome)
 
 

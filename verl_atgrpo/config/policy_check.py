@@ -318,12 +318,9 @@ def check_context(key: str, rollout: DictConfig, data: DictConfig, longest: int)
         data: the job's `data`.
         longest: the model's number of positions.
     """
-    row = data.max_prompt_length + data.max_response_length
+    row, needed = _rows(data)
     if longest < row:
-        raise ConfigError(
-            f"{key}.model.path: the model has {longest} positions, data.max_prompt_length={data.max_prompt_length} "
-            f"and data.max_response_length={data.max_response_length} make rows of up to {row} tokens; shorten them"
-        )
+        raise ConfigError(f"{key}.model.path: the model has {longest} positions, {needed}; shorten them")
     if rollout.max_model_len is not None and rollout.max_model_len > longest:
         raise ConfigError(
             f"{key}.rollout.max_model_len={rollout.max_model_len}: the model has {longest} positions; set it to at "
