@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -14,8 +13,6 @@ from verl_atgrpo.environments.adapters.foreign import FAULTS, canonical, line, l
 from verl_atgrpo.environments.adapters.replayed_game import Move, OnIllegal, Refused, ReplayedGame, Steps
 from verl_atgrpo.environments.common.options import check_installed, checked_options
 from verl_atgrpo.environments.common.workflow import Style
-
-logger = logging.getLogger(__name__)
 
 _MARK = "Action:"
 _LISTED = 100
@@ -210,13 +207,7 @@ class _Running:
         return f"{_MARK if self._form.full else ''} {rng.choice(list(self._legal))}" if self._legal else None
 
     def play(self, reply: str) -> Move:
-        action = self._action(reply)
-        try:
-            self._env.step(action)
-        except FAULTS as error:
-            # A defect of the game; a reply must not end the run.
-            logger.warning("%s raises on a reply, which counts as illegal: %s", self._form.where, line(error))
-            raise Refused from error
+        self._env.step(self._action(reply))
         return Move({agent: float(reward) for agent, reward in self._env.rewards.items()})
 
     def opening(self) -> str:

@@ -8,6 +8,7 @@ must be a function of seed and replies; this is checked at every step.
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import random
 from abc import abstractmethod
@@ -19,13 +20,15 @@ from typing import Annotated, Literal, Protocol
 from annotated_types import Ge, Le
 
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Outcome, Score, Split, stable_hash
-from verl_atgrpo.environments.adapters.foreign import seeded
+from verl_atgrpo.environments.adapters.foreign import FAULTS, line, seeded
 from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.team import Team
 
 OnIllegal = Literal["end", "again"]
 Steps = Annotated[int, Ge(1), Le(10_000)]
 """Decisions of an episode; each is scored by playing those before it again."""
+logger = logging.getLogger(__name__)
+
 _ROUNDING = 1e-6
 _AFTER_ILLEGAL = "Your last reply was not a legal action. Give a legal one.\n"
 
@@ -216,13 +219,17 @@ class ReplayedGame(Environment):
                     raise self._not_deterministic()
                 try:
                     game.play(earlier)
-                except Refused as error:
+                except (Refused, *FAULTS) as error:
                     raise self._not_deterministic() from error
             if game.asked() != position.asked:
                 raise self._not_deterministic()
             try:
                 move = game.play(reply)
             except Refused:
+                return None
+            except FAULTS as error:
+                # A defect of the game; a reply must not end the run.
+                logger.warning("%s raises on a reply, which counts as illegal: %s", self.where, line(error))
                 return None
             for agent, reward in move.rewards.items():
                 self._check_reward(agent, reward)

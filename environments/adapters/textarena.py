@@ -6,17 +6,15 @@ to guess, the code to break). Splits are disjoint by the game's state, not by it
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_atgrpo.config.kinds import Finite
 from verl_atgrpo.environment import EnvironmentConfigError
 from verl_atgrpo.environments.adapters.foreign import FAULTS, canonical, line, seeded
-from verl_atgrpo.environments.adapters.replayed_game import Move, OnIllegal, Refused, ReplayedGame, Steps
+from verl_atgrpo.environments.adapters.replayed_game import Move, OnIllegal, ReplayedGame, Steps
 from verl_atgrpo.environments.common.options import Players, check_installed, checked_options
 
-logger = logging.getLogger(__name__)
 _READ = 1000
 """Characters of a reply, from its end, that a game gets: the patterns of some take quadratic time."""
 
@@ -103,14 +101,9 @@ class _Running:
         state = self._game.state
         player = state.current_player_id
         errors, barred = getattr(state, "error_count", 0), self._barred(player)
-        try:
-            self._over, _ = self._game.step(action=reply.strip()[-_READ:])
-            given = (self._game.close()[0] or {}) if self._over else {}
-            rewards = {f"player_{number}": float(reward) for number, reward in given.items()}
-        except FAULTS as error:
-            # A defect of the game; a reply must not end the run.
-            logger.warning("%s raises on a reply, which counts as illegal: %s", self._where, line(error))
-            raise Refused from error
+        self._over, _ = self._game.step(action=reply.strip()[-_READ:])
+        given = (self._game.close()[0] or {}) if self._over else {}
+        rewards = {f"player_{number}": float(reward) for number, reward in given.items()}
         self._asked = None
         legal = getattr(state, "error_count", 0) <= errors and self._barred(player) == barred
         return Move(rewards, legal)
