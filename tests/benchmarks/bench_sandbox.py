@@ -1,9 +1,9 @@
 """Measures trivial programs per second in the sandbox and in bare interpreters, and checks for leftovers.
 
-python tests/benchmarks/bench_sandbox.py [--runs 200] [--at-once 2] [--limit 40]
+python tests/benchmarks/bench_sandbox.py [--runs 200] [--at-once 2] [--limit 40] [--libraries sympy numpy]
 
 The limit is for an idle machine with two cores; use `--limit 0` on a busy one. Also prints the CPU time per program,
-which hardly depends on other load.
+which hardly depends on other load. With libraries, programs import these, and their largest memory is printed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -25,17 +25,26 @@ from processes import children
 
 from verl_atgrpo.sandbox import runner
 
+MEMORY = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+"""Prints a program's largest resident memory in KiB."""
 
-async def sandboxed(runs: int, concurrent: int) -> None:
-    """Runs programs, `concurrent` at a time, all of which must succeed."""
+
+async def sandboxed(runs: int, concurrent: int, libraries: Sequence[str]) -> int:
+    """Runs programs, `concurrent` at a time, all of which must succeed.
+
+    Returns the largest memory of a program in KiB; 0 without libraries, where programs do nothing.
+    """
     free = asyncio.Semaphore(concurrent)
+    code = f"import {', '.join(libraries)}; {MEMORY}" if libraries else "pass"
+    limits = runner.Limits(cpu_seconds=5, wall_seconds=20, memory_mb=1024)
 
-    async def one() -> None:
+    async def one() -> int:
         async with free:
-            result = await runner.run_python("pass")
+            result = await runner.run_python(code, limits=limits, libraries=tuple(libraries))
             assert result.ok, result
+            return int(result.stdout or 0)
 
-    await asyncio.gather(*(one() for _ in range(runs)))
+    return max(await asyncio.gather(*(one() for _ in range(runs))))
 
 
 def bare(runs: int, *options: str) -> None:
@@ -75,17 +84,20 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--at-once", type=int, default=os.cpu_count())
     parser.add_argument("--limit", type=float, default=40.0)
+    parser.add_argument("--libraries", nargs="*", default=[])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o711)
         tempfile.tempdir = folder
         print(f"isolation: {runner.isolation()}, {options.at_once} at a time on {os.cpu_count()} cores")
-        asyncio.run(sandboxed(options.at_once, options.at_once))
+        asyncio.run(sandboxed(options.at_once, options.at_once, options.libraries))
         before = leftovers()
         after: dict[str, int] = {}
 
         def work(runs: int) -> None:
-            asyncio.run(sandboxed(runs, options.at_once))
+            memory = asyncio.run(sandboxed(runs, options.at_once, options.libraries))
+            if memory:
+                print(f"largest memory of a program: {memory / 1024:.0f} MiB")
             after.update(leftovers())
             runner.POOL.close()  # its CPU time is counted after it has ended
 
