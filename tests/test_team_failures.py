@@ -22,6 +22,7 @@ from verl_atgrpo.team import (
     Decision,
     EpisodeFailed,
     ScriptedTeam,
+    Selection,
     Team,
     play,
 )
@@ -333,6 +334,29 @@ def test_a_reply_whose_score_raises_is_reported_and_gets_the_lowest_reward() -> 
     assert reported == [("left", 0, "2", IndexError), ("left", 1, "1", ValueError)]
     errors = [[candidate.error is not None for candidate in decision.candidates] for decision in record.decisions]
     assert errors == [[False, False, True], [False, True, False]]
+
+
+@pytest.mark.parametrize("selection", ["greedy", "first", "random", "softmax"])
+@pytest.mark.parametrize("together", [False, True])
+def test_a_reply_whose_score_raises_is_not_committed_beside_others(selection: Selection, together: bool) -> None:
+    """The environment plays it, and could not read it. Here all rewards are equal, as they often are at the start."""
+
+    def score(text: str) -> Score:
+        return Score(team=0.0 if text == "2" else math.nan)
+
+    async def workflow(team: Team) -> None:
+        for _ in range(5):
+            if together:
+                candidate = await team.left.act("x", score_all=lambda texts: list(map(score, texts)))
+            else:
+                candidate = await team.left.act("x", score)
+            assert candidate.text == "2"
+
+    reported: list[str] = []
+    team = team_of(candidates=4, selection=selection, on_score_error=lambda *error: reported.append(error[2]))[0]
+    decisions = run(workflow, team).decisions
+    assert sorted(reported) == sorted(["0", "1", "3"] * 5)
+    assert {candidate.reward for decision in decisions for candidate in decision.candidates} == {0.0}
 
 
 @pytest.mark.parametrize("candidates", [1, 3])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -115,6 +116,33 @@ def test_two_tools_of_one_name_are_refused() -> None:
 )
 def test_a_call_and_what_it_comes_to(name: str, arguments: str, text: str, failed: bool) -> None:
     assert run_call(name, arguments) == (text, failed)
+
+
+def first(word: str) -> str:
+    return next(one for one in ("lamp", "moon") if one == word)
+
+
+def checked(number: str) -> str:
+    return str(int(number)) if number.isdigit() else sys.exit(f"{number} is no number")
+
+
+async def awaited(number: str) -> str:
+    return checked(number)
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "told"),
+    [
+        (first, '{"word": "sun"}', "StopIteration: "),
+        (checked, '{"number": "x"}', "SystemExit: x is no number"),
+        (awaited, '{"number": "x"}', "SystemExit: x is no number"),
+    ],
+)
+def test_what_asyncio_does_not_carry_is_an_observation(tool: Any, arguments: str, told: str) -> None:
+    """A future takes no StopIteration, and SystemExit ends the loop of all episodes."""
+    call = ToolCall(tool.__name__, arguments)
+    seen = bounded(observe(tools_of([tool]), call, timeout=None))
+    assert (seen.text, seen.failed) == (f"Error: {told}", True)
 
 
 def test_long_results_are_cut_and_slow_tools_end() -> None:
@@ -357,6 +385,14 @@ def test_a_call_that_cannot_be_parsed_is_told_and_counted() -> None:
     assert done.answer is not None and (done.calls, done.failed) == (1, 1)
     assert [one["role"] for one in done.messages] == ["user", "assistant", "user", "assistant"]
     assert done.messages[1]["content"] == "<tool_call>{search"
+
+
+def test_a_call_that_cannot_be_parsed_beside_a_good_one_is_told() -> None:
+    says = [called("search", query="lamp") + "<tool_call>{search", "3"]
+    team = ScriptedTeam({"worker": lambda prompt, k: says["another tool call could not be parsed" in prompt]})
+    done = bounded(use_tools(team.worker, "?", [search]))
+    assert done.answer is not None and (done.calls, done.failed) == (2, 1)
+    assert [one["role"] for one in done.messages] == ["user", "assistant", "tool", "user", "assistant"]
 
 
 @pytest.mark.parametrize(("limits", "turns"), [({"max_turns": 3}, 3), ({"max_tokens": 100}, 2)])

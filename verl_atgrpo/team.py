@@ -41,7 +41,7 @@ GroupScoreFunction = Callable[[Sequence[Any]], Sequence[Score] | Awaitable[Seque
 Scheme = Literal["tree", "parallel", "evaluate"]
 Selection = Literal["greedy", "first", "random", "softmax"]
 T = TypeVar("T")
-_TAKEN = ("counts", "decisions", "failure", "generated_tokens")
+_TAKEN = ("counts", "decisions", "failure", "generated_tokens", "unsettled")
 """Attributes of a team that its class does not have."""
 _SCOPE: contextvars.ContextVar[tuple[object, str]] = contextvars.ContextVar("scope", default=(None, ""))
 """The team whose candidate is being scored, and the scope of decisions that its score makes."""
@@ -324,7 +324,7 @@ class Agent:
                 decisions itself (a judge, a refinement); evaluation does not score such candidates.
             score_all: replies -> their scores, in place of `score`: for a judge that ranks the candidates of a group.
                 It gets all of them at once, in evaluation and where each is sampled alone (`parallel`, `branch`) one,
-                so a ranking is worth nothing there.
+                so a ranking is worth nothing there. What it raises ends the run: no single reply is at fault.
             candidates: K of this decision in training, in place of the recipe's; at least 2 if it is trained. With
                 the scheme `parallel` a trained decision has one candidate nevertheless.
             train: False for a decision whose candidates are no rows of the update, such as a draft or a simulated
@@ -628,11 +628,13 @@ class Team:
         else:
             answered = await gather_or_cancel([answer(index) for index in numbers])
             (sampled,) = await gather_or_cancel([self._score_all(answered, asked, request.score_all)])
-        rewards = [candidate.reward for candidate in sampled]
+        # The environment is not given a reply that its score could not read, if there is another.
+        may = [index for index, one in enumerate(sampled) if one.error is None] or list(range(len(sampled)))
         options = self._options
         # Seeded by decision, not by episode: agents that act concurrently finish in any order.
         rng = random.Random(stable_hash(self._seed, "selection", *_parts(asked)))
-        committed = select(rewards, options.selection, rng, options.softmax_temperature)
+        rewards = [sampled[index].reward for index in may]
+        committed = may[select(rewards, options.selection, rng, options.softmax_temperature)]
         said = [*asked.prompt_ids, *sampled[committed].generation.token_ids]
         self._dialogues[f"{asked.scope}{asked.agent}"] = messages, said
         return replace(asked, candidates=tuple(sampled), committed=committed)
@@ -691,17 +693,23 @@ class Team:
         except (EpisodeFailed, _NoScore):
             raise
         except Exception as error:  # a reply that the environment's author did not think of, or a defect
-            if self._scope() in self._unscored:
-                return replace(answered, score=Score(), reward=0.0)
-            if self._on_score_error is None:
+            if (without := self._without_score(answered, asked, error)) is None:
                 raise
-            self._on_score_error(asked.agent, asked.turn, answered.generation.text, error)
-            return replace(answered, score=Score(), reward=0.0, error=error)
+            return without
+
+    def _without_score(self, answered: Candidate, asked: Decision, error: Exception) -> Candidate | None:
+        """Returns a candidate whose score raised an error; None where nobody counts such errors."""
+        if self._scope() in self._unscored:
+            return replace(answered, score=Score(), reward=0.0)
+        if self._on_score_error is None:
+            return None
+        self._on_score_error(asked.agent, asked.turn, answered.generation.text, error)
+        return replace(answered, score=Score(), reward=0.0, error=error)
 
     async def _score_all(
         self, answered: Sequence[Candidate], asked: Decision, score_all: GroupScoreFunction
     ) -> list[Candidate]:
-        """Scores the candidates of a decision together; what `score_all` raises ends the episode."""
+        """Scores the candidates of a decision together; what `score_all` raises is raised: no reply is at fault."""
         where = f"agent {asked.agent!r}, turn {asked.turn}"
         self._enter(f"{asked.name}.all/")
         try:
@@ -716,7 +724,16 @@ class Team:
             raise _NoScore(f"{where}: score_all gave {scores!r:.80}, not a list of scores")
         if len(scores) != len(answered):
             raise ValueError(f"{where}: score_all gave {len(scores)} scores for {len(answered)} replies")
-        return [self._scored_as(*pair, where) for pair in zip(answered, scores, strict=True)]
+
+        def scored(candidate: Candidate, score: Score) -> Candidate:
+            try:
+                return self._scored_as(candidate, score, where)
+            except ValueError as error:
+                if (without := self._without_score(candidate, asked, error)) is None:
+                    raise
+                return without
+
+        return lowest_for_errors(list(map(scored, answered, scores)))
 
     def _scored_as(self, answered: Candidate, score: Score, where: str) -> Candidate:
         if not isinstance(score, Score):

@@ -91,7 +91,7 @@ class Reply:
     """A reply to a prompt with tools."""
 
     text: str
-    """What it says beside reasoning and calls."""
+    """What it says beside reasoning and calls; of some families verl's parsers drop what follows the first call."""
     reasoning: str = ""
     """What it thought (`<think>`)."""
     calls: tuple[ToolCall, ...] = ()
@@ -187,6 +187,13 @@ class Tool:
         return {"type": "function", "function": of_function}
 
 
+class _Raised(Exception):
+    """Carries the type and text of an exception that asyncio would not: SystemExit ends its loop."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+
+
 async def _in_thread(run: Callable[[], Any]) -> Any:
     """Runs a sync tool in a thread of its own.
 
@@ -197,6 +204,8 @@ async def _in_thread(run: Callable[[], Any]) -> Any:
     def work() -> None:
         try:
             result = run()
+        except StopIteration as error:  # no future takes it
+            done.set_exception(_Raised(error))
         except BaseException as error:  # noqa: BLE001  (raised again where it is awaited)
             done.set_exception(error)
         else:
@@ -268,7 +277,7 @@ async def observe(
     if tool is None or tool.function is None:
         names = ", ".join(tool.name for tool in tools if tool.function is not None)
         return Observation(f"Error: there is no tool {call.name[:_SHOWN]!r}; the tools are {names}", failed=True)
-    running = asyncio.wait_for(tool.function(call.arguments), timeout)
+    running = asyncio.wait_for(_run(tool.function, call.arguments), timeout)
     (text,) = await asyncio.gather(running, return_exceptions=True)
     if isinstance(text, Exception) and not isinstance(text, EpisodeFailed | ReplayError | ToolError):
         return Observation(valid(f"Error: {_told(text)[:_SHOWN]}"), failed=True)
@@ -276,6 +285,13 @@ async def observe(
         raise text
     text = valid(text)
     return Observation(text if len(text) <= most else f"{text[:most]} ... ({len(text) - most} characters left out)")
+
+
+async def _run(function: Callable[[str], Awaitable[str]], arguments: str) -> str:
+    try:
+        return await function(arguments)
+    except SystemExit as error:  # such as argparse's
+        raise _Raised(error) from error
 
 
 def _told(error: Exception) -> str:
@@ -287,6 +303,8 @@ def _told(error: Exception) -> str:
         return "; ".join(f"{'.'.join(map(str, one['loc'])) or 'arguments'}: {one['msg']}" for one in wrong)
     if isinstance(error, asyncio.TimeoutError):
         return "it took too long"
+    if isinstance(error, _Raised):
+        return str(error)
     return f"{type(error).__name__}: {error}"
 
 
@@ -358,8 +376,9 @@ async def use_tools(
             {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": one.text}
             for call, one in zip(reply.calls, observations, strict=True)
         ]
-        if reply.unparsed and not reply.calls:  # no call that an observation could belong to
-            messages.append({"role": "user", "content": "Error: the tool call could not be parsed"})
+        if reply.unparsed:  # no call that an observation could belong to
+            which = "another" if reply.calls else "the"
+            messages.append({"role": "user", "content": f"Error: {which} tool call could not be parsed"})
         if max_tokens is not None and tokens >= max_tokens:
             break
     return ToolUse(None, messages, calls, failed)

@@ -60,6 +60,7 @@ class SimulatedWorker(worker.TeamRolloutWorker):  # type: ignore[misc]
         self._chats = {"shared": Chat(Lengths())}
         self._engine_params = {"detokenize": False}
         self._report = worker.WorkerReport()
+        self._score_errors = set()
         self._traces = None
         self.llm_client = SimpleNamespace(clients={"shared": engine})
         self._training_clients = self._patient(Gate())

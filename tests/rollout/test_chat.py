@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 
 from tokenizers import AddedToken
 
-from verl_atgrpo.rollout.chat import Chat
+from verl_atgrpo.rollout.chat import Chat, _channels
 from verl_atgrpo.tiny_models.tiny import build_tokenizer
 from verl_atgrpo.tools import Reply, Tool, ToolError, observe, tools_of
 
@@ -96,7 +96,7 @@ def test_a_part_that_is_no_text_is_refused() -> None:
 
 
 def test_a_template_without_tools_is_refused() -> None:
-    with pytest.raises(ToolError, match=r"actor_rollout_ref.model.path: the chat template of .* shows no tools"):
+    with pytest.raises(ToolError, match=r"model.path: the chat template of .* shows no tools"):
         chat(template="{{ messages[0].content }}").encode([{"role": "user", "content": "x"}], TOOLS)
 
 
@@ -177,6 +177,21 @@ def test_a_lone_surrogate_in_a_call_can_be_encoded() -> None:
     assert "query=?x" in shown(history)
 
 
+def test_text_beside_a_call_has_no_token_that_ends_answers() -> None:
+    """Some models have several; the tokenizer's own one is not the only that ends an answer."""
+    one = chat()
+    text = 'Look.<tool_call>{"name": "search", "arguments": {"query": "x"}}</tool_call>'
+    other = next(i for i, t in one.tokenizer.added_tokens_decoder.items() if t.special and t.content != "<|end|>")
+    assert other != one.tokenizer.eos_token_id
+    reply = asyncio.run(one.parse([*one.tokenizer.encode(text), other], TOOLS))
+    assert (reply.text, len(reply.calls)) == ("Look.", 1)
+
+
+def test_a_reply_of_very_many_calls_has_none() -> None:
+    reply = parsed('<tool_call>{"name": "search", "arguments": {"query": "x"}}</tool_call>' * 101)
+    assert (reply.calls, reply.unparsed) == ((), 101)
+
+
 def test_a_reply_that_was_stopped_ends_there() -> None:
     one = chat()
     text = "It is 3. STOP"
@@ -205,6 +220,11 @@ def test_a_call_of_gpt_oss_that_verls_parser_does_not_know_is_counted() -> None:
         '<|constrain|>json<|message|>{"query": "x"}<|call|>'
     )
     assert (reply.text, reply.calls, reply.unparsed) == ("", (), 1)
+
+
+def test_an_endless_channel_is_read_in_linear_time() -> None:
+    """Quadratic time would be hours here."""
+    assert _channels("<|channel|>" + "a" * 1_000_000, "x") == ("", "x", 0)
 
 
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>")

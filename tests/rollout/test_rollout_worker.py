@@ -144,6 +144,13 @@ def test_replies_whose_score_raises_are_counted_and_many_of_them_end_the_run(mon
         played(SimulatedEngine(), 40)
 
 
+def test_a_reply_that_every_continuation_of_a_branch_scores_again_counts_once() -> None:
+    worker = SimulatedWorker(SimulatedEngine(), lambda keys, tags: None, turns=1, candidates=2)
+    for turn in [0] * MOST_SCORE_ERRORS + [1]:
+        worker._count_score_error("task 0 (train), a.0", "planner", turn, "junk", KeyError("junk"))
+    assert worker.drain_report().counts["score_errors"] == 2
+
+
 def test_rows_that_the_queue_refuses_are_a_defect_and_the_task_ends() -> None:
     """Without a last status the trainer would wait for the task for ever."""
     statuses: list[Any] = []

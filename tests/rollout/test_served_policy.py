@@ -17,6 +17,8 @@ from verl_atgrpo.config.schema import ValidationAnswers
 from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.team import EpisodeFailed, Limits
+from verl_atgrpo.tiny_models.tiny import build_tokenizer
+from verl_atgrpo.tools import split_thought
 
 
 class Server:
@@ -52,6 +54,34 @@ def policy(answer: Any, **changes: Any) -> ServedPolicy:
         "request_timeout": HANG,
     }
     return ServedPolicy(**{**settings, **changes})
+
+
+@pytest.mark.parametrize(
+    ("answer", "stop", "text"),
+    [
+        ("<|channel|>final<|message|>42", (), "42"),
+        (
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>42",
+            (),
+            "<think>Hm.</think>42",
+        ),
+        (
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>42 STOP it",
+            ("STOP",),
+            "<think>Hm.</think>42",
+        ),
+        ("42", (), "42"),
+    ],
+)
+def test_without_tools_too_a_thought_of_gpt_oss_is_no_part_of_what_it_says(
+    answer: str, stop: tuple[str, ...], text: str
+) -> None:
+    """Its channels are special tokens, and a decoded answer would run thought and answer together."""
+    tokenizer = build_tokenizer(("<|start|>", "<|channel|>", "<|message|>"))
+    chat = Chat(tokenizer, format="gpt-oss")
+    served = policy(output(tokenizer.encode(answer)), chat=chat, max_response_length=200, stop=stop)
+    assert sample(served).text.strip() == text
+    assert split_thought(text)[1] == "42"
 
 
 def test_a_prompt_of_a_megabyte_is_refused_before_it_is_tokenized() -> None:

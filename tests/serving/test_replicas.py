@@ -222,10 +222,11 @@ def test_a_live_server_that_a_client_removed_is_added_again() -> None:
     assert world.admitted == {"address-4-0", "address-5-0"}
 
 
-def test_a_restart_waits_until_ray_has_registered_the_death() -> None:
-    states = iter(
-        [None, ray.exceptions.ActorUnavailableError("connection lost", None), ray.exceptions.RayActorError()]
-    )
+@pytest.mark.parametrize(
+    "death", [ray.exceptions.RayActorError(), ray.exceptions.OutOfMemoryError("the node is low on memory")]
+)
+def test_a_restart_waits_until_ray_has_registered_the_death(death: Exception) -> None:
+    states = iter([None, ray.exceptions.ActorUnavailableError("connection lost", None), death])
 
     def ready() -> None:
         assert not world.starts, "its name is not free yet"

@@ -16,12 +16,14 @@ from verl_atgrpo.environment import Message
 from verl_atgrpo.tools import Reply, Tool, ToolCall, ToolError, split_thought, text_of, valid, with_system
 
 _CHANNEL = re.compile(
-    r"(?:<\|start\|>([^<]*))?<\|channel\|>(\w+)([^<]*(?:<\|constrain\|>[^<]*)?)<\|message\|>(.*?)(?=<\|(?:end|return|call|start)\|>|$)",
+    r"(?:<\|start\|>([^<]*))?<\|channel\|>(\w+)\b([^<]*(?:<\|constrain\|>[^<]*)?)<\|message\|>(.*?)(?=<\|(?:end|return|call|start)\|>|$)",
     re.DOTALL,
 )
 """Role, channel, what is between it and the message, and the message, in the form of gpt-oss (OpenAI's harmony). The
 recipient of a call is behind the role or the channel."""
 _THREADS = ThreadPoolExecutor(2, thread_name_prefix="parser")
+_MOST_CALLS = 100
+"""An answer that begins more calls has none: some of verl's parsers take cubic time for calls that do not end."""
 
 
 def tool_formats() -> list[str]:
@@ -60,8 +62,9 @@ class Chat:
         """
         if tools and not self._shows_tools:
             raise ToolError(
-                f"actor_rollout_ref.model.path: the chat template of {self.tokenizer.name_or_path!r} shows no tools, "
-                "and an agent is given some; use a model that calls tools, or describe them in the prompt"
+                f"model.path: the chat template of {self.tokenizer.name_or_path!r} shows no tools, and an agent is "
+                "given some; set actor_rollout_ref.model.path, or that of its policy, to a model that calls tools, or "
+                "describe them in the prompt"
             )
         return self._render(messages, [tool.schema for tool in tools])
 
@@ -149,12 +152,28 @@ class Chat:
             begun = max((whole.count(mark) for mark in self._call_marks), default=0)
             if said != decoded:  # what it thought may contain calls that it did not make
                 ids = self.tokenizer.encode(whole, add_special_tokens=False)
+        if begun > _MOST_CALLS:
+            return Reply(said.strip(), thought, unparsed=begun, raw=raw)
         # In a thread and loop of its own: the parsers wait for asyncio's pool, which sync frameworks may have filled.
         extract = functools.partial(self._parser.extract_tool_calls, ids, _schemas(tools))
         left, found = await asyncio.get_running_loop().run_in_executor(_THREADS, lambda: asyncio.run(extract()))
         calls = tuple(ToolCall(valid(call.name), valid(call.arguments)) for call in found)
-        kept = left if calls and self.format != "gpt-oss" else said
+        # What is left has the token that ended it, of which a family may have several.
+        kept = self._special.sub("", left) if calls and self.format != "gpt-oss" else said
         return Reply(kept.strip(), thought, calls, unparsed=max(0, begun - len(calls)), raw=raw)
+
+    def with_thought(self, token_ids: Sequence[int], text: str) -> str:
+        """Returns the text of an answer without tools with its thought in `<think>`, as other families write it.
+
+        Args:
+            token_ids: the answer's.
+            text: the same, or less (`Limits.stop`), without special tokens.
+        """
+        if self.format != "gpt-oss":
+            return text
+        after = self.tokenizer.decode(token_ids, skip_special_tokens=True)[len(text) :]
+        thought, said, _ = _channels(self.tokenizer.decode(token_ids, skip_special_tokens=False), text)
+        return f"<think>{thought}</think>{said.removesuffix(after)}" if thought else said.removesuffix(after)
 
 
 def _channels(whole: str, otherwise: str) -> tuple[str, str, int]:

@@ -133,7 +133,7 @@ class ServedPolicy:
         return Generation(
             token_ids=token_ids,
             log_probs=log_probs,
-            text=text,
+            text=text if within.calls else self.chat.with_thought(token_ids, text),
             truncated=len(token_ids) >= most and not ended,
             weights_version=(version[0] or 0, version[1] or 0),
             resumed=output.extra_fields.get("resumed", 0),

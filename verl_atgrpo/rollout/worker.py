@@ -60,8 +60,6 @@ class WorkerReport:
 class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[misc,name-defined]
     """Plays the episodes of its tasks and writes their rows to the queue."""
 
-    _score_errors = 0
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._settings = AtGrpoConfig.from_config(self.config)
@@ -77,6 +75,8 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         }
         self._engine_params = engine_params(self.rollout_config.name, self._settings.mode)
         self._report = WorkerReport()
+        self._score_errors: set[tuple[str, str, int, str]] = set()
+        """Episode, agent, turn and reply of each score that raised."""
         trace = self.rollout_config.trace
         self._traces = None if trace.backend is None else TraceBudget(trace.max_samples_per_step_per_worker)
         self._gate = Gate()
@@ -155,14 +155,19 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         logger.error("task %s (%s): defect", prompt["index"], partition, exc_info=error)
 
     def _count_score_error(self, where: str, agent: str, turn: int, reply: str, error: Exception) -> None:
-        """Counts and logs a reply whose score raises; raises the error if there were too many of them."""
-        self._score_errors += 1
+        """Counts and logs a reply whose score raises; raises the error if there were too many of them.
+
+        The same reply of a decision counts once: every continuation of a branch scores it again.
+        """
+        if (seen := (where, agent, turn, reply)) in self._score_errors:
+            return
+        self._score_errors.add(seen)
         self._report.counts["score_errors"] += 1
         logger.warning("%s, agent %r, turn %d: scoring %r raises", where, agent, turn, reply[:500], exc_info=error)
-        if self._score_errors > MOST_SCORE_ERRORS:
+        if len(self._score_errors) > MOST_SCORE_ERRORS:
             raise RuntimeError(
-                f"agent {agent!r}, turn {turn}: the scores of {self._score_errors} replies raised an error in this "
-                f"rollout worker, the last one for {reply[:500]!r}"
+                f"agent {agent!r}, turn {turn}: the scores of {len(self._score_errors)} replies raised an error in "
+                f"this rollout worker, the last one for {reply[:500]!r}"
             ) from error
 
     async def _play(
@@ -201,7 +206,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
                     "trace": traced,
                 },
             )
-        settings, teams = self._settings, []
+        settings, teams, episode = self._settings, [], f"{prompt['uid']}.{session}"
         seed = episode_seed(
             settings.seed,
             split,
@@ -218,9 +223,9 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
                 settings.team_options(),
                 own=samplers,
                 scheme="evaluate" if validate else "tree" if settings.scheme == "tree" else "parallel",
-                episode_id=f"{prompt['uid']}.{session}",
+                episode_id=episode,
                 seed=seed,
-                on_score_error=functools.partial(self._count_score_error, f"task {index} ({split})"),
+                on_score_error=functools.partial(self._count_score_error, f"task {index} ({split}), {episode}"),
                 path=path,
                 replayed=replayed,
                 scored=validate or settings.scheme != "branch" or not settings.reward_is_outcome,

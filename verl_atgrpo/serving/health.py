@@ -38,6 +38,17 @@ class PolicyFailed(RuntimeError):
     """A policy's worker or server died or raised; the message names the policy and what it was doing."""
 
 
+def is_dead(error: ray.exceptions.RayError) -> bool:
+    """Returns whether an error of a call says that the process of a server or its engine is dead."""
+    if isinstance(error, ray.exceptions.ActorUnavailableError):
+        return False
+    # An actor that Ray kills for memory has an error of its own, which is no RayActorError.
+    if isinstance(error, ray.exceptions.RayActorError | ray.exceptions.OutOfMemoryError):
+        return True
+    # By name: vLLM need not be the engine, nor installed.
+    return any(kind.__name__ == "EngineDeadError" for kind in type(getattr(error, "cause", None)).__mro__)
+
+
 @contextmanager
 def naming(policy: str, doing: str) -> Iterator[None]:
     """Adds the policy's name to errors of remote processes.

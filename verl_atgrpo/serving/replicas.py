@@ -16,7 +16,7 @@ from verl.workers.rollout.replica import RolloutReplica
 
 from verl_atgrpo.config.schema import SECTION
 from verl_atgrpo.serving.client import actor_id
-from verl_atgrpo.serving.health import PolicyFailed, dead_replicas, in_a_line, watched
+from verl_atgrpo.serving.health import PolicyFailed, dead_replicas, in_a_line, is_dead, watched
 from verl_atgrpo.serving.workers import PolicyServers, WeightTarget, check_wiring
 
 logger = logging.getLogger(__name__)
@@ -249,7 +249,9 @@ async def _is_gone(server: ray.actor.ActorHandle) -> bool:
         await server.__ray_ready__.remote()
     except ray.exceptions.ActorUnavailableError:
         return False  # Ray has not registered its death yet, and keeps the name
-    except ray.exceptions.RayActorError:
+    except ray.exceptions.RayError as error:
+        if not is_dead(error):
+            raise
         return True
     return False
 

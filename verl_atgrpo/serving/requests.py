@@ -14,7 +14,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from verl_atgrpo.environment import stable_hash
 from verl_atgrpo.serving.client import DecisionClient, NoServer, TooLate
-from verl_atgrpo.serving.health import in_a_line
+from verl_atgrpo.serving.health import in_a_line, is_dead
 from verl_atgrpo.team import EpisodeFailed
 
 logger = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ class PatientClient:
             except ray.exceptions.RayError as error:
                 failure = EpisodeFailed("engine", f"the server failed: {in_a_line(error)}")
                 # An error of a live engine would occur on any other.
-                if not (isinstance(error, ray.exceptions.RayActorError) or is_dead(error)):
+                if not (isinstance(error, ray.exceptions.ActorUnavailableError) or is_dead(error)):
                     raise failure from error
                 if is_dead(error):
                     self.client.remove(server_id)
@@ -173,14 +173,6 @@ class PatientClient:
             if len(avoid) > self.retries:
                 raise failure
             logger.warning("request %s failed at server %s: %s", request_id, server_id, failure)
-
-
-def is_dead(error: ray.exceptions.RayError) -> bool:
-    """Returns whether the process of the server or its engine is dead."""
-    if isinstance(error, ray.exceptions.RayActorError):
-        return not isinstance(error, ray.exceptions.ActorUnavailableError)
-    # By name: vLLM need not be the engine, nor installed.
-    return any(kind.__name__ == "EngineDeadError" for kind in type(getattr(error, "cause", None)).__mro__)
 
 
 def engine_params(engine: str, mode: str) -> dict[str, Any]:
