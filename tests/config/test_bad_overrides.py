@@ -313,7 +313,7 @@ def test_a_fault_is_named_where_it_was_written() -> None:
     with overridden("plan_path_cpu", "trainer.nnodes=${nowhere.at_all}") as config:
         assert message_of(config) == "verl-atgrpo: trainer.nnodes: Interpolation key 'nowhere.at_all' not found"
     with overridden("plan_path_cpu", "at_grpo.policies={mine:{optim:{lr:-1}}}", "at_grpo.agents={all:mine}") as config:
-        assert message_of(config).startswith("verl-atgrpo: at_grpo.policies.mine.actor.optim.lr=-1: a number, at lea")
+        assert message_of(config).startswith("verl-atgrpo: at_grpo.policies.mine.optim.lr=-1: a number, at lea")
 
 
 @pytest.mark.usefixtures("here")

@@ -70,6 +70,9 @@ def test_an_adapters_checkpoint_holds_no_whole_model(compose: Any, caplog: pytes
     assert "verl-atgrpo export" in caplog.text
 
 
+ROLES = ("~at_grpo.agents", "+at_grpo.agents={tool_user: tool_user, planner: planner}")
+
+
 @pytest.mark.parametrize(
     ("block", "message"),
     [
@@ -83,6 +86,9 @@ def test_an_adapters_checkpoint_holds_no_whole_model(compose: Any, caplog: pytes
         ("actor: {loss_agg_mode: seq-mean-token-sum-norm}", "actor.loss_agg_mode=seq-mean-token-sum-norm"),
         ("actor: {loss_scale_factor: 64}", "actor.loss_scale_factor=64 has no effect"),
         ("actor: {policy_loss: {loss_mode: geo_mean}}", "actor.policy_loss.loss_mode=geo_mean"),
+        ("actor: {policy_loss: {loss_mode: kl_cov}}", "actor.policy_loss.loss_mode=kl_cov"),
+        ("actor: {policy_loss: {loss_mode: clip_cov}}", "actor.policy_loss.loss_mode=clip_cov"),
+        ("optim: {lr: -1}", "optim.lr=-1"),
         ("actor: {policy_loss: {loss_mode: sapo}}", "actor.loss_agg_mode=token-mean has no effect"),
         ("actor: {policy_loss: {loss_mode: dro}}", "actor.policy_loss.dro_beta=null"),
         ("actor: {policy_loss: {loss_mode: gpso}}", "actor.policy_loss.loss_mode=gpso is no policy loss"),
@@ -172,6 +178,18 @@ def test_a_block_that_cannot_work_is_refused(block: dict[str, Any], key: str) ->
     assert "\n" not in str(caught.value)
 
 
+def test_what_a_policy_inherits_is_named_by_its_own_key(compose: Any) -> None:
+    config = compose("plan_path_cpu_roles", "actor_rollout_ref.rollout.n=4")
+    with pytest.raises(ConfigError, match=r"^actor_rollout_ref\.rollout\.n=4"):
+        check_run(config)
+
+
+def test_what_excludes_trees_is_refused_beside_them(compose: Any) -> None:
+    chunks = "actor_rollout_ref.actor.entropy_from_logits_with_chunking=true"
+    with pytest.raises(ConfigError, match=r"prefix_tree=true: .*entropy_from_logits_with_chunking excludes"):
+        check_run(compose("plan_path_cpu", "at_grpo.prefix_tree=true", chunks))
+
+
 def test_an_empty_adapter_is_none() -> None:
     section = {"environment": {"name": "plan_path"}, "policies": {"coder": {"lora": {}}}}
     assert AtGrpoConfig.from_mapping(section).policy_settings()["coder"].lora is None
@@ -188,6 +206,31 @@ def test_a_key_that_verl_does_not_have_is_refused(compose: Any) -> None:
         (("at_grpo.policies={coder: {}}",), r"at_grpo\.agents\.tool_user='shared' is not a policy"),
         (("at_grpo.agents.all=coder", "at_grpo.policies={coder: {}, judge: {}}"), r"policies\.judge has no agent"),
         (("at_grpo.agents.all=coder", "at_grpo.policies={coder: {trainable: false}}"), "no trainable policy"),
+        (
+            (
+                *ROLES,
+                "at_grpo.policies={planner: {}, tool_user: {trainable: false, actor: {use_kl_loss: true}}}",
+            ),
+            r"policies\.tool_user\.actor has no effect on a frozen policy",
+        ),
+        (
+            (
+                *ROLES,
+                "at_grpo.policies={planner: {}, tool_user: {trainable: false}}",
+                "~at_grpo.estimator",
+                "+at_grpo.estimator={preset: at_grpo, agents: {tool_user: {scale: none}}}",
+            ),
+            r"estimator\.agents\.tool_user has no effect: its policy 'tool_user' is frozen",
+        ),
+        (
+            (
+                "at_grpo.scheme=branch",
+                "+at_grpo.branch={at: {planner: 0}}",
+                "~at_grpo.candidates",
+                "+at_grpo.candidates={all: 4, tool_user: 8}",
+            ),
+            r"candidates\.tool_user has no effect: episodes do not branch at its decisions",
+        ),
         (("at_grpo.val_agents={planner: judge}",), r"at_grpo\.val_agents\.planner='judge' is not a policy"),
         (("at_grpo.val_agents={judge: shared}",), r"at_grpo\.val_agents\.judge is not an agent"),
     ],
@@ -212,7 +255,6 @@ def test_one_role_may_be_filled_otherwise_in_validation(compose: Any) -> None:
 
 
 ADAPTER = "lora: {rank: 16}"
-ROLES = ("~at_grpo.agents", "+at_grpo.agents={tool_user: tool_user, planner: planner}")
 
 
 @pytest.mark.parametrize(

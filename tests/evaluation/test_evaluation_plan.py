@@ -13,6 +13,8 @@ import pytest
 from fakes.broken_files import small_model as model_at
 
 from verl_atgrpo import platform_choice
+from verl_atgrpo.evaluation import sources
+from verl_atgrpo.evaluation.episodes import _fingerprint
 from verl_atgrpo.evaluation.sources import Endpoint, assignments, key_of, of_checkpoint, parse, weights_digest
 
 
@@ -72,6 +74,17 @@ def test_equal_weights_have_equal_digests_and_others_have_not(tmp_path: Path) ->
     other = model_at(tmp_path / "c", weights=b"0124")
     assert weights_digest(str(first)) == weights_digest(str(same)) != weights_digest(str(other))
     assert weights_digest("Qwen/Qwen3-1.7B") is None
+
+
+def test_a_digest_has_some_of_every_large_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_WHOLE", 1 << 20)
+    folders = [model_at(tmp_path / name, weights=bytes(8 << 20)) for name in "ab"]
+    assert len({weights_digest(str(folder)) for folder in folders}) == 1
+    file = next(folders[1].glob("*.safetensors"))
+    content = bytearray(file.read_bytes())
+    content[3 << 20 : 5 << 20] = bytes([1]) * (2 << 20)
+    file.write_bytes(content)
+    assert len({weights_digest(str(folder)) for folder in folders}) == 2
 
 
 @pytest.mark.parametrize(
@@ -292,15 +305,21 @@ def test_figures_of_a_complete_file_need_no_model(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(plans, "compose", lambda name, given, _: copy.deepcopy(composed(name, tuple(given))))
     options = plans.Options("plan_path_cpu", tasks=2, policies=["shared=big@http://h/v1"])
-    for name, second in (("a.jsonl", False), ("b.jsonl", True)):
-        with ResultFile(tmp_path / name, plans.make(options).header, {}) as results:
+    plan = plans.make(options)
+    for name, second in (("a.jsonl", False), ("b.jsonl", True), ("c.jsonl", None)):
+        with ResultFile(tmp_path / name, plan.header, {}) as results:
             for task, success in enumerate((True, second)):
                 usage = {"planner": AgentUsage("shared", 1, 50, 10, 0)}
-                results.add(EpisodeRow(task, f"f{task}", 0, 0, success, 1.0, {}, 1, 1, usage, None, 0.1))
+                found = (
+                    "other" if success is None else _fingerprint(plan.environment, plan.environment.task("val", task))
+                )
+                results.add(EpisodeRow(task, found, 0, 0, bool(success), 1.0, {}, 1, 1, usage, None, 0.1))
     assert "avg@1                                50.0%" in command.evaluate(options, tmp_path / "a.jsonl")
     assert "+50.0 points" in command.compare(tmp_path / "a.jsonl", tmp_path / "b.jsonl")
     with pytest.raises(ValueError, match="pass@2 needs"):
         command.evaluate(options, tmp_path / "a.jsonl", ks=[2])
+    with pytest.raises(ValueError, match=r"c\.jsonl: task 1 has changed since its episodes were played: name another"):
+        command.evaluate(options, tmp_path / "c.jsonl")
 
 
 def adapter(folder: Path, base: str, rank: int) -> str:

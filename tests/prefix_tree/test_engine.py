@@ -52,6 +52,9 @@ def _train(rank: int, ranks: int, port: int, model: str, overrides: Sequence[str
             engine.module.config.attention_dropout = 0.1
             assert "attention_dropout=0.1" in engine._refusal()
             engine.module.config.attention_dropout = 0.0
+            engine.engine_config = dataclasses.replace(engine.engine_config, entropy_checkpointing=True)
+            assert "entropy_checkpointing=true" in engine._refusal()
+            engine.engine_config = dataclasses.replace(engine.engine_config, entropy_checkpointing=False)
         with engine.eval_mode():
             inferred = engine.infer_batch(batch())["model_output"]
         for _ in range(2):

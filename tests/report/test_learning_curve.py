@@ -46,6 +46,22 @@ def test_steps_repeated_after_a_resume_count_once(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("names", [("1", "2"), ("metrics", "metrics-2"), ("metrics-9", "metrics-10")])
+@pytest.mark.parametrize("validated", [True, False])
+def test_what_an_interrupted_run_did_after_its_checkpoint_is_left_out(
+    tmp_path: Path, names: tuple[str, str], validated: bool
+) -> None:
+    """The resumed run has not come as far yet. Its first line may be the validation of the step it resumes from."""
+    old, new = (tmp_path / f"{name}.jsonl" for name in names)
+    write(old, (0, {SUCCESS: 0.3}), (1, trained()), (2, trained(0.5)), (3, trained(0.7)), (4, trained(0.9)))
+    write(new, *([(2, {SUCCESS: 0.55})] if validated else []), (3, trained(0.6)))
+    assert [(point.step, point.seconds, point.success) for point in read(tmp_path)] == [
+        (0, 0.0, 0.3),
+        (2, 60.0, 0.55 if validated else 0.5),
+        (3, 90.0, 0.6),
+    ]
+
+
 def test_no_validation_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no validation"):
         read(write(tmp_path / "m.jsonl", (1, trained())))

@@ -56,6 +56,20 @@ def test_steps_and_tasks_are_chosen(tmp_path: Path, capsys: pytest.CaptureFixtur
     ]
 
 
+def test_a_task_is_printed_once_and_without_decisions_of_scores(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = RecordFiles(tmp_path / "record", 64, 0, ABOUT)
+    lone, judged = candidate("x", 1.0, None), {"scope": "planner.0.0/", "agent": "judge"}
+    for task in range(3):
+        for episode in range(4):
+            rows = [decision(0, VAL, task, 0, lone), decision(0, VAL, task, 1, lone, **judged)]
+            files.append(VAL, [{**row, "episode": episode} for row in rows])
+    heads = [line for line in printed(capsys, tmp_path, "--tasks", 2).splitlines() if line.startswith("Step")]
+    assert heads == [f"Step 0, task {task}: not solved after 1 decision" for task in (0, 1)]
+    assert "judge" not in printed(capsys, tmp_path)
+
+
 def test_what_was_not_recorded_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path)
     for arguments, message in (

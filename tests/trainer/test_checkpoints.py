@@ -50,7 +50,7 @@ def test_all_policies_resume_from_the_same_step_with_the_same_tasks(tmp_path: Pa
     for step in (1, 2):
         checkpoints.save(trainer(tmp_path), units, step, {"next": step})
     resumed = [Unit("coder"), Unit("planner")]
-    assert checkpoints.load(trainer(tmp_path), resumed) == (2, {"next": 2}, [])
+    assert checkpoints.load(trainer(tmp_path), resumed)[:3] == (2, {"next": 2}, [])
     assert [unit.weights for unit in resumed] == [2, 2]
 
 
@@ -79,7 +79,7 @@ def test_a_team_without_trained_policies_saves_the_order_of_tasks(tmp_path: Path
 
     frozen = Frozen("judge", trainable=False)
     checkpoints.save(trainer(tmp_path / "not" / "there"), [frozen], 2, {"next": 4})
-    assert checkpoints.load(trainer(tmp_path / "not" / "there"), [frozen]) == (2, {"next": 4}, [])
+    assert checkpoints.load(trainer(tmp_path / "not" / "there"), [frozen])[:3] == (2, {"next": 4}, [])
 
 
 def test_tasks_that_were_submitted_and_not_trained_on_are_saved(tmp_path: Path) -> None:
@@ -147,9 +147,9 @@ def test_a_frozen_policy_may_be_added_or_removed(tmp_path: Path) -> None:
 
 
 def test_without_a_checkpoint_training_starts_from_scratch(tmp_path: Path) -> None:
-    assert checkpoints.load(trainer(tmp_path), [Unit("coder")]) == (0, None, ())
+    assert checkpoints.load(trainer(tmp_path), [Unit("coder")]) == (0, None, (), None)
     checkpoints.save(trainer(tmp_path), [Unit("coder")], 1, {})
-    assert checkpoints.load(trainer(tmp_path, resume_mode="disable"), [Unit("coder")]) == (0, None, ())
+    assert checkpoints.load(trainer(tmp_path, resume_mode="disable"), [Unit("coder")]) == (0, None, (), None)
 
 
 def test_a_named_step_is_resumed_from(tmp_path: Path) -> None:
@@ -179,16 +179,27 @@ def test_an_old_step_that_cannot_be_removed_does_not_end_the_run(
         checkpoints.save(trainer(tmp_path, max_actor_ckpt_to_keep=1), [Unit("coder")], step, {})
     assert checkpoints.last_complete(trainer(tmp_path)) == tmp_path / "global_step_2"
     assert "global_step_1: device or resource busy" in caplog.text
+    # Who knows what of it is left.
+    named = trainer(tmp_path, resume_mode="resume_path", resume_from_path=str(tmp_path / "global_step_1"))
+    with pytest.raises(ValueError, match=r"global_step_1 has no policies\.json"):
+        checkpoints.load(named, [Unit("coder")])
 
 
 def test_a_failed_run_says_where_the_next_one_resumes(tmp_path: Path) -> None:
     named = {"resume_mode": "resume_path", "resume_from_path": str(tmp_path / "global_step_1")}
     for changes in ({}, {"resume_mode": "disable"}, named):
-        assert "begins where this one did" in checkpoints.resume_hint(trainer(tmp_path, **changes))
+        assert "begins where this one did" in checkpoints.resume_hint(trainer(tmp_path, **changes), None)
     folder = checkpoints.save(trainer(tmp_path), [Unit("coder")], 4, {})
-    assert checkpoints.resume_hint(trainer(tmp_path)).endswith(f"{folder}: the same command goes on from it")
+    assert checkpoints.resume_hint(trainer(tmp_path), folder).endswith(f"{folder}: the same command goes on from it")
     # The same command would start from scratch, or from the step that it names.
     for changes in ({"resume_mode": "disable"}, named):
-        assert checkpoints.resume_hint(trainer(tmp_path, **changes)).endswith(
+        assert checkpoints.resume_hint(trainer(tmp_path, **changes), folder).endswith(
             f"go on with trainer.resume_mode=resume_path trainer.resume_from_path={folder}"
         )
+    # Before it has saved one of its own, a run that was set back does not name the one that it left.
+    begun = checkpoints.save(trainer(tmp_path), [Unit("coder")], 1, {})
+    resumed = checkpoints.load(trainer(tmp_path, **named), [Unit("coder")])
+    assert resumed.folder == begun
+    assert checkpoints.resume_hint(trainer(tmp_path, **named), begun).endswith(
+        f"{begun}: the same command goes on from it"
+    )

@@ -339,6 +339,8 @@ def test_an_update_is_timed_and_counted(make: Make, monkeypatch: pytest.MonkeyPa
     assert timing.keys() == {"old_log_prob", "ref", "adv", "update_actor"}
     assert metrics["team/tokens"] == tokens
     assert metrics["team/padding_rows"] == 2 == sum(tags.get("is_padding", False) for tags in trained.tags)
+    # The step's metrics are of these.
+    assert all({"entropy", "advantage", "trained_tokens"} <= tags.keys() for tags in batch.tags)
     assert metrics["team/update_seconds"] == 3.5
     assert {"perf/mfu/actor", "actor/pg_loss", "actor/grad_norm", "global_seqlen/mean"} <= metrics.keys()
     assert "actor/mfu" not in metrics

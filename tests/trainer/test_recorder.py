@@ -190,7 +190,7 @@ def test_advantages_are_read_for_trained_rows_only(tmp_path: Path, monkeypatch: 
     for row in rows:
         fields = {"prompts": torch.tensor(row.prompt_ids), "responses": torch.tensor(row.response_ids)}
         if row.key in trained:
-            fields["advantages"] = torch.full((len(row.response_ids),), row.advantage)
+            row.tags["advantage"] = row.advantage
         queue.kv_put(row.key, "train", TensorDict(fields).unsqueeze(0), row.tags)
     monkeypatch.setattr(trainer_queue, "tq", queue)
     files = RecordFiles(tmp_path, 1, 0, {})

@@ -213,7 +213,11 @@ def check_key(view: View, key: str, policy: str | None = None) -> None:
 
 
 def _shown_key(key: str, policy: str | None) -> str:
-    return f"{policy or POLICY}{key.removeprefix(POLICY)}" if key.startswith(f"{POLICY}.") else key
+    if not key.startswith(f"{POLICY}."):
+        return key
+    own = key.removeprefix(POLICY)
+    # A policy of its own has `optim` beside `actor`.
+    return f"{POLICY}{own}" if policy in (None, POLICY) else f"{policy}{own.replace('.actor.optim', '.optim', 1)}"
 
 
 def same(one: Any, other: Any) -> bool:

@@ -323,11 +323,11 @@ TABLE: dict[str, tuple[Row, ...]] = {
         _works(f"torch_memory.{_TORCH_MEMORY}", Count, _TOOLS),
     ),
     f"{_A}.policy_loss": (
-        _works("loss_mode", Text, _LOSS, "`geo_mean` is refused: it is a mean over each micro-batch"),
-        _of_loss("clip_cov", "clip_cov_ratio", Share),
-        _of_loss("clip_cov", "{clip_cov_lb,clip_cov_ub}", Finite),
-        _of_loss("kl_cov", "kl_cov_ratio", Share),
-        _of_loss("kl_cov", "ppo_kl_coef", Weight),
+        _works(
+            "loss_mode", Text, _LOSS, "`clip_cov`, `geo_mean` and `kl_cov` are refused: they depend on the micro-batch"
+        ),
+        _refused("{clip_cov_ratio,clip_cov_lb,clip_cov_ub}", "has no effect, loss_mode=clip_cov is refused"),
+        _refused("{kl_cov_ratio,ppo_kl_coef}", "has no effect, loss_mode=kl_cov is refused"),
         _of_loss("dro", "dro_beta", _POSITIVE | None, "which that loss needs"),
     ),
     f"{_A}.optim": (

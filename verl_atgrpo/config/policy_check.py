@@ -17,8 +17,10 @@ from verl_atgrpo.config.schema import SECTION, AtGrpoConfig, ConfigError
 
 _CLIP_RATIO = 0.2
 """verl's default of `clip_ratio`, which has no effect if the two others are set."""
-_PER_MICRO_BATCH = ("geo_mean",)
-"""Policy losses of verl that average over each micro-batch, whose size varies with the lengths of its rows."""
+_PER_MICRO_BATCH = ("clip_cov", "geo_mean", "kl_cov")
+"""Policy losses of verl that average or choose tokens within each micro-batch, which any rows may share."""
+IN_PARTS = ("entropy_from_logits_with_chunking", "entropy_checkpointing")
+"""Keys of an engine with which verl computes entropies in parts; prefix trees compute them at once."""
 _NOT_SERVED = ("lm_head", "embed_tokens")
 """Modules that a policy of a shared base cannot adapt."""
 _MAX_MEMORY = 0.95
@@ -37,6 +39,9 @@ def check_policies(view: View, settings: AtGrpoConfig) -> None:
     separate = settings.mode == SEPARATE
     sections: dict[str, DictConfig] = {}
     memory: dict[str, float] = {}
+    if settings.policies:  # first, as what every policy inherits is to be named by its own key
+        check_types(view, POLICY)
+        check_keys(view, POLICY)
     for name, policy in settings.policy_settings().items():
         key, own = POLICY, view
         if settings.policies:
@@ -202,8 +207,8 @@ def _check_loss(key: str, policy: DictConfig) -> None:
         )
     if loss in _PER_MICRO_BATCH:
         raise ConfigError(
-            f"{key}.actor.policy_loss.loss_mode={loss} is a mean over each micro-batch, padding included, so an "
-            "answer's weight depends on those it is packed with; set it to gspo, or vanilla"
+            f"{key}.actor.policy_loss.loss_mode={loss} averages or chooses tokens within each micro-batch, so what "
+            "an answer teaches depends on those it is packed with; set it to gspo, or vanilla"
         )
     if loss == "sapo" and mode != "seq-mean-token-mean":
         raise ConfigError(
@@ -266,6 +271,7 @@ def _check_trees(key: str, policy: DictConfig) -> None:
     """Raises ConfigError if a setting excludes prefix trees."""
     parallel = "ulysses_sequence_parallel_size"
     needed = {"model.use_fused_kernels": False, f"actor.{parallel}": 1, f"actor.fsdp_config.{parallel}": 1}
+    needed |= {f"actor.fsdp_config.{key}": False for key in IN_PARTS}
     for name, value in needed.items():
         if OmegaConf.select(policy, name) != value:
             raise ConfigError(

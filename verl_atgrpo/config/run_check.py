@@ -133,6 +133,20 @@ def check_agents(settings: AtGrpoConfig, env: Environment) -> None:
         for agent in named if isinstance(named, Mapping) else ():
             if agent not in env.agents and (key, agent) != ("candidates", "all"):
                 raise ConfigError(f"{SECTION}.{key}.{agent} is not an agent of {name!r}: it has {known}")
+    policies, policy_of = settings.policy_settings(), settings.policies_of(env)
+    for agent in spec.agents:
+        if not policies[policy_of[agent]].trainable:
+            raise ConfigError(
+                f"{SECTION}.estimator.agents.{agent} has no effect: its policy {policy_of[agent]!r} is frozen; "
+                "remove it"
+            )
+    if isinstance(own, dict) and isinstance(points, Mapping):
+        for agent in own:
+            if agent not in points and agent != "all":
+                raise ConfigError(
+                    f"{SECTION}.candidates.{agent} has no effect: episodes do not branch at its decisions; add it to "
+                    f"{SECTION}.branch.at, or remove it"
+                )
     if spec.main_agent is not None:
         if spec.main_agent not in env.agents:
             raise ConfigError(

@@ -284,7 +284,7 @@ class AtGrpoConfig(Section):
                         f"{SECTION}.policies.{name}.model.{key} has no effect beside {SECTION}.policies.{name}.lora: "
                         "set it there"
                     )
-            for key in ("lora", "optim"):
+            for key in ("lora", "optim", "actor"):
                 if not policy.trainable and getattr(policy, key):
                     raise ConfigError(f"{SECTION}.policies.{name}.{key} has no effect on a frozen policy: remove it")
         if not any(policy.trainable for policy in self.policy_settings().values()):

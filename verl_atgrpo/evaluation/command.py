@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from verl_atgrpo.config.answer_check import check_chat
 from verl_atgrpo.evaluation import figures
-from verl_atgrpo.evaluation.episodes import Lineup, pending, play_all, wanted
+from verl_atgrpo.evaluation.episodes import Lineup, check_tasks, pending, play_all, wanted
 from verl_atgrpo.evaluation.results import EpisodeKey, ResultFile, read
 from verl_atgrpo.evaluation.sources import Endpoint
 from verl_atgrpo.files import FileError
@@ -52,6 +52,10 @@ def evaluate(options: Options, out: Path, *, ks: Sequence[int] | None = None, in
     made_by = {"overrides": list(options.overrides)}
     with ResultFile(out, plan.header, made_by) as results:
         todo = pending(keys, results.rows)
+        try:
+            check_tasks(plan.environment, [results.rows[key] for key in set(keys).difference(todo)])
+        except ValueError as error:
+            raise ValueError(f"{out}: {error}") from None
         logger.info("%s: %d episodes, %d of them done already", out, len(keys), len(keys) - len(todo))
         if todo:
             asyncio.run(_play(plan, todo, results, in_flight))

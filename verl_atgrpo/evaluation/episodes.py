@@ -44,6 +44,20 @@ def pending(keys: Iterable[EpisodeKey], rows: Mapping[EpisodeKey, EpisodeRow]) -
     return [key for key in keys if key not in rows or rows[key].failed is not None]
 
 
+def check_tasks(environment: Environment, rows: Iterable[EpisodeRow]) -> None:
+    """Raises ValueError if a task is not the problem that it was when its episodes were played."""
+    known: dict[int, str] = {}
+    for row in rows:
+        if row.task not in known:
+            known[row.task] = _fingerprint(environment, environment.task("val", row.task))
+        if row.fingerprint != known[row.task]:
+            raise ValueError(f"task {row.task} has changed since its episodes were played: name another file")
+
+
+def _fingerprint(environment: Environment, task: object) -> str:
+    return hashlib.blake2b(environment.fingerprint(task).encode(), digest_size=16).hexdigest()
+
+
 async def play_all(
     environment: Environment,
     lineup: Lineup,
@@ -116,7 +130,7 @@ async def play_one(environment: Environment, lineup: Lineup, key: EpisodeKey) ->
     decided = Counter(decision.agent for decision in team.decisions)
     return EpisodeRow(
         task=key.task,
-        fingerprint=hashlib.blake2b(environment.fingerprint(task).encode(), digest_size=16).hexdigest(),
+        fingerprint=_fingerprint(environment, task),
         seed=key.seed,
         sample=key.sample,
         success=bool(outcome.success),

@@ -20,8 +20,10 @@ from verl_atgrpo.export import (
 )
 
 KEY_VARIABLE = "OPENAI_API_KEY"
-_SAMPLE = 1 << 20
-"""Bytes at either end of a weights file that go into its digest."""
+_WHOLE = 1 << 26
+"""Bytes up to which all of a file goes into its digest, as those of adapters."""
+_EVERY, _SAMPLE = 1 << 20, 1 << 12
+"""Of larger files, at this distance in bytes so many go into it: some of every large tensor."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def key_of(endpoint: Endpoint) -> str | None:
 def weights_digest(path: str) -> str | None:
     """Returns a digest of a folder's weights, or None for a name on the hub.
 
-    Uses names, sizes and both ends of the files: whole files take minutes to read.
+    Uses names, sizes and samples of large files: whole ones take minutes to read.
     """
     if not Path(path).is_dir():
         return None
@@ -114,9 +116,12 @@ def weights_digest(path: str) -> str | None:
             size = file.stat().st_size
             digest.update(f"{file.name}\x1f{size}\x1f".encode())
             with file.open("rb") as data:
-                digest.update(data.read(_SAMPLE))
-                data.seek(max(0, size - _SAMPLE))
-                digest.update(data.read())
+                if size <= _WHOLE:
+                    digest.update(data.read())
+                    continue
+                for start in range(0, size, _EVERY):
+                    data.seek(start)
+                    digest.update(data.read(_SAMPLE))
     return digest.hexdigest()
 
 

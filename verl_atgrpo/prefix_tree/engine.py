@@ -27,6 +27,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.utils.padding import response_from_nested
 
 from verl_atgrpo.adapters import AdapterEngine
+from verl_atgrpo.config.policy_check import IN_PARTS
 from verl_atgrpo.prefix_tree.forward import FLEX, Packed, entropies, log_probs, model_inputs
 from verl_atgrpo.prefix_tree.tree import Rows, Tree, best_cut, cost, cut, pack, sort
 
@@ -77,6 +78,9 @@ class TreeEngine(AdapterEngine, FSDPEngineWithLMHead):  # type: ignore[misc]
             return "ulysses_sequence_parallel_size is above 1"
         if self.model_config.use_fused_kernels:
             return "use_fused_kernels=true returns no logits"
+        for key in IN_PARTS:
+            if getattr(self.engine_config, key):
+                return f"with {key}=true entropies are computed in parts, with trees at once"
         dropped = dropouts(self.module)
         if dropped:
             return f"the model has dropout ({', '.join(dropped)}), which differs between rows"

@@ -65,12 +65,16 @@ def read(metrics: Path) -> list[Point]:
         FileError: there are no validations, or a line is no line of metrics.
         OSError: a file cannot be read.
     """
-    files = sorted(metrics.glob("*.jsonl")) if metrics.is_dir() else [metrics]
+    files = sorted(metrics.glob("*.jsonl"), key=_natural) if metrics.is_dir() else [metrics]
     steps: dict[int, dict[str, float]] = {}
     for file in files:
         for number, line in lines(file):
             row = parse(line, _LINE, "a line of verl's metrics", file, number)
             known = {name: value for name, value in row.data.items() if value is not None}
+            if number == 1:
+                # A resumed run may begin with a validation of the step that it resumes from.
+                last = row.step - (_SECONDS in known)
+                steps = {step: data for step, data in steps.items() if step <= last}
             if known:
                 steps.setdefault(row.step, {}).update(known)
     points, seconds, tokens = [], 0.0, 0.0
@@ -83,6 +87,11 @@ def read(metrics: Path) -> list[Point]:
     if not points:
         raise FileError(f"{metrics} has no validation; set trainer.val_before_train=true and trainer.test_freq")
     return points
+
+
+def _natural(file: Path) -> list[str | int]:
+    """Sorts `metrics.jsonl` before `metrics-2.jsonl`, and that before `metrics-10.jsonl`."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", file.stem)]
 
 
 def draw(runs: Sequence[tuple[str, Path]], out: Path, axis: str = "seconds") -> None:

@@ -41,8 +41,16 @@ def transcript(run: Path, steps: Sequence[int] | None, tasks: int, train: bool) 
     return "\n\n".join(
         _episode(step, task, records.episodes[split, step, task, episode], *template)
         for step in chosen
-        for _, _, task, episode in sorted(key for key in records.episodes if key[:2] == (split, step))[:tasks]
+        for task, episode in _first_episodes(records, split, step)[:tasks]
     )
+
+
+def _first_episodes(records: Run, split: str, step: int) -> list[tuple[int, int]]:
+    """Returns the tasks of a step, each with the number of its first recorded episode."""
+    first: dict[int, int] = {}
+    for _, _, task, episode in sorted(key for key in records.episodes if key[:2] == (split, step)):
+        first.setdefault(task, episode)
+    return list(first.items())
 
 
 def _template(records: Run) -> tuple[str, str]:
@@ -64,6 +72,7 @@ def _episode(step: int, task: int, rows: Sequence[Mapping[str, Any]], prefix: st
     if rows[0].get("failed"):
         return f"Step {step}, task {task}: failed"
     solved = "solved" if rows[0]["success"] else "not solved"
+    rows = [row for row in rows if not row.get("scope")]  # not those of scores and of other continuations
     lines = [f"Step {step}, task {task}: {solved} after {counted(len(rows), 'decision')}"]
     for row in rows:
         prompt = " ".join(_MARKS.sub(" ", row["prompt"].removeprefix(prefix).removesuffix(suffix)).split())

@@ -73,8 +73,10 @@ def _remove_old(root: Path, keep: int, global_steps: int) -> None:
     numbers = [path.name.removeprefix(_STEP) for path in root.glob(f"{_STEP}*")]
     steps = sorted(int(number) for number in numbers if number.isdigit())
     for step in [step for step in steps if step <= global_steps][:-keep]:
+        folder = root / f"{_STEP}{step}"
         try:
-            shutil.rmtree(root / f"{_STEP}{step}")
+            (folder / POLICIES_FILE).unlink(missing_ok=True)  # first, so that what may be left is not complete
+            shutil.rmtree(folder)
         except OSError as error:
             logger.warning("an old checkpoint could not be removed: %s", error)
 
@@ -87,6 +89,7 @@ class Resumed(NamedTuple):
     """The state of the training data loader; None where training starts from scratch."""
     unfinished: Sequence[int] = ()
     """Tasks that were submitted and not trained on."""
+    folder: Path | None = None
 
 
 def load(trainer: DictConfig, units: Sequence[PolicyUnit]) -> Resumed:
@@ -122,7 +125,7 @@ def load(trainer: DictConfig, units: Sequence[PolicyUnit]) -> Resumed:
     file = folder / _UNFINISHED
     # Checkpoints from before they were saved have none.
     unfinished = map(int, json.loads(file.read_text())["tasks"]) if file.is_file() else ()
-    return Resumed(int(folder.name.removeprefix(_STEP)), tasks, list(unfinished))
+    return Resumed(int(folder.name.removeprefix(_STEP)), tasks, list(unfinished), folder)
 
 
 def last_complete(trainer: DictConfig) -> Path | None:
@@ -131,13 +134,18 @@ def last_complete(trainer: DictConfig) -> Path | None:
     return None if found is None else Path(found)
 
 
-def resume_hint(trainer: DictConfig) -> str:
-    """Returns the end of a failed run's error message: where the next run can resume."""
-    checkpoint = last_complete(trainer)
+def resume_hint(trainer: DictConfig, checkpoint: Path | None) -> str:
+    """Returns the end of a failed run's error message: where the next run can resume.
+
+    Args:
+        trainer: verl's `trainer` section.
+        checkpoint: the run's last one, or the one it began from; the folder may have others that it does not continue.
+    """
     if checkpoint is None:
         return "there is no complete checkpoint yet: the same command begins where this one did"
     complete = f"the last complete checkpoint is {checkpoint}"
-    if trainer.resume_mode == "auto":
+    named = trainer.resume_mode == "resume_path" and Path(os.path.abspath(trainer.resume_from_path)) == checkpoint
+    if trainer.resume_mode == "auto" or named:
         return f"{complete}: the same command goes on from it"
     return f"{complete}: go on with trainer.resume_mode=resume_path trainer.resume_from_path={checkpoint}"
 

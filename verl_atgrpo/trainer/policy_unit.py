@@ -36,7 +36,7 @@ from verl_atgrpo.serving.health import naming
 from verl_atgrpo.serving.replicas import Replicas
 from verl_atgrpo.serving.workers import PolicyServers, PolicyWorker, TrainerWorker
 from verl_atgrpo.trainer.metrics import PROBS_DIFF, fresh_probs_diff
-from verl_atgrpo.trainer.queue import Rows, for_workers, is_padding
+from verl_atgrpo.trainer.queue import Rows, batch_of, for_workers, is_padding
 from verl_atgrpo.trainer.update import (
     bypass_old_log_probs,
     deal,
@@ -342,7 +342,9 @@ class PolicyUnit:
         if "actor" not in workers._dispatch_info:
             workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")
         ranks = max(workers._dispatch_info["actor"]) + 1
-        batch = upsample_batch_to_divisible_size(batch, ranks * self._optimizer_steps, self.tokenizer.eos_token_id)
+        padded = upsample_batch_to_divisible_size(batch, ranks * self._optimizer_steps, self.tokenizer.eos_token_id)
+        # verl copies the tags where it pads; what the update adds to them is read from the step's own.
+        batch = batch_of(padded.keys, [*batch.tags, *padded.tags[len(batch) :]])
         order, metrics = deal(batch.tags, ranks, self._optimizer_steps, seed, shared=self.host._trees)
         batch.reorder(order)
         return batch, {**metrics, "team/padding_rows": float(sum(map(is_padding, batch.tags)))}

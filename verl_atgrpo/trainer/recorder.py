@@ -183,16 +183,11 @@ def _fetch(batch: Rows, selected: Sequence[int], trained: set[str]) -> list[Samp
     if not selected:
         return []
     keys = [batch.keys[row] for row in selected]
-    updated = [key for key in keys if key in trained]
-    advantages: dict[str, float | str] = {}
-    if updated:
-        columns = fetch(updated, ["advantages"], batch.partition_id)["advantages"].unbind()
-        # Equal for all tokens of a row, unless an estimator sets it per token.
-        means = (plain(float(values.double().mean())) for values in columns)
-        advantages = dict(zip(updated, means, strict=True))
+    tags = [batch.tags[row] for row in selected]
+    advantages = {key: plain(own["advantage"]) for key, own in zip(keys, tags, strict=True) if key in trained}
     data = fetch(keys, ["prompts", "responses"], batch.partition_id)
     texts = zip(data["prompts"].unbind(), data["responses"].unbind(), strict=True)
     return [
-        SampledRow(key, batch.tags[row], prompt.tolist(), response.tolist(), advantages.get(key))
-        for row, key, (prompt, response) in zip(selected, keys, texts, strict=True)
+        SampledRow(key, own, prompt.tolist(), response.tolist(), advantages.get(key))
+        for key, own, (prompt, response) in zip(keys, tags, texts, strict=True)
     ]

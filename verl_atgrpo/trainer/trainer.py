@@ -67,6 +67,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         self._tags: list[dict[str, Any]] = []
         self._progress = AgentProgress()
         self._updated = False
+        self._checkpoint: Path | None = None
         self.recorder: Recorder | None = None
         super().__init__(config)
         queue.pace(self.replay_buffer, self.settings.poll_interval, check=self.collect_report)
@@ -242,7 +243,9 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         try:
             super().fit(agent_loop_manager)
         except (PolicyFailed, RolloutFailed) as failure:
-            raise type(failure)(f"{failure}; {checkpoints.resume_hint(self.config.trainer)}") from failure
+            raise type(failure)(
+                f"{failure}; {checkpoints.resume_hint(self.config.trainer, self._checkpoint)}"
+            ) from failure
 
     # ------------------------------------------------------------ schedule
 
@@ -367,13 +370,15 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         unfinished = [*queue.unfinished_tasks(), *self._unfinished]
         tasks = self.train_dataloader.state_dict()
         folder = checkpoints.save(self.config.trainer, self.units, self.global_steps, tasks, unfinished)
+        self._checkpoint = folder
         self.checkpoint_callback.on_save(
             trainer=self, global_step=self.global_steps, checkpoint_dir=str(folder), async_save=False
         )
 
     def _load_checkpoint(self) -> None:
         """Resumes all policies and the order of tasks from the last complete step; unfinished tasks come first."""
-        self.global_steps, tasks, unfinished = checkpoints.load(self.config.trainer, self.units)
+        resumed = checkpoints.load(self.config.trainer, self.units)
+        self.global_steps, tasks, unfinished, self._checkpoint = resumed
         if tasks is not None:
             self.train_dataloader.load_state_dict(tasks)
         self._unfinished = deque(unfinished)
