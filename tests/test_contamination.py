@@ -14,6 +14,7 @@ from verl_atgrpo.config.run_check import check_disjoint
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.contamination import NEAR, NearIndex, Overlap, overlaps, report, shingles
 from verl_atgrpo.environment import Environment, Outcome, Split
+from verl_atgrpo.testing import EnvironmentContractError, check_environment
 
 TRAIN = (
     "A train leaves the station at 9 o'clock and travels north at 60 miles per hour. Two hours later a second train "
@@ -97,6 +98,47 @@ def test_other_problems_are_left_alone() -> None:
     assert len(found(["What is 3 + 4?"], ["what is $3+4$"])) == 1
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("What is (7-2)*3+1?", "What is 7-(2*3+1)?"),
+        ("How many zeros has 25! at its end?", "How many zeros has 25 at its end?"),
+        ("What is |3-8|+2-5?", "What is 3-8+2-5?"),
+        ("What is 1.25*4?", "What is 12.5*4?"),
+    ],
+)
+def test_brackets_and_points_make_another_problem(one: str, other: str) -> None:
+    assert found([one], [other]) == []
+    assert found([f"{one}  "], [f" {one.lower()}"])[0].similarity == 1
+
+
+def test_a_language_without_spaces_has_near_duplicates() -> None:
+    told = "小明有三十二个苹果他每天吃掉两个又送给朋友五个另外还买了十个新鲜的苹果放在篮子里"
+    (overlap,) = found([told + "请问小明在一个星期以后还剩下多少个苹果"], [told + "那么七天之后他还有几个苹果呢"])
+    assert NEAR <= overlap.similarity < 1
+
+
+class Turnable(Texts):
+    """Two words in any order are the same problem; the order decides the split."""
+
+    def fingerprint(self, task: str) -> str:
+        return " ".join(sorted(task.split()))
+
+    def task_key(self, task: str) -> str:
+        return task
+
+    def dedup_text(self, task: str) -> str | None:
+        return None
+
+
+def test_a_problem_in_both_splits_is_found_whatever_its_key_is() -> None:
+    (overlap,) = overlaps(Turnable(["a b", "c d"], ["e f", "b a"]), 2, 2)
+    assert str(overlap) == "validation task 1 has the fingerprint of training task 0"
+    env = Turnable(["a b", "c d"], ["e f", "b a"])
+    with pytest.raises(EnvironmentContractError, match=r"\(val, 1\) has the fingerprint of task \(train, 0\)"):
+        check_environment(lambda: env)
+
+
 def test_a_similarity_is_jaccards_of_the_shingles() -> None:
     (overlap,) = found([TRAIN], [CHANGED_NUMBER])
     assert overlap.similarity == pytest.approx(jaccard(shingles(TRAIN, 8), shingles(CHANGED_NUMBER, 8)))
@@ -171,9 +213,9 @@ def test_a_report_shows_the_first_and_counts_all() -> None:
     assert len(lines) == 21
     assert lines[0] == "validation task 1 has the key of training task 0"
     assert lines[19].startswith("validation task 0 is nearly training task 19 (similarity 0.")
-    assert lines[-1] == "30 training and 2 validation tasks: 15 with equal keys, 15 near"
+    assert lines[-1] == "30 training and 2 validation tasks: 15 with equal keys or fingerprints, 15 near"
     assert report(Texts([UNRELATED], [TRAIN]), 1, 1) == (
-        "1 training and 1 validation task: 0 with equal keys, 0 near",
+        "1 training and 1 validation task: 0 with equal keys or fingerprints, 0 near",
         False,
     )
 
@@ -215,14 +257,14 @@ at_grpo: {val_tasks: 2}
     command = ["data", "check", "--config-name=plan_path_cpu", "at_grpo.train_tasks=100", "at_grpo.val_tasks=10"]
     assert main(command) == 0
     assert capsys.readouterr().out == (
-        "100 training and 10 validation tasks: 0 with equal keys, tasks have no text, so near duplicates were not "
-        "searched for\n"
+        "100 training and 10 validation tasks: 0 with equal keys or fingerprints, tasks have no text, so near "
+        "duplicates were not searched for\n"
     )
     command = ["data", "check", f"--config-dir={tmp_path}", "--config-name=mine", "~at_grpo.environment"]
     assert main([*command, f"+at_grpo.environment={{name:'{__name__}:Texts'}}"]) == 1
     first, summary = capsys.readouterr().out.splitlines()
     assert first.startswith("validation task 1 is nearly training task 0 (similarity 0.")
-    assert summary == "2 training and 2 validation tasks: 0 with equal keys, 1 near"
+    assert summary == "2 training and 2 validation tasks: 0 with equal keys or fingerprints, 1 near"
 
 
 def test_a_recipe_that_is_not_there_ends_the_command_with_its_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import json
 import random
@@ -246,6 +247,24 @@ class HashedTasks(Sums):
         return str(hash(str(task)))
 
 
+class PromptOfASet(Sums):
+    """The order of a set of texts follows PYTHONHASHSEED."""
+
+    def prompt(self, task: tuple[int, int], turn: int) -> Any:
+        return f"{super().prompt(task, turn)} {set(map(str, range(9)))}"
+
+
+class RandomTasks(Sums):
+    """What the fingerprint does not show differs each time."""
+
+    def task(self, split: Split, index: int) -> Any:
+        first, second = super().task(split, index)
+        return first, second + random.random() / 4
+
+    def fingerprint(self, task: Any) -> str:
+        return super().fingerprint((task[0], int(task[1])))
+
+
 class OneSplit(Sums):
     def task(self, split: Split, index: int) -> tuple[int, int]:
         return index, index
@@ -372,6 +391,8 @@ class Unsolvable(Sums):
         ),
         (AnotherTaskEachTime, r"task: task \(train, 0\) differs when"),
         (HashedTasks, r"task: task \(train, 0\) differs in another process"),
+        (PromptOfASet, r"prompt: task \(train, 0\) has other prompts in another process"),
+        (RandomTasks, r"side effect: task \(train, 0\), .*making the task again.*changes the prompt of"),
         (OneSplit, r"splits: task \(val, 0\) has the key of task \(train, 0\)"),
         (TooFewTasks, r"task: task \(train, 29\) cannot be made: IndexError"),
         (RaisesOnGarbage, r"run: task \(train, 0\), empty team: raises ValueError: invalid literal"),
@@ -393,8 +414,8 @@ class Unsolvable(Sums):
     ],
 )
 def test_a_broken_environment_is_refused_with_the_check_named(broken: type[Sums], message: str) -> None:
-    # A lambda skips the other process, which only HashedTasks needs.
-    factory = broken if broken is HashedTasks else lambda: broken()
+    # A lambda skips the other process, which only these need.
+    factory = broken if broken in (HashedTasks, PromptOfASet) else lambda: broken()
     with pytest.raises(EnvironmentContractError, match=f"^{message}") as caught:
         check_environment(factory, gold=sums_gold, exploits=[to_and_fro])
     assert "\n" not in str(caught.value)
@@ -403,6 +424,27 @@ def test_a_broken_environment_is_refused_with_the_check_named(broken: type[Sums]
 def test_a_sound_environment_passes_by_class_and_by_name() -> None:
     check_environment(Sums, gold=sums_gold, exploits=[to_and_fro])
     check_environment(f"{__name__}:Sums")
+
+
+class Loud(Sums):
+    """Prints where another process ends, and takes an option that JSON has no form for."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        assert isinstance(folder, Path)
+        atexit.register(print, "goodbye")
+
+
+def test_what_a_process_prints_and_its_options_do_not_matter(tmp_path: Path) -> None:
+    check_environment(Loud, {"folder": tmp_path}, gold=sums_gold)
+    with pytest.raises(ValueError, match=r"^options .* cannot be given to another process"):
+        check_environment(Loud, {"folder": type("Local", (type(tmp_path),), {})(tmp_path)})
+
+
+def test_a_class_that_another_process_cannot_import_is_checked_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one in a test that pytest found by its path."""
+    monkeypatch.setattr(Sums, "__module__", "tests_of_mine.test_sums")
+    check_environment(Sums, gold=sums_gold)
 
 
 def raises(prompt: str, k: int) -> str:

@@ -182,6 +182,8 @@ def test_what_has_a_curve_is_trained_again_only_for_its_models(tmp_path: Path) -
             leave(file, name, 0, (0, 0.5))
     needed = ["tool_user_alone", "planner_alone", "alone_in_team"]
     assert study.missing(names, curves.kept(file), 0) == ["k2", *needed]
+    # Also those that were not asked for.
+    assert study.missing(["alone_in_team"], curves.kept(file), 0) == needed
     leave(file, "alone_in_team", 0, (0, 0.5))
     assert study.missing(names, curves.kept(file), 0) == ["k2"]
     assert study.missing(names, curves.kept(file), 1) == names

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from verl_atgrpo.environment import Environment
 from verl_atgrpo.report import counted
@@ -17,7 +18,9 @@ NEAR = 0.5
 LONG, SHORT = 8, 5
 """Words per shingle of a long text, and of one with fewer than `LONG_TEXT` words."""
 LONG_TEXT = 40
-_WORD = re.compile(r"\w+|[-+*/^=<>%]")
+_NO_SPACES = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+"""Chinese characters and kana, which no spaces part: each is a word."""
+_WORD = re.compile(rf"\d+(?:[.,]\d+)*|[{_NO_SPACES}]|[^\W\d{_NO_SPACES}]+|[-+*/^=<>%()\[\]|]|(?<=[\d)])!")
 
 
 @dataclass(frozen=True)
@@ -27,18 +30,20 @@ class Overlap:
     val: int
     train: int
     similarity: float | None = None
-    """Jaccard similarity of the texts; None for tasks with equal keys."""
+    """Jaccard similarity of the texts; None for tasks with equal keys or fingerprints."""
+    equal: str = "key"
+    """What is equal of such tasks."""
 
     def __str__(self) -> str:
         if self.similarity is None:
-            return f"validation task {self.val} has the key of training task {self.train}"
+            return f"validation task {self.val} has the {self.equal} of training task {self.train}"
         return f"validation task {self.val} is nearly training task {self.train} (similarity {self.similarity:.2f})"
 
 
 def shingles(text: str, width: int) -> set[str]:
     """Returns all sequences of `width` words of a text; the whole text if it is shorter, nothing if it is empty.
 
-    Ignores case and punctuation; arithmetic signs are words.
+    Ignores case and punctuation; numbers, arithmetic signs and brackets are words.
     """
     words = _WORD.findall(text.lower())
     starts = range(max(1, len(words) - width + 1)) if words else ()
@@ -98,18 +103,26 @@ def overlaps(env: Environment, train: int, val: int) -> Iterator[Overlap]:
     Makes every task once, the validation tasks first. Time is linear in the words of both splits, memory in those of
     the validation split: 20,000 training and 500 validation texts of 50 words take a few seconds.
     """
-    same: defaultdict[str, list[int]] = defaultdict(list)
+    same: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     texts: dict[int, str] = {}
+
+    def marks(task: Any) -> list[tuple[str, str]]:
+        return [("key", env.task_key(task)), ("fingerprint", env.fingerprint(task))]
+
     for index in range(val):
         task = env.task("val", index)
-        same[env.task_key(task)].append(index)
+        for mark in marks(task):
+            same[mark].append(index)
         if (text := env.dedup_text(task)) is not None:
             texts[index] = text
     near = NearIndex(texts)
     for index in range(train):
         task = env.task("train", index)
-        equal = same.get(env.task_key(task), [])
-        yield from (Overlap(other, index) for other in equal)
+        equal: dict[int, str] = {}
+        for what, own in marks(task):
+            for other in same.get((what, own), []):
+                equal.setdefault(other, what)
+        yield from (Overlap(other, index, equal=what) for other, what in equal.items())
         if (text := env.dedup_text(task)) is not None:
             found = near.near(text).items()
             yield from (Overlap(other, index, similarity) for other, similarity in found if other not in equal)
@@ -124,5 +137,5 @@ def report(env: Environment, train: int, val: int, shown: int = 20) -> tuple[str
     has_text = env.dedup_text(env.task("val", 0)) is not None
     near = f"{kinds[False]} near" if has_text else "tasks have no text, so near duplicates were not searched for"
     tasks = f"{train:,} training and {counted(val, 'validation task')}"
-    summary = f"{tasks}: {kinds[True]} with equal keys, {near}"
+    summary = f"{tasks}: {kinds[True]} with equal keys or fingerprints, {near}"
     return "\n".join([*map(str, first), summary]), kinds.total() > 0

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib
 import inspect
-import json
 import math
 import os
+import pickle
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from verl_atgrpo import environment
@@ -49,6 +52,8 @@ class ScriptError(ValueError):
 
 Marks = tuple[str, str]
 """A task's fingerprint and key."""
+_Prompts = dict[str, tuple[int, ...]]
+"""An episode's decisions -> their prompts, as token ids."""
 _CONTROL = "\x00\x07\x1b[31m\r\u202e\u2028\ufeff\ufffd ٣½ \U0001f9e9 Ⅷ {}%s \\n ```python\n"
 _SCHEMES = {"tree", "parallel", "branch"}
 _SPLITS: tuple[Split, ...] = ("train", "val")
@@ -84,8 +89,8 @@ def check_environment(
 
     Args:
         make: a registered name or "module:Class" as in a recipe, or a class or function that makes the environment.
-            Its tasks are also made in a fresh process if that can import it, which it cannot with a lambda or a local
-            class.
+            Its tasks and prompts are also made in a fresh process if that can import it, which it cannot with a lambda
+            or a local class.
         options: the environment's options, as in a recipe.
         gold: task -> scripts with a good answer of every agent at every decision. Their episodes must succeed; at
             their decisions no reply of another script may score more; and no other episode may have a larger sum of
@@ -113,7 +118,6 @@ def check_environment(
     _check_agents(env)
     known = {split: _check_tasks(env, again, split, tasks) for split in _SPLITS}
     _check_disjoint(known)
-    _check_other_process(make, options, known)
     for split in _SPLITS:
         trials = [
             Trial(env, split, index, bounds, alpha, floor, max_decisions)
@@ -123,6 +127,8 @@ def check_environment(
         # verl averages metrics over the episodes of a split, which must all have the same ones.
         if len(kinds := {tuple(sorted(outcome.metrics)) for outcome in outcomes}) > 1:
             raise EnvironmentContractError(f"metrics: the episodes of split {split!r} have {sorted(kinds)}")
+    played = {split: _prompts(env, split, min(episodes, len(marks))) for split, marks in known.items()}
+    _check_other_process(make, options, known, played)
     if legal is not None:
         _check_first_prompts(env, legal, plays)
 
@@ -171,11 +177,12 @@ def _check_tasks(env: Environment, again: Environment, split: Split, tasks: int)
 
 
 def _check_disjoint(known: Mapping[Split, Sequence[Marks]]) -> None:
-    trained_on = [key for _, key in known["train"]]
-    for index, (_, key) in enumerate(known["val"]):
-        if key in trained_on:
-            same = trained_on.index(key)
-            raise EnvironmentContractError(f"splits: task (val, {index}) has the key of task (train, {same})")
+    for place, what in ((1, "key"), (0, "fingerprint")):
+        trained_on = [marks[place] for marks in known["train"]]
+        for index, marks in enumerate(known["val"]):
+            if marks[place] in trained_on:
+                same = trained_on.index(marks[place])
+                raise EnvironmentContractError(f"splits: task (val, {index}) has the {what} of task (train, {same})")
 
 
 def _check_first_prompts(env: Environment, legal: Scripts, plays: int) -> None:
@@ -202,38 +209,77 @@ def _check_first_prompts(env: Environment, legal: Scripts, plays: int) -> None:
 
 
 def _check_other_process(
-    make: str | Callable[..., Environment], options: Mapping[str, Any], known: Mapping[Split, Sequence[Marks]]
+    make: str | Callable[..., Environment],
+    options: Mapping[str, Any],
+    known: Mapping[Split, Sequence[Marks]],
+    prompts: Mapping[Split, Sequence[_Prompts]],
 ) -> None:
-    """Checks that a fresh process with another PYTHONHASHSEED makes the same tasks."""
+    """Checks that a fresh process with another PYTHONHASHSEED makes the same tasks and prompts.
+
+    Raises ValueError for options that cannot be given to it.
+    """
     factory = environment.load(make) if isinstance(make, str) else make
     module, name = getattr(factory, "__module__", "__main__"), getattr(factory, "__qualname__", "")
     if module == "__main__" or not name.isidentifier():
         return
+    counts = {split: (len(marks), len(prompts[split])) for split, marks in known.items()}
+    try:
+        asked = pickle.dumps((module, name, options, counts))
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise ValueError(f"options {options!r:.200} cannot be given to another process: {error}") from error
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
-    done = subprocess.run(
-        [sys.executable, "-c", "from verl_atgrpo import testing; testing._print_marks()"],
-        input=json.dumps([f"{module}:{name}", options, {split: len(marks) for split, marks in known.items()}]),
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    if done.returncode:
-        error = done.stderr.strip().rpartition("\n")[2]
-        raise EnvironmentContractError(f"task: {module}:{name} cannot make its tasks in another process: {error}")
-    received = json.loads(done.stdout.splitlines()[-1])
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "made"
+        done = subprocess.run(
+            [sys.executable, "-c", "from verl_atgrpo import testing; testing._make_again()", file],
+            input=asked,
+            capture_output=True,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        if done.returncode:
+            error_line = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise EnvironmentContractError(
+                f"task: {module}:{name} cannot make its tasks in another process: {error_line}"
+            )
+        if not file.exists():  # it cannot import the module
+            return
+        marks_there, prompts_there = pickle.loads(file.read_bytes())
     for split, marks in known.items():
         for index, mark in enumerate(marks):
-            if mark != tuple(received[split][index]):
+            if mark != marks_there[split][index]:
                 raise EnvironmentContractError(f"task: task ({split}, {index}) differs in another process")
+        for index, own in enumerate(prompts[split]):
+            if own != prompts_there[split][index]:
+                raise EnvironmentContractError(
+                    f"prompt: task ({split}, {index}) has other prompts in another process; the order of a set of "
+                    "texts differs between processes"
+                )
 
 
-def _print_marks() -> None:
-    """Prints the tasks' fingerprints and keys as the last line; called in the fresh process."""
-    name, options, counts = json.load(sys.stdin)
-    env = environment.make(name, **options)
-    tasks = {split: [env.task(split, index) for index in range(n)] for split, n in counts.items()}
+def _make_again() -> None:
+    """Runs in the fresh process: writes the tasks' marks and prompts, or nothing if it cannot import the module."""
+    module, name, options, counts = pickle.load(sys.stdin.buffer)
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+            return  # the tests' own, say, which pytest found by its path
+        raise
+    env = environment.make(f"{module}:{name}", **options)
+    tasks = {split: [env.task(split, index) for index in range(n)] for split, (n, _) in counts.items()}
     marks = {split: [(env.fingerprint(task), env.task_key(task)) for task in made] for split, made in tasks.items()}
-    sys.stdout.write("\n" + json.dumps(marks))
+    prompts = {split: _prompts(env, split, n) for split, (_, n) in counts.items()}
+    Path(sys.argv[1]).write_bytes(pickle.dumps((marks, prompts)))
+
+
+def _prompts(env: Environment, split: Split, tasks: int) -> list[_Prompts]:
+    """Returns the prompts of an episode of each of the first tasks, in which every reply is a question mark."""
+    found = []
+    for index in range(tasks):
+        team = ScriptedTeam(dict.fromkeys(env.agents, lambda prompt, k: "?"), scheme="evaluate")
+        record = asyncio.run(play(env, env.task(split, index), team))
+        found.append({decision.name: tuple(decision.prompt_ids) for decision in record.decisions})
+    return found
 
 
 # ---------------------------------------------------------------------- episodes
@@ -437,18 +483,22 @@ def _medley(prompt: str, k: int) -> str:
 
 
 def _play_twice(trial: Trial, task: object, name: str, teams: Mapping[str, Mapping[str, Script]]) -> EpisodeRecord:
-    """Plays two equal episodes concurrently, one with probes scored at every decision; both must be the same."""
+    """Plays two equal episodes concurrently, one with probes scored at every decision; both must be the same.
+
+    Each has a task of its own, as episodes have in training.
+    """
     pair = WatchedTeam(trial, name, teams[name], probes=teams), WatchedTeam(trial, name, teams[name], probes={})
 
     async def both() -> list[EpisodeRecord | None]:
-        return await asyncio.gather(*(_play(trial, task, team) for team in pair))
+        again = trial.env.task(trial.split, trial.index)
+        return await asyncio.gather(*map(functools.partial(_play, trial), (task, again), pair))
 
     records = [record for record in asyncio.run(both()) if record is not None]
     for team in pair:
         if team.fault is not None:
             raise team.fault
     probed, plain = records
-    cause = "scoring further replies, or another episode at the same time, changes"
+    cause = "making the task again, scoring further replies, or another episode at the same time, changes"
     others = _decided(plain)
     for decision, decided in _decided(probed).items():
         for what, ours, theirs in zip(

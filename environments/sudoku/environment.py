@@ -1,8 +1,8 @@
 """Sudoku: a team fills a grid with digits, turn by turn.
 
 Workflow (`drafting`) and rewards follow AT-GRPO (arXiv 2510.11062, App. A). Unlike in the reference code, every puzzle
-has exactly one solution that includes the givens, training and validation share no puzzle, and no prompt contains a
-grid that parses as an answer.
+has exactly one solution that includes the givens, training and validation share no solved grid under any names of its
+digits, and no prompt contains a grid that parses as an answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from verl_atgrpo.environments.sudoku.grid import (
     FEWEST_CLUES,
     State,
     SudokuTask,
-    canonical,
     enter,
     generate,
     progress,
@@ -103,8 +102,8 @@ class Sudoku(DraftingGame[State, str]):
                 return task
 
     def fingerprint(self, task: SudokuTask) -> str:
-        """Returns the givens, normalised so that relabelled, rotated and mirrored puzzles are equal."""
-        return canonical(task.size, task.givens)
+        """Returns the givens, normalised so that relabelled puzzles are equal; rotated and mirrored ones differ."""
+        return renamed(task.givens)
 
     def task_key(self, task: SudokuTask) -> str:
         """Returns the solved grid, normalised so that relabelled ones are equal.

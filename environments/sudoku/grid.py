@@ -165,20 +165,6 @@ def generate(size: int, clues: int, rng: random.Random) -> SudokuTask | None:
     return SudokuTask(size, "".join(grid), solution) if left == clues else None
 
 
-def canonical(size: int, givens: str) -> str:
-    """Returns the canonical form of a grid under relabelling of digits, rotation and reflection.
-
-    Digits are renamed in order of appearance; of the eight symmetries of the square the least text is returned.
-    Grids with swapped rows or columns count as different: 9x9 has millions of these permutations.
-    """
-    rows = [givens[start : start + size] for start in range(0, len(givens), size)]
-    views = []
-    for _ in range(4):
-        rows = ["".join(column) for column in zip(*rows[::-1], strict=True)]
-        views += ["".join(rows), "".join(rows[::-1])]
-    return min(map(renamed, views))
-
-
 def renamed(grid: str) -> str:
     """Returns a grid with its digits renamed in order of appearance: equal for relabelled grids."""
     order = "".join(dict.fromkeys(grid.replace(EMPTY, "")))

@@ -88,10 +88,12 @@ def chosen(curves: Curves, game: str, steps: int) -> float:
 
 
 def missing(names: Sequence[str], curves: Curves, seed: int) -> list[str]:
-    """Returns the variants without a curve for this seed, and those whose models they need."""
-    without = [name for name in names if seed not in curves.get(name, {})]
-    needed = {need.partition(":")[0] for name in without for need in ALL[name].needs}
-    return [name for name in names if name in without or name in needed]
+    """Returns the variants without a curve for this seed, after those whose models they need."""
+    found: dict[str, None] = {}
+    for name in names:
+        if seed not in curves.get(name, {}):
+            found |= dict.fromkeys([*(need.partition(":")[0] for need in ALL[name].needs), name])
+    return list(found)
 
 
 def run(folder: Path, game: Game, name: str, seed: int, model: Path, target: float = math.inf) -> None:
