@@ -93,7 +93,9 @@ def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Leftovers]:
         return {*children(os.getpid()), *children(server.pid)} - {server.pid}
 
     def there() -> list[str]:
-        return [*map(str, sorted(found() - before)), *os.listdir(folder)]
+        # The locks of cores stay, for all processes.
+        files = [name for name in os.listdir(folder) if not name.startswith("verl-atgrpo-cores-")]
+        return [*map(str, sorted(found() - before)), *files]
 
     def left(within: float = HANG) -> list[str]:
         with contextlib.suppress(AssertionError):
@@ -107,13 +109,18 @@ def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Leftovers]:
 
 @pytest.fixture(scope="session", autouse=True)
 def patient_sandbox() -> Iterator[None]:
-    """Raises the default limits of programs far above what they need; tests of a limit pass their own."""
+    """Raises the default limits of programs far above what they need, and lets every test process have all cores."""
+    from verl_atgrpo.sandbox import pool
     from verl_atgrpo.sandbox.runner import Limits, run_python
 
     patient = Limits(cpu_seconds=20, wall_seconds=HANG)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(run_python.__kwdefaults__, "limits", patient)
+        # Programs that hang on purpose would keep the other test processes from running theirs.
+        patch.setattr(pool, "_LOCKS", f"{pool._LOCKS}-{os.getpid()}")
+        locks = os.path.join(tempfile.gettempdir(), pool._LOCKS)
         yield
+        shutil.rmtree(locks, ignore_errors=True)
 
 
 @pytest.fixture

@@ -122,3 +122,28 @@ def test_hook_runs_once_after_the_import(tmp_path: Path, monkeypatch: pytest.Mon
     assert seen == [1, 2]
     assert importlib.util.find_spec("hooked_module") is not None
     assert hooked_module.__spec__ is not None
+
+
+@pytest.mark.parametrize(
+    ("files", "most"),
+    [
+        ({}, 6),
+        ({"cpu.max": "max 100000"}, 6),
+        ({"cpu.max": "250000 100000"}, 3),  # a container, which sees its own group as the root
+        ({"job/step/cpu.max": "max 100000", "job/cpu.max": "100000 100000"}, 1),
+        ({"job/step/cpu.max": "20000 100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 6),
+    ],
+)
+def test_a_quota_limits_the_cores(
+    files: dict[str, str], most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl_atgrpo import platform_choice
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {2, 3, 5, 7, 11, 13}, raising=False)
+    (tmp_path / "cgroup").write_text("1:cpu:/other\n0::/job/step\n")
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    assert platform_choice.cores(str(tmp_path), str(tmp_path)) == [2, 3, 5, 7, 11, 13][:most]

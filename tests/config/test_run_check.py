@@ -7,6 +7,7 @@ import importlib.util
 import re
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from fakes.math_problems import sources
 
 import verl_atgrpo.recipes
 from verl_atgrpo import compat, platform_choice
+from verl_atgrpo.config import machine_check
 from verl_atgrpo.config.machine_check import check_models
 from verl_atgrpo.config.policy_check import check_context
 from verl_atgrpo.config.run_check import check_run, check_run_or_exit
@@ -120,6 +122,16 @@ def test_a_scheme_without_a_reward_for_an_agent_that_is_trained_is_refused(
 
 def check_cpu(config: Any) -> None:
     check_models(config, AtGrpoConfig.from_config(config))
+
+
+def test_a_bucket_of_weights_fits_into_shared_memory(compose: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Docker gives 64 MiB by default, and the process that writes more ends with a bus error."""
+    monkeypatch.setattr(platform_choice, "wants_cpu", lambda: True)
+    monkeypatch.setattr(machine_check.shutil, "disk_usage", lambda folder: SimpleNamespace(free=64 << 20))
+    refused = r"update_weights_bucket_megabytes=128: .*/dev/shm, where 64 MiB are free; .*--shm-size=1g"
+    with pytest.raises(ConfigError, match=refused):
+        check_cpu(compose("walk_smollm2"))
+    machine_check.check_shared_memory("", compose("plan_path_cpu").actor_rollout_ref.rollout)  # 16 MiB
 
 
 def test_what_fails_on_the_cpu_alone_is_refused_there(

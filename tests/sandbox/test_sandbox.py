@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from waiting import HANG, until, wait_until
 
 from verl_atgrpo.environment import EnvironmentConfigError, make
 from verl_atgrpo.environments.common import options
-from verl_atgrpo.sandbox import removal, runner
+from verl_atgrpo.sandbox import pool, removal, runner
 from verl_atgrpo.sandbox.launcher import Request
 from verl_atgrpo.sandbox.pool import Pool
 from verl_atgrpo.sandbox.runner import ExecutionResult, Limits, isolation, run_python
@@ -489,9 +489,9 @@ import other
 # ------------------------------------------------------------------ how many at a time, and how often
 
 
-@pytest.mark.parametrize(("cores", "at_once"), [(2, 2), (3, 3), (None, 1)])
+@pytest.mark.parametrize(("cores", "at_once"), [(2, 2), (3, 3), (1, 1)])
 def test_as_many_programs_run_at_once_as_there_are_cores(
-    monkeypatch: pytest.MonkeyPatch, cores: int | None, at_once: int
+    monkeypatch: pytest.MonkeyPatch, cores: int, at_once: int
 ) -> None:
     under_way, most = 0, 0
 
@@ -508,9 +508,64 @@ def test_as_many_programs_run_at_once_as_there_are_cores(
         await asyncio.gather(*(run_python("") for _ in range(8)))
 
     monkeypatch.setattr(runner, "run_once", one)
-    monkeypatch.setattr(runner.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(pool, "cores", lambda: list(range(1000, 1000 + cores)))
     asyncio.run(all_of_them())
     assert most == at_once
+
+
+def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A GPU recipe has eight rollout workers on a node: with all cores for each, programs would run out of time."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(pool, "cores", lambda: [3])
+    looks = []
+    look = pool._lock_of_one
+    monkeypatch.setattr(pool, "_lock_of_one", lambda *given: looks.append(given) or look(*given))
+    monkeypatch.setattr(pool, "_POLL", 0)
+
+    async def one_after_another() -> None:
+        code = (
+            "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); "
+            "print('locked', flush=True); sys.stdin.read()"
+        )
+        folder = tmp_path / pool._LOCKS
+        folder.mkdir(mode=0o700)
+        other = subprocess.Popen(
+            [sys.executable, "-c", code, folder / "3"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert other.stdin is not None and other.stdout is not None and other.stdout.readline() == b"locked\n"
+        entered = asyncio.Event()
+
+        async def mine() -> None:
+            async with pool.free_core():
+                entered.set()
+
+        task = asyncio.ensure_future(mine())
+        while len(looks) < 3:
+            await asyncio.sleep(0)
+        assert not entered.is_set()
+        other.stdin.close()
+        await task
+        other.stdout.close()
+        assert other.wait() == 0
+
+    asyncio.run(asyncio.wait_for(one_after_another(), HANG))
+
+
+def test_a_folder_that_others_write_to_has_no_locks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / pool._LOCKS
+    folder.mkdir()
+    folder.chmod(0o777)
+
+    async def twice() -> None:
+        for _ in range(2):
+            async with pool.free_core():
+                assert not list(folder.iterdir())
+
+    asyncio.run(twice())
+    assert caplog.text.count("others may write there; processes do not share the cores for programs") == 1
 
 
 @pytest.mark.parametrize(
@@ -540,3 +595,39 @@ def test_a_killed_program_is_run_again_unless_the_sandbox_killed_it(
     assert run("") == outcome
     assert len(asked) == runs
     assert runner.POOL.counts["reruns"] - before == runs - 1
+
+
+# ------------------------------------------------------------------ root of a container without all users
+
+IN_CONTAINER = """
+import asyncio, ctypes, sys
+ctypes.CDLL(None).unshare(0x10000000)  # a user namespace
+print("unshared", flush=True)
+sys.stdin.readline()
+from verl_atgrpo.sandbox import runner
+code = (
+    "import ctypes, os; sets = (ctypes.c_uint32 * 6)();"
+    "assert ctypes.CDLL(None).capget((ctypes.c_uint32 * 2)(0x20080522, 0), sets) == 0; print(os.getuid(), max(sets))"
+)
+print(repr(runner.trial("namespaces")), asyncio.run(runner.run_python(code)).stdout)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root writes the maps of another process")
+@pytest.mark.parametrize(("count", "mapped"), [(1, {0}), (65_536, range(32_768, 49_152))])
+def test_root_of_a_rootless_container_runs_programs(count: int, mapped: Container[int]) -> None:
+    """Whose users are 0 to 65,535 as a rule, or 0 alone: the users that programs have elsewhere do not exist."""
+    if isolation() != "namespaces":
+        pytest.skip("programs have no namespaces here")
+    job = subprocess.Popen(
+        [sys.executable, "-c", IN_CONTAINER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert job.stdin is not None and job.stdout is not None
+    assert job.stdout.readline() == "unshared\n"
+    for kind in ("uid_map", "gid_map"):
+        Path(f"/proc/{job.pid}/{kind}").write_text(f"0 0 {count}\n")
+    said, _ = job.communicate("\n", timeout=HANG)
+    error, user, capabilities = said.split()
+    assert error == "''"
+    assert int(user) in mapped
+    assert capabilities == "0"

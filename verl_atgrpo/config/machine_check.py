@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from verl_atgrpo.config.schema import SECTION, AtGrpoConfig, ConfigError
 
 _FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "generation_config.json")
 """Files of a model that are parsed first: the error of transformers names none of them."""
+_SHARED = "/dev/shm"
 
 
 def check_models(config: DictConfig, settings: AtGrpoConfig) -> None:
@@ -39,6 +41,7 @@ def check_models(config: DictConfig, settings: AtGrpoConfig) -> None:
         policy = job_of(config, name).actor_rollout_ref
         if cpu:
             check_cpu_prefill(key, policy.rollout)
+            check_shared_memory(key, policy.rollout)
         if cpu or os.path.isdir(policy.model.path):  # else a name on the hub, which the workers download
             longest, tokenizer = _check_model(key, policy.model, padded=not cpu)
             check_context(key, policy.rollout, config.data, longest)
@@ -57,6 +60,16 @@ def check_cpu_prefill(key: str, rollout: DictConfig) -> None:
         raise ConfigError(
             f"{key}.rollout.enable_chunked_prefill=true: samples have seeds, and vLLM for CPU fails on seeded "
             "sampling from a prompt in chunks; set it to false"
+        )
+
+
+def check_shared_memory(key: str, rollout: DictConfig) -> None:
+    """Raises ConfigError if a bucket of weights does not fit into `/dev/shm`: writing to it would be a bus error."""
+    bucket = rollout.checkpoint_engine.update_weights_bucket_megabytes
+    if os.path.isdir(_SHARED) and (free := shutil.disk_usage(_SHARED).free >> 20) < bucket:
+        raise ConfigError(
+            f"{key}.rollout.checkpoint_engine.update_weights_bucket_megabytes={bucket}: weights go to the servers "
+            f"through {_SHARED}, where {free} MiB are free; enlarge it, in Docker with --shm-size=1g"
         )
 
 

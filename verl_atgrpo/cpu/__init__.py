@@ -9,8 +9,9 @@ import os
 from types import ModuleType
 
 from verl_atgrpo.compat import when_imported
+from verl_atgrpo.platform_choice import cores
 
-_THREADS = min(4, os.cpu_count() or 1)
+_THREADS = min(4, len(cores()))
 
 ENVIRONMENT = {
     # Read by this plugin in child processes.

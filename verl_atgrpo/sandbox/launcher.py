@@ -30,7 +30,7 @@ MARK = b"started "
 """Sent to the program's owner once all limits are in force, before the program's exit code."""
 
 FIRST_USER = 1_900_000_000
-"""Root's programs run as unprivileged users of their own: this one and those after it."""
+"""Root's programs run as unprivileged users of their own: this one and those after it, where they exist."""
 
 _SYSTEM = "/usr /bin /sbin /lib /lib32 /lib64 /etc /nix /gnu"
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
@@ -38,7 +38,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _NEW_NS, _NEW_IPC, _NEW_USER, _NEW_PID, _NEW_NET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 _NEW_CGROUP, _NEW_UTS, _NEW_TIME = 0x2000000, 0x4000000, 0x80
 _NOSUID_NODEV, _BIND, _BIND_REC, _PRIVATE_REC, _DETACH = 0x6, 0x1000, 0x5000, 0x44000, 2
-_SET_DEATH_SIGNAL, _SET_SECCOMP, _SET_SUBREAPER, _SET_NO_NEW_PRIVS = 1, 22, 36, 38
+_SET_DEATH_SIGNAL, _SET_SECCOMP, _SET_SECUREBITS, _SET_SUBREAPER, _SET_NO_NEW_PRIVS = 1, 22, 28, 36, 38
+_NO_ROOT = 0b11
+"""SECBIT_NOROOT, locked: a program of user 0 has no capabilities."""
 
 
 class Request(NamedTuple):
@@ -182,20 +184,44 @@ def _launch(request: Request, stdin: int, stdout: int, stderr: int, control: int
         with contextlib.suppress(OSError):  # the program may have made the pipe refuse
             os.write(2, f"MemoryError: its processes took more than {request.memory_mb} MiB together\n".encode())
     _removed(_cgroup(request))
-    if os.getuid() == 0 and request.level in ("bare namespaces", "rlimits"):
-        _remove_keys_of(FIRST_USER + os.getpid())
+    if (uid := _own_user()) is not None and request.level in ("bare namespaces", "rlimits"):
+        _remove_keys_of(uid)
     with contextlib.suppress(OSError):  # the owner has exited
         owner.send(b"stopped" if code is None else str(code).encode())
     os._exit(0)
+
+
+def users(process: str = "/proc/self") -> range:
+    """Returns the users that programs of root may run as, each of which is a group, too; none for other users.
+
+    Above `FIRST_USER` nobody else is; a container without these (rootless ones, `userns-remap`) has 65,536 users as a
+    rule, of which those from 32,768 on are not given to anybody.
+    """
+    if os.getuid() != 0:
+        return range(0)
+    both = range(0, 1 << 32)
+    for kind in ("uid_map", "gid_map"):
+        with open(f"{process}/{kind}") as lines:
+            maps = [(int(inside), int(inside) + int(count)) for inside, _, count in map(str.split, lines)]
+        first, end = max(maps, key=lambda ids: ids[1] - ids[0])
+        both = range(max(both.start, first), min(both.stop, end))
+    if FIRST_USER + (1 << 22) in both:
+        return range(FIRST_USER, FIRST_USER + (1 << 22))  # as many as there can be processes
+    return both[len(both) // 2 : len(both) * 3 // 4]
+
+
+def _own_user() -> int | None:
+    """Returns the user of this launcher's program, or None if it has none of its own."""
+    known = users()
+    return known[os.getpid() % len(known)] if known else None
 
 
 def _start(request: Request, owner: socket.socket) -> int:
     user = _User(os.getuid(), os.getgid(), request.processes)
     work = os.path.join(request.root, "work")
     namespaced = request.level.endswith("namespaces")
-    if user.uid == 0:
+    if (uid := _own_user()) is not None:
         # RLIMIT_NPROC ignores root and counts per user: each of root's programs gets its own unprivileged user.
-        uid = FIRST_USER + os.getpid()
         user = _User(uid, uid, request.processes)
         os.chown(request.root, 0, uid)
         os.chmod(request.root, 0o710)  # not for the users of other programs
@@ -257,10 +283,12 @@ def _code(status: int, used: float, cpu_seconds: int) -> int:
 
 def _execute_program(request: Request, user: _User, owner: socket.socket) -> NoReturn:
     work, python = os.path.join(request.root, "work"), sys.executable
-    if os.getuid() == 0:
+    if user.uid != os.getuid():
         os.setgroups([])
         os.setresgid(user.gid, user.gid, user.gid)
         os.setresuid(user.uid, user.uid, user.uid)
+    elif user.uid == 0:
+        _check(_libc.prctl(_SET_SECUREBITS, _NO_ROOT, 0, 0, 0))  # of its namespace, where there is no other user
     _check(_libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
     _libc.prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     os.chdir(work)

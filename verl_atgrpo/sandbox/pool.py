@@ -1,20 +1,86 @@
-"""The warm interpreter that starts the sandbox's programs: one for each process that runs any."""
+"""The warm interpreter that starts the sandbox's programs, one for each process that runs any, and their cores."""
 
 from __future__ import annotations
 
 import array
+import asyncio
 import atexit
+import contextlib
+import fcntl
+import functools
 import json
+import logging
 import os
+import random
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
+from verl_atgrpo.platform_choice import cores
 from verl_atgrpo.sandbox import launcher
 from verl_atgrpo.sandbox.launcher import Request
+
+logger = logging.getLogger(__name__)
+_POLL = 0.01
+"""Seconds between looks for a free core, while other processes have all."""
+_LOCKS = f"verl-atgrpo-cores-{os.getuid()}"
+"""Name of the folder with the locks of cores."""
+_waiting: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
+"""So that no more tasks of a loop look than there are cores."""
+
+
+@contextlib.asynccontextmanager
+async def free_core() -> AsyncIterator[None]:
+    """Waits for a core that no other program of this user has, in whatever process: time limits count on it.
+
+    A lock of a file stands for a core, so that it is free when its process dies.
+    """
+    numbers = cores()
+    async with _waiting.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(len(numbers))):
+        folder = os.path.join(tempfile.gettempdir(), _LOCKS)
+        if not _is_ours(folder):
+            yield
+            return
+        while (lock := _lock_of_one(folder, numbers)) is None:
+            await asyncio.sleep(_POLL)
+        try:
+            yield
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # a fork of this process may have the file as well
+            os.close(lock)
+
+
+@functools.cache
+def _is_ours(folder: str) -> bool:
+    """Returns whether locks can be in a folder, which is made if missing; warns if they cannot."""
+    try:
+        os.makedirs(folder, 0o700, exist_ok=True)
+        found = os.stat(folder, follow_symlinks=False)
+        fault = "" if (found.st_uid, found.st_mode & 0o777) == (os.getuid(), 0o700) else "others may write there"
+    except OSError as error:
+        fault = str(error)
+    if fault:
+        logger.warning("%s: %s; processes do not share the cores for programs", folder, fault)
+    return not fault
+
+
+def _lock_of_one(folder: str, numbers: Sequence[int]) -> int | None:
+    """Returns a file descriptor with the lock of a core, or None if others have all of them."""
+    os.makedirs(folder, 0o700, exist_ok=True)  # a cleaner of temporary files may have removed it
+    for number in random.sample(numbers, len(numbers)):
+        file = os.open(os.path.join(folder, str(number)), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+        else:
+            return file
+    return None
 
 
 class Pool:

@@ -9,7 +9,7 @@ import os
 import stat
 import time
 
-from verl_atgrpo.sandbox.launcher import FIRST_USER
+from verl_atgrpo.sandbox.launcher import users
 
 logger = logging.getLogger(__name__)
 SHARED_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
@@ -37,7 +37,7 @@ def remove_root(root: str, level: str) -> None:
                 finally:
                     os.close(folder)
                 os.rmdir(root)
-            if user >= FIRST_USER and level in ("seccomp", "rlimits"):
+            if user in users() and level in ("seccomp", "rlimits"):
                 remove_all_of(user)
             return
         except OSError as error:

@@ -12,12 +12,11 @@ import os
 import signal
 import socket
 import tempfile
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from verl_atgrpo.sandbox.launcher import LEVELS, MARK, Request
-from verl_atgrpo.sandbox.pool import POOL
+from verl_atgrpo.sandbox.pool import POOL, free_core
 from verl_atgrpo.sandbox.removal import remove_root
 
 logger = logging.getLogger(__name__)
@@ -27,7 +26,6 @@ _RUNS = 3
 """Most runs of a program that is killed by others, usually by the system when memory runs out."""
 _NEEDS = {"sympy": ("mpmath",)}
 """Package -> packages that it imports."""
-_slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -172,14 +170,15 @@ async def run_python(
 
     The program has the standard library and those packages of `libraries` that are `importable`.
 
-    At most `os.cpu_count()` runs are concurrent per event loop; `wall_seconds` starts when a run starts. A program
-    that is killed, by itself or because the machine is out of memory, is run again, at most twice, and not after half
-    of `wall_seconds`: all runs of a program take 1.5 x `wall_seconds` at most.
+    As many programs run at the same time as there are cores for this user's processes, all together; `wall_seconds`
+    starts when a run starts. A program that is killed, by itself or because the machine is out of memory, is run
+    again, at most twice, and not after half of `wall_seconds`: all runs of a program take 1.5 x `wall_seconds` at
+    most.
 
     Raises RuntimeError if the sandbox cannot be set up; anything the program does is a result.
     """
     level = await asyncio.to_thread(isolation)
-    async with _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(os.cpu_count() or 1)):
+    async with free_core():
         clock = asyncio.get_running_loop().time
         began = clock()
         result = await run_once(level, code, stdin, limits, libraries)
