@@ -605,29 +605,66 @@ ctypes.CDLL(None).unshare(0x10000000)  # a user namespace
 print("unshared", flush=True)
 sys.stdin.readline()
 from verl_atgrpo.sandbox import runner
+"""
+IDENTITY = """
 code = (
     "import ctypes, os; sets = (ctypes.c_uint32 * 6)();"
     "assert ctypes.CDLL(None).capget((ctypes.c_uint32 * 2)(0x20080522, 0), sets) == 0; print(os.getuid(), max(sets))"
 )
 print(repr(runner.trial("namespaces")), asyncio.run(runner.run_python(code)).stdout)
 """
+PACKAGES = """
+runner.library_folders = lambda names: (sys.argv[1],) if names else ()
+limits = runner.Limits(cpu_seconds=20, wall_seconds=60)
+for level in "namespaces", "landlock+seccomp":
+    if not runner.trial(level):
+        for libraries in (), ("pip",):
+            print(level, asyncio.run(runner.run_once(level, sys.argv[2], "", limits, libraries)).stdout.split())
+"""
+IMPORT = """
+try:
+    print(len(open({!r} + "/__init__.py").read()) > 0)
+    import pip
+    print(pip.__file__)
+except (OSError, ImportError) as error:
+    print(type(error).__name__)
+"""
+
+
+def said_in_container(count: int, code: str, *arguments: object) -> str:
+    """Runs code as root of a container that has so many users; returns what it prints."""
+    if isolation() != "namespaces":
+        pytest.skip("programs have no namespaces here")
+    command = [sys.executable, "-c", IN_CONTAINER + code, *map(str, arguments)]
+    job = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert job.stdin is not None and job.stdout is not None
+    assert job.stdout.readline() == "unshared\n"
+    for kind in ("uid_map", "gid_map"):
+        Path(f"/proc/{job.pid}/{kind}").write_text(f"0 0 {count}\n")
+    return job.communicate("\n", timeout=HANG)[0]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root writes the maps of another process")
 @pytest.mark.parametrize(("count", "mapped"), [(1, {0}), (65_536, range(32_768, 49_152))])
 def test_root_of_a_rootless_container_runs_programs(count: int, mapped: Container[int]) -> None:
     """Whose users are 0 to 65,535 as a rule, or 0 alone: the users that programs have elsewhere do not exist."""
-    if isolation() != "namespaces":
-        pytest.skip("programs have no namespaces here")
-    job = subprocess.Popen(
-        [sys.executable, "-c", IN_CONTAINER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert job.stdin is not None and job.stdout is not None
-    assert job.stdout.readline() == "unshared\n"
-    for kind in ("uid_map", "gid_map"):
-        Path(f"/proc/{job.pid}/{kind}").write_text(f"0 0 {count}\n")
-    said, _ = job.communicate("\n", timeout=HANG)
-    error, user, capabilities = said.split()
+    error, user, capabilities = said_in_container(count, IDENTITY).split()
     assert error == "''"
     assert int(user) in mapped
     assert capabilities == "0"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root writes the maps of another process")
+def test_packages_of_the_systems_python_are_hidden_but_for_the_libraries() -> None:
+    """In an image this package is one of them, and its solvers would solve the games."""
+    (version,) = Path(sys.base_prefix, "lib").glob(f"python3.{sys.version_info.minor}")
+    package = version / "site-packages/pip"
+    if not (package / "__init__.py").is_file():
+        pytest.skip(f"{package} is not there")
+    lines = said_in_container(1, PACKAGES, package, IMPORT.format(str(package))).splitlines()
+    assert lines[0].startswith("namespaces ")
+    hidden = {"namespaces": "FileNotFoundError", "landlock+seccomp": "PermissionError"}
+    for without, given in zip(lines[::2], lines[1::2], strict=True):
+        level = without.partition(" ")[0]
+        assert without == f"{level} {[hidden[level]]}"
+        assert given.startswith(f"{level} ['True', ") and given.endswith("libraries/pip/__init__.py']")

@@ -11,6 +11,7 @@ import array
 import contextlib
 import ctypes
 import functools
+import glob
 import json
 import os
 import resource
@@ -33,6 +34,7 @@ FIRST_USER = 1_900_000_000
 """Root's programs run as unprivileged users of their own: this one and those after it, where they exist."""
 
 _SYSTEM = "/usr /bin /sbin /lib /lib32 /lib64 /etc /nix /gnu"
+_PREFIXES = ("", "/usr", "/usr/local", sys.base_prefix)
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _libc = ctypes.CDLL(None, use_errno=True)
 _NEW_NS, _NEW_IPC, _NEW_USER, _NEW_PID, _NEW_NET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
@@ -119,9 +121,11 @@ def serve(requests: socket.socket) -> None:
         files = array.array("i", b"".join(received for _, _, received in ancillary))
         request = Request(*json.loads(data))
         if request.level == "namespaces":
-            # Compiled before the first fork, for all launchers.
+            # Made before the first fork, for all launchers.
             with contextlib.suppress(OSError):  # raised again in the launcher, where it is reported
                 _compiled_filter(only_signals_to=None)
+        elif "landlock" in request.level:
+            _without_packages()
         launcher = os.fork()
         if launcher == 0:
             requests.close()
@@ -315,10 +319,35 @@ def _execute_program(request: Request, user: _User, owner: socket.socket) -> NoR
     os.execve(python, [python, *isolated, "-S", "-B", "-X", "utf8", f"{request.root}/main.py"], environment)
 
 
-def _readable(request: Request) -> list[str]:
-    """Returns the folders that a program can read at the levels that restrict files."""
-    folders = (*_SYSTEM.split(), sys.base_prefix, *request.libraries)
-    return [path for path in dict.fromkeys(folders) if os.path.isdir(path)]
+def _system() -> list[str]:
+    """Returns the folders that programs can read at the levels that restrict files, but for `_packages` in them."""
+    return [path for path in dict.fromkeys((*_SYSTEM.split(), sys.base_prefix)) if os.path.isdir(path)]
+
+
+@functools.cache
+def _packages() -> list[str]:
+    """Returns the folders with packages of the system's interpreters, of which programs can read their libraries only.
+
+    In an image our own are among them, and with them the solvers of the games.
+    """
+    patterns = [f"{prefix}/lib*/python3*/{kind}-packages" for prefix in _PREFIXES for kind in ("site", "dist")]
+    return sorted(path for pattern in patterns for path in glob.glob(pattern) if os.path.isdir(path))
+
+
+@functools.cache
+def _without_packages() -> list[str]:
+    """Returns files and folders that together are `_system` without `_packages`."""
+    hidden = {os.path.realpath(path) for path in _packages()}
+
+    def parts(path: str) -> list[str]:
+        if path in hidden:
+            return []
+        if not any(one.startswith(f"{path}/") for one in hidden):
+            return [path]
+        with os.scandir(path) as entries:  # what links lead to has its own place
+            return [part for entry in entries if not entry.is_symlink() for part in parts(entry.path)]
+
+    return [part for path in map(os.path.realpath, _system()) for part in parts(path)]
 
 
 def _keyctl(operation: int, argument: int | None) -> int:
@@ -391,7 +420,11 @@ def _isolate(request: Request, user: _User) -> None:
     _mount("none", "/", _PRIVATE_REC)
     _mount("tmpfs", inside, _NOSUID_NODEV, "size=1m,mode=755")
     os.mkdir(f"{inside}/proc")
-    for path in (*_readable(request), *_DEVICES, root):
+    hidden = _packages()
+    for path in (*_system(), *hidden, *request.libraries, *_DEVICES, root):
+        if path in hidden:
+            _mount("tmpfs", inside + path, _NOSUID_NODEV, "size=1m,mode=755")
+            continue
         if os.path.isdir(path):
             os.makedirs(inside + path, exist_ok=True)
         else:
@@ -427,7 +460,10 @@ def _restrict_files(request: Request, work: str) -> None:
     if _check(_libc.syscall(create, None, 0, 1)) < 3:
         raise OSError("Landlock is older than Linux 6.2")
     rules = _check(_libc.syscall(create, ctypes.byref(ctypes.c_uint64(everything)), 8, 0))
-    allowed = dict.fromkeys((*_readable(request), request.root), execute | read_file | read_folder)
+    # Python lists the folders that it imports from, also those of which it may read parts only.
+    allowed = dict.fromkeys(_system(), read_folder)
+    for path in (*_without_packages(), *request.libraries, request.root):
+        allowed[path] = execute | read_file | (read_folder if os.path.isdir(path) else 0)
     allowed |= dict.fromkeys(_DEVICES, read_file | write_file | truncate) | {work: everything}
     for path, rights in allowed.items():
         beneath = os.open(path, os.O_PATH)
