@@ -6,7 +6,6 @@ import functools
 import importlib.util
 import inspect
 import logging
-import os
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from annotated_types import Ge, Le
 from verl_atgrpo.config.kinds import fits, words
 from verl_atgrpo.environment import EnvironmentConfigError
 from verl_atgrpo.sandbox import runner
-from verl_atgrpo.sandbox.launcher import LEVELS
+from verl_atgrpo.sandbox.launcher import LEVELS, users
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +80,7 @@ def check_isolation(require_isolation: bool | None) -> None:
             "let the job create user namespaces (docs/sandbox.md), or set it to false"
         )
 
-    # Root's programs run as users of their own.
-    if require_isolation is None and level in ("seccomp", "rlimits") and os.getuid() != 0:
+    if require_isolation is None and level in ("seccomp", "rlimits") and not users():
         raise EnvironmentConfigError(
             f"at_grpo.environment.require_isolation=null: programs run at level {level} here, where they can read and "
             "change the golden tests in this job's memory; see docs/sandbox.md for a stronger level, or set it to "

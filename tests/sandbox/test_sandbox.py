@@ -402,14 +402,14 @@ def test_less_than_the_required_isolation_is_refused(name: str, monkeypatch: pyt
 
 @pytest.mark.parametrize("name", ["code", "code_single"])
 @pytest.mark.parametrize(("level", "refused"), [("bare namespaces", False), ("seccomp", True), ("rlimits", True)])
-@pytest.mark.parametrize("user", [0, 1000])
+@pytest.mark.parametrize("others", [True, False])
 def test_golden_tests_are_not_at_stake_unless_that_is_accepted(
-    name: str, level: str, refused: bool, user: int, monkeypatch: pytest.MonkeyPatch
+    name: str, level: str, refused: bool, others: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "isolation", lambda: level)
-    monkeypatch.setattr(os, "getuid", lambda: user)
+    monkeypatch.setattr(options, "users", lambda: range(5, 9) if others else range(0))
     weak, data = f"level {level} here, where they can read and change the golden tests", "environment.train"
-    with pytest.raises(EnvironmentConfigError, match=weak if refused and user else data):
+    with pytest.raises(EnvironmentConfigError, match=data if others or not refused else weak):
         make(name)
     with pytest.raises(EnvironmentConfigError, match=data):
         make(name, require_isolation=False)

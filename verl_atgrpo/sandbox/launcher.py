@@ -331,7 +331,7 @@ def _packages() -> list[str]:
     In an image our own are among them, and with them the solvers of the games.
     """
     patterns = [f"{prefix}/lib*/python3*/{kind}-packages" for prefix in _PREFIXES for kind in ("site", "dist")]
-    return sorted(path for pattern in patterns for path in glob.glob(pattern) if os.path.isdir(path))
+    return sorted({path for pattern in patterns for path in glob.glob(pattern) if os.path.isdir(path)})
 
 
 @functools.cache
@@ -423,7 +423,8 @@ def _isolate(request: Request, user: _User) -> None:
     hidden = _packages()
     for path in (*_system(), *hidden, *request.libraries, *_DEVICES, root):
         if path in hidden:
-            _mount("tmpfs", inside + path, _NOSUID_NODEV, "size=1m,mode=755")
+            if os.path.isdir(inside + path):
+                _mount("tmpfs", inside + path, _NOSUID_NODEV, "size=1m,mode=755")
             continue
         if os.path.isdir(path):
             os.makedirs(inside + path, exist_ok=True)

@@ -37,7 +37,7 @@ def remove_root(root: str, level: str) -> None:
                 finally:
                     os.close(folder)
                 os.rmdir(root)
-            if user in users() and level in ("seccomp", "rlimits"):
+            if level in ("seccomp", "rlimits") and user in users():
                 remove_all_of(user)
             return
         except OSError as error:
