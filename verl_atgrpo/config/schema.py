@@ -232,7 +232,7 @@ class AtGrpoConfig(Section):
     """Restarts of dead servers per policy and run, each before the next weight sync; 0: never."""
     poll_interval: Annotated[float, Gt(0), Le(600)] = 0.2
     """Seconds between the trainer's polls for finished episodes (verl's default is 2), or four times the duration of
-    the last poll if that is longer (a poll takes 2.7 s with 100,000 rows in the queue)."""
+    the last poll if that is longer, as with very many rows in the queue."""
     record: RecordSettings | None = RecordSettings()
     """Episodes recorded for `verl-atgrpo report`; null: none."""
 

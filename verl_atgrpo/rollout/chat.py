@@ -138,11 +138,7 @@ class Chat:
         ids = list(token_ids)
         if ids and ids[-1] == self.tokenizer.eos_token_id:
             ids.pop()  # the parsers keep it in the text
-        decoded = self.tokenizer.decode(ids, skip_special_tokens=True)
-        raw = decoded if text is None else text
-        # With the tokens that mark calls, which are special ones in some families.
-        whole = self.tokenizer.decode(ids, skip_special_tokens=False)
-        after = decoded[len(raw) :]  # the text at which it was stopped, and what followed
+        raw, whole, after = self._decoded(ids, text)
         if self.format == "gpt-oss":
             thought, said, begun = _channels(whole, raw)
             said = said.removesuffix(after)
@@ -150,7 +146,7 @@ class Chat:
             thought, said = split_thought(raw)
             whole = split_thought(whole.removesuffix(after))[1]
             begun = max((whole.count(mark) for mark in self._call_marks), default=0)
-            if said != decoded:  # what it thought may contain calls that it did not make
+            if said != raw + after:  # what it thought may contain calls that it did not make
                 ids = self.tokenizer.encode(whole, add_special_tokens=False)
         if begun > _MOST_CALLS:
             return Reply(said.strip(), thought, unparsed=begun, raw=raw)
@@ -171,9 +167,19 @@ class Chat:
         """
         if self.format != "gpt-oss":
             return text
-        after = self.tokenizer.decode(token_ids, skip_special_tokens=True)[len(text) :]
-        thought, said, _ = _channels(self.tokenizer.decode(token_ids, skip_special_tokens=False), text)
-        return f"<think>{thought}</think>{said.removesuffix(after)}" if thought else said.removesuffix(after)
+        raw, whole, after = self._decoded(token_ids, text)
+        thought, said, _ = _channels(whole, raw)
+        said = said.removesuffix(after)
+        return f"<think>{thought}</think>{said}" if thought else said
+
+    def _decoded(self, token_ids: Sequence[int], text: str | None) -> tuple[str, str, str]:
+        """Returns an answer up to where it was stopped, all of it with its special tokens, and what followed there.
+
+        In some families the tokens that mark calls are special ones.
+        """
+        decoded = self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        raw = decoded if text is None else text
+        return raw, self.tokenizer.decode(token_ids, skip_special_tokens=False), decoded[len(raw) :]
 
 
 def _channels(whole: str, otherwise: str) -> tuple[str, str, int]:
