@@ -130,19 +130,39 @@ async def awaited(number: str) -> str:
     return checked(number)
 
 
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
+async def cancelled() -> None:
+    raise asyncio.CancelledError
+
+
+async def closed() -> None:
+    raise GeneratorExit
+
+
+def closed_in_thread() -> None:
+    raise GeneratorExit
+
+
 @pytest.mark.parametrize(
     ("tool", "arguments", "told"),
     [
         (first, '{"word": "sun"}', "StopIteration: "),
         (checked, '{"number": "x"}', "SystemExit: x is no number"),
         (awaited, '{"number": "x"}', "SystemExit: x is no number"),
+        (interrupted, "", "KeyboardInterrupt: "),
+        (cancelled, "", "CancelledError: "),
+        (closed, "", "GeneratorExit: "),
+        (closed_in_thread, "", "GeneratorExit: "),
     ],
 )
 def test_what_asyncio_does_not_carry_is_an_observation(tool: Any, arguments: str, told: str) -> None:
     """A future takes no StopIteration, and SystemExit ends the loop of all episodes."""
     call = ToolCall(tool.__name__, arguments)
     seen = bounded(observe(tools_of([tool]), call, timeout=None))
-    assert (seen.text, seen.failed) == (f"Error: {told}", True)
+    assert (seen.text, seen.failed) == (f"Error: the tool raised {told}", True)
 
 
 def test_long_results_are_cut_and_slow_tools_end() -> None:

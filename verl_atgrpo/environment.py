@@ -6,6 +6,7 @@ A new environment subclasses `Environment`, names its agents, makes tasks from (
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
 import importlib
@@ -13,9 +14,13 @@ import importlib.metadata
 import inspect
 import math
 import numbers
+import sys
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
@@ -31,23 +36,72 @@ class EnvironmentConfigError(ValueError):
     """An environment refuses its options. The message names the key and what is accepted."""
 
 
+def plain_of(value: object) -> object:
+    """Returns Python's own value of a single number or bool of numpy, torch and the like, else the value itself."""
+    item = None if isinstance(value, numbers.Real) else getattr(value, "item", None)
+    if not callable(item):
+        return value
+    try:
+        return item()
+    except (TypeError, ValueError, RuntimeError):  # an array of several, or no array at all
+        return value
+
+
+def float_of(value: object, name: str) -> float:
+    """Returns a real number, of whatever library, as Python's float: records are JSON.
+
+    Raises ValueError for anything else, and for a number beyond floats.
+
+    Args:
+        value: the number; it may be infinite or nan.
+        name: its field, for messages.
+    """
+    plain = plain_of(value)
+    if not isinstance(plain, numbers.Real | Decimal):
+        raise ValueError(f"{name}={value!r:.200} is no number")
+    try:
+        return float(plain)
+    except (OverflowError, ValueError):  # such as a fraction; a signalling nan
+        raise ValueError(f"{name}={value!r:.200} is not a finite number") from None
+
+
 @dataclass(frozen=True)
 class Score:
-    """The reward of a candidate in two parts: the team's and the agent's own (paper, Sec. 4.2)."""
+    """The reward of a candidate in two parts: the team's and the agent's own (paper, Sec. 4.2).
+
+    Raises ValueError for a part that is no number. One that is not finite is refused at the decision: it is the fault
+    of a single reply, also with `score_all`.
+    """
 
     team: float = 0.0
     """Effect on the shared goal; must depend on the state and the reply only."""
     local: float = 0.0
     """How well this agent did its own part."""
 
+    def __post_init__(self) -> None:
+        for name in ("team", "local"):
+            object.__setattr__(self, name, float_of(getattr(self, name), f"Score.{name}"))
+
     def mixed(self, alpha: float, local_weight: float = 1.0) -> float:
         """Returns r = alpha * team + local_weight * local."""
         return alpha * self.team + local_weight * self.local
 
 
+_OF_VALIDATION = ("acc", "failed", "reward")
+"""Names of metrics that validation has itself."""
+
+
+class OutcomeError(ValueError):
+    """An environment's `run` returned no valid outcome."""
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """How an episode ended."""
+    """How an episode ended.
+
+    Raises OutcomeError for a success that is no bool, a number that is not finite, or the name of a metric that
+    validation has itself.
+    """
 
     success: bool
     """Whether the task was solved; running out of turns is no success."""
@@ -56,30 +110,75 @@ class Outcome:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Further metrics of the episode; the logs have their means over episodes."""
 
+    def __post_init__(self) -> None:
+        success = plain_of(self.success)
+        if not isinstance(success, bool):
+            raise OutcomeError(f"Outcome.success={self.success!r:.200} is neither True nor False")
+        object.__setattr__(self, "success", success)
+        object.__setattr__(self, "team_reward", _finite(self.team_reward, "Outcome.team_reward"))
+        metrics = {key: _finite(value, f"Outcome.metrics: {key}") for key, value in self.metrics.items()}
+        object.__setattr__(self, "metrics", metrics)
+        for key in metrics:
+            if not isinstance(key, str) or key in _OF_VALIDATION:
+                raise OutcomeError(f"Outcome.metrics: {key!r} is no text, or a metric that validation has itself")
 
-_OF_VALIDATION = ("acc", "failed", "reward")
-"""Names of metrics that validation has itself."""
 
-
-def is_finite(value: object) -> bool:
-    """Returns whether a value is a finite number (of numpy, too) or a bool."""
-    return isinstance(value, numbers.Real) and math.isfinite(value)
-
-
-class OutcomeError(ValueError):
-    """An environment's `run` returned no valid outcome."""
+def _finite(value: object, name: str) -> float:
+    try:
+        found = float_of(value, name)
+    except ValueError as error:
+        raise OutcomeError(str(error)) from None
+    if not math.isfinite(found):
+        raise OutcomeError(f"{name}={value!r:.200} is not a finite number")
+    return found
 
 
 def check_outcome(environment: Environment, outcome: object) -> None:
-    """Raises OutcomeError if what an environment's `run` returned is no valid outcome."""
-    returned = f"{type(environment).__name__}.run returned {outcome!r:.200}"
-    if not isinstance(outcome, Outcome) or not isinstance(outcome.success, bool):
-        raise OutcomeError(f"{returned}: it is no Outcome with a bool as success")
-    for key, value in {**outcome.metrics, "team_reward": outcome.team_reward}.items():
-        if not is_finite(value):
-            raise OutcomeError(f"{returned}: {key}={value!r} is not a finite number")
-        if key in _OF_VALIDATION:
-            raise OutcomeError(f"{returned}: validation has a metric {key!r} of its own; use another name")
+    """Raises OutcomeError if what an environment's `run` returned is no outcome."""
+    if not isinstance(outcome, Outcome):
+        raise OutcomeError(f"{type(environment).__name__}.run returned {outcome!r:.200}: it is no Outcome")
+
+
+class Ended(RuntimeError):
+    """User's code raised what would end the process or the task that runs it, such as `SystemExit`."""
+
+
+@contextmanager
+def contained(what: str) -> Iterator[None]:
+    """Lets nothing but exceptions out of user's code: asyncio's loop, and with it a worker, ends at a `SystemExit`.
+
+    Args:
+        what: the code, for the message.
+
+    Raises Ended for a `SystemExit` (of argparse, say), a `KeyboardInterrupt` outside the main thread, a
+    `CancelledError` though nobody cancels the running task, and further kinds that are no `Exception`.
+    """
+    task = _running()
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        if _is_for_us(error, task):
+            raise
+        raise Ended(f"{what} raised {type(error).__name__}: {error}") from error
+
+
+def _running() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs in this thread
+        return None
+
+
+def _is_for_us(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
+    """Returns whether user's code only passes an error on, as somebody cancels or closes its task, or interrupts."""
+    if isinstance(error, KeyboardInterrupt):
+        return threading.current_thread() is threading.main_thread()
+    if isinstance(error, asyncio.CancelledError):  # Python 3.10 cannot tell
+        return task is not None and (sys.version_info < (3, 11) or task.cancelling() > 0)
+    # A coroutine is closed by others than its own task.
+    return isinstance(error, GeneratorExit) and _running() is not task
 
 
 class Environment(ABC):

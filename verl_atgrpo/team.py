@@ -27,6 +27,7 @@ from verl_atgrpo.environment import (
     Score,
     Split,
     check_outcome,
+    contained,
     stable_hash,
 )
 from verl_atgrpo.tools import Reply, Tool, ToolCall, ToolError, ToolSource, text_of, tools_of
@@ -686,9 +687,10 @@ class Team:
         """Returns a candidate with its score."""
         where = f"agent {asked.agent!r}, turn {asked.turn}"
         try:
-            scored = Score() if score is None else score(_to_score(answered))
-            if inspect.isawaitable(scored):
-                scored = await scored
+            with contained(f"{where}: the score"):
+                scored = Score() if score is None else score(_to_score(answered))
+                if inspect.isawaitable(scored):
+                    scored = await scored
             return self._scored_as(answered, scored, where)
         except (EpisodeFailed, _NoScore):
             raise
@@ -713,9 +715,10 @@ class Team:
         where = f"agent {asked.agent!r}, turn {asked.turn}"
         self._enter(f"{asked.name}.all/")
         try:
-            scores = score_all([_to_score(candidate) for candidate in answered])
-            if inspect.isawaitable(scores):
-                scores = await scores
+            with contained(f"{where}: score_all"):
+                scores = score_all([_to_score(candidate) for candidate in answered])
+                if inspect.isawaitable(scores):
+                    scores = await scores
         except Exception:
             if self._scope() not in self._unscored:
                 raise
@@ -804,9 +807,11 @@ async def play(environment: Environment, task: object, team: Team) -> EpisodeRec
         EpisodeFailed: a decision failed, even if the environment wrapped the exception (as task groups do), or
             caught it.
         OutcomeError: the environment returned no valid outcome.
+        Ended: the environment raised what would end the process, such as `SystemExit`.
     """
     try:
-        outcome = await environment.run(task, team)
+        with contained(f"{type(environment).__name__}.run"):
+            outcome = await environment.run(task, team)
     except Exception as error:
         if team.failure is None or error is team.failure:
             raise

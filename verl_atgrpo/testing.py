@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_atgrpo import environment
-from verl_atgrpo.environment import Environment, Outcome, OutcomeError, Score, Split, is_finite
+from verl_atgrpo.environment import Environment, Outcome, OutcomeError, Score, Split
 from verl_atgrpo.team import (
     Candidate,
     EpisodeRecord,
@@ -415,7 +415,7 @@ class WatchedTeam(ScriptedTeam):
         together = request.score_all is not None and isinstance(made, Sequence) and len(made) == 1
         scored: Score = made[0] if together else made
         parts = (scored.team, scored.local) if isinstance(scored, Score) else (math.nan,)
-        if not all(is_finite(part) and low - ROUNDING <= part <= high + ROUNDING for part in parts):
+        if not all(math.isfinite(part) and low - ROUNDING <= part <= high + ROUNDING for part in parts):
             what = f"{agent!r} gets {scored!r:.80} for {reply!r:.40}, not a Score inside [{low:g}, {high:g}]"
             raise self.trial.fault("score", self.name, what)
         return scored

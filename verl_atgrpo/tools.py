@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from verl_atgrpo.environment import Message, Score, stable_hash
+from verl_atgrpo.environment import Ended, Message, Score, contained, stable_hash
 
 if TYPE_CHECKING:
     from verl_atgrpo.team import Agent, Candidate
@@ -187,13 +187,6 @@ class Tool:
         return {"type": "function", "function": of_function}
 
 
-class _Raised(Exception):
-    """Carries the type and text of an exception that asyncio would not: SystemExit ends its loop."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(f"{type(error).__name__}: {error}")
-
-
 async def _in_thread(run: Callable[[], Any]) -> Any:
     """Runs a sync tool in a thread of its own.
 
@@ -203,9 +196,10 @@ async def _in_thread(run: Callable[[], Any]) -> Any:
 
     def work() -> None:
         try:
-            result = run()
+            with contained("the tool"):
+                result = run()
         except StopIteration as error:  # no future takes it
-            done.set_exception(_Raised(error))
+            done.set_exception(Ended(f"the tool raised StopIteration: {error}"))
         except BaseException as error:  # noqa: BLE001  (raised again where it is awaited)
             done.set_exception(error)
         else:
@@ -288,10 +282,8 @@ async def observe(
 
 
 async def _run(function: Callable[[str], Awaitable[str]], arguments: str) -> str:
-    try:
+    with contained("the tool"):
         return await function(arguments)
-    except SystemExit as error:  # such as argparse's
-        raise _Raised(error) from error
 
 
 def _told(error: Exception) -> str:
@@ -303,7 +295,7 @@ def _told(error: Exception) -> str:
         return "; ".join(f"{'.'.join(map(str, one['loc'])) or 'arguments'}: {one['msg']}" for one in wrong)
     if isinstance(error, asyncio.TimeoutError):
         return "it took too long"
-    if isinstance(error, _Raised):
+    if isinstance(error, Ended):
         return str(error)
     return f"{type(error).__name__}: {error}"
 

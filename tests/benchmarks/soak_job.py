@@ -148,6 +148,7 @@ class SoakManager(TeamRolloutManager):
 
     def __init__(self, workers: list[LocalActor]) -> None:
         self.agent_loop_workers, self._late = workers, {}
+        self._most_silent = 600.0
 
 
 # ------------------------------------------------------------------ training

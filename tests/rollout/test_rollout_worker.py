@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -21,6 +23,9 @@ from verl_atgrpo.serving.requests import engine_params
 from verl_atgrpo.team import EpisodeFailed, Team
 from verl_atgrpo.trainer.metrics import rollout_metrics, step_metrics
 from verl_atgrpo.trainer.step_rows import StepRows
+
+ENDING = (SystemExit, asyncio.CancelledError, GeneratorExit, type("Exit", (BaseException,), {}))
+"""Kinds of exceptions that are no `Exception`."""
 
 
 class Flaky(SimulatedEngine):
@@ -142,6 +147,48 @@ def test_replies_whose_score_raises_are_counted_and_many_of_them_end_the_run(mon
         RuntimeError, match=r"train\): RuntimeError: agent '\w+', turn \d: the scores of [2-9][0-9] replies"
     ):
         played(SimulatedEngine(), 40)
+
+
+@pytest.mark.parametrize("kind", ENDING)
+def test_a_score_that_would_end_the_process_is_one_that_raises(
+    kind: type[BaseException], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A library's argparse, say: the worker's loop would end, and the run wait for its rows for ever."""
+    score, raised = simulated_engine._score, []
+
+    def sometimes(reply: str) -> Score:
+        if int(reply) % 7 == 0:
+            raised.append(reply)
+            raise kind("2")
+        return score(reply)
+
+    monkeypatch.setattr(simulated_engine, "_score", sometimes)
+    worker, _, rows = played(SimulatedEngine(), 5)
+    assert len(rows.keys) == 5 * 2 * 2 * 3
+    assert worker.drain_report().counts["score_errors"] == len(raised) > 0
+    assert re.search(r"agent '\w+', turn \d: scoring", caplog.text)
+    assert f"the score raised {kind.__name__}: 2" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ENDING)
+@pytest.mark.parametrize("where", ["task", "run"])
+def test_an_environment_that_would_end_the_process_is_a_defect(where: str, kind: type[BaseException]) -> None:
+    class Ending(Turns):
+        def task(self, split: str, index: int) -> int:
+            return self._end(index) if where == "task" and index == 1 else super().task(split, index)
+
+        async def run(self, task: int, team: Team) -> Outcome:
+            await team.planner.act("x")
+            return self._end(task) if where == "run" and task == 1 else await super().run(task, team)
+
+        def _end(self, index: int) -> Any:
+            raise kind("2")
+
+    worker = SimulatedWorker(SimulatedEngine(), lambda keys, tags: None, turns=1, candidates=2)
+    worker._environment = Ending(1)
+    why = rf"task 1 \(train\): Ended: Ending\.{where} raised {kind.__name__}: 2"
+    with pytest.raises(RuntimeError, match=why):
+        run_virtually(worker.play_all(2))
 
 
 def test_a_reply_that_every_continuation_of_a_branch_scores_again_counts_once() -> None:

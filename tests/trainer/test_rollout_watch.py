@@ -15,6 +15,7 @@ ray = pytest.importorskip("ray")
 from fakes.fake_trainer import FakeRollout, FakeTrainer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from verl_atgrpo.rollout import manager
 from verl_atgrpo.rollout.manager import TeamRolloutManager
 from verl_atgrpo.rollout.worker import WorkerReport
 from verl_atgrpo.serving.health import PolicyFailed, RolloutFailed
@@ -29,6 +30,7 @@ class Worker:
         self.left = WorkerReport(Counter(tokens=tokens), error)
         self.late = self.dead = False
         self.drain_report = self.pause = self.resume = SimpleNamespace(remote=lambda: [self, None])
+        self.generate_sequences = SimpleNamespace(remote=lambda chunk: [self, None])
 
 
 @pytest.fixture(autouse=True)
@@ -38,12 +40,14 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> None:
         late = [call for call in asked if call[0].late]
         return [call for call in asked if call not in late], late
 
-    def get(call: Any) -> Any:
+    def get(call: Any, timeout: float | None = None) -> Any:
         if isinstance(call[0], list):
-            return [get(one) for one in call]
+            return [get(one, timeout) for one in call]
         worker = call[0]
         if worker.dead:
             raise ray.exceptions.ActorDiedError()
+        if worker.late and timeout is not None:
+            raise ray.exceptions.GetTimeoutError
         if call[1] is None:
             call[1], worker.left = worker.left, WorkerReport()
         return call[1]
@@ -57,6 +61,10 @@ class Manager(TeamRolloutManager):
 
     def __init__(self, *workers: Worker) -> None:
         self.agent_loop_workers, self._late = list(workers), {}
+        self._most_silent = 600.0
+
+
+TASKS: Any = SimpleNamespace(chunk=lambda number: [None] * number)
 
 
 def test_reports_are_added_up_and_the_first_error_is_returned() -> None:
@@ -73,6 +81,40 @@ def test_a_busy_workers_counts_arrive_later_and_once(caplog: pytest.LogCaptureFi
     busy.late = False
     assert workers.drain_report().counts == Counter(tokens=4)
     assert workers.drain_report().counts == Counter()
+
+
+def test_a_worker_that_reports_nothing_for_long_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(manager.time, "monotonic", lambda: clock[0])
+    silent = Worker(4)
+    workers = Manager(Worker(3), silent)
+    silent.late = True
+    for clock[0] in (0.0, 900.0):  # it may be reading its data sets
+        assert workers.drain_report().counts["tokens"] in (0, 3)
+    silent.late = False
+    workers.generate_sequences(TASKS)
+    for clock[0] in (900.0, 901.0, 2000.0):  # one late report is no sign if the next one is in time
+        silent.late = clock[0] == 901.0
+        workers.drain_report()
+    silent.late = True
+    for clock[0] in (2000.0, 2300.0, 2600.0):
+        workers.drain_report()
+    clock[0] = 2600.5
+    with pytest.raises(RolloutFailed, match=r"^rollout worker 1 has not reported for 600 s.*request_timeout=600: "):
+        workers.drain_report()
+
+
+@pytest.mark.parametrize("what", ["generate_sequences", "pause", "resume"])
+def test_a_worker_that_takes_no_call_ends_the_run(what: str) -> None:
+    """Its event loop has ended, or never gets to it."""
+    silent = Worker(3)
+    workers = Manager(Worker(1), silent)
+    arguments = [TASKS] if what == "generate_sequences" else []
+    getattr(workers, what)(*arguments)
+    workers.generate_sequences(TASKS)
+    silent.late = True
+    with pytest.raises(RolloutFailed, match=r"^a rollout worker does not answer, longer than at_grpo\.request_t"):
+        getattr(workers, what)(*arguments)
 
 
 @pytest.mark.parametrize("what", ["drain_report", "pause", "resume"])

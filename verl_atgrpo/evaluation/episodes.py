@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from verl_atgrpo.environment import Environment, Outcome
+from verl_atgrpo.environment import Environment, Outcome, contained
 from verl_atgrpo.evaluation.results import AgentUsage, EpisodeKey, EpisodeRow, Failure, ResultFile
 from verl_atgrpo.team import Decision, EpisodeFailed, Sampler, Team, TeamOptions, episode_seed, play
 
@@ -106,7 +106,8 @@ async def play_one(environment: Environment, lineup: Lineup, key: EpisodeKey) ->
         PolicyUnusable: a policy cannot answer any request.
         RuntimeError: the environment has a defect.
     """
-    task = environment.task("val", key.task)
+    with contained(f"{type(environment).__name__}.task"):
+        task = environment.task("val", key.task)
     team = Team(
         lineup.agents,
         {},

@@ -21,6 +21,7 @@ from verl_atgrpo.compat import freeze_startup_objects
 from verl_atgrpo.config.policies import job_of
 from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.endpoints import drain_refused
+from verl_atgrpo.environment import contained
 from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.rollout.rows import (
@@ -234,7 +235,8 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             return team
 
         environment = self._environment
-        task = environment.task(split, index)
+        with contained(f"{type(environment).__name__}.task"):
+            task = environment.task(split, index)
         try:
             if settings.branch is not None and not validate:
                 frozen = {name for name, one in settings.policy_settings().items() if not one.trainable}
