@@ -20,7 +20,8 @@ from verl_atgrpo import endpoints
 from verl_atgrpo.endpoints import MOST_BYTES, Endpoint, drain_refused, server_of
 from verl_atgrpo.environment import Message, Outcome, Score
 from verl_atgrpo.team import EpisodeFailed, Generation, ScriptedPolicy, ScriptedTeam, Team, TeamOptions, play
-from verl_atgrpo.tools import Reply, split_thought
+from verl_atgrpo.thoughts import split_thought
+from verl_atgrpo.tools import Reply
 
 T = TypeVar("T")
 SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}

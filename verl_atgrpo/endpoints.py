@@ -28,7 +28,7 @@ from aiohttp import web
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from verl_atgrpo.environment import Message, Score
-from verl_atgrpo.tools import Reply, split_thought
+from verl_atgrpo.tools import MessageError, Reply
 
 if TYPE_CHECKING:
     from verl_atgrpo.team import Candidate, Team
@@ -210,6 +210,8 @@ class _Session:
             if failed.reason == "prompt_too_long":
                 raise _Refused(400, str(failed), "context_length_exceeded") from failed
             raise _Refused(503, str(failed), "episode_failed") from failed
+        except MessageError as error:
+            raise _Refused(400, str(error), "invalid_request") from error
         except Exception as error:
             # Timers fire up to the clock's resolution early.
             over = self.deadline is not None and asyncio.get_running_loop().time() >= self.deadline - 0.05
@@ -239,8 +241,7 @@ class _Session:
     async def _scored(self, messages: Sequence[Message], reply: str | Reply) -> Score:
         assert self.score is not None
         if isinstance(reply, str):
-            thought, said = split_thought(reply)
-            reply = Reply(said, thought, raw=reply)
+            reply = Reply(reply, raw=reply)
         made = self.score(self.agent, messages, reply)
         return await made if inspect.isawaitable(made) else made
 
@@ -341,10 +342,9 @@ def _completion(asked: _Asked, session: _Session, candidates: Sequence[Candidate
     choices = []
     for index, candidate in enumerate(candidates):
         if candidate.reply is None:
-            thought, said = split_thought(candidate.text)
-            message: dict[str, Any] = {"role": "assistant", "content": said}
-            if thought:
-                message["reasoning_content"] = thought
+            message: dict[str, Any] = {"role": "assistant", "content": candidate.text}
+            if candidate.reasoning:
+                message["reasoning_content"] = candidate.reasoning
         else:
             message = dict(candidate.reply.message)
         ended = "tool_calls" if candidate.tool_calls else "length" if candidate.generation.truncated else "stop"

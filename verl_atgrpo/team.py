@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from verl_atgrpo.environment import (
@@ -30,14 +31,15 @@ from verl_atgrpo.environment import (
     contained,
     stable_hash,
 )
-from verl_atgrpo.tools import Reply, Tool, ToolCall, ToolError, ToolSource, text_of, tools_of
+from verl_atgrpo.thoughts import split_thought
+from verl_atgrpo.tools import MessageError, Reply, Tool, ToolCall, ToolError, ToolSource, text_of, tools_of
 
 if TYPE_CHECKING:
     from verl_atgrpo.endpoints import CallScore, Endpoint
 
 Prompt = str | Sequence[Message]
 ScoreFunction = Callable[[Any], Score | Awaitable[Score]]
-"""Reply -> score: of its text, or of the `tools.Reply` to a prompt with tools."""
+"""Reply -> score: of what it says, without its thoughts, or of the `tools.Reply` to a prompt with tools."""
 GroupScoreFunction = Callable[[Sequence[Any]], Sequence[Score] | Awaitable[Sequence[Score]]]
 Scheme = Literal["tree", "parallel", "evaluate"]
 Selection = Literal["greedy", "first", "random", "softmax"]
@@ -69,6 +71,7 @@ class Generation:
     log_probs: list[float]
     """Log-prob of each sampled token, computed by the server; one per token id."""
     text: str
+    """All of it, with its thoughts in `<think>`."""
     truncated: bool = False
     """Whether the answer reached the length limit."""
     weights_version: tuple[int, int] = (0, 0)
@@ -83,6 +86,13 @@ class Generation:
     """The answer as parsed by a server that returns no ids, to a prompt with tools."""
     usage: tuple[int, int] | None = None
     """Numbers of tokens of prompt and answer, from a server that returns no ids; all ids are placeholders then."""
+    opened: bool = False
+    """Whether its prompt ends in the beginning of a thought."""
+
+    @cached_property
+    def parts(self) -> tuple[str, str]:
+        """What it thought and what it said."""
+        return split_thought(self.text, self.opened)
 
     @property
     def tokens(self) -> int:
@@ -168,13 +178,13 @@ class Candidate:
 
     @property
     def text(self) -> str:
-        """The decoded answer; at a decision with tools without calls and reasoning."""
-        return self.generation.text if self.reply is None else self.reply.text
+        """What the answer says, without its thoughts and, at a decision with tools, its calls."""
+        return self.generation.parts[1] if self.reply is None else self.reply.text
 
     @property
     def reasoning(self) -> str:
-        """What it thought, at a decision with tools."""
-        return "" if self.reply is None else self.reply.reasoning
+        """What it thought; no score is given that, and no other agent's prompt should have it."""
+        return self.generation.parts[0] if self.reply is None else self.reply.reasoning
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
@@ -321,8 +331,9 @@ class Agent:
 
         Args:
             prompt: a text or chat messages; the same for every candidate.
-            score: reply -> Score, sync or async; it must not change the state. None scores 0. An async one may make
-                decisions itself (a judge, a refinement); evaluation does not score such candidates.
+            score: what a reply says, without its thoughts -> Score, sync or async; it must not change the state. None
+                scores 0. An async one may make decisions itself (a judge, a refinement); evaluation does not score
+                such candidates.
             score_all: replies -> their scores, in place of `score`: for a judge that ranks the candidates of a group.
                 It gets all of them at once, in evaluation and where each is sampled alone (`parallel`, `branch`) one,
                 so a ranking is worth nothing there. What it raises ends the run: no single reply is at fault.
@@ -512,7 +523,7 @@ class Team:
             self._collect(decision, place)
             place.append(decision)  # after those of its scores
             return decision.candidates[decision.committed]
-        except _NotScored:
+        except (_NotScored, MessageError):  # nothing was sampled, so the caller may ask otherwise
             raise
         except Exception as failure:
             self.failure = self.failure or failure
@@ -748,7 +759,7 @@ class Team:
 
 
 def _to_score(answered: Candidate) -> str | Reply:
-    return answered.generation.text if answered.reply is None else answered.reply
+    return answered.text if answered.reply is None else answered.reply
 
 
 def _parts(of: Decision) -> tuple[object, ...]:
@@ -847,15 +858,15 @@ class ScriptedPolicy:
     async def parse(self, generation: Generation, tools: Sequence[Tool]) -> Reply:
         """Returns the calls of an answer of the form `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
         calls, unparsed = [], 0
-        for text in re.findall("<tool_call>(.*?)(?:</tool_call>|$)", generation.text, re.DOTALL):
+        thought, said = generation.parts
+        for text in re.findall("<tool_call>(.*?)(?:</tool_call>|$)", said, re.DOTALL):
             try:
                 call = json.loads(text)
                 calls.append(ToolCall(call["name"], json.dumps(call["arguments"])))
             except (ValueError, KeyError, TypeError, RecursionError):
                 unparsed += 1
-        return Reply(
-            generation.text.partition("<tool_call>")[0], calls=tuple(calls), unparsed=unparsed, raw=generation.text
-        )
+        text = said.partition("<tool_call>")[0]
+        return Reply(text, thought, tuple(calls), unparsed=unparsed, raw=generation.text)
 
     async def generate(
         self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: Limits | None = None

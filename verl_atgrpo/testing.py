@@ -375,7 +375,8 @@ class WatchedTeam(ScriptedTeam):
         replies = {name: scripts[agent](text, policy.calls[text]) for name, scripts in self.probes.items()}
 
         async def worth_of(reply: str) -> Score:
-            parsed = await policy.parse(Generation([], [], reply), request.tools) if request.tools else reply
+            answer = Generation([], [], reply)
+            parsed = await policy.parse(answer, request.tools) if request.tools else answer.parts[1]
             return await self._apart(score(parsed))
 
         earned = {name: await worth_of(reply) for name, reply in replies.items()}

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from verl_atgrpo.environment import Ended, Message, Score, contained, stable_hash
+from verl_atgrpo.thoughts import split_thought
 
 if TYPE_CHECKING:
     from verl_atgrpo.team import Agent, Candidate
@@ -34,15 +35,19 @@ _SHOWN = 300
 """Most characters of an error in an observation."""
 
 
+class MessageError(ValueError):
+    """A message that a policy cannot be shown: its role, its place or its form."""
+
+
 def text_of(message: Message) -> str:
-    """Returns the content of a message as one text; raises ValueError if a part of it is no text."""
+    """Returns the content of a message as one text; raises MessageError if a part of it is no text."""
     content = message.get("content")
     if isinstance(content, str):
         return content
     texts = [part.get("text") if isinstance(part, Mapping) else None for part in content or ()]
     for part, text in zip(content or (), texts, strict=True):
         if not isinstance(text, str):
-            raise ValueError(f"a message has a part that is no text: {str(part)[:100]}; policies read text alone")
+            raise MessageError(f"a message has a part that is no text: {str(part)[:100]}; policies read text alone")
     return "\n".join(map(str, texts))
 
 
@@ -50,21 +55,9 @@ def with_system(text: str | None, messages: Sequence[Message]) -> Sequence[Messa
     """Returns messages with a system text before them, or before that of their own system message."""
     if text is None:
         return messages
-    if not messages or messages[0]["role"] != "system":
+    if not messages or messages[0].get("role") not in ("system", "developer"):
         return [{"role": "system", "content": text}, *messages]
     return [{**messages[0], "content": f"{text}\n\n{text_of(messages[0])}"}, *messages[1:]]
-
-
-def split_thought(raw: str) -> tuple[str, str]:
-    """Returns what an answer thought, up to its last `</think>`, and the rest.
-
-    What has not finished thinking says nothing; without thoughts all of it is the rest.
-    """
-    thought, ended, said = raw.rpartition("</think>")
-    if ended:
-        return thought.strip().removeprefix("<think>").strip(), said.strip()
-    before, begun, thought = raw.partition("<think>")
-    return (thought.strip(), before.strip()) if begun else ("", raw)
 
 
 def valid(text: str) -> str:
@@ -93,12 +86,12 @@ class Reply:
     text: str
     """What it says beside reasoning and calls; of some families verl's parsers drop what follows the first call."""
     reasoning: str = ""
-    """What it thought (`<think>`)."""
+    """What it thought."""
     calls: tuple[ToolCall, ...] = ()
     unparsed: int = 0
     """Calls that begin and cannot be parsed."""
     raw: str = ""
-    """All of it, as decoded."""
+    """All of it, as decoded, with its thought in `<think>`."""
 
     @property
     def message(self) -> Message:

@@ -11,6 +11,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from verl_atgrpo.thoughts import split_thought
+
 READ = 20_000
 """Characters of a reply, from its end, that parsers read: as many as 5,000 tokens of prose or code have."""
 SHOWN = 1500
@@ -40,8 +42,8 @@ class Labelled:
 
 
 def after_thoughts(reply: str) -> str:
-    """Returns the text after a reply's last `</think>`, or the whole reply if there is none; of its end `READ`."""
-    return reply[-READ:].rpartition("</think>")[2]
+    """Returns what a reply says (`verl_atgrpo.thoughts`), of its end `READ`."""
+    return split_thought(reply)[1][-READ:]
 
 
 def labels(names: str, others: str) -> re.Pattern[str]:
@@ -135,7 +137,7 @@ def extract_python(reply: str, strict: bool = False) -> str | None:
     `py` and `python3` count as Python, in any case. If no block names Python, the only block without a language is
     used. Code that is indented with its fence is dedented. `strict` accepts only blocks that open with "```python".
     """
-    text = reply[-READ:]
+    text = after_thoughts(reply)
     named: tuple[str, str] | None = None
     unnamed: list[tuple[str, str]] = []
     opened: re.Match[str] | None = None

@@ -87,7 +87,7 @@ def compare(agent: str, decisions: Sequence[Decision], log_prob: LogProb) -> Com
     wrong: dict[str, list[float]] = defaultdict(list)
     shares, masses = [], []
     for decision in decisions:
-        earned = {candidate.text: candidate.reward for candidate in decision.candidates}
+        earned = {candidate.generation.text: candidate.reward for candidate in decision.candidates}
         if decision.agent != agent or len(set(earned.values())) == 1:
             continue
         log_probs = {reply: log_prob(decision.prompt_ids, reply) for reply in earned}

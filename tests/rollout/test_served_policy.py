@@ -17,8 +17,8 @@ from verl_atgrpo.config.schema import ValidationAnswers
 from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.team import EpisodeFailed, Limits
+from verl_atgrpo.thoughts import split_thought
 from verl_atgrpo.tiny_models.tiny import build_tokenizer
-from verl_atgrpo.tools import split_thought
 
 
 class Server:

@@ -12,6 +12,7 @@ from verl_atgrpo.environment import Message
 from verl_atgrpo.evaluation.episodes import PolicyUnusable
 from verl_atgrpo.evaluation.sources import Endpoint, key_of
 from verl_atgrpo.team import EpisodeFailed, Generation, Limits
+from verl_atgrpo.thoughts import split_thought
 from verl_atgrpo.tools import Reply, Tool, ToolCall, with_system
 
 _RETRIES = 8
@@ -159,8 +160,9 @@ class EndpointPolicy:
             raise PolicyUnusable(f"{self._endpoint} sends no usage: the tokens of its answers cannot be counted")
         message = choices[0].message
         text = message.content or ""
-        # Servers of reasoning models have either name.
+        # Servers of reasoning models have either name, and those that do not know the model's tags leave them in.
         thought = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None) or ""
+        left_in, said = split_thought(text)
         called = [call for call in message.tool_calls or () if call.type == "function"]
         calls = tuple(ToolCall(call.function.name, call.function.arguments) for call in called)
         return Generation(
@@ -168,6 +170,6 @@ class EndpointPolicy:
             log_probs=[],
             text=text,
             truncated=choices[0].finish_reason == "length",
-            reply=Reply(text, thought, calls, raw=text),
+            reply=Reply(said, thought or left_in, calls, raw=text),
             usage=(answer.usage.prompt_tokens, answer.usage.completion_tokens),
         )

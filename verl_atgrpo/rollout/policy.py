@@ -85,7 +85,7 @@ class ServedPolicy:
 
     async def parse(self, generation: Generation, tools: Sequence[Tool]) -> Reply:
         """Returns calls, thought and text of an answer."""
-        return await self.chat.parse(generation.token_ids, tools, generation.text)
+        return await self.chat.parse(generation.token_ids, tools, generation.text, generation.opened)
 
     async def generate(
         self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: Limits | None = None
@@ -139,4 +139,5 @@ class ServedPolicy:
             resumed=output.extra_fields.get("resumed", 0),
             temperature=float(params.get("temperature", 1.0)),
             cached_tokens=cached_tokens,
+            opened=self.chat.opens_thought(prompt_ids),
         )

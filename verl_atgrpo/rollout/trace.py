@@ -61,11 +61,11 @@ class TracedDecision:
         """Makes the decision and returns what the trace shows of it."""
         self.decision = decision = await self._sample()
         return {
-            "answer": decision.candidates[decision.committed].text,
+            "answer": decision.candidates[decision.committed].generation.text,
             "committed": decision.committed,
             "candidates": [
                 {
-                    "text": candidate.text,
+                    "text": candidate.generation.text,
                     "tokens": len(candidate.generation.token_ids),
                     "team": candidate.score.team,
                     "local": candidate.score.local,
