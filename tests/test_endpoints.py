@@ -21,7 +21,7 @@ from verl_atgrpo.endpoints import MOST_BYTES, Endpoint, drain_refused, server_of
 from verl_atgrpo.environment import Message, Outcome, Score
 from verl_atgrpo.team import EpisodeFailed, Generation, ScriptedPolicy, ScriptedTeam, Team, TeamOptions, play
 from verl_atgrpo.thoughts import split_thought
-from verl_atgrpo.tools import Reply
+from verl_atgrpo.tools import MessageError, Reply
 
 T = TypeVar("T")
 SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
@@ -154,11 +154,60 @@ def test_thoughts_are_apart() -> None:
     assert (message.content, message.reasoning_content) == ("Yes.", "so")
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+def test_no_agent_is_shown_what_another_has_thought(name: str) -> None:
+    """A framework hands a history on as it came; what an agent has thought itself it may read again."""
+    scored: list[tuple[str, Sequence[Message], str]] = []
+
+    def score(agent: str, messages: Sequence[Message], reply: Reply) -> Score:
+        scored.append((agent, messages, reply.text))
+        return Score()
+
+    team = team_of(lambda prompt, k: "<think>so</think>\nYes.")
+
+    async def main() -> None:
+        async with team.serve(score) as urls, client(urls["planner"]) as planner, client(urls["worker"]) as worker:
+            message = (await planner.create(model="m", messages=ASK)).choices[0].message
+            told: list[Any] = [*ASK, {"role": "assistant", "content": "Yes.", name: message.reasoning_content}, *ASK]
+            await worker.create(model="m", messages=told)
+            await planner.create(model="m", messages=told)
+            await planner.create(model="m", messages=[*ASK, {**told[1], name: "another thought"}, *ASK])
+
+    served(main())
+    shown = [(agent, [one[name] for one in messages if name in one]) for agent, messages, _ in scored]
+    assert shown == [("planner", []), ("worker", []), ("planner", ["so"]), ("planner", [])]
+    assert [text for _, _, text in scored] == ["Yes.", "worker", "Yes.", "Yes."]
+
+
 def test_thoughts_are_apart_with_tools_too() -> None:
     """The scripted policy does not split them, as verl's parsers do: what the parser says is sent."""
     message = Reply("Yes.", "so", raw="<think>so</think>\nYes.").message
     assert message == {"role": "assistant", "content": "Yes.", "reasoning_content": "so"}
     assert split_thought("<think>\n\n</think>\n\nYes") == ("", "Yes")
+
+
+def test_a_message_that_the_policy_cannot_be_shown_is_the_frameworks_error() -> None:
+    """Nothing was sampled, so the framework may ask otherwise, and the episode goes on."""
+
+    class Strict(ScriptedPolicy):
+        def encode(self, messages: Sequence[Message]) -> list[int]:
+            if messages[0]["role"] == "developer":
+                raise MessageError("shows no message of the role 'developer'")
+            return super().encode(messages)
+
+    team = Team({"planner": "p"}, {"p": Strict(lambda prompt, k: "7")}, TeamOptions(1))
+
+    async def workflow(team: Team) -> Outcome:
+        async with team.serve() as urls:
+            refused = await post(urls["planner"], {"messages": [{**ASK[0], "role": "developer"}]})
+            answered = await post(urls["planner"], {"messages": [{**ASK[0], "role": "system"}]})
+        statuses.extend([refused[0], answered[0]])
+        assert "'developer'" in refused[1]["error"]["message"]
+        return Outcome(True)
+
+    statuses: list[int] = []
+    record = served(play(Play(workflow), 0, team))
+    assert (statuses, len(record.decisions)) == ([400, 200], 1)
 
 
 def test_streams_have_the_same_content() -> None:

@@ -41,6 +41,8 @@ MOST_REFUSALS = 100
 """Requests beyond a limit, of one agent, after which the episode is ended: its framework does not stop."""
 GRACE = 30.0
 """Seconds that a framework has to end by itself after its episode's time is over."""
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Fields of a message in which frameworks and chat templates have thoughts."""
 CallScore = Callable[[str, Sequence[Message], Reply], Score | Awaitable[Score]]
 """(agent, messages, reply) -> score."""
 
@@ -184,6 +186,8 @@ class _Session:
     """The limit that refused a request, and why."""
     over: int = 0
     """Requests beyond a limit."""
+    thoughts: set[str] = field(default_factory=set)
+    """What the agent has thought; a history may have thoughts of others, which it is not shown."""
 
     async def answer(self, asked: _Asked) -> list[Candidate]:
         """Makes as many decisions as a request asks for answers; raises _Refused if it cannot be had."""
@@ -205,7 +209,9 @@ class _Session:
         self.turns += number
         deciding = gather_or_cancel([self._decide(asked) for _ in range(number)])
         try:
-            return await asyncio.wait_for(deciding, left)
+            candidates = await asyncio.wait_for(deciding, left)
+            self.thoughts.update(candidate.reasoning for candidate in candidates)
+            return candidates
         except EpisodeFailed as failed:
             if failed.reason == "prompt_too_long":
                 raise _Refused(400, str(failed), "context_length_exceeded") from failed
@@ -230,13 +236,17 @@ class _Session:
 
     async def _decide(self, asked: _Asked) -> Candidate:
         """Makes the decision that a request asks for."""
-        messages = asked.messages
+        messages = [self._without_others_thoughts(message) for message in asked.messages]
         limit = min(filter(None, (asked.max_tokens, asked.max_completion_tokens)), default=None)
         tools = [] if asked.tool_choice == "none" else asked.tools or []
         stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop or []
         score = None if self.score is None else functools.partial(self._scored, messages)
         schemas = [tool.model_dump(exclude_none=True) for tool in tools]
         return await self.team[self.agent].act(messages, score, tools=schemas, max_tokens=limit, stop=stop)
+
+    def _without_others_thoughts(self, message: dict[str, Any]) -> dict[str, Any]:
+        own = self.thoughts
+        return {key: value for key, value in message.items() if key not in _THOUGHTS or str(value).strip() in own}
 
     async def _scored(self, messages: Sequence[Message], reply: str | Reply) -> Score:
         assert self.score is not None

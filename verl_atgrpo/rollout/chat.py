@@ -36,6 +36,7 @@ _SHAPES = 4096
 """Conversations by their roles that are remembered."""
 _SAME = {"developer": "system", "function": "tool"}
 """OpenAI's other names of roles, which chat templates do not know."""
+_NO_WORD = r"(?<![^\W\d_])"
 _JSON = re.compile(r'"(?:[^"\\]|\\.?)*"?|[\[{]|[\]}]', re.DOTALL)
 """Strings, to the end if they have none, and brackets."""
 
@@ -247,8 +248,10 @@ class Chat:
             thought, said, _ = _channels(whole, raw)
             said = said.removesuffix(after)
             return f"{OPEN}{thought}{CLOSE}{said}" if thought else said
-        marked = self._marked(whole)
-        return text if marked == whole else self._special.sub("", marked).removesuffix(after)
+        if not _any_of(self._thought_tags).search(whole):
+            return text
+        marked = self._special.sub(lambda token: token[0] if marks(token[0]) else "", self._marked(whole))
+        return marked.removesuffix(after)
 
     def opens_thought(self, prompt_ids: Sequence[int]) -> bool:
         """Returns whether a prompt ends in the beginning of a thought."""
@@ -280,11 +283,9 @@ class Chat:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Returns a pattern of any of some texts, the longest that fits; a word's end is none."""
-    longest_first = sorted(texts, key=len, reverse=True)
-    return re.compile(
-        "|".join((r"(?<!\w)" if text[0].isalnum() else "") + re.escape(text) for text in longest_first) or "(?!)"
-    )
+    """Returns a pattern of any of some texts, the longest that fits; the end of a word is none."""
+    ordered = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join((_NO_WORD if one[0].isalpha() else "") + re.escape(one) for one in ordered) or "(?!)")
 
 
 def _apart(mark: re.Match[str]) -> str:

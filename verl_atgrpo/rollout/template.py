@@ -17,7 +17,7 @@ from verl_atgrpo.thoughts import marks
 Render = Callable[[Sequence[Mapping[str, Any]], bool], str]
 """(messages, whether the prompt of an answer follows) -> text; raises `jinja2.TemplateError` for what it refuses."""
 _WORD = re.compile("Word[0-9]+Word")
-_TAG = re.compile(r"<[^<>\s]{1,40}>|\[[^\[\]\s]{1,40}\]|\u25c1[^\s\u25c1\u25b7]{1,40}\u25b7")
+_TAG = re.compile(r"<{1,2}[^<>\s]{1,40}>{1,2}|\[[^\[\]\s]{1,40}\]|\u25c1[^\s\u25c1\u25b7]{1,40}\u25b7")
 _LONGEST = 40
 """Characters of a line between messages; a longer one is a text, such as a system prompt that the template has."""
 _THOUGHT = re.compile(r"(?i)(?:think(?:ing)?|thoughts?|reasoning)(?:_(?:start|begin|end))?\W{1,2}$")
@@ -47,9 +47,11 @@ def between(render: Render) -> tuple[list[str], list[str]]:
         for part in parts:
             tags = _TAG.findall(part)
             texts.update(dict.fromkeys(tags))
-            for line in _TAG.sub("\n", part).splitlines():
-                if line.strip() and len(line.strip()) <= _LONGEST and (line.strip().isalnum() <= (not tags)):
-                    (alone if line.strip().isalnum() else texts)[line.strip()] = None
+            for line in map(str.strip, _TAG.sub("\n", part).splitlines()):
+                if line.isalnum() and not tags:
+                    alone[line] = None
+                elif not line.isalnum() and re.search(r"\w", line) and len(line) <= _LONGEST:
+                    texts[line] = None
     # The answer's own marks of a call are none.
     of_call = _TAG.findall(_rendered(render, asked))
     texts.update(dict.fromkeys(set(_TAG.findall(_rendered(render, [*asked, told]))) - set(of_call)))
@@ -73,6 +75,7 @@ def thought_tags(render: Render, names: Sequence[str]) -> Mapping[str, bool]:
         header = _rendered(render, [asked]).rpartition(word(0))[2]
         same = next((at for at, pair in enumerate(zip(before, header, strict=False)) if len(set(pair)) == 2), None)
         begins = before[min(len(before), len(header)) if same is None else same :].strip()
+        begins = begins or "".join(_TAG.findall(before)[-1:])  # where the prompt of an answer begins its thought
         ends = answered[parts[word(1)] + len(word(1)) : parts[word(2)]].strip()
         if begins and ends and not begins.isalnum() and not ends.isalnum():
             found |= {begins: False, ends: True}
