@@ -69,7 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     data = commands.add_parser("data", help="inspect the tasks of a recipe")
     data_commands = data.add_subparsers(dest="data_command", required=True)
-    check = data_commands.add_parser("check", help="list validation tasks that are also training tasks")
+    check = data_commands.add_parser(
+        "check", help="grade the data's own solutions, and list validation tasks that are also training tasks"
+    )
     check.add_argument("--config-name", required=True, help="the recipe")
     check.add_argument("--config-dir", type=Path, help="folder with your own recipes")
     check.add_argument("overrides", nargs="*", help="as for verl.trainer.main_ppo")
@@ -204,14 +206,17 @@ def _compare(options: argparse.Namespace) -> str:
 
 
 def _check_data(options: argparse.Namespace) -> tuple[str, bool]:
+    from verl_atgrpo import contamination, data_check
     from verl_atgrpo.config.schema import AtGrpoConfig
-    from verl_atgrpo.contamination import report
     from verl_atgrpo.recipes import compose, readable
 
     with readable(options.config_name, options.config_dir):
         settings = AtGrpoConfig.from_config(compose(options.config_name, options.overrides, options.config_dir))
         env = settings.make_environment()
-    return report(env, settings.split_size(env, "train"), settings.split_size(env, "val"))
+    train, val = settings.split_size(env, "train"), settings.split_size(env, "val")
+    rows, bad = data_check.report(env, {"train": train, "val": val}, settings.max_bad_rows)
+    shared, overlap = contamination.report(env, train, val)
+    return f"{rows}\n{shared}".lstrip(), bad or overlap
 
 
 if __name__ == "__main__":

@@ -32,6 +32,12 @@ Message = Mapping[str, Any]
 content is a text, or a list of parts `{"type": "text", "text": ...}`."""
 
 
+RowDefect = Literal[
+    "its own solution fails", "the empty reply passes", "its answer cannot be verified", "it has no solution to check"
+]
+"""What may be wrong with a row of data; the last one says that there is nothing to grade."""
+
+
 class EnvironmentConfigError(ValueError):
     """An environment refuses its options. The message names the key and what is accepted."""
 
@@ -214,6 +220,14 @@ class Environment(ABC):
 
         Validation tasks that are near duplicates of a training task by this text are refused (`contamination`).
         Generated puzzles return None: all of them look alike, and their keys suffice.
+        """
+        return None
+
+    async def row_defect(self, task: Any) -> RowDefect | None:
+        """Returns what is wrong with a task that comes from data, or None.
+
+        Grades the row's own solution or answer, and the empty reply, as replies are graded. Generated tasks have no
+        rows to check (`data_check`).
         """
         return None
 

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from annotated_types import Ge, Le
 
-from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score, Split
+from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, RowDefect, Score, Split
 from verl_atgrpo.environments.code.formats import read_problems
 from verl_atgrpo.environments.code.programs import Call, Exchange, Problem, Test, Verdict, judge
 from verl_atgrpo.environments.code.replies import parse_test
@@ -109,6 +109,15 @@ class Code(DataSetEnvironment[Problem]):
     def dedup_text(self, task: Problem) -> str:
         """Returns the statement."""
         return task.statement
+
+    async def row_defect(self, task: Problem) -> RowDefect | None:
+        """Returns what is wrong with a problem's golden tests."""
+        if (await judge(task, "", task.tests, self._limits)).fraction == 1:
+            return "the empty reply passes"
+        if task.solution is None:
+            return "it has no solution to check"
+        own = await judge(task, task.solution, task.tests, self._limits)
+        return None if own.fraction == 1 else "its own solution fails"
 
     # ------------------------------------------------------------------ the workflow
 

@@ -7,6 +7,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from io import BufferedIOBase
 from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -15,17 +16,18 @@ from urllib.parse import unquote
 from pydantic import TypeAdapter
 
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Split
-from verl_atgrpo.files import bounded, check_file, parse
+from verl_atgrpo.files import FileError, bounded, check_file, parse
 
 Task = TypeVar("Task")
 Record = dict[str, Any]
 Rows = tuple[Sequence[str], Callable[[list[str]], Iterable[Record]]]
 """The columns of a data set, and a function that yields its rows with the given columns."""
 _RECORD: TypeAdapter[Record] = TypeAdapter(dict[str, Any])
+_ROWS: TypeAdapter[list[Record]] = TypeAdapter(list[dict[str, Any]])
 _LONGEST = 256 << 20
-"""Most bytes of a row as JSON: a row may have megabytes of tests."""
+"""Most bytes of a row as JSON, which may have megabytes of tests, and of a file that is one list."""
 _KEYS = ("path", "columns", "split", "subset")
-_LINES, _TABLE = (".jsonl", ".jsonl.gz", ".json.gz"), (".parquet",)
+_JSON, _TABLE = (".jsonl", ".jsonl.gz", ".json", ".json.gz"), (".parquet",)
 _HUB_FILE = re.compile(r"hf://datasets/(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?/(?P<file>.+)")
 
 
@@ -36,8 +38,9 @@ def read_records(
 
     Args:
         source: the option's value in the recipe: a mapping with `path`, optionally `columns` (our name -> the data
-            set's), and for a data set of the hub `split` and `subset`. The path is a file `.jsonl`, `.jsonl.gz`,
-            `.json.gz` (JSON lines as well: data sets name them so) or `.parquet`; or such a file on the hub,
+            set's; `reward_model.ground_truth` is a key of the mappings in the column `reward_model`), and for a data
+            set of the hub `split` and `subset`. The path is a file `.jsonl`, `.json` (JSON lines, or one list of
+            rows), either of them with `.gz`, or `.parquet`; or such a file on the hub,
             `hf://datasets/<owner>/<data set>/<file>`, optionally with `@<revision>` after the data set; or the name
             of a data set on the hub.
         option: the option's name, for messages.
@@ -62,19 +65,44 @@ def read_records(
         found, rows = _open(source, where)
         if not found:
             raise EnvironmentConfigError(f"{where}.path={path!r}: it has no rows")
-        for ours, theirs in names.items():
-            if theirs not in found and (ours in given or ours not in optional):
-                raise EnvironmentConfigError(
-                    f"{where}.columns.{ours}={theirs!r}: {path!r} has no such column; it has {', '.join(found)}"
-                )
-        for row in rows([name for name in found if name in names.values()]):
-            yield {ours: row.get(theirs) for ours, theirs in names.items()}
+        parts = {ours: _parts(theirs, found) for ours, theirs in names.items()}
+        needed = {ours: own for ours, own in parts.items() if ours in given or ours not in optional}
+
+        def missing(ours: str, known: Iterable[str]) -> EnvironmentConfigError:
+            return EnvironmentConfigError(
+                f"{where}.columns.{ours}={names[ours]!r}: {path!r} has no such column; it has {', '.join(known)}"
+            )
+
+        for ours, own in needed.items():
+            if own[0] not in found:
+                raise missing(ours, found)
+        wanted = {own[0] for own in parts.values()}
+        for number, row in enumerate(rows([name for name in found if name in wanted])):
+            if number == 0:
+                for ours, own in needed.items():
+                    for depth, part in enumerate(own[1:], 1):
+                        outer = _inner(row, own[:depth])
+                        if not isinstance(outer, Mapping) or part not in outer:
+                            keys = outer if isinstance(outer, Mapping) else {}
+                            raise missing(ours, [".".join((*own[:depth], key)) for key in keys] or found)
+            yield {ours: _inner(row, own) for ours, own in parts.items()}
     except EnvironmentConfigError:
         raise
     except (OSError, ValueError, EOFError, zlib.error, RuntimeError) as error:  # datasets: RuntimeError for scripts
-        known = f"a file {', '.join(_LINES + _TABLE)}, here or as hf://datasets/..., or a data set on the hub"
+        known = f"a file {', '.join(_JSON + _TABLE)}, here or as hf://datasets/..., or a data set on the hub"
         message = f"{where}.path={path!r} cannot be read as {known}: {' '.join(str(error).split())}"
         raise EnvironmentConfigError(message) from error
+
+
+def _parts(name: str, found: Sequence[str]) -> tuple[str, ...]:
+    """Returns a column, or with dots, if no column has that name, a column and keys of the mappings in it."""
+    return (name,) if name in found else tuple(name.split("."))
+
+
+def _inner(row: object, parts: Iterable[str]) -> Any:
+    for part in parts:
+        row = row.get(part) if isinstance(row, Mapping) else None
+    return row
 
 
 def data_sets(source: object, option: str) -> dict[str, tuple[str, object]]:
@@ -138,12 +166,12 @@ class DataSetEnvironment(Environment, Generic[Task]):
 
 def _open(source: Mapping[str, Any], where: str) -> Rows:
     path = source["path"]
-    if path.endswith(_LINES + _TABLE):
+    if path.endswith(_JSON + _TABLE):
         for key in ("split", "subset"):
             if source.get(key) is not None:
                 raise EnvironmentConfigError(f"{where}.{key}={source[key]!r} has no effect on a file: remove it")
         local = _fetched(path)
-        return _open_table(local) if path.endswith(_TABLE) else _open_lines(local)
+        return _open_table(local) if path.endswith(_TABLE) else _open_json(local)
     import datasets
 
     if source.get("split") is None:
@@ -162,19 +190,31 @@ def _fetched(path: str) -> Path:
     return Path(hf_hub_download(on_hub["repo"], on_hub["file"], repo_type="dataset", revision=revision))
 
 
-def _open_lines(path: Path) -> Rows:
+def _open_json(path: Path) -> Rows:
     check_file(path, most=sys.maxsize)
 
+    def opened() -> BufferedIOBase:
+        return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+
     def parsed() -> Iterator[Record]:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        with opened() as file:
             # Binary lines end only at \n: texts may contain other line separators.
             for number, line in bounded(file, path, _LONGEST):
+                if number == 1 and line.lstrip().startswith(b"["):
+                    yield from _listed(line + file.read(_LONGEST + 1), path)
+                    return
                 if line.strip():
                     yield parse(line, _RECORD, "a row of a data set", path, number)
 
     rows = parsed()
     first = next(rows, {})
     return list(first), lambda _: chain([first], rows)
+
+
+def _listed(text: bytes, path: Path) -> list[Record]:
+    if len(text) > _LONGEST:
+        raise FileError(f"{path}: a list of more than {_LONGEST:,} bytes; write one row a line (.jsonl)")
+    return parse(text, _ROWS, "a list of rows of a data set", path)
 
 
 def _open_table(path: Path) -> Rows:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import math
+import numbers
 import os
 import re
 import signal
@@ -131,6 +133,17 @@ def parse_printed(output: str, style: Style = "full") -> str | None:
     return tidy(_SYMPY.sub(lambda name: _AS_LATEX[name[0]], line))
 
 
+_MISSING = {"", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "none", "null", "nil", "inf", "-inf", "undefined"}
+"""What pandas and others write for a missing value or the result of a failed computation, in lower case."""
+
+
+def _is_given(gold: object) -> bool:
+    """Returns whether a value of a data set is a text or a number that can be an answer."""
+    if isinstance(gold, str):
+        return gold.strip().casefold() not in _MISSING
+    return isinstance(gold, numbers.Real) and math.isfinite(gold)
+
+
 def parse_gold(gold: object) -> str | None:
     r"""Returns a data set's answer, tidied, or None if it is missing or a sentence.
 
@@ -138,10 +151,11 @@ def parse_gold(gold: object) -> str | None:
     parse it is a separate check (`verifiable`), which takes 15 ms per answer and a time limit.
 
     Args:
-        gold: a number; or a text with the answer at its end, after `####` (GSM8K) or in `\boxed{}` (MATH); or a list
-            of texts (OlympiadBench), which are the answer together.
+        gold: a finite number; or a text with the answer at its end, after `####` (GSM8K) or in `\boxed{}` (MATH); or
+            a list of such (OlympiadBench), which are the answer together. Anything else, and what data frames write
+            for a missing value (`nan`, `N/A`, `None`), is no answer.
     """
-    if gold is None:
+    if not (values := gold if isinstance(gold, (list, tuple)) else [gold]) or not all(map(_is_given, values)):
         return None
     if isinstance(gold, (list, tuple)):
         # Commas separate answers here: `100,200` is not a number of six digits.

@@ -9,11 +9,11 @@ import asyncio
 import logging
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, Score
+from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, RowDefect, Score
 from verl_atgrpo.environments.common.options import (
     Turns,
     check_installed,
@@ -113,6 +113,15 @@ class MathEnvironment(DataSetEnvironment[MathTask]):
     def dedup_text(self, task: MathTask) -> str:
         """Returns the problem's text."""
         return task.question
+
+    async def row_defect(self, task: MathTask) -> RowDefect | None:
+        """Returns what is wrong with a problem's answer."""
+        if not await asyncio.to_thread(verifiable, task.answer):
+            return "its answer cannot be verified"
+        own, empty = (parse_answer(reply, self.style) for reply in (rf"\boxed{{{task.answer}}}", ""))
+        if not await equal(task.answer, own):
+            return "its own solution fails"
+        return "the empty reply passes" if await equal(task.answer, empty) else None
 
     # ------------------------------------------------------------------ answering and scores
 
@@ -296,17 +305,37 @@ def compact(role: str, task: MathTask, turns: Sequence[Sequence[Attempt]]) -> li
 
 
 def _read_tasks(source: object, option: str) -> tuple[MathTask, ...]:
-    tasks, read, first = [], 0, None
+    where = f"at_grpo.environment.{option}.columns"
+    tasks: list[MathTask] = []
+    asked, read = 0, 0
     for row in read_records(source, option, {"question": "question", "answer": "answer"}):
-        read, first = read + 1, row["answer"] if first is None else first
-        answer = parse_gold(row["answer"])
-        if isinstance(row["question"], str) and answer is not None:
-            tasks.append(MathTask(row["question"], answer))
+        if read == 0:
+            first = row
+        question, answer = _text_of(row["question"]), parse_gold(row["answer"])
+        read, asked = read + 1, asked + bool(question)
+        if question and answer is not None:
+            tasks.append(MathTask(question, answer))
+    if not asked:
+        raise EnvironmentConfigError(
+            f"{where}.question: no row of it has a text, or one message of the role user; the first is "
+            f"{str(first['question'])[:80]!r}; name the column of the problems"
+        )
     if not any(verifiable(task.answer) for task in tasks[:_TRIED]):
         raise EnvironmentConfigError(
-            f"at_grpo.environment.{option}.columns.answer: no answer in it can be verified, the first is "
-            f"{str(first)[:80]!r}; name the column of the answers"
+            f"{where}.answer: no answer in it can be verified, the first is {str(first['answer'])[:80]!r}; name the "
+            "column of the answers"
         )
     if len(tasks) < read:
-        logger.warning("%s: %d of %d problems left out: no answer", option, read - len(tasks), read)
+        lacking = f"{read - asked} without a question, {asked - len(tasks)} without an answer"
+        logger.warning("%s: %d of %d problems left out: %s", option, read - len(tasks), read, lacking)
     return tuple(tasks)
+
+
+def _text_of(question: object) -> str:
+    """Returns a problem's text, also of a prompt in verl's form that is one message of the user; "" if there is none.
+
+    More messages are none: whoever wrote them meant another prompt than ours.
+    """
+    if isinstance(question, list) and len(question) == 1 and isinstance(question[0], Mapping):
+        question = question[0].get("content") if question[0].get("role") == "user" else None
+    return question if isinstance(question, str) and question.strip() else ""

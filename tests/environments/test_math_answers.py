@@ -369,3 +369,19 @@ def test_a_comparison_that_times_out_is_not_retried(monkeypatch: pytest.MonkeyPa
 
     assert not Slow().equal("1", "x")
     assert asked == ["1"]
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        float("nan"), float("inf"), "nan", "NaN", " None ", "N/A", "null", "#N/A", "<NA>", "", "  ", "undefined",
+        {"a": 1}, {"answer": "3"}, ["3", None], ["nan"], [], [["3"]], b"3", [{"value": 3}], complex(1, 2),
+    ],
+)  # fmt: skip
+def test_what_stands_for_a_missing_value_is_no_gold(missing: object) -> None:
+    assert parse_gold(missing) is None
+
+
+@pytest.mark.parametrize("gold", ["0", 0, -2.5, "n", "N", r"\infty", ["1", "2"], "A"])
+def test_short_golds_are_golds(gold: object) -> None:
+    assert parse_gold(gold) is not None

@@ -274,3 +274,37 @@ def test_option_errors_name_key_and_value(
         with pytest.raises(EnvironmentConfigError, match=re.escape(f"at_grpo.environment.{named}")) as caught:
             make(name, **{"train": train, "val": val, **options})
         assert "\n" not in str(caught.value)
+
+
+USER, SYSTEM = {"role": "user", "content": "What is 1 + 2?"}, {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize(
+    ("question", "kept"),
+    [
+        ("What is 1 + 2?", True),
+        ([USER], True),  # verl's own form
+        ([SYSTEM, USER], False),
+        ([USER, {"role": "assistant", "content": "3"}], False),
+        ([{"role": "assistant", "content": "3"}], False),
+        ([{**USER, "content": ["What is 1 + 2?"]}], False),
+        ("  \n", False),
+        ("", False),
+        (None, False),
+        (["What is 1 + 2?"], False),
+        ({"content": "What is 1 + 2?"}, False),
+        (12, False),
+    ],
+)
+def test_a_question_is_a_text_or_one_message(question: Any, kept: bool, tmp_path: Path) -> None:
+    def read(*rows: dict[str, Any]) -> MathDebate:
+        return MathDebate(*sources(tmp_path, train=[*rows]))
+
+    good, row = {"question": "What is 5?", "answer": "5"}, {"question": question, "answer": "3"}
+    tasks = [read(good, row).task("train", index).question for index in range(1 + kept)]
+    assert tasks == ["What is 5?", "What is 1 + 2?"][: 1 + kept] and read(good, row).num_tasks("train") == 1 + kept
+    if not kept:
+        with pytest.raises(
+            EnvironmentConfigError, match=r"columns\.question: no row of it has a text, or one message"
+        ):
+            read(row)

@@ -22,7 +22,7 @@ def write(folder: Path, name: str) -> str:
     text = "".join(json.dumps(row) + "\n" for row in ROWS) + "\n"
     if name.endswith(".gz"):
         path.write_bytes(gzip.compress(text.encode()))
-    elif name.endswith(".jsonl"):
+    elif name.endswith((".jsonl", ".json")):
         path.write_text(text)
     else:
         pandas = pytest.importorskip("pandas")
@@ -30,10 +30,69 @@ def write(folder: Path, name: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("name", ["sums.jsonl", "sums.jsonl.gz", "sums.json.gz", "sums.parquet"])
+@pytest.mark.parametrize("name", ["sums.jsonl", "sums.jsonl.gz", "sums.json", "sums.json.gz", "sums.parquet"])
 def test_files_of_every_kind_give_the_same_rows_under_our_names(name: str, tmp_path: Path) -> None:
     source = {"path": write(tmp_path, name), "columns": {"question": "problem"}}
     assert list(read_records(source, "train", COLUMNS, optional=["hint"])) == EXPECTED
+
+
+@pytest.mark.parametrize("name", ["list.json", "list.json.gz", "list.jsonl"])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_file_may_be_one_list_of_rows(name: str, indent: int | None, tmp_path: Path) -> None:
+    text = json.dumps(ROWS, indent=indent).encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    source = {"path": str(tmp_path / name), "columns": {"question": "problem"}}
+    assert list(read_records(source, "train", COLUMNS, optional=["hint"])) == EXPECTED
+
+
+@pytest.mark.parametrize("text", ['[{"a": 1}, 3]', "[[]]", '[{"a": 1}', '[{"a": 1}]\n{"a": 2}', "[1, 2]"])
+def test_a_list_of_something_else_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text(text)
+    with pytest.raises(EnvironmentConfigError, match=r"list\.json' cannot be read") as refusal:
+        list(
+            read_records(
+                {"path": str(tmp_path / "list.json"), "columns": {"question": "a"}}, "train", COLUMNS, ["hint"]
+            )
+        )
+    assert "\n" not in str(refusal.value)
+
+
+NESTED = [
+    {"prompt": "1+1", "reward_model": {"ground_truth": "2", "style": {"kind": "rule"}}, "extra.info": "x"},
+    {"prompt": "2+2", "reward_model": {"ground_truth": "4", "style": None}, "extra.info": "y"},
+]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("reward_model.ground_truth", ["2", "4"]),
+        ("reward_model.style.kind", ["rule", None]),  # later rows may lack it
+        ("extra.info", ["x", "y"]),  # a column's own name comes first
+        ("reward_model.truth", r"columns\.answer='reward_model\.truth': .* it has reward_model\.ground_truth, "),
+        (
+            "reward.ground_truth",
+            r"columns\.answer='reward\.ground_truth': .* it has prompt, reward_model, extra\.info",
+        ),
+        ("prompt.content", r"columns\.answer='prompt\.content': .* it has prompt, reward_model"),
+        ("reward_model.style.kind.deeper", r"columns\.answer='reward_model\.style\.kind\.deeper': "),
+    ],
+)
+def test_a_column_may_be_a_key_of_mappings(kind: str, name: str, values: Any, tmp_path: Path) -> None:
+    path = tmp_path / f"rows.{kind}"
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in NESTED))
+    else:
+        pytest.importorskip("pandas").DataFrame(NESTED).to_parquet(path)
+    rows = read_records(
+        {"path": str(path), "columns": {"question": "prompt", "answer": name}}, "train", COLUMNS, ["hint"]
+    )
+    if isinstance(values, str):
+        with pytest.raises(EnvironmentConfigError, match=values):
+            list(rows)
+    else:
+        assert [row["answer"] for row in rows] == values
 
 
 @pytest.mark.parametrize(

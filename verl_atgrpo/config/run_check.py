@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,15 +11,17 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_atgrpo import compat, contamination
+from verl_atgrpo import compat, contamination, data_check
 from verl_atgrpo.config.answer_check import check_answers
 from verl_atgrpo.config.key_check import View, check_keys, check_present, check_types, shown_as
 from verl_atgrpo.config.machine_check import check_folders, check_loggers, check_models
 from verl_atgrpo.config.policies import expand_policies
 from verl_atgrpo.config.policy_check import check_policies
 from verl_atgrpo.config.schema import MODES, SECTION, AtGrpoConfig, ConfigError
-from verl_atgrpo.environment import Environment, EnvironmentConfigError
+from verl_atgrpo.environment import Environment, EnvironmentConfigError, Split
 from verl_atgrpo.estimators.spec import follows_verls_switch, resolve_spec
+
+logger = logging.getLogger(__name__)
 
 MODE = "at_grpo"
 ESTIMATOR = "at_grpo"
@@ -119,6 +122,7 @@ def _check_team_job(view: View, settings: AtGrpoConfig) -> None:
     _check_storage(config, settings)
     if not settings.allow_overlap:
         check_disjoint(settings, environment)
+    check_rows(settings, environment)
 
 
 def check_agents(settings: AtGrpoConfig, env: Environment) -> None:
@@ -272,6 +276,22 @@ def check_disjoint(settings: AtGrpoConfig, env: Environment) -> None:
             f"{SECTION}.environment: {overlap}; make the splits disjoint, or set {SECTION}.allow_overlap=true "
             "to accept it"
         )
+
+
+def check_rows(settings: AtGrpoConfig, env: Environment) -> None:
+    """Grades a sample of rows of data, logs what it shows, and raises ConfigError if too many are bad."""
+    if not data_check.has_rows(env):
+        return
+    splits: tuple[Split, ...] = ("train", "val")
+    for split in splits:
+        check = data_check.check_rows(env, split, data_check.sample(env, split, settings.split_size(env, split)))
+        logger.log(logging.WARNING if check.defects else logging.INFO, "%s.environment: %s", SECTION, check)
+        if check.share > settings.max_bad_rows:
+            index = next(iter(check.defects))
+            raise ConfigError(
+                f"{SECTION}.environment.{split}: {check}, such as row {index}; see all with verl-atgrpo data check, "
+                f"leave them out, or raise {SECTION}.max_bad_rows={settings.max_bad_rows}"
+            )
 
 
 def check_sampling(rollout: DictConfig) -> None:

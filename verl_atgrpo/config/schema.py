@@ -222,6 +222,9 @@ class AtGrpoConfig(Section):
     """Tasks of the validation split, for environments that generate tasks without end."""
     allow_overlap: bool = False
     """Accept validation tasks that are also training tasks, or near duplicates of them by their texts."""
+    max_bad_rows: Annotated[float, Ge(0), Le(1)] = 0.25
+    """Largest share of bad rows in a sample of 32 of each split that is graded at the start: their own solution fails,
+    the empty reply passes, or their answer cannot be verified. `verl-atgrpo data check` grades all rows."""
     request_timeout: Seconds = 600.0
     """Seconds that a server has for a candidate, or for the rest of an interrupted one."""
     request_retries: Retries = 2

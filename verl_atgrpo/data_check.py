@@ -1,0 +1,111 @@
+"""Rows of data that teach something wrong: their own solution fails, anything passes, or their answer is none."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from verl_atgrpo.environment import Environment, RowDefect, Split, stable_hash
+
+SAMPLE = 32
+"""Rows that the start of a training grades. With a bound of .25, data of which 8% are bad are refused one time in
+1,500, and data of which half are bad pass three times in 1,000."""
+_IN_FLIGHT = 8
+_UNCHECKED: RowDefect = "it has no solution to check"
+
+
+@dataclass(frozen=True)
+class RowCheck:
+    """What grading rows of one split showed."""
+
+    split: Split
+    graded: int
+    """Rows that were graded."""
+    defects: dict[int, RowDefect] = field(default_factory=dict)
+    """Index of a task -> what is wrong with it, in the order of tasks."""
+    unchecked: int = 0
+    """Rows without a solution of their own, of which only the empty reply was graded."""
+
+    @property
+    def share(self) -> float:
+        """Share of the graded rows that have a defect."""
+        return len(self.defects) / self.graded if self.graded else 0.0
+
+    def __str__(self) -> str:
+        kinds = Counter(self.defects.values())
+        what = ", ".join(f"{count:,}: {kind}" for kind, count in sorted(kinds.items())) or "no defect"
+        without = f"; {self.unchecked:,} have no solution of their own" if self.unchecked else ""
+        return f"{self.graded:,} {self.split} rows graded, {self.share:.1%} with a defect ({what}){without}"
+
+
+def has_rows(env: Environment) -> bool:
+    """Returns whether an environment can say what is wrong with its tasks."""
+    return type(env).row_defect is not Environment.row_defect
+
+
+def sample(env: Environment, split: Split, size: int, most: int = SAMPLE) -> list[int]:
+    """Returns the indices of at most `most` of the first `size` tasks, of every data set alike, ascending.
+
+    Args:
+        env: the environment.
+        split: whose tasks.
+        size: tasks of the split that the run uses.
+        most: number of indices; an equal share of it for every data set, rounded up.
+    """
+    starts, begin = [], 0
+    for tasks in env.data_sets(split).values():
+        starts.append(range(begin, min(begin + tasks, size)))
+        begin += tasks
+    if begin < size:
+        starts.append(range(begin, size))
+    parts = [part for part in starts if part]
+    rng = random.Random(stable_hash("data check", split, size))
+    each = -(-most // max(1, len(parts)))
+    return sorted(index for part in parts for index in rng.sample(part, min(each, len(part))))
+
+
+def check_rows(env: Environment, split: Split, indices: Sequence[int]) -> RowCheck:
+    """Grades rows of a split as replies are graded: a math answer takes some 20 ms, a program as long as its tests."""
+
+    async def all_of_them() -> list[RowDefect | None]:
+        slots = asyncio.Semaphore(_IN_FLIGHT)
+
+        async def one(index: int) -> RowDefect | None:
+            async with slots:
+                return await env.row_defect(env.task(split, index))
+
+        return await asyncio.gather(*map(one, indices))
+
+    found = dict(zip(indices, asyncio.run(all_of_them()), strict=True))
+    defects = {index: what for index, what in found.items() if what is not None and what != _UNCHECKED}
+    unchecked = sum(what == _UNCHECKED for what in found.values())
+    return RowCheck(split, len(found), defects, unchecked)
+
+
+def report(env: Environment, sizes: dict[Split, int], bound: float, shown: int = 20) -> tuple[str, bool]:
+    """Grades every row of a run.
+
+    Args:
+        env: the environment.
+        sizes: split -> number of its tasks in the run.
+        bound: share of defects that a training accepts, `at_grpo.max_bad_rows`.
+        shown: rows of each split that are listed.
+
+    Returns a line for each listed row, a summary of each split, and whether a share is above the bound; no line if the
+    tasks are generated.
+    """
+    if not has_rows(env):
+        return "", False
+    lines, failed = [], False
+    for split, size in sizes.items():
+        check = check_rows(env, split, range(size))
+        listed = list(check.defects.items())[:shown]
+        lines += [f"{split} row {index}: {what}" for index, what in listed]
+        if len(check.defects) > shown:
+            lines.append(f"... and {len(check.defects) - shown:,} more")
+        lines.append(str(check))
+        failed |= check.share > bound
+    return "\n".join(lines), failed
