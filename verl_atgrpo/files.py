@@ -77,7 +77,9 @@ def read_json(path: Path, accepted: TypeAdapter[T], what: str) -> T:
 
 
 def lines(path: Path, most: int = MAX_LINES) -> Iterator[tuple[int, bytes]]:
-    """Yields (number, bytes) of the lines of a file, without an incomplete last line, which is logged.
+    """Yields (number, bytes) of the lines of a file of JSON objects, without an incomplete last line, which is logged.
+
+    A last line that has no newline counts if it is an object, since no beginning of an object is one.
 
     Raises:
         FileError: the file has more than `most` bytes, or a line more than `MAX_LINE`.
@@ -86,10 +88,18 @@ def lines(path: Path, most: int = MAX_LINES) -> Iterator[tuple[int, bytes]]:
     check_file(path, most)
     with path.open("rb") as file:
         for number, line in bounded(file, path):
-            if line.endswith(b"\n"):
+            if line.endswith(b"\n") or is_whole(line):
                 yield number, line
-            else:  # a complete file ends in a newline
+            else:
                 logger.warning("%s:%d: ignored an incomplete last line (%d bytes)", path, number, len(line))
+
+
+def is_whole(line: bytes) -> bool:
+    """Returns whether a last line that has no newline is a whole object rather than the beginning of one."""
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def bounded(file: BufferedIOBase, path: Path, longest: int = MAX_LINE) -> Iterator[tuple[int, bytes]]:

@@ -235,10 +235,12 @@ def test_a_file_truncated_anywhere_is_continued(tmp_path: Path) -> None:
     whole = tmp_path / "whole.jsonl"
     rows = outcomes(play(whole, Dice(), wanted(3, [0], 1)))
     content = whole.read_bytes()
-    for length in range(0, len(content), 61):
+    ends = [at for at, byte in enumerate(content) if byte == ord("\n")]
+    for length in {*range(0, len(content), 61), *ends, *(end - 1 for end in ends), *(end + 1 for end in ends)}:
         cut = tmp_path / "cut.jsonl"
         cut.write_bytes(content[:length])
-        complete = content[:length].count(b"\n")
+        # A last line counts without its newline, too: `length` is then one less than where a line ends.
+        complete = content[: length + 1].count(b"\n")
         assert len(read(cut).rows) == max(0, complete - 1)
         assert outcomes(play(cut, Dice(), wanted(3, [0], 1))) == rows
         assert len(cut.read_text().splitlines()) == 4

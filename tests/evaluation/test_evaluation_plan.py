@@ -264,6 +264,29 @@ def test_more_tasks_than_there_are_are_refused(tmp_path: Path) -> None:
         plan("math_qwen3_1p7b", *files, tasks=4, policies=["shared=big@http://h/v1"])
 
 
+@pytest.mark.parametrize(
+    ("options", "overrides", "total"),
+    [
+        ({"tasks": 1_000_000_000}, (), "1,000,000,000"),
+        ({"episodes": 1_000_000_000}, (), "200,000,000,000"),
+        ({"tasks": 500, "episodes": 500, "seeds": [4, 5, 6]}, (), "750,000"),
+        ({"tasks": 500_001}, (), "500,001"),
+        ({}, ("at_grpo.val_tasks=10000000",), "10,000,000"),
+        ({}, ("actor_rollout_ref.rollout.val_kwargs.n=1024", "at_grpo.val_tasks=500"), "512,000"),
+    ],
+)
+def test_more_episodes_than_a_file_holds_are_refused(
+    options: dict[str, Any], overrides: tuple[str, ...], total: str
+) -> None:
+    with pytest.raises(ValueError, match=f"--tasks .*: {total} episodes, .* at most 500,000; lower --tasks"):
+        plan("plan_path_cpu", *overrides, **options, policies=["shared=big@http://h/v1"])
+
+
+def test_as_many_episodes_as_a_file_holds_are_planned() -> None:
+    made = plan("plan_path_cpu", tasks=250_000, seeds=[1, 2], policies=["shared=big@http://h/v1"])
+    assert made.tasks * len(made.seeds) * made.episodes == 500_000
+
+
 # ------------------------------------------------------------ the command
 
 

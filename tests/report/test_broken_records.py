@@ -96,7 +96,10 @@ def test_metrics_without_a_validation(content: bytes, metrics: Path, tmp_path: P
     refused(["summary", metrics], tmp_path, capsys, metrics, "has no validation")
 
 
-@pytest.mark.parametrize("end", [b'{"step": 9, "da', b'{"step": 9, "data": {"' + SUCCESS.encode() + b'": 1.0}}'])
+STEP_9 = b'{"step": 9, "data": {"' + SUCCESS.encode() + b'": 1.0}}'
+
+
+@pytest.mark.parametrize("end", [b'{"step": 9, "da', STEP_9[:-1], b"9", b'"step"', b"[]", b"[" * 100_000])
 def test_a_line_that_is_being_written_is_left_out(
     end: bytes, metrics: Path, capsys: Capture, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -104,6 +107,23 @@ def test_a_line_that_is_being_written_is_left_out(
     assert main(["summary", str(metrics)]) == 0
     assert "75.0% after (step 3" in capsys.readouterr().out
     assert f"{metrics}:5: ignored an incomplete last line" in caplog.text
+
+
+@pytest.mark.parametrize("end", [STEP_9, STEP_9 + b"\n", STEP_9 + b"\r\n", STEP_9 + b" ", STEP_9 + b"\r"])
+def test_a_last_line_is_whole_without_a_newline(
+    end: bytes, metrics: Path, capsys: Capture, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics.write_bytes(metrics.read_bytes() + end)
+    assert main(["summary", str(metrics)]) == 0
+    assert "100.0% after (step 9" in capsys.readouterr().out
+    assert "ignored" not in caplog.text
+
+
+def test_a_whole_last_line_without_a_newline_is_checked_like_every_line(
+    metrics: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    metrics.write_bytes(metrics.read_bytes() + b'{"step": -1, "data": {}}')
+    refused(["summary", metrics], tmp_path, capsys, f"{metrics}:5:", "step=-1")
 
 
 def test_line_ends_of_windows_and_metrics_that_were_not_finite_are_read(metrics: Path, capsys: Capture) -> None:

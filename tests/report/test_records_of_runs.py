@@ -86,6 +86,14 @@ def test_an_incomplete_last_line_is_ignored(tmp_path: Path, caplog: pytest.LogCa
     assert read(folder).metrics[3] == {"x": 3}
 
 
+def test_a_last_line_is_whole_without_a_newline(tmp_path: Path) -> None:
+    folder = find(write_run(tmp_path))
+    whole = read(folder)
+    for path in folder.glob("*.jsonl"):
+        path.write_text(path.read_text().removesuffix("\n"))
+    assert read(folder) == whole
+
+
 def test_damage_elsewhere_is_an_error_that_names_the_line(tmp_path: Path) -> None:
     folder = find(write_run(tmp_path))
     path = folder / "metrics-0001-0000.jsonl"

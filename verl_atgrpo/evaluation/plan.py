@@ -21,8 +21,10 @@ from verl_atgrpo.config.run_check import check_sampling
 from verl_atgrpo.config.schema import SECTION, AtGrpoConfig, ValidationAnswers
 from verl_atgrpo.environment import Environment
 from verl_atgrpo.evaluation.engine import engine_args
+from verl_atgrpo.evaluation.results import MAX_EPISODES
 from verl_atgrpo.evaluation.sources import Adapter, Endpoint, Source, assignments, of_checkpoint, parse, weights_digest
 from verl_atgrpo.recipes import compose, readable
+from verl_atgrpo.report import counted
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,13 @@ def make(options: Options) -> Plan:
         lengths = {key: int(data[key]) for key in ("max_prompt_length", "max_response_length")}
         template = OmegaConf.to_container(data.get("apply_chat_template_kwargs") or OmegaConf.create(), resolve=True)
         assert isinstance(template, dict)
+        tasks, seeds = _tasks(settings, environment, options.tasks), _seeds(options.seeds, settings.seed)
+        episodes = _at_least_one("--episodes", options.episodes, int(rollout.val_kwargs.n))
+        if (total := tasks * len(seeds) * episodes) > MAX_EPISODES:
+            raise ValueError(
+                f"--tasks {tasks} with {counted(len(seeds), 'seed')} and --episodes {episodes}: {total:,} episodes, a "
+                f"result file holds at most {MAX_EPISODES:,}; lower --tasks, --seeds or --episodes"
+            )
         header = {
             "recipe": options.config_name,
             "environment": settings.environment,
@@ -124,9 +133,9 @@ def make(options: Options) -> Plan:
             environment=environment,
             agents=agents,
             players=players,
-            tasks=_tasks(settings, environment, options.tasks),
-            seeds=_seeds(options.seeds, settings.seed),
-            episodes=_at_least_one("--episodes", options.episodes, int(rollout.val_kwargs.n)),
+            tasks=tasks,
+            seeds=seeds,
+            episodes=episodes,
             sampling=sampling,
             answers=answers,
             **lengths,

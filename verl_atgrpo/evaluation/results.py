@@ -16,13 +16,15 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter
 
-from verl_atgrpo.files import FileError, Whole, check_file, lines, naming, parse
+from verl_atgrpo.files import FileError, Whole, check_file, is_whole, lines, naming, parse
 
 _FORMAT = "verl-atgrpo-eval/1"
 _START = f'{{"format": "{_FORMAT}"'
 """Start of every result file; no other file is repaired or appended to."""
 MAX_BYTES = 256 << 20
-"""Most bytes of a result file: half a million episodes, which are held in memory."""
+"""Most bytes of a result file, which is held in memory."""
+MAX_EPISODES = 500_000
+"""Most episodes of an evaluation: about as many as a result file has room for."""
 Measured = Annotated[float, Strict()]
 Truth = Annotated[bool, Strict()]
 _KNOWN_KEYS = ConfigDict(extra="forbid")
@@ -147,7 +149,7 @@ class ResultFile:
     """A result file open for appending, locked against other processes."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], made_by: Mapping[str, Any]) -> None:
-        """Opens or creates the file, removes an incomplete last line and reads its rows.
+        """Opens or creates the file, completes or removes a last line without a newline and reads its rows.
 
         Args:
             path: the file; its folder is created if missing.
@@ -178,8 +180,13 @@ class ResultFile:
         known = read(path)
         if known.settings and (different := differences(known.settings, settings)):
             raise ValueError(f"{path} was made with other settings, name another file: {'; '.join(different)}")
-        # A killed process may leave an incomplete last line.
-        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+        content = path.read_bytes()
+        last = content.rfind(b"\n") + 1
+        if is_whole(content[last:]):
+            self._file.write("\n")
+            self._file.flush()
+        else:  # what a killed process was writing, or nothing
+            os.truncate(path, last)
         if not known.settings:
             self._write({"format": _FORMAT, "settings": settings, "made_by": dict(made_by)})
         return known.rows
