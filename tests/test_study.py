@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from verl_atgrpo.config.run_check import check_run
 from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.environments.plan_path import PlanPath
 from verl_atgrpo.environments.sudoku import Sudoku
+from verl_atgrpo.recipes import compose
 from verl_atgrpo.team import EpisodeRecord, ScriptedTeam, play
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "study"))
@@ -132,9 +134,29 @@ def test_success_and_price_are_read_between_validations() -> None:
 
 
 def test_intervals_are_students() -> None:
-    # mean 2, s = 1: 2 -+ 4.303 / sqrt(3)
-    assert results.interval([1.0, 2.0, 3.0]) == pytest.approx((-0.4843, 4.4843), abs=1e-3)
+    # mean .5, s = .1: .5 -+ 4.303 x .1 / sqrt(3)
+    assert results.interval([0.4, 0.5, 0.6]) == pytest.approx((0.25157, 0.74843), abs=1e-4)
+    assert results.interval([0.1, 0.5, 0.9]) == (0, 1)
+    assert results.interval([-0.9, -0.5, -0.1], low=-1.0) == pytest.approx((-1, 0.49369), abs=1e-4)
     assert results.interval([1.0]) is None
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 10])
+@pytest.mark.parametrize(
+    ("low", "value"), [(0.0, 0.0), (0.0, 0.5), (0.0, 1.0), (-1.0, -1.0), (-1.0, 0.0), (-1.0, 0.3)]
+)
+def test_seeds_that_agree_have_the_interval_of_their_tasks(seeds: int, low: float, value: float) -> None:
+    tasks = 200 * seeds
+    found = results.interval([value] * seeds, low)
+    assert found is not None and low <= found[0] <= value <= found[1] <= 1
+    # As many single samples: none solved gives about 3 / n, half of them 2 x 1.96 x .5 / sqrt(n).
+    assert 1 / tasks < found[1] - found[0] < 2.1 / math.sqrt(tasks)
+
+
+@pytest.mark.slow
+def test_a_trainings_validation_has_as_many_tasks_as_intervals_assume() -> None:
+    for game in GAMES.values():
+        assert compose(game.recipe).at_grpo.val_tasks == results.VALIDATION_TASKS
 
 
 def leave(file: Path, name: str, seed: int, *points: tuple[float, float]) -> None:

@@ -2,9 +2,10 @@
 
     python examples/study/results.py [--curves examples/study/curves] [--images docs/images]
 
-Success between two validations is interpolated. Intervals are 95% t intervals over seeds. A seed decides starting
-model, tasks and sampling, and is shared by all variants. So a variant is compared with AT-GRPO by the differences
-within seeds, in percentage points.
+Success between two validations is interpolated. Intervals are 95% t intervals over seeds, at least as wide as those
+over the validation tasks of all seeds, which is what is left where seeds agree. A seed decides starting model, tasks
+and sampling, and is shared by all variants. So a variant is compared with AT-GRPO by the differences within seeds, in
+percentage points.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
+import numpy as np
 from curves import CURVES, Curves, kept, tried
 from variants import GAMES, OPTIMIZER_STEPS, SELECTION_SEED, UPDATES, VARIANTS, Game, update_variant
+
+from verl_atgrpo.evaluation.intervals import mean_interval, student
 
 BASE = "at_grpo"
 """The variant to compare with."""
 TARGET = 0.9
 """The success to which tokens are counted."""
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""97.5% quantiles of Student's t for 1, 2, ... degrees of freedom."""
+VALIDATION_TASKS = 200
+"""Of every training: `at_grpo.val_tasks`."""
 _PLOTTED = (
     "at_grpo",
     "at_grpo_roles",
@@ -47,12 +51,22 @@ _PARTS = 60
 """Line segments of a curve in the figure."""
 
 
-def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Returns the 95% t interval of the mean of up to ten values; None for fewer than two."""
+def interval(values: Sequence[float], low: float = 0.0) -> tuple[float, float] | None:
+    """Returns the 95% t interval of the mean over seeds, at least as wide as that over all their validation tasks.
+
+    Args:
+        values: a number from `low` to 1 for every seed.
+        low: 0 for success, -1 for differences, taken to be of the fewest tasks.
+
+    Returns None for fewer than two seeds.
+    """
     if len(values) < 2:
         return None
-    half = _STUDENT[len(values) - 2] * stdev(values) / math.sqrt(len(values))
-    return mean(values) - half, mean(values) + half
+    center, tasks = mean(values), np.zeros(VALIDATION_TASKS * len(values))
+    tasks[: round(abs(center) * len(tasks))] = math.copysign(1.0, center)
+    least = mean_interval(tasks, low)
+    half = student(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return max(low, min(center - half, float(least[0]))), min(1.0, max(center + half, float(least[1])))
 
 
 def row(name: str, variants: Curves, game: Game) -> str:
@@ -73,15 +87,15 @@ def row(name: str, variants: Curves, game: Game) -> str:
 
 
 def success(finals: Sequence[float]) -> str:
-    """Returns the mean success of seeds with its interval, clipped to 0 and 100%."""
+    """Returns the mean success of seeds with its interval."""
     bounds = interval(finals)
-    shown = "" if bounds is None else f" ({percent(max(0.0, bounds[0]))} to {percent(min(1.0, bounds[1]))})"
+    shown = "" if bounds is None else f" ({percent(bounds[0])} to {percent(bounds[1])})"
     return f"{percent(mean(finals))}{shown}"
 
 
 def difference(points: Sequence[float]) -> str:
     """Returns the mean difference in percentage points with its interval."""
-    bounds = interval(points)
+    bounds = interval(points, low=-1.0)
     shown = "" if bounds is None else f" ({100 * bounds[0]:+.1f} to {100 * bounds[1]:+.1f})"
     return f"{100 * mean(points):+.1f}{shown}"
 

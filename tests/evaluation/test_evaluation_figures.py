@@ -8,13 +8,10 @@ from collections.abc import Iterable
 from fractions import Fraction
 from itertools import combinations, product
 
-import numpy as np
 import pytest
 
-from verl_atgrpo.evaluation import figures as figures_module
 from verl_atgrpo.evaluation.figures import (
     Figures,
-    bootstrap,
     by_task,
     compare,
     comparison_table,
@@ -94,32 +91,6 @@ def test_pass_at_k_needs_k_episodes(k: int) -> None:
         figures(rows_of([1, 0], [1, 1, 1]), ks=[k])
 
 
-def test_the_bootstrap_has_the_quantiles_of_all_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures_module, "RESAMPLES", 20_000)
-    monkeypatch.setattr(figures_module, "_CHUNK", 10_007)  # several chunks, the last one smaller
-    values = np.array([0.0, 0.25, 1.0, 1.0])
-    everything = sorted(np.mean(draw) for draw in product(values, repeat=4))
-    low, high = bootstrap(values[:, None], lambda means: means)
-    # 256 resamples with equal probability: the 2.5% and 97.5% quantiles.
-    assert (low[0], high[0]) == (everything[int(0.025 * 255)], everything[math.ceil(0.975 * 255)])
-
-
-def test_the_ends_of_an_interval_are_values_that_occurred(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures_module, "RESAMPLES", 150)  # 2.5% of it is between two resamples
-    resampled: list[float] = []
-
-    def statistic(means: np.ndarray) -> np.ndarray:
-        resampled.extend(means[:, 0])
-        return means
-
-    low, high = bootstrap(np.arange(50.0)[:, None] ** 2, statistic)
-    resampled.sort()
-    assert (low[0], high[0]) == (resampled[3], resampled[-4])
-    # No value between a number and infinity.
-    low, high = bootstrap(np.array([[0.0], [1.0]]), lambda means: np.where(means > 0, 1.0, math.inf))
-    assert (low[0], high[0]) == (1.0, math.inf)
-
-
 def test_a_tasks_episodes_are_in_order() -> None:
     rows = [row(task, sample, True, seed=seed) for task in (2, 0) for seed in (7, 5) for sample in (1, 0)]
     found = by_task(rows)
@@ -128,23 +99,39 @@ def test_a_tasks_episodes_are_in_order() -> None:
     assert [each.key for task in found.values() for each in task] == sorted(each.key for each in rows)
 
 
-def test_the_bootstrap_resamples_tasks_not_episodes() -> None:
+def test_intervals_are_over_tasks_not_episodes() -> None:
     alike = figures(rows_of(*[[1] * 8] * 5, *[[0] * 8] * 5)).success
     mixed = figures(rows_of(*[[1, 0] * 4] * 10)).success
+    single = figures(rows_of(*[[1]] * 5, *[[0]] * 5)).success
     assert alike.value == mixed.value == 0.5
-    assert (mixed.low, mixed.high) == (0.5, 0.5)
-    assert alike.low <= 0.2 and alike.high >= 0.8  # as with ten episodes, not with eighty
+    assert alike == single  # as with ten episodes, not with eighty
+    assert 0 < mixed.high - mixed.low < (alike.high - alike.low) / 2
 
 
-def test_intervals_have_their_nominal_coverage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures_module, "RESAMPLES", 1000)
-    rng = np.random.default_rng(1)
-    hits = 0
-    for seed in range(60):
-        solved = rng.random((40, 1)) < 0.5
-        interval = figures(rows_of(*solved.tolist()), seed=seed).success
-        hits += interval.low <= 0.5 <= interval.high
-    assert hits >= 51  # 95% of 60 is 57; below 51 one time in a thousand
+@pytest.mark.parametrize("won", [0, 1])
+@pytest.mark.parametrize(("tasks", "each"), [(1, 1), (2, 1), (50, 1), (50, 4), (200, 16)])
+def test_no_figure_is_without_an_interval(won: int, tasks: int, each: int) -> None:
+    rows = rows_of(*[[won] * each] * tasks)
+    found = figures(rows, data_sets={"first": 1, "rest": tasks})
+    shares = [found.success, *found.pass_at.values(), *found.by_turn.values(), *found.by_data_set.values()]
+    for estimate in [*shares, compare(rows, rows).difference]:
+        assert estimate.low <= estimate.value <= estimate.high
+        assert estimate.high - estimate.low > 1 / (tasks + 2)
+    for tokens in (found.tokens_per_solved, found.all_tokens_per_solved):
+        assert tokens.low < tokens.high
+    assert not re.search(r"\[(\S+), \1\]", figures_table(found))
+
+
+def test_an_interval_by_hand() -> None:
+    # 0, 0, 0, 1 and the added 0 and 1: mean 1/3, variance 6/5 x 2/9, t of 5 degrees of freedom is 2.5706.
+    found = figures(rows_of([0], [0], [0], [1])).success
+    half = 2.5706 * math.sqrt(6 / 5 * 2 / 9 / 6)
+    assert (found.value, found.low) == (0.25, 0)
+    assert found.high == pytest.approx(1 / 3 + half, abs=1e-4)
+    # Gains 1, 0, 0, 0 and the added 1 and -1: mean 1/6, sum of squares 3 - 6/36.
+    gained = compare(rows_of([0], [0], [0], [1]), rows_of([1], [0], [0], [1])).difference
+    half = 2.5706 * math.sqrt((3 - 1 / 6) / 30)
+    assert (gained.low, gained.high) == pytest.approx((1 / 6 - half, 1 / 6 + half), abs=1e-4)
 
 
 def by_hand() -> list[EpisodeRow]:
@@ -168,7 +155,7 @@ def test_figures_by_hand() -> None:
     assert found.tokens_per_solved.value == pytest.approx(144 / 3)
     assert found.all_tokens_per_solved.value == pytest.approx((144 + 600) / 3)
     assert found.failed == {"timeout": 1}
-    assert found.tokens_per_solved.high == math.inf  # a resample with only the third task solves nothing
+    assert found.tokens_per_solved.high == math.inf  # success may be 0
 
 
 def test_figures_are_deterministic_for_any_order_of_lines() -> None:
@@ -195,8 +182,7 @@ def test_each_data_set_has_its_own_figure() -> None:
         "second": 0,
         "rest": 1 / 2,
     }
-    # Two tasks, of which one is solved always and one half of the time: every resample is between.
-    assert (found.by_data_set["first"].low, found.by_data_set["first"].high) == (0.5, 1.0)
+    assert found.by_data_set["first"] == figures(rows[:4]).success
     lines = [line.split("  ")[:2] for line in figures_table(found).splitlines()]
     assert ["", "second"] in lines
     assert figures(rows).by_data_set == {}
@@ -205,7 +191,7 @@ def test_each_data_set_has_its_own_figure() -> None:
 def test_without_solved_episodes_the_table_says_so() -> None:
     found: Figures = figures(rows_of([0, 0], [0, 0]))
     assert found.tokens_per_solved.value == math.inf
-    assert "none: nothing is solved" in figures_table(found)
+    assert re.search(r"none: nothing is solved  \[[\d.]+, unbounded\]", figures_table(found))
     assert "nan" not in figures_table(found)
     with pytest.raises(ValueError, match="no episode"):
         figures([])
@@ -227,7 +213,6 @@ def test_failed_episodes_and_unbounded_intervals_are_in_the_table() -> None:
 
     table = figures_table(figures([row(0, 0, True), failed(0, "engine"), failed(1, "timeout"), failed(2, "engine")]))
     assert "3 (engine 2, timeout 1): counted as not solved" in table
-    # Some resamples have no solved episode.
     assert re.search(r"tokens per solved episode +[\d.]+  \[[\d.]+, unbounded\]", table)
     assert "failed" not in figures_table(figures([row(0, 0, True)]))
 
@@ -243,8 +228,8 @@ def test_a_paired_difference_by_hand() -> None:
 
 
 def test_pairing_removes_the_variance_between_tasks() -> None:
-    hard_and_easy = [[1] * 4] * 10 + [[0, 0, 0, 1]] * 10
-    better = [[1] * 4] * 10 + [[0, 0, 1, 1]] * 10
+    hard_and_easy = [[1] * 4] * 30 + [[0, 0, 0, 1]] * 30
+    better = [[1] * 4] * 30 + [[0, 0, 1, 1]] * 30
     found = compare(rows_of(*hard_and_easy), rows_of(*better)).difference
     assert found.value == pytest.approx(0.125)
     assert found.low > 0  # the two intervals themselves overlap widely

@@ -1,28 +1,22 @@
-"""Figures of an evaluation, with bootstrap intervals.
+"""Figures of an evaluation, with intervals.
 
 Tasks are independent, episodes of one task are not. So every mean is the mean over tasks of the mean over a task's
-episodes, and the bootstrap resamples tasks.
+episodes, and intervals are of tasks' means.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
-from numpy.typing import NDArray
 
+from verl_atgrpo.evaluation.intervals import LEVEL, Array, mean_interval, ratio_interval
 from verl_atgrpo.evaluation.results import EpisodeRow
 from verl_atgrpo.report import counted
-
-RESAMPLES = 10_000
-LEVEL = 0.95
-_CHUNK = 1 << 22
-"""Most numbers of a bootstrap in memory at a time."""
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -81,29 +75,6 @@ def pass_at_k(episodes: int, solved: int, k: int) -> float:
     return float(1.0 - np.prod(1.0 - k / np.arange(episodes - solved + 1, episodes + 1)))
 
 
-def bootstrap(columns: Array, statistics: Callable[[Array], Array], seed: int = 0) -> tuple[Array, Array]:
-    """Returns the ends of the 95% percentile intervals of statistics; resamples tasks with replacement.
-
-    Args:
-        columns: (tasks, c), numbers of every task.
-        statistics: maps (r, c) means over the tasks of r resamples to (r, s) statistics.
-        seed: seed of the resampling.
-
-    Returns two arrays of s numbers. Ends are not interpolated, because a statistic may be infinite.
-    """
-    tasks = len(columns)
-    rng = np.random.default_rng(seed)
-    values = []
-    for start in range(0, RESAMPLES, step := max(1, _CHUNK // tasks)):
-        times = rng.multinomial(tasks, np.full(tasks, 1 / tasks), size=min(step, RESAMPLES - start))
-        values.append(statistics(times @ columns / tasks))
-    resampled = np.concatenate(values)
-    tail = (1 - LEVEL) / 2
-    low: Array = np.quantile(resampled, tail, axis=0, method="lower")
-    high: Array = np.quantile(resampled, 1 - tail, axis=0, method="higher")
-    return low, high
-
-
 def by_task(rows: Iterable[EpisodeRow]) -> dict[int, list[EpisodeRow]]:
     """Returns task -> its episodes, both sorted."""
     ordered = sorted(rows, key=lambda row: row.key)
@@ -113,7 +84,6 @@ def by_task(rows: Iterable[EpisodeRow]) -> dict[int, list[EpisodeRow]]:
 def figures(
     rows: Sequence[EpisodeRow],
     ks: Sequence[int] | None = None,
-    seed: int = 0,
     data_sets: Mapping[str, int] | None = None,
 ) -> Figures:
     """Returns the figures of an evaluation.
@@ -122,7 +92,6 @@ def figures(
         rows: its episodes.
         ks: values of k for pass@k; None for the powers of two from 2 to the episodes that every task has (pass@1 is
             avg@n).
-        seed: seed of the bootstrap.
         data_sets: name -> number of tasks, as `Environment.data_sets` returns it.
 
     Raises ValueError if there is no episode, or if a task has fewer episodes than a k.
@@ -133,65 +102,61 @@ def figures(
     counts = [len(mine) for mine in tasks.values()]
     ks = [1 << power for power in range(1, min(counts).bit_length())] if ks is None else ks
     turns = range(1, max(1, *(row.turns for row in rows)) + 1)
-    columns = np.array([_numbers(mine, ks, turns) for mine in tasks.values()])
-
-    def statistics(means: Array) -> Array:
-        solved = means[:, 0]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            # inf also for 0 / 0.
-            ratios = [np.where(solved > 0, means[:, at] / solved, np.inf) for at in (1, 2)]
-        return np.column_stack([*ratios, means[:, 0], means[:, 3:]])
-
-    values = statistics(columns.mean(axis=0, keepdims=True))[0]
-    estimates = [
-        Estimate(*map(float, ends)) for ends in zip(values, *bootstrap(columns, statistics, seed), strict=True)
-    ]
+    columns = np.array([_numbers(mine, ks, turns) for mine in tasks.values()]).T
+    shares = [_mean(values) for values in columns[2:]]
     answers = sum(agent.decisions for row in rows for agent in row.agents.values())
     return Figures(
         tasks=len(tasks),
         episodes=(min(counts), max(counts)),
-        success=estimates[2],
-        pass_at=dict(zip(ks, estimates[3:], strict=False)),
-        by_turn=dict(zip(turns, estimates[3 + len(ks) :], strict=True)),
-        by_data_set=_by_data_set(rows, data_sets or {}, seed),
+        success=shares[0],
+        pass_at=dict(zip(ks, shares[1:], strict=False)),
+        by_turn=dict(zip(turns, shares[1 + len(ks) :], strict=True)),
+        by_data_set=_by_data_set(rows, data_sets or {}),
         by_seed={
             seed: success_by_task(row for row in rows if row.seed == seed).mean()
             for seed in sorted({row.seed for row in rows})
         },
-        tokens_per_solved=estimates[0],
-        all_tokens_per_solved=estimates[1],
+        tokens_per_solved=_ratio(columns[0], columns[2]),
+        all_tokens_per_solved=_ratio(columns[1], columns[2]),
         failed=dict(Counter(row.failed.reason for row in rows if row.failed is not None)),
         truncated=sum(agent.truncated for row in rows for agent in row.agents.values()) / max(1, answers),
     )
 
 
 def _numbers(mine: Sequence[EpisodeRow], ks: Sequence[int], turns: Sequence[int]) -> list[float]:
-    """Returns the columns of a task: means over its episodes, and pass@k."""
+    """Returns the columns of a task: means over its episodes (both numbers of tokens first), and pass@k."""
     solved = sum(row.success for row in mine)
     return [
-        solved / len(mine),
         sum(row.generated_tokens for row in mine) / len(mine),
         sum(row.generated_tokens + row.prompt_tokens for row in mine) / len(mine),
+        solved / len(mine),
         *(pass_at_k(len(mine), solved, k) for k in ks),
         *(sum(row.success and row.turns <= turn for row in mine) / len(mine) for turn in turns),
     ]
 
 
-def _by_data_set(rows: Sequence[EpisodeRow], data_sets: Mapping[str, int], seed: int) -> dict[str, Estimate]:
+def _by_data_set(rows: Sequence[EpisodeRow], data_sets: Mapping[str, int]) -> dict[str, Estimate]:
     found: dict[str, Estimate] = {}
     first = 0
     for name, size in data_sets.items():
         mine = [row for row in rows if first <= row.task < first + size]
         first += size
         if mine:
-            found[name] = _mean(success_by_task(mine), seed)
+            found[name] = _mean(success_by_task(mine))
     return found
 
 
-def _mean(values: Array, seed: int = 0) -> Estimate:
-    """Returns the mean of one number of every task."""
-    low, high = bootstrap(values[:, None], lambda means: means, seed)
-    return Estimate(float(values.mean()), float(low[0]), float(high[0]))
+def _mean(values: Array, low: float = 0.0) -> Estimate:
+    """Returns the mean of one number of every task, from `low` to 1."""
+    ends = mean_interval(values, low)
+    return Estimate(float(values.mean()), float(ends[0]), float(ends[1]))
+
+
+def _ratio(amounts: Array, success: Array) -> Estimate:
+    """Returns the amount per solved episode; infinite if none is solved."""
+    low, high = ratio_interval(amounts, success)
+    solved = float(success.mean())
+    return Estimate(float(amounts.mean()) / solved if solved else math.inf, float(low), float(high))
 
 
 def success_by_task(rows: Iterable[EpisodeRow]) -> Array:
@@ -245,7 +210,7 @@ def compare(first: Iterable[EpisodeRow], second: Iterable[EpisodeRow], *, common
         left_out=left_out,
         first=float(pairs[:, 0].mean()),
         second=float(pairs[:, 1].mean()),
-        difference=_mean(gains),
+        difference=_mean(gains, low=-1.0),
         better=int((gains > 0).sum()),
         worse=int((gains < 0).sum()),
         equal=int((gains == 0).sum()),
@@ -272,7 +237,7 @@ def figures_table(figures: Figures) -> str:
     n = str(most) if fewest == most else f"{fewest}..{most}"
     each = counted(most, "episode") if fewest == most else f"{n} episodes"
     lines = [
-        ("tasks", f"{figures.tasks}, {each} each; intervals: {LEVEL:.0%}, bootstrap over tasks"),
+        ("tasks", f"{figures.tasks}, {each} each; intervals: {LEVEL:.0%}, over tasks"),
         (f"avg@{n}", _share(figures.success)),
         *((f"  {name}", _share(estimate)) for name, estimate in figures.by_data_set.items()),
         *((f"pass@{k}", _share(estimate)) for k, estimate in figures.pass_at.items()),
@@ -295,7 +260,7 @@ def comparison_table(comparison: Comparison, first: str, second: str) -> str:
     """Returns the comparison of the files `first` and `second` as text, one figure per line."""
     difference = comparison.difference
     lines = [
-        ("tasks", f"{comparison.tasks} in both; interval: {LEVEL:.0%}, paired bootstrap over tasks"),
+        ("tasks", f"{comparison.tasks} in both; interval: {LEVEL:.0%}, paired by task"),
         (first, f"{comparison.first:.1%}"),
         (second, f"{comparison.second:.1%}"),
         (
@@ -316,10 +281,9 @@ def _share(estimate: Estimate) -> str:
 
 
 def _tokens(estimate: Estimate) -> str:
-    if math.isinf(estimate.value):
-        return "none: nothing is solved"
+    value = "none: nothing is solved" if math.isinf(estimate.value) else f"{estimate.value:,.1f}"
     high = "unbounded" if math.isinf(estimate.high) else f"{estimate.high:,.1f}"
-    return f"{estimate.value:,.1f}  [{estimate.low:,.1f}, {high}]"
+    return f"{value}  [{estimate.low:,.1f}, {high}]"
 
 
 def _table(lines: Iterable[tuple[str, str]]) -> str:
