@@ -14,6 +14,7 @@ from verl_atgrpo.environment import EnvironmentConfigError
 from verl_atgrpo.environments.adapters.foreign import FAULTS, canonical, line, seeded
 from verl_atgrpo.environments.adapters.replayed_game import Move, OnIllegal, ReplayedGame, Steps
 from verl_atgrpo.environments.common.options import Players, check_installed, checked_options
+from verl_atgrpo.environments.common.replies import READ, without_echo
 
 _READ = 1000
 """Characters of a reply, from its end, that a game gets: the patterns of some take quadratic time."""
@@ -101,7 +102,9 @@ class _Running:
         state = self._game.state
         player = state.current_player_id
         errors, barred = getattr(state, "error_count", 0), self._barred(player)
-        self._over, _ = self._game.step(action=reply.strip()[-_READ:])
+        asked = self.asked()
+        said = without_echo(reply[-READ:], "" if asked is None else asked[1])
+        self._over, _ = self._game.step(action=said.strip()[-_READ:])
         given = (self._game.close()[0] or {}) if self._over else {}
         rewards = {f"player_{number}": float(reward) for number, reward in given.items()}
         self._asked = None

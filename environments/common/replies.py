@@ -17,6 +17,9 @@ READ = 20_000
 """Characters of a reply, from its end, that parsers read: as many as 5,000 tokens of prose or code have."""
 SHOWN = 1500
 """Characters of an earlier reply, from its end, that prompts show."""
+_ECHO = 8
+"""Words of a prompt in a row that a reply repeats: no move and no answer is that long."""
+_WORD = re.compile(r"\S+")
 _MOST_LABELS = 20
 """Labels of one text, the last ones, that are considered."""
 _CUT = "\0"
@@ -44,6 +47,22 @@ class Labelled:
 def after_thoughts(reply: str) -> str:
     """Returns what a reply says (`verl_atgrpo.thoughts`), of its end `READ`."""
     return split_thought(reply)[1][-READ:]
+
+
+def without_echo(reply: str, prompt: str) -> str:
+    """Returns a reply without the runs of `_ECHO` and more words that its prompt has, in any case and layout."""
+    told = prompt.casefold().split()
+    runs = {tuple(told[at : at + _ECHO]) for at in range(len(told) - _ECHO + 1)}
+    words = list(_WORD.finditer(reply))
+    said = [word[0].casefold() for word in words]
+    kept, start, repeated = [], 0, -1
+    for number, word in enumerate(words):
+        if tuple(said[number : number + _ECHO]) in runs:
+            if number > repeated:
+                kept.append(reply[start : word.start()])
+            repeated = number + _ECHO - 1
+            start = words[repeated].end()
+    return "".join([*kept, reply[start:]])
 
 
 def labels(names: str, others: str) -> re.Pattern[str]:

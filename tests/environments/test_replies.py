@@ -15,7 +15,7 @@ from verl_atgrpo.environments.adapters import reasoning_gym as reasoning_gym_dat
 from verl_atgrpo.environments.code import replies as coding_replies
 from verl_atgrpo.environments.code.programs import Call, Exchange, Problem
 from verl_atgrpo.environments.common import moves
-from verl_atgrpo.environments.common.replies import extract_python, quoted
+from verl_atgrpo.environments.common.replies import extract_python, quoted, without_echo
 from verl_atgrpo.environments.math import answers as math_answers
 from verl_atgrpo.environments.sudoku import replies as sudoku_replies
 
@@ -324,6 +324,31 @@ def test_compact_replies_have_no_markup(name: str, reply: str) -> None:
         assert math_answers.parse_answer(reply, "compact") is None
     elif name == "tests" and not reply.startswith("Input:\n```"):
         assert coding_replies.parse_test(reply, DOUBLE, "compact") is None
+
+
+PROMPT = "Type your action as: [up], [down], [left], [right] or [w],\nand end with it. The board has 16 fields."
+
+
+@pytest.mark.parametrize(
+    ("reply", "left"),
+    [
+        (PROMPT, ""),
+        (PROMPT.upper(), ""),
+        (PROMPT.replace(" ", "\n\n"), ""),
+        (PROMPT.replace("\n", " ") + " [up]", " [up]"),
+        (f"I read: {PROMPT}\nSo: [left]", "I read: \nSo: [left]"),
+        (PROMPT[5:70], " wit"),
+        (f"{PROMPT} or {PROMPT}", " or "),
+        # What is short is a move, not an echo, and so is what has other words between.
+        ("[up], [down]", "[up], [down]"),
+        ("Type your action as: [up], [down], [left]", "Type your action as: [up], [down], [left]"),
+        ("Type my action as: [up], [down], my [left], [right]", "Type my action as: [up], [down], my [left], [right]"),
+        ("", ""),
+    ],
+)
+def test_what_a_reply_repeats_of_its_prompt_is_left_out(reply: str, left: str) -> None:
+    assert without_echo(reply, PROMPT) == left
+    assert without_echo(reply, "") == reply
 
 
 def test_a_quotation_is_not_much_longer_than_what_it_quotes() -> None:

@@ -13,7 +13,7 @@ textarena = pytest.importorskip("textarena")
 
 from fakes.scripted_episodes import here, scripted
 
-from verl_atgrpo.environment import EnvironmentConfigError, Score, make
+from verl_atgrpo.environment import EnvironmentConfigError, Outcome, Score, make
 from verl_atgrpo.team import EpisodeRecord, ScriptedTeam, play
 from verl_atgrpo.testing import Script, check_environment
 
@@ -132,3 +132,34 @@ def test_options_are_refused_with_one_line(options: dict[str, Any], message: str
     with pytest.raises(EnvironmentConfigError, match=message) as caught:
         make("textarena", **options)
     assert str(caught.value).startswith("at_grpo.environment.") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("game", "players"),
+    [
+        ("FrozenLake-v0", 1),
+        ("FrozenLake-v0-random", 1),
+        ("GuessTheNumber-v0-train", 1),
+        ("2048-v0-ultra-easy", 1),
+        ("Secretary-v0", 1),
+        ("TicTacToe-v0", 2),
+        ("Nim-v0", 2),
+    ],
+)
+def test_who_repeats_a_prompt_earns_what_silence_earns(game: str, players: int) -> None:
+    """Games look for a move anywhere in a reply, and their prompts have examples of all."""
+    env = make("textarena", game=game, players=players, shared_openings=True, max_steps=6)
+    task = env.task("train", 0)
+
+    def played(script: Script) -> Outcome:
+        return scripted(env, task, dict.fromkeys(env.agents, script)).outcome
+
+    silent = played(lambda prompt, k: "\n")
+    for echo in (
+        lambda prompt, k: prompt,
+        lambda prompt, k: " ".join(prompt.split()),
+        lambda prompt, k: prompt[len(prompt) // 3 :],
+        lambda prompt, k: f"{prompt}\n{prompt}",
+        lambda prompt, k: f"I was asked: {prompt.upper()}",
+    ):
+        assert played(echo) == silent
