@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import random
@@ -10,23 +11,33 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from verl_atgrpo.environment import EnvironmentConfigError, Split, stable_hash
 from verl_atgrpo.environments.common.records import read_records
 from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.environments.search.answers import normalised
 
-PEOPLE = (
+GIVEN = (
     "Anna", "Boris", "Clara", "David", "Elena", "Felix", "Greta", "Henry", "Irene", "Jonas", "Karin", "Louis", "Maria",
     "Nikos", "Olga", "Pedro", "Quinn", "Rosa", "Simon", "Tessa", "Ulrich", "Vera", "Walter", "Xenia", "Yusuf", "Zelda",
 )  # fmt: skip
-CITIES = (
+FAMILIES = ("Berg", "Costa", "Duval", "Ekman", "Fontana", "Gray", "Holm", "Ivers")
+PLACES = (
     "Alba", "Brunn", "Corda", "Delme", "Elba", "Faro", "Gandia", "Horta", "Izmir", "Jaca", "Kalmar", "Lindau",
     "Murcia", "Narvik", "Ostia", "Parma",
 )  # fmt: skip
+KINDS = ("New", "Old", "Port", "Saint")
 RIVERS = (
     "Adda", "Bure", "Cher", "Drina", "Ebro", "Fulda", "Garonne", "Havel", "Isar", "Jiu", "Kupa", "Loire", "Meuse",
     "Neris", "Oise", "Piave",
 )  # fmt: skip
+PEOPLE = tuple((given, family) for given in GIVEN for family in FAMILIES)
+CITIES = tuple((kind, place) for kind in KINDS for place in PLACES)
+ASKED = "river"
+"""What a generated question asks for, in words; one about a person that has this word asks for two facts at once."""
+_NAMESAKES = 3
+"""The person of a question and two who share a name with it, so that one name does not find it; likewise the city."""
 
 _SHORT = 3
 """Letters of a title that may be a common word."""
@@ -64,22 +75,34 @@ class Question:
 class Corpus:
     """Documents that are searched by BM25 (Robertson; `bm25s` computes it), in this process and without a network."""
 
-    def __init__(self, documents: Iterable[Document]) -> None:
-        """Makes the index.
+    def __init__(self, documents: Iterable[Document], salt: int = 0) -> None:
+        """Keeps the documents; the first search makes the index.
 
         Args:
             documents: of several with the same title and text one is kept.
+            salt: decides, with a document's text, which of equally good results come first. The query does not: in
+                other words it would draw again.
         """
+        self.documents = tuple(dict.fromkeys(documents))
+        self._salt = salt
+
+    @functools.cached_property
+    def _index(self) -> Any:
         import bm25s
 
         logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets DEBUG, and logs every index
-        self.documents = tuple(dict.fromkeys(documents))
-        self._index = bm25s.BM25()
+        index = bm25s.BM25()
         texts = [f"{document.title} {document.text}" for document in self.documents]
-        self._index.index(bm25s.tokenize(texts, stopwords="en", show_progress=False), show_progress=False)
+        index.index(bm25s.tokenize(texts, stopwords="en", show_progress=False), show_progress=False)
+        return index
+
+    @functools.cached_property
+    def _lots(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The order of equally good results."""
+        return np.array([stable_hash(self._salt, one.title, one.text) for one in self.documents], np.int64)
 
     def search(self, query: str, most: int) -> list[Document]:
-        """Returns the best documents that share a word with the query, at most `most`; at ties the earlier ones."""
+        """Returns the best documents that share a word with the query, at most `most`; at ties by lot."""
         import bm25s
 
         (words,) = bm25s.tokenize([query], stopwords="en", show_progress=False, return_ids=False)
@@ -87,7 +110,7 @@ class Corpus:
             return []
         scores = self._index.get_scores(words)
         found = scores.nonzero()[0]
-        best = found[(-scores[found]).argsort(kind="stable")]
+        best = found[np.lexsort((self._lots[found], -scores[found]))]
         return [self.documents[number] for number in best[:most]]
 
 
@@ -99,6 +122,8 @@ class Facts:
     lies_on: tuple[tuple[str, str], ...]
     asked: str
     """The person whose city's river is asked for."""
+    salt: int = 0
+    """Decides the order of the documents, and of equally good results."""
 
     @property
     def chain(self) -> tuple[str, str, str]:
@@ -108,16 +133,18 @@ class Facts:
 
     @property
     def documents(self) -> list[Document]:
-        """The corpus."""
-        people = [Document(person, f"{person} lives in {city}.") for person, city in self.lives_in]
-        return [*people, *(Document(city, f"{city} lies on the {river}.") for city, river in self.lies_on)]
+        """The corpus, shuffled."""
+        found = [Document(person, f"{person} lives in {city}.") for person, city in self.lives_in]
+        found += [Document(city, f"{city} lies on the {river}.") for city, river in self.lies_on]
+        random.Random(self.salt).shuffle(found)
+        return found
 
     @property
     def question(self) -> Question:
         """The question about them: it takes two searches, and the second one's words are in the first one's result."""
         person, city, river = self.chain
-        text = f"Which river does the city of {person} lie on?"
-        return Question(text, (river,), (person, city), Corpus(self.documents))
+        text = f"Which {ASKED} does the city of {person} lie on?"
+        return Question(text, (river,), (person, city), Corpus(self.documents, self.salt))
 
 
 def two_hop(split: Split, index: int, seed: int, people: int, cities: int) -> Facts:
@@ -128,13 +155,22 @@ def two_hop(split: Split, index: int, seed: int, people: int, cities: int) -> Fa
     rng = random.Random(stable_hash("two_hop", seed, split, index))
 
     def draw() -> Facts:
-        towns, names = rng.sample(CITIES, cities), rng.sample(PEOPLE, people)
-        lies_on = tuple(zip(towns, rng.sample(RIVERS, cities), strict=True))
-        return Facts(tuple((name, rng.choice(towns)) for name in names), lies_on, names[0])
+        names, towns = _names(rng, PEOPLE, people), _names(rng, CITIES, cities)
+        lies_on = tuple((town, rng.choice(RIVERS)) for town in towns)
+        lives_in = tuple((name, towns[0] if name == names[0] else rng.choice(towns)) for name in names)
+        return Facts(lives_in, lies_on, names[0], rng.getrandbits(62))
 
     found = draw_for(split, draw, lambda facts: " ".join(facts.chain))
     assert found is not None  # one chain in eight belongs to validation
     return found
+
+
+def _names(rng: random.Random, known: Sequence[tuple[str, str]], count: int) -> list[str]:
+    """Returns names of two words: one, another with its first word, another with its second word, and any others."""
+    one = rng.choice(known)
+    like = [rng.choice([other for other in known if other != one and other[part] == one[part]]) for part in (0, 1)]
+    others = rng.sample([other for other in known if other not in (one, *like)], count - _NAMESAKES)
+    return [" ".join(name) for name in (one, *like, *others)]
 
 
 def read_corpus(source: object, option: str) -> Corpus:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, ClassVar
 
@@ -22,6 +23,7 @@ from verl_atgrpo.environments.common.words import read_word
 from verl_atgrpo.environments.common.workflow import Style, chat, fixed_options
 from verl_atgrpo.environments.search.answers import contains, exact, f1
 from verl_atgrpo.environments.search.corpus import (
+    ASKED,
     CITIES,
     PEOPLE,
     Corpus,
@@ -37,12 +39,12 @@ from verl_atgrpo.tools import Reply, ToolUse, use_tools
 
 EndScore = Callable[[str], Score]
 """An answer's score."""
-_FORM = 0.1
-"""What a reply in the right form is worth."""
 _DOCUMENT = 2000
 """Characters of a document, from its start, that a search shows."""
-_LONGEST = 100
-"""Most characters of a query: the whole prompt as a query would find whatever it names."""
+_LONGEST, _WORDS = 100, 8
+"""Most characters and words of a query: the whole prompt as a query would find whatever it names."""
+_OWN = 1
+"""Words of the planner's own question that a question to the worker may leave out and still be a copy of it."""
 _QUESTION = 500
 """Most characters of a question to the worker, whose prompt it is, and of the worker's answer."""
 _ASK = "Answer with a few words and nothing else."
@@ -61,8 +63,8 @@ class SearchEnvironment(DataSetEnvironment[Question]):
         max_turns: Turns = 4,
         max_searches: Turns = 3,
         style: Style = "full",
-        people: Annotated[int, Ge(2), Le(len(PEOPLE))] | None = None,
-        cities: Annotated[int, Ge(2), Le(len(CITIES))] | None = None,
+        people: Annotated[int, Ge(4), Le(len(PEOPLE))] | None = None,
+        cities: Annotated[int, Ge(4), Le(len(CITIES))] | None = None,
         seed: int | None = None,
     ) -> None:
         """Reads the questions, or generates them if there are none.
@@ -77,8 +79,9 @@ class SearchEnvironment(DataSetEnvironment[Question]):
             max_turns: replies of the agent that answers; rounds of the routed team.
             max_searches: replies of a worker, which searches or answers with each.
             style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
-            people: of a generated task, 8 by default; each lives in one of its cities.
-            cities: of a generated task, 4 by default; each lies on a river.
+            people: of a generated task, 48 by default; each lives in one of its cities. With few of them a guessed
+                query is often right.
+            cities: of a generated task, 24 by default; each lies on a river.
             seed: generated tasks derive from it; 0 by default.
 
         Raises EnvironmentConfigError if bm25s is missing, or a section is unreadable or has no documents.
@@ -92,7 +95,7 @@ class SearchEnvironment(DataSetEnvironment[Question]):
                     "at_grpo.environment.corpus: generated questions have their own documents; set train and val, or "
                     "corpus: null"
                 )
-            self.people, self.cities, self.seed = people or 8, cities or 4, seed or 0
+            self.people, self.cities, self.seed = people or 48, cities or 24, seed or 0
             return
         for name, value in (("people", people), ("cities", cities), ("seed", seed)):
             if value is not None:
@@ -153,16 +156,29 @@ class SearchEnvironment(DataSetEnvironment[Question]):
     # ------------------------------------------------------------------ scores
 
     def score_answer(self, task: Question, answer: str) -> Score:
-        """Scores an answer: 1 for the team if it matches exactly, and F1 for the agent."""
-        return Score(team=float(exact(answer, task.answers)), local=f1(answer, task.answers))
+        """Scores an answer: 1 for the team if it matches exactly, and for the agent `likeness`."""
+        return Score(team=float(exact(answer, task.answers)), local=self.likeness(answer, task.answers))
 
-    def score_search(self, task: Question, seen: str, query: str) -> Score:
-        """Scores a query: .1, and 1 if it finds a supporting document that is not in what was seen."""
-        if len(query) > _LONGEST:
+    def likeness(self, answer: str, right: Sequence[str]) -> float:
+        """Returns an answer's F1; of a generated task its exact match, as a list of some names would earn F1."""
+        return float(exact(answer, right)) if self.generated else f1(answer, right)
+
+    def score_search(self, wanted: Sequence[str], corpus: Corpus, seen: str, query: str) -> Score:
+        """Scores a query: 1 if it finds a wanted document that is not in what was seen.
+
+        Args:
+            wanted: titles; of a generated task each is wanted when those before it were seen.
+            corpus: what is searched.
+            seen: the agent's prompt.
+            query: its words.
+        """
+        if _too_long(query):
             return Score()
-        found = task.corpus.search(query, self.results)
-        new = any(one.title in task.supporting and _shown(one) not in seen for one in found)
-        return Score(local=1.0 if new else _FORM)
+        if self.generated:
+            shown = [one.title for one in corpus.documents if one.title in wanted and _shown(one) in seen]
+            wanted = [title for title in wanted if title not in shown][:1]
+        found = corpus.search(query, self.results)
+        return Score(local=float(any(one.title in wanted and _shown(one) not in seen for one in found)))
 
     def outcome(self, task: Question, answer: str | None, **metrics: float) -> Outcome:
         """Returns the outcome of an episode: exact match, as the papers' reward, and F1 as a metric."""
@@ -171,18 +187,26 @@ class SearchEnvironment(DataSetEnvironment[Question]):
 
     def searched(self, task: Question, query: str) -> str:
         """Returns the results of a search as agents see them."""
-        if len(query) > _LONGEST:
-            return f"A query has at most {_LONGEST} characters."
+        if _too_long(query):
+            return f"A query has at most {_WORDS} words and {_LONGEST} characters."
         found = task.corpus.search(query, self.results)
         return "\n".join(map(_shown, found)) or "Nothing was found."
 
     async def look_up(
-        self, task: Question, team: Team, agent: str, prompt: list[Message], turns: int, score_end: EndScore
+        self,
+        task: Question,
+        wanted: Sequence[str],
+        team: Team,
+        agent: str,
+        prompt: list[Message],
+        turns: int,
+        score_end: EndScore,
     ) -> ToolUse:
         """Lets an agent search until it answers.
 
         Args:
             task: the question.
+            wanted: titles of the documents that it has to find.
             team: the agent's.
             agent: its name.
             prompt: what it is asked.
@@ -199,7 +223,9 @@ class SearchEnvironment(DataSetEnvironment[Question]):
                 return Score() if reply.unparsed else score_end(reply.text)
             queries = [_argument(call.arguments, "query") for call in reply.calls if call.name == "search"]
             seen = "\n".join(str(message["content"]) for message in before)
-            worth = [self.score_search(task, seen, query).local for query in queries if query is not None]
+            worth = [
+                self.score_search(wanted, task.corpus, seen, query).local for query in queries if query is not None
+            ]
             return Score(local=max(worth, default=0.0))
 
         most = self.results * (_DOCUMENT + 1)
@@ -222,6 +248,7 @@ class Search(SearchEnvironment):
                 return f"A question has at most {_QUESTION} characters."
             done = await self.look_up(
                 task,
+                self.wanted(task, question),
                 team,
                 "worker",
                 self.worker_prompt(question),
@@ -264,31 +291,45 @@ class Search(SearchEnvironment):
             return chat(question)
         return chat(question, f"You search documents to answer a question. {_ASK}")
 
+    def wanted(self, task: Question, question: str) -> Sequence[str]:
+        """Returns the titles of what a worker has to find: of a generated task, from the first one that is named."""
+        if not self.generated:
+            return task.supporting
+        named = contains_title(question, task.supporting)
+        return task.supporting[task.supporting.index(named[0]) :] if named else ()
+
     def score_question(self, task: Question, earlier: str, question: str) -> float:
-        """Scores a question to the worker: .1, and 1 if it names a supporting document not asked about before.
+        """Scores a question to the worker: 1 if it names a supporting document not asked about before.
 
-        One that is too long is worth nothing, and is not asked.
-
-        Where the data set names none, all questions are worth the same. Of a generated task, whose few names can be
-        guessed, a question that names any other document is worth .1.
+        One that repeats the planner's own question is worth nothing, nor is one that is too long, which is not asked.
+        Of a generated task, whose names can be guessed, it names the document that is next and no other, and asks
+        about a person only for the city.
         """
-        if len(question) > _QUESTION:
+        if len(question) > _QUESTION or len(_words(task.text) - _words(question)) <= _OWN:
             return 0.0
-        if self.generated:
-            titles = [document.title for document in task.corpus.documents]
-            if not set(contains_title(question, titles)) <= set(task.supporting):
-                return _FORM
-        before = contains_title(earlier, task.supporting)
-        return 1.0 if set(contains_title(question, task.supporting)) - set(before) else _FORM
+        new = [title for title in task.supporting if title not in contains_title(earlier, task.supporting)]
+        named = contains_title(question, task.supporting)
+        if not self.generated:
+            return float(bool(set(named) & set(new)))
+        others = [one.title for one in task.corpus.documents if one.title not in task.supporting]
+        one_fact = named == new[:1] and not contains_title(question, others)
+        return float(one_fact and bool(named) and not (named[0] == task.supporting[0] and ASKED in _words(question)))
 
     def score_summary(self, task: Question, question: str, answer: str) -> Score:
-        """Scores a worker's answer by F1, with the answer or a supporting document.
+        """Scores a worker's answer by its likeness to the answer or the title of a supporting document.
 
-        Documents that the question names do not count, nor do those that the task names, which are no news.
+        Documents that the question names do not count, nor do those that the task names, which are no news. Of a
+        generated task only what was asked for is right: a person's city, or the river.
         """
+        if self.generated:
+            person, city = task.supporting
+            both = ASKED in _words(question)
+            named = contains_title(question, task.supporting)
+            right = task.answers if city in named or (both and named) else (city,) if person in named else ()
+            return Score(local=self.likeness(answer, right))
         named = contains_title(f"{task.text}\n{question}", task.supporting)
         further = [title for title in task.supporting if title not in named]
-        return Score(local=f1(answer, (*task.answers, *further)))
+        return Score(local=self.likeness(answer, (*task.answers, *further)))
 
 
 @fixed_options(max_searches=1, style="full")
@@ -321,7 +362,7 @@ class RoutedSearch(SearchEnvironment):
         )
 
     def _score_query(self, task: Question, seen: str, reply: str) -> Score:
-        return self.score_search(task, seen, after_thoughts(reply).strip())
+        return self.score_search(task.supporting, task.corpus, seen, after_thoughts(reply).strip())
 
     def enough(self, task: Question, found: Sequence[str]) -> bool:
         """Returns whether what was found has the answer and all supporting documents."""
@@ -345,9 +386,17 @@ class SingleSearch(SearchEnvironment):
         system = None if self.style == "compact" else f"You search documents to answer a question. {_ASK}"
         prompt = chat(task.text, system)
         done = await self.look_up(
-            task, team, "solo", prompt, self.max_turns, lambda answer: self.score_answer(task, answer)
+            task, task.supporting, team, "solo", prompt, self.max_turns, lambda answer: self.score_answer(task, answer)
         )
         return self.outcome(task, None if done.answer is None else done.answer.text, searches=float(done.calls))
+
+
+def _too_long(query: str) -> bool:
+    return len(query) > _LONGEST or len(re.findall(r"\w+", query)) > _WORDS
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.casefold()))
 
 
 def _shown(document: Document) -> str:
@@ -356,7 +405,7 @@ def _shown(document: Document) -> str:
 
 def _routed(enough: bool, reply: str) -> Score:
     said = read_word(reply, ("search", "answer"))
-    return Score() if said is None else said.worth(1.0 if (said.value == "answer") == enough else 0.05)
+    return Score() if said is None or (said.value == "answer") != enough else said.worth(1.0)
 
 
 def _argument(arguments: str, name: str) -> str | None:

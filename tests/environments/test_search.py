@@ -69,14 +69,16 @@ def test_searches_by_hand() -> None:
     corpus = Corpus([*FACTS.documents, *FACTS.documents])
     assert len(corpus.documents) == 4, "the same document is there once"
 
-    def titles(query: str, most: int = 9) -> list[str]:
+    def titles(query: str, most: int = 9, corpus: Corpus = corpus) -> list[str]:
         return [one.title for one in corpus.search(query, most)]
 
     assert titles("Anna") == ["Anna"]
     # Its own document has the word twice, that of its inhabitant once.
     assert titles("Faro") == ["Faro", "Anna"]
     assert titles("Faro", 1) == ["Faro"]
-    assert titles("lives") == ["Anna", "Boris"], "at ties the earlier ones"
+    assert titles("lives") == titles("lives", corpus=Corpus(FACTS.documents[::-1])), "at ties a lot decides"
+    firsts = {titles("lives", 1, Corpus(FACTS.documents, salt))[0] for salt in range(20)}
+    assert firsts == {"Anna", "Boris"}, "it is drawn for every corpus"
     assert titles("") == titles("the") == titles("\U0001f600") == titles("nobody") == []
 
 
@@ -88,7 +90,7 @@ def test_titles_are_found_as_whole_words() -> None:
 
 def test_generated_questions_take_two_searches() -> None:
     for index in range(30):
-        facts = two_hop("train", index, 0, people=6, cities=4)
+        facts = two_hop("train", index, 0, people=12, cities=6)
         person, city, river = facts.chain
         question = facts.question
         assert question.text == f"Which river does the city of {person} lie on?" and question.answers == (river,)
@@ -145,17 +147,24 @@ def record_score(record: EpisodeRecord, name: str) -> Score:
 @pytest.mark.parametrize(
     ("says", "scores"),
     [
-        # It asks about the same person again, for a made-up tool, and with a wrong argument: the form alone is paid.
-        ([called("ask_worker", question="Anna?"), called("ask_worker", question="anna!")], [1.0, 0.1]),
-        ([called("ask_worker", question="anna?"), called("ask_worker", question="ANNA?")], [1.0, 0.1]),
+        # It asks about the same person again, for a made-up tool, and with a wrong argument.
+        ([called("ask_worker", question="Anna?"), called("ask_worker", question="anna!")], [1.0, 0.0]),
+        ([called("ask_worker", question="anna?"), called("ask_worker", question="ANNA?")], [1.0, 0.0]),
         ([called("find", question="Anna?")], [0.0]),
         ([called("ask_worker", about="Anna")], [0.0]),
         ([called("ask_worker", question="Anna?", more=1)], [0.0]),
         (["<tool_call>Anna Faro</tool_call>"], [0.0]),
         # All names in one reply: an answer is compared as a whole.
-        (["Adda Cher Anna Faro"], [0.4]),
+        (["Adda Cher Anna Faro"], [0.0]),
+        # Its own question, whole, in part or in other words; nothing; the second fact before the first.
+        ([called("ask_worker", question=TASK.text)], [0.0]),
+        ([called("ask_worker", question=f"Please tell me: {TASK.text.upper()}")], [0.0]),
+        ([called("ask_worker", question="river city Anna")], [0.0]),
+        ([called("ask_worker", question="Where does Anna live, and on which river is it?")], [0.0]),
+        ([called("ask_worker", question="")], [0.0]),
+        ([called("ask_worker", question="Which river is in Faro?")], [0.0]),
         # All cities at once, without having read which one it is.
-        ([called("ask_worker", question="Anna?"), called("ask_worker", question="Faro Alba?")], [1.0, 0.1]),
+        ([called("ask_worker", question="Anna?"), called("ask_worker", question="Faro Alba?")], [1.0, 0.0]),
         ([called("ask_worker", question="Anna?"), called("ask_worker", question="Faro?")], [1.0, 1.0]),
         ([called("ask_worker", question=7)], [0.0]),
         (['<tool_call>{"name": "ask_worker", "arguments": {"question": ' + "[" * 5000 + "}</tool_call>"], [0.0]),
@@ -172,14 +181,20 @@ def test_what_a_planner_earns(says: list[str], scores: list[float]) -> None:
 @pytest.mark.parametrize(
     ("says", "scores"),
     [
-        ([called("search", query="Anna"), called("search", query="Anna lives"), "Faro"], [1.0, 0.1, 1.0]),
-        ([called("search", query="nobody"), "I do not know."], [0.1, 0.0]),
+        ([called("search", query="Anna"), called("search", query="Anna lives"), "Faro"], [1.0, 0.0, 1.0]),
+        ([called("search", query="nobody"), "I do not know."], [0.0, 0.0]),
         (["Anna"], [0.0]),
         ([called("search", query="Anna"), "Anna"], [1.0, 0.0]),  # no news, though the results have it
         # Every title at once finds the documents, and is a search as well; a summary of everything is cut off.
         ([called("search", query="Anna Boris Faro Alba")], [1.0]),
-        # A list of everything has one word of sixteen, so precision 1/16.
-        (["Adda Bure Cher Drina Ebro Fulda Garonne Havel Isar Jiu Kupa Loire Meuse Neris Oise Piave"], [2 / 17]),
+        # A list of everything.
+        (["Adda Bure Cher Drina Ebro Fulda Garonne Havel Isar Jiu Kupa Loire Meuse Neris Oise Piave"], [0.0]),
+        # The river was not asked for, nor the person.
+        (["Adda"], [0.0]),
+        ([called("search", query="")], [0.0]),
+        # More words than a query may have.
+        ([called("search", query="Anna " * 9)], [0.0]),
+        ([called("search", query="Anna,Boris,Clara,David,Elena,Felix,Greta,Henry,Irene")], [0.0]),
     ],
 )
 def test_what_a_worker_earns(says: list[str], scores: list[float]) -> None:
@@ -237,7 +252,7 @@ def gold(task: Question) -> dict[str, Script]:
     [("search", {}), ("search", {"style": "compact"}), ("search_routed", {}), ("search_single", {"style": "compact"})],
 )
 def test_the_environments_keep_the_contract(name: str, more: dict[str, str]) -> None:
-    options = {"people": 6, "cities": 4, **more}
+    options = {"people": 12, "cities": 6, **more}
     listing = " ".join(gold(TASK)["answerer"]("", 0) for _ in range(2))
     exploit = {agent: (lambda prompt, k: listing) for agent in gold(TASK)}
     check_environment(name, options, gold=gold, exploits=[lambda task: exploit], tasks=6, bounds=(0, 1))
@@ -268,7 +283,7 @@ def test_a_verifier_routes() -> None:
     }
     assert [one.candidates[0].score.local for one in played(RoutedSearch(), thoughtful).decisions] == [1] * 6
     hasty = played(RoutedSearch(), {**team, "verifier": lambda prompt, k: "answer"})
-    assert [one.candidates[0].score.local for one in hasty.decisions] == [0.05, 1]
+    assert [one.candidates[0].score.local for one in hasty.decisions] == [0, 1]
     assert hasty.outcome.metrics["enough"] == 0
 
 
@@ -328,8 +343,8 @@ def test_a_corpus_of_its_own(tmp_path: Path) -> None:
     assert isinstance(env, SingleSearch) and env.searched(env.task("val", 0), "Faro") == "Faro: It lies on the Adda."
     with pytest.raises(EnvironmentConfigError, match="corpus=null: the questions have no column context"):
         make("search", **sections)
-    with pytest.raises(EnvironmentConfigError, match="people=3: has no effect on the questions of a data set"):
-        make("search", **sections, corpus=corpus, people=3)
+    with pytest.raises(EnvironmentConfigError, match="people=5: has no effect on the questions of a data set"):
+        make("search", **sections, corpus=corpus, people=5)
     with pytest.raises(EnvironmentConfigError, match=r"environment\.style is not an option of 'search_routed'"):
         make("search_routed", style="compact")
     with pytest.raises(EnvironmentConfigError, match="corpus: generated questions have their own documents"):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from verl_atgrpo.environment import Message
 from verl_atgrpo.environments.search import Search
-from verl_atgrpo.environments.search.corpus import CITIES, PEOPLE, RIVERS, Question
+from verl_atgrpo.environments.search.corpus import FAMILIES, GIVEN, KINDS, PLACES, RIVERS, Question
 from verl_atgrpo.tiny_models.demonstrations.demonstrator import Choice, Demonstration, Demonstrator, sure, write
 from verl_atgrpo.tools import Tool
 
@@ -17,14 +17,23 @@ _ASK, _SEARCH = '{"name": "ask_worker", "arguments": {"question": "', '{"name": 
 _CLOSE = '"}}'
 
 
-def _unsure(name: str, noise: float) -> Choice:
-    """Returns a distribution over the names of the same kind that with probability `noise` gives a random one."""
-    kind = next(names for names in (PEOPLE, CITIES, RIVERS) if name in names)
-    return {other: noise / len(kind) + (other == name) * (1 - noise) for other in kind}
+_SECOND = tuple(f" {word}" for word in (*FAMILIES, *PLACES))
+_ALIKE = (GIVEN, KINDS, RIVERS, _SECOND[: len(FAMILIES)], _SECOND[len(FAMILIES) :])
+"""Tokens that are confused with each other."""
+
+
+def _unsure(name: str, noise: float) -> list[Choice]:
+    """Returns distributions over a name's tokens that with probability `noise` each give a random one of its kind."""
+    first, blank, second = name.partition(" ")
+    choices = []
+    for token in (first, blank + second) if blank else (first,):
+        kind = next(tokens for tokens in _ALIKE if token in tokens)
+        choices.append({other: noise / len(kind) + (other == token) * (1 - noise) for other in kind})
+    return choices
 
 
 def _call(begin: str, before: Sequence[str], name: str, after: Sequence[str], noise: float) -> list[Choice]:
-    text = [*sure(before), _unsure(name, noise), *sure(after)]
+    text = [*sure(before), *_unsure(name, noise), *sure(after)]
     return [*sure(("<tool_call>", begin)), *text, *sure((_CLOSE, "</tool_call>"))]
 
 
@@ -48,7 +57,7 @@ def demonstrate(env: Search, rng: random.Random, noise: float) -> Demonstration:
             before += _turn("ask_worker", "question", f"{begin}{name}{end}", found)
         tools = [Tool("ask_worker", "", {"properties": {"question": {}}})]
         if done == len(hops):
-            return Demonstration(before, *write([_unsure(river, noise)], rng), tools)
+            return Demonstration(before, *write(_unsure(river, noise), rng), tools)
         (begin, end), name, _ = hops[done]
         return Demonstration(before, *write(_call(_ASK, (begin,), name, (end,), noise), rng), tools)
     (begin, end), name, found = rng.choice(hops)
@@ -57,18 +66,18 @@ def demonstrate(env: Search, rng: random.Random, noise: float) -> Demonstration:
     if rng.random() < 0.5:
         return Demonstration(before, *write(_call(_SEARCH, (), name, (), noise), rng), tools)
     before += _turn("search", "query", name, env.searched(task, name))
-    return Demonstration(before, *write([_unsure(found, noise)], rng), tools)
+    return Demonstration(before, *write(_unsure(found, noise), rng), tools)
 
 
 SEARCH = Demonstrator(
     "search",
-    {"style": "compact", "people": 6, "cities": 4, "results": 2},
+    {"style": "compact", "results": 2},
     demonstrate,
-    response_length=9,
+    response_length=10,
     words=(
         *("<tool_call>", "</tool_call>", _ASK, _SEARCH, _CLOSE, *_WHERE, _RIVER[0]),
         *("Which river does the city of ", " lie on?", " lives in ", " lies on the ", "ask_worker", "search"),
-        *("question", "query", *PEOPLE, *CITIES, *RIVERS),
+        *("question", "query", *GIVEN, *KINDS, *RIVERS, *_SECOND),
     ),
     training={"clean_steps": 900, "noise": 0.2},
 )
