@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import itertools
 import json
 import random
+import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,6 +25,7 @@ from verl_atgrpo.environments.sokoban.levels import solve
 from verl_atgrpo.environments.sudoku.grid import EMPTY, SudokuTask
 from verl_atgrpo.team import Team
 from verl_atgrpo.testing import EnvironmentContractError, Script, ScriptError, check_environment
+from verl_atgrpo.tools import use_tools
 
 BASE = {"plan_path": {"size": 4, "min_distance": 2, "max_moves": 16}, "sokoban": {"max_moves": 60}, "sudoku": {}}
 DRAFTS = {"plan_path": "moves", "sokoban": "moves", "sudoku": "grid"}
@@ -384,7 +388,7 @@ class Unsolvable(Sums):
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (NoIdentifiers, "agents: .*'tool user'"),
+        (NoIdentifiers, "declared: .*'tool user'"),
         (
             AnotherScheme,
             r"schemes: 'guesser' -> \('tree', 'trees'\) is not an agent and a tuple of branch, parallel, tree",
@@ -419,6 +423,50 @@ def test_a_broken_environment_is_refused_with_the_check_named(broken: type[Sums]
     with pytest.raises(EnvironmentContractError, match=f"^{message}") as caught:
         check_environment(factory, gold=sums_gold, exploits=[to_and_fro])
     assert "\n" not in str(caught.value)
+
+
+async def _helper(team: Team) -> None:
+    await team.checker.act("?")
+
+
+@pytest.mark.parametrize(
+    "forgotten",
+    [
+        lambda team, reply: team.checker.act("?"),
+        lambda team, reply: team.settle(reply, lambda text: Score()),
+        lambda team, reply: use_tools(team.checker, "?", []),
+        lambda team, reply: asyncio.sleep(0),
+        lambda team, reply: _helper(team),
+    ],
+)
+def test_what_is_not_awaited_is_named(forgotten: Any) -> None:
+    class Forgetful(Sums):
+        async def run(self, task: tuple[int, int], team: Team) -> Outcome:
+            forgotten(team, await team.checker.act("first"))
+            return await super().run(task, team)
+
+    with pytest.raises(EnvironmentContractError, match=r"^await: task \(train, 0\).*coroutine .* was never awaited"):
+        check_environment(lambda: Forgetful(), gold=sums_gold)
+
+
+def test_other_warnings_are_passed_on() -> None:
+    class Warns(Sums):
+        async def run(self, task: tuple[int, int], team: Team) -> Outcome:
+            warnings.warn("old data", UserWarning, stacklevel=1)
+            return await super().run(task, team)
+
+    with pytest.warns(UserWarning, match="old data"):
+        check_environment(lambda: Warns(), gold=sums_gold)
+
+
+class ExitsInAScore(Sums):
+    def score(self, task: tuple[int, int], reply: str) -> Score:
+        return super().score(task, reply) if reply else sys.exit(2)
+
+
+def test_a_score_that_would_end_the_check_is_named() -> None:
+    with pytest.raises(EnvironmentContractError, match=r"^run: .*, empty team: raises Ended: .*SystemExit: 2"):
+        check_environment(lambda: ExitsInAScore(), gold=sums_gold)
 
 
 def test_a_sound_environment_passes_by_class_and_by_name() -> None:

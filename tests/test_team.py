@@ -51,6 +51,49 @@ def test_a_metric_has_no_name_of_validations() -> None:
 # ------------------------------------------------------------------ one decision
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"stop": "abc"},
+        {"stop": b"abc"},
+        {"stop": ["."], "tools": "search"},
+        {"tools": {"type": "function", "function": {"name": "f"}}},
+        {"tools": abs},
+        {"stop": {"."}},
+        {"stop": 5},
+        {"stop": [".", 5]},
+        {"stop": [".", ""]},
+        {"max_tokens": 2.0},
+        {"max_tokens": "9"},
+        {"max_tokens": 0},
+        {"candidates": 2.5},
+        {"candidates": "4"},
+        {"candidates": 1},
+    ],
+)
+def test_an_argument_of_another_kind_is_refused_before_anything_is_sampled(arguments: Any) -> None:
+    team, policy = team_of()
+    with pytest.raises(ValueError, match=f"agent 'left': .*{max(arguments)}="):
+        bounded(team.left.act("x", **arguments))
+    assert policy.asked == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"max_turns": 0}, "max_turns=0"),
+        ({"max_turns": -3}, "max_turns=-3"),
+        ({"timeout": 0.0}, "timeout=0.0"),
+        ({"timeout": -1.0}, "timeout=-1.0"),
+        ({"timeout": math.nan}, "timeout=nan"),
+        ({"agents": "left"}, "agents='left' is no list"),
+    ],
+)
+def test_limits_of_endpoints_are_above_0(arguments: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=f"^serve: .*{told}"):
+        team_of()[0].serve(**arguments)
+
+
 def test_tree_draws_k_candidates_of_one_prompt() -> None:
     team, policy = team_of(candidates=5)
     prompt = [{"role": "system", "content": "rules"}, {"role": "user", "content": "state"}]

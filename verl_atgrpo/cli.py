@@ -208,14 +208,16 @@ def _compare(options: argparse.Namespace) -> str:
 def _check_data(options: argparse.Namespace) -> tuple[str, bool]:
     from verl_atgrpo import contamination, data_check
     from verl_atgrpo.config.schema import AtGrpoConfig
+    from verl_atgrpo.environment import asking
     from verl_atgrpo.recipes import compose, readable
 
     with readable(options.config_name, options.config_dir):
         settings = AtGrpoConfig.from_config(compose(options.config_name, options.overrides, options.config_dir))
         env = settings.make_environment()
     train, val = settings.split_size(env, "train"), settings.split_size(env, "val")
-    rows, bad = data_check.report(env, {"train": train, "val": val}, settings.max_bad_rows)
-    shared, overlap = contamination.report(env, train, val)
+    with asking(settings.environment["name"], "making its tasks"):
+        rows, bad = data_check.report(env, {"train": train, "val": val}, settings.max_bad_rows)
+        shared, overlap = contamination.report(env, train, val)
     return f"{rows}\n{shared}".lstrip(), bad or overlap
 
 

@@ -16,9 +16,11 @@ import functools
 import inspect
 import json
 import logging
+import resource
 import secrets
 import sys
 import weakref
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -139,8 +141,8 @@ class _Asked(BaseModel):
     parallel_tool_calls: Literal[True] | None = None
     response_format: dict[Literal["type"], Literal["text"]] | None = None
     logprobs: Literal[False] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: float | None = Field(None, ge=0, allow_inf_nan=False)
+    top_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
     frequency_penalty: float | None = Field(None, ge=0, le=0)
     presence_penalty: float | None = Field(None, ge=0, le=0)
     # For the books of a provider.
@@ -152,8 +154,8 @@ class _Asked(BaseModel):
     @field_validator("tools")
     @classmethod
     def _distinct(cls, tools: list[_ToolSchema] | None) -> list[_ToolSchema] | None:
-        names = [tool.function.name for tool in tools or ()]
-        if twice := {name for name in names if names.count(name) > 1}:
+        counts = Counter(tool.function.name for tool in tools or ())
+        if twice := [name for name, count in counts.items() if count > 1]:
             raise ValueError(f"two tools have the name {min(twice)!r}")
         return tools
 
@@ -195,6 +197,9 @@ class _Session:
 
         left = None if self.deadline is None else self.deadline - asyncio.get_running_loop().time()
         number = asked.n or 1
+        if (failure := self.team.failure) is not None:  # nothing that follows is trained on
+            why = f"the episode has failed: {failure}"
+            raise self._over(getattr(failure, "reason", "defect"), why, 503, "episode_failed")
         if left is not None and left <= 0:
             raise self._over("time_limit", "the episode's time is over")
         if self.turns + number > self.max_turns:
@@ -203,7 +208,7 @@ class _Session:
         own = self.team.sampling_of(self.agent)
         for name in ("temperature", "top_p"):
             given = getattr(asked, name)
-            if given is not None and given != own.get(name, given):
+            if given is not None and name in own and given != own[name]:
                 why = f"{name}={given:g}: the policy samples with {own[name]:g}, as its recipe says; leave it out"
                 raise _Refused(400, why, "sampling_parameter")
         self.turns += number
@@ -226,13 +231,13 @@ class _Session:
             self.defect = self.defect or error
             raise _Refused(500, f"{type(error).__name__}: {error}", "defect") from error
 
-    def _over(self, limit: str, why: str) -> _Refused:
+    def _over(self, limit: str, why: str, status: int = 403, code: str | None = None) -> _Refused:
         """Returns a refusal by a limit, after which the episode cannot go on as its team would."""
         self.limit = self.limit or (limit, why)
         self.over += 1
         if self.over > MOST_REFUSALS:
             self.end(limit, f"{why}, and {self.over} requests came after that")
-        return _Refused(403, why, limit)
+        return _Refused(status, why, code or limit)
 
     async def _decide(self, asked: _Asked) -> Candidate:
         """Makes the decision that a request asks for."""
@@ -256,6 +261,12 @@ class _Session:
         return await made if inspect.isawaitable(made) else made
 
 
+def _most_strangers() -> int:
+    """Returns how many connections may be open that have shown no key: half of the process's files, within reason."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 4096 if soft == resource.RLIM_INFINITY else max(1, min(4096, soft // 2))
+
+
 class EndpointServer:
     """Serves the agents of all episodes that run in one event loop."""
 
@@ -265,6 +276,10 @@ class EndpointServer:
         self.refused = 0
         """Requests that were answered with an error."""
         self._runner: web.AppRunner | None = None
+        self._listening: asyncio.AbstractServer | None = None
+        self._strangers: dict[Any, None] = {}
+        """Connections that have shown no key yet, the oldest first."""
+        self.most_strangers = _most_strangers()
         self._changing = asyncio.Lock()
         self.port = 0
 
@@ -280,22 +295,38 @@ class EndpointServer:
             # A client that disconnects cancels its decision.
             runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
             await runner.setup()
-            site = web.TCPSite(runner, self.host, 0, backlog=1024)
-            await site.start()
-            self._runner, self.port = runner, runner.addresses[0][1]
+            self._runner = runner
+            loop = asyncio.get_running_loop()
+            self._listening = listening = await loop.create_server(self._admit, self.host, 0, backlog=1024)
+            self.port = listening.sockets[0].getsockname()[1]
+
+    def _admit(self) -> Any:
+        """Returns the protocol of a new connection, and closes the oldest of too many that have shown no key."""
+        assert self._runner is not None and self._runner.server is not None
+        if len(self._strangers) >= self.most_strangers:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.force_close()
+        made = self._runner.server()
+        self._strangers[made] = None
+        return made
 
     async def close(self) -> None:
         """Stops listening, unless an episode has begun in the meantime."""
         async with self._changing:
             if self._runner is not None and not self.sessions:
+                assert self._listening is not None
+                self._listening.close()
                 await self._runner.cleanup()
-                self._runner = None
+                self._runner = self._listening = None
+                self._strangers.clear()
 
     def _session(self, request: web.Request) -> _Session:
         kind, _, key = request.headers.get("Authorization", "").partition(" ")
         session = self.sessions.get(key.strip()) if kind.lower() == "bearer" else None
         if session is None:
             raise _Refused(401, "this key opens no agent of a running episode", "invalid_api_key")
+        self._strangers.pop(request.protocol, None)
         return session
 
     async def _unknown(self, request: web.Request) -> web.StreamResponse:
@@ -312,6 +343,7 @@ class EndpointServer:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         running = asyncio.current_task()
         assert running is not None
+        session = None
         try:
             self._session(request)
             asked = await self._asked(request)
@@ -321,10 +353,16 @@ class EndpointServer:
                 candidates = await session.answer(asked)
             finally:
                 session.running.discard(running)
+            body = _completion(asked, session, candidates)
+            made = None if asked.stream else web.json_response(body)
         except _Refused as refused:
             return self._error(refused)
-        body = _completion(asked, session, candidates)
-        return await _stream(request, asked, body) if asked.stream else web.json_response(body)
+        except Exception as error:  # a defect of ours: in OpenAI's form, and it ends the run
+            logger.exception("a request to an agent's endpoint raises")
+            if session is not None:
+                session.defect = session.defect or error
+            return self._error(_Refused(500, f"{type(error).__name__}: {error}", "defect"))
+        return await _stream(request, asked, body) if made is None else made
 
     async def _asked(self, request: web.Request) -> _Asked:
         """Returns a request's content; raises _Refused if it is none that can be answered."""

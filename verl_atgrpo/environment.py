@@ -15,7 +15,9 @@ import inspect
 import math
 import numbers
 import sys
+import sysconfig
 import threading
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -187,6 +189,36 @@ def _is_for_us(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
     return isinstance(error, GeneratorExit) and _running() is not task
 
 
+@contextmanager
+def asking(name: object, doing: str) -> Iterator[None]:
+    """Turns what an environment's code raises at a check into one line: its name, what was asked, and the place.
+
+    Args:
+        name: as in a recipe.
+        doing: what is asked of it, such as "task('train', 0)".
+
+    Raises EnvironmentConfigError.
+    """
+    try:
+        with contained(doing):
+            yield
+    except EnvironmentConfigError:
+        raise
+    except Exception as error:
+        raised = error.__cause__ if isinstance(error, Ended) and error.__cause__ is not None else error
+        frames = traceback.extract_tb(raised.__traceback__)
+        # Not where a library that it calls raises, if that can be told.
+        own = [frame for frame in frames if not frame.filename.startswith((*_LIBRARIES, "<", __file__))]
+        at = (own or frames)[-1]
+        raise EnvironmentConfigError(
+            f"at_grpo.environment.name={name!r}: {doing} raised {type(raised).__name__}: {str(raised)[:300]} "
+            f"({at.filename}:{at.lineno})"
+        ) from error
+
+
+_LIBRARIES = tuple({sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")})
+
+
 class Environment(ABC):
     """A family of tasks and the workflow in which a team of agents solves one of them."""
 
@@ -332,9 +364,12 @@ def load(name: str) -> Callable[..., Environment]:
             f"at_grpo.environment.name={name!r} is unknown: use one of {', '.join(registered())} or 'module:Class'"
         )
     try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise EnvironmentConfigError(f"at_grpo.environment.name={name!r}: {error}") from error
+        with asking(name, f"importing {module_name}"):
+            module = importlib.import_module(module_name)
+    except EnvironmentConfigError as error:
+        if isinstance(error.__cause__, ImportError):  # says all
+            raise EnvironmentConfigError(f"at_grpo.environment.name={name!r}: {error.__cause__}") from error.__cause__
+        raise
     factory = getattr(module, attribute, None)
     if not callable(factory):
         raise EnvironmentConfigError(
@@ -369,9 +404,21 @@ def make(name: str, **options: Any) -> Environment:
         signature.bind(**options)
     except TypeError as error:
         raise EnvironmentConfigError(f"at_grpo.environment: {name!r} lacks an option: {error}") from error
-    made = factory(**options)
+    with asking(name, "making it"):
+        made = factory(**options)
     if not isinstance(made, Environment):
         raise EnvironmentConfigError(
             f"at_grpo.environment.name={name!r}: makes a {type(made).__name__}, which is no Environment"
         )
     return made
+
+
+def tasks_of(env: Environment, split: Split) -> int | None:
+    """Returns the number of tasks of a split, None without end; raises EnvironmentConfigError for anything else."""
+    number = plain_of(env.num_tasks(split))
+    if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 0):
+        raise EnvironmentConfigError(
+            f"at_grpo.environment: {type(env).__name__}.num_tasks({split!r}) is {number!r:.80}: return a whole "
+            "number, or None for tasks without end"
+        )
+    return number

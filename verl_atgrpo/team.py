@@ -44,8 +44,8 @@ GroupScoreFunction = Callable[[Sequence[Any]], Sequence[Score] | Awaitable[Seque
 Scheme = Literal["tree", "parallel", "evaluate"]
 Selection = Literal["greedy", "first", "random", "softmax"]
 T = TypeVar("T")
-_TAKEN = ("counts", "decisions", "failure", "generated_tokens", "unsettled")
-"""Attributes of a team that its class does not have."""
+_TAKEN = ("all", "counts", "decisions", "failure", "generated_tokens", "unsettled")
+"""Attributes of a team that its class does not have, and the word for all agents in a recipe."""
 _SCOPE: contextvars.ContextVar[tuple[object, str]] = contextvars.ContextVar("scope", default=(None, ""))
 """The team whose candidate is being scored, and the scope of decisions that its score makes."""
 
@@ -355,15 +355,35 @@ class Agent:
         """
         if score is not None and score_all is not None:
             raise ValueError(f"agent {self.name!r}: both score and score_all are given; use one")
-        if candidates is not None and candidates < 1 + train:
-            raise ValueError(f"agent {self.name!r}: candidates={candidates}, and train={train} needs {1 + train}")
-        if max_tokens is not None and max_tokens < 1:
-            raise ValueError(f"agent {self.name!r}: max_tokens={max_tokens} is less than 1")
-        if "" in stop:
-            raise ValueError(f"agent {self.name!r}: stop={list(stop)} has an empty text, which ends every reply")
+        if candidates is not None and (not isinstance(candidates, int) or candidates < 1 + train):
+            raise ValueError(
+                f"agent {self.name!r}: candidates={candidates!r}, and train={train} needs {1 + train}, a whole number"
+            )
+        if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
+            raise ValueError(f"agent {self.name!r}: max_tokens={max_tokens!r} is less than 1, or no whole number")
+        for key, listed in (("stop", stop), ("tools", tools)):
+            if isinstance(listed, str | bytes | Mapping) or not isinstance(listed, Sequence):  # read item by item
+                raise ValueError(f"agent {self.name!r}: {key}={listed!r:.80} is no list: use {key}=[{listed!r:.80}]")
+        if not all(isinstance(text, str) and text for text in stop):
+            raise ValueError(
+                f"agent {self.name!r}: stop={list(stop)} has an empty text, which ends every reply, or none"
+            )
         limits = Limits(max_tokens, tuple(stop), bool(tools)) if max_tokens is not None or stop or tools else None
         request = Request(prompt, score, score_all, candidates, train, tools_of(tools), limits)
         return await self._team._decide(self.name, request)
+
+
+def check_agents(agents: object) -> None:
+    """Raises ValueError unless an environment's `agents` are names for `team.<agent>` and `at_grpo.agents`."""
+    if not isinstance(agents, tuple | list) or not agents:
+        raise ValueError(f"agents={agents!r:.200}: a tuple of names, such as ('planner',)")
+    for place, name in enumerate(agents):
+        if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
+            raise ValueError(f"agents: {name!r:.200} is no identifier that begins with a letter")
+        if hasattr(Team, name) or name in _TAKEN:
+            raise ValueError(f"agents: {name!r} is taken: team.{name} is something else; use another name")
+        if name in agents[:place]:
+            raise ValueError(f"agents: {name!r} is there twice")
 
 
 class Team:
@@ -401,11 +421,9 @@ class Team:
             scored: whether the score of a single candidate, which selects nothing, is called.
 
         Raises:
-            ValueError: an agent's name is no identifier, or is an attribute of Team.
+            ValueError: as `check_agents`.
         """
-        for name in agents:
-            if not name.isidentifier() or hasattr(Team, name) or name in _TAKEN:
-                raise ValueError(f"agent name {name!r}: use an identifier other than the attributes of Team")
+        check_agents(tuple(agents))
         self._policy_of = dict(agents)
         self._policies = policies
         self._own = own or {}
@@ -478,6 +496,7 @@ class Team:
             EpisodeFailed: within the `async with`, an agent's framework did not end at its limits, or did not catch
                 that a request was refused by one.
             RuntimeError: it is called in a score.
+            ValueError: a limit is not above 0, or `agents` is one text.
         """
         from verl_atgrpo.endpoints import serve
 
@@ -486,6 +505,10 @@ class Team:
                 "serve() in a score: its requests could not be told from those of the other candidates' scores; "
                 "call act, or serve in run"
             )
+        if max_turns < 1 or (timeout is not None and not timeout > 0):
+            raise ValueError(f"serve: max_turns={max_turns}, timeout={timeout}: both are above 0, or timeout=None")
+        if isinstance(agents, str):
+            raise ValueError(f"serve: agents={agents!r} is no list: use agents=[{agents!r}]")
         served = list(self._policy_of) if agents is None else [self[agent].name for agent in agents]
         return serve(self, served, score, host=host, max_turns=max_turns, timeout=timeout)
 

@@ -12,6 +12,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from verl_atgrpo import environment
-from verl_atgrpo.environment import Environment, Outcome, OutcomeError, Score, Split
+from verl_atgrpo.config.environment_check import check_declared
+from verl_atgrpo.environment import (
+    Environment,
+    EnvironmentConfigError,
+    Outcome,
+    OutcomeError,
+    Score,
+    Split,
+    contained,
+)
 from verl_atgrpo.team import (
     Candidate,
     EpisodeRecord,
@@ -137,10 +147,11 @@ def check_environment(
 
 
 def _check_agents(env: Environment) -> None:
-    agents = getattr(env, "agents", None)
-    named = isinstance(agents, tuple) and all(isinstance(agent, str) and agent.isidentifier() for agent in agents)
-    if not agents or not named or len(set(agents)) < len(agents):
-        raise EnvironmentContractError(f"agents: {agents!r} is not a tuple of distinct identifiers")
+    agents: tuple[str, ...] = getattr(env, "agents", ())
+    try:
+        check_declared(env, type(env).__name__)
+    except EnvironmentConfigError as error:
+        raise EnvironmentContractError(f"declared: {error}") from error
     for agent, schemes in env.schemes.items():
         if agent not in agents or not isinstance(schemes, tuple) or not {*schemes} <= _SCHEMES:
             raise EnvironmentContractError(
@@ -408,11 +419,12 @@ class WatchedTeam(ScriptedTeam):
     async def _checked(self, agent: str, request: Request, reply: Any) -> Score:
         low, high = self.trial.bounds
         made: Any = Score()
-        if request.score_all is not None:
-            made = request.score_all([reply])
-        elif request.score is not None:
-            made = request.score(reply)
-        made = await made if inspect.isawaitable(made) else made
+        with contained(f"agent {agent!r}: the score"):
+            if request.score_all is not None:
+                made = request.score_all([reply])
+            elif request.score is not None:
+                made = request.score(reply)
+            made = await made if inspect.isawaitable(made) else made
         together = request.score_all is not None and isinstance(made, Sequence) and len(made) == 1
         scored: Score = made[0] if together else made
         parts = (scored.team, scored.local) if isinstance(scored, Score) else (math.nan,)
@@ -515,9 +527,19 @@ def _play_twice(trial: Trial, task: object, name: str, teams: Mapping[str, Mappi
 
 async def _play(trial: Trial, task: object, team: WatchedTeam) -> EpisodeRecord | None:
     try:
-        return await play(trial.env, task, team)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            record = await play(trial.env, task, team)
+        for one in warned:
+            if (text := str(one.message)).endswith("was never awaited"):
+                raise trial.fault("await", team.name, f"{text}: write await before it")
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+        return record
     except OutcomeError as error:
         team.fault = trial.fault("outcome", team.name, str(error))
+        return None
+    except EnvironmentContractError as fault:
+        team.fault = team.fault or fault
         return None
     except Exception as error:  # noqa: BLE001  (reports any exception of a user's environment)
         if team.fault is None:

@@ -16,6 +16,7 @@ import functools
 import inspect
 import json
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -208,8 +209,8 @@ def tools_of(sources: Sequence[ToolSource]) -> tuple[Tool, ...]:
     Raises ToolError if two have the same name, or as `Tool.of`.
     """
     tools = tuple(map(Tool.of, sources))
-    names = [tool.name for tool in tools]
-    if twice := {name for name in names if names.count(name) > 1}:
+    counts = Counter(tool.name for tool in tools)
+    if twice := [name for name, count in counts.items() if count > 1]:
         raise ToolError(f"two tools have the name {min(twice)!r}")
     return tools
 

@@ -13,12 +13,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_atgrpo import compat, contamination, data_check
 from verl_atgrpo.config.answer_check import check_answers
+from verl_atgrpo.config.environment_check import check_first_tasks
 from verl_atgrpo.config.key_check import View, check_keys, check_present, check_types, shown_as
 from verl_atgrpo.config.machine_check import check_folders, check_loggers, check_models
 from verl_atgrpo.config.policies import expand_policies
 from verl_atgrpo.config.policy_check import check_policies
 from verl_atgrpo.config.schema import MODES, SECTION, AtGrpoConfig, ConfigError
-from verl_atgrpo.environment import Environment, EnvironmentConfigError, Split
+from verl_atgrpo.environment import Environment, EnvironmentConfigError, Split, asking
 from verl_atgrpo.estimators.spec import follows_verls_switch, resolve_spec
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ def check_run_or_exit(config: DictConfig, **_: Any) -> None:
             expand_policies(config, settings)
             check_models(config, settings)
     except (ConfigError, EnvironmentConfigError, compat.CompatError) as error:
+        logger.debug("refused", exc_info=error)  # VERL_LOGGING_LEVEL=DEBUG shows an environment's traceback
         raise SystemExit(f"verl-atgrpo: {' '.join(str(error).split())}") from None
 
 
@@ -109,6 +111,7 @@ def _check_team_job(view: View, settings: AtGrpoConfig) -> None:
     check_sampling(rollout)
     _check_resume(config.trainer)
     environment = settings.make_environment()
+    check_first_tasks(environment, settings.environment["name"])
     settings.validation_policies_of(environment)
     check_agents(settings, environment)
     check_branch_points(settings, environment, config.data.max_prompt_length)
@@ -271,7 +274,9 @@ def check_disjoint(settings: AtGrpoConfig, env: Environment) -> None:
     Makes every task of the run; `contamination.overlaps` documents the cost.
     """
     sizes = settings.split_size(env, "train"), settings.split_size(env, "val")
-    for overlap in contamination.overlaps(env, *sizes):
+    with asking(settings.environment["name"], "making its tasks"):
+        overlap = next(contamination.overlaps(env, *sizes), None)
+    if overlap is not None:
         raise ConfigError(
             f"{SECTION}.environment: {overlap}; make the splits disjoint, or set {SECTION}.allow_overlap=true "
             "to accept it"
@@ -284,7 +289,8 @@ def check_rows(settings: AtGrpoConfig, env: Environment) -> None:
         return
     splits: tuple[Split, ...] = ("train", "val")
     for split in splits:
-        check = data_check.check_rows(env, split, data_check.sample(env, split, settings.split_size(env, split)))
+        with asking(settings.environment["name"], "grading its rows"):
+            check = data_check.check_rows(env, split, data_check.sample(env, split, settings.split_size(env, split)))
         logger.log(logging.WARNING if check.defects else logging.INFO, "%s.environment: %s", SECTION, check)
         if check.share > settings.max_bad_rows:
             index = next(iter(check.defects))

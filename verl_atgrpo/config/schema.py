@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from verl_atgrpo import environment
+from verl_atgrpo.config.environment_check import check_declared
 from verl_atgrpo.config.kinds import Count, Seconds, Text, Weight, words
 from verl_atgrpo.environment import Environment, Split
 from verl_atgrpo.estimators.spec import EstimatorSpec, resolve_spec
@@ -330,12 +331,15 @@ class AtGrpoConfig(Section):
         return 1 + next(names.index(policy) for names in self.bases().values() if policy in names)
 
     def make_environment(self) -> Environment:
-        """Builds the environment; raises ConfigError for unknown names or options."""
+        """Builds the environment; raises ConfigError for unknown names or options, or one that cannot be played."""
         options = dict(self.environment)
+        name = options.pop("name")
         try:
-            return environment.make(options.pop("name"), **options)
+            made = environment.make(name, **options)
+            check_declared(made, name)
         except environment.EnvironmentConfigError as error:
             raise ConfigError(str(error)) from error
+        return made
 
     def policy_settings(self) -> dict[str, PolicySettings]:
         """Returns policy -> settings; one policy, `shared`, if the recipe lists none."""
@@ -435,7 +439,7 @@ class AtGrpoConfig(Section):
     def split_size(self, env: Environment, split: Split) -> int:
         """Returns the number of tasks of `split` that the run uses."""
         wanted = self.train_tasks if split == "train" else self.val_tasks
-        available = env.num_tasks(split)
+        available = environment.tasks_of(env, split)
         return wanted if available is None else min(wanted, available)
 
 

@@ -13,13 +13,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_atgrpo import platform_choice
 from verl_atgrpo.config.answer_check import check_answers
+from verl_atgrpo.config.environment_check import check_first_tasks
 from verl_atgrpo.config.key_check import View, check_keys, check_types
 from verl_atgrpo.config.machine_check import check_cpu_prefill
 from verl_atgrpo.config.policies import expand_policies, job_of
 from verl_atgrpo.config.policy_check import check_memory, check_room
 from verl_atgrpo.config.run_check import check_sampling
 from verl_atgrpo.config.schema import SECTION, AtGrpoConfig, ValidationAnswers
-from verl_atgrpo.environment import Environment
+from verl_atgrpo.environment import Environment, tasks_of
 from verl_atgrpo.evaluation.engine import engine_args
 from verl_atgrpo.evaluation.results import MAX_EPISODES
 from verl_atgrpo.evaluation.sources import Adapter, Endpoint, Source, assignments, of_checkpoint, parse, weights_digest
@@ -100,6 +101,7 @@ def make(options: Options) -> Plan:
         check_sampling(config.actor_rollout_ref.rollout)
         expand_policies(config, settings)
         environment = settings.make_environment()
+        check_first_tasks(environment, settings.environment["name"])
         rollout, data = config.actor_rollout_ref.rollout, config.data
         check_answers(config, settings, environment)
         agents, players = _players(config, settings, environment, options)
@@ -155,7 +157,7 @@ def _at_least_one(option: str, given: int | None, default: int) -> int:
 def _tasks(settings: AtGrpoConfig, environment: Environment, given: int | None) -> int:
     if given is None:
         return settings.split_size(environment, "val")
-    available = environment.num_tasks("val")
+    available = tasks_of(environment, "val")
     if available is not None and given > available:
         raise ValueError(f"--tasks {given}: the environment has {available} validation tasks")
     return _at_least_one("--tasks", given, given)

@@ -1,0 +1,54 @@
+"""Checks what an environment declares, and that it makes tasks: its defects are one line before a worker starts."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Mapping
+
+from verl_atgrpo.environment import Environment, EnvironmentConfigError, Split, asking, tasks_of
+from verl_atgrpo.team import check_agents
+
+_SPLITS: tuple[Split, ...] = typing.get_args(Split)
+
+
+def check_declared(env: Environment, name: object) -> None:
+    """Raises EnvironmentConfigError if an environment's attributes are not those of one that can be played.
+
+    Args:
+        env: the environment.
+        name: as in a recipe, for messages.
+    """
+    where, kind = f"at_grpo.environment.name={name!r}", type(env).__name__
+    with asking(name, "reading agents"):
+        agents = env.agents
+    try:
+        check_agents(agents)
+    except ValueError as error:
+        raise EnvironmentConfigError(f"{where}: {kind}.{error}") from None
+    if not inspect.iscoroutinefunction(inspect.unwrap(env.run)):
+        raise EnvironmentConfigError(f"{where}: {kind}.run is not async: write async def run(self, task, team)")
+    for split in _SPLITS:
+        with asking(name, f"num_tasks({split!r})"):
+            tasks_of(env, split)
+        with asking(name, f"data_sets({split!r})"):
+            sets = env.data_sets(split)
+        if not isinstance(sets, Mapping) or not all(isinstance(size, int) for size in sets.values()):
+            raise EnvironmentConfigError(f"{where}: {kind}.data_sets({split!r}) is {sets!r:.200}: name -> number")
+
+
+def check_first_tasks(env: Environment, name: object) -> None:
+    """Raises EnvironmentConfigError if an environment cannot make, name and compare the first task of a split."""
+    for split in _SPLITS:
+        if tasks_of(env, split) == 0:
+            continue
+        with asking(name, f"task({split!r}, 0)"):
+            task = env.task(split, 0)
+        for method in ("fingerprint", "task_key", "dedup_text"):
+            with asking(name, f"{method} of task ({split}, 0)"):
+                text = getattr(env, method)(task)
+            if not isinstance(text, str) and (method, text) != ("dedup_text", None):
+                raise EnvironmentConfigError(
+                    f"at_grpo.environment.name={name!r}: {type(env).__name__}.{method} of task ({split}, 0) is "
+                    f"{text!r:.200}: return a text"
+                )
