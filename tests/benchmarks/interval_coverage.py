@@ -1,6 +1,6 @@
 """Shows how often the 95% intervals of `verl-atgrpo eval` and `compare` contain the true figure, and their widths.
 
-python tests/benchmarks/interval_coverage.py [--repetitions 500]
+python tests/benchmarks/interval_coverage.py [--repetitions 500] [--tasks 20 30 50 100 200 500]
 
 Single samples are enumerated with their exact chances, for 193 rates from .02 to .98. The rest is simulated: the
 success of tasks is Beta distributed, with a correlation of a task's samples from 0 to 1 (all or nothing). The lowest
@@ -27,6 +27,7 @@ from verl_atgrpo.evaluation.intervals import Array, mean_interval, ratio_interva
 
 SIZES = (20, 30, 50, 100, 200, 500)
 RATES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
+PAIRED_RATES, PAIRED_SAMPLES = (0.02, 0.1, 0.3, 0.5, 0.8, 0.95), (2, 8)
 GAINS = (0.0, 0.03, 0.1, 0.3)
 CORRELATIONS = (0, 0.1, 0.3, 0.6, 0.9, 1)
 ALIKE = (0, 0.5, 1)
@@ -88,8 +89,8 @@ def families(n: int) -> Iterator[tuple[str, list[Cell]]]:
     for k in (1, 2, 4, 8):
         kinds = product((m for m in (2, 4, 8, 16) if m >= k), (k,), RATES, CORRELATIONS)
         yield (f"pass@{k}" if k > 1 else "success") + ", 2 to 16 samples", [solved(n, *kind) for kind in kinds]
-    for name, samples in (("1 sample", (1,)), ("2 to 16 samples", (2, 4, 16))):
-        kinds_of = product(samples, RATES, GAINS, CORRELATIONS if samples != (1,) else (1,), ALIKE)
+    for name, samples, correlations in (("1 sample", (1,), (1,)), ("2 and 8 samples", PAIRED_SAMPLES, CORRELATIONS)):
+        kinds_of = product(samples, PAIRED_RATES, GAINS, correlations, ALIKE)
         cells = [gained(n, *kind) for kind in kinds_of if kind[1] + kind[2] <= 0.98]
         yield f"paired difference, {name}", cells
     yield (
@@ -117,9 +118,10 @@ def main() -> None:
     """Prints the table in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repetitions", type=int, default=500)
+    parser.add_argument("--tasks", type=int, nargs="+", default=SIZES)
     options = parser.parse_args()
     print("| figure | tasks | cells | lowest coverage | mean coverage | mean width |\n|---|---|---|---|---|---|")
-    for n in SIZES:
+    for n in options.tasks:
         for name, found in exact(n):
             line(name, n, found, min(found)[0])
         for name, cells in families(n):

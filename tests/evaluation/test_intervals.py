@@ -130,6 +130,16 @@ def test_a_ratio_is_in_its_interval_which_has_a_width(tasks: list[tuple[float, f
     assert low <= ratio * (1 + 1e-9) and ratio * (1 - 1e-9) <= high
 
 
+def test_the_ends_of_a_ratio_are_those_at_which_the_rest_is_just_significant() -> None:
+    rng = np.random.default_rng(3)
+    amounts, solved = rng.lognormal(3, 0.5, 40), (rng.random(40) < 0.7).astype(np.float64)
+    mean, deviation = amounts.mean(), amounts.std()
+    with_added = np.array([*amounts, mean - deviation, mean + deviation]), np.array([*solved, 1, 0])
+    for ratio in ratio_interval(amounts, solved):
+        rest = with_added[0] - ratio * with_added[1]
+        assert abs(rest.mean()) / (rest.std(ddof=1) / math.sqrt(42)) == pytest.approx(student(41))
+
+
 @pytest.mark.parametrize("n", [1, 2, 20, 5000])
 @pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
 def test_equal_tasks_have_an_interval(n: int, value: float) -> None:
