@@ -31,6 +31,7 @@ from verl_atgrpo.environment import (
     contained,
     stable_hash,
 )
+from verl_atgrpo.quoting import SHARES, sharing
 from verl_atgrpo.thoughts import split_thought
 from verl_atgrpo.tools import MessageError, Reply, Tool, ToolCall, ToolError, ToolSource, text_of, tools_of
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from verl_atgrpo.endpoints import CallScore, Endpoint
 
 Prompt = str | Sequence[Message]
+PromptSource = Prompt | Callable[[], Prompt]
+"""A prompt, or a function that makes it with quotes of the length that its policy can take (`quoting`)."""
 ScoreFunction = Callable[[Any], Score | Awaitable[Score]]
 """Reply -> score: of what it says, without its thoughts, or of the `tools.Reply` to a prompt with tools."""
 GroupScoreFunction = Callable[[Sequence[Any]], Sequence[Score] | Awaitable[Sequence[Score]]]
@@ -317,7 +320,7 @@ class Agent:
 
     async def act(
         self,
-        prompt: Prompt,
+        prompt: PromptSource,
         score: ScoreFunction | None = None,
         *,
         score_all: GroupScoreFunction | None = None,
@@ -330,7 +333,9 @@ class Agent:
         """Samples this agent's candidates for `prompt`, scores them and returns the committed one.
 
         Args:
-            prompt: a text or chat messages; the same for every candidate.
+            prompt: a text or chat messages; the same for every candidate. Or a function that returns them, if it
+                quotes other replies (`quoting.quoted`): while the policy finds the prompt too long, it is called again
+                with quotes half as long.
             score: what a reply says, without its thoughts -> Score, sync or async; it must not change the state. None
                 scores 0. An async one may make decisions itself (a judge, a refinement); evaluation does not score
                 such candidates.
@@ -369,7 +374,9 @@ class Agent:
                 f"agent {self.name!r}: stop={list(stop)} has an empty text, which ends every reply, or none"
             )
         limits = Limits(max_tokens, tuple(stop), bool(tools)) if max_tokens is not None or stop or tools else None
-        request = Request(prompt, score, score_all, candidates, train, tools_of(tools), limits)
+        known = tools_of(tools)
+        made = self._team.fitted(self.name, prompt, known) if callable(prompt) else prompt
+        request = Request(made, score, score_all, candidates, train, known, limits)
         return await self._team._decide(self.name, request)
 
 
@@ -447,7 +454,7 @@ class Team:
         self.counts: Counter[str] = Counter()
         """Tool calls of all candidates (`tool_calls_parsed`, `tool_calls_unparsed`), and the decisions that continue a
         dialogue, with those among them whose prompt does not begin with the tokens so far (`dialogue_turns`,
-        `dialogue_turns_broken`)."""
+        `dialogue_turns_broken`), and the prompts whose quotes were shortened to fit (`prompts_shortened`)."""
         self._dialogues: dict[str, tuple[list[Message], list[int]]] = {}
         """Messages and tokens of the last decision, by scope and agent."""
         self._unscored: set[str] = set()
@@ -519,6 +526,26 @@ class Team:
     def sampling_of(self, agent: str) -> Mapping[str, Any]:
         """Returns the sampling parameters of an agent in training, as far as they are known; none in evaluation."""
         return {} if self._scheme == "evaluate" else getattr(self._sampler(agent), "sampling_params", {})
+
+    def fitted(self, agent: str, prompt: Callable[[], Prompt], tools: Sequence[Tool]) -> Prompt:
+        """Returns an agent's prompt with quotes as long as its policy can take (`quoting`), or the shortest."""
+        policy = self._sampler(agent)
+        for share in SHARES:
+            with sharing(share):
+                made = prompt()
+            try:
+                if tools and isinstance(policy, ToolSampler):
+                    policy.encode_with_tools(as_messages(made), tools)
+                else:
+                    policy.encode(as_messages(made))
+            except EpisodeFailed as failed:
+                if failed.reason == "prompt_too_long":
+                    continue
+            except ValueError:  # of a message or a tool; the decision raises it again
+                pass
+            break
+        self.counts["prompts_shortened"] += int(share < 1)
+        return made
 
     def _sampler(self, agent: str) -> Sampler:
         own = self._own.get(agent)

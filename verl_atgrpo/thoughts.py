@@ -26,6 +26,9 @@ def split_thought(raw: str, opened: bool = False) -> tuple[str, str]:
         raw: the answer.
         opened: whether its prompt has begun a thought.
     """
+    words = raw.lower()
+    if not opened and "think" not in words and "thought" not in words:  # at once, of texts of a megabyte too
+        return "", raw
     thoughts: list[str] = []
     said: list[str] = []
     at = start = 0

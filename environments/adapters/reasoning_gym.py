@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
 from verl_atgrpo.environments.adapters.foreign import FAULTS, line, seeded
 from verl_atgrpo.environments.common.options import Turns, check_installed, checked_options
-from verl_atgrpo.environments.common.replies import after_thoughts, labelled, labels, quoted, shortened
+from verl_atgrpo.environments.common.replies import after_thoughts, labelled, labels
 from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.environments.common.workflow import Style, chat
+from verl_atgrpo.quoting import quoted, shortened
 from verl_atgrpo.team import Team
 
 LONGEST = 10_000
@@ -210,8 +211,8 @@ class ReasoningGym(Environment):
         answers: list[str] = []
         agreed = False
         while len(answers) < self.max_turns and not agreed:
-            draft = await team.solver.act(self._prompt(task, answers), score)
-            final = await team.checker.act(self._prompt(task, answers, draft.text), score)
+            draft = await team.solver.act(functools.partial(self._prompt, task, answers), score)
+            final = await team.checker.act(functools.partial(self._prompt, task, answers, draft.text), score)
             answers.append(self.parse(final.text) or "")
             agreed = bool(answers[-1]) and answers[-1] == self.parse(draft.text)
         graded = self.grade(task, answers[-1] or None)
@@ -274,7 +275,8 @@ class SingleReasoningGym(ReasoningGym):
         answers: list[str] = []
         repeated = False
         while len(answers) < self.max_turns and not repeated:
-            reply = await team.solo.act(self._single_prompt(task, answers), functools.partial(self._score, task))
+            asked = functools.partial(self._single_prompt, task, answers)
+            reply = await team.solo.act(asked, functools.partial(self._score, task))
             answer = self.parse(reply.text) or ""
             repeated = bool(answer) and answer in answers[-1:]
             answers.append(answer)

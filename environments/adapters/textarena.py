@@ -14,7 +14,8 @@ from verl_atgrpo.environment import EnvironmentConfigError
 from verl_atgrpo.environments.adapters.foreign import FAULTS, canonical, line, seeded
 from verl_atgrpo.environments.adapters.replayed_game import Move, OnIllegal, ReplayedGame, Steps
 from verl_atgrpo.environments.common.options import Players, check_installed, checked_options
-from verl_atgrpo.environments.common.replies import READ, without_echo
+from verl_atgrpo.environments.common.replies import without_echo
+from verl_atgrpo.quoting import READ
 
 _READ = 1000
 """Characters of a reply, from its end, that a game gets: the patterns of some take quadratic time."""

@@ -21,8 +21,9 @@ from verl_atgrpo.environments.code.programs import Call, Exchange, Problem, Test
 from verl_atgrpo.environments.code.replies import parse_test
 from verl_atgrpo.environments.common.options import Turns, check_isolation, checked_options
 from verl_atgrpo.environments.common.records import DataSetEnvironment
-from verl_atgrpo.environments.common.replies import extract_python, quoted
+from verl_atgrpo.environments.common.replies import extract_python
 from verl_atgrpo.environments.common.workflow import Style, chat, fixed_options, once
+from verl_atgrpo.quoting import quoted
 from verl_atgrpo.sandbox.runner import Limits
 from verl_atgrpo.team import Team
 
@@ -128,8 +129,12 @@ class Code(DataSetEnvironment[Problem]):
         turns = 0
         while turns < self._max_turns and not state.agreed:
             program, test = await asyncio.gather(
-                team.coder.act(self.coder_prompt(state), functools.partial(self.score_program, judged)),
-                team.tester.act(self.tester_prompt(state), functools.partial(self.score_test, task)),
+                team.coder.act(
+                    functools.partial(self.coder_prompt, state), functools.partial(self.score_program, judged)
+                ),
+                team.tester.act(
+                    functools.partial(self.tester_prompt, state), functools.partial(self.score_test, task)
+                ),
             )
             state = await self._next(state, program.text, test.text)
             turns += 1
@@ -217,7 +222,8 @@ class SingleCode(Code):
         program: str | None = None
         turns, repeated = 0, False
         while turns < self._max_turns and not repeated:
-            reply = await team.solo.act(self.prompt(task, program), functools.partial(self.score_program, judged))
+            asked = functools.partial(self.prompt, task, program)
+            reply = await team.solo.act(asked, functools.partial(self.score_program, judged))
             written = self._program(reply.text)
             # A reply that does not parse keeps the last program.
             repeated, program = written is not None and written == program, program if written is None else written

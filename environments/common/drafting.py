@@ -15,8 +15,9 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score
 from verl_atgrpo.environments.common.options import check_isolation
-from verl_atgrpo.environments.common.replies import READ, extract_python, quoted
+from verl_atgrpo.environments.common.replies import extract_python
 from verl_atgrpo.environments.common.workflow import Style, chat, once
+from verl_atgrpo.quoting import READ, quoted, shortened
 from verl_atgrpo.sandbox.runner import run_python
 from verl_atgrpo.team import Agent, Candidate, Team
 
@@ -180,7 +181,7 @@ class DraftingGame(Environment, Generic[State, Answer]):
 
     async def decide(self, state: State, team: Team) -> Candidate:
         """Returns the reply that is played in a turn: the planner's, after the tool user's draft."""
-        prompt = self.plan_prompt(state, await self._draft(state, team.tool_user))
+        prompt = functools.partial(self.plan_prompt, state, await self._draft(state, team.tool_user))
         return await team.planner.act(prompt, functools.partial(self.score_reply, state))
 
     async def _draft(self, state: State, tool_user: Agent) -> Draft[Answer]:
@@ -228,4 +229,5 @@ def quoted_program(draft: Draft[Answer]) -> str:
 
     Quoted, so that no line of the tool user parses as the planner's answer.
     """
-    return quoted(f"A tool user wrote this:\n{draft.text[-READ:]}\nIt printed:\n{draft.output or '(nothing)'}\n")
+    wrote = shortened(draft.text, READ)
+    return quoted(f"A tool user wrote this:\n{wrote}\nIt printed:\n{draft.output or '(nothing)'}\n", 2 * READ)

@@ -20,9 +20,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from verl_atgrpo.environment import EnvironmentConfigError, Score, stable_hash
-from verl_atgrpo.environments.common.replies import after_thoughts, quoted, shortened
+from verl_atgrpo.environments.common.replies import after_thoughts
 from verl_atgrpo.environments.common.workflow import chat
-from verl_atgrpo.team import Agent, Candidate, Prompt, as_messages, end_in_evaluation
+from verl_atgrpo.quoting import quoted, shortened
+from verl_atgrpo.team import Agent, Candidate, Prompt, PromptSource, as_messages, end_in_evaluation
 
 if TYPE_CHECKING:
     from verl_atgrpo.evaluation.endpoint import EndpointPolicy
@@ -62,11 +63,11 @@ class EndpointJudge:
         self._max_tokens, self._timeout = max_tokens, timeout
         self._policy: EndpointPolicy | None = None
 
-    async def act(self, prompt: Prompt, *, train: bool = False) -> Candidate:
+    async def act(self, prompt: PromptSource, *, train: bool = False) -> Candidate:
         """Returns the server's answer; ends a score of evaluation, as an agent's does.
 
         Args:
-            prompt: a text or chat messages.
+            prompt: a text or chat messages, or a function that returns them.
             train: as of an agent; True is refused.
 
         Raises:
@@ -88,7 +89,7 @@ class EndpointJudge:
                 chat_template_kwargs={},
                 request_timeout=self._timeout,
             )
-        asked = self._policy.encode(as_messages(prompt))
+        asked = self._policy.encode(as_messages(prompt() if callable(prompt) else prompt))
         return Candidate(await self._policy.generate("judge", asked, None), Score(), 0.0)
 
 
@@ -102,15 +103,13 @@ async def grade(judge: Agent | EndpointJudge, question: str, reply: str, rubric:
         rubric: what is looked at.
         points: the best grade; the worst is 0.
     """
-    prompt = "\n\n".join(
-        (
-            question,
-            f"An answer:\n{quoted(shortened(reply))}",
-            rubric,
-            f"Think first. Then write the last line: Grade: and a whole number from 0 (worst) to {points} (best).",
-        )
-    )
-    verdict = await judge.act(chat(prompt, "You judge answers."), train=False)
+    ask = f"Think first. Then write the last line: Grade: and a whole number from 0 (worst) to {points} (best)."
+
+    def prompt() -> Prompt:
+        answer = f"An answer:\n{quoted(shortened(reply))}"
+        return chat("\n\n".join((question, answer, rubric, ask)), "You judge answers.")
+
+    verdict = await judge.act(prompt, train=False)
     said = _GRADE.findall(after_thoughts(verdict.text))
     given, of = said[-1] if said else ("0", "")
     return int(given) / points if int(given) <= points and of in ("", str(points)) else 0.0
@@ -133,9 +132,13 @@ async def rank(judge: Agent | EndpointJudge, question: str, replies: Sequence[st
     if len(shown) == 1:
         return [1.0] * len(replies)
     random.Random(stable_hash("rank", question, *shown)).shuffle(shown)
-    answers = [f"Answer {number}:\n{quoted(shortened(reply))}" for number, reply in enumerate(shown, 1)]
     ask = f"Think first. Then write the last line: Order: and the numbers 1 to {len(shown)}, the best answer first."
-    verdict = await judge.act(chat("\n\n".join((question, *answers, rubric, ask)), "You judge answers."), train=False)
+
+    def prompt() -> Prompt:
+        answers = [f"Answer {number}:\n{quoted(shortened(reply))}" for number, reply in enumerate(shown, 1)]
+        return chat("\n\n".join((question, *answers, rubric, ask)), "You judge answers.")
+
+    verdict = await judge.act(prompt, train=False)
     said = _ORDER.findall(after_thoughts(verdict.text))
     order = [int(number) for number in re.findall("[0-9]+", said[-1])] if said else []
     if sorted(order) != list(range(1, len(shown) + 1)):

@@ -7,16 +7,12 @@ pass over lines) and raise for no text.
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from verl_atgrpo.quoting import READ
 from verl_atgrpo.thoughts import split_thought
 
-READ = 20_000
-"""Characters of a reply, from its end, that parsers read: as many as 5,000 tokens of prose or code have."""
-SHOWN = 1500
-"""Characters of an earlier reply, from its end, that prompts show."""
 _ECHO = 8
 """Words of a prompt in a row that a reply repeats: no move and no answer is that long."""
 _WORD = re.compile(r"\S+")
@@ -31,7 +27,6 @@ _FENCE = re.compile(r"[ \t]*`{3,}[ \t]*([\w+#.-]*)")
 _STRICT_CODE = re.compile(r"(?m)^([ \t]*)```(python)?[ \t]*\r?$")
 _CODE = re.compile(r"(?m)^([ \t]*)```+[ \t]*([\w+#.-]*)(.*)")
 _PYTHON = ("python", "python3", "py")
-_EMPTY_LINES = re.compile(r"\n(?:[ \t]*[\r\n\x0b\x0c\x1c-\x1e\x85\u2028\u2029]){2,}")
 
 
 @dataclass(frozen=True)
@@ -181,16 +176,3 @@ def extract_python(reply: str, strict: bool = False) -> str | None:
 
 def _dedented(text: str, indent: str) -> str:
     return re.sub(rf"(?m)^{indent}", "", text) if indent else text
-
-
-def shortened(text: str) -> str:
-    """Returns the last `SHOWN` characters of an earlier reply, for a prompt."""
-    return text if len(text) <= SHOWN else f"[...]{text[-SHOWN:]}"
-
-
-def quoted(text: str) -> str:
-    """Returns `text` quoted for a prompt, `> ` before every line, which no parser reads as an answer.
-
-    Several empty lines become one: a model that repeats line breaks would make the next agent's prompt too long.
-    """
-    return textwrap.indent(_EMPTY_LINES.sub("\n\n", text.strip("\r\n")), "> ", lambda line: True)

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
-from verl_atgrpo.environment import Outcome
+from verl_atgrpo.environment import Message, Outcome
 from verl_atgrpo.environments.common.options import Players, Turns, check_isolation, check_libraries, checked_options
 from verl_atgrpo.environments.math.answers import majority
-from verl_atgrpo.environments.math.team import ASK_REASONING, LIMITS, MathEnvironment, MathTask, ask_program, dialogue
+from verl_atgrpo.environments.math.team import (
+    ASK_REASONING,
+    LIMITS,
+    Attempt,
+    MathEnvironment,
+    MathTask,
+    ask_program,
+    dialogue,
+)
 from verl_atgrpo.team import Team
 
 
@@ -64,9 +73,9 @@ class MathEnsemble(MathEnvironment):
             *(self.reason(team.reasoner, task, dialogue(name, task, [], ASK_REASONING)) for name in names),
             *(self.compute(team.tool_user, task, dialogue(name, task, [], ask)) for name in tools),
         )
-        answers = [attempt.quote(f"The {name}") for name, attempt in zip(names + tools, attempts, strict=True)]
         decide = f"Some of them may be wrong: decide. {ASK_REASONING}"
-        verdict = await self.reason(team.judge, task, dialogue("judge", task, answers, decide))
+        asked = partial(_seen, "judge", task, dict(zip(names + tools, attempts, strict=True)), decide)
+        verdict = await self.reason(team.judge, task, asked)
         return await self.outcome(task, verdict.answer)
 
 
@@ -102,12 +111,20 @@ class MathDebate(MathEnvironment):
         """Plays one episode; success means that the majority's answer after the last round is correct."""
         await self.check(task)
         names = [f"debater {number + 1}" for number in range(self.debaters)]
-        earlier: list[str] = []
+        earlier: Mapping[str, Attempt] = {}
         answers: list[str | None] = []
         for _ in range(self.rounds):
             attempts = await asyncio.gather(
-                *(self.reason(team.debater, task, dialogue(name, task, earlier, ASK_REASONING)) for name in names)
+                *(
+                    self.reason(team.debater, task, partial(_seen, name, task, earlier, ASK_REASONING))
+                    for name in names
+                )
             )
             answers = [attempt.answer for attempt in attempts]
-            earlier = [attempt.quote(f"The {name}") for name, attempt in zip(names, attempts, strict=True)]
+            earlier = dict(zip(names, attempts, strict=True))
         return await self.outcome(task, await majority(answers), self.rounds)
+
+
+def _seen(role: str, task: MathTask, attempts: Mapping[str, Attempt], ask: str) -> list[Message]:
+    """Returns a prompt that quotes attempts by the names of those who made them."""
+    return dialogue(role, task, [attempt.quote(f"The {name}") for name, attempt in attempts.items()], ask)

@@ -7,6 +7,7 @@ refiner do, a judge how well it foretells the outcome. See docs/workflows.md for
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
@@ -56,8 +57,9 @@ class MathRefined(MathEnvironment):
         """Plays one episode; success means that the refiner's answer is correct."""
         await self.check(task)
         first = await self.reason(team.generator, task, self.generator_prompt(task))
-        criticism = await team.verifier.act(self.verifier_prompt(task, first))
-        refined = await self.reason(team.refiner, task, self.refiner_prompt(task, first, criticism.text))
+        criticism = await team.verifier.act(partial(self.verifier_prompt, task, first))
+        asked = partial(self.refiner_prompt, task, first, criticism.text)
+        refined = await self.reason(team.refiner, task, asked)
         before = float(await equal(task.answer, first.answer))
         return await self.outcome(task, refined.answer, first_correct=before)
 
@@ -118,7 +120,7 @@ class MathDrafts(MathEnvironment):
         await self.check(task)
         prompt = self.drafter_prompt(task)
         draft = await self.reason(team.drafter, task, prompt, train=False, candidates=self.drafts)
-        refined = await self.reason(team.refiner, task, self.refiner_prompt(task, draft))
+        refined = await self.reason(team.refiner, task, partial(self.refiner_prompt, task, draft))
         before = float(await equal(task.answer, draft.answer))
         return await self.outcome(task, refined.answer, draft_correct=before)
 
@@ -186,7 +188,7 @@ class MathJudged(MathEnvironment):
             return [Score(local=total) for total in await gather_or_cancel(judged)]
 
         answer = await team.solver.act(self.solver_prompt(task), score_all=by_judge)
-        verdict = await team.judge.act(self.judge_prompt(task, answer.text), train=False)
+        verdict = await team.judge.act(partial(self.judge_prompt, task, answer.text), train=False)
         correct = await equal(task.answer, parse_answer(answer.text, self.style))
         foretold = vote(verdict.text) == (1.0 if correct else -1.0)
         return await self.outcome(task, parse_answer(answer.text, self.style), judge_right=float(foretold))
@@ -202,7 +204,7 @@ class MathJudged(MathEnvironment):
             total = signed + sum(one or 0.0 for one in votes) / len(votes)
             return [Score(local=_UNREADABLE if one is None else total * one) for one in votes]
 
-        asked = self.judge_prompt(task, reply)
+        asked = partial(self.judge_prompt, task, reply)
         await team.judge.act(asked, score_all=agreement, candidates=self.votes, train=train)
         return total
 

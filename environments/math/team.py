@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, RowDefect, Score
@@ -22,11 +23,12 @@ from verl_atgrpo.environments.common.options import (
     checked_options,
 )
 from verl_atgrpo.environments.common.records import DataSetEnvironment, read_records
-from verl_atgrpo.environments.common.replies import extract_python, quoted, shortened
+from verl_atgrpo.environments.common.replies import extract_python
 from verl_atgrpo.environments.common.workflow import Style, chat, once
 from verl_atgrpo.environments.math.answers import equal, parse_answer, parse_gold, parse_printed, verifiable
+from verl_atgrpo.quoting import quoted, shortened
 from verl_atgrpo.sandbox.runner import Limits, run_python
-from verl_atgrpo.team import Agent, EpisodeFailed, Team
+from verl_atgrpo.team import Agent, EpisodeFailed, PromptSource, Team
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +136,7 @@ class MathEnvironment(DataSetEnvironment[MathTask]):
             raise EpisodeFailed("gold", f"the data set's answer {task.answer!r} cannot be verified")
 
     async def reason(
-        self, agent: Agent, task: MathTask, prompt: list[Message], train: bool = True, candidates: int | None = None
+        self, agent: Agent, task: MathTask, prompt: PromptSource, train: bool = True, candidates: int | None = None
     ) -> Attempt:
         """Prompts an agent to answer in words: format .2, correct .8; team part: 1 if correct.
 
@@ -149,7 +151,7 @@ class MathEnvironment(DataSetEnvironment[MathTask]):
         reply = await agent.act(prompt, score, train=train, candidates=candidates)
         return Attempt(reply.text, parse_answer(reply.text, self.style))
 
-    async def compute(self, agent: Agent, task: MathTask, prompt: list[Message]) -> Attempt:
+    async def compute(self, agent: Agent, task: MathTask, prompt: PromptSource) -> Attempt:
         """Prompts an agent to answer by a program: a block .1, that ran .1, correct .8; team part: 1 if correct."""
         run = once(self._run_program)
 
@@ -224,8 +226,8 @@ class Math(MathEnvironment):
         answer: str | None = None
         while len(turns) < self.max_turns and not agreed:
             computed, reasoned = await asyncio.gather(
-                self.compute(team.tool_user, task, self.tool_prompt(task, turns)),
-                self.reason(team.reasoner, task, self.reasoner_prompt(task, turns)),
+                self.compute(team.tool_user, task, partial(self.tool_prompt, task, turns)),
+                self.reason(team.reasoner, task, partial(self.reasoner_prompt, task, turns)),
             )
             answer = reasoned.answer
             agreed = await equal(computed.answer, answer)
@@ -266,7 +268,7 @@ class SingleMath(MathEnvironment):
         attempts: list[Attempt] = []
         repeated = False
         while len(attempts) < self.max_turns and not repeated:
-            attempt = await self.reason(team.solo, task, self.prompt(task, attempts))
+            attempt = await self.reason(team.solo, task, partial(self.prompt, task, attempts))
             repeated = bool(attempts) and await equal(attempts[-1].answer, attempt.answer)
             attempts.append(attempt)
         return await self.outcome(task, attempts[-1].answer, len(attempts))

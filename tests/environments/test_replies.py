@@ -15,9 +15,10 @@ from verl_atgrpo.environments.adapters import reasoning_gym as reasoning_gym_dat
 from verl_atgrpo.environments.code import replies as coding_replies
 from verl_atgrpo.environments.code.programs import Call, Exchange, Problem
 from verl_atgrpo.environments.common import moves
-from verl_atgrpo.environments.common.replies import extract_python, quoted, without_echo
+from verl_atgrpo.environments.common.replies import extract_python, without_echo
 from verl_atgrpo.environments.math import answers as math_answers
 from verl_atgrpo.environments.sudoku import replies as sudoku_replies
+from verl_atgrpo.quoting import quoted
 
 MOVES: dict[str, str | None] = {
     "**Moves:** R, D": "RD",

@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 from fakes.hostile_replies import LITERALS, REPLIES
 from tokenizers import AddedToken
 
-from verl_atgrpo.environments.common.replies import quoted
+from verl_atgrpo.quoting import quoted
 from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.tiny_models.tiny import build_tokenizer
 from verl_atgrpo.tools import MessageError, Reply, ToolCall, observe, tools_of

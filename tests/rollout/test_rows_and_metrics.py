@@ -340,6 +340,7 @@ def test_rollout_metrics() -> None:
         "rollout/tool_calls_unparsed": 0,
         "rollout/dialogue_turns": 0,
         "rollout/dialogue_turns_broken": 0,
+        "rollout/prompts_shortened": 0,
         "rollout/endpoint_requests_refused": 0,
     }
     assert set(rollout_metrics({}).values()) == {0.0}

@@ -195,7 +195,7 @@ def every_episode_failed(validation: Mapping[str, float]) -> bool:
 _COUNTS = (
     "episodes_failed", "candidates", "tokens", "requests_retried", "requests_resumed", "score_errors",
     "sandbox_restarts", "sandbox_reruns", "tool_calls_parsed", "tool_calls_unparsed",
-    "dialogue_turns", "dialogue_turns_broken", "endpoint_requests_refused",
+    "dialogue_turns", "dialogue_turns_broken", "prompts_shortened", "endpoint_requests_refused",
 )  # fmt: skip
 
 
