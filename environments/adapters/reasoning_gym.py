@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
-from verl_atgrpo.environments.adapters.foreign import FAULTS, line, seeded
+from verl_atgrpo.environments.adapters import scorer
+from verl_atgrpo.environments.adapters.foreign import FAULTS, line
+from verl_atgrpo.environments.common.limited import LimitedProcess
 from verl_atgrpo.environments.common.options import Turns, check_installed, checked_options
 from verl_atgrpo.environments.common.replies import after_thoughts, labelled, labels
 from verl_atgrpo.environments.common.splits import draw_for
@@ -21,28 +24,17 @@ from verl_atgrpo.team import Team
 LONGEST = 10_000
 """Most characters of an answer; a longer one does not parse."""
 _FORMAT = 0.1
-_EVALUATING = (
-    "binary_matrix",
-    "countdown",
-    "intermediate_integration",
-    "n_queens",
-    "polynomial_multiplication",
-    "puzzle24",
-    "simple_integration",
-    "spiral_matrix",
-    "string_insertion",
-)
-"""Data sets whose scorers pass a reply to Python's eval or to sympy's parse_expr, which calls eval; in reasoning-gym
-0.1.25."""
+_SCORER = LimitedProcess(scorer.__name__)
+"""Of all data sets of this process."""
 _CONSTANTS = (
     *("0", "1", "-1", "2", "10", "0.5", "nan", "inf", "-inf", "0j", "nan+nanj", "True", "False", "None", "yes", "no"),
     *("A", "a", "x", "all", "[]", "()", "{}", "''", ".", "-", "?", "heads", "tails", "impossible"),
 )
 """Answers that must not pay whatever the question is."""
+_PROBES = ("the quick brown fox", "1", "1 + 1", "x", "[1]", "[[1, 0], [0, 1]]")
+"""Answers that show whether a scorer evaluates them."""
 _TRIED, _MARGIN = 8, 0.3
 """Questions on which constants are tried, and how much more than chance one may earn there."""
-_RUNAWAY = re.compile(r"[eE][+-]?[\d_,]{4}")
-"""Numbers that a scorer would expand to all their digits."""
 _TAG, _END_TAG = re.compile("<answer>", re.IGNORECASE), re.compile("</answer>", re.IGNORECASE)
 _LABELS = labels("(?!)", "(?:the )?final answer")
 _MARKUP = " \t\r\n*_`.$"
@@ -52,12 +44,19 @@ _ASK = "Write the final answer, and nothing but it, into one <answer> element at
 
 @dataclass(frozen=True)
 class ReasoningTask:
-    """A question and the objects with which its data set scores an answer."""
+    """A question, its data set's entry, and the seed from which a scorer makes both again."""
 
     question: str
     entry: Mapping[str, Any]
-    dataset: Any
-    """reasoning-gym's data set, of size 1."""
+    seed: int
+
+
+class Scored(TypedDict):
+    """What a scorer says."""
+
+    score: float
+    evaluates: bool
+    """Whether it wanted to execute the answer."""
 
 
 class ReasoningGym(Environment):
@@ -85,7 +84,7 @@ class ReasoningGym(Environment):
             seed: tasks derive from it.
 
         Raises EnvironmentConfigError for an invalid value, and for a data set that cannot be made, or whose scorer
-        rewards nonsense or evaluates replies as code.
+        rewards nonsense or evaluates replies as code. Replies are scored in a process of their own (`scorer`).
         """
         check_installed("reasoning_gym", "reasoning-gym", "reasoning-gym")
         self.where = f"at_grpo.environment.dataset={dataset!r}"
@@ -112,32 +111,40 @@ class ReasoningGym(Environment):
         for name in named:
             if name not in DATASETS or (mixed and name == "composite"):
                 raise EnvironmentConfigError(f"{self.where}: reasoning-gym has no data set {name!r}")
-            if name in _EVALUATING:
-                raise EnvironmentConfigError(
-                    f"{self.where}: the scorer of {name!r} evaluates replies as Python in this process; "
-                    "use another data set"
-                )
+        self._modules = sorted({DATASETS[name][0].__module__ for name in named})
         try:
             task = self._draw(0)
+            parts = [(part["name"], part.get("config", {})) for part in self.options["datasets"]] if mixed else []
+            drawn = [(self._drawn(name, options, 0), name, options) for name, options in parts]
         except FAULTS as error:
             raise EnvironmentConfigError(
                 f"{self.where}, options={self.options}: cannot be made, {line(error)}"
             ) from error
-        if (paid := self.grade(task, "the quick brown fox")) > 2 * _FORMAT:
+        for part in drawn or [(task, self.dataset, self.options)]:
+            self._check_evaluating(*part)
+        if (paid := self._paid(task, "the quick brown fox")) > 2 * _FORMAT:
             raise EnvironmentConfigError(f"{self.where}: its scorer gives {paid:g} for a wrong answer")
         gold = task.entry.get("answer")
-        if isinstance(gold, str) and (paid := self.grade(task, gold)) < 1:
+        if isinstance(gold, str) and (paid := self._paid(task, gold)) < 1:
             raise EnvironmentConfigError(
                 f"{self.where}: its scorer gives only {paid:g} for its own answer {gold!r:.80}"
             )
         self._check_constants()
+
+    def _check_evaluating(self, task: ReasoningTask, name: str, options: Mapping[str, Any]) -> None:
+        """Raises EnvironmentConfigError if a scorer executes one of a few answers; later ones would earn nothing."""
+        for answer in (str(task.entry.get("answer")), *_PROBES):
+            if self._ask(name, options, task.seed, answer)["evaluates"]:
+                raise EnvironmentConfigError(
+                    f"{self.where}: the scorer of {name!r} evaluates replies as Python; use another data set"
+                )
 
     def _check_constants(self) -> None:
         """Raises EnvironmentConfigError if a constant earns more than the best of the tasks' own answers would."""
         tasks = [self._draw(seed) for seed in range(_TRIED)]
 
         def earned(answer: str) -> float:
-            return sum(self.grade(task, answer) for task in tasks) / len(tasks)
+            return sum(self._paid(task, answer) for task in tasks) / len(tasks)
 
         own = [task.entry.get("answer") for task in tasks]
         chance = max((earned(answer) for answer in own if isinstance(answer, str)), default=0.0)
@@ -162,18 +169,11 @@ class ReasoningGym(Environment):
         return task
 
     def _draw(self, seed: int) -> ReasoningTask:
-        from reasoning_gym import create_dataset
-        from reasoning_gym.composite import DatasetSpec
+        return self._drawn(self.dataset, self.options, seed)
 
-        options = dict(self.options)
-        if self.dataset == "composite":
-            options["datasets"] = [
-                DatasetSpec(**{"config": {}, "weight": 1.0, **part}) for part in options["datasets"]
-            ]
-        with seeded(seed):
-            dataset = create_dataset(self.dataset, seed=seed, size=1, **options)
-            entry = dataset[0]
-        return ReasoningTask(str(entry["question"]).strip(), entry, dataset)
+    def _drawn(self, dataset: str, options: Mapping[str, Any], seed: int) -> ReasoningTask:
+        _, entry = scorer.draw(dataset, options, seed)
+        return ReasoningTask(str(entry["question"]).strip(), entry, seed)
 
     def fingerprint(self, task: ReasoningTask) -> str:
         """Returns the question without case and layout."""
@@ -185,23 +185,33 @@ class ReasoningGym(Environment):
         """Returns the answer in a reply, or None if it is not in the agreed format."""
         return parse_answer(reply, self.style)
 
-    def grade(self, task: ReasoningTask, answer: str | None) -> float:
+    async def grade(self, task: ReasoningTask, answer: str | None) -> float:
         """Returns the data set's score of an answer, between 0 and 1; 1 is solved.
 
-        An answer that repeats the question scores 0: many scorers accept the right words anywhere in an answer.
+        An answer that repeats the question scores 0: many scorers accept the right words anywhere in an answer. So
+        does one whose score takes more than `scorer.CPU_SECONDS` or `scorer.MEMORY_BYTES`.
         """
-        if answer is None or _RUNAWAY.search(answer) or _flat(task.question) in _flat(answer):
-            return 0.0
-        try:
-            with seeded(0):
-                score = float(task.dataset.score_answer(answer, task.entry))
-        except FAULTS:  # some scorers raise on an answer of another form
-            return 0.0
-        return min(1.0, max(0.0, score))  # max() turns nan into 0
+        return 0.0 if answer is None else await asyncio.to_thread(self._paid, task, answer)
 
-    def _score(self, task: ReasoningTask, reply: str) -> Score:
+    def _paid(self, task: ReasoningTask, answer: str) -> float:
+        if _flat(task.question) in _flat(answer):
+            return 0.0
+        return self._ask(self.dataset, self.options, task.seed, answer)["score"]
+
+    def _ask(self, dataset: str, options: Mapping[str, Any], seed: int, answer: str) -> Scored:
+        request = {
+            "modules": self._modules,
+            "dataset": dataset,
+            "options": dict(options),
+            "seed": seed,
+            "answer": answer,
+        }
+        scored: Scored | None = _SCORER.ask(request)
+        return Scored(score=0.0, evaluates=False) if scored is None else scored
+
+    async def _score(self, task: ReasoningTask, reply: str) -> Score:
         answer = self.parse(reply)
-        return Score(team=self.grade(task, answer), local=_FORMAT * (answer is not None))
+        return Score(team=await self.grade(task, answer), local=_FORMAT * (answer is not None))
 
     # ------------------------------------------------------------------ the workflow
 
@@ -215,7 +225,7 @@ class ReasoningGym(Environment):
             final = await team.checker.act(functools.partial(self._prompt, task, answers, draft.text), score)
             answers.append(self.parse(final.text) or "")
             agreed = bool(answers[-1]) and answers[-1] == self.parse(draft.text)
-        graded = self.grade(task, answers[-1] or None)
+        graded = await self.grade(task, answers[-1] or None)
         return Outcome(graded == 1, graded, {"turns": float(len(answers))})
 
     def _prompt(self, task: ReasoningTask, answers: Sequence[str], draft: str | None = None) -> list[Message]:
@@ -280,7 +290,7 @@ class SingleReasoningGym(ReasoningGym):
             answer = self.parse(reply.text) or ""
             repeated = bool(answer) and answer in answers[-1:]
             answers.append(answer)
-        graded = self.grade(task, answers[-1] or None)
+        graded = await self.grade(task, answers[-1] or None)
         return Outcome(graded == 1, graded, {"turns": float(len(answers))})
 
     def _single_prompt(self, task: ReasoningTask, answers: Sequence[str]) -> list[Message]:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import importlib.util
-import inspect
 import random
-import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,7 +15,9 @@ pytest.importorskip("reasoning_gym")
 from fakes.scripted_episodes import here
 
 from verl_atgrpo.environment import EnvironmentConfigError, make
-from verl_atgrpo.environments.adapters.reasoning_gym import _EVALUATING, ReasoningGym
+from verl_atgrpo.environments.adapters import reasoning_gym as adapter
+from verl_atgrpo.environments.adapters.reasoning_gym import ReasoningGym
+from verl_atgrpo.environments.common import limited
 from verl_atgrpo.team import ScriptedTeam, play
 from verl_atgrpo.testing import Script, check_environment
 
@@ -87,7 +86,7 @@ def test_repeating_the_question_earns_no_more_than_the_format(dataset: str) -> N
     env = make("reasoning_gym", dataset=dataset, style="compact")
     task = env.task("train", 0)
     for reply in (task.question, task.question.upper(), f"It says:\n{task.question}\n{task.entry['answer']}"):
-        assert env.grade(task, env.parse(reply)) == 0
+        assert asyncio.run(env.grade(task, env.parse(reply))) == 0
 
 
 def test_an_answer_counts_only_in_the_agreed_format() -> None:
@@ -98,27 +97,120 @@ def test_an_answer_counts_only_in_the_agreed_format() -> None:
     assert env.parse(f"<answer>{'9' * 10_001}</answer>") is None
 
 
-def test_data_sets_whose_scorers_evaluate_replies_are_refused() -> None:
-    """Those of the installed version that call eval or parse_expr on the answer."""
-    from reasoning_gym.factory import DATASETS
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        "binary_matrix",
+        "countdown",
+        "intermediate_integration",
+        "n_queens",
+        "polynomial_multiplication",
+        "puzzle24",
+        "simple_integration",
+        "spiral_matrix",
+        "string_insertion",
+    ],
+)
+def test_data_sets_whose_scorers_evaluate_replies_are_refused(dataset: str) -> None:
+    """All of 0.1.25 that call eval, or sympy's parse_expr, which calls it."""
+    for options in ({"dataset": dataset}, {"dataset": "composite", "options": {"datasets": [{"name": dataset}]}}):
+        with pytest.raises(EnvironmentConfigError, match=f"the scorer of '{dataset}' evaluates replies"):
+            make("reasoning_gym", **options)
 
-    evaluating = {
-        name
-        for name, (dataset, _) in DATASETS.items()
-        if re.search(r"\b(eval|parse_expr)\(answer\)|parse_expr\(answer,", inspect.getsource(dataset))
-    }
-    assert "countdown" in evaluating
-    assert evaluating == set(_EVALUATING)
-    for name in evaluating:
-        with pytest.raises(EnvironmentConfigError, match="evaluates replies"):
-            make("reasoning_gym", dataset=name)
+
+@pytest.fixture
+def careless() -> ReasoningGym:
+    """An environment whose scorer does what a reply names."""
+    import fakes.one_question  # noqa: F401
+
+    return cast(ReasoningGym, make("reasoning_gym", dataset="one_question", style="compact"))
 
 
-def test_a_number_with_too_many_digits_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The one scorer that expands numbers to all their digits also pays a constant, for which it is refused.
+def graded(env: Any, answer: str) -> tuple[float, bool]:
+    """The score of an answer, and whether it cost the scorer's process."""
+    task = env._draw(0)
+    assert asyncio.run(env.grade(task, "7")) == 1
+    process = adapter._SCORER.process
+    score = asyncio.run(env.grade(task, answer))
+    lost = adapter._SCORER.process is not process
+    assert asyncio.run(env.grade(task, "7")) == 1, "the next answer is scored"
+    return score, lost
+
+
+@pytest.mark.parametrize(
+    ("answer", "lost"),
+    [
+        pytest.param("count:", True, marks=pytest.mark.slow),  # time
+        pytest.param("copies:" + "9" * 1000, True, marks=pytest.mark.slow),  # memory
+        ("deep:", False),  # recursion
+        ("evaluate:7", False),
+        ("evaluate:__import__('os').abort()", False),
+        ("execute:raise SystemExit", False),
+        ("evaluate:9**9**9", False),
+        ("evaluate:" + "(" * 150 + "1" + ")" * 150, False),
+    ],
+)
+def test_what_an_answer_costs_is_its_own_score(careless: ReasoningGym, answer: str, lost: bool) -> None:
+    assert graded(careless, answer) == (0.0, lost)
+
+
+@pytest.mark.slow
+def test_a_scorer_that_waits_is_given_up(careless: ReasoningGym, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = asyncio.run(careless.grade(careless._draw(0), "7"))
+    monkeypatch.setattr(limited, "WALL_SECONDS", 0.1)
+    assert ready == 1 and asyncio.run(careless.grade(careless._draw(0), "wait:")) == 0
+    assert adapter._SCORER.process is None
+
+
+@pytest.mark.parametrize("answer", ["lines:", "later:"])
+def test_a_scorer_may_print_and_import(careless: ReasoningGym, answer: str) -> None:
+    assert graded(careless, answer) == (0.5, False)
+
+
+@pytest.mark.slow
+def test_the_event_loop_goes_on_while_an_answer_is_scored(careless: ReasoningGym) -> None:
+    async def turns() -> int:
+        task, count = careless._draw(0), 0
+        await careless.grade(task, "7")
+        scored = asyncio.ensure_future(careless.grade(task, "count:"))
+        while not scored.done():
+            await asyncio.sleep(0)
+            count += 1
+        return count
+
+    assert asyncio.run(turns()) > 100
+
+
+HOSTILE = (
+    "1e999,999,999",
+    "1e999999999",
+    "9" * 10_000,
+    "-" + "1" * 9_999,
+    "9**9**9**9",
+    "(" * 5_000 + ")" * 5_000,
+    "[" * 10_000,
+    "1/" * 5_000,
+    "0." + "3" * 9_990,
+    "10^" * 3_000 + "9",
+    " " * 9_999 + "x",
+    "a" * 9_999 + "!",
+    "0x" + "f" * 9_990,
+    "1_" * 4_999 + "1",
+    "NaN,Inf," * 1_000,
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "dataset", ["coin_flip", "decimal_arithmetic", "complex_arithmetic", "fraction_simplification"]
+)
+def test_no_number_takes_more_than_the_limits(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scorers that read numbers; two of them also pay a constant, for which they are refused."""
     monkeypatch.setattr(ReasoningGym, "_check_constants", lambda self: None)
-    coins = make("reasoning_gym", dataset="coin_flip", style="compact")
-    assert coins.grade(coins.task("train", 0), "1e999,999,999") == 0
+    env = make("reasoning_gym", dataset=dataset, style="compact")
+    task = env.task("train", 0)
+    for answer in HOSTILE:
+        assert asyncio.run(env.grade(task, answer)) < 1
 
 
 def test_the_team_sees_its_earlier_answers_and_never_the_correct_one() -> None:
@@ -194,22 +286,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
             make(name)
 
 
-def test_a_data_set_with_one_question_has_no_validation() -> None:
-    from reasoning_gym.dataset import ProceduralDataset
-    from reasoning_gym.factory import DATASETS, register_dataset
-
-    @dataclasses.dataclass
-    class Config:
-        seed: int = 0
-        size: int = 1
-
-    class OneQuestion(ProceduralDataset):
-        def __getitem__(self, idx: int) -> dict[str, Any]:
-            return {"question": "What is 3 + 4?", "answer": "7", "metadata": {}}
-
-    if "one_question" not in DATASETS:
-        register_dataset("one_question", OneQuestion, Config)
-    env = make("reasoning_gym", dataset="one_question")
+def test_a_data_set_with_one_question_has_no_validation(careless: ReasoningGym) -> None:
     with pytest.raises(EnvironmentConfigError, match="hardly any question is for the split"):
         for split in ("train", "val"):
-            env.task(split, 0)
+            careless.task(split, 0)
