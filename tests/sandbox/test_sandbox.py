@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -668,3 +669,60 @@ def test_packages_of_the_systems_python_are_hidden_but_for_the_libraries() -> No
         level = without.partition(" ")[0]
         assert without == f"{level} {[hidden[level]]}"
         assert given.startswith(f"{level} ['True', ") and given.endswith("libraries/pip/__init__.py']")
+
+
+# ------------------------------------------------------------------ what a program leaves
+
+
+def test_the_core_of_a_program_is_free_while_its_files_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    removing, go_on = [], threading.Event()
+
+    def remove(root: str, level: str) -> None:
+        removing.append(root)
+        assert go_on.wait(HANG)
+        removal.remove_root(root, level)
+
+    async def two() -> None:
+        calls = [asyncio.create_task(run_python("", limits=PATIENT)) for _ in range(2)]
+        await until(lambda: len(removing) == 2)
+        go_on.set()
+        await asyncio.gather(*calls)
+
+    isolation()
+    monkeypatch.setattr(runner, "remove_root", remove)
+    monkeypatch.setattr(pool, "cores", lambda: [1000])
+    asyncio.run(two())
+    assert not any(map(os.path.exists, removing))
+
+
+@pytest.mark.parametrize(
+    ("make", "over"),
+    [
+        (lambda top: None, False),
+        (lambda top: [(top / str(n)).touch() for n in range(runner.MOST_FILES)], False),
+        (lambda top: [(top / str(n)).touch() for n in range(runner.MOST_FILES + 1)], True),
+        (lambda top: [(top / str(n % 9) / str(n)).mkdir(parents=True) for n in range(runner.MOST_FILES)], True),
+        (lambda top: [(top / str(n)).symlink_to("/") for n in range(9)], False),  # not followed
+        (lambda top: [(top / str(n)).symlink_to("/") for n in range(runner.MOST_FILES + 1)], True),
+        (lambda top: nested(top, 20, "d" * 250), True),  # its path is too long
+        (lambda top: nested(top, 200, "d"), False),
+    ],
+)
+def test_files_and_folders_are_counted(make: Callable[[Path], object], over: bool, tmp_path: Path) -> None:
+    make(tmp_path)
+    assert runner.overfull(str(tmp_path)) == over
+    removal._empty(os.open(tmp_path, os.O_RDONLY))  # pytest could not
+
+
+def nested(top: Path, depth: int, name: str) -> None:
+    here = os.open(top, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir(name, dir_fd=here)
+        inner = os.open(name, os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+
+
+def test_a_folder_that_is_gone_has_no_files(tmp_path: Path) -> None:
+    assert not runner.overfull(str(tmp_path / "gone"))

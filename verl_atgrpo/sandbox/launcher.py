@@ -477,21 +477,51 @@ def _restrict_files(request: Request, work: str) -> None:
 
 # ---------------------------------------------------------------------- seccomp
 
-_DENIED = (
-    # sockets, except socketpair
-    "socket connect bind listen accept accept4 sendmsg sendmmsg io_uring_setup io_uring_enter io_uring_register "
-    # other processes: memory, files, signals, scheduling
-    "ptrace process_vm_readv process_vm_writev process_madvise pidfd_open pidfd_getfd pidfd_send_signal kcmp "
-    "tkill rt_sigqueueinfo rt_tgsigqueueinfo setpriority ioprio_set sched_setscheduler sched_setparam sched_setattr "
-    "sched_setaffinity migrate_pages move_pages "
-    # IPC objects of the user
-    "shmget shmat shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink "
-    "keyctl add_key request_key "
-    # names of files, which Landlock would let it watch
-    "inotify_add_watch fanotify_init "
-    # namespaces, mounts, kernel interfaces
-    "unshare setns chroot pivot_root mount umount2 move_mount open_tree fsopen fsconfig fsmount fspick "
-    "bpf perf_event_open userfaultfd"
+_ALLOWED = (
+    # files, by name and open
+    "open openat close close_range creat read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 "
+    "lseek stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2 readlink readlinkat "
+    "getdents getdents64 getcwd chdir fchdir rename renameat renameat2 mkdir mkdirat rmdir mknod mknodat link "
+    "linkat symlink symlinkat unlink unlinkat chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat umask "
+    "utime utimes utimensat futimesat getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr truncate "
+    "ftruncate fallocate fsync fdatasync sync_file_range fadvise64 readahead sendfile copy_file_range splice pipe "
+    "pipe2 dup dup2 dup3 "
+    # waiting
+    "poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd "
+    "eventfd2 pause nanosleep clock_nanosleep alarm getitimer setitimer timerfd_create timerfd_settime "
+    "timerfd_gettime timer_create timer_settime timer_gettime timer_getoverrun timer_delete "
+    # its own sockets, from socketpair
+    "recvfrom recvmsg shutdown getsockname getpeername getsockopt setsockopt "
+    # memory
+    "brk mmap mprotect munmap mremap madvise msync memfd_create membarrier "
+    # processes and threads of its own
+    "fork vfork execve execveat exit exit_group wait4 waitid getpid getppid gettid getpgid getpgrp setpgid getsid "
+    "setsid futex futex_waitv set_robust_list get_robust_list set_tid_address rseq arch_prctl restart_syscall "
+    "sched_yield rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimedwait sigaltstack "
+    "signalfd signalfd4 "
+    # what it may know
+    "capget getuid geteuid getresuid getgid getegid getresgid getgroups getrlimit setrlimit getrusage times time "
+    "gettimeofday clock_gettime clock_getres uname sysinfo getrandom getcpu getpriority sched_getaffinity "
+    "sched_getparam sched_getscheduler sched_getattr sched_get_priority_max sched_get_priority_min "
+    "sched_rr_get_interval"
+)
+"""System calls of ordinary programs; all others, those of future kernels too, are denied."""
+_ALLOWED_FCNTL = (
+    *(0, 1030),  # F_DUPFD, F_DUPFD_CLOEXEC
+    *(1, 2, 3, 4),  # flags of a descriptor and of an open file
+    *(1031, 1032),  # size of a pipe
+    *(1033, 1034),  # seals of a file in memory
+)
+"""No locks and leases: they would stop other processes, on files that a program may only read, too."""
+_ALLOWED_IOCTL = (
+    *(0x5401, 0x5413),  # is it a terminal, and its size
+    *(0x541B, 0x5421),  # bytes to be read; whether it blocks
+    *(0x5450, 0x5451),  # whether it is inherited
+)
+_ALLOWED_PRCTL = (
+    *(1, 2),  # signal at its parent's death
+    *(15, 16, 0x53564D41),  # names of threads and memory
+    *(3, 21, 38, 39),  # asks; no new privileges
 )
 
 
@@ -503,7 +533,9 @@ class _Comparison(ctypes.Structure):
 
 @functools.cache
 def _compiled_filter(only_signals_to: int | None) -> bytes:
-    """Returns a BPF program that denies sockets, access to other processes, and namespaces.
+    """Returns a BPF program that denies all system calls but those of ordinary programs.
+
+    Among the denied ones are sockets, locks of files, access to other processes, and namespaces.
 
     Calls libseccomp directly, because its Python wrapper is not available with `python -I -S`.
 
@@ -515,34 +547,37 @@ def _compiled_filter(only_signals_to: int | None) -> bytes:
     """
     library = ctypes.CDLL("libseccomp.so.2")
     library.seccomp_init.restype = ctypes.c_void_p
-    differs, masked, allow, errno = 1, 7, 0x7FFF0000, 0x00050000
+    equals, masked, allow, errno = 4, 7, 0x7FFF0000, 0x00050000
     eperm, enosys = errno | 1, errno | 38
-    rules = ctypes.c_void_p(library.seccomp_init(allow))
+    rules = ctypes.c_void_p(library.seccomp_init(eperm))
 
-    def deny(name: str, *comparison: int, action: int = eperm) -> None:
+    def rule(name: str, *comparison: int, action: int = allow) -> None:
         number = library.seccomp_syscall_resolve_name(name.encode())
-        if number == -1:
-            raise OSError(f"libseccomp does not know {name}")
+        if number < 0:  # of another processor, or newer than the library
+            return
         count = int(bool(comparison))  # without one, the library does not read the structure
         failed = library.seccomp_rule_add_array(rules, action, number, count, ctypes.byref(_Comparison(*comparison)))
         if failed:
             raise OSError(-failed, f"seccomp_rule_add({name})")
 
-    for name in _DENIED.split():
-        deny(name)
-    if only_signals_to is not None:
-        for name in "kill", "tgkill":
-            deny(name, 0, differs, only_signals_to)
-    deny("prlimit64", 0, differs, 0)
-    deny("sendto", 4, differs, 0)  # with an address
+    for name in _ALLOWED.split():
+        rule(name)
+    for name in "kill", "tgkill":
+        rule(name, *(() if only_signals_to is None else (0, equals, only_signals_to)))
+    rule("prlimit64", 0, equals, 0)
+    rule("sendto", 4, equals, 0)  # without an address
+    rule("socketpair", 0, equals, socket.AF_UNIX)
     int_bits = 0xFFFFFFFF  # the kernel ignores the upper bits of these arguments
-    for command in 8, 10, 15, 1026:  # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_NOTIFY: signals to any process, or by files
-        deny("fcntl", 1, masked, int_bits, command)
-    for command in 0x8901, 0x8902, 0x5412:  # FIOSETOWN, SIOCSPGRP likewise; TIOCSTI types into a terminal
-        deny("ioctl", 1, masked, int_bits, command)
-    for flag in _NEW_NS, _NEW_CGROUP, _NEW_UTS, _NEW_IPC, _NEW_USER, _NEW_PID, _NEW_NET, _NEW_TIME:
-        deny("clone", 0, masked, flag, flag)
-    deny("clone3", action=enosys)  # filters cannot read its flags; the C library falls back to clone
+    for name, place, accepted in (
+        ("fcntl", 1, _ALLOWED_FCNTL),
+        ("ioctl", 1, _ALLOWED_IOCTL),
+        ("prctl", 0, _ALLOWED_PRCTL),
+    ):
+        for value in accepted:
+            rule(name, place, masked, int_bits, value)
+    namespaces = _NEW_NS | _NEW_CGROUP | _NEW_UTS | _NEW_IPC | _NEW_USER | _NEW_PID | _NEW_NET | _NEW_TIME
+    rule("clone", 0, masked, namespaces, 0)
+    rule("clone3", action=enosys)  # filters cannot read its flags; the C library falls back to clone
     exported = os.memfd_create("filter")
     try:
         failed = library.seccomp_export_bpf(rules, exported)

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from verl_atgrpo.sandbox.launcher import LEVELS, MARK, Request
@@ -22,6 +22,10 @@ from verl_atgrpo.sandbox.removal import remove_root
 logger = logging.getLogger(__name__)
 _SWEEP_SECONDS = 1.0
 """Time limit for stopping a run; killing a fork bomb takes a while on a busy machine."""
+MOST_FILES = 1024
+"""Most files and folders of a program: as many as its file system has at `namespaces`. At the other levels they are
+counted now and then, so that a program has at most some thousands when it is stopped."""
+_COUNT_SECONDS = 0.05
 _RUNS = 3
 """Most runs of a program that is killed by others, usually by the system when memory runs out."""
 _NEEDS = {"sympy": ("mpmath",)}
@@ -178,32 +182,51 @@ async def run_python(
     Raises RuntimeError if the sandbox cannot be set up; anything the program does is a result.
     """
     level = await asyncio.to_thread(isolation)
-    async with free_core():
-        clock = asyncio.get_running_loop().time
-        began = clock()
-        result = await run_once(level, code, stdin, limits, libraries)
-        for _ in range(_RUNS - 1):
-            late = clock() - began > limits.wall_seconds / 2
-            if result is not None and (late or not _killed(result)):
-                break
-            POOL.counts["reruns"] += 1
-            result = await run_once(level, code, stdin, limits, libraries)
+    roots: list[str] = []
+    try:
+        async with free_core():
+            clock = asyncio.get_running_loop().time
+            began = clock()
+            result = await run_once(level, code, stdin, limits, libraries, roots)
+            for _ in range(_RUNS - 1):
+                late = clock() - began > limits.wall_seconds / 2
+                if result is not None and (late or not _killed(result)):
+                    break
+                POOL.counts["reruns"] += 1
+                result = await run_once(level, code, stdin, limits, libraries, roots)
+    finally:  # other programs have the core meanwhile
+        await _removed(roots, level)
     if result is None:
         raise RuntimeError("the sandbox could not be set up: its launcher was killed every time")
     return result
 
 
 async def run_once(
-    level: str, code: str, stdin: str, limits: Limits, libraries: tuple[str, ...]
+    level: str,
+    code: str,
+    stdin: str,
+    limits: Limits,
+    libraries: tuple[str, ...],
+    roots: list[str] | None = None,
 ) -> ExecutionResult | None:
-    """Runs a program once, without retries; returns None if its launcher was killed."""
+    """Runs a program once, without retries; returns None if its launcher was killed.
+
+    Its folder is added to `roots`, for the caller to remove; without them, it is removed.
+    """
     group = await asyncio.to_thread(cgroup)
     root = _make_root(code, libraries)
+    if roots is not None:
+        roots.append(root)
     try:
         return await _run(_request(level, root, limits, libraries, group), stdin, limits)
     finally:
-        # Shielded: a cancelled call that waits for a thread would never begin.
-        await asyncio.shield(asyncio.to_thread(remove_root, root, level))
+        if roots is None:
+            await _removed([root], level)
+
+
+async def _removed(roots: Sequence[str], level: str) -> None:
+    # Shielded: a cancelled call that waits for a thread would never begin.
+    await asyncio.shield(asyncio.gather(*(asyncio.to_thread(remove_root, root, level) for root in roots)))
 
 
 def _killed(result: ExecutionResult) -> bool:
@@ -283,6 +306,33 @@ class _Stream:
         self._loop.remove_reader(self._file)
 
 
+async def _count_files(request: Request, stop: Callable[[], None]) -> None:
+    """Stops a program with more than MOST_FILES; at `namespaces` the kernel counts."""
+    if not request.level.endswith("namespaces"):
+        while not overfull(os.path.join(request.root, "work")):
+            await asyncio.sleep(_COUNT_SECONDS)
+        stop()
+
+
+def overfull(top: str) -> bool:
+    """Returns whether there are more than MOST_FILES files and folders in a folder, or some that cannot be counted."""
+    count, folders = 0, [top]
+    while folders:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    count += 1
+                    if count > MOST_FILES:
+                        return True
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+        except FileNotFoundError:  # just removed
+            continue
+        except OSError:  # locked, or deeper than a path is long
+            return True
+    return False
+
+
 async def _run(request: Request, stdin: str, limits: Limits) -> ExecutionResult | None:
     """Returns the result of the program, or None if its launcher was killed."""
     with contextlib.ExitStack() as ours:
@@ -308,9 +358,11 @@ async def _run(request: Request, stdin: str, limits: Limits) -> ExecutionResult 
         ends = (out_end, limits.output_bytes), (err_end, limits.output_bytes), (control.fileno(), 32)
         streams = [ours.enter_context(contextlib.closing(_Stream(file, limit, stop))) for file, limit in ends]
         running = [stream.ended for stream in streams]
+        counter = asyncio.create_task(_count_files(request, stop))
         try:
             await asyncio.wait(running, timeout=limits.wall_seconds)
         finally:
+            counter.cancel()
             stop()
             await asyncio.wait(running, timeout=_SWEEP_SECONDS)
     out, err, report = (bytes(stream.kept) for stream in streams)
