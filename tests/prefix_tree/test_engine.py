@@ -25,6 +25,10 @@ def _without_ends(tree: Tree) -> Tree:
     return dataclasses.replace(tree, ends=np.full(len(tree), len(tree)))
 
 
+def _raise(*_: object) -> None:
+    raise TypeError("no such kernel\nat line 3")
+
+
 def _train(rank: int, ranks: int, port: int, model: str, overrides: Sequence[str], out: str) -> None:
     """Runs both engines in one of `ranks` processes; writes what they computed."""
     join(rank, ranks, port)
@@ -44,14 +48,26 @@ def _train(rank: int, ranks: int, port: int, model: str, overrides: Sequence[str
         batch = functools.partial(of_engine, rows, rank, ranks, use_dynamic_bsz=section.use_dynamic_bsz)
         if kind is TreeEngine:
             engine.worth = 0.0  # however little it saves
-            assert engine.refusal is None and product.difference(engine) < 1e-5
+            assert engine.refusal is None
+            figures = product.compare(engine)
+            assert figures.largest < 1e-5 and figures.typical < figures.largest and figures.leak < 1e-6
             with pytest.MonkeyPatch.context() as patch:
                 # Every token sees its siblings' answers.
                 patch.setattr(product, "pack", lambda *arguments: _without_ends(pack(*arguments)))
-                assert "log-probs differ by" in engine._refusal()
+                assert "in the self-test log-probs differ by" in engine._refusal()
+                assert product.compare(engine).leak > product.LEAK
+                patch.setattr(product, "TOLERANCE", 100.0)
+                assert "tokens of one branch change another's log-probs" in engine._refusal()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(product, "compare", _raise)
+                assert "the self-test fails: TypeError: no such kernel" in engine._refusal()
             engine.module.config.attention_dropout = 0.1
-            assert "attention_dropout=0.1" in engine._refusal()
+            assert "in training mode (dropout" in engine._refusal()
             engine.module.config.attention_dropout = 0.0
+            engine.switch = 9
+            assert engine._trees_of(batch()) is None, "a row is longer than the switch"
+            engine.switch = None
+            assert engine._trees_of(batch()) is not None
             engine.engine_config = dataclasses.replace(engine.engine_config, entropy_checkpointing=True)
             assert "entropy_checkpointing=true" in engine._refusal()
             engine.engine_config = dataclasses.replace(engine.engine_config, entropy_checkpointing=False)

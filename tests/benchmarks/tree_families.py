@@ -1,0 +1,46 @@
+"""Which causal language models of transformers take prefix trees: a small one of every kind, with trees and without.
+
+python tests/benchmarks/tree_families.py [KIND ...] [--device cuda] [--markdown]
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from fakes.small_configs import kinds, small
+
+from verl_atgrpo.prefix_tree import twin
+from verl_atgrpo.prefix_tree.forward import FLEX
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kinds", nargs="*")
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    logging.disable(logging.WARNING)
+    implementation = "sdpa" if options.device == "cpu" else FLEX
+    exact: list[str] = []
+    refused: dict[str, str] = {}
+    for kind in options.kinds or kinds():
+        try:
+            config = small(kind)
+        except Exception as error:  # noqa: BLE001  # whatever a configuration's class raises
+            reason: str | None = f"no small configuration of it: {type(error).__name__}"
+        else:
+            reason = twin.refusal(config, implementation, options.device)
+        print(f"{kind:28s} {reason or 'exact'}", flush=True)
+        if reason is None:
+            exact.append(kind)
+        else:
+            refused[kind] = reason
+    print(f"\nexact ({len(exact)}): {', '.join(exact)}\nrefused ({len(refused)}): {', '.join(refused)}")
+
+
+if __name__ == "__main__":
+    main()
