@@ -7,7 +7,9 @@ none needs a score.
 
 Unbiased: given the decisions before it, all candidates of a group come from the policy, and so does all that follows
 them. The episode itself may serve as the first candidate's first continuation, unless its end decided where to branch
-(`at: random`).
+(`at: random`). A group's weight is the inverse of the probability, given all that was played, that it is the one which
+an episode goes through: 1 / (K x continuations) for every group above it (`nested`), and the number of decisions among
+which one was drawn (`at: random`).
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ async def play_branched(
         points = [random.Random(stable_hash(seed, "branch")).choice(trunk.points)]
     else:
         points = trunk.points[:1] if options.at == "first" else trunk.points
-    branches = await gather_or_cancel([tree.branch(trunk, point) for point in points])
+    # Drawn with probability 1 / n, it stands for all n.
+    weight = float(len(trunk.points)) if options.at == "random" else 1.0
+    branches = await gather_or_cancel([tree.branch(trunk, point, weight) for point in points])
     groups = {group.name: group for branch in branches for group in branch.groups}
     decisions = []
     for one in trunk.record.decisions:
@@ -143,9 +147,10 @@ class _Tree:
         trained = decision.trained and decision.policy not in self.frozen
         return trained and named and self.options.min_tokens <= tokens and (most is None or tokens <= most)
 
-    async def branch(self, path: _Path, point: Decision) -> _Branch:
+    async def branch(self, path: _Path, point: Decision, weight: float) -> _Branch:
         """Puts K candidates in the place of a decision's, and plays their continuations."""
         options, key = self.options, f"{point.agent}.{point.turn}"
+        weight_below = weight / (point.k * options.continuations)
         # Where a random point lies depends on what followed the episode's own reply: that one would be biased.
         kept = [] if options.at == "random" else [point.candidates[0].generation]
         fresh = [path.team.sample_candidate(point, number) for number in range(1, 1 + point.k - len(kept))]
@@ -163,7 +168,7 @@ class _Tree:
             else:
                 reply = Replayed(point.prompt_ids, replies[number])
                 after = await self.play(f"{point.name}={number}.{continuation}/", {**before, key: reply})
-            return after.own[key].candidates[0], await self._worth(after)
+            return after.own[key].candidates[0], await self._worth(after, weight_below)
 
         numbers = range(point.k)
         played = await gather_or_cancel([follow(n, m) for n in numbers for m in range(options.continuations)])
@@ -175,11 +180,12 @@ class _Tree:
             candidates.append(replace(own, reward=value + options.score_weight * own.reward))
             values.append(value)
             inner += [group for _, branch in of_reply for group in branch.groups]
-        group = replace(point, candidates=tuple(candidates), committed=0 if kept else NONE_COMMITTED)
+        committed = 0 if kept else NONE_COMMITTED
+        group = replace(point, candidates=tuple(candidates), committed=committed, weight=weight)
         return _Branch(math.fsum(values) / len(values), [group, *inner])
 
-    async def _worth(self, path: _Path) -> _Branch:
+    async def _worth(self, path: _Path, weight: float) -> _Branch:
         """Returns the value of an episode: its team reward, or that of the next branch point with `nested`."""
         if self.options.nested and path.points:
-            return await self.branch(path, path.points[0])
+            return await self.branch(path, path.points[0], weight)
         return _Branch(path.record.outcome.team_reward, [])

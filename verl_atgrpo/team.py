@@ -49,8 +49,8 @@ Selection = Literal["greedy", "first", "random", "softmax"]
 T = TypeVar("T")
 _TAKEN = ("all", "counts", "decisions", "failure", "generated_tokens", "unsettled")
 """Attributes of a team that its class does not have, and the word for all agents in a recipe."""
-_SCOPE: contextvars.ContextVar[tuple[object, str]] = contextvars.ContextVar("scope", default=(None, ""))
-"""The team whose candidate is being scored, and the scope of decisions that its score makes."""
+_SCOPE: contextvars.ContextVar[tuple[object, str, float]] = contextvars.ContextVar("scope", default=(None, "", 1.0))
+"""The team whose candidate is being scored, and the scope and the weight of decisions that its score makes."""
 
 
 class EpisodeFailed(Exception):
@@ -218,6 +218,10 @@ class Decision:
     """The number of its candidates in the scheme `tree`, and at a branch point."""
     limits: Limits | None = None
     """Where its candidates end early."""
+    weight: float = 1.0
+    """1 / the number of alternatives to it in its episode, of which all are played: the other candidates whose scores
+    make the same decision, and the other branches. A sum over decisions with these weights is an expectation over
+    episodes, whatever the number of candidates."""
 
     @property
     def name(self) -> str:
@@ -287,7 +291,7 @@ def end_in_evaluation() -> None:
 
     For what a score asks elsewhere; decisions of the team do it themselves.
     """
-    team, scope = _SCOPE.get()
+    team, scope, _ = _SCOPE.get()
     if isinstance(team, Team) and team._scheme == "evaluate":
         team._unscored.add(scope)
         raise _NotScored
@@ -563,7 +567,8 @@ class Team:
         k = request.candidates or (options.agent_candidates.get(agent, options.candidates) if train else 1)
         # Prompt and candidates follow.
         policy, limits = self._policy_of[agent], request.limits
-        asked = Decision(agent, turn, policy, [], (), 0, scope, order, trained=train, k=k, limits=limits)
+        weight = self._weight()
+        asked = Decision(agent, turn, policy, [], (), 0, scope, order, train, k, limits, weight)
         running = asyncio.current_task()
         assert running is not None  # coroutines run in tasks
         self._active.add(running)
@@ -583,12 +588,17 @@ class Team:
 
     def _scope(self) -> str:
         """Returns the scope of the running task: that of `run`, or of the candidate that is being scored in it."""
-        team, scope = _SCOPE.get()
+        team, scope, _ = _SCOPE.get()
         return scope if team is self else self._path
 
-    def _enter(self, scope: str) -> None:
-        """Sets the scope of the running task and of the tasks that it starts."""
-        _SCOPE.set((self, scope))
+    def _weight(self) -> float:
+        """Returns the weight of decisions of the running task."""
+        team, _, weight = _SCOPE.get()
+        return weight if team is self else 1.0
+
+    def _enter(self, scope: str, weight: float = 1.0) -> None:
+        """Sets scope and weight of the decisions of the running task, and of the tasks that it starts."""
+        _SCOPE.set((self, scope, weight))
 
     def _collect(self, decision: Decision, place: list[Decision], when: str = "") -> None:
         """Adds the decisions of a decision's scores to `place`, in an order that no timing changes."""
@@ -638,7 +648,7 @@ class Team:
             return reply
 
         async def settled(number: int, candidate: Candidate) -> Candidate:
-            self._enter(f"{decision.name}.{number}.later/")
+            self._enter(f"{decision.name}.{number}.later/", decision.weight / len(decision.candidates))
             return await self._score(candidate, decision, score)
 
         numbered = enumerate(decision.candidates)
@@ -679,7 +689,7 @@ class Team:
         async def sample(index: int) -> Candidate:
             answered = await answer(index)
             # Each candidate is sampled in a task of its own, with a copy of the context variables.
-            self._enter(f"{asked.name}.{index}/")
+            self._enter(f"{asked.name}.{index}/", asked.weight / len(numbers))
             return await self._score(answered, asked, request.score)
 
         numbers = range(samples if replayed is None else 1)
@@ -774,7 +784,7 @@ class Team:
     ) -> list[Candidate]:
         """Scores the candidates of a decision together; what `score_all` raises is raised: no reply is at fault."""
         where = f"agent {asked.agent!r}, turn {asked.turn}"
-        self._enter(f"{asked.name}.all/")
+        self._enter(f"{asked.name}.all/", asked.weight)
         try:
             with contained(f"{where}: score_all"):
                 scores = score_all([_to_score(candidate) for candidate in answered])

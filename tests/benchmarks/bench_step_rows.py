@@ -133,6 +133,7 @@ def drive(queue: str, answer_tokens: int) -> Costs:
 
     from verl_atgrpo.estimators.spec import PRESETS
     from verl_atgrpo.trainer import queue as trainer_queue
+    from verl_atgrpo.trainer.credit import rows_with_signal
     from verl_atgrpo.trainer.metrics import step_metrics, training_metrics
     from verl_atgrpo.trainer.step_rows import StepRows, groups_with_signal
     from verl_atgrpo.trainer.update import deal, write_advantages, write_old_log_probs
@@ -169,10 +170,10 @@ def drive(queue: str, answer_tokens: int) -> Costs:
     trainer_queue.tq = RandomQueue(lengths, watch)
     write_old_log_probs(batch, OmegaConf.create({"loss_agg_mode": "token-mean", "loss_scale_factor": None}))
     watch.stage("log-probs")
-    write_advantages(batch, PRESETS["at_grpo"], {"rollout_is": "token"})
+    write_advantages(batch, PRESETS["at_grpo"], "token-mean", {"rollout_is": "token"})
     watch.stage("advantage")
     training_metrics(batch.tags, {"step": 1.0}, 1, 0, ranks)
-    step_metrics(rows.tags)
+    step_metrics(rows.tags, rows_with_signal(rows.tags, PRESETS["at_grpo"]))
     watch.stage("metrics")
     return {"rows": len(rows.keys), **watch.costs, "megabytes": peak() - before}
 

@@ -17,7 +17,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
-from fakes.tables import ORDER, Play, Tables, branched, distance, tree
+from fakes.tables import Play, Tables, branched, distance, tree
 
 from verl_atgrpo.config.schema import BranchSettings
 
@@ -25,16 +25,15 @@ Errors = dict[int, tuple[float, float]]
 """Episodes -> (error, standard error), relative to the norm of the exact gradient."""
 
 
-def errors(tables: Tables, play: Play, episodes: int, scale: float = 1.0) -> Errors:
+def errors(tables: Tables, play: Play, episodes: int) -> Errors:
     """Returns the errors of an estimate after growing numbers of episodes.
 
     Args:
         tables: the policies.
         play: plays an episode by its number.
         episodes: number of episodes.
-        scale: multiplies the estimate, where only a share of the decisions is estimated.
     """
-    made, exact = [scale * one for one in tables.estimates(play, episodes)], tables.gradient()
+    made, exact = tables.estimates(play, episodes), tables.gradient()
     whole = float(np.linalg.norm(exact))
     sizes = sorted({int(size) for size in np.geomspace(min(30, episodes), episodes, 12)})
     return {
@@ -42,20 +41,19 @@ def errors(tables: Tables, play: Play, episodes: int, scale: float = 1.0) -> Err
     }
 
 
-def variants(tables: Tables) -> dict[str, tuple[Play, float]]:
-    """Returns how each variant plays an episode, and the scale of its estimate."""
+def variants(tables: Tables) -> dict[str, Play]:
+    """Returns how each variant plays an episode."""
 
     def branch(options: BranchSettings) -> Play:
         return lambda number: branched(tables, number, options, 3)
 
     return {
-        "branch at every decision": (branch(BranchSettings(at="every")), 1.0),
-        "branch at a random decision": (branch(BranchSettings(at="random")), float(len(ORDER))),
-        "AT-GRPO, exact values as scores, first candidate": (
-            lambda number: tree(tables, number, candidates=3, selection="first"),
-            1.0,
+        "branch at every decision": branch(BranchSettings(at="every")),
+        "branch at a random decision": branch(BranchSettings(at="random")),
+        "AT-GRPO, exact values as scores, first candidate": lambda number: tree(
+            tables, number, candidates=3, selection="first"
         ),
-        "AT-GRPO, exact values as scores, best candidate": (lambda number: tree(tables, number, candidates=3), 1.0),
+        "AT-GRPO, exact values as scores, best candidate": lambda number: tree(tables, number, candidates=3),
     }
 
 
@@ -66,7 +64,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     tables = Tables()
-    found = {name: errors(tables, play, options.episodes, scale) for name, (play, scale) in variants(tables).items()}
+    found = {name: errors(tables, play, options.episodes) for name, play in variants(tables).items()}
     for name, of in found.items():
         print(name)
         for size, (error, spread) in of.items():

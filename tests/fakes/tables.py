@@ -62,7 +62,7 @@ class Tables:
         return total
 
     def estimate(self, record: EpisodeRecord) -> Gradient:
-        """Returns an episode's estimate: mean over candidates of (reward - mean of the others') * d log-prob."""
+        """Returns an episode's estimate: (reward - mean of the others') * d log-prob, times the decision's weight."""
         total = np.zeros((len(HISTORIES), len(REPLIES)))
         for decision in record.decisions:
             if not decision.trained:
@@ -72,7 +72,7 @@ class Tables:
             for candidate, reward in zip(decision.candidates, rewards, strict=True):
                 others = (sum(rewards) - reward) / (len(rewards) - 1)
                 direction = np.eye(len(REPLIES))[int(candidate.text)] - self.policy[history]
-                total[HISTORIES.index(history)] += (reward - others) * direction / len(rewards)
+                total[HISTORIES.index(history)] += decision.weight * (reward - others) * direction / len(rewards)
         return total
 
     def estimates(self, play: Play, episodes: int) -> list[Gradient]:

@@ -17,10 +17,12 @@ from fakes.simulated_worker import SimulatedWorker, without_tensors
 from verl_atgrpo import Outcome, Score
 from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.endpoints import drain_refused
+from verl_atgrpo.estimators.spec import PRESETS
 from verl_atgrpo.rollout.worker import MOST_SCORE_ERRORS
 from verl_atgrpo.sandbox.pool import POOL
 from verl_atgrpo.serving.requests import engine_params
 from verl_atgrpo.team import EpisodeFailed, Team
+from verl_atgrpo.trainer.credit import rows_with_signal
 from verl_atgrpo.trainer.metrics import rollout_metrics, step_metrics
 from verl_atgrpo.trainer.step_rows import StepRows
 
@@ -69,7 +71,7 @@ def test_every_candidate_is_a_row_of_its_episode() -> None:
     assert all(keys == [f"{keys[0][:-1]}{number}" for number in range(12)] for keys in episode_keys)
     rows.sort()
     assert rows.keys[0] == "t0_0_3"  # the planner's first
-    metrics = step_metrics(rows.tags)
+    metrics = step_metrics(rows.tags, rows_with_signal(rows.tags, PRESETS["at_grpo"]))
     assert (metrics["team/episodes"], metrics["agent/planner/turn_1/rows"]) == (5, 15)
     # A token takes a hundredth of a second, and the prompt is the same for a decision's candidates.
     assert sum(tags["response_len"] for tags in rows.tags) == round(100 * sum(s for _, s in engine.served))

@@ -13,9 +13,10 @@ import torch
 
 from verl_atgrpo.environment import Outcome, Score
 from verl_atgrpo.estimators.kernel import team_advantages
-from verl_atgrpo.estimators.spec import PRESETS
+from verl_atgrpo.estimators.spec import PRESETS, resolve_spec
 from verl_atgrpo.rollout.rows import failed_validation_row, training_rows, untrained_rows, validation_rows
 from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation, ScriptedTeam
+from verl_atgrpo.trainer.credit import rows_with_signal
 from verl_atgrpo.trainer.metrics import (
     AgentProgress,
     every_episode_failed,
@@ -74,6 +75,7 @@ def test_tree_rows() -> None:
         "candidate": 1,
         "committed": True,
         "reward": 2.0,
+        "weight": 0.5,
         "team_reward": 0.5,
         "local_reward": 1.5,
         "truncated": True,
@@ -210,8 +212,16 @@ def tags_of(*episodes: EpisodeRecord, scheme: str = "tree") -> list[dict[str, An
     ]
 
 
+def metrics_of(tags: list[dict[str, Any]], estimator: Any = "at_grpo") -> dict[str, float]:
+    return step_metrics(tags, rows_with_signal(tags, resolve_spec(estimator)))
+
+
+def follow(progress: AgentProgress, tags: list[dict[str, Any]]) -> dict[str, float]:
+    return progress.metrics(tags, rows_with_signal(tags, PRESETS["at_grpo"]))
+
+
 def test_step_metrics_by_hand() -> None:
-    metrics = step_metrics(tags_of(SOLVED, FAILED))
+    metrics = metrics_of(tags_of(SOLVED, FAILED))
     assert metrics["team/episodes"] == 2
     assert metrics["team/success"] == 0.5
     assert metrics["team/episode_reward"] == 0.625
@@ -243,28 +253,28 @@ def test_step_metrics_by_hand() -> None:
 def test_success_counts_episodes_and_not_rows() -> None:
     long = record(False, 0.0, *(decision("solo", turn, [0.0, 1.0]) for turn in range(9)))
     short = record(True, 1.0, decision("solo", 0, [0.0, 1.0]))
-    assert step_metrics(tags_of(long, short))["team/success"] == 0.5
+    assert metrics_of(tags_of(long, short))["team/success"] == 0.5
 
 
 def test_inflation_factor_without_spread_is_one() -> None:
     flat = record(True, 1.0, decision("solo", 0, [0.1] * 8))
-    metrics = step_metrics(tags_of(flat))
+    metrics = metrics_of(tags_of(flat))
     assert metrics["agent/solo/inflation_factor"] == 1
     assert metrics["team/zero_variance_groups"] == 1
 
 
 def test_parallel_groups_are_tasks_for_the_zero_variance_share() -> None:
     # Every row of an episode has its outcome; the group is the task, whose episodes differ here.
-    assert step_metrics(tags_of(SOLVED, FAILED, scheme="parallel"))["team/zero_variance_groups"] == 0
-    assert step_metrics(tags_of(SOLVED, SOLVED, scheme="parallel"))["team/zero_variance_groups"] == 1
-    assert step_metrics(tags_of(SOLVED, FAILED, scheme="parallel"))["team/success"] == 0.5
+    assert metrics_of(tags_of(SOLVED, FAILED, scheme="parallel"))["team/zero_variance_groups"] == 0
+    assert metrics_of(tags_of(SOLVED, SOLVED, scheme="parallel"))["team/zero_variance_groups"] == 1
+    assert metrics_of(tags_of(SOLVED, FAILED, scheme="parallel"))["team/success"] == 0.5
 
 
 def test_entropy_is_an_agents_mean_over_tokens_of_rows_that_went_through_the_model() -> None:
     tags = tags_of(record(True, 1.0, decision("tool", 0, [1.0, 0.0]), decision("solo", 0, [1.0, 0.0])))
     assert [row["response_len"] for row in tags] == [1, 2, 1, 2]
     tags[0]["entropy"], tags[1]["entropy"] = 0.9, 0.3
-    metrics = step_metrics(tags)
+    metrics = metrics_of(tags)
     assert metrics["agent/tool/entropy"] == pytest.approx((0.9 + 2 * 0.3) / 3)
     assert "agent/solo/entropy" not in metrics
 
@@ -279,10 +289,10 @@ def played(success: bool, local: list[float], team: list[float] | None = None) -
 def test_candidates_at_the_highest_reward_so_far() -> None:
     progress = AgentProgress()
     share = "agent/solo/highest_reward_share"
-    assert progress.metrics(played(False, [0.1, 0.5]))[share] == 0.5
-    assert progress.metrics(played(True, [1.0, 1.0, 0.5, 1.0]))[share] == 0.75
-    assert progress.metrics(played(False, [0.5, 0.5]))[share] == 0
-    assert progress.metrics(played(True, [1.0 - 1e-9, 0.5]))[share] == 0.5, "rewards are sums with rounding"
+    assert follow(progress, played(False, [0.1, 0.5]))[share] == 0.5
+    assert follow(progress, played(True, [1.0, 1.0, 0.5, 1.0]))[share] == 0.75
+    assert follow(progress, played(False, [0.5, 0.5]))[share] == 0
+    assert follow(progress, played(True, [1.0 - 1e-9, 0.5]))[share] == 0.5, "rewards are sums with rounding"
 
 
 @pytest.mark.parametrize(
@@ -299,13 +309,13 @@ def test_candidates_at_the_highest_reward_so_far() -> None:
 )
 def test_groups_are_stuck_that_are_all_equal_and_wrong(group: list[dict[str, Any]], stuck: float) -> None:
     progress = AgentProgress()
-    progress.metrics(played(True, [0.05, 1.0]))
-    assert progress.metrics(group)["agent/solo/stuck_groups"] == stuck
+    follow(progress, played(True, [0.05, 1.0]))
+    assert follow(progress, group)["agent/solo/stuck_groups"] == stuck
 
 
 def test_without_local_scores_groups_of_unsolved_episodes_are_stuck() -> None:
     for success, team, stuck in ((False, [0.2, 0.2], 1.0), (True, [1.0, 1.0], 0.0), (False, [0.2, 0.4], 0.0)):
-        metrics = AgentProgress().metrics(played(success, [0.0, 0.0], team))
+        metrics = follow(AgentProgress(), played(success, [0.0, 0.0], team))
         assert metrics["agent/solo/stuck_groups"] == stuck
 
 
@@ -313,10 +323,10 @@ def test_a_warning_names_an_agent_that_has_collapsed(caplog: pytest.LogCaptureFi
     progress = AgentProgress()
     right, wrong = played(True, [1.0, 0.05]), played(False, [0.05, 0.05])
     for group in [right, *[wrong] * 9, right, *[wrong] * 9]:
-        progress.metrics(group)
+        follow(progress, group)
     assert not caplog.messages
     for _ in range(5):
-        progress.metrics(wrong)
+        follow(progress, wrong)
     (message,) = caplog.messages
     assert message.startswith("agent 'solo' has collapsed: for 10 steps, in at least 80% of its groups")
 

@@ -32,11 +32,11 @@ RESPONSES = (3, 1, 7, 2, 5, 5, 4, 6, 2, 3, 1, 8)
 PADDING = 3
 
 
-def rows_with_padding(seed: int = 0) -> tuple[KVBatchMeta, dict[str, dict[str, Any]]]:
+def rows_with_padding(seed: int = 0, padding_rows: int = PADDING) -> tuple[KVBatchMeta, dict[str, dict[str, Any]]]:
     """Rows in groups of three, and padding as verl's."""
     generator = torch.Generator().manual_seed(seed)
     keys, tags, rows = [], [], {}
-    for number, response in enumerate((*RESPONSES, *[1] * PADDING)):
+    for number, response in enumerate((*RESPONSES, *[1] * padding_rows)):
         padding = number >= len(RESPONSES)
         prompt = 127 if padding else 2 + number % 4
         group = "t0.0.a.0" if padding else f"t{number // 3}.0.a.0"
@@ -132,9 +132,11 @@ NOISE = ("_std", "eff_sample_size")
 """Metrics with cancellation in verl's float32 arithmetic, compared with a larger tolerance."""
 
 
-def queued(monkeypatch: pytest.MonkeyPatch) -> tuple[KVBatchMeta, dict[str, dict[str, Any]]]:
+def queued(
+    monkeypatch: pytest.MonkeyPatch, padding_rows: int = PADDING
+) -> tuple[KVBatchMeta, dict[str, dict[str, Any]]]:
     """Puts rows with padding into a local queue."""
-    batch, rows = rows_with_padding()
+    batch, rows = rows_with_padding(padding_rows=padding_rows)
     queue = LocalQueue()
     queue.kv_batch_put(batch.keys, "train", tags=batch.tags)
     queue.fields["train"].update(rows)
@@ -144,11 +146,14 @@ def queued(monkeypatch: pytest.MonkeyPatch) -> tuple[KVBatchMeta, dict[str, dict
 
 
 def compared(monkeypatch: pytest.MonkeyPatch, config: Any, tokens: int) -> tuple[Any, Any, list[int]]:
-    """Runs verl's step and ours on the same rows; returns both metrics and the numbers of rows that ours fetched."""
+    """Runs verl's step and ours on the same rows; returns both metrics and the numbers of rows that ours fetched.
+
+    Only ours has padding, which enters nothing.
+    """
     results = []
     fetches: list[int] = []
     for mine in (False, True):
-        batch, rows = queued(monkeypatch)
+        batch, rows = queued(monkeypatch, PADDING if mine else 0)
 
         def get(keys: list[str], fetched: Any = tq.kv_batch_get, **options: Any) -> Any:
             fetches.append(len(keys))
@@ -165,7 +170,9 @@ def compared(monkeypatch: pytest.MonkeyPatch, config: Any, tokens: int) -> tuple
             else:
                 found.update(write_old_log_probs(batch, config.actor_rollout_ref.actor))
             write_ref_log_probs(batch)
-            found.update(write_advantages(batch, PRESETS["at_grpo"], correction))
+            found.update(
+                write_advantages(batch, PRESETS["at_grpo"], config.actor_rollout_ref.actor.loss_agg_mode, correction)
+            )
             found.update(training_metrics(batch.tags, TIMING, 3, 1, 2))
         else:
             verls = verls_trainer(config)
@@ -178,9 +185,12 @@ def compared(monkeypatch: pytest.MonkeyPatch, config: Any, tokens: int) -> tuple
         # `returns` are for a critic.
         for field in row.keys() - {"returns", "uid", "num_turns"}:
             value, own = row[field], own_rows[key][field]
-            # The rounding of a sum over padded tokens depends on the padding's width.
-            close = torch.allclose if field == "rollout_is_weights" else torch.equal
+            # The rounding of a sum over padded tokens depends on the padding's width, and verl's rewards are float32.
+            close = torch.allclose if field in ("rollout_is_weights", "advantages") else torch.equal
             assert close(own, value), (key, field)
+    written = set.intersection(*(set(row) for row in own_rows.values()))
+    assert all(set(row) == written for row in own_rows.values()), "TransferQueue needs a field in every row"
+    assert not any(row["advantages"].any() for key, row in own_rows.items() if key.startswith("pad"))
     return verls_metrics, mine_metrics, fetches
 
 

@@ -102,7 +102,8 @@ def test_the_difference_to_the_servers_is_over_fresh_rows(
 
         def __init__(self) -> None:
             self._sync_mode = mode == "sync"
-            self.config = SimpleNamespace(algorithm={})  # type: ignore[assignment]
+            actor = SimpleNamespace(loss_agg_mode="token-mean")
+            self.config = SimpleNamespace(algorithm={}, actor_rollout_ref=SimpleNamespace(actor=actor))  # type: ignore[assignment]
             self._spec = PRESETS["at_grpo"]
 
         def _dealt(self, batch: KVBatchMeta, seed: int) -> tuple[KVBatchMeta, dict[str, Any]]:

@@ -147,7 +147,7 @@ class BranchSettings(Section):
     """Continuations of every candidate; its reward is the mean of their team rewards."""
     nested: bool = False
     """Whether continuations branch as well: a candidate's value is then the mean of the values of the next group's,
-    down to the ends of episodes (MALT, arXiv 2412.01928)."""
+    down to the ends of episodes (MALT, arXiv 2412.01928). A group counts 1 / (K * continuations) for each above it."""
     score_weight: Weight = 0.0
     """Weight of a candidate's own mixed score beside the mean of its continuations; 0: scores are not called."""
     min_tokens: Annotated[int, Ge(0)] = 0

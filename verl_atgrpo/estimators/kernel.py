@@ -36,6 +36,11 @@ def anchor_of(prompt_ids: Sequence[int]) -> str:
     return hashlib.blake2b(np.asarray(prompt_ids, dtype="<i8").tobytes(), digest_size=16).hexdigest()
 
 
+ROUNDING = 2.0**-48
+"""Values that are no further than this from their group's mean, relative to the group's largest or to 1, are equal to
+it: 16 times the precision of float64. Rewards are sums of products: .1 + .2 and .3 are the same reward."""
+
+
 def factorise(labels: Sequence[Hashable] | npt.NDArray[Any]) -> tuple[Tensor, list[Hashable]]:
     """Returns dense ids (N,) in order of first appearance, and the distinct labels."""
     values = labels.tolist() if isinstance(labels, np.ndarray) else labels
@@ -228,12 +233,16 @@ def _deviations(values: Tensor, groups: Tensor, weights: Tensor | None) -> tuple
     """Returns dense group ids (N,), the groups' sizes (G,), and the deviations from the groups' means (N,)."""
     group, total = _dense(groups)
     size = torch.bincount(group, weights, minlength=total).to(values.dtype)
-    # Relative to a member of the group, equal rewards are exactly 0 and stay 0. The mean of eight times 0.1 has a
-    # rounding error, which a division by eps = 1e-6 would turn into a signal.
-    counted = values if weights is None else values.masked_fill(weights == 0, torch.inf)
-    relative = values - _group_min(counted, group, total)[group]
+    unused = None if weights is None else weights == 0
+    lowest = _group_min(values if unused is None else values.masked_fill(unused, torch.inf), group, total)
+    highest = -_group_min(-values if unused is None else -values.masked_fill(unused, -torch.inf), group, total)
+    # Relative to a member of the group, equal rewards are exactly 0 and stay 0.
+    relative = values - lowest[group]
     weighted = relative if weights is None else relative * weights
-    return group, size, relative - (_group_sum(weighted, group, total) / size)[group]
+    deviation = relative - (_group_sum(weighted, group, total) / size)[group]
+    # A division by eps = 1e-6 would turn what sums and means are rounded by into a signal.
+    noise = ROUNDING * torch.maximum(highest, -lowest).clamp(min=1)
+    return group, size, torch.where(deviation.abs() <= noise[group], 0.0, deviation)
 
 
 def _over_std(
@@ -351,10 +360,9 @@ def inflation_factors(rewards: Tensor, agents: Sequence[str]) -> dict[str, float
         raise ValueError(f"rewards: expected ({len(agents)},) finite values, got shape {tuple(rewards.shape)}")
     codes, names = factorise(agents)
     codes, total = codes.to(rewards.device), len(names)
-    values = rewards.detach().double()
-    relative = values - values.min() if total else values
+    _, _, deviation = _deviations(rewards.detach().double(), torch.zeros_like(codes), None)
     # The mean of (r - mu)^2 over the rows of agent k is s_k^2 + (mu_k - mu)^2.
-    squares = (relative - relative.mean()).square()
+    squares = deviation.square()
     variance = squares.mean()
     own = _group_sum(squares, codes, total) / torch.bincount(codes, minlength=total)
     factors = own / variance if variance > 0 else torch.ones_like(own)

@@ -108,7 +108,7 @@ def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
             "share that earned the most that their agent has earned so far",
             zero=True,
         ),
-        per_agent("zero_variance_groups", "Groups without signal", "%", "all rewards equal", zero=True),
+        per_agent("zero_variance_groups", "Groups without signal", "%", "all advantages 0", zero=True),
         per_agent(
             "stuck_groups", "Groups that are stuck", "%", "all rewards equal, and all candidates wrong", zero=True
         ),

@@ -73,6 +73,8 @@ def training_rows(
                 "candidate": number,
                 "committed": number == decision.committed,
                 "reward": reward,
+                # However many candidates it has, a decision counts once.
+                "weight": decision.weight / len(decision.candidates),
                 "resumed": candidate.generation.resumed,
                 "episode": f"{uid}_{session}",
                 **compared,

@@ -31,23 +31,33 @@ _SAME = 1e-6
 """Rewards that differ by less are the same: they are sums of products."""
 
 
+Signal = Sequence[bool | None]
+"""For every row whether its advantage is other than 0, None where its policy is not trained
+(`credit.rows_with_signal`)."""
+
+
 class _Columns:
     """The rows' numeric tags as tensors."""
 
-    def __init__(self, rows: Sequence[Tags]) -> None:
+    def __init__(self, rows: Sequence[Tags], signal: Signal) -> None:
         keys = {"response_length": "response_len", "response_clipped": "truncated"}
         self.means = {
-            name: _column(rows, keys.get(name, name), torch.float64)
-            for name in ("reward", "team_reward", "local_reward", *keys)
+            name: _column(rows, keys.get(name, name)) for name in ("reward", "team_reward", "local_reward", *keys)
         }
         self.reward = self.means["reward"]
-        self._groups = factorise([tags["group"] for tags in rows])[0]
+        self.signal = torch.tensor([bool(has) for has in signal], dtype=torch.float64)
+        self.trained = torch.tensor([has is not None for has in signal])
+        self._groups = factorise([group_of(tags) for tags in rows])[0]
 
-    def zero_variance(self, labels: Tensor, total: int) -> Tensor:
-        """Returns, for each of `total` labels, the share of its groups whose rewards are all equal: (total,)."""
-        label, (lowest, highest) = self.groups(labels, self.reward)
-        equal = (lowest == highest).double()
-        return torch.bincount(label, equal, minlength=total) / torch.bincount(label, minlength=total)
+    def without_signal(self, labels: Tensor, total: int) -> Tensor:
+        """Returns, for each of `total` labels, the share of its groups in which no row of it has a signal: (total,).
+
+        NaN where no row is trained.
+        """
+        trained = torch.bincount(labels, self.trained.double(), minlength=total) > 0
+        label, (_, any_signal) = self.groups(labels, self.signal)
+        without = torch.bincount(label, (any_signal == 0).double(), minlength=total)
+        return (without / torch.bincount(label, minlength=total)).where(trained, torch.nan)
 
     def groups(self, labels: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:
         """Returns the label of every group of a label, and each column's lowest and highest values: (2, groups)."""
@@ -68,34 +78,41 @@ class _Columns:
         total = len(prefixes)
         rows = torch.bincount(labels, minlength=total)
         figures = {key: torch.bincount(labels, values, minlength=total) / rows for key, values in self.means.items()}
-        figures["zero_variance_groups"] = self.zero_variance(labels, total)
+        figures["zero_variance_groups"] = self.without_signal(labels, total)
         figures["rows"] = rows.double()
         return {
-            f"{prefix}/{key}": values[label].item()
+            f"{prefix}/{key}": value
             for label, prefix in enumerate(prefixes)
             for key, values in figures.items()
+            if not math.isnan(value := values[label].item())
         }
 
 
-def step_metrics(rows: Sequence[Tags]) -> dict[str, float]:
+def step_metrics(rows: Sequence[Tags], signal: Signal) -> dict[str, float]:
     """Returns the metrics of one training step.
+
+    `zero_variance_groups` is the share of groups in which no row has an advantage other than 0, of those of trained
+    policies: the team's share is that of the groups that the group filter drops. For an agent its own rows of the
+    groups count.
 
     Args:
         rows: the tags of the real rows (see `rollout.rows.training_rows`); not empty.
+        signal: theirs.
 
     `agent/<name>/inflation_factor` is Dr. MAS' gradient-inflation factor (arXiv 2602.08847).
     """
-    columns = _Columns(rows)
+    columns = _Columns(rows, signal)
     episodes = {tags["episode"]: tags for tags in rows}.values()
     agents = [tags["agent"] for tags in rows]
     agent_of_row, names = factorise(agents)
     turn_of_row, prefixes = factorise([f"agent/{tags['agent']}/turn_{tags['turn']}" for tags in rows])
+    of_frozen = (~columns.trained).long()
     metrics = {
         "team/episodes": float(len(episodes)),
         "team/success": fmean(tags["episode_success"] for tags in episodes),
         "team/episode_reward": fmean(tags["episode_reward"] for tags in episodes),
         "team/rows_per_episode": len(rows) / len(episodes),
-        "team/zero_variance_groups": columns.zero_variance(torch.zeros_like(agent_of_row), 1).item(),
+        "team/zero_variance_groups": columns.without_signal(of_frozen, 2)[0].item(),
         **columns.by(agent_of_row, [f"agent/{agent}" for agent in names]),
         **columns.by(turn_of_row, [str(prefix) for prefix in prefixes]),
     }
@@ -118,7 +135,7 @@ def _entropies(rows: Sequence[Tags]) -> dict[str, float]:
 class AgentProgress:
     """Follows each agent's rewards over the steps, and warns of one that has collapsed.
 
-    A group teaches nothing if all its candidates earn the same. It is stuck if they are wrong as well: their local
+    A group teaches nothing if it has no signal. It is stuck if its candidates are wrong as well: their local
     scores are in the lower half of the agent's range so far (a right answer may cost a little, as with further words)
     or, for an agent without local scores, the episode is not solved.
     """
@@ -130,27 +147,30 @@ class AgentProgress:
         self._local: dict[str, tuple[float, float]] = {}
         self._stuck: dict[str, int] = defaultdict(int)
 
-    def metrics(self, rows: Sequence[Tags]) -> dict[str, float]:
-        """Returns the metrics of a step; `rows` as in `step_metrics`.
+    def metrics(self, rows: Sequence[Tags], signal: Signal) -> dict[str, float]:
+        """Returns the metrics of a step; arguments as in `step_metrics`.
 
         `highest_reward_share` is the share of an agent's candidates that earned the highest reward that the agent
-        has earned since the run began (or was resumed); `stuck_groups` is the share of its groups that are stuck.
+        has earned since the run began (or was resumed); `stuck_groups` is the share of its groups that are stuck, if
+        it is trained.
         """
-        columns = _Columns(rows)
+        columns = _Columns(rows, signal)
         reward, local_reward = columns.reward, columns.means["local_reward"]
         agent_of_row, names = factorise([tags["agent"] for tags in rows])
-        solved = _column(rows, "episode_success", torch.float64)
-        label, *extremes = columns.groups(agent_of_row, reward, local_reward, solved)
+        solved = _column(rows, "episode_success")
+        label, *extremes = columns.groups(agent_of_row, columns.signal, local_reward, solved)
         metrics = {}
         for number, agent in enumerate(map(str, names)):
-            (lowest, highest), (_, local), (_, any_solved) = (ends[:, label == number] for ends in extremes)
+            (_, any_signal), (_, local), (_, any_solved) = (ends[:, label == number] for ends in extremes)
             rewards, locals_ = (column[agent_of_row == number] for column in (reward, local_reward))
             best = self._highest[agent] = max(self._highest.get(agent, -math.inf), rewards.max().item())
             least, most = self._local.get(agent, (math.inf, -math.inf))
             least, most = self._local[agent] = min(least, locals_.min().item()), max(most, locals_.max().item())
-            wrong = local < (least + most) / 2 if most > least + _SAME else any_solved == 0
-            stuck = ((lowest == highest) & wrong).double().mean().item()
             metrics[f"agent/{agent}/highest_reward_share"] = (rewards >= best - _SAME).double().mean().item()
+            if not bool(columns.trained[agent_of_row == number].any()):
+                continue
+            wrong = local < (least + most) / 2 if most > least + _SAME else any_solved == 0
+            stuck = ((any_signal == 0) & wrong).double().mean().item()
             metrics[f"agent/{agent}/stuck_groups"] = stuck
             self._count(agent, stuck)
         return metrics
@@ -159,8 +179,8 @@ class AgentProgress:
         self._stuck[agent] = self._stuck[agent] + 1 if stuck >= self.STUCK_SHARE else 0
         if self._stuck[agent] == self.STUCK_STEPS:
             logger.warning(
-                "agent %r has collapsed: for %d steps, in at least %.0f%% of its groups, all candidates earned the "
-                "same and were wrong (agent/%s/stuck_groups); see docs/small_models.md",
+                "agent %r has collapsed: for %d steps, in at least %.0f%% of its groups, all candidates were wrong "
+                "and none had an advantage (agent/%s/stuck_groups); see docs/small_models.md",
                 agent,
                 self.STUCK_STEPS,
                 100 * self.STUCK_SHARE,
@@ -268,7 +288,10 @@ def _tokens(column: Tensor) -> Tensor:
 def training_metrics(
     rows: Sequence[Tags], timing: Mapping[str, float], global_steps: int, epoch: int, gpus: int
 ) -> dict[str, float]:
-    """Returns the metrics of verl's `PPOTrainer._compute_metrics`.
+    """Returns the metrics of verl's `PPOTrainer._compute_metrics`, of real rows only.
+
+    verl counts padding's prompts of 127 tokens in the length that `prompt_length/clip_ratio` compares with, and in the
+    throughput.
 
     Args:
         rows: tags of the rows with padding, after `update.write_advantages`.
@@ -279,20 +302,20 @@ def training_metrics(
     return {
         "training/global_step": global_steps,
         "training/epoch": epoch,
-        **_data_metrics(real, rows),
-        **_throughput(rows, timing, gpus),
+        **_data_metrics(real),
+        **_throughput(real, timing, gpus),
         **_off_policy(real, global_steps),
     }
 
 
-def _column(rows: Sequence[Tags], key: str, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.tensor([tags[key] for tags in rows], dtype=dtype)
+def _column(rows: Sequence[Tags], key: str) -> Tensor:
+    return torch.tensor([tags[key] for tags in rows], dtype=torch.float64)
 
 
-def _data_metrics(real: Sequence[Tags], rows: Sequence[Tags]) -> dict[str, float]:
+def _data_metrics(real: Sequence[Tags]) -> dict[str, float]:
     def width(key: str) -> torch.Tensor:
-        # verl takes the longest row's length, padding included, from a shape: an expanded view needs no memory.
-        return torch.zeros(1, 1).expand(len(real), max(tags[key] for tags in rows))
+        # verl takes the longest row's length from a shape: an expanded view needs no memory.
+        return torch.zeros(1, 1).expand(len(real), max(tags[key] for tags in real))
 
     advantages, tokens = _column(real, "advantage"), _column(real, "trained_tokens")
     rewards = _column(real, "reward")[:, None]
@@ -311,7 +334,7 @@ def _data_metrics(real: Sequence[Tags], rows: Sequence[Tags]) -> dict[str, float
     batch = DataProto(batch=TensorDict(data, batch_size=[len(real)]), non_tensor_batch=turns)
     metrics = compute_data_metrics(batch, use_critic=False)
     # verl's mean is over tokens, and each row is a single one above.
-    mean = ((advantages.double() * tokens.double()).sum() / tokens.double().sum()).item()
+    mean = ((advantages * tokens).sum() / tokens.sum()).item()
     return {
         **metrics,
         **{f"training/num_turns/{key}": metrics[f"num_turns/{key}"] for key in ("mean", "max", "min")},

@@ -316,7 +316,9 @@ class PolicyUnit:
                 with marked_timer("ref", timing, color="olive"):
                     self._ref_log_probs(batch)
             with marked_timer("adv", timing, color="brown"):
-                metrics |= write_advantages(batch, self._spec, correction)
+                metrics |= write_advantages(
+                    batch, self._spec, self.config.actor_rollout_ref.actor.loss_agg_mode, correction
+                )
             with marked_timer("update_actor", timing, color="red"):
                 metrics |= self._update_actor(batch)
             metrics |= {"team/tokens": float(tokens), "team/update_seconds": time.perf_counter() - began}

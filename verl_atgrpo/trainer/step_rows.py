@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from verl_atgrpo.config.schema import GroupFilter
-from verl_atgrpo.estimators.kernel import team_advantages
 from verl_atgrpo.estimators.spec import EstimatorSpec
+from verl_atgrpo.trainer.credit import rows_with_signal
 from verl_atgrpo.trainer.queue import Rows, Tags, batch_of
 
 logger = logging.getLogger(__name__)
@@ -37,17 +35,10 @@ def groups_with_signal(rows: Iterable[Tags], spec: EstimatorSpec) -> dict[Group,
         rows: the tags of real rows (see `rollout.rows.training_rows`), groups complete.
         spec: the estimator.
     """
-    by_policy: dict[str, list[Tags]] = defaultdict(list)
-    for tags in rows:
-        by_policy[tags["policy"]].append(tags)
+    every = list(rows)
     signal: dict[Group, bool] = {}
-    for mine in by_policy.values():
-        # In float32, as in the update.
-        rewards = torch.tensor([tags["reward"] for tags in mine], dtype=torch.float32)
-        advantages = team_advantages(rewards, mine, spec)
-        for tags, advantage in zip(mine, advantages.tolist(), strict=True):
-            group = group_of(tags)
-            signal[group] = signal.get(group, False) or advantage != 0
+    for tags, has in zip(every, rows_with_signal(every, spec), strict=True):
+        signal[group_of(tags)] = signal.get(group_of(tags), False) or bool(has)
     return signal
 
 
@@ -96,6 +87,19 @@ class StepRows:
             return [True] * len(self.tags)
         return [self.signal.get(group_of(tags), True) for tags in self.tags]
 
+    def tokens_dropped_share(self, policy: str) -> float:
+        """Returns the share of a policy's response tokens that the filter drops, each with its row's weight.
+
+        With `loss_agg_mode: token-mean` the update's gradient is larger by 1 / (1 - this share).
+        """
+        played = dropped = 0.0
+        for kept, tags in zip(self.kept(), self.tags, strict=True):
+            if tags["policy"] == policy:
+                tokens = tags["response_len"] * tags.get("weight", 1.0)
+                played += tokens
+                dropped += 0.0 if kept else tokens
+        return dropped / played if played else 0.0
+
     def rows_for(self, policies: Collection[str], others: bool = False) -> Rows:
         """Returns the rows of these policies that the filter keeps; with `others`, all other rows."""
         rows = [
@@ -140,7 +144,7 @@ def sample_rows(
             add_tasks(tasks)
     rows.metrics = dict(counts)
     if group_filter is not None:
-        rows.metrics.update(_filter_metrics(rows, group_filter, played))
+        rows.metrics.update(_filter_metrics(rows, group_filter, played, trainable))
     return rows
 
 
@@ -157,15 +161,18 @@ def tasks_to_add(group_filter: GroupFilter, groups: int, played: int) -> int:
     return min(expected, played, most - played)
 
 
-def _filter_metrics(rows: StepRows, group_filter: GroupFilter, played: int) -> dict[str, float]:
+def _filter_metrics(
+    rows: StepRows, group_filter: GroupFilter, played: int, trainable: Collection[str]
+) -> dict[str, float]:
     groups, kept, dropped = len(rows.signal), sum(rows.signal.values()), rows.kept().count(False)
+    may_be_dropped = sum(tags["policy"] in trainable for tags in rows.tags)
     metrics = {
         "team/tasks": float(played),
         "team/groups_kept": float(kept),
         "team/groups_dropped": float(groups - kept),
         "team/groups_dropped_share": (groups - kept) / groups if groups else 0.0,
         "team/rows_dropped": float(dropped),
-        "team/rows_dropped_share": dropped / len(rows.tags),
+        "team/rows_dropped_share": dropped / may_be_dropped if may_be_dropped else 0.0,
     }
     if group_filter.min_groups is not None:
         missing = max(0, group_filter.min_groups - kept)

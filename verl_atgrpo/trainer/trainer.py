@@ -29,6 +29,7 @@ from verl_atgrpo.rollout.rows import DEAL, RECORDED
 from verl_atgrpo.serving.client import TeamClient
 from verl_atgrpo.serving.health import PolicyFailed, RolloutFailed
 from verl_atgrpo.trainer import checkpoints, queue, schedule
+from verl_atgrpo.trainer.credit import rows_with_signal
 from verl_atgrpo.trainer.dataset import TeamTokenizer, wire
 from verl_atgrpo.trainer.metrics import (
     AgentProgress,
@@ -182,6 +183,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             unit.name: {
                 "team/rows": float(len(parts[unit.name])),
                 "team/updated": float(unit in learning),
+                **self._dropped(rows, unit),
                 **unit.metrics(),
             }
             for unit in self.units
@@ -221,6 +223,11 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             [key for part in trained for key in part.keys],
             [tags for part in trained for tags in part.tags],
         )
+
+    def _dropped(self, rows: StepRows, unit: PolicyUnit) -> dict[str, float]:
+        if self.settings.group_filter is None or not unit.trainable:
+            return {}
+        return {"team/tokens_dropped_share": rows.tokens_dropped_share(unit.name)}
 
     def sample_step(self, tasks: int) -> StepRows:
         """Returns a step's rows; in sync mode all were sampled with the same weights."""
@@ -409,10 +416,11 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         else:
             metrics.update({"training/global_step": global_steps, "training/epoch": epoch})
             metrics.update({f"timing_s/{stage}": seconds for stage, seconds in timing_raw.items()})
-        metrics.update(step_metrics(self._tags))
-        metrics.update(self._progress.metrics(self._tags))
+        trainable = {unit.name for unit in self.units if unit.trainable}
+        signal = rows_with_signal(self._tags, self._spec, trainable)
+        metrics.update(step_metrics(self._tags, signal))
+        metrics.update(self._progress.metrics(self._tags, signal))
         if self.settings.mode != "sync":
-            trainable = {unit.name for unit in self.units if unit.trainable}
             trained = [tags for tags in self._tags if tags["policy"] in trainable]
             metrics.update(staleness_metrics(trained, global_steps))
         self.collect_report()

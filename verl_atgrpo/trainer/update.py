@@ -22,13 +22,13 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_
 from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
-from verl_atgrpo.estimators.kernel import team_advantages
 from verl_atgrpo.estimators.spec import EstimatorSpec
 from verl_atgrpo.rollout.rows import jagged
+from verl_atgrpo.trainer.credit import loss_weights, policy_advantages, weights_of
 from verl_atgrpo.trainer.queue import Rows, fetch, fetch_parts, is_padding, parts, put, real_rows, response_lengths
 
 Part = tuple[dict[str, float], int, int]
-"""Metrics of a part, its number of tokens, and its number of rows including padding."""
+"""Metrics of a part, its number of tokens, and its number of rows."""
 _PREFIX = "rollout_corr/"
 
 
@@ -259,14 +259,15 @@ def write_ref_log_probs(batch: Rows) -> None:
 _FIELDS = ("response_mask", "old_log_probs", "rollout_log_probs")
 
 
-def write_advantages(batch: Rows, spec: EstimatorSpec, correction: Any = None) -> dict[str, float]:
-    """Writes the rows' advantages, after rollout correction, to the queue and into their tags.
+def write_advantages(batch: Rows, spec: EstimatorSpec, loss_agg_mode: str, correction: Any = None) -> dict[str, float]:
+    """Writes the rows' advantages times their weights, after rollout correction, to the queue and into their tags.
 
     Adds two tags to a row: `advantage`, and `trained_tokens`, the response tokens that were not rejected.
 
     Args:
         batch: rows with padding; groups complete.
         spec: the estimator.
+        loss_agg_mode: verl's, by which rows are weighted (`credit.loss_weights`).
         correction: verl's section `algorithm.rollout_correction`, or None.
     """
     lengths, real = response_lengths(batch.tags), real_rows(batch.tags)
@@ -276,11 +277,15 @@ def write_advantages(batch: Rows, spec: EstimatorSpec, correction: Any = None) -
     if correction is not None and not correction.get("bypass_mode", False):
         rejects = correction.get("rollout_rs", None) is not None
         metrics, tokens = _correct(batch, correction, rejects, tokens)
-    # In float32, as `rm_scores`. Padding and rejected rows are in no group statistic.
-    rewards = torch.tensor([tags["reward"] for tags in batch.tags], dtype=torch.float32)
+    # Padding and rejected rows are in no group statistic; rejected rows count as rows of the loss.
     counted = tokens > 0
     rows = [tags for tags, counts in zip(batch.tags, counted.tolist(), strict=True) if counts]
-    advantages = torch.zeros_like(rewards).masked_scatter_(counted, team_advantages(rewards[counted], rows, spec))
+    factors = torch.zeros(len(batch), dtype=torch.float64)
+    factors[real] = loss_weights(
+        weights_of([tags for tags in batch.tags if not is_padding(tags)]), tokens[real], loss_agg_mode
+    )
+    advantages = torch.zeros(len(batch)).masked_scatter_(counted, policy_advantages(rows, spec))
+    advantages = (advantages * factors).float()
     for tags, advantage, trained in zip(batch.tags, advantages.tolist(), tokens.tolist(), strict=True):
         tags.update(advantage=advantage, trained_tokens=trained)
     for part in parts(batch.tags):
@@ -292,12 +297,17 @@ def write_advantages(batch: Rows, spec: EstimatorSpec, correction: Any = None) -
 
 
 def _correct(batch: Rows, correction: Any, rejects: bool, tokens: Tensor) -> tuple[dict[str, float], Tensor]:
-    """Applies rollout correction; returns its metrics and the number of tokens of every row that were not rejected."""
+    """Applies rollout correction; returns its metrics and the number of tokens of every row that were not rejected.
+
+    The metrics are of real rows; verl's own count padding as rows without a difference.
+    """
     # Weights normalised over the batch, and statistics of rejected rows, cannot be combined from parts.
     at_once = rejects or correction.get("rollout_is_batch_normalize", False)
     collected = []
     left = tokens.clone()
-    for part in [list(range(len(batch)))] if at_once else parts(batch.tags):
+    rows_of = [row for row, tags in enumerate(batch.tags) if not is_padding(tags)]
+    real_parts = parts([batch.tags[row] for row in rows_of])
+    for part in [rows_of] if at_once else [[rows_of[row] for row in part] for part in real_parts]:
         data = fetch([batch.keys[row] for row in part], _FIELDS)
         shape = data["response_mask"]
         rows, metrics = compute_rollout_correction_and_add_to_batch(
@@ -310,4 +320,9 @@ def _correct(batch: Rows, correction: Any, rejects: bool, tokens: Tensor) -> tup
         if written:
             put(batch, part, {field: response_to_nested(rows.batch[field], shape) for field in sorted(written)})
         collected.append((metrics, int(tokens[part].sum()), len(part)))
+    padding = [row for row, tags in enumerate(batch.tags) if is_padding(tags)]
+    if padding and "rollout_is_weights" in written:
+        # Every row of a batch needs the field.
+        lengths = response_lengths([batch.tags[row] for row in padding])
+        put(batch, padding, {"rollout_is_weights": jagged(torch.ones(int(lengths.sum())), lengths)})
     return merged(collected, per_row=correction.get("rollout_is", None) == "sequence"), left
