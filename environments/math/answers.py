@@ -18,74 +18,30 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from decimal import Decimal
-from fractions import Fraction
+from dataclasses import replace
 
 from verl_atgrpo.environments.common.replies import after_thoughts, closing_brace, labelled, labels, last_box
 from verl_atgrpo.environments.common.workflow import Style
+from verl_atgrpo.environments.math.decimals import Number, read_number, same_number
+from verl_atgrpo.environments.math.notation import (
+    GROUPED,
+    LONGEST,
+    Part,
+    in_digits,
+    is_prose,
+    operations,
+    readings,
+    tidy,
+)
+from verl_atgrpo.environments.math.printed import python_as_latex
 
-LONGEST = 256
-"""Most characters of an answer; a longer one does not parse."""
 WORKER = "verl_atgrpo.environments.math.worker"
-_NUMBER = re.compile(r"[-+]?(?:[0-9]+/0*[1-9][0-9]*|[0-9]+\.?[0-9]*|\.[0-9]+)")
-_RUNAWAY = re.compile(
-    r"""
-    \^[\s{(]*[0-9]{5}                        # 9^{99999}
-    | \^[\s{(]*[0-9]+[\s{(}]*\^[\s{(]*[0-9]  # 9^{9^{9}}
-    | [0-9]{5}\s*! | ![\s)}]*!               # 99999!, 9!!
-""",
-    re.VERBOSE,
-)
-"""Common forms of numbers too large to compute."""
-_PROSE = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{3,} +[a-zA-Z]{2}")
-"""Words, which math-verify would parse as a product of their letters."""
-_SCIENTIFIC = re.compile(r"(?<![\w.])[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE][-+]?0*[0-9]{1,2}(?![\w.])")
-"""A number such as `1e-05`, in which math-verify would take `e` for Euler's number."""
-_OPERATIONS = re.compile(
-    r"\\(?:sum|prod|i*int|oint|lim|gcd|lcm|min|max|det|[dt]?binom|[lr]?floor|[lr]?ceil|begin)(?![a-zA-Z])|!"
-    r"|\\[dt]?frac\s*\{\s*(?:\\mathrm\s*\{)?(?:d|\\partial)(?![a-zA-Z])"
-)
-"""What leaves more to compute than powers, roots and functions do: sums, limits, binomials, matrices, factorials."""
-_ARITHMETIC = re.compile(
-    r"(?<=[0-9)}\]])\s*(?:[-+*\u00d7\u00b7]|\\(?:times|cdot|div|bmod|mod|pmod)(?![a-zA-Z]))\s*(?!\{?10\}?\s*\^)[-0-9({\[.\\]"
-)
-"""Two numbers that are to be added or multiplied; not powers of ten."""
-_GROUPED = re.compile(r"[-+]?[0-9]{1,3}(?:[, ][0-9]{3})+(?:\.[0-9]+)?")
-
 _LABELS = labels("(?!)", r"(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:(?:final|correct) )*answer")
 _CHOICE = re.compile(r"[.!?;] |\bor\b", re.IGNORECASE)
 """A second sentence, or a second answer."""
+_OPERATOR = re.compile(r"[-+*/^!|]|\\(?!pi|infty)[a-zA-Z]|[a-z]\(")
+"""What an expression has that is not a single number or symbol."""
 _PRINTED_LABEL = re.compile(r"[a-z ]{0,30}(?:answer|result|solutions?)[a-z ]{0,20}[:=]", re.IGNORECASE)
-_AS_LATEX = {"pi": r"\pi", "oo": r"\infty", "I": "i", "log": r"\log", "exp": r"\exp"}
-_AS_LATEX |= {name: rf"\{name}" for name in ("sin", "cos", "tan")}
-_SYMPY = re.compile(rf"(?<![a-zA-Z\\])(?:{'|'.join(_AS_LATEX)})(?![a-zA-Z])")
-"""Names in sympy's output, which LaTeX would parse as products of letters."""
-
-
-def tidy(text: str) -> str | None:
-    """Returns an answer without currency and percent signs and LaTeX spacing, or None if it is not an answer.
-
-    Percent signs are removed because gold answers use them inconsistently: `8%` equals `8` but not 0.08. A number in
-    scientific notation is written in digits.
-    """
-    text = (
-        re.sub(r"\\?\$|\\!|\\(?:left|right)(?![a-zA-Z])", "", text).replace("\N{MINUS SIGN}", "-").replace("{,}", ",")
-    )
-    text = re.sub(r"(?<!\\)\\(?:[,;:> ]|q?quad(?![a-zA-Z]))|~|\s+", " ", text)
-    text = re.sub(r"\s*\\?%$", "", re.sub(r" +", " ", text).strip().rstrip(" ."))
-    if " " in text and _GROUPED.fullmatch(text) and "," not in text:
-        text = text.replace(" ", "")
-    if _SCIENTIFIC.fullmatch(text):
-        text = _in_digits(text)
-    # math-verify adds adjacent numbers: `1 234` would be 235.
-    side_by_side = re.search(r"[0-9.] [0-9.]", text)
-    if side_by_side or not re.search(r"\w", text) or len(text) > LONGEST or _RUNAWAY.search(text):
-        return None
-    return text
-
-
-def _in_digits(number: str) -> str:
-    return format(Decimal(number), "f")
 
 
 def parse_answer(reply: str, style: Style = "full") -> str | None:
@@ -104,7 +60,7 @@ def parse_answer(reply: str, style: Style = "full") -> str | None:
     for label in labelled(text, _LABELS, 4 * LONGEST, boxes=False):
         line = next((line for line in label.lines[:3] if line.strip(" *_")), "")
         answer = tidy(re.sub(r"\\[()\[\]]", "", line).strip(" \t*_`"))
-        return None if answer is None or _PROSE.search(answer) or _CHOICE.search(answer) else answer
+        return None if answer is None or is_prose(answer) or _CHOICE.search(answer) else answer
     return None
 
 
@@ -118,19 +74,22 @@ def _last_boxed(reply: str) -> str | None:
 def parse_printed(output: str, style: Style = "full") -> str | None:
     r"""Returns the answer in the last non-empty line of a program's output, or None; powers may be `**`.
 
-    With `full` the line may be labelled (`Answer: 3`), boxed, a list, or in sympy's notation (`2*pi`, `log(2)`);
-    floats may be in it as Python prints them (`1e-05`).
+    With `full` the line may be labelled (`Answer: 3`), boxed, a list, or in Python's or sympy's notation (`2*pi`,
+    `log(2)`, `Fraction(1, 2)`); floats may be in it as Python prints them (`1e-05`).
     """
-    line = output.strip().rpartition("\n")[2].replace("**", "^")
+    line = output.strip().rpartition("\n")[2]
     if style == "compact" or len(line) > 2 * LONGEST:
-        return tidy(line)
+        return tidy(line.replace("**", "^"))
     line = _PRINTED_LABEL.sub("", line.strip(), count=1)
     if (box := last_box(line, LONGEST)) is not None:
         line = box[1]
-    if (listed := re.fullmatch(r"\[([^\[\]]*)\]", line.strip())) is not None:
+    line = line.strip()
+    if not GROUPED.fullmatch(line) and (latex := python_as_latex(line)) is not None:
+        return tidy(latex)
+    line = in_digits(line)
+    if (listed := re.fullmatch(r"\[([^\[\]]*)\]", line)) is not None:
         line = listed[1]
-    line = _SCIENTIFIC.sub(lambda number: _in_digits(number[0]), line)
-    return tidy(_SYMPY.sub(lambda name: _AS_LATEX[name[0]], line))
+    return tidy(line.replace("**", "^"))
 
 
 _MISSING = {"", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "none", "null", "nil", "inf", "-inf", "undefined"}
@@ -164,55 +123,116 @@ def parse_gold(gold: object) -> str | None:
         answer = tidy(gold.rpartition("####")[2].replace(",", ""))
     else:
         answer = _last_boxed(str(gold)) or tidy(str(gold))
-    return None if answer is None or _PROSE.search(answer) else answer
+    return None if answer is None or is_prose(answer) else answer
 
 
 def verifiable(gold: str) -> bool:
     """Returns whether other texts can be found equal to a tidied answer; the first call takes seconds."""
-    return _NUMBER.fullmatch(gold) is not None or _equal_expressions(gold, gold)
+    return any(all(map(_readable, parts)) for parts in readings(gold))
 
 
-def _same_operations(one: str, other: str) -> bool:
-    """Returns whether neither of two answers leaves a computation to math-verify that the other does not.
-
-    Otherwise the problem itself, such as a sum over k, would be a right answer to it.
-    """
-    if set(_OPERATIONS.findall(one)) != set(_OPERATIONS.findall(other)):
-        return False
-    numbers = [_NUMBER.fullmatch(text) is not None for text in (one, other)]
-    return not ((numbers[0] and _ARITHMETIC.search(other)) or (numbers[1] and _ARITHMETIC.search(one)))
-
-
-async def equal(one: str | None, other: str | None) -> bool:
-    """Returns whether two tidied answers are equal; None equals nothing."""
-    if one is None or other is None:
-        return False
-    if one == other:
+def _readable(part: Part) -> bool:
+    if part.text or part.base != "10" or read_number(part.value) is not None:
         return True
-    if _NUMBER.fullmatch(one) and _NUMBER.fullmatch(other):
-        if Fraction(one) == Fraction(other):
-            return True
-        if "." not in one + other:  # decimals may be rounded: math-verify compares six places
-            return False
-    if not _same_operations(one, other):
+    return _matching((part.value,), (part.value,), ((None,),))
+
+
+async def equal(gold: str | None, answer: str | None) -> bool:
+    """Returns whether a tidied answer is equal to a gold one; None equals nothing. docs/math_answers.md has the rules.
+
+    The answer may compute less than the gold one and say more (a unit): see `agree` for two answers of agents.
+    """
+    if gold is None or answer is None:
         return False
-    for first in _readings(one):
-        for second in _readings(other):
-            if await asyncio.to_thread(_equal_expressions, first, second):
+    if gold == answer:
+        return True
+    if not operations(answer) <= operations(gold):
+        return False
+    for expected in readings(gold):
+        for given in readings(answer):
+            if await _equal_parts(expected, given):
                 return True
     return False
+
+
+async def correct(question: str, gold: str, answer: str | None) -> bool:
+    """Returns whether an answer is equal to the gold one and is not an expression of the question, unevaluated."""
+    return answer is not None and not _copied(question, gold, answer) and await equal(gold, answer)
+
+
+async def agree(one: str | None, other: str | None) -> bool:
+    """Returns whether two answers are equal, whichever of them is taken for the gold one."""
+    return await equal(one, other) or await equal(other, one)
 
 
 async def majority(answers: Sequence[str | None]) -> str | None:
     """Returns the most frequent answer, the first of several, or None if there is no answer."""
     given = [answer for answer in answers if answer is not None]
-    votes = [sum([await equal(answer, other) for other in given]) for answer in given]
+    votes = [sum([await agree(answer, other) for other in given]) for answer in given]
     return given[votes.index(max(votes))] if given else None
 
 
-def _readings(text: str) -> list[str]:
-    """Returns the possible meanings of a text: `1,234` is a number or a list of two."""
-    return [text.replace(",", ""), text.replace(",", ", ")] if _GROUPED.fullmatch(text) else [text]
+def _copied(question: str, gold: str, answer: str) -> bool:
+    """Returns whether an answer stands in the question and is neither a value nor the gold answer as it is written."""
+
+    def bare(text: str) -> str:
+        return re.sub(r"[\s{}$~]|\\(?:left|right|displaystyle)(?![a-zA-Z])|\\[,;:!]|(?<=\\)[dtc](?=frac)", "", text)
+
+    value = answer.rpartition("=")[2]
+    if read_number(value.strip()) is not None or not _OPERATOR.search(value):
+        return False
+    return bare(value) in bare(question) and bare(value) not in (bare(gold), bare(gold.rpartition("=")[2]))
+
+
+async def _equal_parts(golds: Sequence[Part], answers: Sequence[Part]) -> bool:
+    if len(golds) != len(answers):
+        return False
+    known = [[_known(gold, answer) for answer in answers] for gold in golds]
+    if all(gold.text for gold in golds):  # words and letters: their order is part of the answer
+        return all(row[place] for place, row in enumerate(known))
+    rest = list(range(len(answers)))
+    unsure: list[int] = []
+    for place, row in enumerate(known):
+        match = next((other for other in rest if row[other]), None)
+        if match is not None:
+            rest.remove(match)
+        elif any(row[other] is None for other in rest):
+            unsure.append(place)
+        else:
+            return False
+    if not unsure:
+        return True
+    relation = any("=" in part.value for part in (*golds, *answers))  # y = 2x is the relation 2x - y = 0
+
+    def values(parts: Sequence[Part], places: Sequence[int]) -> tuple[str, ...]:
+        return tuple(parts[place].written if relation else parts[place].value for place in places)
+
+    verdicts = tuple(tuple(known[place][other] for other in rest) for place in unsure)
+    return await asyncio.to_thread(_matching, values(golds, unsure), values(answers, rest), verdicts)
+
+
+def _known(gold: Part, answer: Part) -> bool | None:
+    """Returns whether two values are equal, or None if math-verify has to find out."""
+    if gold.written == answer.written:
+        return True
+    if gold.name and answer.name and gold.name != answer.name:
+        return False
+    if gold.base != answer.base or (gold.half and gold.half != answer.half):
+        return False
+    if gold.unit and answer.unit and not (gold.unit <= answer.unit or answer.unit <= gold.unit):
+        return False
+    if gold.text or answer.text:
+        return (gold.text or gold.value.lower()) == (answer.text or answer.value.lower())
+    if gold.base != "10":
+        return gold.value.lstrip("0") == answer.value.lstrip("0")
+    one, other = read_number(gold.value), read_number(answer.value)
+    if one is None or other is None:
+        return None if gold.power == answer.power else False
+    return same_number(_scaled(one, gold.power), _scaled(other, answer.power))
+
+
+def _scaled(number: Number, power: int) -> Number:
+    return replace(number, value=number.value * 10**power)
 
 
 class Worker:
@@ -224,21 +244,27 @@ class Worker:
         self._lock = threading.Lock()
         self._owner = 0
 
-    def equal(self, one: str, other: str) -> bool:
-        """Returns whether math-verify finds two answers equal; retried once if the process was killed."""
+    def match(self, golds: Sequence[str], answers: Sequence[str], known: Sequence[Sequence[bool | None]]) -> bool:
+        """Returns whether each gold value equals another one of the answers; retried once if the process was killed.
+
+        Args:
+            golds: LaTeX values.
+            answers: as many values.
+            known: for each gold value and answer whether they are equal, or None: then math-verify is asked.
+        """
         with self._lock:
-            verdict, ended = self._ask(one, other)
+            verdict, ended = self._ask(golds, answers, known)
             if ended is not None and ended != -signal.SIGPROF:  # not killed by its own time limit
-                verdict, ended = self._ask(one, other)
+                verdict, ended = self._ask(golds, answers, known)
             return verdict == "1\n"
 
-    def _ask(self, one: str, other: str) -> tuple[str, int | None]:
+    def _ask(self, *question: object) -> tuple[str, int | None]:
         """Returns the verdict and None, or "" and the return code if the process ended."""
         if self.process is None or self._owner != os.getpid():  # forks must not share pipes
             self._start()
         assert self.process and self.process.stdin and self.process.stdout
         try:
-            self.process.stdin.write(json.dumps([one, other]) + "\n")
+            self.process.stdin.write(json.dumps(question) + "\n")
             self.process.stdin.flush()
             verdict = self.process.stdout.readline()
         except BrokenPipeError:  # ended since the last comparison
@@ -265,4 +291,4 @@ class Worker:
         )
 
 
-_equal_expressions = functools.lru_cache(maxsize=1 << 16)(Worker().equal)
+_matching = functools.lru_cache(maxsize=1 << 16)(Worker().match)

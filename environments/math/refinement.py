@@ -16,7 +16,7 @@ from verl_atgrpo.environment import Message, Outcome, Score
 from verl_atgrpo.environments.common.options import checked_options
 from verl_atgrpo.environments.common.words import read_word
 from verl_atgrpo.environments.common.workflow import Style
-from verl_atgrpo.environments.math.answers import equal, parse_answer
+from verl_atgrpo.environments.math.answers import parse_answer
 from verl_atgrpo.environments.math.team import ASK_REASONING, Attempt, MathEnvironment, MathTask, compact, dialogue
 from verl_atgrpo.team import Team, gather_or_cancel
 
@@ -60,7 +60,7 @@ class MathRefined(MathEnvironment):
         criticism = await team.verifier.act(partial(self.verifier_prompt, task, first))
         asked = partial(self.refiner_prompt, task, first, criticism.text)
         refined = await self.reason(team.refiner, task, asked)
-        before = float(await equal(task.answer, first.answer))
+        before = float(await task.solved_by(first.answer))
         return await self.outcome(task, refined.answer, first_correct=before)
 
     def generator_prompt(self, task: MathTask) -> list[Message]:
@@ -121,7 +121,7 @@ class MathDrafts(MathEnvironment):
         prompt = self.drafter_prompt(task)
         draft = await self.reason(team.drafter, task, prompt, train=False, candidates=self.drafts)
         refined = await self.reason(team.refiner, task, partial(self.refiner_prompt, task, draft))
-        before = float(await equal(task.answer, draft.answer))
+        before = float(await task.solved_by(draft.answer))
         return await self.outcome(task, refined.answer, draft_correct=before)
 
     def drafter_prompt(self, task: MathTask) -> list[Message]:
@@ -180,7 +180,7 @@ class MathJudged(MathEnvironment):
 
         async def by_judge(replies: Sequence[str]) -> list[Score]:
             answers = [parse_answer(reply, self.style) for reply in replies]
-            correct = await gather_or_cancel([equal(task.answer, answer) for answer in answers])
+            correct = await gather_or_cancel([task.solved_by(answer) for answer in answers])
             low, high = _TRAINS_JUDGE
             train = len(replies) == 1 or low <= sum(correct) / len(replies) <= high
             # In order: the numbers of the judge's turns follow from the candidates'.
@@ -189,7 +189,7 @@ class MathJudged(MathEnvironment):
 
         answer = await team.solver.act(self.solver_prompt(task), score_all=by_judge)
         verdict = await team.judge.act(partial(self.judge_prompt, task, answer.text), train=False)
-        correct = await equal(task.answer, parse_answer(answer.text, self.style))
+        correct = await task.solved_by(parse_answer(answer.text, self.style))
         foretold = vote(verdict.text) == (1.0 if correct else -1.0)
         return await self.outcome(task, parse_answer(answer.text, self.style), judge_right=float(foretold))
 

@@ -25,7 +25,14 @@ from verl_atgrpo.environments.common.options import (
 from verl_atgrpo.environments.common.records import DataSetEnvironment, read_records
 from verl_atgrpo.environments.common.replies import extract_python
 from verl_atgrpo.environments.common.workflow import Style, chat, once
-from verl_atgrpo.environments.math.answers import equal, parse_answer, parse_gold, parse_printed, verifiable
+from verl_atgrpo.environments.math.answers import (
+    agree,
+    correct,
+    parse_answer,
+    parse_gold,
+    parse_printed,
+    verifiable,
+)
 from verl_atgrpo.quoting import quoted, shortened
 from verl_atgrpo.sandbox.runner import Limits, run_python
 from verl_atgrpo.team import Agent, EpisodeFailed, PromptSource, Team
@@ -57,6 +64,10 @@ class MathTask:
 
     question: str
     answer: str
+
+    async def solved_by(self, answer: str | None) -> bool:
+        """Returns whether a tidied answer is right (`answers.correct`)."""
+        return await correct(self.question, self.answer, answer)
 
 
 @dataclass(frozen=True)
@@ -121,9 +132,9 @@ class MathEnvironment(DataSetEnvironment[MathTask]):
         if not await asyncio.to_thread(verifiable, task.answer):
             return "its answer cannot be verified"
         own, empty = (parse_answer(reply, self.style) for reply in (rf"\boxed{{{task.answer}}}", ""))
-        if not await equal(task.answer, own):
+        if not await task.solved_by(own):
             return "its own solution fails"
-        return "the empty reply passes" if await equal(task.answer, empty) else None
+        return "the empty reply passes" if await task.solved_by(empty) else None
 
     # ------------------------------------------------------------------ answering and scores
 
@@ -145,7 +156,7 @@ class MathEnvironment(DataSetEnvironment[MathTask]):
 
         async def score(reply: str) -> Score:
             answer = parse_answer(reply, self.style)
-            correct = await equal(task.answer, answer)
+            correct = await task.solved_by(answer)
             return Score(team=float(correct), local=0.2 * (answer is not None) + 0.8 * correct)
 
         reply = await agent.act(prompt, score, train=train, candidates=candidates)
@@ -157,7 +168,7 @@ class MathEnvironment(DataSetEnvironment[MathTask]):
 
         async def score(reply: str) -> Score:
             attempt = await run(reply)
-            correct = await equal(task.answer, attempt.answer)
+            correct = await task.solved_by(attempt.answer)
             block = self._program(reply) is not None
             return Score(team=float(correct), local=0.1 * block + 0.1 * attempt.ran + 0.8 * correct)
 
@@ -178,7 +189,7 @@ class MathEnvironment(DataSetEnvironment[MathTask]):
 
     async def outcome(self, task: MathTask, answer: str | None, turns: int = 1, **metrics: float) -> Outcome:
         """Returns the outcome of an episode with this answer: 1 if correct, else 0 (paper, math)."""
-        correct = await equal(task.answer, answer)
+        correct = await task.solved_by(answer)
         return Outcome(correct, float(correct), {"turns": float(turns), **metrics})
 
 
@@ -230,7 +241,7 @@ class Math(MathEnvironment):
                 self.reason(team.reasoner, task, partial(self.reasoner_prompt, task, turns)),
             )
             answer = reasoned.answer
-            agreed = await equal(computed.answer, answer)
+            agreed = await agree(computed.answer, answer)
             turns.append((computed, reasoned))
         return await self.outcome(task, answer, len(turns), agreed=float(agreed))
 
@@ -269,7 +280,7 @@ class SingleMath(MathEnvironment):
         repeated = False
         while len(attempts) < self.max_turns and not repeated:
             attempt = await self.reason(team.solo, task, partial(self.prompt, task, attempts))
-            repeated = bool(attempts) and await equal(attempts[-1].answer, attempt.answer)
+            repeated = bool(attempts) and await agree(attempts[-1].answer, attempt.answer)
             attempts.append(attempt)
         return await self.outcome(task, attempts[-1].answer, len(attempts))
 

@@ -1,8 +1,9 @@
-"""The process that compares answers with math-verify, under a CPU time limit.
+"""The process that compares values with math-verify, under a CPU time limit.
 
 math-verify's own time limits need the main thread and do not interrupt C code (`9^{9^{9}}`). Here the kernel kills the
-process when a comparison exceeds its CPU time, and `answers` starts another one. Exceptions of math-verify and sympy
-need no handling: `parse` and `verify` catch all of them and return "nothing" and "not equal".
+process when a comparison exceeds its CPU time, and `answers` starts another one. sympy raises exceptions of any kind
+for what it cannot compute; math-verify's `parse` and `verify` take them all for "nothing" and "not equal", and so does
+this process.
 """
 
 from __future__ import annotations
@@ -13,42 +14,173 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
+from verl_atgrpo.environments.math.decimals import FLOAT_TOLERANCE, Number, read_float, same_number
+
 CPU_SECONDS = 0.5
-"""CPU time of one comparison; a usual one takes a fiftieth."""
+"""CPU time for each value of the gold answer; a usual comparison takes a fiftieth."""
 MEMORY_BYTES = 2 << 30
+_EXACT = 30
+"""Significant digits to which two exact values are compared where no rule of sympy shows that they are equal."""
 
 
 def main() -> None:
-    """Reads lines with a JSON list of two LaTeX texts, and writes a line `1` (equal) or `0` for each."""
-    from math_verify import LatexExtractionConfig, parse, verify
+    """Reads lines with a JSON list of values, other values, and verdicts known; writes `1` (equal) or `0` for each.
 
+    See `answers.Worker.match`.
+    """
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import LatexExtractionConfig, grader, parse, verify
+
+    grader.sympy_numeric_eq = numerically_equal
     verdicts = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries must not print into the verdicts
-    form = (LatexExtractionConfig(boxed_match_priority=0),)  # only LaTeX: numbers in a sentence are ignored
+    # Units are read by `notation`: math-verify would take `6m` for 6.
+    normal = NormalizationConfig(units=False, malformed_operators=True, nits=True)
+    # Only LaTeX: numbers in a sentence are ignored.
+    form = (LatexExtractionConfig(boxed_match_priority=0, normalization_config=normal),)
 
     @functools.lru_cache(maxsize=1024)
     def parsed(text: str) -> list[Any]:
         boxed = f"\\boxed{{{text}}}"
-        return list(parse(boxed, form, fallback_mode="no_fallback", parsing_timeout=None))  # type: ignore[arg-type]
+        found = parse(boxed, form, fallback_mode="no_fallback", parsing_timeout=None)  # type: ignore[arg-type]
+        return [with_imaginary_unit(value) for value in found]
 
     def includes(gold: str, answer: str) -> bool:
         return bool(verify(parsed(gold), parsed(answer), allow_set_relation_comp=True, timeout_seconds=None))
 
-    def equal(one: str, other: str) -> bool:
+    def equal(gold: str, answer: str) -> bool:
         # Both directions: `verify` parses the second one leniently, 17 = 18 as 18.
-        return includes(one, other) and includes(other, one)
+        return (
+            arithmetic(parsed(answer)) <= arithmetic(parsed(gold))
+            and includes(gold, answer)
+            and includes(answer, gold)
+        )
 
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     equal(r"\frac{1}{3}", r"\sqrt{2}")  # warm-up: the first comparison builds the grammar
     for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-        verdict = equal(*json.loads(line))
+        golds, answers, known = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS * len(golds))
+        left = set(range(len(answers)))
+        for gold, row in zip(golds, known, strict=True):
+            matching = (j for j in sorted(left) if (equal(gold, answers[j]) if row[j] is None else row[j]))
+            if (match := next(matching, None)) is None:
+                break
+            left.remove(match)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        verdicts.write("1\n" if verdict else "0\n")
+        verdicts.write("0\n" if left else "1\n")
         verdicts.flush()
+
+
+def with_imaginary_unit(value: Any) -> Any:
+    """Returns a parsed value with sympy's imaginary unit for the symbol i, and symbols without assumptions of theirs.
+
+    math-verify parses i as a symbol, and makes all symbols of a text with one complex.
+    """
+    from sympy import Basic, GreaterThan, I, LessThan, StrictGreaterThan, StrictLessThan, Symbol
+
+    if not isinstance(value, Basic) or value.has(LessThan, GreaterThan, StrictLessThan, StrictGreaterThan):
+        return value  # in 1 <= i <= n it is an index
+    names = {symbol: I if symbol.name == "i" else Symbol(symbol.name, real=True) for symbol in value.atoms(Symbol)}
+    return value.subs(names) if any(symbol != names[symbol] for symbol in names) else value
+
+
+def arithmetic(values: list[Any]) -> set[str]:
+    """Returns what parsed values leave to compute: sums and products of rational numbers, and roots that are rational.
+
+    One fraction, a power of an integer, and a multiple of a power of ten are values.
+    """
+    from sympy import Add, Mul, Pow
+
+    found = set()
+    for node in (node for value in values for node in _nodes(value)):
+        if isinstance(node, Add) and sum(_rational(part) for part in node.args) > 1:
+            found.add("sum")
+        elif isinstance(node, Mul) and _factors(node) > 1:
+            found.add("product")
+        elif isinstance(node, Pow) and not node.exp.is_Integer and _rational(node):
+            found.add("root")
+    return found
+
+
+def _nodes(value: Any) -> Iterator[Any]:
+    from sympy import MatrixBase, preorder_traversal
+
+    for part in value.flat() if isinstance(value, MatrixBase) else [value]:
+        yield from preorder_traversal(part)
+
+
+def _rational(value: Any) -> bool:
+    return bool(value.is_number and value.is_rational)
+
+
+def _factors(product: Any) -> int:
+    """Returns the number of rational factors of a product, a numerator with its denominator as one."""
+    from sympy import Mul
+
+    tops = bottoms = 0
+    for factor in Mul.make_args(product):
+        if not _rational(factor) or abs(factor) == 1:
+            continue
+        base, exponent = factor.as_base_exp()
+        if base == 10 and exponent.is_Integer:
+            continue
+        if factor.is_Rational:
+            tops += abs(factor.p) != 1
+            bottoms += factor.q != 1
+        elif exponent.is_negative:
+            bottoms += 1
+        else:
+            tops += 1
+    return max(tops, bottoms)
+
+
+def numerically_equal(one: Any, other: Any, float_rounding: int, numeric_precision: int) -> bool:
+    """Returns whether two numbers or matrices of sympy are equal: in the place of math-verify's own comparison.
+
+    That one rounds to six places and takes differences below 1e-15 for none, so that all small numbers are equal.
+    """
+    from sympy import Float, MatrixBase
+
+    if isinstance(one, MatrixBase) and isinstance(other, MatrixBase):
+        return one.shape == other.shape and all(
+            numerically_equal(*pair, float_rounding, numeric_precision)
+            for pair in zip(one.flat(), other.flat(), strict=True)
+        )
+    one, other = one.doit(), other.doit()
+    if not (one.is_number and other.is_number):
+        return False
+    if isinstance(one, Float) or isinstance(other, Float):
+        numbers = [_number(value) for value in (one, other)]
+        return None not in numbers and same_number(*numbers)  # type: ignore[arg-type]
+    if one.is_Rational and other.is_Rational:
+        return bool(one == other)
+    first, second = one.evalf(_EXACT), other.evalf(_EXACT)
+    if not (first.is_finite and second.is_finite):
+        return bool(first == second)
+    tolerance = float(FLOAT_TOLERANCE) if one.has(Float) or other.has(Float) else 10.0 ** (10 - _EXACT)
+    return bool(abs(first - second) <= tolerance * max(abs(first), abs(second)))
+
+
+def _number(value: Any) -> Number | None:
+    if value.is_Float:
+        return read_float(float(value))
+    if not value.is_real:
+        return None
+    exact = value if value.is_Rational else value.evalf(_EXACT)
+    ratio = exact if exact.is_Rational else _as_rational(exact)
+    return Number(Fraction(int(ratio.p), int(ratio.q)))
+
+
+def _as_rational(value: Any) -> Any:
+    from sympy import Rational
+
+    return Rational(str(value))
 
 
 if __name__ == "__main__":

@@ -61,6 +61,27 @@ def test_rewards_by_hand(tmp_path: Path) -> None:
         assert got == [(team, local, pytest.approx(team + local)) for _, team, local in replies]
 
 
+@pytest.mark.parametrize(
+    ("question", "gold", "copied", "right"),
+    [
+        (r"Compute $2^{10}$.", "1024", "2^{10}", "1024"),
+        (r"Factor $x^2 - 9$.", "(x-3)(x+3)", "x^2-9", "(x+3)(x-3)"),
+        (r"Expand $\left(a+b\right)^2$.", "a^2+2ab+b^2", "(a+b)^2", "b^2+2ab+a^2"),
+        (r"Add $\dfrac{1}{2}$ and 1/3, that is $\dfrac12 + \dfrac13$.", r"\frac{5}{6}", r"\frac12+\frac13", "5/6"),
+        (r"What is $7 \cdot 8$?", "56", r"7\cdot 8", "56"),
+        (r"Write $\sqrt{8}$ as a multiple of a smaller root.", r"2\sqrt{2}", r"\sqrt{8}", r"2\sqrt2"),
+    ],
+)
+def test_an_expression_of_the_question_is_no_answer(
+    question: str, gold: str, copied: str, right: str, tmp_path: Path
+) -> None:
+    rows = [{"question": question, "answer": gold}]
+    env = make("math_single", **dict(zip(("train", "val"), sources(tmp_path, train=rows), strict=True)), max_turns=1)
+    replies = [box(copied), box(right), box(gold)]
+    (decision,) = episode(env, {"solo": lambda prompt, k: replies[k]}, candidates=3).decisions
+    assert [candidate.score.local for candidate in decision.candidates] == pytest.approx([0.2, 1.0, 1.0])
+
+
 def test_both_answer_in_parallel_and_see_each_other_from_turn_2(tmp_path: Path) -> None:
     env = Math(*sources(tmp_path), max_turns=3)
     record = episode(
