@@ -80,7 +80,7 @@ part of a key, `**` any number of parts. If two rows match a key, the more speci
 
 The same holds for a policy's block (`at_grpo.policies.<name>`), whose `model`, `actor`, `optim` and `rollout` are
 merged into `actor_rollout_ref`. Keys that verl does not have are refused; top-level sections that are neither verl's
-nor ours are a recipe's own, for its interpolations.
+nor ours are a recipe's own, for its interpolations, and refused if none names them.
 """
 
 OF_REFUSALS = """

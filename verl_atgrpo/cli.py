@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -78,15 +81,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check.set_defaults(run=_check_data)
 
     options = parser.parse_args(arguments)
+    for name, value in vars(options).items():
+        if isinstance(value, Path):  # a shell leaves the ~ of --out=~/x
+            setattr(options, name, value.expanduser())
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger(__package__).setLevel(logging.INFO)
     try:
-        result = options.run(options)
+        with _terminated():
+            result = options.run(options)
+    except KeyboardInterrupt:
+        parser.exit(130, f"verl-atgrpo {options.command}: interrupted\n")
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         parser.exit(1, f"verl-atgrpo {options.command}: {_one_line(str(error))}\n")
     text, failed = result if isinstance(result, tuple) else (result, False)
     sys.stdout.write("\n".join(map(_printable, text.splitlines())) + "\n")
     return int(failed)
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """Has SIGTERM end the block as an exception, so that temporary files are removed."""
+    if threading.current_thread() is not threading.main_thread():  # only that one may
+        yield
+        return
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _one_line(message: str) -> str:

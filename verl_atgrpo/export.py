@@ -129,6 +129,13 @@ def check_model(folder: Path) -> None:
         check_safetensors(file)
 
 
+def refuse_to_overwrite(folder: Path, remedy: str) -> None:
+    """Raises FileError if a folder has files of a model: its configuration, tokenizer or weights."""
+    for pattern in ("*config.json", "tokenizer*", "*.safetensors", "*.bin", "*.pt", "*.gguf", f"*{_INDEX}"):
+        for file in sorted(folder.glob(pattern)) if folder.is_dir() else ():
+            raise FileError(f"{folder} has a model that this command did not make ({file.name}): {remedy}")
+
+
 def whole_model(policy: Path) -> Path | None:
     """Returns the Hugging Face model in a policy's checkpoint folder, or None if it has only shards."""
     folder = policy / "huggingface"
@@ -154,11 +161,11 @@ def check_adapter(folder: Path) -> AdapterConfig:
 def _export_policy(source: Path, target: Path) -> None:
     model, adapter = whole_model(source), shared_adapter(source)
     if model is not None:
-        shutil.copytree(model, target, dirs_exist_ok=True)
+        _copy(model, target)
         return
     if adapter is not None:
         base = check_adapter(adapter).base_model_name_or_path
-        shutil.copytree(adapter, target / ADAPTER)
+        _copy(adapter, target / ADAPTER)
         _merge_adapter(base, target)
         return
     if not (source / _SHARDS).is_file():
@@ -175,6 +182,20 @@ def _export_policy(source: Path, target: Path) -> None:
     check_model(target)
     if (target / ADAPTER).is_dir():
         _merge_adapter(str(target), target)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copies a folder; raises OSError for the first file that cannot be copied."""
+    try:
+        shutil.copytree(source, target, dirs_exist_ok=True)
+    except shutil.Error as error:  # a list of (file, copy, text)
+        failed = error.args[0]
+        file, _, why = failed[0]
+        free = shutil.disk_usage(target.parent).free >> 20
+        raise OSError(
+            f"{file} cannot be copied to {target.parent}, where {free:,} MiB are free ({len(failed)} files in all): "
+            f"{why}"
+        ) from error
 
 
 def _merge_adapter(base: str, target: Path) -> None:

@@ -5,11 +5,14 @@ docs/how_it_works.md has the walk through the modules from here on.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
+import time
 import traceback
 from types import ModuleType
+from typing import Any
 
 
 def register() -> None:
@@ -58,8 +61,17 @@ def _check_configurations(config_module: ModuleType) -> None:
     from verl_atgrpo.compat import call_before
     from verl_atgrpo.config.run_check import check_run_or_exit
 
-    # verl's own checks end with a traceback, which names no key.
+    call_before(config_module, "validate_config", _announce_checkpoint)
+    # verl's own checks end with a traceback, which names no key. Before the other: it was added later.
     call_before(config_module, "validate_config", check_run_or_exit)
+
+
+def _announce_checkpoint(config: Any, **_: Any) -> None:
+    """Has the command's last words name the checkpoint, also after SIGINT or SIGTERM, which no trainer reports."""
+    if config.trainer.v1.trainer_mode == "at_grpo" and config.trainer.save_freq > 0:
+        from verl_atgrpo.trainer import checkpoints
+
+        atexit.register(checkpoints.announce, config.trainer, time.time())
 
 
 try:

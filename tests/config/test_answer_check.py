@@ -129,6 +129,39 @@ def test_an_argument_that_no_template_reads_is_refused() -> None:
     check_template_arguments(OmegaConf.create({"apply_chat_template_kwargs": None}), {"policy 'b'": plain})
 
 
+ALIKE = "{{ bos_token }}{% for m in messages %}<u>{% endfor %}"
+STRICT = "{% if enable_thinking and not tools %}{{ raise_exception('no tools') }}{% endif %}" + THINKS
+
+
+@pytest.mark.parametrize(
+    ("template", "given", "told"),
+    [
+        (THINKS, {"tokenize": False}, "tokenize has no effect: .*; remove it"),
+        (f"{THINKS}{{{{ tokenize }}}}", {"tokenize": False}, "cannot be given a prompt, TypeError: .*; remove it"),
+        (f"{THINKS}{{{{ tools }}}}", {"tools": 5}, "cannot be given a prompt, .*; remove it"),
+        (THINKS, {"messages": []}, "cannot be given a prompt, .*; remove it|shown the same.*; remove it"),
+        (STRICT, {"enable_thinking": True}, "cannot be given a prompt, .*no tools; remove it"),
+        (THINKS + "{{ documents[0].text }}", {"documents": []}, "cannot be given a prompt, .*; remove it"),
+        (ALIKE, {}, "the chat template of policy 'p': .*; set its model.custom_chat_template"),
+        ("nothing", {}, "the chat template of policy 'p': .*; set its model.custom_chat_template"),
+        ("{% for m in messages %}", {}, "cannot be given a prompt, .*custom_chat_template"),
+        ("{{ messages[1].content }}", {}, "cannot be given a prompt, .*custom_chat_template"),
+        (THINKS, {}, None),
+        (THINKS, {"enable_thinking": False}, None),
+    ],
+)
+def test_a_prompt_is_rendered_with_the_arguments_of_the_run(template: str, given: Any, told: str | None) -> None:
+    tokenizer = build_tokenizer(["a", "b"])
+    tokenizer.chat_template = template
+    data = OmegaConf.create({"apply_chat_template_kwargs": given})
+    if told is None:
+        check_template_arguments(data, {"policy 'p'": tokenizer})
+        return
+    with pytest.raises(ConfigError, match=told) as caught:
+        check_template_arguments(data, {"policy 'p'": tokenizer})
+    assert "data.apply_chat_template_kwargs" in str(caught.value) or not given
+
+
 def test_the_policy_of_all_in_validation_reads_every_setting() -> None:
     """`val_agents: {all: ...}` comes before what training assigns."""
     tokenizer = build_tokenizer(())

@@ -26,7 +26,7 @@ from omegaconf import OmegaConf
 
 from verl_atgrpo import platform_choice, recipes
 from verl_atgrpo.config import kinds, machine_check
-from verl_atgrpo.config.key_check import View, check_types, kind_of, row_of, verls_defaults
+from verl_atgrpo.config.key_check import View, check_keys, check_types, kind_of, row_of, verls_defaults
 from verl_atgrpo.config.run_check import check_run, check_run_or_exit
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.environment import EnvironmentConfigError, load, make, registered
@@ -75,7 +75,10 @@ VERLS = {
     "trainer.n_gpus_per_node": ("-1", "0", "2", "many"),
     "trainer.nnodes": ("0", "-1", "abc", "2"),
     "trainer.device": ("tpu",),
-    "trainer.default_local_dir": ("/proc/nope", "/dev/null", "/dev/null/under", "null"),
+    "trainer.default_local_dir": (
+        *("/proc/nope", "/dev/null", "/dev/null/under", "null", "'~/runs'", "s3://bucket/runs", "hdfs://x/runs"),
+        "x" * 300,
+    ),
     "trainer.rollout_data_dir": ("/proc/nope", "/dev/null"),
     "trainer.validation_data_dir": ("/proc/nope",),
     "trainer.project_name": ("''", "null"),
@@ -127,6 +130,11 @@ VERLS = {
     "transfer_queue.backend.SimpleStorage.total_storage_size": ("-1", "abc"),
     "ray_kwargs.ray_init.num_cpus": ("0", "abc"),
     "ray_kwargs.ray_init.object_store_memory": ("1000",),
+    "+ray_kwargs.ray_init.num_cpu": ("4",),
+    "+ray_kwargs.ray_init.dashboard": ("false",),
+    "+ray_kwargs.ray_init.adress": ("auto",),
+    f"{_M}.external_lib": ("no_such_module_at_all", "os.nowhere", "'a b'", "..x", "math/x"),
+    f"{_R}.quantization": ("int3", "FP8", "qlora"),
 }
 """Key -> values that are refused in `plan_path_cpu`."""
 ENVIRONMENTS = {
@@ -301,6 +309,90 @@ def test_what_fits_a_type(hint: Any, good: list[Any], bad: list[Any]) -> None:
     assert [value for value in bad if kinds.fits(hint, value)] == []
 
 
+# ------------------------------------------------------------------ keys that nothing reads
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("key", "value", "meant"),
+    [
+        ("candidates", 9, "at_grpo.candidates"),
+        ("environment", {"name": "math"}, "at_grpo.environment"),
+        ("at-grpo", {"candidates": 9}, "at_grpo"),
+        ("AT_GRPO", {"candidates": 9}, "at_grpo"),
+        ("atgrpo", {"candidates": 9}, "at_grpo"),
+        ("At_Grpo", None, "at_grpo"),
+        ("at_grpo.candidates", 9, "at_grpo.candidates"),
+        ("at_grpo.candidate", 9, "at_grpo.candidates"),
+        ("Candidates", 9, "at_grpo.candidates"),
+        ("group-filter", {}, "at_grpo.group_filter"),
+        ("trainer.nnodes", 2, "trainer.nnodes"),
+        ("trainr", {"nnodes": 2}, "trainer"),
+        ("train_batch_size", 9, "data.train_batch_size"),
+        ("actor_rollout", {"actor": 1}, "actor_rollout_ref"),
+        ("lora_rank", 8, "actor_rollout_ref.model.lora_rank"),
+        ("mine", 5, None),
+        (5, "mine", None),
+    ],
+)
+def test_a_key_at_the_top_level_that_nothing_reads_is_refused(key: Any, value: Any, meant: str | None) -> None:
+    config = copy.deepcopy(composed("plan_path_cpu")[0])
+    config[key] = value
+    message = message_of(config)
+    assert message.startswith(f"verl-atgrpo: {key}=") and "\n" not in message
+    assert message.endswith("so it would be ignored; remove it" + (f", or did you mean {meant}?" if meant else ""))
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        ("trainer", "v1.trainer_mode"),
+        ("actor_rollout_ref", "actor.optim.lr"),
+        ("actor_rollout_ref.actor", "optim.lr"),
+        ("at_grpo", "record.max_megabytes"),
+        ("data", "reward_fn_key.x"),
+    ],
+)
+def test_a_nested_key_with_a_dot_is_refused(section: str, key: str) -> None:
+    config = copy.deepcopy(composed("plan_path_cpu")[0])
+    OmegaConf.select(config, section)[key] = 1
+    message = message_of(config)
+    assert f"{section}.{key}" in message and "\n" not in message
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    "named", ["${mine.size}", "${mine}", "x_${mine.size}", "${oc.select:mine.size,4}", "${mine[size]}"]
+)
+def test_a_section_for_interpolations_is_a_recipes_own(named: str) -> None:
+    config = copy.deepcopy(composed("plan_path_cpu")[0])
+    config.mine = {"size": 4}
+    with pytest.raises(ConfigError, match=r"^mine=\.\.\.: neither verl"):
+        check_keys(View(config))
+    config.trainer.experiment_name = named
+    check_keys(View(config))
+    config.trainer.experiment_name = named.replace("mine", "undermine")
+    with pytest.raises(ConfigError, match=r"^mine="):
+        check_keys(View(config))
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("name", ["default_local_dir", "rollout_data_dir", "validation_data_dir", "project_name"])
+def test_a_folder_has_no_nul(name: str) -> None:
+    config = copy.deepcopy(composed("plan_path_cpu")[0])
+    config.trainer[name] = "a\0b"
+    with pytest.raises(ConfigError, match=rf"trainer\.{name}=a.*it is no name of a folder \(embedded null"):
+        machine_check.check_folders(config)
+
+
+@pytest.mark.usefixtures("here")
+def test_checking_a_folder_leaves_nothing(tmp_path: Path) -> None:
+    with overridden("plan_path_cpu", f"trainer.default_local_dir={tmp_path}/a/b/c") as config:
+        machine_check.check_folders(config)
+    assert not (tmp_path / "a").exists()
+
+
 # ------------------------------------------------------------------ values that follow from others
 
 
@@ -344,7 +436,7 @@ def test_folders_are_checked_by_writing_and_left_as_they_were(here: Path, monkey
     read_only.mkdir()
 
     def refuse(dir: Path) -> Any:
-        if dir == read_only:
+        if dir.is_relative_to(read_only):  # as root, who may make folders there
             raise PermissionError(13, "Permission denied")
         return tempfile_of(dir=dir)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from fakes.broken_files import LINES, in_place_of, refused, safetensors, small_m
 pytest.importorskip("transformers")
 
 from verl_atgrpo.cli import main
-from verl_atgrpo.tiny_models import warm_start
+from verl_atgrpo.tiny_models import smollm2, warm_start
 from verl_atgrpo.tiny_models.warm_start import WarmStart
 
 Capture = pytest.CaptureFixture[str]
@@ -82,6 +84,68 @@ def test_a_damaged_model_is_not_kept(
     refused(["make-model", model], tmp_path, capsys, model / file, "--force")
     (model / "config.json").unlink()
     refused(["make-model", model], tmp_path, capsys, model / "config.json", "--force")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "model.safetensors", "pytorch_model.bin", "tokenizer.json", "tokenizer_config.json", "x.gguf"],
+)
+@pytest.mark.parametrize("command", ["make-model", "make-smollm2"])
+def test_a_foreign_model_is_not_overwritten(
+    command: str, name: str, tmp_path: Path, capsys: Capture, no_training: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    (folder / name).write_text('{"model_type": "qwen3"}' if name == "config.json" else "{}")
+    monkeypatch.setattr(smollm2, "_weights", lambda: pytest.fail("it converts"))
+    if (command, name) == ("make-smollm2", "config.json"):  # kept, and no SmolLM2
+        refused([command, folder], tmp_path, capsys, folder, "another model (qwen3)")
+        return
+    refused([command, folder], tmp_path, capsys, folder, name, "did not make", "name another folder")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--seed", "1"], "seed=0, not 1"),
+        (["--untied"], "tied=True, not False"),
+        (["--environment", "sudoku"], "environment='plan_path', not 'sudoku'"),
+        (["--environment", "sokoban"], "environment='plan_path'"),
+        (["--environment", "math", "--seed", "3"], "environment='plan_path'"),
+    ],
+)
+def test_a_starting_model_of_other_settings_is_not_overwritten(
+    arguments: list[str], told: str, model: Path, tmp_path: Path, capsys: Capture, no_training: None
+) -> None:
+    refused(["make-model", model, *arguments], tmp_path, capsys, model / "warm_start.json", told, "--force")
+
+
+def test_a_folder_with_other_files_is_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    trains(monkeypatch)
+    assert main(["make-model", str(tmp_path)]) == 0
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_command_that_is_ended_leaves_nothing_partial(
+    how: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    def ended(*_: Any) -> Any:
+        assert [path.name for path in tmp_path.iterdir()], "it has a temporary folder by now"
+        os.kill(os.getpid(), how)
+
+    before = signal.getsignal(how)
+    monkeypatch.setattr(warm_start, "train", ended)
+    with pytest.raises(SystemExit) as caught:
+        main(["make-model", str(tmp_path / "model")])
+    assert caught.value.code == 128 + how and not list(tmp_path.iterdir())
+    assert signal.getsignal(how) == before and "Traceback" not in capsys.readouterr().err
+
+
+def test_a_home_in_an_option_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    refused(["export", "~/run/global_step_1", "~/out"], tmp_path, capsys, tmp_path / "home/run/global_step_1")
 
 
 @pytest.mark.parametrize("place", ["file", "file/model", "loop"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ pytest.importorskip("verl")
 
 from omegaconf import OmegaConf
 
+from verl_atgrpo.serving.health import PolicyFailed
 from verl_atgrpo.trainer import checkpoints
 
 
@@ -56,13 +58,50 @@ def test_all_policies_resume_from_the_same_step_with_the_same_tasks(tmp_path: Pa
 
 def test_an_incomplete_step_is_not_resumed_from(tmp_path: Path) -> None:
     checkpoints.save(trainer(tmp_path, max_actor_ckpt_to_keep=1), [Unit("coder"), Unit("planner")], 1, {})
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(checkpoints.SaveFailed, match="disk full"):
         checkpoints.save(
             trainer(tmp_path, max_actor_ckpt_to_keep=1), [Unit("coder"), Unit("planner", broken=True)], 2, {}
         )
     resumed = [Unit("coder"), Unit("planner")]
     assert checkpoints.load(trainer(tmp_path), resumed)[0] == 1
     assert [unit.weights for unit in resumed] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"),
+        PolicyFailed("policy 'coder': its checkpoint failed: RayTaskError(RuntimeError): unexpected pos 64 vs 0"),
+        PermissionError(13, "Permission denied"),
+        RuntimeError("Parent directory does not exist"),
+    ],
+)
+def test_what_cannot_be_saved_is_named_with_the_folder_and_the_space(error: Exception, tmp_path: Path) -> None:
+    class Full(Unit):
+        def save(self, step_folder: str, global_steps: int) -> None:
+            raise error
+
+    root = tmp_path / "not" / "there"
+    with pytest.raises(checkpoints.SaveFailed) as caught:
+        checkpoints.save(trainer(root), [Full("coder")], 3, {})
+    said = str(caught.value)
+    assert said.startswith(f"{root}/global_step_3 could not be saved; ") and " MiB are free there: " in said
+    assert str(error) in said and "\n" not in said and caught.value.__cause__ is error
+
+
+def test_the_last_words_name_the_checkpoint_of_this_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(**changes: Any) -> str:
+        checkpoints.announce(trainer(tmp_path, **changes), 10.0)
+        return capsys.readouterr().err
+
+    assert said() == "verl-atgrpo: there is no complete checkpoint yet: the same command begins where this one did\n"
+    checkpoints.save(trainer(tmp_path), [Unit("coder")], 4, {})
+    folder = tmp_path / "global_step_4"
+    assert said() == f"verl-atgrpo: the last complete checkpoint is {folder}: the same command goes on from it\n"
+    assert f"trainer.resume_from_path={folder}" in said(resume_mode="disable")
+    os.utime(tmp_path / "latest_checkpointed_iteration.txt", (5.0, 5.0))  # an earlier run's
+    assert "no complete checkpoint" in said(resume_mode="disable") and str(folder) in said()
 
 
 def test_the_state_of_the_data_loader_may_hold_any_object(tmp_path: Path) -> None:
@@ -136,7 +175,7 @@ def test_a_folder_without_a_teams_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_the_next_run_resumes_from_the_last_complete_step(tmp_path: Path) -> None:
     assert checkpoints.last_complete(trainer(tmp_path)) is None
     checkpoints.save(trainer(tmp_path), [Unit("coder")], 3, {})
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(checkpoints.SaveFailed, match="disk full"):
         checkpoints.save(trainer(tmp_path), [Unit("coder", broken=True)], 4, {})
     assert checkpoints.last_complete(trainer(tmp_path)) == tmp_path / "global_step_3"
 
@@ -161,7 +200,7 @@ def test_a_named_step_is_resumed_from(tmp_path: Path) -> None:
 
 def test_a_step_that_is_saved_again_is_not_complete_meanwhile(tmp_path: Path) -> None:
     checkpoints.save(trainer(tmp_path), [Unit("coder"), Unit("planner")], 1, {})
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(checkpoints.SaveFailed, match="disk full"):
         checkpoints.save(trainer(tmp_path), [Unit("coder"), Unit("planner", broken=True)], 1, {})
     # One policy's weights are the new run's, the other's the old one's.
     with pytest.raises(ValueError, match=r"global_step_1 has no policies\.json"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +27,9 @@ from verl_atgrpo.environment import Outcome, Score
 from verl_atgrpo.report.records import FORMAT, RecordFiles, read
 from verl_atgrpo.rollout.rows import Row, failed_validation_row, training_rows, untrained_rows, validation_rows
 from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation
+from verl_atgrpo.trainer import checkpoints
 from verl_atgrpo.trainer import queue as trainer_queue
+from verl_atgrpo.trainer import trainer as trainer_module
 from verl_atgrpo.trainer.recorder import Recorder, SampledRow, decisions, selected_rows
 from verl_atgrpo.trainer.trainer import AtGrpoTrainer
 
@@ -222,3 +226,27 @@ def test_the_trainer_adds_the_records_to_verls_logger_and_raises_errors_of_backg
         trainer._dump_futures = []
         trainer.in_background(dict)
     assert [future.result() for future in trainer._dump_futures] == [{}]
+
+
+def test_a_step_is_recorded_before_its_checkpoint_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A SIGTERM after the save would leave a step to resume from that no record knows."""
+    happened: list[Any] = []
+    trainer: Any = AtGrpoTrainer.__new__(AtGrpoTrainer)
+    trainer.recorder = SimpleNamespace(log=lambda data, step: happened.append((data, step)))
+    executor, told = ThreadPoolExecutor(1), threading.Event()
+    row = executor.submit(lambda: told.wait() and happened.append("row"))
+    trainer._dump_futures, trainer._tags, trainer._sampled = [row], [], {"team/rows": 4.0}
+    trainer.global_steps, trainer._unfinished, trainer.units = 3, deque(), []
+    trainer.config = SimpleNamespace(trainer=None)
+    trainer.train_dataloader = SimpleNamespace(state_dict=dict)
+    trainer.checkpoint_callback = SimpleNamespace(on_save=lambda **_: happened.append("callback"))
+    monkeypatch.setattr(trainer_queue, "unfinished_tasks", list)
+    monkeypatch.setattr(trainer_module, "step_metrics", lambda tags: {"team/success": 0.5})
+    monkeypatch.setattr(checkpoints, "save", lambda *_: happened.append("saved") or "folder")
+    threading.Timer(0, told.set).start()
+    trainer._save_checkpoint()
+    executor.shutdown()
+    assert happened == ["row", ({"team/rows": 4.0, "team/success": 0.5}, 3), "saved", "callback"]
+    trainer.recorder = None
+    trainer._save_checkpoint()
+    assert happened[4:] == ["saved", "callback"]

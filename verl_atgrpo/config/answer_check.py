@@ -13,6 +13,7 @@ from verl_atgrpo.config.policies import unresolved_job
 from verl_atgrpo.config.schema import SECTION, AtGrpoConfig, ConfigError, ValidationAnswers
 from verl_atgrpo.environment import Environment
 
+_SENTINELS = ("one prompt", "another prompt")
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize"}
 """What transformers gives a template itself."""
 
@@ -90,6 +91,7 @@ def check_chat(own: ValidationAnswers, key: str, policy: str, tokenizer: Any) ->
                 "token; use another text"
             )
     check_template_kwargs(own.chat_template_kwargs or {}, f"{key}.chat_template_kwargs", {policy: tokenizer})
+    _check_rendering(own.chat_template_kwargs or {}, f"{key}.chat_template_kwargs", policy, tokenizer)
     if own.system is not None:
         _check_system(key, policy, tokenizer, own.system, own.chat_template_kwargs or {})
 
@@ -115,8 +117,39 @@ def check_template_kwargs(given: Mapping[str, Any], key: str, tokenizers: Mappin
 
 
 def check_template_arguments(data: DictConfig, tokenizers: Mapping[str, Any]) -> None:
-    """Raises ConfigError if no policy's chat template reads one of the arguments that all policies are given."""
-    check_template_kwargs(data.get("apply_chat_template_kwargs") or {}, "data.apply_chat_template_kwargs", tokenizers)
+    """Raises ConfigError if a policy's chat template cannot be given the arguments that all policies are given.
+
+    No template reads one of them, or with them a template refuses a prompt or shows every prompt alike.
+    """
+    key, given = "data.apply_chat_template_kwargs", dict(data.get("apply_chat_template_kwargs") or {})
+    check_template_kwargs(given, key, tokenizers)
+    for policy, tokenizer in tokenizers.items():
+        _check_rendering(given, key, policy, tokenizer)
+
+
+def _check_rendering(given: Mapping[str, Any], key: str, policy: str, tokenizer: Any) -> None:
+    """Raises ConfigError if a policy is not shown what a user's message says."""
+    from verl_atgrpo.rollout.chat import Chat
+
+    chat = Chat(tokenizer, given)
+    shown = f"{key}={dict(given)}" if given else f"the chat template of {policy}"
+    prompts = [[{"role": "user", "content": text}] for text in _SENTINELS]
+    try:
+        ids = list(map(chat.encode, prompts))
+        texts = [
+            tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False, **given)
+            for prompt in prompts
+        ]
+    except Exception as error:
+        raise ConfigError(
+            f"{shown}: {policy} cannot be given a prompt, {type(error).__name__}: {str(error)[:200]}; "
+            f"{'remove it' if given else 'set its model.custom_chat_template'}"
+        ) from error
+    if not all(isinstance(one, list) and one for one in ids) or texts[0] == texts[1]:
+        raise ConfigError(
+            f"{shown}: {policy} is shown the same for every prompt; "
+            f"{'remove it' if given else 'set its model.custom_chat_template'}"
+        )
 
 
 def _blocks_of(settings: AtGrpoConfig, policy: str) -> Iterator[tuple[str, ValidationAnswers]]:

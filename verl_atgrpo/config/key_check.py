@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_atgrpo.config.key_table import DEFAULT, TABLE, Default, Like, Row, without_braces
 from verl_atgrpo.config.kinds import fits, words
-from verl_atgrpo.config.schema import ConfigError
+from verl_atgrpo.config.schema import EXPANDED, SECTION, AtGrpoConfig, ConfigError
 
 POLICY = "actor_rollout_ref"
 _ABSENT = object()
@@ -167,10 +167,80 @@ def check_keys(view: View, policy: str | None = None) -> None:
         policy: name of the policy's section in messages. Only `actor_rollout_ref` is checked then; with None,
             everything else.
     """
-    verls = {*_sections(), "model_engine"}
+    verls = _tops()
+    if policy is None:
+        _check_tops(view)
     for key in view.written:
         if key.partition(".")[0] in verls and key.startswith(f"{POLICY}.") == (policy is not None):
             check_key(view, key, policy)
+
+
+@functools.cache
+def _tops() -> frozenset[str]:
+    """verl's keys at the top level."""
+    return frozenset(key.partition(".")[0] for key in verls_defaults()) | {"model_engine"}
+
+
+def _check_tops(view: View) -> None:
+    """Raises ConfigError for a key at the top level, or one with a dot, that nothing reads.
+
+    Nothing but verl's keys and ours is read, except by interpolations: a recipe may have sections of its own for them.
+    """
+    written: Any = OmegaConf.to_container(view.config, resolve=False)
+    for name, value in written.items():
+        key = str(name)
+        if key in _tops() or key in (SECTION, EXPANDED):
+            if dotted := next(_dotted(value, f"{key}."), None):
+                raise ConfigError(
+                    f"{dotted}: a key with a dot is another one than the nested key, and nothing reads it; write its "
+                    "parts on lines of their own"
+                )
+            continue
+        others = (text for other, texts in written.items() if other != name for text in _texts(texts))
+        if not any("${" in text and re.search(rf"(?<![\w-]){re.escape(key)}(?![\w-])", text) for text in others):
+            shown = shown_as(value) if not isinstance(value, Mapping) else "..."
+            raise ConfigError(
+                f"{key}={shown:.100}: neither verl nor the section {SECTION} has such a key at the top level, and no "
+                f"interpolation names it, so it would be ignored; remove it{_meant(key, value)}"
+            )
+
+
+def _dotted(value: Any, prefix: str) -> Iterator[str]:
+    """Yields the keys of nested sections that have a dot, other than in sections whose keys are anybody's."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            key = f"{prefix}{name}"
+            if "." in str(name) and (key in verls_defaults() or key.removeprefix(f"{SECTION}.") in _ours()):
+                yield key
+            yield from _dotted(inner, f"{key}.")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+    elif isinstance(value, str):
+        yield value
+
+
+@functools.cache
+def _ours() -> frozenset[str]:
+    """Keys of the section `at_grpo`."""
+    return frozenset(AtGrpoConfig.model_fields)
+
+
+def _meant(key: str, value: Any) -> str:
+    """Returns the end of a message with the key that may be meant by one at the top level."""
+    plain = key.lower().replace("-", "_")
+    places = {name: name for name in (*_tops(), SECTION)}
+    places = {full.rpartition(".")[2]: full for full in reversed(verls_defaults())} | places
+    places |= {name: f"{SECTION}.{name}" for name in _ours()}
+    places |= {full: full for full in (*verls_defaults(), *(f"{SECTION}.{name}" for name in _ours()))}
+    close = difflib.get_close_matches(plain, places, n=1, cutoff=0.75)
+    return f", or did you mean {places[close[0]]}?" if close else ""
 
 
 def check_present(view: View) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import importlib
 import importlib.util
+import inspect
 import json
 import os
 import shutil
@@ -11,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_atgrpo import platform_choice
 from verl_atgrpo.config.answer_check import check_chats, check_template_arguments
@@ -39,6 +43,8 @@ def check_models(config: DictConfig, settings: AtGrpoConfig) -> None:
     for name in settings.policy_settings():
         key = f"{SECTION}.policies.{name}" if settings.policies else POLICY
         policy = job_of(config, name).actor_rollout_ref
+        _check_library(f"{key}.model.external_lib", policy.model.external_lib)
+        _check_quantization(f"{key}.rollout.quantization", policy.rollout.quantization)
         if cpu:
             check_cpu_prefill(key, policy.rollout)
             check_shared_memory(key, policy.rollout)
@@ -47,8 +53,60 @@ def check_models(config: DictConfig, settings: AtGrpoConfig) -> None:
             check_context(key, policy.rollout, config.data, longest)
             check_chats(settings, name, tokenizer)
             tokenizers[f"policy {name!r}"] = tokenizer
+        else:
+            _check_hub_name(f"{key}.model.path={policy.model.path}", policy.model.path)
     if len(tokenizers) == len(settings.policy_settings()):  # else the trainer checks it
         check_template_arguments(config.data, tokenizers)
+
+
+def check_ray(config: DictConfig) -> None:
+    """Raises ConfigError for an argument that Ray's `init` does not have."""
+    import ray
+
+    known = inspect.signature(ray.init).parameters
+    for name, value in (OmegaConf.select(config, "ray_kwargs.ray_init") or {}).items():
+        if name not in known and not str(name).startswith("_"):  # Ray's own for tests
+            close = difflib.get_close_matches(str(name), known, n=1)
+            hint = f", or did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"ray_kwargs.ray_init.{name}={value}: ray.init has no such argument; remove it{hint}")
+
+
+def _check_hub_name(where: str, name: str) -> None:
+    """Raises ConfigError for what is neither a folder, an address nor a name on the hub."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
+
+    if "://" in name:  # verl copies it from there
+        return
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise ConfigError(
+            f"{where}: there is no such folder, and it is no owner/name of the hub's ({error})"
+        ) from None
+
+
+def _check_library(key: str, module: str | None) -> None:
+    """Raises ConfigError for a module that the workers could not import."""
+    if module is None:
+        return
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        raise ConfigError(
+            f"{key}={module}: it cannot be imported, {type(error).__name__}: {str(error)[:200]}; name a module that "
+            "the job's Python finds"
+        ) from error
+
+
+def _check_quantization(key: str, method: str | None) -> None:
+    """Raises ConfigError for a method that vLLM does not have."""
+    if method is None or importlib.util.find_spec("vllm") is None:
+        return
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS as known
+
+    if method not in known:
+        raise ConfigError(f"{key}={method}: vLLM has no such method; use one of {', '.join(sorted(known))}, or null")
 
 
 def check_cpu_prefill(key: str, rollout: DictConfig) -> None:
@@ -125,6 +183,10 @@ def _check_json(where: str, file: Path) -> None:
 def check_folders(config: DictConfig) -> None:
     """Raises ConfigError if the run could not write where it will: writes a temporary file there and removes it."""
     for where, path in _folders(config):
+        if str(path).startswith("~"):
+            raise ConfigError(f"{where}: ~ would be the name of a folder here; write ${{oc.env:HOME}} in its place")
+        if "://" in str(path):
+            raise ConfigError(f"{where}: it is an address, and would be a folder of this name; name a folder")
         if (why := _unwritable(Path(path))) is not None:
             raise ConfigError(f"{where}: {why}; set it to a folder that this job may write")
 
@@ -155,15 +217,26 @@ def _folders(config: DictConfig) -> Iterator[tuple[str, str]]:
 
 
 def _unwritable(folder: Path) -> str | None:
-    """Returns why a file cannot be written to a folder, which may not exist yet, or None."""
-    existing = next(part for part in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(part))
-    if not existing.is_dir():
-        return f"{existing} is no folder"
+    """Returns why a file cannot be written to a folder, or None; makes the folder, and removes what was not there."""
     try:
-        with tempfile.TemporaryFile(dir=existing):
-            return None
+        folder = folder.absolute()
+        existing = next(part for part in (folder, *folder.parents) if os.path.lexists(part))
+        if not existing.is_dir():
+            return f"{existing} is no folder"
+        missing = [part for part in (folder, *folder.parents) if not part.exists()]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return None
+        finally:
+            for part in missing:
+                with contextlib.suppress(OSError):  # somebody else may use it by now
+                    part.rmdir()
     except OSError as error:
-        return f"{existing} cannot be written ({error.strerror})"
+        named = error.filename if isinstance(error.filename, str) else folder
+        return f"{str(named)[:200]} cannot be written ({error.strerror})"
+    except ValueError as error:  # NUL
+        return f"it is no name of a folder ({error})"
 
 
 # ---------------------------------------------------------------------- loggers

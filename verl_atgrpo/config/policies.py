@@ -14,12 +14,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_atgrpo.config.key_check import pattern_of
-from verl_atgrpo.config.schema import SHARED, AtGrpoConfig, ConfigError, Lora, PolicySettings
+from verl_atgrpo.config.schema import EXPANDED, SHARED, AtGrpoConfig, ConfigError, Lora, PolicySettings
 
 logger = logging.getLogger(__name__)
 
-EXPANDED = "at_grpo_policies"
-"""Key under which the driver stores every policy's resolved `actor_rollout_ref` for the trainer and the workers."""
 POLICIES_FILE = "policies.json"
 """In every complete checkpoint: trained policy -> its folder there."""
 ADAPTERS = "adapters"

@@ -15,7 +15,7 @@ from verl_atgrpo import compat, contamination, data_check
 from verl_atgrpo.config.answer_check import check_answers
 from verl_atgrpo.config.environment_check import check_first_tasks
 from verl_atgrpo.config.key_check import View, check_keys, check_present, check_types, shown_as
-from verl_atgrpo.config.machine_check import check_folders, check_loggers, check_models
+from verl_atgrpo.config.machine_check import check_folders, check_loggers, check_models, check_ray
 from verl_atgrpo.config.policies import expand_policies
 from verl_atgrpo.config.policy_check import check_policies
 from verl_atgrpo.config.schema import MODES, SECTION, AtGrpoConfig, ConfigError
@@ -105,6 +105,7 @@ def _check_team_job(view: View, settings: AtGrpoConfig) -> None:
     check_present(view)
     check_loggers(config)
     check_folders(config)
+    check_ray(config)
     rollout = config.actor_rollout_ref.rollout
     check_trace(rollout.trace)
     _check_verls_switch(config, f"{SECTION}.estimator", settings.estimator)

@@ -21,6 +21,8 @@ from verl_atgrpo.files import place_of
 from verl_atgrpo.team import Selection, TeamOptions
 
 SECTION = "at_grpo"
+EXPANDED = "at_grpo_policies"
+"""Key under which the driver stores every policy's resolved `actor_rollout_ref` for the trainer and the workers."""
 SHARED = "shared"
 """Name of the only policy of a recipe without `policies`, which is the job's `actor_rollout_ref`."""
 Mode = Literal["sync", "colocate_async", "separate_async"]

@@ -6,8 +6,11 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from verl_atgrpo.export import check_model
-from verl_atgrpo.files import move_into, temporary_folder
+from verl_atgrpo.export import check_model, refuse_to_overwrite
+from verl_atgrpo.files import FileError, move_into, temporary_folder
+
+_HIDDEN = 576
+"""The model's width."""
 
 
 def convert(directory: Path) -> dict[str, Any]:
@@ -17,12 +20,13 @@ def convert(directory: Path) -> dict[str, Any]:
 
     Raises:
         RuntimeError: the packages with the weights or their reader are missing.
-        FileError: `directory` is a file, or has a damaged model.
+        FileError: `directory` is a file, or has a damaged model or another one.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if not (directory / "config.json").exists():
+        refuse_to_overwrite(directory, "name another folder")
         gguf_file = _weights()
         model = AutoModelForCausalLM.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32)
         tokenizer = _tokenizer(gguf_file)
@@ -37,6 +41,8 @@ def convert(directory: Path) -> dict[str, Any]:
             move_into(partial, directory, last="config.json")
     check_model(directory)
     config = AutoConfig.from_pretrained(directory)
+    if (config.model_type, getattr(config, "hidden_size", None)) != ("llama", _HIDDEN):
+        raise FileError(f"{directory} has another model ({config.model_type}): name another folder")
     return {"directory": str(directory), "layers": config.num_hidden_layers, "vocabulary": config.vocab_size}
 
 

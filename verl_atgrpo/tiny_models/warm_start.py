@@ -19,7 +19,7 @@ import torch
 from pydantic import BaseModel, TypeAdapter
 
 from verl_atgrpo.environment import Environment, stable_hash
-from verl_atgrpo.export import check_model
+from verl_atgrpo.export import check_model, refuse_to_overwrite
 from verl_atgrpo.files import FileError, Number, Whole, move_into, read_json, temporary_folder
 from verl_atgrpo.tiny_models.demonstrations import demonstrator_of
 from verl_atgrpo.tiny_models.demonstrations.demonstrator import END, Demonstration, Demonstrator
@@ -165,15 +165,15 @@ def make(directory: Path, settings: WarmStart, force: bool = False) -> dict[str,
     written to a temporary folder first.
 
     Raises:
-        FileError: `directory` is a file, or its model is damaged, without `force`.
+        FileError: `directory` is a file; or it has another model, or a damaged one, without `force`.
         OSError: the folder cannot be written; found before the training.
     """
     file = directory / _FILE
     follows_from = {**asdict(settings), "options": dict(settings.demonstrator.options)}
-    if file.exists() and not force:
-        found = _kept(file, follows_from)
-        if found is not None:
-            return found
+    if not force:
+        if file.exists():
+            return _kept(file, follows_from)
+        refuse_to_overwrite(directory, "name another folder, or overwrite it with --force")
     with temporary_folder(directory) as partial:
         known = _train_into(partial, settings, follows_from)
         file.unlink(missing_ok=True)
@@ -181,15 +181,20 @@ def make(directory: Path, settings: WarmStart, force: bool = False) -> dict[str,
     return known
 
 
-def _kept(file: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the content of an existing `warm_start.json`, or None if it was made with other settings."""
+def _kept(file: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns the content of an existing `warm_start.json`; raises FileError if it was made with other settings."""
     try:
         known = read_json(file, _KNOWN, "the settings of a starting model")
-        if known.settings != settings:
-            return None
-        check_model(file.parent)
+        if known.settings == settings:
+            check_model(file.parent)
     except (FileError, FileNotFoundError) as error:
         raise FileError(f"{error}; make it again with --force") from error
+    for name in (*settings, *known.settings):
+        if known.settings.get(name) != settings.get(name):
+            raise FileError(
+                f"{file}: the model was made with {name}={known.settings.get(name)!r}, not {settings.get(name)!r}; "
+                "name another folder, or make it again with --force"
+            )
     return known.model_dump()
 
 

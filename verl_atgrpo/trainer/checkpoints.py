@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path, get_
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from verl_atgrpo.config.policies import POLICIES_FILE
+from verl_atgrpo.serving.health import in_a_line
 
 if TYPE_CHECKING:
     from verl_atgrpo.trainer.policy_unit import PolicyUnit
@@ -26,6 +28,10 @@ logger = logging.getLogger(__name__)
 _STEP = "global_step_"
 _TASKS = "data.pt"
 _UNFINISHED = "pending.json"
+
+
+class SaveFailed(RuntimeError):
+    """A checkpoint could not be written; the message has its folder, the space there and the cause."""
 
 
 def save(
@@ -45,9 +51,31 @@ def save(
         global_steps: the step just done.
         tasks: the state of the training data loader.
         unfinished: tasks that were submitted and not trained on.
+
+    Raises SaveFailed.
     """
     root = Path(trainer.default_local_dir)
     folder = root / f"{_STEP}{global_steps}"
+    try:
+        _write(root, folder, units, global_steps, tasks, unfinished)
+    except (OSError, RuntimeError) as error:  # torch and Ray have errors of their own for a full disk
+        free = shutil.disk_usage(next(part for part in (root, *root.absolute().parents) if part.is_dir())).free
+        raise SaveFailed(
+            f"{folder} could not be saved; {free >> 20:,} MiB are free there: {in_a_line(error)}"
+        ) from error
+    if trainer.get("max_actor_ckpt_to_keep"):
+        _remove_old(root, int(trainer.max_actor_ckpt_to_keep), global_steps)
+    return folder
+
+
+def _write(
+    root: Path,
+    folder: Path,
+    units: Sequence[PolicyUnit],
+    global_steps: int,
+    tasks: dict[str, Any],
+    unfinished: Sequence[int],
+) -> None:
     # If an earlier run saved this step here, it is no longer complete.
     (folder / POLICIES_FILE).unlink(missing_ok=True)
     for unit in units:
@@ -60,9 +88,6 @@ def save(
     written = tracker.with_suffix(".new")
     written.write_text(str(global_steps))
     written.replace(tracker)
-    if trainer.get("max_actor_ckpt_to_keep"):
-        _remove_old(root, int(trainer.max_actor_ckpt_to_keep), global_steps)
-    return folder
 
 
 def _trainable(units: Sequence[PolicyUnit]) -> dict[str, str]:
@@ -148,6 +173,21 @@ def resume_hint(trainer: DictConfig, checkpoint: Path | None) -> str:
     if trainer.resume_mode == "auto" or named:
         return f"{complete}: the same command goes on from it"
     return f"{complete}: go on with trainer.resume_mode=resume_path trainer.resume_from_path={checkpoint}"
+
+
+def announce(trainer: DictConfig, began: float) -> None:
+    """Writes to stderr where the next run can resume, as the last words of a command, however it ends.
+
+    Args:
+        trainer: verl's `trainer` section.
+        began: when the command began, in seconds since the epoch; it continues no older checkpoint with
+            `resume_mode: disable`.
+    """
+    found = last_complete(trainer)
+    if found is not None and trainer.resume_mode == "disable":
+        tracker = Path(get_checkpoint_tracker_filename(str(found.parent)))
+        found = found if tracker.stat().st_mtime >= began else None
+    sys.stderr.write(f"verl-atgrpo: {resume_hint(trainer, found)}\n")
 
 
 def replay_unfinished(dataset: Any, tasks: deque[int]) -> Iterator[dict[str, Any]]:

@@ -9,8 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, open_dict
 from torch.utils.data import Dataset
 
-from verl_atgrpo.config.policies import EXPANDED
-from verl_atgrpo.config.schema import SECTION, AtGrpoConfig
+from verl_atgrpo.config.schema import EXPANDED, SECTION, AtGrpoConfig
 from verl_atgrpo.environment import Environment, Split
 
 SIZES = "at_grpo_tasks"

@@ -26,9 +26,9 @@ from verl.utils.py_functional import rename_dict
 from verl.workers.rollout.utils import get_max_position_embeddings
 
 from verl_atgrpo.config.answer_check import check_chats
-from verl_atgrpo.config.policies import ADAPTERS, EXPANDED
+from verl_atgrpo.config.policies import ADAPTERS
 from verl_atgrpo.config.policy_check import check_context
-from verl_atgrpo.config.schema import SECTION, AtGrpoConfig, ConfigError
+from verl_atgrpo.config.schema import EXPANDED, SECTION, AtGrpoConfig, ConfigError
 from verl_atgrpo.estimators.spec import EstimatorSpec
 from verl_atgrpo.prefix_tree.engine import MODEL_TOKENS, ROW_TOKENS
 from verl_atgrpo.serving.client import DecisionClient, balancer_class

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +20,9 @@ from verl.utils.tracking import Tracking
 
 from verl_atgrpo import compat, platform_choice
 from verl_atgrpo.config.answer_check import check_template_arguments
-from verl_atgrpo.config.policies import EXPANDED, base_of, job_of
+from verl_atgrpo.config.policies import base_of, job_of
 from verl_atgrpo.config.run_check import MODE
-from verl_atgrpo.config.schema import AtGrpoConfig, PolicySettings
+from verl_atgrpo.config.schema import EXPANDED, AtGrpoConfig, PolicySettings
 from verl_atgrpo.estimators.spec import configured_spec
 from verl_atgrpo.report.records import FOLDER, RecordFiles
 from verl_atgrpo.rollout.rows import DEAL, RECORDED
@@ -66,6 +66,8 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         self._unfinished: deque[int] = deque()
         self._deals = schedule.Deals()
         self._tags: list[dict[str, Any]] = []
+        self._sampled: dict[str, Any] = {}
+        """The step's metrics as far as they are known."""
         self._progress = AgentProgress()
         self._updated = False
         self._checkpoint: Path | None = None
@@ -176,7 +178,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             rows = self.sample_step(sample_batch_size)
             self.on_sample_end()
         metrics.update(rows.metrics)
-        self._tags = rows.tags
+        self._tags, self._sampled = rows.tags, metrics
         parts = {unit.name: rows.rows_for({unit.name}) for unit in self.units}
         learning = [unit for unit in self.units if unit.can_learn_from(len(parts[unit.name]))]
         by_policy = {
@@ -249,7 +251,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         """Trains; when a process dies, the error names the checkpoint that the next run can resume from."""
         try:
             super().fit(agent_loop_manager)
-        except (PolicyFailed, RolloutFailed) as failure:
+        except (PolicyFailed, RolloutFailed, checkpoints.SaveFailed) as failure:
             raise type(failure)(
                 f"{failure}; {checkpoints.resume_hint(self.config.trainer, self._checkpoint)}"
             ) from failure
@@ -373,7 +375,13 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
     # ------------------------------------------------------------ checkpoints
 
     def _save_checkpoint(self) -> None:
-        """Saves all policies and the unfinished tasks as one step; an incomplete step is never resumed from."""
+        """Saves all policies and the unfinished tasks as one step; an incomplete step is never resumed from.
+
+        The step's records come first: whatever ends the run afterwards, a step to resume from has them.
+        """
+        if self.recorder is not None:
+            wait(self._dump_futures)  # their errors are raised by the next work
+            self.recorder.log({**self._sampled, **step_metrics(self._tags)}, self.global_steps)
         unfinished = [*queue.unfinished_tasks(), *self._unfinished]
         tasks = self.train_dataloader.state_dict()
         folder = checkpoints.save(self.config.trainer, self.units, self.global_steps, tasks, unfinished)
