@@ -237,11 +237,13 @@ def test_a_step_is_recorded_before_its_checkpoint_is_complete(monkeypatch: pytes
     row = executor.submit(lambda: told.wait() and happened.append("row"))
     trainer._dump_futures, trainer._tags, trainer._sampled = [row], [], {"team/rows": 4.0}
     trainer.global_steps, trainer._unfinished, trainer.units = 3, deque(), []
+    trainer._spec = None
     trainer.config = SimpleNamespace(trainer=None)
     trainer.train_dataloader = SimpleNamespace(state_dict=dict)
     trainer.checkpoint_callback = SimpleNamespace(on_save=lambda **_: happened.append("callback"))
     monkeypatch.setattr(trainer_queue, "unfinished_tasks", list)
-    monkeypatch.setattr(trainer_module, "step_metrics", lambda tags: {"team/success": 0.5})
+    monkeypatch.setattr(trainer_module, "step_metrics", lambda tags, signal: {"team/success": 0.5})
+    monkeypatch.setattr(trainer_module, "rows_with_signal", lambda *_: [])
     monkeypatch.setattr(checkpoints, "save", lambda *_: happened.append("saved") or "folder")
     threading.Timer(0, told.set).start()
     trainer._save_checkpoint()

@@ -33,6 +33,7 @@ from verl_atgrpo.trainer.credit import rows_with_signal
 from verl_atgrpo.trainer.dataset import TeamTokenizer, wire
 from verl_atgrpo.trainer.metrics import (
     AgentProgress,
+    Signal,
     every_episode_failed,
     policy_metrics,
     staleness_metrics,
@@ -381,7 +382,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         """
         if self.recorder is not None:
             wait(self._dump_futures)  # their errors are raised by the next work
-            self.recorder.log({**self._sampled, **step_metrics(self._tags)}, self.global_steps)
+            self.recorder.log({**self._sampled, **step_metrics(self._tags, self._signal)}, self.global_steps)
         unfinished = [*queue.unfinished_tasks(), *self._unfinished]
         tasks = self.train_dataloader.state_dict()
         folder = checkpoints.save(self.config.trainer, self.units, self.global_steps, tasks, unfinished)
@@ -402,6 +403,14 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         )
 
     # ------------------------------------------------------------ metrics
+
+    @property
+    def _trainable(self) -> set[str]:
+        return {unit.name for unit in self.units if unit.trainable}
+
+    @property
+    def _signal(self) -> Signal:
+        return rows_with_signal(self._tags, self._spec, self._trainable)
 
     def _get_n_gpus_for_throughput(self) -> int:
         """Returns the number of the job's devices, including those that only serve."""
@@ -424,12 +433,11 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         else:
             metrics.update({"training/global_step": global_steps, "training/epoch": epoch})
             metrics.update({f"timing_s/{stage}": seconds for stage, seconds in timing_raw.items()})
-        trainable = {unit.name for unit in self.units if unit.trainable}
-        signal = rows_with_signal(self._tags, self._spec, trainable)
+        signal = self._signal
         metrics.update(step_metrics(self._tags, signal))
         metrics.update(self._progress.metrics(self._tags, signal))
         if self.settings.mode != "sync":
-            trained = [tags for tags in self._tags if tags["policy"] in trainable]
+            trained = [tags for tags in self._tags if tags["policy"] in self._trainable]
             metrics.update(staleness_metrics(trained, global_steps))
         self.collect_report()
         metrics.update(self.watch.take_metrics())
