@@ -12,7 +12,7 @@ import logging
 import math
 import random
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
@@ -178,12 +178,22 @@ class ReplayedGame(Environment):
         refused = False
         while position.asked and steps < self.max_steps and not (refused and self.on_illegal == "end"):
             agent, seen = position.asked
-            # Cached: equal replies are played once, and the committed one not again.
-            follow = functools.cache(functools.partial(self.follow, task, replies, position))
+            known: dict[str, Position | None] = {}  # the committed reply is not played again
+
+            async def follow(
+                reply: str,
+                known: dict[str, Position | None] = known,
+                replies: Sequence[str] = replies,
+                position: Position = position,
+            ) -> Position | None:
+                if reply not in known:
+                    known[reply] = await self.after(task, replies, position, reply)
+                return known[reply]
+
             reply = await team[agent].act(
                 _AFTER_ILLEGAL + seen if refused else seen, functools.partial(self._score, agent, follow)
             )
-            after = follow(reply.text)
+            after = await follow(reply.text)
             steps += 1
             refused = after is None
             illegal += after is None or not after.move.legal
@@ -201,6 +211,10 @@ class ReplayedGame(Environment):
     def _start(self, seed: int) -> Position:
         with seeded(seed), closing(self.begin(seed)) as game:
             return Position(game.asked())
+
+    async def after(self, seed: int, replies: Sequence[str], position: Position, reply: str) -> Position | None:
+        """Returns `follow` of the same; games that read texts play it elsewhere, under limits."""
+        return self.follow(seed, replies, position, reply)
 
     def follow(self, seed: int, replies: Sequence[str], position: Position, reply: str) -> Position | None:
         """Returns the position after `reply`, or None if it cannot be played.
@@ -242,8 +256,8 @@ class ReplayedGame(Environment):
                 "finite, and none is less than that of an illegal reply: lower it"
             )
 
-    def _score(self, agent: str, follow: functools._lru_cache_wrapper[Position | None], reply: str) -> Score:
-        after = follow(reply)
+    async def _score(self, agent: str, follow: Callable[[str], Awaitable[Position | None]], reply: str) -> Score:
+        after = await follow(reply)
         if after is None or not after.move.legal:
             return Score(team=self.illegal_reward, local=self.illegal_reward)
         rewards = after.move.rewards

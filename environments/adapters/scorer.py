@@ -95,7 +95,7 @@ def main() -> None:
         guard.allowed = None
         return {"score": score, "evaluates": guard.met}
 
-    serve(answer, CPU_SECONDS, MEMORY_BYTES, prepare=drawn)
+    serve(answer, lambda request: CPU_SECONDS, MEMORY_BYTES, prepare=drawn)
 
 
 def _paid(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:

@@ -6,17 +6,21 @@ to guess, the code to break). Splits are disjoint by the game's state, not by it
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_atgrpo.config.kinds import Finite
 from verl_atgrpo.environment import EnvironmentConfigError
 from verl_atgrpo.environments.adapters.foreign import FAULTS, canonical, line, seeded
-from verl_atgrpo.environments.adapters.replayed_game import Move, OnIllegal, ReplayedGame, Steps
+from verl_atgrpo.environments.adapters.replayed_game import Move, OnIllegal, Position, ReplayedGame, Steps, logger
+from verl_atgrpo.environments.common.limited import LimitedProcess
 from verl_atgrpo.environments.common.options import Players, check_installed, checked_options
 from verl_atgrpo.environments.common.replies import without_echo
 from verl_atgrpo.quoting import READ
 
+_PLAYER = LimitedProcess("verl_atgrpo.environments.adapters.player")
+"""Of all games of this process."""
 _READ = 1000
 """Characters of a reply, from its end, that a game gets: the patterns of some take quadratic time."""
 
@@ -64,6 +68,33 @@ class TextArenaGame(ReplayedGame):
         game = textarena.make(self._game, **self._options)
         game.reset(num_players=self._players, seed=seed)
         return _Running(game, self.where)
+
+    async def after(self, seed: int, replies: Sequence[str], position: Position, reply: str) -> Position | None:
+        """Returns the position after `reply`, played in a process under limits (`player`); None beyond them."""
+        import textarena
+
+        entry = textarena.envs.registration.ENV_REGISTRY[self._game].entry_point
+        module = entry.partition(":")[0] if isinstance(entry, str) else entry.__module__
+        request: dict[str, object] = {
+            "module": module,
+            "state": vars(self),
+            "seed": seed,
+            "replies": replies,
+            "asked": position.asked,
+            "reply": reply,
+        }
+        played = await asyncio.to_thread(_PLAYER.ask, request)
+        if played is None:
+            logger.warning("%s takes too much time or memory for a reply, which counts as illegal", self.where)
+            return None
+        if "fault" in played:
+            raise EnvironmentConfigError(played["fault"])
+        for message in played["warnings"]:
+            logger.warning("%s", message)
+        if (found := played["after"]) is None:
+            return None
+        asked = found["asked"] and (found["asked"][0], found["asked"][1])
+        return Position(asked, Move(found["rewards"], found["legal"]))
 
     def _check_game(self) -> None:
         import textarena

@@ -48,7 +48,7 @@ class LimitedProcess:
         Args:
             request: what JSON can represent.
 
-        Raises RuntimeError if the process does not work at all.
+        Raises RuntimeError if the process does not work at all, and for an exception of the code in it.
         """
         with self._lock:
             answer, ended = self._ask(request)
@@ -73,7 +73,10 @@ class LimitedProcess:
         except BrokenPipeError:  # ended since the last request
             answer = ""
         if answer:
-            return json.loads(answer), None
+            told = json.loads(answer)
+            if "raised" in told:
+                raise RuntimeError(f"{self.module}: {told['raised']}")
+            return told["found"], None
         with contextlib.suppress(BrokenPipeError):
             process.communicate()
         if process.returncode > 0:  # not killed by a signal: it does not work at all
@@ -102,18 +105,18 @@ class LimitedProcess:
 
 def serve(
     answer: Callable[[Any], object],
-    cpu_seconds: float,
+    cpu_seconds: Callable[[Any], float],
     memory_bytes: int,
     prepare: Callable[[Any], object] = lambda request: None,
 ) -> None:
     """Answers the requests on standard input, a line of JSON each, until it ends.
 
     The kernel kills the process when an answer exceeds its time, as Python's own signal handlers would not interrupt
-    code in C. The process also ends when there is no memory.
+    code in C. The process also ends when there is no memory, or when the code would exit.
 
     Args:
         answer: request -> what JSON can represent.
-        cpu_seconds: CPU time of one answer.
+        cpu_seconds: request -> CPU time of its answer.
         memory_bytes: address space.
         prepare: called with each request before its time runs, for work that no reply has a part in.
     """
@@ -124,11 +127,13 @@ def serve(
     for line in sys.stdin:
         request = json.loads(line)
         prepare(request)
-        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds(request))
         try:
-            found = json.dumps(answer(request))
-        except MemoryError:
+            found = json.dumps({"found": answer(request)})
+        except (MemoryError, SystemExit):  # what other code has left behind is not known
             os.kill(os.getpid(), signal.SIGPROF)
+        except Exception as error:  # noqa: BLE001  # raised where the request came from
+            found = json.dumps({"raised": f"{type(error).__name__}: {error}"})
         signal.setitimer(signal.ITIMER_PROF, 0)
         answers.write(found + "\n")
         answers.flush()

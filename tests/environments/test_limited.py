@@ -38,7 +38,7 @@ def test_requests_are_answered_by_one_process(shared: LimitedProcess, said: obje
     assert pid(shared) == before
 
 
-@pytest.mark.parametrize("do", ["count", "power", "text", "list", "grow", "match"])
+@pytest.mark.parametrize("do", ["count", "power", "text", "list", "grow", "match", "exit"])
 def test_what_exceeds_a_limit_costs_the_process_and_has_no_result(shared: LimitedProcess, do: str) -> None:
     before = pid(shared)
     assert shared.ask({"do": do}) is None
@@ -58,6 +58,13 @@ def test_deep_values_and_prints_do_no_harm(shared: LimitedProcess) -> None:
     assert shared.ask({"do": "deep"}) == "too deep"
     assert shared.ask({"do": "print"}) == "quiet"
     assert shared.ask({"do": "echo", "say": 3}) == 3 and pid(shared) == before
+
+
+def test_an_exception_is_passed_on(shared: LimitedProcess) -> None:
+    before = pid(shared)
+    with pytest.raises(RuntimeError, match=r"fakes\.obeying: OSError: no such thing"):
+        shared.ask({"do": "raise"})
+    assert pid(shared) == before
 
 
 def test_one_that_waits_is_given_up(shared: LimitedProcess, monkeypatch: pytest.MonkeyPatch) -> None:

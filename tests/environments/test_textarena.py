@@ -101,18 +101,29 @@ def test_two_players_earn_their_own_rewards_and_the_team_is_as_given() -> None:
     assert record.outcome.success and record.outcome.metrics["return_player_1"] == -1
 
 
-def test_a_reply_on_which_the_game_raises_is_illegal(monkeypatch: pytest.MonkeyPatch) -> None:
-    from textarena.envs.GuessTheNumber.env import GuessTheNumberEnv
+@pytest.mark.parametrize(
+    ("reply", "lost"),
+    [
+        ("raise:", False),
+        ("deep:", False),
+        pytest.param("leave:", True, marks=pytest.mark.slow),
+        pytest.param("count:", True, marks=pytest.mark.slow),
+        pytest.param("copies:xx", True, marks=pytest.mark.slow),
+        pytest.param("power:", True, marks=pytest.mark.slow),
+        pytest.param("match:" + "a" * 200, True, marks=pytest.mark.slow),
+    ],
+)
+def test_a_reply_that_the_game_cannot_bear_is_illegal(
+    reply: str, lost: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    import fakes.careless_game  # noqa: F401
 
-    step = GuessTheNumberEnv.step
-
-    def brittle(self: Any, action: str) -> Any:
-        return step(self, f"[{int(action)}]")
-
-    monkeypatch.setattr(GuessTheNumberEnv, "step", brittle)
-    env = make("textarena", game="GuessTheNumber-v0", max_steps=2, on_illegal="again")
-    record = scripted(env, env.task("train", 0), alone(lambda prompt, k: "three"))
+    env = make("textarena", game="Careless-v0", max_steps=2, on_illegal="again")
+    replies = iter([reply, "[21]"])
+    record = scripted(env, env.task("train", 0), alone(lambda prompt, k: next(replies)))
     assert [decision.candidates[0].score for decision in record.decisions] == [Score(-1, -1)] * 2
+    said = "takes too much time or memory" if lost else "raises on a reply"
+    assert sum(said in message for message in caplog.messages) == 1
 
 
 @pytest.mark.parametrize(

@@ -57,10 +57,14 @@ def obey(request: dict[str, Any]) -> object:
             return "again"
         case "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
+        case "exit":
+            sys.exit(2)
+        case "raise":
+            raise OSError("no such thing")
         case "pid":
             return os.getpid()
     return None
 
 
 if __name__ == "__main__":
-    serve(obey, CPU_SECONDS, MEMORY_BYTES)
+    serve(obey, lambda request: CPU_SECONDS, MEMORY_BYTES)
