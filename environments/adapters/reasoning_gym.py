@@ -15,7 +15,7 @@ from verl_atgrpo.environments.adapters import scorer
 from verl_atgrpo.environments.adapters.foreign import FAULTS, line
 from verl_atgrpo.environments.common.limited import LimitedProcess
 from verl_atgrpo.environments.common.options import Turns, check_installed, checked_options
-from verl_atgrpo.environments.common.replies import after_thoughts, labelled, labels
+from verl_atgrpo.environments.common.replies import after_thoughts, labelled, labels, repeats
 from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.environments.common.workflow import Style, chat
 from verl_atgrpo.quoting import quoted, shortened
@@ -188,13 +188,15 @@ class ReasoningGym(Environment):
     async def grade(self, task: ReasoningTask, answer: str | None) -> float:
         """Returns the data set's score of an answer, between 0 and 1; 1 is solved.
 
-        An answer that repeats the question scores 0: many scorers accept the right words anywhere in an answer. So
-        does one whose score takes more than `scorer.CPU_SECONDS` or `scorer.MEMORY_BYTES`.
+        An answer that repeats half of the question scores 0, unless it is the data set's own: many scorers accept the
+        right words anywhere in an answer. So does one whose score takes more than `scorer.CPU_SECONDS` or
+        `scorer.MEMORY_BYTES`.
         """
         return 0.0 if answer is None else await asyncio.to_thread(self._paid, task, answer)
 
     def _paid(self, task: ReasoningTask, answer: str) -> float:
-        if _flat(task.question) in _flat(answer):
+        gold = task.entry.get("answer")
+        if repeats(answer, task.question) and not (isinstance(gold, str) and _flat(answer) == _flat(gold)):
             return 0.0
         return self._ask(self.dataset, self.options, task.seed, answer)["score"]
 

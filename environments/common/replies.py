@@ -15,6 +15,8 @@ from verl_atgrpo.thoughts import split_thought
 
 _ECHO = 8
 """Words of a prompt in a row that a reply repeats: no move and no answer is that long."""
+_PART = 3
+"""Words of a question in a row that are a part of it."""
 _WORD = re.compile(r"\S+")
 _MOST_LABELS = 20
 """Labels of one text, the last ones, that are considered."""
@@ -58,6 +60,18 @@ def without_echo(reply: str, prompt: str) -> str:
             repeated = number + _ECHO - 1
             start = words[repeated].end()
     return "".join([*kept, reply[start:]])
+
+
+def repeats(answer: str, question: str) -> bool:
+    """Returns whether an answer has half of a question, in any case and layout; of a short one, all but a word.
+
+    Half of the words in a row have the second or the third quarter of them.
+    """
+    words, said = question.casefold().split(), f" {' '.join(answer.casefold().split())} "
+    count = len(words)
+    quarters = words[count // 4 : count // 2], words[count // 2 : 3 * count // 4]
+    parts = quarters if count >= 4 * _PART else (words[1:], words[:-1]) if count > _PART else (words,)
+    return any(f" {' '.join(part)} " in said for part in parts)
 
 
 def labels(names: str, others: str) -> re.Pattern[str]:

@@ -18,6 +18,7 @@ from verl_atgrpo.environment import EnvironmentConfigError, make
 from verl_atgrpo.environments.adapters import reasoning_gym as adapter
 from verl_atgrpo.environments.adapters.reasoning_gym import ReasoningGym
 from verl_atgrpo.environments.common import limited
+from verl_atgrpo.environments.common.replies import repeats
 from verl_atgrpo.team import ScriptedTeam, play
 from verl_atgrpo.testing import Script, check_environment
 
@@ -87,6 +88,59 @@ def test_repeating_the_question_earns_no_more_than_the_format(dataset: str) -> N
     task = env.task("train", 0)
     for reply in (task.question, task.question.upper(), f"It says:\n{task.question}\n{task.entry['answer']}"):
         assert asyncio.run(env.grade(task, env.parse(reply))) == 0
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    ["knights_knaves", "course_schedule", "spell_backward", "rotate_matrix", "word_sorting", "syllogism"],
+)
+def test_repeating_half_of_a_question_earns_nothing(dataset: str) -> None:
+    """Parts of it earned up to .26 (knights_knaves)."""
+    env = cast(ReasoningGym, make("reasoning_gym", dataset=dataset))
+    for index in range(3):
+        task = env.task("train", index)
+        words = task.question.split()
+        half = len(words) // 2 + 1 if len(words) >= 12 else len(words) - 1
+        for answer in (
+            task.question,
+            task.question[1:],
+            task.question.upper(),
+            " ".join(words[:half]),
+            " ".join(words[-half:]),
+            "\n".join(words[1:]),
+            f"The answer: {task.question}",
+        ):
+            assert asyncio.run(env.grade(task, answer)) == 0
+
+
+def test_a_right_answer_that_repeats_half_of_its_question_is_right() -> None:
+    """A matrix that is not rotated, for instance."""
+    env = cast(ReasoningGym, make("reasoning_gym", dataset="rotate_matrix"))
+    tasks = [env.task("train", index) for index in range(20)]
+    assert any(repeats(task.entry["answer"], task.question) for task in tasks)
+    assert {asyncio.run(env.grade(task, task.entry["answer"])) for task in tasks} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("answer", "question", "repeated"),
+    [
+        ("1 2", "1 2", True),
+        ("so 1  2 it is", "1 2", True),
+        ("11 2", "1 2", False),
+        ("2 1", "1 2", False),
+        ("b c d e", "a b c d e", True),
+        ("b c d", "a b c d e", False),
+        ("d e f g h i j", "a b c d e f g h i j k l m n", True),
+        (" ".join(map(str, range(50))), " ".join(map(str, range(100))), True),
+        (" ".join(map(str, range(50, 100))), " ".join(map(str, range(100))), True),
+        (" ".join(map(str, range(30, 80))), " ".join(map(str, range(100))), True),
+        (" ".join(map(str, range(24))), " ".join(map(str, range(100))), False),
+        (" ".join(map(str, range(100, 0, -1))), " ".join(map(str, range(100))), False),
+        ("", "1 2", False),
+    ],
+)
+def test_what_repeats_a_question(answer: str, question: str, repeated: bool) -> None:
+    assert repeats(answer, question) is repeated
 
 
 def test_an_answer_counts_only_in_the_agreed_format() -> None:

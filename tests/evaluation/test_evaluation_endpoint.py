@@ -140,6 +140,24 @@ def test_parameters_that_not_all_servers_support_are_sent_only_if_set(server: Se
     assert server.requests[0]["chat_template_kwargs"] == {"enable_thinking": False}
 
 
+@pytest.mark.parametrize(
+    ("content", "thought", "said"),
+    [
+        ("<think>5</think>7", "5", "7"),
+        ("5</think>7", "5", "7"),
+        ("<think>5", "5", ""),
+        ("[THINK]5[/THINK]7", "5", "7"),
+        ("7", "", "7"),
+    ],
+)
+def test_a_server_that_leaves_thoughts_in_its_answers(server: Server, content: str, thought: str, said: str) -> None:
+    """One without a parser of the model's reasoning."""
+    server.answers = [(200, completion(content))]
+    made = sample(policy(server))
+    assert made.text == content and made.parts == (thought, said)
+    assert made.reply is not None and (made.reply.reasoning, made.reply.text) == (thought, said)
+
+
 def test_truncated_and_empty_answers_are_answers(server: Server) -> None:
     server.answers = [(200, completion(None, "length"))]
     made = sample(policy(server))
