@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ast
 import base64
+import builtins
 import json
 import pickletools
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +24,8 @@ _MOST_DIGITS = 4300
 """Most digits of an integer that Python converts from text."""
 MOST_BYTES = 1 << 29
 """Most bytes of a problem's unpacked tests."""
+_KEY = re.compile("-?[0-9]+")
+"""An integer that JSON has made a text, as the key of an object."""
 _TEXT = ("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE")
 _AROUND_TEXT = ("PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP")
 
@@ -42,8 +46,8 @@ class Format:
 def read_problems(source: object, option: str, max_tests: int | None = None) -> tuple[Problem, ...]:
     """Returns the problems of a data set; rows without a test that can be run are left out.
 
-    These are rows without tests, with integers of more than 4300 digits, or (MBPP) whose tests call no function of the
-    solution.
+    These are rows without tests, with integers of more than 4300 digits, or (MBPP, HumanEval) whose tests use what
+    only the data's solution defines, other than the one function.
 
     Args:
         source: the option's value: a mapping as in `read_records`, with `format`, a key of `FORMATS`.
@@ -101,9 +105,9 @@ def _apps(row: Record) -> Problem:
     if name is None:
         tests = [Exchange(_text(i), _text(o)) for i, o in zip(inputs, outputs, strict=True)]
     else:
-        if all(isinstance(output, list) and len(output) == 1 for output in outputs):
-            outputs = [output[0] for output in outputs]  # most rows wrap the result in a list
-        tests = [Call(tuple(i), o) for i, o in zip(inputs, outputs, strict=True)]
+        # Most rows wrap the result in a list; those of functions that return lists of one look the same.
+        wrapped = all(isinstance(output, list) and len(output) == 1 for output in outputs)
+        tests = [Call(tuple(map(_with_keys, i)), o, wrapped) for i, o in zip(inputs, outputs, strict=True)]
     solutions = json.loads(row["solutions"] or "[]")
     return Problem(
         row["question"],
@@ -111,7 +115,16 @@ def _apps(row: Record) -> Problem:
         name,
         starter=row["starter_code"] or "",
         solution=solutions[0] if solutions else None,
+        contest=True,
     )
+
+
+def _with_keys(value: Any) -> Any:
+    """Returns an argument with the integer keys that a dictionary had before it became JSON, as APPS's grader does."""
+    if not isinstance(value, dict) or not all(map(_KEY.fullmatch, value)):
+        return value
+    keyed = {int(key): item for key, item in value.items()}
+    return keyed if len(keyed) == len(value) else value
 
 
 def _text(value: str | list[str]) -> str:
@@ -127,7 +140,9 @@ def _codecontests(row: Record) -> Problem:
     ]
     solutions = row["solutions"] or {"language": [], "solution": []}
     python = [text for kind, text in zip(solutions["language"], solutions["solution"], strict=True) if kind == 3]
-    return Problem(row["description"], _usable(tests), solution=python[0] if python else None)
+    return Problem(
+        row["description"], _usable(tests), solution=python[0] if python else None, contest=True, by_words=True
+    )
 
 
 def _livecodebench(row: Record) -> Problem:
@@ -137,7 +152,11 @@ def _livecodebench(row: Record) -> Problem:
     name = json.loads(row["metadata"] or "{}").get("func_name")
     read = _call if name else lambda test: Exchange(test["input"], test["output"])
     return Problem(
-        row["question_content"], _usable([read(test) for test in tests]), name, starter=row["starter_code"] or ""
+        row["question_content"],
+        _usable([read(test) for test in tests]),
+        name,
+        starter=row["starter_code"] or "",
+        contest=True,
     )
 
 
@@ -171,13 +190,52 @@ def _call(test: Mapping[str, str]) -> Call:
 def _humaneval(row: Record) -> Problem:
     prompt, solution = row["prompt"], row["canonical_solution"]
     tests, rest = _asserts_of_check(row["test"])
+    setup = f"{prompt}\n{rest}"  # tests may call helpers that the prompt defines
     return Problem(
         prompt,
-        _usable(tests),
+        _defined(tests, setup, row["entry_point"]),
         row["entry_point"],
-        setup=f"{prompt}\n{rest}",  # tests may call helpers that the prompt defines
+        setup=setup,
         solution=None if solution is None else prompt + solution,
+        given=_helpers(prompt, row["entry_point"]),
     )
+
+
+def _helpers(prompt: str, entry_point: str) -> str:
+    """Returns what HumanEval's prompt has besides the function to write: imports, and functions that it may call."""
+    tree = ast.parse(prompt)
+    tree.body = [node for node in tree.body if not (isinstance(node, ast.FunctionDef) and node.name == entry_point)]
+    return ast.unparse(tree)
+
+
+def _defined(tests: Sequence[Asserts], setup: str, entry_point: str) -> tuple[Test, ...]:
+    """Returns the tests; raises `_Unusable` if they need a name that only the data's solution has: no reply passes."""
+    used: set[str] = set()
+    known = {entry_point, "candidate", "__name__", *dir(builtins)}
+    for node in ast.walk(ast.parse("\n".join((setup, *(test.code for test in tests))))):
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else known).add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            known.add(node.name)
+        elif isinstance(node, ast.arg):
+            known.add(node.arg)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            known.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+            if "*" in names:
+                return _usable(tests)
+            known |= names
+    if used - known:
+        raise _Unusable
+    return _usable(tests)
+
+
+def _imports(code: str) -> str:
+    """Returns the imports at the top level of code."""
+    tree = ast.parse(code)
+    tree.body = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    return ast.unparse(tree)
 
 
 def _asserts_of_check(code: str) -> tuple[list[Asserts], str]:
@@ -201,7 +259,6 @@ def _asserts_of_check(code: str) -> tuple[list[Asserts], str]:
 def _mbpp(row: Record) -> Problem:
     statement, code = row["text"] or row["prompt"], row["code"]
     setup = row["test_setup_code"] or "\n".join(row["test_imports"] or ())
-    tests = _usable([Asserts(test) for test in row["test_list"]])
     calls = [node.func for node in ast.walk(ast.parse("\n".join(row["test_list"]))) if isinstance(node, ast.Call)]
     called = {function.id for function in calls if isinstance(function, ast.Name)}
     functions = [node for node in ast.parse(code).body if isinstance(node, ast.FunctionDef) and node.name in called]
@@ -209,7 +266,8 @@ def _mbpp(row: Record) -> Problem:
         raise _Unusable
     name = functions[-1].name
     starter = f"def {name}({ast.unparse(functions[-1].args)}):"
-    return Problem(statement, tests, name, starter=starter, setup=setup, solution=code)
+    tests = _defined([Asserts(test) for test in row["test_list"]], setup, name)
+    return Problem(statement, tests, name, starter=starter, setup=setup, solution=code, given=_imports(setup))
 
 
 FORMATS = {

@@ -14,12 +14,22 @@ import asyncio
 import inspect
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from verl_atgrpo.environments.code import function_harness
 from verl_atgrpo.environments.code.function_harness import pack
+from verl_atgrpo.environments.code.given import contest_names
+from verl_atgrpo.environments.code.outputs import same_output
+from verl_atgrpo.environments.common.running import BUILT, runnable
 from verl_atgrpo.sandbox.runner import ExecutionResult, Limits, run_python
+
+_LONG = 1 << 16
+"""Characters of an output from which it is compared in another thread."""
+_LONGER = 8
+"""Bytes of output that a program may print for each expected one, as numbers have several forms."""
+_OF_A_TEST = 64
+"""Bytes that the report of a function's test has, besides what is shown."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +42,12 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Call:
-    """A test of a function: arguments and expected result, plain values; tuples equal lists."""
+    """A test of a function: arguments and expected result, plain values, compared as by `function_harness.same`."""
 
     arguments: tuple[Any, ...]
     expected: Any
+    wrapped: bool = False
+    """Whether `expected` is a list of one element which may be the result itself, as in many rows of APPS."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,12 @@ class Problem:
     """Trusted code that the `Asserts` need."""
     solution: str | None = None
     """A program that passes all tests."""
+    given: str = ""
+    """Trusted code that runs before a program, in its namespace: what the data set's grader gives."""
+    contest: bool = False
+    """Whether programs have the names and limits that graders of contests give (`given.contest_names`)."""
+    by_words: bool = False
+    """Whether lines of output do not count, as in `outputs.same_output`."""
 
 
 @dataclass(frozen=True)
@@ -86,38 +104,42 @@ class Verdict:
 async def judge(problem: Problem, program: str, tests: Sequence[Test], limits: Limits) -> Verdict:
     """Runs a program on at least one test of a problem, all of the problem's kind.
 
-    Every `Exchange` is a separate run under `limits`. All calls of a function share one run, so after a call that
-    times out the remaining tests count as failed. Arguments and results are None, booleans, numbers, texts, bytes,
-    lists, tuples, sets and dictionaries; anything else is an error of the program.
+    Every `Exchange` is a separate run under `limits`, whose `output_bytes` grow with the expected output. All calls of
+    a function share one run, so after a call that times out the remaining tests count as failed. Arguments and results
+    are None, booleans, numbers, texts, bytes, and what holds or yields them; anything else is an error of the program.
     """
+    given = problem.given
+    if problem.contest:
+        given += contest_names(program, problem.entry_point)
     if problem.entry_point is not None:
-        return await _judge_function(problem, program, tests, limits)
+        return await _judge_function(problem, program, given, tests, limits)
     exchanges = [test for test in tests if isinstance(test, Exchange)]
-    source = (
-        f"__program__ = compile({program!r}, 'program.py', 'exec', dont_inherit=True)\n"
-        "__import__('sys').stderr.write('built\\n')\n"
-        "exec(__program__)\n"
-    )
-    runs = await asyncio.gather(*(run_python(source, stdin=test.given, limits=limits) for test in exchanges))
+    source = runnable(program, given)
+
+    async def judged(test: Exchange) -> tuple[ExecutionResult, bool]:
+        output_bytes = limits.output_bytes + _LONGER * len(test.expected.encode(errors="replace"))
+        run = await run_python(source, stdin=test.given, limits=replace(limits, output_bytes=output_bytes))
+        if not run.ok:
+            return run, False
+        compared = run.stdout, test.expected, problem.by_words
+        if len(run.stdout) > _LONG:
+            return run, await asyncio.to_thread(same_output, *compared)
+        return run, same_output(*compared)
+
+    runs, passed = zip(*await asyncio.gather(*map(judged, exchanges)), strict=True)
     return Verdict(
-        built=any(run.stderr.startswith("built\n") for run in runs),
+        built=any(run.stderr.startswith(BUILT) for run in runs),
         ran=any(run.ok for run in runs),
-        passed=tuple(
-            run.ok and _lines(run.stdout) == _lines(test.expected) for run, test in zip(runs, exchanges, strict=True)
-        ),
-        shown=tuple(_shown(run) for run in runs),
+        passed=passed,
+        shown=tuple(map(_shown, runs)),
     )
-
-
-def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
 def _shown(run: ExecutionResult) -> str:
     printed = run.stdout.rstrip()[:1000]
     if run.ok:
         return printed
-    errors = run.stderr.removeprefix("built\n").strip().split("\n")
+    errors = run.stderr.removeprefix(BUILT).strip().split("\n")
     return f"{printed}\n{_ending(run) or errors[-1]}".strip()[:1000]
 
 
@@ -125,19 +147,23 @@ def _ending(run: ExecutionResult) -> str:
     return "(time limit)" if run.timed_out else "(too much output)" if run.output_truncated else ""
 
 
-async def _judge_function(problem: Problem, program: str, tests: Sequence[Test], limits: Limits) -> Verdict:
+async def _judge_function(
+    problem: Problem, program: str, given: str, tests: Sequence[Test], limits: Limits
+) -> Verdict:
+    def work_of(test: Asserts | Call) -> object:
+        if isinstance(test, Asserts):
+            return test.code
+        results = [test.expected, *(test.expected if test.wrapped else ())]
+        return [pack(list(test.arguments)), pack(results)]
+
     work = {
         "setup": problem.setup,
-        "tests": [
-            test.code if isinstance(test, Asserts) else [pack(list(test.arguments)), pack(test.expected)]
-            for test in tests
-            if not isinstance(test, Exchange)
-        ],
+        "tests": [work_of(test) for test in tests if not isinstance(test, Exchange)],
     }
     run = await run_python(
-        f"{inspect.getsource(function_harness)}\nrun_tests({program!r}, {problem.entry_point!r})",
+        f"{inspect.getsource(function_harness)}\nrun_tests({program!r}, {problem.entry_point!r}, {given!r})",
         stdin=json.dumps(work),
-        limits=limits,
+        limits=replace(limits, output_bytes=limits.output_bytes + _OF_A_TEST * len(tests)),
     )
     # A limit may have truncated the last line.
     built, *results = map(json.loads, run.stdout.split("\n")[:-1] or ["false"])

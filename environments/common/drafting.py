@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score
 from verl_atgrpo.environments.common.options import check_isolation
 from verl_atgrpo.environments.common.replies import extract_python
+from verl_atgrpo.environments.common.running import runnable
 from verl_atgrpo.environments.common.workflow import Style, chat, once
 from verl_atgrpo.quoting import READ, quoted, shortened
 from verl_atgrpo.sandbox.runner import run_python
@@ -205,7 +206,7 @@ class DraftingGame(Environment, Generic[State, Answer]):
         code = extract_python(text)
         if code is None:
             return Draft(text, None)
-        result = await run_python(code)
+        result = await run_python(runnable(code))
         answer = self.parse_printed(result.stdout) if result.ok else None
         return Draft(text, answer, result.stdout.strip()[:500], result.ok)
 

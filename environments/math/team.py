@@ -24,6 +24,7 @@ from verl_atgrpo.environments.common.options import (
 )
 from verl_atgrpo.environments.common.records import DataSetEnvironment, read_records
 from verl_atgrpo.environments.common.replies import extract_python
+from verl_atgrpo.environments.common.running import runnable
 from verl_atgrpo.environments.common.workflow import Style, chat, once
 from verl_atgrpo.environments.math.answers import (
     agree,
@@ -183,7 +184,7 @@ class MathEnvironment(DataSetEnvironment[MathTask]):
         if code is None:
             return Attempt(reply, None, "")
         limits = LIMITS if self.libraries else Limits()
-        result = await run_python(code, limits=limits, libraries=self.libraries)
+        result = await run_python(runnable(code), limits=limits, libraries=self.libraries)
         answer = parse_printed(result.stdout, self.style) if result.ok else None
         return Attempt(reply, answer, result.stdout.strip()[-500:], result.ok)
 

@@ -16,7 +16,7 @@ from fakes.coding_problems import ROWS, verdict, write
 from verl_atgrpo.environment import EnvironmentConfigError
 from verl_atgrpo.environments.code import formats as coding_formats
 from verl_atgrpo.environments.code.formats import FORMATS, read_problems
-from verl_atgrpo.environments.code.programs import Asserts
+from verl_atgrpo.environments.code.programs import Asserts, Call
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -41,6 +41,80 @@ def test_unusable_rows_are_left_out(tmp_path: Path) -> None:
     huge = f'{{"fn_name": "f", "inputs": [[{"1" * 5000}]], "outputs": [[1]]}}'
     rows = [{**good, "input_output": text} for text in ("", "{}", huge, good["input_output"])]
     assert read_problems({"path": write(tmp_path, rows), "format": "apps"}, "train") == (problem,)
+
+
+PAIR = "class Pair:\n  def __init__(self, a): self.a = a\ndef order(x): return x\ndef f(pairs, n=1): return n"
+
+
+@pytest.mark.parametrize(
+    ("tests", "setup", "usable"),
+    [
+        (["assert f([Pair(5)], 1) == 1"], "", False),
+        (["assert f([1]) == 1", "assert f([Pair(5)]) == 1"], "", False),
+        (["assert f(root) == 1"], "root = Pair(1)\nroot.left = Pair(2)", False),
+        (["assert f(order([2, 1])) == 1"], "", False),
+        (["assert isinstance(f([]), Pair)"], "", False),
+        (["assert f(math.sqrt(4)) == 1"], "", False),
+        (["assert f(gcd(2, 4)) == 1"], "from math import *", True),
+        (["assert f(math.sqrt(4)) == 1"], "import math", True),
+        (["assert f(np.sqrt(4)) == 1"], "import numpy.linalg as np", True),
+        (["assert f([x for x in range(3)]) == len([1])"], "", True),
+        (["assert f(Own(1)) == 1"], "class Own:\n  def __init__(self, a): self.a = a", True),
+        (["assert f(sorted([2, 1], key=lambda item: -item)) == 1"], "", True),
+        (
+            ["def own(k):\n  try: return f(k)\n  except ValueError as error: return error\nassert own(1) == 1"],
+            "",
+            True,
+        ),
+    ],
+)
+def test_rows_whose_tests_need_the_solution_are_left_out(
+    tests: list[str], setup: str, usable: bool, tmp_path: Path
+) -> None:
+    good, problem = ROWS["mbpp"][1]
+    rows = [good, {"prompt": "Order.", "code": PAIR, "test_list": tests, "test_setup_code": setup}]
+    read = read_problems({"path": write(tmp_path, rows), "format": "mbpp"}, "train")
+    assert [one.statement for one in read] == ["Three.", "Order."][: 1 + usable]
+    assert read[0] == problem
+
+
+@pytest.mark.parametrize(
+    ("prompt", "given"),
+    [
+        ("def f(x):\n    pass", ""),
+        ("import math\ndef f(x):\n    'Doc.'", "import math"),
+        ("from typing import List\nN = 3\n\ndef f(x: List[int]):\n    'Doc.'", "from typing import List\nN = 3"),
+        ("def g(x):\n    return x\n\ndef f(x):\n    'Doc.'", "def g(x):\n    return x"),
+        ("class A:\n    b = 1\n\ndef f(x):\n    'Doc.'", "class A:\n    b = 1"),
+    ],
+)
+def test_programs_have_what_the_prompt_of_humaneval_defines_but_the_function(
+    prompt: str, given: str, tmp_path: Path
+) -> None:
+    row = {"prompt": prompt, "entry_point": "f", "test": "def check(candidate):\n    assert candidate(1) == 1"}
+    (problem,) = read_problems({"path": write(tmp_path, [row]), "format": "humaneval"}, "train")
+    assert problem.given == given
+
+
+@pytest.mark.parametrize(
+    ("argument", "read"),
+    [
+        ({"1": 2}, {1: 2}),
+        ({"-1": {"2": 3}}, {-1: {"2": 3}}),
+        ({"1": 2, "a": 3}, {"1": 2, "a": 3}),
+        ({"1": 2, "01": 3}, {"1": 2, "01": 3}),
+        ({"1.5": 2}, {"1.5": 2}),
+        ({"\u0661": 2}, {"\u0661": 2}),
+        ([{"1": 2}], [{"1": 2}]),
+        ({}, {}),
+        ("1", "1"),
+    ],
+)
+def test_integer_keys_that_json_made_texts(argument: Any, read: Any, tmp_path: Path) -> None:
+    data = {"fn_name": "f", "inputs": [[0, argument]], "outputs": [1]}
+    row = {"question": "?", "input_output": json.dumps(data)}
+    (problem,) = read_problems({"path": write(tmp_path, [row]), "format": "apps"}, "train")
+    assert isinstance(problem.tests[0], Call) and problem.tests[0].arguments == (0, read)
 
 
 @pytest.mark.parametrize(

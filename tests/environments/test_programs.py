@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
 
 import pytest
@@ -16,8 +17,10 @@ from fakes.coding_problems import (
     verdict,
     verdicts,
 )
+from waiting import HANG
 
-from verl_atgrpo.environments.code.programs import Asserts, Call, Exchange, Problem
+from verl_atgrpo.environments.code.programs import Asserts, Call, Exchange, Problem, judge
+from verl_atgrpo.sandbox.runner import Limits
 
 # ------------------------------------------------------------------ judging
 
@@ -29,7 +32,7 @@ from verl_atgrpo.environments.code.programs import Asserts, Call, Exchange, Prob
         ("print(2 * int(input()), end='  \\n\\n ')", True, True, [True] * 4),  # trailing spaces are ignored
         ("n = int(input())\nif n < 0: raise SystemExit(3)\nprint(n * 2)", True, True, [True, True, False, True]),
         ("print(2 * int(input()))\n1 / 0", True, False, [False] * 4),
-        ("print(2.0 * int(input()))", True, True, [False] * 4),  # numbers are texts
+        ("print(2.0 * int(input()))", True, True, [True] * 4),  # numbers are compared as numbers
         ("print(2 * int(sys.stdin.read()))", True, False, [False] * 4),  # nothing is imported for it
         ("if __name__ == '__main__': print(2 * int(input()))", True, True, [True] * 4),
         ("", True, True, [False] * 4),
@@ -105,6 +108,46 @@ def test_results_of_programs_are_shown() -> None:
     assert verdict(ADD, "import os; os._exit(0)", Call((1, 2), 3)).shown == ("(the program has ended)",)
     assert "SyntaxError" in verdict(ADD, "def add(a, b) return", Call((1, 2), 3)).shown[0]
     assert len(verdict(ADD, "def add(a, b): return 'x' * 9999", Call((1, 2), 3)).shown[0]) == 1000
+
+
+def test_as_many_tests_as_a_problem_has_are_reported() -> None:
+    """Their reports together are longer than the limit on output."""
+    tests = tuple(Call((number,), "x" * 3000 + str(number)) for number in range(3000))
+    problem = Problem("", tests, "f")
+    limits = Limits(cpu_seconds=20, wall_seconds=HANG, memory_mb=512, output_bytes=300_000)
+    found = asyncio.run(judge(problem, "def f(n): return 'x' * 3000 + str(n)", tests, limits))
+    assert found.fraction == 1 and len(found.shown[0]) == 1000
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import re; re.sub('\\d', '', '1')",
+        "assert (1, 'always')",
+        "x = 1 is 1",
+        "x = 3 if 1 else [1](2)",
+        "def f():\n  '''\\W'''",
+        "\n".join(f"x = '\\d'  # {number}" for number in range(3000)),
+    ],
+)
+def test_a_warning_of_the_compiler_is_no_error(code: str) -> None:
+    for problem, end in ((DOUBLE, "print(6)"), (ADD, "def add(a, b): return 3")):
+        found = verdict(problem, f"{code}\n{end}", problem.tests[0])
+        assert (found.built, found.ran, found.passed) == (True, True, (True,))
+
+
+@pytest.mark.parametrize(("printed", "passed"), [(100_000, True), (100_001, False), (700_000, False)])
+def test_what_may_be_printed_grows_with_what_is_expected(printed: int, passed: bool) -> None:
+    problem = Problem("", (Exchange("", "7 " * 100_000),))
+    limits = Limits(cpu_seconds=20, wall_seconds=HANG, output_bytes=1000)
+    found = asyncio.run(judge(problem, f"print('7.0000 ' * {printed})", problem.tests, limits))
+    assert found.passed == (passed,) and found.ran is (printed < 400_000)
+
+
+def test_more_than_a_right_program_prints_is_too_much() -> None:
+    limits = Limits(cpu_seconds=20, wall_seconds=HANG, output_bytes=500)
+    found = asyncio.run(judge(DOUBLE, "print('6' * 2000)", DOUBLE.tests[:1], limits))
+    assert not found.ran and found.shown[0].endswith("\n(too much output)")
 
 
 # ------------------------------------------------------------------ programs that try to cheat
@@ -208,3 +251,10 @@ def test_some_of_humaneval() -> None:
 @needs_humaneval
 def test_all_of_humaneval() -> None:
     check_humaneval(humaneval())
+
+
+@pytest.mark.slow
+@needs_humaneval
+@pytest.mark.parametrize("nothing", ["", "pass"])
+def test_nothing_passes_no_test_of_humaneval(nothing: str) -> None:
+    assert {one.fraction for one in verdicts([(problem, nothing) for problem in humaneval()])} == {0}

@@ -92,7 +92,7 @@ ROWS: dict[str, list[tuple[dict[str, Any], Problem]]] = {
                 "solutions": json.dumps(["print(2*int(input()))", "other"]),
                 "starter_code": "",
             },
-            Problem("Double it.", EXCHANGES, solution="print(2*int(input()))"),
+            Problem("Double it.", EXCHANGES, solution="print(2*int(input()))", contest=True),
         ),
         (
             {
@@ -101,7 +101,13 @@ ROWS: dict[str, list[tuple[dict[str, Any], Problem]]] = {
                 "solutions": "",
                 "starter_code": "class Solution:",
             },
-            Problem("Add.", (Call((1, 2), 3), Call((0, 0), 0)), "add", starter="class Solution:"),
+            Problem(
+                "Add.",
+                (Call((1, 2), [3], wrapped=True), Call((0, 0), [0], wrapped=True)),
+                "add",
+                starter="class Solution:",
+                contest=True,
+            ),
         ),
         (
             {
@@ -110,7 +116,7 @@ ROWS: dict[str, list[tuple[dict[str, Any], Problem]]] = {
                 "solutions": None,
                 "starter_code": None,
             },
-            Problem("Lines.", (Exchange("1\n2", "3"),)),
+            Problem("Lines.", (Exchange("1\n2", "3"),), contest=True),
         ),
     ],
     "codecontests": [
@@ -122,7 +128,7 @@ ROWS: dict[str, list[tuple[dict[str, Any], Problem]]] = {
                 "generated_tests": {"input": [], "output": []},
                 "solutions": {"language": [1, 2, 3, 3], "solution": ["print 2*input()", "c++", "py3", "py3 too"]},
             },
-            Problem("Double it.", EXCHANGES, solution="py3"),
+            Problem("Double it.", EXCHANGES, solution="py3", contest=True, by_words=True),
         )
     ],
     "livecodebench": [
@@ -134,7 +140,7 @@ ROWS: dict[str, list[tuple[dict[str, Any], Problem]]] = {
                 "starter_code": "",
                 "metadata": "{}",
             },
-            Problem("Double it.", EXCHANGES),
+            Problem("Double it.", EXCHANGES, contest=True),
         ),
         (
             {
@@ -144,7 +150,9 @@ ROWS: dict[str, list[tuple[dict[str, Any], Problem]]] = {
                 "starter_code": "class Solution:\n    def add(self, a, b):",
                 "metadata": json.dumps({"func_name": "add"}),
             },
-            Problem("Add.", (Call(([1], 2), 3),), "add", starter="class Solution:\n    def add(self, a, b):"),
+            Problem(
+                "Add.", (Call(([1], 2), 3),), "add", starter="class Solution:\n    def add(self, a, b):", contest=True
+            ),
         ),
     ],
     "humaneval": [
@@ -182,6 +190,7 @@ ROWS: dict[str, list[tuple[dict[str, Any], Problem]]] = {
                 "f",
                 starter="def f(x, y=1):",
                 setup="import math",
+                given="import math",
                 solution="def two(): return 2\r\ndef f(x, y=1): return two() * x",
             ),
         ),

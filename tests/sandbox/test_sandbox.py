@@ -141,13 +141,30 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return streams
 
 
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_endless_output(stream: str, streams: list[Any]) -> None:
-    code = f"import sys\nwhile True: sys.{stream}.write('x' * 4096)"
+def test_endless_output(streams: list[Any]) -> None:
+    code = "import sys\nwhile True: sys.stdout.write('x' * 4096)"
     result = run(code, limits=Limits(cpu_seconds=3600, wall_seconds=HANG, output_bytes=10_000))
     assert result.output_truncated and not result.ok and result.returncode is None
-    assert len(getattr(result, stream)) == 10_000
+    assert len(result.stdout) == 10_000
     assert max(len(stream.kept) for stream in streams) == 10_001, "more than that is not held in memory"
+
+
+@pytest.mark.parametrize("limit", [5, 14, 10_000, 10_001, 65_536])
+def test_long_error_output_is_no_fault_and_its_ends_are_kept(limit: int, streams: list[Any]) -> None:
+    text = "start" + "x" * 600_000 + "the end"
+    code = "import sys\nprint('done')\nsys.stderr.write('start' + 'x' * 600_000 + 'the end')"
+    result = run(code, limits=Limits(cpu_seconds=20, wall_seconds=HANG, output_bytes=limit))
+    assert result.ok and result.stdout == "done\n" and not result.output_truncated
+    assert result.stderr == text[: limit // 2] + text[-(limit - limit // 2) :]
+    assert max(len(stream.kept) for stream in streams) <= max(limit, 10), "more than that is not held in memory"
+
+
+@pytest.mark.slow
+def test_endless_error_output_ends_with_the_limit_on_time(streams: list[Any]) -> None:
+    code = "import sys\nwhile True: sys.stderr.write('x' * 4096)"
+    result = run(code, limits=Limits(cpu_seconds=1, wall_seconds=HANG, output_bytes=10_000))
+    assert result.timed_out and not result.ok and len(result.stderr) == 10_000
+    assert max(len(stream.kept) for stream in streams) == 10_000
 
 
 def test_output_of_exactly_the_limit_is_kept() -> None:

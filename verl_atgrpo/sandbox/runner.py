@@ -35,7 +35,8 @@ _NEEDS = {"sympy": ("mpmath",)}
 @dataclass(frozen=True)
 class Limits:
     """Limits of one run: CPU seconds and address space (MiB) per process, `wall_seconds` for the whole run,
-    `output_bytes` per stream, `processes` including threads and children, `file_mb` (MiB) per file.
+    `output_bytes` of standard output, after which the program is stopped, and of standard error, of which more is
+    left out, `processes` including threads and children, `file_mb` (MiB) per file.
 
     With a `cgroup`, `memory_mb` is also the memory of all its processes together.
     """
@@ -53,7 +54,7 @@ class ExecutionResult:
     """Output and exit of one program.
 
     `returncode` is its exit code, 128 + n after signal n, and None if it was stopped or its launcher was killed;
-    `timed_out` covers the wall-clock and the CPU limit.
+    `timed_out` covers the wall-clock and the CPU limit. Of long standard error the start and the end are kept.
     """
 
     stdout: str
@@ -269,14 +270,15 @@ def _sealed(data: bytes) -> int:
 class _Stream:
     """Reads a pipe or socket to its end; `kept` has at most one byte more than `limit`.
 
+    With `overflow`, it is called at more than that; without, the first and the last half of the limit are kept.
     After a few reads it pauses between them: a program may write single bytes as packets, each of which costs a read.
     """
 
     _PROMPT_READS, _PAUSE = 32, 0.01
 
-    def __init__(self, file: int, limit: int, overflow: Callable[[], object]) -> None:
-        self.kept = bytearray()
+    def __init__(self, file: int, limit: int, overflow: Callable[[], object] | None) -> None:
         self.reads = 0
+        self._start, self._end = bytearray(), bytearray()
         self._timer: asyncio.TimerHandle | None = None
         self._file, self._limit, self._overflow = file, limit, overflow
         self._loop = asyncio.get_running_loop()
@@ -284,14 +286,23 @@ class _Stream:
         self._loop.add_reader(file, self._read)
 
     @property
+    def kept(self) -> bytes:
+        return bytes(self._start + self._end)
+
+    @property
     def full(self) -> bool:
-        return len(self.kept) > self._limit
+        return len(self._start) > self._limit
 
     def _read(self) -> None:
         chunk = os.read(self._file, 1 << 16)
         self.reads += 1
-        self.kept += chunk[: self._limit + 1 - len(self.kept)]
-        if self.full:
+        most = self._limit // 2 if self._overflow is None else self._limit + 1
+        room = most - len(self._start)
+        self._start += chunk[:room]
+        if self._overflow is None:
+            self._end += chunk[room:]
+            del self._end[: -(self._limit - most) or None]
+        elif self.full:
             self._overflow()
         if not chunk:
             self._loop.remove_reader(self._file)
@@ -355,8 +366,8 @@ async def _run(request: Request, stdin: str, limits: Limits) -> ExecutionResult 
         def stop() -> None:
             control.shutdown(socket.SHUT_WR)  # the launcher kills all of the program's processes and exits
 
-        ends = (out_end, limits.output_bytes), (err_end, limits.output_bytes), (control.fileno(), 32)
-        streams = [ours.enter_context(contextlib.closing(_Stream(file, limit, stop))) for file, limit in ends]
+        ends = (out_end, limits.output_bytes, stop), (err_end, limits.output_bytes, None), (control.fileno(), 32, stop)
+        streams = [ours.enter_context(contextlib.closing(_Stream(*end))) for end in ends]
         running = [stream.ended for stream in streams]
         counter = asyncio.create_task(_count_files(request, stop))
         try:
@@ -365,7 +376,7 @@ async def _run(request: Request, stdin: str, limits: Limits) -> ExecutionResult 
             counter.cancel()
             stop()
             await asyncio.wait(running, timeout=_SWEEP_SECONDS)
-    out, err, report = (bytes(stream.kept) for stream in streams)
+    out, err, report = (stream.kept for stream in streams)
     started, report = report.startswith(MARK), report.removeprefix(MARK)
     if not (started or err) and report in (b"", b"%d" % (128 + signal.SIGKILL)) and running[-1].done():
         return None
