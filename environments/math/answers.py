@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import math
 import numbers
-import os
 import re
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
+from verl_atgrpo.environments.common.limited import LimitedProcess
 from verl_atgrpo.environments.common.replies import after_thoughts, closing_brace, labelled, labels, last_box
 from verl_atgrpo.environments.common.workflow import Style
 from verl_atgrpo.environments.math.decimals import Number, read_number, same_number
@@ -35,7 +30,8 @@ from verl_atgrpo.environments.math.notation import (
 )
 from verl_atgrpo.environments.math.printed import python_as_latex
 
-WORKER = "verl_atgrpo.environments.math.worker"
+_WORKER = LimitedProcess("verl_atgrpo.environments.math.worker")
+"""Compares answers that are no plain numbers; those whose comparison exceeds its limits are not equal."""
 _LABELS = labels("(?!)", r"(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:(?:final|correct) )*answer")
 _CHOICE = re.compile(r"[.!?;] |\bor\b", re.IGNORECASE)
 """A second sentence, or a second answer."""
@@ -235,60 +231,13 @@ def _scaled(number: Number, power: int) -> Number:
     return replace(number, value=number.value * 10**power)
 
 
-class Worker:
-    """The process that compares answers, started when first needed and again after it ended."""
+@functools.lru_cache(maxsize=1 << 16)
+def _matching(golds: Sequence[str], answers: Sequence[str], known: Sequence[Sequence[bool | None]]) -> bool:
+    """Returns whether each gold value equals another one of the answers.
 
-    def __init__(self) -> None:
-        self.process: subprocess.Popen[str] | None = None
-        """None until the first comparison, and after one that hit its time limit."""
-        self._lock = threading.Lock()
-        self._owner = 0
-
-    def match(self, golds: Sequence[str], answers: Sequence[str], known: Sequence[Sequence[bool | None]]) -> bool:
-        """Returns whether each gold value equals another one of the answers; retried once if the process was killed.
-
-        Args:
-            golds: LaTeX values.
-            answers: as many values.
-            known: for each gold value and answer whether they are equal, or None: then math-verify is asked.
-        """
-        with self._lock:
-            verdict, ended = self._ask(golds, answers, known)
-            if ended is not None and ended != -signal.SIGPROF:  # not killed by its own time limit
-                verdict, ended = self._ask(golds, answers, known)
-            return verdict == "1\n"
-
-    def _ask(self, *question: object) -> tuple[str, int | None]:
-        """Returns the verdict and None, or "" and the return code if the process ended."""
-        if self.process is None or self._owner != os.getpid():  # forks must not share pipes
-            self._start()
-        assert self.process and self.process.stdin and self.process.stdout
-        try:
-            self.process.stdin.write(json.dumps(question) + "\n")
-            self.process.stdin.flush()
-            verdict = self.process.stdout.readline()
-        except BrokenPipeError:  # ended since the last comparison
-            verdict = ""
-        if verdict:
-            return verdict, None
-        self.process.communicate()
-        ended = self.process.returncode
-        if ended > 0:  # not killed by a signal: it does not work at all
-            raise RuntimeError(f"math-verify does not work; to see why: {sys.executable} -m {WORKER}")
-        self.process = None
-        return "", ended
-
-    def _start(self) -> None:
-        self._owner = os.getpid()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", WORKER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # the parser writes warnings
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            start_new_session=True,  # not interrupted by Ctrl-C
-        )
-
-
-_matching = functools.lru_cache(maxsize=1 << 16)(Worker().match)
+    Args:
+        golds: LaTeX values.
+        answers: as many values.
+        known: for each gold value and answer whether they are equal, or None: then math-verify is asked.
+    """
+    return _WORKER.ask((golds, answers, known)) is True

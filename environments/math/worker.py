@@ -9,15 +9,11 @@ this process.
 from __future__ import annotations
 
 import functools
-import json
-import os
-import resource
-import signal
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
+from verl_atgrpo.environments.common.limited import serve
 from verl_atgrpo.environments.math.decimals import FLOAT_TOLERANCE, Number, read_float, same_number
 
 CPU_SECONDS = 0.5
@@ -28,16 +24,11 @@ _EXACT = 30
 
 
 def main() -> None:
-    """Reads lines with a JSON list of values, other values, and verdicts known; writes `1` (equal) or `0` for each.
-
-    See `answers.Worker.match`.
-    """
+    """Answers requests of values, other values, and verdicts known: whether they match, as `answers` asks."""
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, grader, parse, verify
 
     grader.sympy_numeric_eq = numerically_equal
-    verdicts = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # libraries must not print into the verdicts
     # Units are read by `notation`: math-verify would take `6m` for 6.
     normal = NormalizationConfig(units=False, malformed_operators=True, nits=True)
     # Only LaTeX: numbers in a sentence are ignored.
@@ -60,21 +51,18 @@ def main() -> None:
             and includes(answer, gold)
         )
 
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    equal(r"\frac{1}{3}", r"\sqrt{2}")  # warm-up: the first comparison builds the grammar
-    for line in sys.stdin:
-        golds, answers, known = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS * len(golds))
+    def matching(request: Sequence[Any]) -> bool:
+        golds, answers, known = request
         left = set(range(len(answers)))
         for gold, row in zip(golds, known, strict=True):
-            matching = (j for j in sorted(left) if (equal(gold, answers[j]) if row[j] is None else row[j]))
-            if (match := next(matching, None)) is None:
+            equals = (j for j in sorted(left) if (equal(gold, answers[j]) if row[j] is None else row[j]))
+            if (match := next(equals, None)) is None:
                 break
             left.remove(match)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        verdicts.write("0\n" if left else "1\n")
-        verdicts.flush()
+        return not left
+
+    equal(r"\frac{1}{3}", r"\sqrt{2}")  # warm-up: the first comparison builds the grammar
+    serve(matching, lambda request: CPU_SECONDS * len(request[0]), MEMORY_BYTES)
 
 
 def with_imaginary_unit(value: Any) -> Any:

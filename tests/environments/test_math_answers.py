@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import array
 import asyncio
-import fcntl
 import json
-import os
 import random
 import re
-import signal
-import termios
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -20,7 +14,6 @@ import pytest
 pytest.importorskip("math_verify", reason="needs the extra `math`")
 
 from fakes.math_problems import DATA, box
-from waiting import wait_until
 
 from verl_atgrpo.environments.math import answers as math_answers
 from verl_atgrpo.environments.math.answers import (
@@ -39,10 +32,6 @@ def same(one: str | None, other: str | None) -> bool:
     forth, back = asyncio.run(equal(one, other)), asyncio.run(equal(other, one))
     assert forth == back
     return forth
-
-
-def match(worker: math_answers.Worker, one: str, other: str) -> bool:
-    return worker.match((one,), (other,), ((None,),))
 
 
 # ------------------------------------------------------------------ the data sets
@@ -259,26 +248,6 @@ def test_plain_numbers_need_no_other_process(monkeypatch: pytest.MonkeyPatch) ->
     assert not same("3", "4") and not same("1/2", "1/3") and not same("-3", "3")
 
 
-@pytest.mark.slow
-def test_a_fork_starts_its_own_process() -> None:
-    worker = math_answers.Worker()
-    assert match(worker, "x+x", "2x")
-    assert worker.process is not None
-    ours = worker.process.pid
-    child = os.fork()
-    if child == 0:
-        done = False
-        try:
-            done = match(worker, "y+y", "2y") and worker.process.pid != ours
-            worker.process.kill()
-        finally:
-            os._exit(0 if done else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert match(worker, "z+z", "2z") and worker.process.pid == ours
-    worker.process.kill()
-    worker.process.communicate()
-
-
 def test_a_list_is_matched_by_one_request() -> None:
     golds, answers = ("x+1", "2y", r"\sqrt{8}"), (r"2\sqrt{2}", "y+y", "1+x")
     unknown = ((None,) * 3,) * 3
@@ -350,52 +319,6 @@ def test_a_comparison_over_its_cpu_time_is_killed_and_the_next_one_works() -> No
     assert not asyncio.run(equal("18", r"\binom{999999999}{99999999}"))
     assert not asyncio.run(equal("18", r"\prod_{k=1}^{9999999} k"))
     assert same(r"\sqrt{8}", r"2\sqrt{2}")
-
-
-def test_a_process_that_does_not_work_is_an_error_and_not_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(math_answers, "WORKER", "verl_atgrpo.no_such_module")
-    with pytest.raises(RuntimeError, match="math-verify does not work"):
-        match(math_answers.Worker(), "x", "x+0")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("midst", [True, False])
-def test_a_comparison_whose_process_is_killed_is_retried(midst: bool) -> None:
-    worker = math_answers.Worker()
-    assert match(worker, r"\sqrt{4}", "2")
-    assert worker.process is not None
-    first = worker.process.pid
-    os.kill(first, signal.SIGSTOP)
-    os.waitid(os.P_PID, first, os.WSTOPPED | os.WNOWAIT)  # before that it may still read the request
-    with ThreadPoolExecutor(1) as executor:
-        if not midst:
-            os.kill(first, signal.SIGKILL)
-            worker.process.wait()
-        asked = executor.submit(match, worker, r"\sqrt{9}", "3")
-        if midst:
-            stdin = worker.process.stdin
-            assert stdin is not None
-            pending = array.array("i", [0])
-            wait_until(
-                lambda: fcntl.ioctl(stdin, termios.FIONREAD, pending) == 0 and pending[0], lambda: not asked.done()
-            )
-            os.kill(first, signal.SIGKILL)
-        assert asked.result()
-    assert worker.process.pid != first
-    worker.process.kill()
-    worker.process.communicate()
-
-
-def test_a_comparison_that_times_out_is_not_retried(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
-
-    class Slow(math_answers.Worker):
-        def _ask(self, *question: object) -> tuple[str, int | None]:
-            asked.append(question)
-            return "", -signal.SIGPROF
-
-    assert not match(Slow(), "1", "x")
-    assert asked == [(("1",), ("x",), ((None,),))]
 
 
 @pytest.mark.parametrize(
