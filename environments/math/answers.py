@@ -211,7 +211,7 @@ def _known(gold: Part, answer: Part) -> bool | None:
     """Returns whether two values are equal, or None if math-verify has to find out."""
     if gold.written == answer.written:
         return True
-    if gold.name and answer.name and gold.name != answer.name:
+    if gold.name and answer.name and gold.name.lower() != answer.name.lower():
         return False
     if gold.base != answer.base or (gold.half and gold.half != answer.half):
         return False

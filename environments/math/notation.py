@@ -211,7 +211,7 @@ _BASES = {name: str(number) for number, name in enumerate(_DIGITS, 2)} | {"sixte
 
 _NAMES = [name for name in [*_CANONICAL, *_POWERS, *_MULTIPLES] if len(name) > 1]
 _KNOWN = "|".join(sorted(_NAMES, key=len, reverse=True))
-_TEXT = r"\\(?:text|mathrm|textrm|textbf|textit|mbox|rm|operatorname)\s*\{[^{}]*\}"
+_TEXT = r"\\(?:text|mathrm|textrm|textbf|textit|mbox|rm|operatorname)\s*\{(?:[^{}]|\{[^{}]*\})*\}"
 _BARE = rf"(?:{_KNOWN})(?![a-zA-Z])\.?|(?<= )[a-z]{{4,}}(?![a-zA-Z(])|[ap]\.\s?m\b\.?|(?<= )\(?base[ -][0-9a-z]+\)?"
 _POWER = r"(?:\s*\^\s*\{?[23]\}?)?"
 _WORDS = re.compile(rf"(?:\s*(?:{_TEXT}|\^\{{\\circ\}}|{_BARE}){_POWER}(?:\s*/\s*)?)+$", re.IGNORECASE)

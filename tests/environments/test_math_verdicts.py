@@ -82,6 +82,7 @@ def test_the_verdict_of_math(row: Row, math_reward: Any) -> None:
     assert math_reward.is_equiv(row.gold, row.reply) is row.right
 
 
+@pytest.mark.slow
 @rows()
 def test_the_verdict_of_math_verify(row: Row) -> None:
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
