@@ -174,9 +174,10 @@ def _copied(question: str, gold: str, answer: str) -> bool:
     def bare(text: str) -> str:
         return re.sub(r"[\s{}$~]|\\(?:left|right|displaystyle)(?![a-zA-Z])|\\[,;:!]|(?<=\\)[dtc](?=frac)", "", text)
 
-    value = answer.rpartition("=")[2]
-    if read_number(value.strip()) is not None or not _OPERATOR.search(value):
+    values = [part.value for part in readings(answer)[-1]]
+    if all(read_number(value) is not None or not _OPERATOR.search(value) for value in values):
         return False
+    value = answer.rpartition("=")[2]
     return bare(value) in bare(question) and bare(value) not in (bare(gold), bare(gold.rpartition("=")[2]))
 
 
