@@ -177,6 +177,17 @@ def test_long_results_are_cut_and_slow_tools_end() -> None:
     assert seen.text == "Error: it took too long" and seen.failed
 
 
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [("max_turns", 0), ("max_turns", -1), ("max_tokens", 0), ("timeout", 0.0), ("timeout", -2), ("max_characters", 0)],
+)
+def test_limits_of_tools_are_above_0(name: str, limit: float) -> None:
+    team = ScriptedTeam({"worker": lambda prompt, k: "x"})
+    with pytest.raises(ValueError, match=f"use_tools: {name}={limit!r} is not above 0"):
+        bounded(use_tools(team.worker, "?", [], **{name: limit}))
+    assert not team.decisions
+
+
 def test_the_tools_of_an_mcp_server() -> None:
     mcp = pytest.importorskip("mcp")
     if not hasattr(mcp, "Client"):

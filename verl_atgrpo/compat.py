@@ -320,6 +320,30 @@ def when_imported(name: str, callback: Callback) -> None:
     _FINDER.callbacks.setdefault(name, []).append(callback)
 
 
+def name_yaml_errors(module: ModuleType) -> None:
+    """Has Hydra end with one line, file and line number, where a recipe is no YAML, in place of a traceback.
+
+    Args:
+        module: Hydra's with the sources of configurations.
+    """
+    from hydra.errors import ConfigCompositionException
+    from yaml import MarkedYAMLError, YAMLError
+
+    load = module.ConfigRepository.load_config
+
+    @functools.wraps(load)
+    def named(self: Any, config_path: str) -> Any:
+        try:
+            return load(self, config_path)
+        except (YAMLError, UnicodeDecodeError) as error:
+            mark = (error.problem_mark or error.context_mark) if isinstance(error, MarkedYAMLError) else None
+            at = f"{config_path}.yaml" if mark is None else f"{mark.name}:{mark.line + 1}"
+            why = (error.problem or error.context) if isinstance(error, MarkedYAMLError) else error
+            raise ConfigCompositionException(f"{at}: {' '.join(str(why).split())}") from error
+
+    module.ConfigRepository.load_config = named
+
+
 _GC_THRESHOLD = 10_000
 """Threshold of generation 0. With Python's 700, the objects of requests in flight are scanned many times."""
 

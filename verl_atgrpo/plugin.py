@@ -21,9 +21,10 @@ def register() -> None:
     Also makes sure that the package's warnings are logged.
     """
     from verl_atgrpo import platform_choice
-    from verl_atgrpo.compat import when_imported
+    from verl_atgrpo.compat import name_yaml_errors, when_imported
 
     _log_warnings()
+    when_imported("hydra._internal.config_repository", name_yaml_errors)
     when_imported("verl.trainer.ppo.core_algos", _register_estimator)
     when_imported("verl.trainer.ppo.v1", _register_trainer)
     when_imported("verl.workers.engine", _register_engine)

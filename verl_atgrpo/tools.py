@@ -340,8 +340,14 @@ async def use_tools(
     Raises:
         EpisodeFailed: a reply could not be sampled.
         ToolError: the policy's chat template knows no tools, or something is no tool.
+        ValueError: a limit is not above 0.
     """
     from verl_atgrpo.team import as_messages
+
+    limits = {"max_turns": max_turns, "max_tokens": max_tokens, "timeout": timeout, "max_characters": max_characters}
+    for name, limit in limits.items():
+        if limit is not None and not limit > 0:
+            raise ValueError(f"use_tools: {name}={limit!r} is not above 0")
 
     known, messages = tools_of(tools), as_messages(prompt)
     calls = failed = tokens = 0

@@ -147,7 +147,27 @@ def test_what_fails_on_the_cpu_alone_is_refused_there(
     ):
         check_cpu(chunks)
     monkeypatch.setattr(platform_choice, "wants_cpu", lambda: False)
+    chunks.actor_rollout_ref.model.path = "Qwen/Qwen3-1.7B"
     check_cpu(chunks)
+
+
+@pytest.mark.parametrize(
+    "path", ["runs/models/mine", "./mine", "~/mine", "a\0b", "x" * 300, "", "own er/name", "a/../b"]
+)
+def test_a_model_that_is_neither_a_folder_nor_on_the_hub_is_refused(
+    path: str, compose: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(platform_choice, "wants_cpu", lambda: False)
+    config = compose("plan_path_qwen3_1p7b")
+    config.actor_rollout_ref.model.path = path
+    with pytest.raises(
+        ConfigError, match=r"^actor_rollout_ref\.model\.path=.*: there is no such folder, and it is no"
+    ):
+        check_cpu(config)
+    for fine in ("gpt2", "Qwen/Qwen3-1.7B", "/data/of/the/nodes/mine", "hdfs://x/mine"):
+        config.actor_rollout_ref.model.path = fine
+        check_cpu(config)
 
 
 def test_recipes_spell_out_every_key_with_its_default(compose: Any) -> None:

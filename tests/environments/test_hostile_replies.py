@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from fakes.coding_problems import test_block as tester_reply
 from fakes.coding_problems import write
-from fakes.hostile_replies import LITERALS, REPLIES, UNITS
+from fakes.hostile_replies import LITERALS, REPLIES, UNITS, replies
+from growth import MOST, ratio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -23,9 +24,6 @@ from verl_atgrpo.team import Generation, TeamOptions
 from verl_atgrpo.tools import Reply, Tool, ToolCall
 
 TOKENS = 2048
-CPU_SECONDS = 0.05
-"""Most CPU time of this process for a decision, prompt and score."""
-
 TESTS = (
     *(tester_reply(literal, "1") for literal in LITERALS),
     *(tester_reply("1", literal) for literal in LITERALS),
@@ -162,11 +160,15 @@ def cpu_of(env: Environment, reply: str) -> float:
 
 
 def test_no_reply_raises_or_takes_long(environment: Environment) -> None:
+    """A decision, prompt and score, takes time in proportion to the reply: it blocks all other episodes."""
     slow = {}
-    for reply in (*REPLIES, *(TESTS if "tester" in environment.agents else ())):
-        if cpu_of(environment, reply) > CPU_SECONDS and (seconds := cpu_of(environment, reply)) > CPU_SECONDS:
-            slow[f"{reply[:40]!r} of {len(reply)}"] = round(seconds, 3)
+    for half, reply in zip(replies(2), REPLIES, strict=True):
+        small, large = functools.partial(cpu_of, environment, half), functools.partial(cpu_of, environment, reply)
+        if (found := ratio(small, large)) > MOST:
+            slow[f"{reply[:40]!r} of {len(reply)}"] = round(found, 1)
     assert slow == {}
+    for reply in TESTS if "tester" in environment.agents else ():
+        cpu_of(environment, reply)
 
 
 _TEXT = st.one_of(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
 from fakes.coding_problems import ADD, DOUBLE
 from fakes.sudoku_players import RIGHT, SOLVED, full, rows
+from growth import assert_linear
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -409,30 +409,42 @@ HUGE = [
 ]
 
 
+def _repeated(size: int) -> tuple[str, ...]:
+    return tuple(text * (size // len(text)) for text in HUGE)
+
+
 MEGABYTE = 10**6
-MEGABYTES = (
-    *(text * (MEGABYTE // len(text)) for text in ("R", "1", "Moves: ", "Grid:\n", "\n", "[", "\u00e9\U0001f600")),
-    *("Moves: " + "R, " * (MEGABYTE // 3) + end for end in ("", "x")),
-    *(f"Moves: R{gap * (MEGABYTE // len(gap))}x" for gap in (" ", ", ", " .")),
-    *(f"{mark}{' ' * MEGABYTE}x" for mark in ("Moves:", "Grid:")),
-    "Moves: R\n" * (MEGABYTE // 9) + "Moves: x",
-    "Grid:\n" + "1 2 3 4\n" * (MEGABYTE // 8),
-    "Grid:\n1" + " " * MEGABYTE + "234",
-    " \n" * (MEGABYTE // 2) + "x",
-)
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [*(text * (LONG // len(text)) for text in HUGE), *MEGABYTES],
-    ids=lambda text: f"{text[:12]!r} of {len(text)}",
-)
-def test_long_replies_are_read_in_linear_time(reply: str) -> None:
+def _long(size: int) -> tuple[str, ...]:
+    """Returns texts of about `size` characters."""
+    return (
+        *(text * (size // len(text)) for text in ("R", "1", "Moves: ", "Grid:\n", "\n", "[", "\u00e9\U0001f600")),
+        *("Moves: " + "R, " * (size // 3) + end for end in ("", "x")),
+        *(f"Moves: R{gap * (size // len(gap))}x" for gap in (" ", ", ", " .")),
+        *(f"{mark}{' ' * size}x" for mark in ("Moves:", "Grid:")),
+        "Moves: R\n" * (size // 9) + "Moves: x",
+        "Grid:\n" + "1 2 3 4\n" * (size // 8),
+        "Grid:\n1" + " " * size + "234",
+        " \n" * (size // 2) + "x",
+    )
+
+
+_LONG = {
+    f"{text[:12]!r}, {number} of {size}": (make, number, size)
+    for make, size in ((_repeated, LONG), (_long, MEGABYTE))
+    for number, text in enumerate(make(100))
+}
+"""Name -> function of a size, the number of one of its replies, and the size."""
+
+
+@pytest.mark.parametrize("case", _LONG)
+def test_long_replies_are_read_in_linear_time(case: str) -> None:
     """Earlier, 40,000 characters of fences took 1.3 s, in quadratic time."""
+    make, number, size = _LONG[case]
+    replies = {length: make(length)[number] for length in (size // 2, size)}
     for name, (read, _) in READERS.items():
-        before = time.process_time()
-        read(reply)
-        assert time.process_time() - before < 20, name
+        assert_linear(lambda length, read=read: read(replies[length]), size // 2, name)
 
 
 @pytest.mark.parametrize(
@@ -449,10 +461,9 @@ def test_extract_python(reply: str, code: str | None) -> None:
     assert extract_python(reply) == extract_python(reply, strict=True) == code
 
 
-def test_code_blocks_are_read_in_linear_time() -> None:
+@pytest.mark.parametrize("line", ["```python\n", "```\n", "```python\nx\n", "`", "```python\n\n", "~~~\n"])
+@pytest.mark.parametrize("strict", [False, True])
+def test_code_blocks_are_read_in_linear_time(line: str, strict: bool) -> None:
     """Earlier, 40,000 characters took 1.3 s and a megabyte more than ten minutes."""
-    before = time.process_time()
-    for line in ("```python\n", "```\n", "```python\nx\n", "`"):
-        for strict in (False, True):
-            extract_python(line * (1_000_000 // len(line)), strict)
-    assert time.process_time() - before < 20
+    texts = {size: line * (size // len(line)) for size in (500_000, 1_000_000)}
+    assert_linear(lambda size: extract_python(texts[size], strict), 500_000)

@@ -42,11 +42,24 @@ LITERALS = (
     "\ud800",
 )
 _VALUES = ("9^{9^{9}}", "9" * 255, "1/0", "0/0", "1e9999", r"\frac{1}{0}", r"\sqrt{-1}", "{" * 100 + "}" * 100)
-REPLIES = (
-    *(unit * (TOKENS // len(unit) + 1) for unit in UNITS),
-    *(unit * (1_000_000 // len(unit)) for unit in ("a", "\n", "```\n", "\\boxed{", "[", "Moves: ", "| ")),
-    *(rf"\boxed{{{value}}}" for value in _VALUES),
-    *("(" * 500 + ")" * 500, "\\boxed{" * 500 + "}" * 500, "**" * 500 + "U" + "**" * 500, "{" * 999 + "}" * 999),
-    # What patterns with two repetitions in a row take quadratic time for.
-    *("```" + "a" * TOKENS + "`", "`" * TOKENS + "a" * TOKENS + "`", " " * TOKENS + "```" + " " * TOKENS + "a"),
-)
+
+
+def replies(part: int = 1) -> tuple[str, ...]:
+    """Returns the replies; those that repeat something have a `part`-th of their length."""
+    tokens, nested, million = TOKENS // part, 500 // part, 1_000_000 // part
+    return (
+        *(unit * (tokens // len(unit) + 1) for unit in UNITS),
+        *(unit * (million // len(unit)) for unit in ("a", "\n", "```\n", "\\boxed{", "[", "Moves: ", "| ")),
+        *(rf"\boxed{{{value}}}" for value in _VALUES),
+        *(
+            "(" * nested + ")" * nested,
+            "\\boxed{" * nested + "}" * nested,
+            "**" * nested + "U" + "**" * nested,
+            "{" * 2 * nested + "}" * 2 * nested,
+        ),
+        # What patterns with two repetitions in a row take quadratic time for.
+        *("```" + "a" * tokens + "`", "`" * tokens + "a" * tokens + "`", " " * tokens + "```" + " " * tokens + "a"),
+    )
+
+
+REPLIES = replies()

@@ -76,7 +76,7 @@ def _check_hub_name(where: str, name: str) -> None:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils._validators import validate_repo_id
 
-    if "://" in name:  # verl copies it from there
+    if "://" in name or os.path.isabs(name):  # verl copies it from there; a folder of the other nodes'
         return
     try:
         validate_repo_id(name)
