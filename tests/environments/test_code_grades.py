@@ -11,6 +11,7 @@ import pytest
 import yaml
 from fakes.coding_problems import verdicts, write
 
+from verl_atgrpo.environments.code import outputs
 from verl_atgrpo.environments.code.formats import read_problems
 from verl_atgrpo.environments.code.outputs import same_output
 from verl_atgrpo.environments.code.programs import Problem
@@ -91,3 +92,18 @@ def test_the_tables_are_complete() -> None:
     assert min(Counter(row["kind"] for row in PROGRAMS).values()) >= 2
     for row in PROGRAMS:
         assert ("grader" in row) == ("why" in row) and row.get("grader", not row["right"]) is not row["right"]
+
+
+@pytest.mark.parametrize("by_words", [False, True])
+@pytest.mark.parametrize("first", ["2.0", "x", "1.5 ", ""])
+def test_comparing_stops_at_the_first_difference(first: str, by_words: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    plain = outputs.same_word
+
+    def counted(printed: str, expected: str) -> bool:
+        asked.append(printed)
+        return plain(printed, expected)
+
+    monkeypatch.setattr(outputs, "same_word", counted)
+    assert not same_output(f"{first}\n" + "1.0\n" * 1000, "1\n" * 1001, by_words)
+    assert len(asked) <= 2
