@@ -379,7 +379,7 @@ class Agent:
             )
         limits = Limits(max_tokens, tuple(stop), bool(tools)) if max_tokens is not None or stop or tools else None
         known = tools_of(tools)
-        made = self._team.fitted(self.name, prompt, known) if callable(prompt) else prompt
+        made = self._team._fitted(self.name, prompt, known) if callable(prompt) else prompt
         request = Request(made, score, score_all, candidates, train, known, limits)
         return await self._team._decide(self.name, request)
 
@@ -531,7 +531,7 @@ class Team:
         """Returns the sampling parameters of an agent in training, as far as they are known; none in evaluation."""
         return {} if self._scheme == "evaluate" else getattr(self._sampler(agent), "sampling_params", {})
 
-    def fitted(self, agent: str, prompt: Callable[[], Prompt], tools: Sequence[Tool]) -> Prompt:
+    def _fitted(self, agent: str, prompt: Callable[[], Prompt], tools: Sequence[Tool]) -> Prompt:
         """Returns an agent's prompt with quotes as long as its policy can take (`quoting`), or the shortest."""
         policy = self._sampler(agent)
         for share in SHARES:
