@@ -106,7 +106,7 @@ def test_tree_groups_are_what_the_estimator_compares() -> None:
 
 @pytest.mark.parametrize("name", ["coder#1", "a b", "1st", "close", "decisions"])
 def test_agent_names_that_would_merge_groups_or_hide_attributes_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="agent name"):
+    with pytest.raises(ValueError, match="agents: "):
         ScriptedTeam({name: lambda prompt, index: "R"})
 
 

@@ -152,6 +152,7 @@ def test_dropped_rows_are_removed_and_counted_and_stay_in_the_metrics(rollout: F
         "rows_dropped": 10,
     }
     assert metrics["team/groups_dropped_share"] == metrics["team/rows_dropped_share"] == 5 / 7
+    assert metrics["team/tokens_dropped_share"] == pytest.approx(5 / 7)
     assert metrics["team/tasks"] == 4
     assert "team/groups_missing" not in metrics
     trainer.finish(batch, metrics)
@@ -309,6 +310,7 @@ def test_a_frozen_policys_groups_are_neither_dropped_nor_counted() -> None:
     sampled = sample_rows(lambda tasks: (batch, {}), lambda tasks: 1 / 0, 1, filters, {"left"}, AT_GRPO)
     assert sampled.metrics["team/groups_kept"] == 1
     assert (sampled.metrics["team/groups_dropped"], sampled.metrics["team/rows_dropped"]) == (2, 3)
+    assert sampled.metrics["team/rows_dropped_share"] == 3 / 5
     assert sampled.rows_for({"left"}).keys == ["5", "6"]
     assert sampled.rows_for({"judge"}).keys == ["3", "4", "7", "8"]
     assert sampled.rows_for({"left"}, others=True).keys == ["0", "1", "2", "3", "4", "7", "8"]
