@@ -303,6 +303,26 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "(i, 2)",
+        "[2, i)",
+        r"\max(i, 2)",
+        r"\lfloor i \rfloor",
+        r"\min(i, j) + \{i\}",
+        r"i < j",
+        r"\frac{i}{0}",
+        "i^{i!}",
+    ],
+)
+def test_what_sympy_raises_for_is_not_equal(reply: str) -> None:
+    """And ends nothing: intervals and comparisons of i raise in sympy."""
+    for gold in ("(0, 2)", r"\max(a, 2)", r"\lfloor x \rfloor!", "n + i"):
+        assert not asyncio.run(equal(gold, parse_answer(box(reply))))
+        assert verifiable(gold)
+
+
 @pytest.mark.parametrize("gold", ["18", r"\frac{1+\sqrt{5}}{2}"])
 def test_hostile_replies_earn_only_the_format(gold: str) -> None:
     assert same(r"\sqrt{2}", "2^{1/2}")  # starts the process
