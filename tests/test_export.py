@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes.broken_files import safetensors, small_model
@@ -39,6 +42,38 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="planner exists"):
         export(step, tmp_path / "out")
     assert not (tmp_path / "out/coder").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [
+        (errno.ENOSPC, "No space left on device"),
+        (errno.EDQUOT, "Disk quota exceeded"),
+        (errno.EIO, "Input/output error"),
+        (errno.EACCES, "Permission denied"),
+        (errno.EFBIG, "File too large"),
+    ],
+)
+@pytest.mark.parametrize("broken", ["model.safetensors", "config.json"])
+def test_a_file_that_cannot_be_copied_is_named(
+    number: int, why: str, broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's own error is a list of tuples."""
+    step, copy = checkpoint(tmp_path, "coder"), shutil.copy2
+
+    def fails(source: str, target: str, **more: Any) -> Any:
+        if Path(source).name == broken:
+            raise OSError(number, why, target)
+        return copy(source, target, **more)
+
+    monkeypatch.setattr(shutil, "copy2", fails)
+    monkeypatch.setattr(shutil.copytree, "__defaults__", (False, None, fails, False, False))
+    with pytest.raises(
+        OSError, match=rf"{broken} cannot be copied to .*MiB are free \(1 files in all\): .*{why}"
+    ) as caught:
+        export(step, tmp_path / "out")
+    assert "(" not in str(caught.value).partition(" in all")[2]
+    assert not list((tmp_path / "out").glob("*"))
 
 
 def test_a_step_that_was_not_saved_to_its_end_is_refused(tmp_path: Path) -> None:

@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("verl")
 
-from verl_atgrpo import cpu
+from verl_atgrpo import cpu, plugin
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -89,6 +91,22 @@ def test_a_failing_import_is_loud(tmp_path: Path) -> None:
     result = run("import verl", PYTHONPATH=str(tmp_path))
     assert "verl-atgrpo: the plugin could not be loaded" in result.stderr
     assert "compat is broken on purpose" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("mode", "save_freq", "registered"),
+    [("at_grpo", 5, 1), ("at_grpo", 1, 1), ("at_grpo", -1, 0), ("at_grpo", 0, 0), ("sync", 5, 0)],
+)
+def test_a_teams_job_that_saves_has_last_words(
+    mode: str, save_freq: int, registered: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("verl")
+    calls: list[Any] = []
+    monkeypatch.setattr(plugin.atexit, "register", lambda *call: calls.append(call))
+    trainer = SimpleNamespace(v1=SimpleNamespace(trainer_mode=mode), save_freq=save_freq)
+    plugin._announce_checkpoint(SimpleNamespace(trainer=trainer), use_critic=False)
+    ours = [call for call in calls if getattr(call[0], "__module__", "") == "verl_atgrpo.trainer.checkpoints"]
+    assert [call[1] for call in ours] == [trainer] * registered
 
 
 def test_the_package_exports_what_authors_import_and_loads_neither_verl_nor_torch() -> None:

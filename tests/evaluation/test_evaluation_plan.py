@@ -156,6 +156,14 @@ def test_by_default_the_recipes_own_validation_is_played(model: str) -> None:
     assert made.header["players"]["shared"]["weights"] == weights_digest(model)
 
 
+@pytest.mark.parametrize(
+    "override", ["+candidates=9", "+AT_GRPO.seed=1", "+val_tasks=3", "+environment.size=5", "+mine=1"]
+)
+def test_a_key_that_nothing_reads_is_refused(override: str, model: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{override[1:].partition('=')[0].partition('.')[0]}=.* would be ignored"):
+        plan("plan_path_cpu", f"actor_rollout_ref.model.path={model}", override)
+
+
 def test_the_header_has_what_figures_depend_on_and_not_memory(model: str) -> None:
     headers = [
         plan("plan_path_cpu", *more, policies=[f"shared={model}"]).header
