@@ -336,7 +336,7 @@ def test_what_settles_a_judges_verdict_may_decide_too() -> None:
 
 
 def test_an_agent_cannot_be_called_settle() -> None:
-    with pytest.raises(ValueError, match="agent name 'settle'"):
+    with pytest.raises(ValueError, match="agents: 'settle' is taken"):
         team_of(agents=("settle",))
 
 
