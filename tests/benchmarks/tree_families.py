@@ -1,6 +1,6 @@
 """Which causal language models of transformers take prefix trees: a small one of every kind, with trees and without.
 
-python tests/benchmarks/tree_families.py [KIND ...] [--device cuda] [--markdown]
+python tests/benchmarks/tree_families.py [KIND ...] [--device cuda]
 """
 
 from __future__ import annotations

@@ -294,7 +294,7 @@ ADAPTER = "lora: {rank: 16}"
         (
             f"base: one, {ADAPTER}, model: {{lora: {{merge: true}}}}",
             f"base: one, {ADAPTER}, model: {{lora: {{merge: true}}}}",
-            "tool_user.model.lora.merge=True: adapters that share a base need False",
+            "tool_user.model.lora.merge=true: verl rounds merged weights to bfloat16",
         ),
         (
             f"base: one, {ADAPTER}, actor: {{checkpoint: {{load_contents: [model]}}}}",

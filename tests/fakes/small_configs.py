@@ -16,6 +16,9 @@ NARROW = {
     "num_heads": 4,
 }
 
+MISSING = {"num_experts_per_tok": 2, "n_routed_experts": 8, "n_group": 1, "topk_group": 1}
+"""Of kinds whose configuration has no default for them."""
+
 
 def kinds() -> list[str]:
     """Returns the names of all kinds of models, sorted."""
@@ -30,12 +33,13 @@ def small(kind: str, **changes: Any) -> Any:
 
     config = CONFIG_MAPPING[kind]()
     text = config.get_text_config()
+    as_many = getattr(text, "num_key_value_heads", 0) in (None, getattr(text, "num_attention_heads", None))
     for name, value in NARROW.items():
         # Where keys have a part with positions and one without, `head_dim` is that of positions.
-        if isinstance(getattr(text, name, None), int) and (name, hasattr(text, "qk_rope_head_dim")) != (
-            "head_dim",
-            True,
-        ):
+        if hasattr(text, name) and (name, hasattr(text, "qk_rope_head_dim")) != ("head_dim", True):
+            setattr(text, name, NARROW["num_attention_heads"] if as_many and name == "num_key_value_heads" else value)
+    for name, value in MISSING.items():
+        if getattr(text, name, 0) is None:
             setattr(text, name, value)
     for name in list(vars(text)):
         if name.endswith(("dropout", "pdrop", "dropout_prob")) and isinstance(getattr(text, name), float):

@@ -448,7 +448,11 @@ TABLE: dict[str, tuple[Row, ...]] = {
         _works("fused_kernel_options.impl_backend", Literal["torch", "triton"] | None, _ENGINE, beside=_FUSED),
         _works("fused_kernel_options.**", None, _ENGINE, beside=_FUSED, added=True),
         _refused("tiled_mlp.**", "has no effect, the engine does not pass it on"),
-        _works("lora.merge", bool, _ENGINE, "servers get the merged model", beside=_WITH_ADAPTER),
+        _refused(
+            "lora.merge",
+            "verl rounds merged weights to bfloat16, so that servers sample with others than the actor has",
+            remedy="leave it out: servers get the adapter",
+        ),
         _refused("lora.**", _MEGATRON, remedy="set model.lora_rank, lora_alpha, target_modules"),
         _refused("mtp.**", "multi-token prediction has not been tried with a team"),
     ),

@@ -100,7 +100,6 @@ def _check_base(key: str, policy: DictConfig) -> None:
     needed = {
         "actor.strategy": "fsdp2",
         "model.lora_adapter_path": None,
-        "model.lora.merge": False,
         "model.target_parameters": None,
         "rollout.disaggregation.enabled": False,
     }

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verl_atgrpo.prefix_tree.forward import Packed, log_probs, model_inputs
+from verl_atgrpo.prefix_tree.forward import FLEX, Packed, log_probs, model_inputs
 from verl_atgrpo.prefix_tree.tree import Rows, Tree, pack, sort
 
 VOCABULARY = 256
@@ -115,6 +115,8 @@ def twin(config: Any, implementation: str, device: str) -> torch.nn.Module:
     small.num_hidden_layers = layers
     if getattr(small, "sliding_window", None) is not None:
         small.sliding_window = WINDOW
+    if getattr(small, "num_kv_shared_layers", 0):
+        small.num_kv_shared_layers = 0  # counted from the last layer
     small.use_cache = False
     small._attn_implementation = implementation
     accelerators = [] if torch.device(device).type == "cpu" else [torch.device(device)]
@@ -184,7 +186,8 @@ def _alone(model: torch.nn.Module, rows: Rows, row: int) -> Tensor:
     prompt = int(rows.prompts[row])
     config = model.config.get_text_config()  # type: ignore[operator,union-attr]
     before = config._attn_implementation
-    config._attn_implementation = "sdpa"  # the plain path; FlexAttention wants a mask of its own
+    # FlexAttention wants a mask of its own; "sdpa" leaves out what it cannot do, such as a cap of the scores.
+    config._attn_implementation = "eager" if before == FLEX else before
     try:
         logits = model(input_ids=ids[None], position_ids=torch.arange(len(ids), device=device)[None]).logits[0]
     finally:

@@ -37,6 +37,7 @@ from verl_atgrpo.serving.replicas import Replicas
 from verl_atgrpo.serving.workers import PolicyServers, PolicyWorker, TrainerWorker
 from verl_atgrpo.trainer.metrics import PROBS_DIFF, fresh_probs_diff
 from verl_atgrpo.trainer.queue import Rows, batch_of, for_workers, is_padding
+from verl_atgrpo.trainer.served_weights import ServedWeights, computing_dtype
 from verl_atgrpo.trainer.update import (
     bypass_old_log_probs,
     deal,
@@ -126,6 +127,7 @@ class PolicyUnit:
         if OmegaConf.select(model, f"lora.{ADAPTERS}"):
             self._turns = threading.RLock()
         self._temperature: dict[str, float] = {}
+        self._served = ServedWeights(name, computing_dtype(job.actor_rollout_ref))
 
     @property
     def host(self) -> PolicyUnit:
@@ -299,7 +301,7 @@ class PolicyUnit:
         return self.trainable and rows >= self._optimizer_steps
 
     def train(self, batch: Rows, global_steps: int) -> Update:
-        """Updates the policy on its rows; raises PolicyFailed if a worker dies."""
+        """Updates the policy on its rows; raises PolicyFailed if a worker dies, and what `ServedWeights.look` does."""
         with naming(self.name, "its update"), self._turn():
             began = time.perf_counter()
             timing: dict[str, float] = {}
@@ -312,6 +314,8 @@ class PolicyUnit:
                 # In sync mode every row must be fresh, so verl's metric over all rows is kept as a check.
                 if not self._sync_mode and metrics.pop(PROBS_DIFF, None) is not None:
                     metrics |= fresh_probs_diff(batch, global_steps)
+                if (difference := metrics.get(PROBS_DIFF)) is not None:
+                    self._served.look(difference, global_steps)
             if self.use_reference_policy:
                 with marked_timer("ref", timing, color="olive"):
                     self._ref_log_probs(batch)
