@@ -102,7 +102,9 @@ def templates() -> list[Any]:
                 known = dict(re.findall(r'(?m)^([A-Z_]+) = "(.*)"$', there.read_text()))
                 names |= {name: known[name] for name in re.findall(r"\w+", line) if name in known}
         # `contained` says what raised.
-        source += "".join(f'\n{what} + f" raised {{error}}"' for what in re.findall(r'with contained\((f?".*")\)', source))
+        source += "".join(
+            f'\n{what} + f" raised {{error}}"' for what in re.findall(r'with contained\((f?".*")\)', source)
+        )
         found += [t for t in script("message_templates").templates_of(source, names) if t.letters >= 12]
     for row in (row for section in TABLE.values() for row in section if row.status == "refused"):
         pause = " " if row.text.startswith("has no effect") else ": "
