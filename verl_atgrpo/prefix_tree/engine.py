@@ -41,8 +41,8 @@ WORTH = 1.25
 TOLERANCE = 1e-3
 """Largest difference of log-probs (nats) in the self-test of a model that computes in float32."""
 ROUNDED = 0.3
-"""Largest median difference in dtypes of fewer digits. What is wrong with an architecture its `twin` tells, in float32;
-this finds an engine that computes something else. Rounding moves some log-probs by more, where it changes an expert."""
+"""Largest median difference in dtypes of fewer digits. What is wrong with an architecture the twin tells, in float32;
+this finds an engine that computes something else. Rounding moves some log-probs more, where it changes an expert."""
 LEAK = 1e-3
 """Largest median change of log-probs when tokens of another branch change: only a leak changes them, in any dtype."""
 DENSE = 4096
