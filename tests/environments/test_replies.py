@@ -220,7 +220,7 @@ PRINTED_MATH: dict[str, str | None] = {
     "The answer is: 42": "42",
     r"\boxed{42}": "42",
     "[1, 42]": "1, 42",
-    "2*pi": r"2*\pi",
+    "2*pi": r"2 \cdot \pi",
     "": None,
 }
 PROGRAMS: dict[str, str | None] = {
