@@ -192,6 +192,10 @@ def test_keys_that_verl_does_not_have_are_refused_and_a_users_own_sections_are_n
     config = copy.deepcopy(recipe())
     with open_dict(config):
         config.mine = {"learning_rate": 1e-6}
+    with pytest.raises(ConfigError, match=r"^mine=\.\.\.: neither verl nor the section at_grpo has such a key"):
+        check_keys(View(config))
+    with open_dict(config):
+        config.actor_rollout_ref.actor.optim.lr = "${mine.learning_rate}"
         check_keys(View(config))
         config.trainer.tst_freq = 10
     with pytest.raises(

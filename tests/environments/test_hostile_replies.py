@@ -98,7 +98,7 @@ for _game, _players in (
         lambda folder, game=_game, players=_players: make(
             "textarena", game=game, players=players, max_steps=4, shared_openings=players == 2
         ),
-        (_needs("textarena"),),
+        (_needs("textarena"), *[pytest.mark.slow] * (_game == "ConnectFour-v0")),
     )
 for _data in ("basic_arithmetic", "knights_knaves", "simple_equations", "spell_backward"):
     ENVIRONMENTS[f"reasoning_gym {_data}"] = (
@@ -191,6 +191,7 @@ def _games() -> list[Environment]:
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(_TEXT, st.sampled_from(["", "Moves: ", "Grid:\n", "Final answer: ", "\\boxed{", "<answer>", "```\n"]))
 def test_no_text_raises(text: str, mark: str) -> None:
