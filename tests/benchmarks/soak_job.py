@@ -37,6 +37,7 @@ from verl_atgrpo.team import EpisodeFailed, Team
 from verl_atgrpo.trainer.dataset import TeamTokenizer
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
 from verl_atgrpo.trainer.rollout_watch import RolloutWatch
+from verl_atgrpo.trainer.served_weights import ServedWeights
 from verl_atgrpo.trainer.trainer import AtGrpoTrainer
 
 POLICIES = ("coder", "tester")
@@ -190,6 +191,7 @@ class SoakUnit(PolicyUnit):
         self.tokenizer = Letters(ledger)
         self.use_reference_policy = self.ref_in_actor = False
         self._optimizer_steps, self._sync_mode, self._spec = 2, True, PRESETS["at_grpo"]
+        self._served = ServedWeights(name, "bfloat16")  # no model computes anything here
         self._trees = False
         self.replicas = SimpleNamespace(metrics=dict, check=lambda: None)  # type: ignore[assignment]
         self.actor_rollout_wg = self.ref_policy_wg = _Devices(name, queue, ledger)

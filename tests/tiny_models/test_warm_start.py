@@ -13,6 +13,7 @@ import torch
 
 from verl_atgrpo import cli
 from verl_atgrpo.environment import make as make_environment
+from verl_atgrpo.files import FileError
 from verl_atgrpo.tiny_models import warm_start
 from verl_atgrpo.tiny_models.warm_start import WarmStart, make
 
@@ -35,14 +36,17 @@ def test_equal_settings_give_equal_weights_and_another_seed_does_not(tmp_path: P
 
 
 @pytest.mark.slow
-def test_an_existing_model_is_kept_and_other_settings_train_a_new_one(
+def test_an_existing_model_is_kept_and_one_of_other_settings_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = make(tmp_path, BRIEF)
     monkeypatch.setattr(warm_start, "train", lambda *_: pytest.fail("made again"))
     assert make(tmp_path, BRIEF) == known
+    other = dataclasses.replace(BRIEF, noise=0.5)
+    with pytest.raises(FileError, match=rf"made with noise={BRIEF.noise}, not 0\.5; .*--force"):
+        make(tmp_path, other)
     with pytest.raises(pytest.fail.Exception, match="made again"):
-        make(tmp_path, dataclasses.replace(BRIEF, noise=0.5))
+        make(tmp_path, other, force=True)
 
 
 @pytest.mark.slow
