@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -129,8 +130,15 @@ def test_a_folder_with_other_files_is_no_model(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_a_command_that_is_ended_leaves_nothing_partial(
-    how: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    how: signal.Signals,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+    request: pytest.FixtureRequest,
 ) -> None:
+    if how == signal.SIGINT:  # ignored in tests that run in the background
+        request.addfinalizer(functools.partial(signal.signal, how, signal.signal(how, signal.default_int_handler)))
+
     def ended(*_: Any) -> Any:
         assert [path.name for path in tmp_path.iterdir()], "it has a temporary folder by now"
         os.kill(os.getpid(), how)

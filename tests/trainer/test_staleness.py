@@ -18,6 +18,7 @@ from verl_atgrpo.estimators.spec import PRESETS
 from verl_atgrpo.trainer import policy_unit, queue
 from verl_atgrpo.trainer.metrics import PROBS_DIFF, staleness_metrics
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
+from verl_atgrpo.trainer.served_weights import ServedWeights
 
 
 def row(group: str, first: int, last: int, resumed: int = 0, policy: str = "shared") -> dict[str, Any]:
@@ -105,6 +106,7 @@ def test_the_difference_to_the_servers_is_over_fresh_rows(
             actor = SimpleNamespace(loss_agg_mode="token-mean")
             self.config = SimpleNamespace(algorithm={}, actor_rollout_ref=SimpleNamespace(actor=actor))  # type: ignore[assignment]
             self._spec = PRESETS["at_grpo"]
+            self._served = ServedWeights(self.name, "bfloat16")
 
         def _dealt(self, batch: KVBatchMeta, seed: int) -> tuple[KVBatchMeta, dict[str, Any]]:
             padding = {**tags[1], "is_padding": True, "min_global_steps": 2, "max_global_steps": 2}

@@ -1,4 +1,4 @@
-"""Loaded into a job by VERL_USE_EXTERNAL_MODULES: the weight sync after step 2 does nothing."""
+"""Loaded into a job by VERL_USE_EXTERNAL_MODULES: the weight sync after step 3 does nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _skip(schedule: ModuleType) -> None:
     step_end = schedule.Sync.step_end
 
     def step_end_without_sync(self: Any, servers: Any, rollout: Any, global_steps: int) -> None:
-        if global_steps != 2:
+        if global_steps != 3:
             step_end(self, servers, rollout, global_steps)
 
     schedule.Sync.step_end = step_end_without_sync
