@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -83,6 +84,28 @@ WRONG: dict[str, Callable[[Tree], Tree]] = {
 def test_what_takes_no_trees_is_refused_by_its_reason(kind: str, changes: dict[str, Any], reason: str) -> None:
     found = twin.refusal(small(kind, **changes), "sdpa", "cpu")
     assert found is not None and reason in found and "\n" not in found
+
+
+@pytest.mark.parametrize(
+    ("figures", "reason"),
+    [((math.nan, 0.0), "differ by nan nats with trees"), ((0.0, math.nan), "differ by nan nats in training mode")],
+)
+def test_what_is_not_a_number_is_no_agreement(
+    figures: tuple[float, float], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(twin, "difference", lambda _: figures)
+    found = twin.refusal(small("llama"), "sdpa", "cpu")
+    assert found is not None and reason in found
+
+
+@pytest.mark.parametrize("error", [AssertionError(), RuntimeError("\n"), KeyError(3), TypeError("a\nb")])
+def test_whatever_a_model_raises_is_one_line(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: object) -> tuple[float, float]:
+        raise error
+
+    monkeypatch.setattr(twin, "difference", fails)
+    found = twin.refusal(small("llama"), "sdpa", "cpu")
+    assert found is not None and type(error).__name__ in found and "\n" not in found
 
 
 def test_a_window_that_is_not_the_masks_is_found() -> None:

@@ -31,6 +31,7 @@ from verl_atgrpo.config.policy_check import IN_PARTS
 from verl_atgrpo.prefix_tree import twin
 from verl_atgrpo.prefix_tree.forward import FLEX, Packed, entropies, log_probs, model_inputs
 from verl_atgrpo.prefix_tree.tree import Rows, Tree, best_cut, cost, cut, pack, sort
+from verl_atgrpo.testing import in_a_line
 
 logger = logging.getLogger(__name__)
 VENDOR = "prefix_tree"
@@ -92,7 +93,7 @@ class TreeEngine(AdapterEngine, FSDPEngineWithLMHead):  # type: ignore[misc]
         try:
             figures = compare(self)
         except Exception as error:  # noqa: BLE001  # whatever a kernel raises: rows run plain, and the reason is logged
-            return f"the self-test fails: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
+            return f"the self-test fails: {in_a_line(error)}"
         exact = self._autocast_dtype == torch.float32
         apart, allowed = (figures.largest, TOLERANCE) if exact else (figures.typical, ROUNDED)
         if not apart <= allowed:

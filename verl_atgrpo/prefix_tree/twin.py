@@ -19,13 +19,13 @@ from torch import Tensor
 
 from verl_atgrpo.prefix_tree.forward import FLEX, Packed, log_probs, model_inputs
 from verl_atgrpo.prefix_tree.tree import Rows, Tree, pack, sort
+from verl_atgrpo.testing import in_a_line
 
 VOCABULARY = 256
 WINDOW = 24
 """Tokens that a sliding window of the twin spans; half of its rows are longer."""
 TOLERANCE = 1e-3
 """Largest difference of a log-prob that is float32's rounding."""
-_MOST_LAYERS = 8
 _WIDEST, _MOST_EXPERTS = 512, 32
 """Of layers without attention, which no tree changes."""
 _GAIN = 2.0
@@ -49,13 +49,13 @@ def refusal(config: Any, implementation: str, device: str) -> str | None:
         model = twin(config, implementation, device)
         apart, noise = difference(model)
     except Exception as error:  # noqa: BLE001  # of whatever kind a model's own code raises: it takes no trees then
-        return f"a small model of its kind fails: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
-    if noise > TOLERANCE:
+        return f"a small model of its kind fails: {in_a_line(error)}"
+    if not noise <= TOLERANCE:  # not a number is no agreement
         return (
             f"two passes over the same rows differ by {noise:.2g} nats in training mode (dropout, or noise in a "
             "router), so that rows of a tree would not be those of the rollout"
         )
-    if apart > TOLERANCE:
+    if not apart <= TOLERANCE:
         return (
             f"log-probs of a small model of its kind differ by {apart:.2g} nats with trees and without (at most "
             f"{TOLERANCE:g} is rounding)"
@@ -100,11 +100,8 @@ def twin(config: Any, implementation: str, device: str) -> torch.nn.Module:
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(small, name, 0)
     kinds = getattr(small, "layer_types", None)
-    layers = small.num_hidden_layers
-    if kinds:
-        kept = 1 + max(kinds.index(kind) for kind in set(kinds))
-        layers = max(2, kept)
-    layers = min(layers, _MOST_LAYERS if kinds else 2)
+    needed = 1 + max(map(kinds.index, set(kinds))) if kinds else 0
+    layers = min(small.num_hidden_layers, max(2, needed))
     for name, value in list(vars(small).items()):
         if isinstance(value, list) and len(value) == small.num_hidden_layers:
             setattr(small, name, value[:layers])
@@ -151,14 +148,13 @@ def sample_rows() -> Rows:
     )
 
 
-def difference(model: torch.nn.Module, rows: Rows | None = None) -> tuple[float, float]:
-    """Returns by how much (nats) log-probs differ in a tree and row by row, and in two passes in training mode.
+def difference(model: torch.nn.Module) -> tuple[float, float]:
+    """Returns by how much (nats) log-probs of `sample_rows` differ in a tree and alone, and in two training passes.
 
     Args:
         model: of transformers, in float32.
-        rows: what is compared; `sample_rows` by default.
     """
-    rows = sample_rows() if rows is None else rows
+    rows = sample_rows()
     order = sort(rows)
     tree = pack(rows, order, slice(0, len(rows)))
     model.eval()
