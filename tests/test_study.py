@@ -25,7 +25,7 @@ import curves
 import planner_alone
 import results
 import study
-from variants import ALL, GAMES, RATES, VARIANTS, update_variant
+from variants import ALL, GAMES, VARIANTS
 
 
 @pytest.mark.slow  # half a second each
@@ -67,25 +67,35 @@ def test_every_variant_of_a_game_in_words_is_a_job_that_can_start(
     settings = AtGrpoConfig.from_config(config)
     assert len(settings.policies or {"shared": None}) == (2 if variant == "at_grpo_roles" else 1)
     assert settings.episode_reward == {"scores": "scores", "own": "own"}.get(variant.rpartition("_")[2], "outcome")
-    rate = {"lr_3e-6": 3e-6, "lr_2e-5": 2e-5}.get(variant, 1e-5)
-    assert config.actor_rollout_ref.actor.optim.lr == pytest.approx(rate)
+    assert config.actor_rollout_ref.actor.optim.lr == pytest.approx(1e-5)
 
 
 def test_a_variant_of_another_game_is_refused() -> None:
     with pytest.raises(ValueError, match="--variants planner_alone: walk_smollm2 has at_grpo, single_at_grpo"):
         GAMES["walk"].variant("planner_alone")
-    with pytest.raises(ValueError, match="--variants steps_1_rate_1: walk_smollm2 has"):
-        GAMES["walk"].variant(update_variant(1, 1.0))
+    with pytest.raises(ValueError, match="--variants steps_1@0.001: walk_smollm2 has"):
+        GAMES["walk"].variant("steps_1@0.001")
 
 
 @pytest.mark.parametrize("steps", [1, 16])
 def test_the_number_of_updates_and_the_learning_rate_are_what_the_names_say(
     compose: Any, tmp_path: Path, steps: int
 ) -> None:
-    variant = ALL[update_variant(steps, RATES[0])]
-    config = compose("plan_path_cpu", *study.overrides_of(GAMES["plan_path"], variant, 1, tmp_path, tmp_path, []))
+    game = GAMES["plan_path"]
+    name = game.at_rate(f"steps_{steps}", 7e-4 / 8)
+    overrides = study.overrides_of(game, game.variant(name), 1, tmp_path, tmp_path, [])
+    config = compose("plan_path_cpu", *overrides)
     assert config.data.train_batch_size / config.actor_rollout_ref.actor.ppo_mini_batch_size == steps
     assert config.actor_rollout_ref.actor.optim.lr == pytest.approx(7e-4 / 8)
+
+
+def test_a_variant_at_its_own_rate_has_no_rate_in_its_name() -> None:
+    game = GAMES["plan_path"]
+    assert game.at_rate("dr_mas", 7e-4) == "dr_mas"
+    assert game.at_rate("dr_mas", 1e-3) == "dr_mas@0.001"
+    # Ten times the game's, as the variant says; the rate asked for is that of the optimizer.
+    assert game.at_rate("at_grpo_adapters", 7e-3) == "at_grpo_adapters"
+    assert game.variant(game.at_rate("at_grpo_adapters", 1e-3)).rate == pytest.approx(1e-3 / 7e-4)
 
 
 def test_what_is_put_together_is_trained_before_and_kept() -> None:
@@ -184,16 +194,33 @@ def test_the_learning_rate_is_chosen_by_a_seed_of_its_own(tmp_path: Path) -> Non
     game, file = GAMES["sudoku"], tmp_path / "sudoku.jsonl"
     budget = game.budget
     # Mean success over the budget: .7 and .9 in its halves, and .75 and .5 of one that collapses at the end.
-    leave(file, "steps_4_rate_0.5", 3, (0, 0.5), (budget / 2, 0.9), (budget, 0.9))
-    leave(file, "steps_4_rate_1", 3, (0, 0.5), (budget / 2, 1.0), (budget, 0.0))
-    leave(file, "steps_4_rate_0.5", 0, (0, 0.5), (budget, 0.75))
-    leave(file, "steps_4_rate_1", 0, (0, 0.5), (budget, 1.0))
-    assert study.chosen(curves.kept(file), "sudoku", 4) == 0.5
-    with pytest.raises(ValueError, match="8 optimizer steps: no learning rate was tried"):
-        study.chosen(curves.kept(file), "sudoku", 8)
-    lines = results.updates(curves.kept(file), game)
+    leave(file, "steps_4@0.000125", 3, (0, 0.5), (budget / 2, 0.9), (budget, 0.9))
+    leave(file, "steps_4", 3, (0, 0.5), (budget / 2, 1.0), (budget, 0.0))
+    leave(file, "steps_4@0.000125", 0, (0, 0.5), (budget, 0.75))
+    leave(file, "steps_4", 0, (0, 0.5), (budget, 1.0))
+    leave(file, "steps_8", 0, (0, 0.5), (budget, 1.0))
+    assert study.chosen(curves.kept(file), game, "steps_4") == "steps_4@0.000125"
+    with pytest.raises(ValueError, match="--chosen: steps_8 did not run with seed 3"):
+        study.chosen(curves.kept(file), game, "steps_8")
+    lines = results.sweeps(curves.kept(file), game)
     assert len(lines) == 3
-    assert lines[2] == "| 4 | 0.000125: 80.0%, 0.00025: 62.5% | 0.000125 | 75.0% | 75.0% | not reached |"
+    assert lines[2] == (
+        "| AT-GRPO, 4 optimizer steps | 0.000125: 80.0%, 0.00025: 62.5% | 0.000125 | 75.0% | 75.0% | not reached |"
+    )
+
+
+def test_variants_are_compared_each_at_its_best_rate(tmp_path: Path) -> None:
+    game, file = GAMES["walk"], tmp_path / "walk.jsonl"
+    budget = game.budget
+    leave(file, "at_grpo", 0, (0, 0.0), (budget, 0.4))
+    leave(file, "at_grpo@0.0001", 0, (0, 0.0), (budget, 0.8))
+    leave(file, "at_grpo@0.0001", 1, (0, 0.0), (budget, 0.6))
+    leave(file, "dr_mas", 1, (0, 0.0), (budget, 0.5))  # nothing was tried with seed 0, so nothing is chosen
+    compared = results.at_best(curves.kept(file), game)
+    assert results.table(compared, game)[2].count("70.0%") == 1
+    assert [curve.at(budget) for curve in compared["at_grpo"].values()] == [0.8, 0.6]
+    assert [curve.at(budget) for curve in compared["dr_mas"].values()] == [0.5]
+    assert not results.sweeps({"dr_mas": compared["dr_mas"]}, game)
 
 
 def test_what_has_a_curve_is_trained_again_only_for_its_models(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from variants import ALL, RATES, SELECTION_SEED, Game, update_variant
+from variants import ALL, Game
 
 CURVES = Path(__file__).parent / "curves"
 
@@ -59,11 +59,15 @@ def kept(file: Path) -> Curves:
     for line in file.read_text().splitlines() if file.exists() else ():
         record = json.loads(line)
         curve = Curve(tuple((tokens, success) for tokens, success in record["points"]))
-        curves[record["variant"]][record["seed"]] = curve
+        curves.setdefault(record["variant"], {})[record["seed"]] = curve
     return {name: dict(sorted(seeds.items())) for name, seeds in curves.items() if seeds}
 
 
-def tried(curves: Curves, game: Game, steps: int) -> dict[float, float]:
-    """Returns learning rate (as a factor) -> mean success over the budget, for one number of optimizer steps."""
-    seeds = {rate: curves.get(update_variant(steps, rate), {}).get(SELECTION_SEED) for rate in RATES}
-    return {rate: curve.mean(game.budget) for rate, curve in seeds.items() if curve is not None}
+def tried(curves: Curves, game: Game, name: str) -> dict[str, float]:
+    """Returns a variant's names at all learning rates tried with the seed that selects them, and their mean success.
+
+    By rate; the mean is that over the budget.
+    """
+    found = [other for other in curves if other.partition("@")[0] == name and game.selection_seed in curves[other]]
+    found.sort(key=lambda other: game.variant(other).rate)
+    return {other: curves[other][game.selection_seed].mean(game.budget) for other in found}

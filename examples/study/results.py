@@ -19,7 +19,7 @@ from statistics import mean, stdev
 
 import numpy as np
 from curves import CURVES, Curves, kept, tried
-from variants import GAMES, OPTIMIZER_STEPS, SELECTION_SEED, UPDATES, VARIANTS, Game, update_variant
+from variants import GAMES, VARIANTS, Game
 
 from verl_atgrpo.evaluation.intervals import mean_interval, student
 
@@ -27,6 +27,8 @@ BASE = "at_grpo"
 """The variant to compare with."""
 TARGET = 0.9
 """The success to which tokens are counted."""
+SEEDS = (0, 1, 2)
+"""The seeds that compare. Another one may have run to choose a learning rate."""
 VALIDATION_TASKS = 200
 """Of every training: `at_grpo.val_tasks`."""
 _PLOTTED = (
@@ -144,29 +146,46 @@ def in_short(games: Mapping[str, Curves]) -> list[str]:
     ]
 
 
-def updates(variants: Curves, game: Game) -> list[str]:
-    """Returns the table of optimizer steps per training step, each with its best learning rate.
+def sweeps(variants: Curves, game: Game) -> list[str]:
+    """Returns the table of learning rates: what ran at several, and success at the best of them.
 
-    The best learning rate has the largest mean success over the budget with `SELECTION_SEED`.
+    The best has the largest mean success over the budget with `game.selection_seed`. None are no lines.
     """
     lines = [
-        f"| optimizer steps | mean success over {game.budget:,} tokens by learning rate, seed {SELECTION_SEED} "
-        f"| chosen | success at {game.budget:,} tokens, other seeds (95% interval) | seeds | tokens to {TARGET:.0%} |",
+        f"| trained by | mean success over {game.budget:,} tokens by learning rate, seed {game.selection_seed} "
+        f"| chosen | success at {game.budget:,} tokens, seeds {min(SEEDS)} to {max(SEEDS)} (95% interval) | seeds "
+        f"| tokens to {TARGET:.0%} |",
         "|---|---|---|---|---|---|",
     ]
-    for steps in OPTIMIZER_STEPS:
-        means = tried(variants, game, steps)
-        if not means:
+    for name in dict.fromkeys(found.partition("@")[0] for found in variants):
+        means = tried(variants, game, name)
+        if len(means) < 2:
             continue
-        best = max(means, key=lambda rate: means[rate])
-        shown = ", ".join(f"{game.learning_rate * rate:.3g}: {percent(mean)}" for rate, mean in means.items())
-        curves = [curve for seed, curve in variants[update_variant(steps, best)].items() if seed != SELECTION_SEED]
+        best = max(means, key=lambda found: means[found])
+        shown = ", ".join(f"{rate(game, found)}: {percent(mean)}" for found, mean in means.items())
+        curves = [curve for seed, curve in variants[best].items() if seed in SEEDS]
         finals = [curve.at(game.budget) for curve in curves]
         tokens = price([curve.reaches(TARGET, game.budget) for curve in curves]) if curves else ""
         seeds = ", ".join(map(percent, finals))
         reached = success(finals) if finals else ""
-        lines.append(f"| {steps} | {shown} | {game.learning_rate * best:.3g} | {reached} | {seeds} | {tokens} |")
-    return lines
+        title = game.variant(name).title
+        lines.append(f"| {title} | {shown} | {rate(game, best)} | {reached} | {seeds} | {tokens} |")
+    return lines if len(lines) > 2 else []
+
+
+def rate(game: Game, name: str) -> str:
+    """Returns a variant's learning rate."""
+    return f"{game.learning_rate * game.variant(name).rate:.3g}"
+
+
+def at_best(variants: Curves, game: Game) -> Curves:
+    """Returns the curves of every variant at its best learning rate, by the variant's name without one."""
+    best = {}
+    for name in dict.fromkeys(found.partition("@")[0] for found in variants):
+        means = tried(variants, game, name)
+        found = max(means, key=lambda other: means[other]) if means else name
+        best[name] = {seed: curve for seed, curve in variants.get(found, {}).items() if seed in SEEDS}
+    return {name: seeds for name, seeds in best.items() if seeds}
 
 
 def draw(variants: Curves, image: Path, game: Game) -> None:
@@ -214,11 +233,12 @@ def main() -> None:
     if tiny:
         sys.stdout.write("\n".join(["### In short", "", *in_short(tiny), ""]) + "\n")
     for name, variants in games.items():
-        sys.stdout.write("\n".join([f"### {name}", "", *table(variants, GAMES[name]), ""]) + "\n")
-        if UPDATES.keys() & variants.keys():
-            sys.stdout.write("\n".join([f"### {name}, updates", "", *updates(variants, GAMES[name]), ""]) + "\n")
-        if BASE in variants:
-            draw(variants, options.images / f"study_{name}.png", GAMES[name])
+        compared = at_best(variants, GAMES[name])
+        sys.stdout.write("\n".join([f"### {name}", "", *table(compared, GAMES[name]), ""]) + "\n")
+        if swept := sweeps(variants, GAMES[name]):
+            sys.stdout.write("\n".join([f"### {name}, learning rates", "", *swept, ""]) + "\n")
+        if BASE in compared:
+            draw(compared, options.images / f"study_{name}.png", GAMES[name])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ The curve of a finished training is stored in `curves/<game>.jsonl` beside this 
 skipped, unless others need their models. A training is stopped at the first validation after its token budget.
 `results.py` makes tables and figures.
 
-    python examples/study/study.py --updates 8 --seeds 3   # instead of the variants: every learning rate, 8 updates
+    # Every variant at each of these learning rates with the seed that chooses one, then each at its best.
+    python examples/study/study.py --games walk --seeds 0 --learning-rates 3e-6 1e-5 3e-5 1e-4
+    python examples/study/study.py --games walk --seeds 0 1 2 --chosen
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from curves import CURVES, Curve, Curves, append, kept, tried
-from variants import ALL, GAMES, OPTIMIZER_STEPS, RATES, Game, Variant, update_variant
+from variants import ALL, GAMES, Game, Variant
 
 from verl_atgrpo.config.policies import POLICIES_FILE
 from verl_atgrpo.environment import make as make_environment
@@ -42,17 +44,14 @@ def main() -> None:
     """Runs the missing trainings."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--games", nargs="+", choices=GAMES, default=["plan_path", "sudoku"])
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--variants", nargs="+", choices=ALL, metavar="VARIANT", help="default: all of the game")
-    which.add_argument("--updates", nargs="+", type=int, choices=OPTIMIZER_STEPS)
-    factors = parser.add_mutually_exclusive_group()
-    factors.add_argument("--rates", nargs="+", type=float, choices=RATES, help="with --updates; without, all")
-    factors.add_argument("--chosen", action="store_true", help="with --updates: the best rate of those tried so far")
+    parser.add_argument("--variants", nargs="+", choices=ALL, metavar="VARIANT", help="default: all of the game")
+    rate = parser.add_mutually_exclusive_group()
+    rate.add_argument("--learning-rates", nargs="+", type=float, metavar="RATE", help="default: the game's")
+    rate.add_argument("--chosen", action="store_true", help="for each variant the best of the rates tried so far")
+    parser.add_argument("--target", type=float, default=math.inf, help="ends a training at this validation success")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/study"))
     options = parser.parse_args()
-    if (options.rates or options.chosen) and not options.updates:
-        parser.error("--rates and --chosen have no effect without --updates: give the numbers of optimizer steps too")
     # Raises SystemExit, so that the running training is stopped, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
@@ -61,30 +60,29 @@ def main() -> None:
         for game in options.games:
             file = CURVES / f"{game}.jsonl"
             names = options.variants or list(GAMES[game].variants)
-            if options.updates:
-                rates = {steps: options.rates or RATES for steps in options.updates}
-                if options.chosen:
-                    rates = {steps: [chosen(kept(file), game, steps)] for steps in options.updates}
-                names = [update_variant(steps, rate) for steps in options.updates for rate in rates[steps]]
+            if options.chosen:
+                names = [chosen(kept(file), GAMES[game], name) for name in names]
+            elif options.learning_rates:
+                names = [GAMES[game].at_rate(name, rate) for rate in options.learning_rates for name in names]
             for name in missing(names, kept(file), seed):
                 model = GAMES[game].model
                 if model is None:
                     model = options.out / game / f"model_{seed}"
                     make(model, WarmStart.of(game, seed=seed))
-                run(options.out / game, GAMES[game], name, seed, model)
+                run(options.out / game, GAMES[game], name, seed, model, options.target)
                 if seed not in kept(file).get(name, {}):
                     points = read(options.out / game / f"{name}_{seed}" / "metrics.jsonl")
                     append(file, name, seed, Curve(tuple((point.tokens, point.success) for point in points)))
 
 
-def chosen(curves: Curves, game: str, steps: int) -> float:
-    """Returns the learning rate (as a factor) with the largest mean success over the budget."""
-    means = tried(curves, GAMES[game], steps)
-    if not means:
-        raise ValueError(
-            f"{game}, {steps} optimizer steps: no learning rate was tried; run --updates {steps} --seeds 3"
-        )
-    return max(means, key=lambda rate: means[rate])
+def chosen(curves: Curves, game: Game, name: str) -> str:
+    """Returns a variant's name with the learning rate that has the largest mean success over the budget.
+
+    Raises ValueError if it did not run with the seed that selects rates.
+    """
+    if not (means := tried(curves, game, name)):
+        raise ValueError(f"--chosen: {name} did not run with seed {game.selection_seed}, which chooses the rate")
+    return max(means, key=lambda found: means[found])
 
 
 def missing(names: Sequence[str], curves: Curves, seed: int) -> list[str]:
@@ -92,7 +90,7 @@ def missing(names: Sequence[str], curves: Curves, seed: int) -> list[str]:
     found: dict[str, None] = {}
     for name in names:
         if seed not in curves.get(name, {}):
-            found |= dict.fromkeys([*(need.partition(":")[0] for need in ALL[name].needs), name])
+            found |= dict.fromkeys([*(need.partition(":")[0] for need in ALL[name.partition("@")[0]].needs), name])
     return list(found)
 
 
