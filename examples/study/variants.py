@@ -157,7 +157,6 @@ SETTINGS: Mapping[str, Variant] = {
 """Settings beside those of AT-GRPO in the recipe, one at a time."""
 
 
-
 @dataclass(frozen=True)
 class Game:
     """An environment of the study."""
@@ -198,7 +197,16 @@ GAMES: Mapping[str, Game] = {
     # Learned in a few steps, so every other step is validated.
     "sudoku": Game("sudoku_cpu", 60_000, "sudoku_single", 2.5e-4, VARIANTS, "SudokuPlanner", 2),
     "walk": Game("walk_smollm2", 24_000, "walk_single", 1e-5, WORDS, test_every=5, model=_SMOLLM2, selection_seed=0),
-    "walk_walls": Game("walk_walls_smollm2", 50_000, "walk_walls_single", 1e-5, WORDS, test_every=10, model=_SMOLLM2, selection_seed=0),
+    "walk_walls": Game(
+        "walk_walls_smollm2",
+        50_000,
+        "walk_walls_single",
+        1e-5,
+        WORDS,
+        test_every=10,
+        model=_SMOLLM2,
+        selection_seed=0,
+    ),
     "number_search": Game(
         "number_search_smollm2",
         60_000,
