@@ -49,6 +49,7 @@ def activate() -> None:
     when_imported("verl.utils.distributed", _use_gloo)
     when_imported("verl.utils.torch_functional", _vectorise_log_probs)
     when_imported("verl.utils.fsdp_utils", _leave_memory_unpinned)
+    when_imported("vllm.platforms.cpu", _group_adapters)
 
 
 def _use_gloo(distributed: ModuleType) -> None:
@@ -74,3 +75,9 @@ def _leave_memory_unpinned(fsdp_utils: ModuleType) -> None:
     """Keeps a reference model in ordinary memory; pinned memory needs an accelerator."""
     policy = fsdp_utils.CPUOffloadPolicy
     setattr(fsdp_utils, "CPUOffloadPolicy", lambda pin_memory: policy(pin_memory=False))  # noqa: B010
+
+
+def _group_adapters(vllm_platform: ModuleType) -> None:
+    """Has vLLM multiply the tokens of each adapter together (`grouped_adapters`)."""
+    name = "verl_atgrpo.cpu.grouped_adapters.GroupedPunicaWrapper"
+    setattr(vllm_platform.CpuPlatform, "get_punica_wrapper", classmethod(lambda _: name))  # noqa: B010
