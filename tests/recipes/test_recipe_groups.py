@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -29,6 +30,38 @@ from verl_atgrpo.recipes import compose
 )
 def test_a_group_on_the_command_line_is_the_same_as_in_a_recipe(recipe: str, overrides: list[str], same: str) -> None:
     assert compose(recipe, [*overrides, f"trainer.experiment_name={same}"]) == compose(same)
+
+
+PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "precision"),
+    [
+        ([], "fp32"),
+        (["precision=fp16"], "fp16"),
+        (["precision=bf16"], "bf16"),
+        (["hardware=1_gpu"], "bf16"),
+        (["hardware=8_gpus"], "bf16"),
+        (["hardware=1_gpu", "precision=fp16"], "fp16"),
+        (["precision=fp32", "hardware=1_gpu"], "fp32"),
+    ],
+)
+def test_one_choice_is_the_precision_of_actor_reference_and_servers(overrides: list[str], precision: str) -> None:
+    found = compose("walk_smollm2_roles", overrides).actor_rollout_ref
+    assert found.rollout.dtype == PRECISIONS[precision]
+    for worker in (found.actor, found.ref):
+        assert worker.fsdp_config.mixed_precision == {
+            "param_dtype": precision,
+            "reduce_dtype": "fp32",
+            "buffer_dtype": "fp32",
+        }
+
+
+def test_a_recipe_of_ones_own_chooses_a_precision(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults: [walk_smollm2, _self_, override precision: fp16]\n")
+    assert compose("mine", folder=tmp_path).actor_rollout_ref.rollout.dtype == "float16"
+    assert compose("mine", ["precision=bf16"], tmp_path).actor_rollout_ref.rollout.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize("overrides", [[], ["+mode=async", "~at_grpo.agents", "+at_grpo.policies={a: {}}"]])

@@ -11,8 +11,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_atgrpo import compat, contamination, data_check
+from verl_atgrpo import compat, contamination, data_check, platform_choice
 from verl_atgrpo.config.answer_check import check_answers
+from verl_atgrpo.config.cpu_memory import return_large_blocks
 from verl_atgrpo.config.environment_check import check_first_tasks
 from verl_atgrpo.config.key_check import View, check_keys, check_present, check_types, shown_as
 from verl_atgrpo.config.machine_check import check_folders, check_loggers, check_models, check_ray
@@ -36,6 +37,8 @@ def check_run_or_exit(config: DictConfig, **_: Any) -> None:
         if settings is not None:
             expand_policies(config, settings)
             check_models(config, settings)
+            if platform_choice.wants_cpu():
+                return_large_blocks(config, settings)
     except (ConfigError, EnvironmentConfigError, compat.CompatError) as error:
         logger.debug("refused", exc_info=error)  # VERL_LOGGING_LEVEL=DEBUG shows an environment's traceback
         raise SystemExit(f"verl-atgrpo: {' '.join(str(error).split())}") from None
