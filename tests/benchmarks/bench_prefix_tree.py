@@ -7,6 +7,8 @@ can be several percent slower with the same code. Wanted: at least `--limit` x (
 with no more memory; with `--apart`, at most 3% slower. With `--build`, only the trees of so many rows of 1,000 tokens
 are made, 872 of them shared by a decision's candidates; wanted: in 10 s for 100,000 rows, on one core.
 
+On a GPU (override `hardware=1_gpu`) memory is the device's.
+
 python tests/benchmarks/bench_prefix_tree.py --model runs/models/smollm2 [--decisions 16] [--candidates 8]
     [--response 8] [--rounds 3] [--apart] [--limit 0.7] [override ...]
 python tests/benchmarks/bench_prefix_tree.py --build 100000 [--candidates 8]
@@ -57,12 +59,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     from verl_atgrpo import cpu, platform_choice, recipes
 
     os.environ.update(MASTER_ADDR="127.0.0.1", RANK="0", WORLD_SIZE="1", LOCAL_RANK="0")
-    if platform_choice.wants_cpu():
+    on_cpu = platform_choice.wants_cpu()
+    if on_cpu:
         cpu.activate()
     store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    torch.distributed.init_process_group("gloo" if on_cpu else "nccl", store=store, rank=0, world_size=1)
     from verl.utils import tensordict_utils as tu
     from verl.utils.config import omega_conf_to_dataclass
+    from verl.utils.device import get_device_id
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
     from verl.workers.utils.losses import ppo_loss
 
@@ -112,25 +116,33 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             "use_dynamic_bsz": True,
             "max_token_len_per_gpu": section.ppo_max_token_len_per_gpu,
         }
-        return tu.get_tensordict(fields, plain)
+        return tu.get_tensordict(fields, plain).to(get_device_id())
+
+    def now() -> float:
+        if not on_cpu:
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
     loss = functools.partial(ppo_loss, config=section)
     inferred, updated, losses = [], [], []
     for _ in range(options.rounds + 1):
-        data, began = batch(), time.perf_counter()
+        data, began = batch(), now()
         with engine.eval_mode():
             engine.infer_batch(data)
-        inferred.append(time.perf_counter() - began)
-        data, began = batch(), time.perf_counter()
+        inferred.append(now() - began)
+        data, began = batch(), now()
         with engine.train_mode():
             output = engine.train_batch(data, loss)
-        updated.append(time.perf_counter() - began)
+        updated.append(now() - began)
         losses.append((sum(output["loss"]), float(output["metrics"]["grad_norm"])))
+    gigabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
+    if not on_cpu:
+        gigabytes = torch.cuda.max_memory_allocated() / 1024**3
     tokens = [output["metrics"].get(f"{kind}_tokens", [None])[0] for kind in ("row", "model")]
     return {
         "log_probs": inferred[1:],
         "update": updated[1:],
-        "gigabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2,
+        "gigabytes": gigabytes,
         "losses": losses[:2],
         "tokens": tokens,
     }

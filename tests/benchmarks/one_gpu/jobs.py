@@ -1,0 +1,151 @@
+"""Runs parts in processes of their own, each with its folder, log, Ray cluster and time limit."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import real_stack
+import training_jobs
+
+from one_gpu import measures
+from one_gpu.plan import Part, startable
+from one_gpu.results import Result, last_lines
+
+_TERM = 30.0
+"""Seconds that a part has to end its jobs."""
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "HYDRA_FULL_ERROR": "1",
+    "PYTHONUNBUFFERED": "1",
+    "RAY_DEDUP_LOGS": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it would be compiled
+}
+MEASURES = "measures.jsonl"
+
+
+def environment() -> dict[str, str]:
+    """Returns the environment of a part: nothing asks a network, and modules of the tests can be imported."""
+    return {**_ENVIRONMENT, **real_stack.environment()}
+
+
+@dataclass
+class Running:
+    """A part's process."""
+
+    part: Part
+    process: subprocess.Popen[bytes]
+    folder: Path
+    scratch: Path
+    """For Ray's sockets, whose names may have 107 letters at most."""
+    began: float
+
+    @classmethod
+    def start(cls, part: Part, folder: Path, command: Sequence[str], clock: Callable[[], float]) -> Running:
+        """Starts a part with an empty folder."""
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        scratch = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
+        process = subprocess.Popen(
+            command,
+            stdout=(folder / "log").open("wb"),
+            stderr=subprocess.STDOUT,
+            env={**environment(), "RAY_TMPDIR": str(scratch)},
+            start_new_session=True,
+        )
+        return cls(part, process, folder, scratch, clock())
+
+    def end(self) -> None:
+        """Ends the process and its jobs, which it ends itself when it is terminated."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=_TERM)
+        training_jobs.end(self.process)
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def result(self, seconds: float, reason: str = "") -> Result:
+        """Ends the part, which took so many seconds, and returns its result; with a `reason` it has failed."""
+        self.end()
+        code = self.process.returncode
+        if not reason and code:
+            reason = f"exit status {code}; {self.folder}/log"
+        found = measures.read(self.folder / MEASURES)
+        if not reason and not found:
+            reason = f"it measured nothing; {self.folder}/log"
+        if reason:
+            return Result(
+                self.part.name, "failed", self.part.does, seconds, found, reason, last_lines(self.folder / "log")
+            )
+        return Result(self.part.name, "done", self.part.does, seconds, found)
+
+
+def run_all(
+    parts: Sequence[Part],
+    folder: Path,
+    command: Callable[[Part], Sequence[str]],
+    *,
+    seconds: float,
+    gigabytes: float,
+    beside: int,
+    tell: Callable[[str], None],
+    ended: Callable[[Result], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Runs the parts in the order of `startable`.
+
+    Args:
+        parts: by priority.
+        folder: has a folder for each.
+        command: a part's command.
+        seconds: after these, what runs is ended, and what has not begun is not run.
+        gigabytes: the device's memory.
+        beside: how many may run at once.
+        tell: is called with progress.
+        ended: is called with each part's result when it ends, so that nothing is lost if this process is killed.
+        clock: tells the time.
+    """
+    end = clock() + seconds
+    waiting, running = list(parts), list[Running]()
+    try:
+        while waiting or running:
+            left = end - clock()
+            if left <= 0:
+                for part in waiting:
+                    ended(Result(part.name, "not run", part.does, reason="time was up"))
+                waiting = []
+            for part in startable(waiting, [one.part for one in running], gigabytes, beside):
+                waiting.remove(part)
+                tell(f"{part.name}: {part.does}")
+                running.append(Running.start(part, folder / part.name, command(part), clock))
+            for one in list(running):
+                took, reason = clock() - one.began, ""
+                if one.process.poll() is None:
+                    if left <= 0:
+                        reason = f"time was up after its first {took:.0f} s"
+                    elif took > one.part.limit:
+                        reason = f"not ended in {one.part.limit:.0f} s"
+                    else:
+                        continue
+                running.remove(one)
+                result = one.result(took, reason)
+                tell(f"{one.part.name}: {result.state} after {took:.0f} s {result.reason}".rstrip())
+                ended(result)
+            time.sleep(0.2)
+    finally:
+        for one in running:
+            one.end()
+
+
+def part_command(script: Path, name: str, folder: Path, options: Sequence[str]) -> list[str]:
+    """Returns the command that runs one part."""
+    return [sys.executable, str(script), f"--part={name}", f"--out={folder}", *options]

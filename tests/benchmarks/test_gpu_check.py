@@ -1,0 +1,434 @@
+"""gpu_check.py: what is run when, the arithmetic, the table; and its reduced form on the CPU."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gpu_check
+import pytest
+from one_gpu import jobs, measures, models
+from one_gpu.measures import Measure, Rows, Shape
+from one_gpu.parts import REDUCED, all_parts, reduced_parts
+from one_gpu.plan import Part, choose, duration, startable
+from one_gpu.results import Check, Result, baseline_path, last_lines, table, worse
+from processes import running as running_processes
+
+SHORT = Part("short", "", 100, 30)
+LONG = Part("long", "", 300, 30)
+BIG = Part("big", "", 200, 60)
+TIMED = Part("timed", "", 50, 70, alone=True)
+
+
+# ------------------------------------------------------------ what is run
+
+
+@pytest.mark.parametrize(
+    ("waiting", "running", "gigabytes", "beside", "started"),
+    [
+        ([SHORT, LONG, BIG], [], 80, 3, [SHORT, LONG]),  # the third does not fit beside them
+        ([SHORT, BIG, LONG], [], 80, 3, [SHORT, LONG]),  # but a later one does
+        ([SHORT, LONG], [], 80, 1, [SHORT]),
+        ([LONG], [SHORT, BIG], 200, 2, []),
+        ([SHORT, TIMED, LONG], [], 80, 3, [TIMED]),  # before those that may run beside others
+        ([TIMED], [SHORT], 200, 3, []),
+        ([SHORT], [TIMED], 200, 3, []),
+    ],
+)
+def test_parts_start_where_there_is_room(
+    waiting: list[Part], running: list[Part], gigabytes: float, beside: int, started: list[Part]
+) -> None:
+    assert startable(waiting, running, gigabytes, beside) == started
+
+
+@pytest.mark.parametrize(
+    ("parts", "gigabytes", "beside", "seconds"),
+    [
+        ([SHORT, LONG], 80, 2, 300),
+        ([SHORT, LONG], 80, 1, 400),
+        ([SHORT, LONG], 50, 2, 400),
+        ([SHORT, LONG, BIG], 90, 2, 300),  # 0 to 100 and 300, then beside the long one to 300
+        ([SHORT, TIMED, LONG], 80, 2, 350),
+        ([], 80, 2, 0),
+    ],
+)
+def test_the_expected_duration_is_that_of_the_schedule(
+    parts: list[Part], gigabytes: float, beside: int, seconds: float
+) -> None:
+    assert duration(parts, gigabytes, beside) == seconds
+
+
+def test_parts_are_chosen_by_priority_within_time_and_memory() -> None:
+    chosen, left = choose([LONG, BIG, SHORT, TIMED], seconds=400, gigabytes=65, beside=2)
+    assert chosen == [LONG, SHORT]  # the big one would end after 500 s, the short one runs beside the long one
+    assert left == {"big": "no time for its 200 s", "timed": "needs 70 GB of device memory, there are 65"}
+
+
+def test_twenty_minutes_on_a_card_of_80_gb_have_room_for_what_matters_most() -> None:
+    chosen, left = choose([part for part, _ in all_parts(None)], 20 * 60, 79.1, beside=2)
+    assert [part.name for part in chosen][:5] == ["numbers", "walk", "step_1p5b", "adapters", "resume"]
+    assert not any("memory" in reason for reason in left.values())
+    everything, nothing = choose([part for part, _ in all_parts(None)], 60 * 60, 79.1, beside=2)
+    assert len(everything) == len(all_parts(None)) and not nothing
+
+
+def test_the_reduced_parts_are_the_same_ones() -> None:
+    assert {part.name for part, _ in reduced_parts()} == {part.name for part, _ in all_parts(None)}
+    assert [part.name for part, _ in reduced_parts()][:2] == list(REDUCED)
+
+
+OKAY = """
+import sys; sys.path[:0] = sys.argv[2:]
+from pathlib import Path
+from one_gpu.measures import Measure, Report
+Report(Path(sys.argv[1])).add(Measure("speed", 2.0, target=1.0, better="higher"))
+print("went well")
+"""
+BROKEN = OKAY + "print('what went wrong'); sys.exit(3)"
+HANGS = """
+import subprocess, sys
+child = subprocess.Popen(["sleep", "infinity", ], stdin=subprocess.DEVNULL)
+open(sys.argv[1], "w").write("")
+child.wait()
+"""
+
+
+def run(tmp_path: Path, scripts: dict[str, str], clock: Any = None) -> dict[str, Result]:
+    """Runs scripts as parts; returns their results by name."""
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+    def command(part: Part) -> list[str]:
+        return [sys.executable, "-c", scripts[part.name], str(tmp_path / part.name / jobs.MEASURES), *paths]
+
+    ended: dict[str, Result] = {}
+    jobs.run_all(
+        [Part(name, f"does {name}", 600, 1) for name in scripts],
+        tmp_path,
+        command,
+        seconds=3600,
+        gigabytes=80,
+        beside=2,
+        tell=lambda text: None,
+        ended=lambda result: ended.update({result.name: result}),
+        **({} if clock is None else {"clock": clock}),
+    )
+    return ended
+
+
+def test_a_part_that_fails_keeps_its_figures_and_ends_no_other(tmp_path: Path) -> None:
+    ended = run(tmp_path, {"broken": BROKEN, "okay": OKAY, "silent": "pass"})
+    assert {name: result.state for name, result in ended.items()} == {
+        "broken": "failed",
+        "okay": "done",
+        "silent": "failed",  # it measured nothing
+    }
+    assert "exit status 3" in ended["broken"].reason
+    assert ended["broken"].log.splitlines() == ["went well", "what went wrong"]
+    assert ended["broken"].measures == ended["okay"].measures == [Measure("speed", 2.0, "", 1.0, "higher")]
+
+
+@pytest.mark.slow
+def test_when_time_is_up_what_runs_is_ended_with_its_processes(tmp_path: Path) -> None:
+    marker = tmp_path / "hangs" / jobs.MEASURES
+
+    def clock() -> float:
+        return 1e6 if marker.exists() else 0.0
+
+    marker_of_process = f"-c{HANGS}"
+    ended = run(tmp_path, {"hangs": HANGS, "hangs_too": HANGS, "late": OKAY}, clock)
+    assert ended["hangs"].state == "failed" and "time was up" in ended["hangs"].reason
+    assert (ended["late"].state, ended["late"].reason) == ("not run", "time was up")
+    assert not running_processes(str(marker)) and not running_processes(marker_of_process)
+
+
+# ------------------------------------------------------------ figures
+
+
+@pytest.mark.parametrize(
+    ("measure", "met"),
+    [
+        (Measure("a", 1.0), None),
+        (Measure("a", 1.0, target=1.0), True),
+        (Measure("a", 1.1, target=1.0), False),
+        (Measure("a", 1.1, target=1.0, better="higher"), True),
+        (Measure("a", 0.9, target=1.0, better="higher"), False),
+        (Measure("a", math.nan, target=1.0), False),
+        (Measure("a", math.nan, target=1.0, better="higher"), False),
+    ],
+)
+def test_a_target_is_met_or_missed(measure: Measure, met: bool | None) -> None:
+    assert measure.met is met
+
+
+SHAPE = Shape(body=10, head=4, layers=2, width=3, kv_width=1)
+ROWS = Rows(decisions=2, candidates=3, prompt=5, answer=2)
+
+
+def test_the_models_work_is_counted_by_tokens_that_go_through_it() -> None:
+    assert ROWS.tokens(trees=True) == 2 * 5 + 6 * 2
+    assert ROWS.tokens(trees=False) == 6 * 5 + 6 * 2
+    # A prompt's tokens see 1 to 5 tokens, an answer's two 6 and 7.
+    assert ROWS.pairs(trees=True) == 2 * 15 + 6 * 13
+    assert ROWS.pairs(trees=False) == 6 * 15 + 6 * 13
+    # 2 for each weight: 22 tokens through the layers, 12 through the head; 4 for each pair, dimension and layer.
+    assert measures.forward_flops(SHAPE, ROWS, trees=True) == 2 * (10 * 22 + 4 * 12) + 4 * 2 * 3 * 108
+    assert measures.update_flops(SHAPE, ROWS, trees=False) == 3 * (2 * (10 * 42 + 4 * 12) + 4 * 2 * 3 * 168)
+
+
+def test_decoding_reads_weights_every_step_and_a_prompt_once_a_decision() -> None:
+    # In each of 2 steps the 5 tokens of 2 prompts, and of 6 answers the 1 and 2 tokens so far; 2 numbers x 2 layers.
+    assert measures.decoded_bytes(SHAPE, ROWS, steps=7) == 2 * (7 * 14 + 2 * 2 * (2 * 2 * 5 + 6 * 3))
+
+
+@pytest.mark.parametrize(("chain", "slots", "steps"), [(1, 6, 2), (1, 12, 2), (4, 6, 8), (1, 3, 4), (1, 5, 3)])
+def test_decoding_takes_as_many_steps_as_chain_or_slots_need(chain: int, slots: int, steps: int) -> None:
+    assert measures.decoding_steps(ROWS, chain, slots) == steps
+
+
+@pytest.mark.slow
+def test_a_models_shape_is_that_of_its_weights(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(models.random_model(tmp_path / "model", "small"))
+    matrices = {name: one.numel() for name, one in model.named_parameters() if one.dim() == 2}
+    head = matrices.pop("model.embed_tokens.weight")
+    shape = Shape.of(models.config_of(tmp_path / "model"))
+    assert (shape.body, shape.head, shape.layers, shape.width, shape.kv_width) == (
+        sum(matrices.values()),
+        head,
+        6,
+        256,
+        128,
+    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert len(tokenizer) == model.config.vocab_size  # else servers mask what the actor does not
+    assert len(tokenizer("URDL").input_ids) == 4
+
+
+@pytest.mark.parametrize(("size", "parameters"), [("0p5b", 0.5e9), ("1p5b", 1.5e9)])
+def test_made_models_have_their_size(size: str, parameters: float) -> None:
+    made = models.SIZES[size]
+    shape = Shape.of(
+        {
+            "hidden_size": made["hidden"],
+            "intermediate_size": made["inner"],
+            "num_attention_heads": made["heads"],
+            "num_key_value_heads": made["kv_heads"],
+            "head_dim": made["size"],
+            "num_hidden_layers": made["layers"],
+            "vocab_size": made["words"],
+        }
+    )
+    assert shape.body + shape.head == pytest.approx(parameters, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops", "terabytes"),
+    [
+        ("NVIDIA H200", 989, 4.8),
+        ("NVIDIA H100 80GB HBM3", 989, 3.35),
+        ("NVIDIA H100 PCIe", 756, 2.0),
+        ("NVIDIA A100-SXM4-80GB", 312, 2.04),
+    ],
+)
+def test_a_cards_peaks_are_those_of_its_data_sheet(name: str, teraflops: float, terabytes: float) -> None:
+    assert measures.card_of(name) == measures.Card(teraflops, terabytes)
+    assert measures.card_of("NVIDIA GeForce RTX 4090") is None
+
+
+def test_the_constant_cost_is_what_is_neither_sampling_nor_the_model() -> None:
+    stages = {"gen": 2.0, "old_log_prob": 0.5, "update_actor": 1.0, "testing": 3.0, "save_checkpoint": 1.0}
+    step = {"timing_s/step": 8.0, **{f"timing_s/{name}": value for name, value in stages.items()}}
+    assert measures.constant_cost(step) == pytest.approx(0.5)
+    assert measures.constant_cost({**step, "timing_s/ref": 0.25}) == pytest.approx(0.25)
+
+
+# ------------------------------------------------------------ the table
+
+
+def check(*results: Result, card: str = "NVIDIA H200") -> Check:
+    """A check with these results."""
+    return Check(card, {"commit": "abc1234"}, list(results))
+
+
+MET = Measure("a step", 2.0, "s", target=3.0, steady=True)
+MISSED = Measure("success", 0.2, "", target=0.9, better="higher")
+SHARE = Measure("share of the peak", 0.4, "", better="higher", steady=True)
+
+
+def test_the_table_tells_targets_failures_and_what_was_not_run() -> None:
+    text = table(
+        check(
+            Result("walk", "done", "trains", 10.0, [MET, MISSED]),
+            Result("resume", "failed", "resumes", 5.0, [], "exit status 1", "Traceback\nValueError: no"),
+            Result("trees", "not run", "times trees", reason="no time for its 150 s"),
+        )
+    )
+    lines = [line.split() for line in text.splitlines()]
+    assert ["walk", "a", "step", "2", "s", "<=", "3", "met"] in lines
+    assert ["success", "0.2", ">=", "0.9", "MISSED"] in lines
+    assert "FAILED: resume (resumes): exit status 1\n    Traceback\n    ValueError: no" in text
+    assert "not run: trees (times trees): no time for its 150 s" in text
+    assert text.endswith("NVIDIA H200: 1 of 2 targets met; of 3 parts 1 failed, 1 not run")
+
+
+@pytest.mark.parametrize(
+    ("results", "failed"),
+    [
+        ([Result("a", "done", measures=[MET, SHARE])], False),
+        ([Result("a", "done", measures=[MET]), Result("b", "not run")], False),
+        ([Result("a", "done", measures=[MET, MISSED])], True),
+        ([Result("a", "done", measures=[MET]), Result("b", "failed")], True),
+    ],
+)
+def test_a_missed_target_or_a_failed_part_fails(results: list[Result], failed: bool) -> None:
+    assert check(*results).failed is failed
+
+
+@pytest.mark.parametrize(
+    ("measure", "value", "lines"),
+    [
+        (MET, 2.09, 0),
+        (MET, 2.11, 1),
+        (MET, 1.0, 0),  # better
+        (SHARE, 0.381, 0),
+        (SHARE, 0.379, 1),
+        (SHARE, math.nan, 1),
+        (MISSED, 0.01, 0),  # varies too much
+    ],
+)
+def test_what_is_five_percent_worse_than_the_baseline_is_told(measure: Measure, value: float, lines: int) -> None:
+    now = check(Result("walk", "done", measures=[replace(measure, value=value)]))
+    before = check(Result("walk", "done", measures=[measure]))
+    assert len(worse(now, before)) == lines
+    assert table(now, before).count("WORSE: walk, ") == lines
+
+
+def test_a_figure_that_is_no_longer_measured_is_told_unless_its_part_was_not_run() -> None:
+    before = check(Result("walk", "done", measures=[MET, SHARE]))
+    assert worse(check(Result("walk", "done", measures=[MET])), before) == [
+        "walk, share of the peak: is not measured any more"
+    ]
+    assert worse(check(Result("walk", "not run")), before) == []
+
+
+def test_a_check_is_read_back(tmp_path: Path) -> None:
+    made = check(
+        Result("walk", "done", "trains", 10.5, [MET, replace(SHARE, value=math.nan)]),
+        Result("trees", "not run", reason="no time"),
+    )
+    made.save(tmp_path / "results.json")
+    json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)  # no NaN in it
+    again = Check.load(tmp_path / "results.json")
+    assert again.results[0].measures[0] == MET
+    assert math.isnan(again.results[0].measures[1].value)
+    assert (again.card, again.about, again.results[1]) == (made.card, made.about, made.results[1])
+
+
+def test_a_log_ends_without_bars_and_colours(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"first\n\n\x1b[31mred\x1b[0m\n10%|#   |\r100%|####| done\nlast\n")
+    assert last_lines(log, 3).splitlines() == ["red", "100%|####| done", "last"]
+    assert last_lines(tmp_path / "none") == ""
+
+
+# ------------------------------------------------------------ the command
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Runs the command without measuring: parts have the figures that are given by name; one of None fails."""
+    monkeypatch.setattr(gpu_check, "exit_on_sigterm", lambda: None)
+    monkeypatch.setattr(gpu_check, "device", lambda: ("NVIDIA H200", 139.0))
+    monkeypatch.setattr(gpu_check.models, "start_model", lambda *_: Path("/nowhere"))
+    ran: list[str] = []
+
+    def call(figures: dict[str, float | None], *options: str) -> tuple[int, list[str]]:
+        def run_all(parts: list[Part], *_: Any, ended: Any, **__: Any) -> None:
+            for part in parts:
+                value = figures.get(part.name, 1.0)
+                ran.append(part.name)
+                one = Measure("a step", math.nan if value is None else value, "s", 3.0, steady=True)
+                ended(Result(part.name, "failed" if value is None else "done", measures=[one]))
+
+        ran.clear()
+        monkeypatch.setattr(gpu_check.jobs, "run_all", run_all)
+        folders = [f"--out={tmp_path / 'out'}", f"--baselines={tmp_path / 'baselines'}"]
+        return gpu_check.main([*folders, *options]), list(ran)
+
+    return call
+
+
+def test_the_status_is_that_of_targets_and_parts(command: Any) -> None:
+    assert command({}, "--only=numbers,walk") == (0, ["numbers", "walk"])
+    assert command({"walk": 4.0}, "--only=numbers,walk")[0] == 1
+    assert command({"walk": None}, "--only=numbers,walk")[0] == 1
+
+
+def test_an_unknown_part_is_refused(command: Any) -> None:
+    with pytest.raises(SystemExit, match="no parts: wlak; there are numbers"):
+        command({}, "--only=wlak")
+
+
+def test_what_has_ended_is_kept_and_what_failed_is_run_again(command: Any) -> None:
+    assert command({"walk": None}, "--only=numbers,walk") == (1, ["numbers", "walk"])
+    assert command({}, "--only=numbers,walk,fp32", "--continue") == (0, ["walk", "fp32"])
+    assert command({}, "--only=numbers") == (0, ["numbers"])
+
+
+def test_a_run_is_compared_with_the_cards_baseline(
+    command: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command({}, "--only=numbers,walk", "--save-baseline")
+    assert baseline_path(tmp_path / "baselines", "NVIDIA H200").name == "nvidia_h200.json"
+    capsys.readouterr()
+    assert command({"walk": 1.2}, "--only=numbers,walk")[0] == 0  # told, but no failure
+    assert "WORSE: walk, a step: 1.2 s, 20% worse than the baseline's 1" in capsys.readouterr().out
+
+
+def test_parts_that_do_not_fit_are_told(command: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    status, ran = command({}, "--minutes=6")
+    assert (status, ran) == (0, ["numbers", "walk"])
+    assert (
+        "not run: step_1p5b (a step of 1.5B and verl's stock GRPO): no time for its 360 s" in capsys.readouterr().out
+    )
+
+
+def test_each_parts_process_gets_what_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The process finds its function and setting again; the run itself is the next test's."""
+    options = gpu_check.parser().parse_args(["--precision=fp16", "--lr=5e-05", f"--out={tmp_path}"])
+    made = jobs.part_command(Path("gpu_check.py"), "walk", tmp_path, gpu_check.passed_on(options))
+    again = gpu_check.parser().parse_args(made[2:])
+    assert (again.part, again.precision, again.lr, again.reduced) == ("walk", "fp16", 5e-5, False)
+    (tmp_path / "walk").mkdir()
+    (tmp_path / "setting.json").write_text(json.dumps({"card": "NVIDIA H200", "start": "/models/smollm2"}))
+    seen = []
+    monkeypatch.setattr(gpu_check, "all_parts", lambda precision: [(Part("walk", "", 1, 1), seen.append)])
+    gpu_check.run_part(again)
+    (setting,) = seen
+    assert (setting.folder, setting.start, setting.lr) == (tmp_path / "walk", Path("/models/smollm2"), 5e-5)
+    assert setting.card is not None and setting.card.terabytes == 4.8
+    overrides = setting.walk("fp16")
+    assert {"hardware=1_gpu", "precision=fp16", "actor_rollout_ref.actor.optim.lr=5e-05"} <= set(overrides)
+
+
+@pytest.mark.slow
+@pytest.mark.training
+def test_the_reduced_check_passes_on_the_cpu(tmp_path: Path) -> None:
+    """A training that is killed and resumed, its evaluation, and trees and adapters in verl's engines."""
+    script = Path(gpu_check.__file__)
+    done = subprocess.run(
+        [sys.executable, str(script), "--reduced", f"--out={tmp_path / 'out'}", "--minutes=60"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    said = done.stdout.decode(errors="replace")
+    assert done.returncode == 0, said
+    found = Check.load(tmp_path / "out/results.json")
+    assert {result.name: result.state for result in found.results} == dict.fromkeys(REDUCED, "done")
+    assert sum(one.met is True for result in found.results for one in result.measures) >= 10
