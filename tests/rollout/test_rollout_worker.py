@@ -113,6 +113,34 @@ def test_a_failed_episode_leaves_no_row_and_the_others_all_of_theirs() -> None:
     assert (counts["episodes_failed"], counts["failed/engine"]) == (1, 1)
 
 
+class Stuck(SimulatedEngine):
+    """An engine that answers nothing of task 0 until `released`, which takes none of its slots."""
+
+    released: asyncio.Event
+
+    async def attempt(self, replica: int, request_id: str, *request: Any) -> Any:
+        if request_id.startswith("t0."):
+            await self.released.wait()
+        return await super().attempt(replica, request_id, *request)
+
+
+def test_an_episode_that_waits_holds_up_no_other() -> None:
+    """The others play all their decisions and write their rows meanwhile; no wave of requests waits for another."""
+    engine, ended = Stuck(slots=4, replicas=1), list[str]()
+
+    def put(keys: list[str], tags: list[dict[str, Any]]) -> None:
+        ended.append(keys[0].partition("_")[0])
+        if len(ended) == 5:
+            engine.released.set()  # nothing else does: were they held up, the loop would have nothing to run
+
+    async def play() -> None:
+        engine.released = asyncio.Event()
+        await SimulatedWorker(engine, put, turns=3, candidates=2).play_all(6)
+
+    run_virtually(play())
+    assert sorted(ended[:5]) == ["t1", "t2", "t3", "t4", "t5"] and ended[5:] == ["t0"]
+
+
 class Untrained(Turns):
     """In task 1 a simulated user hangs up before anyone else has said a thing."""
 
