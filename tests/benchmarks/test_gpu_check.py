@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import subprocess
@@ -10,11 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import bench_against_grpo
+import bench_engine
+import bench_prefix_tree
 import gpu_check
 import pytest
+import real_stack
+import training_jobs
 from one_gpu import jobs, measures, models
 from one_gpu.measures import Measure, Rows, Shape
-from one_gpu.parts import REDUCED, all_parts, reduced_parts
+from one_gpu.parts import REDUCED, Setting, all_parts, reduced_parts
 from one_gpu.plan import Part, choose, duration, startable
 from one_gpu.results import Check, Result, baseline_path, last_lines, table, worse
 from processes import running as running_processes
@@ -31,9 +37,9 @@ TIMED = Part("timed", "", 50, 70, alone=True)
 @pytest.mark.parametrize(
     ("waiting", "running", "gigabytes", "beside", "started"),
     [
-        ([SHORT, LONG, BIG], [], 80, 3, [SHORT, LONG]),  # the third does not fit beside them
-        ([SHORT, BIG, LONG], [], 80, 3, [SHORT, LONG]),  # but a later one does
-        ([SHORT, LONG], [], 80, 1, [SHORT]),
+        ([SHORT, BIG, LONG], [], 80, 3, [LONG, SHORT]),  # the longest first; the big one does not fit beside it
+        ([SHORT, BIG, LONG], [], 100, 2, [LONG, BIG]),
+        ([SHORT, LONG], [], 80, 1, [LONG]),
         ([LONG], [SHORT, BIG], 200, 2, []),
         ([SHORT, TIMED, LONG], [], 80, 3, [TIMED]),  # before those that may run beside others
         ([TIMED], [SHORT], 200, 3, []),
@@ -71,7 +77,7 @@ def test_parts_are_chosen_by_priority_within_time_and_memory() -> None:
 
 def test_twenty_minutes_on_a_card_of_80_gb_have_room_for_what_matters_most() -> None:
     chosen, left = choose([part for part, _ in all_parts(None)], 20 * 60, 79.1, beside=2)
-    assert [part.name for part in chosen][:5] == ["numbers", "walk", "step_1p5b", "adapters", "resume"]
+    assert [part.name for part in chosen] == ["numbers", "walk", "step_1p5b", "adapters", "resume", "rollout_1p5b"]
     assert not any("memory" in reason for reason in left.values())
     everything, nothing = choose([part for part, _ in all_parts(None)], 60 * 60, 79.1, beside=2)
     assert len(everything) == len(all_parts(None)) and not nothing
@@ -394,7 +400,7 @@ def test_parts_that_do_not_fit_are_told(command: Any, capsys: pytest.CaptureFixt
     status, ran = command({}, "--minutes=6")
     assert (status, ran) == (0, ["numbers", "walk"])
     assert (
-        "not run: step_1p5b (a step of 1.5B and verl's stock GRPO): no time for its 360 s" in capsys.readouterr().out
+        "not run: step_1p5b (a step of 1.5B and verl's stock GRPO): no time for its 330 s" in capsys.readouterr().out
     )
 
 
@@ -414,6 +420,61 @@ def test_each_parts_process_gets_what_it_needs(monkeypatch: pytest.MonkeyPatch, 
     assert setting.card is not None and setting.card.terabytes == 4.8
     overrides = setting.walk("fp16")
     assert {"hardware=1_gpu", "precision=fp16", "actor_rollout_ref.actor.optim.lr=5e-05"} <= set(overrides)
+
+
+@pytest.mark.slow
+def test_every_configuration_of_a_gpu_passes_the_checks_of_a_jobs_start(
+    compose: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No GPU is here to find a key that is none, or a pair of them that a training refuses."""
+    from verl_atgrpo.config.run_check import check_run
+
+    class Started(Exception): ...
+
+    asked: list[tuple[str, str, tuple[str, ...]]] = []
+
+    def start(recipe: str, folder: Path, model: Path, *overrides: str, **_: str) -> None:
+        asked.append((name, recipe, overrides))
+        raise Started
+
+    def of_grpo(side: str, options: Any, folder: Path) -> Any:
+        asked.append(
+            (name, options.recipe, (*bench_against_grpo.overrides_of(side, options, folder), *options.overrides))
+        )
+        timers = {f"timing_s/{stage}": 1.0 for stage in ("step", "gen", *bench_against_grpo.STAGES)}
+        return [bench_against_grpo.stages_of(2.0, timers)], {(1000.0, 603.0, 256.0)}
+
+    def run_part(script: str, *arguments: str) -> None:
+        recipe = "plan_path_cpu" if script == bench_engine.__file__ else bench_prefix_tree.RECIPE
+        asked.append((name, recipe, tuple(one for one in arguments if not one.startswith("--"))))
+        raise Started
+
+    monkeypatch.setattr(training_jobs, "start", start)
+    monkeypatch.setattr(bench_against_grpo, "run", of_grpo)
+    monkeypatch.setattr(bench_against_grpo, "write_prompts", lambda *_: None)
+    monkeypatch.setattr(real_stack, "run_part", run_part)
+    small = models.random_model(tmp_path / "model", "small")
+    monkeypatch.setattr(models, "random_model", lambda *_: small)
+    for part, run in all_parts("fp16"):
+        name, folder = part.name, tmp_path / part.name
+        folder.mkdir()
+        if name != "numbers":  # composes nothing of ours
+            report = measures.Report(folder / jobs.MEASURES)
+            card = measures.card_of("NVIDIA H200")
+            with contextlib.suppress(Started):
+                run(Setting(folder, tmp_path, small, False, 5e-5, card, report))
+    assert {name for name, *_ in asked} == {part.name for part, _ in all_parts(None)} - {"numbers"}
+    for name, recipe, overrides in asked:
+        try:
+            config = compose(recipe, f"actor_rollout_ref.model.path={small}", *overrides)
+            check_run(config)
+        except Exception as error:
+            raise AssertionError(f"{name}: {recipe} {' '.join(overrides)}") from error
+        assert config.trainer.device == "cuda" and config.actor_rollout_ref.rollout.enforce_eager is ("eager" in name)
+        if name in ("fp32", "fp16", "bf16"):
+            dtypes = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+            assert config.actor_rollout_ref.rollout.dtype == dtypes[name]
+            assert config.actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype == name
 
 
 @pytest.mark.slow

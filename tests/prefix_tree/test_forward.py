@@ -130,7 +130,7 @@ def test_what_knows_no_tree_is_refused(change: dict[str, Any], message: str) -> 
 
 
 def test_short_trees_have_no_kernel_for_decoding() -> None:
-    """On an H100 that kernel could not be compiled for sizes below 128 that vary (tests/benchmarks/check_gpu.py)."""
+    """On an H100 that kernel could not be compiled for sizes below 128 that vary (benchmarks/one_gpu/numbers.py)."""
     config = transformers.Qwen3Config(**SIZES, head_dim=8)
     (tree,) = trees_of([([1, 2, 3], 1)], 10)
     config._attn_implementation = "flex_attention"

@@ -426,10 +426,10 @@ def all_parts(precision: str | None) -> list[tuple[Part, Run]]:
     of_walk = partial(walk, precision=precision)
     part("numbers", "trees and adapters in FSDP1 and FSDP2, beside plain rows and alone", 100, 8, numbers)
     learns = {10: 0.25, 20: 0.95}
-    part("walk", "SmolLM2's walk", 220, 24, partial(of_walk, wanted=learns, steps=20, timed=True), alone=True)
-    part("step_1p5b", "a step of 1.5B and verl's stock GRPO", 360, 75, partial(against_grpo, size="1p5b"), alone=True)
+    part("walk", "SmolLM2's walk", 240, 24, partial(of_walk, wanted=learns, steps=20, timed=True), alone=True)
+    part("step_1p5b", "a step of 1.5B and verl's stock GRPO", 330, 75, partial(against_grpo, size="1p5b"), alone=True)
     part("adapters", "an adapter for each role", 220, 24, partial(of_walk, kind="_adapters", wanted={10: 0.95}))
-    part("resume", "checkpoint, kill, resume, evaluation", 400, 24, partial(resume, precision=precision))
+    part("resume", "checkpoint, kill, resume, evaluation", 380, 24, partial(resume, precision=precision))
     part("rollout_1p5b", "rollouts of 1.5B, and vLLM alone", 200, 75, partial(rollout, size="1p5b"), alone=True)
     exact = partial(walk, precision="fp32", wanted={10: 0.25}, apart=FLOAT32)
     part("fp32", "the walk in float32", 220, 24, exact)

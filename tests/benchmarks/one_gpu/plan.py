@@ -26,7 +26,9 @@ class Part:
 
 
 def startable(waiting: Iterable[Part], running: Sequence[Part], gigabytes: float, beside: int) -> list[Part]:
-    """Returns the parts to start now: those that run alone first, then as many beside each other as there is room for.
+    """Returns the parts to start now: those that run alone first, by priority, then as many as there is room for.
+
+    Of those beside each other the longest start first, so that they end together.
 
     Args:
         waiting: by priority.
@@ -39,7 +41,7 @@ def startable(waiting: Iterable[Part], running: Sequence[Part], gigabytes: float
     if alone or any(part.alone for part in running):
         return [] if running else alone[:1]
     started: list[Part] = []
-    for part in waiting:
+    for part in sorted(waiting, key=lambda part: -part.seconds):
         there = [*running, *started]
         if len(there) < beside and sum(one.gigabytes for one in [*there, part]) <= gigabytes:
             started.append(part)
