@@ -64,7 +64,6 @@ class Setting:
         return [
             "hardware=1_gpu",
             *([] if precision is None else [f"precision={precision}"]),
-            "actor_rollout_ref.rollout.agent.num_workers=2",
             "++ray_kwargs.ray_init.object_store_memory=2000000000",
         ]
 
@@ -256,7 +255,6 @@ def _large(setting: Setting) -> list[str]:
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=6144",
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=12288",
         "actor_rollout_ref.model.enable_gradient_checkpointing=false",  # recomputation is no work of the model's
-        "actor_rollout_ref.rollout.max_num_seqs=512",
         "actor_rollout_ref.rollout.max_num_batched_tokens=16384",
     ]
 
