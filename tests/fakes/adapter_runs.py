@@ -14,14 +14,15 @@ RANKS = {"small": 2, "large": 8, "idle": 4}
 RATES = {"small": 1e-2, "large": 3e-3, "idle": 1e-2}
 
 
-def make_engine(model: str, names: Sequence[str]) -> tuple[Any, Any]:
+def make_engine(model: str, names: Sequence[str], precision: str = "fp32") -> tuple[Any, Any]:
     """An engine with adapters of these names; the second has fewer layers and a schedule."""
     from omegaconf import OmegaConf, open_dict
 
     from verl_atgrpo import recipes
     from verl_atgrpo.prefix_tree.engine import TreeEngine
 
-    config = recipes.compose("plan_path_cpu", [f"actor_rollout_ref.model.path={model}"]).actor_rollout_ref
+    overrides = [f"actor_rollout_ref.model.path={model}", f"precision={precision}"]
+    config = recipes.compose("plan_path_cpu", overrides).actor_rollout_ref
     config.actor.optim.total_training_steps = 8
     optim = OmegaConf.to_container(config.actor.optim, resolve=True)
     assert isinstance(optim, dict)
@@ -44,10 +45,10 @@ def make_engine(model: str, names: Sequence[str]) -> tuple[Any, Any]:
 class Run:
     """What an engine with adapters computes, step by step."""
 
-    def __init__(self, rank: int, ranks: int, model: str, names: Sequence[str]) -> None:
+    def __init__(self, rank: int, ranks: int, model: str, names: Sequence[str], precision: str = "fp32") -> None:
         from verl.workers.utils.losses import ppo_loss
 
-        self.engine, section = make_engine(model, names)
+        self.engine, section = make_engine(model, names, precision)
         self.loss = functools.partial(ppo_loss, config=section)
         self.rank, self.ranks = rank, ranks
         self.computed: list[Any] = []

@@ -23,6 +23,7 @@ from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.utils import ensure_async_iterator
 
 from verl_atgrpo.config.policies import ADAPTERS
+from verl_atgrpo.loss_scale import repeat_overflows
 from verl_atgrpo.prefix_tree.engine import VENDOR
 from verl_atgrpo.serving.client import actor_id
 from verl_atgrpo.serving.health import in_a_line
@@ -57,6 +58,8 @@ class TrainerWorker(ActorRolloutRefWorker):  # type: ignore[misc]
         super().init_model()
         if self._shares and not self._prefix_tree:
             self.actor.engine.refusal = "at_grpo.prefix_tree=False"
+        if self.actor is not None:
+            repeat_overflows(self.actor.engine)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def use_adapter(self, name: str) -> None:
