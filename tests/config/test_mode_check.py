@@ -17,7 +17,7 @@ from omegaconf import OmegaConf, open_dict
 
 from verl_atgrpo import platform_choice, recipes
 from verl_atgrpo.config.key_check import View
-from verl_atgrpo.config.mode_check import REQUIRED_MODULES, check_mode
+from verl_atgrpo.config.mode_check import REQUIRED_MODULES, ROUNDING, check_mode
 from verl_atgrpo.config.policy_check import check_policies
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 
@@ -251,7 +251,13 @@ def test_an_engine_that_verl_could_not_import_is_refused(
 ) -> None:
     override = f"{ENGINE}.backend={backend}"
     own = f"{ENGINE}.custom_backend_module"
-    check(SEPARATE_RECIPE, override, f"{own}=null")
+    check(SEPARATE_RECIPE, override, f"{own}=null", f"{ROLLOUT}.dtype=bfloat16")
+    for dtype in ("float16", "float32"):
+        if backend in ROUNDING:
+            message = refusal(SEPARATE_RECIPE, f"{override} {own}=null {ROLLOUT}.dtype={dtype}")
+            assert message.startswith(f"{override} rounds all weights to bfloat16") and dtype in message
+        else:
+            check(SEPARATE_RECIPE, override, f"{own}=null", f"{ROLLOUT}.dtype={dtype}")
     installed.remove(missing)
     message = refusal(SEPARATE_RECIPE, f"{override} {own}=null")
     assert message.startswith(
@@ -275,6 +281,8 @@ def test_verl_knows_the_engines_by_these_names_and_imports_what_is_said() -> Non
         assert f'register("{backend}")' in text
         for module in REQUIRED_MODULES[backend]:
             assert re.search(rf"(?m)^ *(import|from) {module}\b", text), (file, module)
+        casts = re.search(r"\.to\((self\.)?rollout_dtype\)", text) is not None
+        assert casts == (backend in ROUNDING), file
 
 
 @pytest.mark.parametrize("recipe", ["plan_path_qwen3_1p7b", "plan_path_qwen3_1p7b_roles"])

@@ -22,6 +22,7 @@ import verl_atgrpo.recipes
 from verl_atgrpo import compat, platform_choice
 from verl_atgrpo.config import machine_check
 from verl_atgrpo.config.machine_check import check_models
+from verl_atgrpo.config.policies import expand_policies
 from verl_atgrpo.config.policy_check import check_context
 from verl_atgrpo.config.run_check import check_run, check_run_or_exit
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError, Section
@@ -180,6 +181,49 @@ def test_what_fails_on_the_cpu_alone_is_refused_there(
 
 
 @pytest.mark.parametrize(
+    ("overrides", "installed", "accepted"),
+    [
+        ("", "", False),
+        ("", "flash_attn", True),
+        ("", "kernels", True),
+        ("", "torch_npu", True),
+        ("++actor_rollout_ref.model.override_config.attn_implementation=sdpa", "", True),
+        ("hardware=1_gpu", "", True),
+        ("hardware=cpu", "", True),
+    ],
+)
+def test_the_package_of_verls_attention_is_missed_before_ray(
+    overrides: str, installed: str, accepted: bool, compose: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform_choice, "wants_cpu", lambda: False)
+    attention = ("flash_attn", "kernels", "torch_npu")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: name == installed if name in attention else find(name)
+    )
+    config = compose("plan_path_qwen3_1p7b", *overrides.split())
+    if accepted:
+        check_cpu(config)
+        return
+    with pytest.raises(ConfigError, match="flash_attn is not installed") as caught:
+        check_cpu(config)
+    # What it says helps.
+    said = re.findall(r"(\S+=\S+)", str(caught.value).replace(";", "").replace(",", ""))
+    assert len(said) == 3 and said[0] == "hardware=1_gpu"
+    check_cpu(compose("plan_path_qwen3_1p7b", said[0]))
+    check_cpu(compose("plan_path_qwen3_1p7b", *said[1:]))
+
+
+def test_what_needs_no_model_is_checked_before_any_is_loaded(compose: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform_choice, "wants_cpu", lambda: True)
+    monkeypatch.setattr(machine_check, "_check_model", lambda *_, **__: pytest.fail("a model is loaded"))
+    config = compose("plan_path_cpu_roles", "+at_grpo.policies.planner.rollout={enable_chunked_prefill: true}")
+    expand_policies(config, AtGrpoConfig.from_config(config))
+    with pytest.raises(ConfigError, match=r"^at_grpo\.policies\.planner\.rollout\.enable_chunked_prefill=true"):
+        check_cpu(config)
+
+
+@pytest.mark.parametrize(
     "path", ["runs/models/mine", "./mine", "~/mine", "a\0b", "x" * 300, "", "own er/name", "a/../b"]
 )
 def test_a_model_that_is_neither_a_folder_nor_on_the_hub_is_refused(
@@ -187,7 +231,7 @@ def test_a_model_that_is_neither_a_folder_nor_on_the_hub_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(platform_choice, "wants_cpu", lambda: False)
-    config = compose("plan_path_qwen3_1p7b")
+    config = compose("plan_path_qwen3_1p7b", "hardware=1_gpu")
     config.actor_rollout_ref.model.path = path
     with pytest.raises(
         ConfigError, match=r"^actor_rollout_ref\.model\.path=.*: there is no such folder, and it is no"

@@ -28,6 +28,8 @@ from verl_atgrpo.config.schema import SECTION, AtGrpoConfig, ConfigError
 _FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "generation_config.json")
 """Files of a model that are parsed first: the error of transformers names none of them."""
 _SHARED = "/dev/shm"
+_FLASH = "flash_attention_2"
+"""What verl has models compute attention with."""
 
 
 def check_models(config: DictConfig, settings: AtGrpoConfig) -> None:
@@ -39,15 +41,20 @@ def check_models(config: DictConfig, settings: AtGrpoConfig) -> None:
     models of CPU mode do not.
     """
     cpu = platform_choice.wants_cpu()
-    tokenizers = {}
-    for name in settings.policy_settings():
-        key = f"{SECTION}.policies.{name}" if settings.policies else POLICY
-        policy = job_of(config, name).actor_rollout_ref
+    policies = {
+        name: (f"{SECTION}.policies.{name}" if settings.policies else POLICY, job_of(config, name).actor_rollout_ref)
+        for name in settings.policy_settings()
+    }
+    for key, policy in policies.values():  # first what needs no model
+        if not cpu:
+            _check_attention(policy.model)
         _check_library(f"{key}.model.external_lib", policy.model.external_lib)
         _check_quantization(f"{key}.rollout.quantization", policy.rollout.quantization)
         if cpu:
             check_cpu_prefill(key, policy.rollout)
             check_shared_memory(key, policy.rollout)
+    tokenizers = {}
+    for name, (key, policy) in policies.items():
         if cpu or os.path.isdir(policy.model.path):  # else a name on the hub, which the workers download
             longest, tokenizer = _check_model(key, policy.model, padded=not cpu)
             check_context(key, policy.rollout, config.data, longest)
@@ -69,6 +76,19 @@ def check_ray(config: DictConfig) -> None:
             close = difflib.get_close_matches(str(name), known, n=1)
             hint = f", or did you mean {close[0]}?" if close else ""
             raise ConfigError(f"ray_kwargs.ray_init.{name}={value}: ray.init has no such argument; remove it{hint}")
+
+
+def _check_attention(model: DictConfig) -> None:
+    """Raises ConfigError where transformers would miss the package of verl's default attention."""
+    chosen = OmegaConf.select(model, "override_config.attn_implementation") or _FLASH
+    # transformers takes `kernels` in its place, and torch_npu has its own.
+    if chosen != _FLASH or any(importlib.util.find_spec(name) for name in ("flash_attn", "kernels", "torch_npu")):
+        return
+    raise ConfigError(
+        f"{POLICY}.model: actors compute attention by {_FLASH}, whose package flash_attn is not installed; use "
+        f"hardware=1_gpu, or set {POLICY}.model.use_remove_padding=false and "
+        f"++{POLICY}.model.override_config.attn_implementation=sdpa"
+    )
 
 
 def _check_hub_name(where: str, name: str) -> None:

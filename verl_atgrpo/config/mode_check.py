@@ -111,6 +111,8 @@ REQUIRED_MODULES = {
 }
 """Backend -> module that verl's checkpoint engine imports and verl does not install -> its distribution. verl skips an
 engine that it cannot import, and fails only when the models have been loaded."""
+ROUNDING = ("kimi_ckpt_engine", "mooncake")
+"""Backends of verl that send weights in its engine's `rollout_dtype`: bfloat16, and YAML has no name for another."""
 
 
 def check_mode(config: DictConfig, mode: str, policies: Mapping[str, DictConfig]) -> None:
@@ -129,7 +131,7 @@ def check_mode(config: DictConfig, mode: str, policies: Mapping[str, DictConfig]
             _check_rule(rule, config, mode, policies)
     if mode == SEPARATE:
         for key, policy in policies.items():
-            _check_backend(f"{key}.{_ENGINE}", policy.rollout.checkpoint_engine)
+            _check_backend(f"{key}.{_ENGINE}", policy.rollout.checkpoint_engine, policy.rollout.dtype)
             _check_server_size(key, policy)
     _check_devices(config, policies if mode == SEPARATE else {})
     if mode in _ASYNC:
@@ -218,7 +220,7 @@ def devices_of(policy: DictConfig) -> int:
     return int(policy.rollout.nnodes * policy.rollout.n_gpus_per_node)
 
 
-def _check_backend(key: str, engine: DictConfig) -> None:
+def _check_backend(key: str, engine: DictConfig, dtype: str) -> None:
     if platform_choice.wants_cpu():
         for name, needed in _CPU_ENGINE.items():
             if engine.get(name) != needed:
@@ -230,6 +232,11 @@ def _check_backend(key: str, engine: DictConfig) -> None:
         raise ConfigError(f"{key}.backend={engine.backend} {_OTHERS[engine.backend]}: set it to nccl")
     elif engine.get("custom_backend_module") is None:  # such a module may have an engine of the same name
         _check_modules(key, engine.backend)
+        if engine.backend in ROUNDING and dtype != "bfloat16":
+            raise ConfigError(
+                f"{key}.backend={engine.backend} rounds all weights to bfloat16, and the servers compute in {dtype} "
+                "(rollout.dtype): they would not have the actor's; set it to nccl or nixl, or precision=bf16"
+            )
 
 
 def _check_modules(key: str, backend: str) -> None:
