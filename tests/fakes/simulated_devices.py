@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,6 @@ import zmq
 from fakes.simulated_replicas import Ref, Replica, Server, World, get
 from omegaconf import OmegaConf
 from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
-from verl.utils import memory_utils
 
 from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.estimators.spec import PRESETS
@@ -301,6 +301,10 @@ def _dataclass(section: Any) -> SimpleNamespace:
     )
 
 
+def _no_collection(*_: Any) -> None:
+    raise AssertionError("garbage is collected in a step, half a second in a training worker")
+
+
 @contextmanager
 def simulated() -> Iterator[None]:
     """Patches verl and Ray for simulated devices and servers.
@@ -314,9 +318,7 @@ def simulated() -> Iterator[None]:
 
     with (
         mock.patch("verl.utils.device.get_platform", lambda: _PLATFORM),
-        mock.patch.object(
-            memory_utils, "gc", SimpleNamespace(collect=lambda: 0)
-        ),  # takes half a second in the test's process
+        mock.patch.object(gc, "collect", _no_collection),
         mock.patch.object(torch.distributed, "barrier", lambda: _RUNNING.get().barrier.wait()),
         mock.patch.object(policy_unit, "omega_conf_to_dataclass", _dataclass),
         mock.patch.object(policy_unit, "balancer_class", lambda rollout: None),

@@ -91,10 +91,11 @@ def make(rollout: FakeRollout) -> Make:
     return made
 
 
-UPDATES = [
+TRAINED = [
     *("log-probs p_a", "update p_a", "empty p_a"),
-    *("log-probs p_b", "update p_b", "empty p_b"),
+    *("log-probs p_b", "update p_b"),
 ]
+UPDATES = [*TRAINED, "empty p_b"]
 ASLEEP = ["sleep p_a", "sleep p_b", "sleep p_c"]
 AWAKE = ["wake p_a", "wake p_b", "wake p_c"]
 
@@ -114,6 +115,21 @@ def test_policies_on_the_same_devices_empty_their_caches_for_each_other(make: Ma
         assert device.refused == []
 
 
+@pytest.mark.parametrize(("policies", "calls"), [(1, [1]), (2, [2, 1]), (3, [2, 1, 1])])
+def test_caches_are_emptied_for_another_policy_and_once_before_the_servers_wake(
+    make: Make, policies: int, calls: list[int]
+) -> None:
+    trainer = make(Device())
+    trainer.rollout.agents = ["a", "b", "c"][:policies]
+    del trainer.units[policies:]
+    trainer.begin()
+    for _ in range(2):
+        for unit in trainer.units:
+            unit.actor_rollout_wg.called.clear()
+        trainer.step()
+        assert [unit.actor_rollout_wg.called.count("empty_cache") for unit in trainer.units] == calls
+
+
 def test_memory_cached_by_a_checkpoint_is_freed_before_a_server_wakes(make: Make, tmp_path: Path) -> None:
     device = Device()
     trainer = make(device, folder=tmp_path)
@@ -121,7 +137,7 @@ def test_memory_cached_by_a_checkpoint_is_freed_before_a_server_wakes(make: Make
     assert device.log[-3:] == AWAKE
     device.log.clear()
     trainer.step(save=True)
-    assert device.log == [*ASLEEP, *UPDATES, "save p_a", "save p_b", "empty p_a", "empty p_b", *AWAKE]
+    assert device.log == [*ASLEEP, *TRAINED, "save p_a", "save p_b", "empty p_a", "empty p_b", *AWAKE]
 
     resumed = Device()
     trainer = make(resumed, folder=tmp_path)

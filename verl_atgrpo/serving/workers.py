@@ -16,7 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.single_controller.base.decorator import Dispatch, Execute, register
 from verl.single_controller.ray import RayClassWithInitArgs
-from verl.utils.memory_utils import aggressive_empty_cache
+from verl.utils.device import get_torch_device
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.replica import RolloutMode
@@ -99,8 +99,12 @@ class TrainerWorker(ActorRolloutRefWorker):  # type: ignore[misc]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def empty_cache(self) -> None:
-        """Frees the device memory in torch's cache, which other processes could not use."""
-        aggressive_empty_cache(force_sync=True)
+        """Frees the device memory in torch's cache, which other processes could not use.
+
+        Not by verl's `aggressive_empty_cache`: it collects Python's garbage up to three times, .4 s each in a training
+        worker, and no tensor of a step waits for that (tests/serving/test_device_calls.py).
+        """
+        get_torch_device().empty_cache()
 
 
 BUCKET_TIMEOUT = 120.0
