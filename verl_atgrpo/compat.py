@@ -90,6 +90,7 @@ SYMBOLS = (
     Symbol(_TRAINER, "PPOTrainer.__init__", ("config",)),
     Symbol(_TRAINER, "PPOTrainer.prepare_step"),
     Symbol(_TRAINER, "PPOTrainer.on_init_end"),
+    Symbol(_TRAINER, "PPOTrainer.on_step_begin"),
     Symbol(_TRAINER, "PPOTrainer.on_sample_end"),
     Symbol(_TRAINER, "PPOTrainer.on_step_end"),
     Symbol(_TRAINER, "PPOTrainer._stop_rollout_profiling"),
@@ -147,7 +148,7 @@ SYMBOLS = (
     ),
     Symbol("verl.workers.engine_workers", "ActorRolloutRefWorker.init_model"),
     Symbol("verl.workers.engine_workers", "ActorRolloutRefWorker.update_weights", ("global_steps", "mode")),
-    Symbol("verl.utils.memory_utils", "aggressive_empty_cache", ("force_sync",)),
+    Symbol("verl.utils.device", "get_torch_device"),
     Symbol("verl.workers.rollout.replica", "RolloutReplica.init_hybrid", ("worker_group",)),
     Symbol("verl.workers.rollout.replica", "RolloutMode.HYBRID"),
     # Start and restart of servers. `servers`, `workers` and `server_class` are instance attributes, which cannot be
@@ -348,11 +349,15 @@ _GC_THRESHOLD = 10_000
 """Threshold of generation 0. With Python's 700, the objects of requests in flight are scanned many times."""
 
 
-def freeze_startup_objects() -> None:
+def freeze_startup_objects(_: object = None) -> None:
     """Collects garbage, then excludes all existing objects from further collections (`gc.freeze`).
 
-    torch, Ray, verl and vLLM create a million objects, which full collections would scan again and again. A process
-    that serves requests calls this when it is ready, as vLLM's own server does.
+    torch, Ray, verl and vLLM create a million objects, which full collections would scan again and again, half a
+    second each. A process that serves requests calls this when it is ready, as vLLM's own server does, the others
+    after the first step, which imports, compiles and allocates what all steps use (`AtGrpoTrainer`).
+
+    Args:
+        _: the actor that it runs in, as Ray passes it to `__ray_call__`; not used.
     """
     gc.collect()
     gc.freeze()

@@ -210,6 +210,8 @@ class FakeUnit(PolicyUnit):
 class FakeTrainer(AtGrpoTrainer):
     """The trainer without processes: four tasks per step, at most two failed episodes."""
 
+    _frozen = True  # there are no actors
+
     def __init__(
         self,
         rollout: FakeRollout,

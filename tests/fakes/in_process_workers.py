@@ -218,7 +218,7 @@ class InProcessWorkers:
 
     def _fetch(self, batch: KVBatchMeta) -> TensorDict:
         """Returns rows as verl's workers receive them: fields and a copy of `extra_info`."""
-        data = self.queue.kv_batch_get(batch.keys, batch.partition_id)
+        data = self.queue.kv_batch_get(batch.keys, batch.partition_id, batch.fields)
         data["key"] = NonTensorStack(*map(NonTensorData, batch.keys))
         for name, value in copy.deepcopy(batch.extra_info).items():
             tu.assign_non_tensor_data(data, name, value)

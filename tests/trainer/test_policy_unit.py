@@ -20,6 +20,7 @@ import ray
 import torch
 import transfer_queue as tq
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer, and the unit with it)
+from fakes.clock import Clock
 from fakes.in_process_workers import InProcessWorkers, process_group, save_model_folder
 from fakes.local_queue import LocalQueue
 from omegaconf import OmegaConf
@@ -326,7 +327,7 @@ def test_without_a_kl_loss_no_reference_log_probs_are_computed(make: Make) -> No
     policy = make()
     update = policy.unit.train(policy.play(6), 1)
     assert not any("ref_log_prob" in policy.rows[key] for key in update.rows.keys)
-    assert update.timing.keys() == {"old_log_prob", "adv", "update_actor"}
+    assert update.timing.keys() == {"deal", "old_log_prob", "adv", "update_actor"}
 
 
 def test_an_update_is_timed_and_counted(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +337,7 @@ def test_an_update_is_timed_and_counted(make: Make, monkeypatch: pytest.MonkeyPa
     batch = policy.play(7)
     tokens = sum(tags["seq_len"] for tags in batch.tags)
     trained, metrics, timing = policy.unit.train(batch, 1)
-    assert timing.keys() == {"old_log_prob", "ref", "adv", "update_actor"}
+    assert timing.keys() == {"deal", "old_log_prob", "ref", "adv", "update_actor"}
     assert metrics["team/tokens"] == tokens
     assert metrics["team/padding_rows"] == 2 == sum(tags.get("is_padding", False) for tags in trained.tags)
     # The step's metrics are of these.
@@ -344,6 +345,18 @@ def test_an_update_is_timed_and_counted(make: Make, monkeypatch: pytest.MonkeyPa
     assert metrics["team/update_seconds"] == 3.5
     assert {"perf/mfu/actor", "actor/pg_loss", "actor/grad_norm", "global_seqlen/mean"} <= metrics.keys()
     assert "actor/mfu" not in metrics
+
+
+def test_a_timer_runs_during_every_call_of_an_update(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = make(temperatures=[1.0, 0.5], **KL)
+    batch = policy.play(7)
+    clock = Clock(monkeypatch)
+    clock.costs(tq, "kv_batch_get", "kv_batch_put")
+    clock.costs(policy.workers, "compute_log_prob", "compute_ref_log_prob", "update_actor")
+    clock.costs(policy.workers.engine, "optimizer_step")
+    update = policy.unit.train(batch, 1)
+    assert len(clock.called) == 6, "one of them was not called"
+    assert sum(update.timing.values()) == update.metrics["team/update_seconds"] == clock.called.total()
 
 
 @pytest.mark.parametrize("bypass", [True, False])

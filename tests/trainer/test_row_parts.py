@@ -182,8 +182,8 @@ def compared(monkeypatch: pytest.MonkeyPatch, config: Any, tokens: int) -> tuple
         results.append((found, rows))
     (verls_metrics, verls_rows), (mine_metrics, own_rows) = results
     for key, row in verls_rows.items():
-        # `returns` are for a critic.
-        for field in row.keys() - {"returns", "uid", "num_turns"}:
+        # `returns` are for a critic; nobody reads the written entropies, which the tags have.
+        for field in row.keys() - {"returns", "uid", "num_turns", "entropy"}:
             value, own = row[field], own_rows[key][field]
             # The rounding of a sum over padded tokens depends on the padding's width, and verl's rewards are float32.
             close = torch.allclose if field in ("rollout_is_weights", "advantages") else torch.equal
@@ -252,12 +252,20 @@ def test_a_batch_and_its_view_for_workers_copy_no_tags() -> None:
     batch = trainer_queue.batch_of([str(row) for row in range(6)], tags, "train")
     view = trainer_queue.for_workers(batch, temperature=1.0)
     chunks = view.chunk(2)
+    assert chunks[0].fields == list(trainer_queue.FIELDS)
     assert [chunk.keys for chunk in chunks] == [["0", "1", "2"], ["3", "4", "5"]]
     assert chunks[1].extra_info == {"temperature": 1.0}
     assert (batch.extra_info, batch.tags) == ({}, tags)
     batch.reorder([5, 4, 3, 2, 1, 0])
     assert [tags["seq_len"] for tags in batch.tags] == [5, 4, 3, 2, 1, 0]
     assert view.keys[0] == "0"
+
+
+def test_workers_get_what_the_driver_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, _ = queued(monkeypatch)
+    write_old_log_probs(batch, OmegaConf.create({"loss_agg_mode": "token-mean", "loss_scale_factor": None}))
+    write_ref_log_probs(batch)
+    assert trainer_queue.for_workers(batch).fields == [*trainer_queue.FIELDS, "old_log_probs", "ref_log_prob"]
 
 
 def test_the_trainer_polls_less_often_if_a_poll_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:

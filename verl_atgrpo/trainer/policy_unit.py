@@ -193,6 +193,13 @@ class PolicyUnit:
     def _worker_groups(self) -> Iterable[RayWorkerGroup]:
         return dict.fromkeys((self.actor_rollout_wg, self.ref_policy_wg))
 
+    def actors(self) -> list[ray.actor.ActorHandle]:
+        """Returns the policy's actors in which no collection of garbage should scan what the start has made.
+
+        Servers see to that themselves.
+        """
+        return [*self.actor_rollout_wg.workers, self.servers.global_load_balancer]
+
     def _start_servers(self) -> None:
         engine = omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine)
         engine.backend = "naive"
@@ -307,8 +314,9 @@ class PolicyUnit:
             timing: dict[str, float] = {}
             correction = self.config.algorithm.get("rollout_correction", None)
             tokens = sum(tags["seq_len"] for tags in batch.tags)
-            batch, metrics = self._dealt(batch, seed=global_steps)
-            self._temperature = write_temperatures(batch)
+            with marked_timer("deal", timing):
+                batch, metrics = self._dealt(batch, seed=global_steps)
+                self._temperature = write_temperatures(batch)
             with marked_timer("old_log_prob", timing, color="blue"):
                 metrics |= self._old_log_probs(batch, correction)
                 # In sync mode every row must be fresh, so verl's metric over all rows is kept as a check.

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import ray
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
@@ -29,6 +30,10 @@ VALIDATION = "val"
 """verl's partition of validation rows."""
 TOKENS = 1 << 22
 """Most response tokens of a part, padded to the longest row: about 300 MB with what is computed from them."""
+
+
+FIELDS = ("prompts", "responses", "response_mask", "loss_mask", "input_ids", "position_ids")
+"""What verl's engines read of rows of text from a rollout; `ppo_loss` reads what is written before it (`put`)."""
 
 
 def batch_of(keys: list[str], tags: list[dict[str, Any]], partition: str = PARTITION) -> Rows:
@@ -72,7 +77,8 @@ def fetch(keys: Sequence[str], fields: Sequence[str], partition: str = PARTITION
 
 
 def put(batch: Rows, part: Sequence[int], fields: Mapping[str, Tensor]) -> None:
-    """Writes fields of the rows with indices `part`, each (n, T) jagged."""
+    """Writes fields of the rows with indices `part`, each (n, T) jagged; adds them to those that workers get."""
+    batch.fields = [*dict.fromkeys([*(batch.fields or FIELDS), *fields])]
     keys = [batch.keys[row] for row in part]
     tq.kv_batch_put(
         keys=keys, partition_id=batch.partition_id, fields=TensorDict(dict(fields), batch_size=[len(keys)])
@@ -116,11 +122,24 @@ def fetch_parts(batch: Rows, fields: Sequence[str]) -> Iterator[tuple[list[int],
 
 
 def for_workers(batch: Rows, **extra_info: Any) -> Rows:
-    """Returns the rows without their tags, which workers do not need and verl would copy and send several times."""
+    """Returns the rows as workers get them: without what they do not need, and verl would copy and send several times.
+
+    That is all tags, and all fields but `FIELDS` and those that were `put`.
+    """
     view = copy.copy(batch)
     view.tags = [{}] * len(batch)  # one shared dict, so that a deep copy copies one
+    view.fields = list(batch.fields or FIELDS)
     view.extra_info = extra_info
     return view
+
+
+def actors() -> list[ray.actor.ActorHandle]:
+    """Returns the actors that hold the rows and their metadata."""
+    return [
+        ray.get_actor(actor["name"], namespace=actor["namespace"])
+        for actor in ray.util.list_named_actors(all_namespaces=True)
+        if actor["name"].startswith("TransferQueue")
+    ]
 
 
 POLL_PAUSE = 4.0

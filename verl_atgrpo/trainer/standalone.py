@@ -65,6 +65,10 @@ class StandaloneUnit(PolicyUnit):
         roles = [Role.Actor, Role.RefPolicy] if self._own_reference else [Role.Actor]
         self._place(pool, roles, TrainerWorker)
 
+    def actors(self) -> list[ray.actor.ActorHandle]:
+        """Returns the training workers, the servers' workers and the load balancer."""
+        return [*super().actors(), *(worker for replica in self.replicas.serving for worker in replica.workers)]
+
     def _start_servers(self) -> None:
         engine = omega_conf_to_dataclass(self.config.actor_rollout_ref.rollout.checkpoint_engine)
         self._launch(StandaloneReplicas, engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
@@ -57,6 +58,10 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
     """Trains a team's policies on the episodes it plays."""
 
     _dump_futures: list[Future[None]]
+    _frozen = False
+    """Whether garbage collectors skip what was there after the first step."""
+    _step_over: float | None = None
+    """When the last step and its validation ended."""
 
     def __init__(self, config: DictConfig) -> None:
         compat.check_symbols(compat.SYMBOLS + (compat.CPU_SYMBOLS if platform_choice.wants_cpu() else ()))
@@ -180,24 +185,28 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             self.on_sample_end()
         metrics.update(rows.metrics)
         self._tags, self._sampled = rows.tags, metrics
-        parts = {unit.name: rows.rows_for({unit.name}) for unit in self.units}
-        learning = [unit for unit in self.units if unit.can_learn_from(len(parts[unit.name]))]
-        by_policy = {
-            unit.name: {
-                "team/rows": float(len(parts[unit.name])),
-                "team/updated": float(unit in learning),
-                **self._dropped(rows, unit),
-                **unit.metrics(),
+        with marked_timer("bookkeeping", timing_raw):
+            parts = {unit.name: rows.rows_for({unit.name}) for unit in self.units}
+            learning = [unit for unit in self.units if unit.can_learn_from(len(parts[unit.name]))]
+            by_policy = {
+                unit.name: {
+                    "team/rows": float(len(parts[unit.name])),
+                    "team/updated": float(unit in learning),
+                    **self._dropped(rows, unit),
+                    **unit.metrics(),
+                }
+                for unit in self.units
             }
-            for unit in self.units
-        }
         self._updated = bool(learning)
         updates: dict[str, Update] = {}
+        done: list[PolicyUnit] = []
 
         def train(unit: PolicyUnit) -> None:
+            if not self.concurrent and done and done[-1].host is not unit.host:
+                with marked_timer("empty_cache", timing_raw):
+                    done[-1].empty_cache()  # of its own processes, which have used the same devices
             updates[unit.name] = unit.train(parts[unit.name], self.global_steps)
-            if not self.concurrent:
-                unit.empty_cache()  # the next policy is updated on the same devices
+            done.append(unit)
 
         if learning:
             with marked_timer("policies", timing_raw, color="red"):
@@ -211,20 +220,29 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             for unit in learning:
                 seconds[unit.host.name] += updates[unit.name].timing.get(stage, 0.0)
             timing_raw[stage] = (max if self.concurrent else sum)(seconds.values())
-        trained = [updates[unit.name].rows for unit in learning]
+        with marked_timer("bookkeeping", timing_raw):
+            return self._close(rows, {unit.name: updates[unit.name].rows for unit in learning})
+
+    def _close(self, rows: StepRows, trained: Mapping[str, Rows]) -> Rows:
+        """Records a step's rows, removes those from the queue that no policy was trained on, and returns the others.
+
+        verl removes what is returned, and stops at a step without rows: if no policy was trained, it gets all of them.
+
+        Args:
+            rows: the step's.
+            trained: policy -> the rows of its update, with padding.
+        """
         untrained = queue.batch_of([key for key, _ in rows.untrained], [tags for _, tags in rows.untrained])
-        self._record_rows(rows, untrained, {key for part in trained for key in part.keys})
-        if len(untrained):
-            queue.remove(untrained)
-        unused = rows.rows_for({unit.name for unit in learning}, others=True)
-        # verl removes the returned rows from the queue, and stops at a step without rows.
-        if not learning:
+        self._record_rows(rows, untrained, {key for part in trained.values() for key in part.keys})
+        unused = rows.rows_for(trained, others=True)
+        gone = queue.batch_of([*untrained.keys, *(unused.keys if trained else ())], [])
+        if gone.keys:
+            queue.remove(gone)
+        if not trained:
             return unused
-        if len(unused):
-            queue.remove(unused)
         return queue.batch_of(
-            [key for part in trained for key in part.keys],
-            [tags for part in trained for tags in part.tags],
+            [key for part in trained.values() for key in part.keys],
+            [tags for part in trained.values() for tags in part.tags],
         )
 
     def _dropped(self, rows: StepRows, unit: PolicyUnit) -> dict[str, float]:
@@ -263,6 +281,11 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         """Sends the servers the initial or resumed weights."""
         self.checkpoint_manager.update_weights(self.global_steps)
 
+    def on_step_begin(self) -> None:
+        """Counts the time since the last step, without its validation: metrics, records and removal of rows."""
+        if self._step_over is not None:
+            self.timing_raw["between_steps"] = time.perf_counter() - self._step_over
+
     def on_sample_end(self) -> None:
         """Ends the rollout before the update, or interrupts it."""
         with marked_timer("end_rollout", self.timing_raw, color="red"):
@@ -283,13 +306,17 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
 
     def prepare_step(self) -> dict[str, Any]:
         """Submits the step's tasks to the rollout; before the first asynchronous step also the warm-up's."""
+        with marked_timer("submit", self.timing_raw):
+            self._submit_tasks()
+        return {}
+
+    def _submit_tasks(self) -> None:
         batch = self.config.data.train_batch_size
         last_step = min(self.total_training_steps, self.steps_per_epoch * self.config.trainer.total_epochs)
         steps_left = last_step - self.global_steps + 1
         tasks = schedule.tasks_to_submit(len(queue.unfinished_tasks()), batch, self.schedule.prefetch, steps_left)
         if tasks:
             super()._add_prompts_to_generate(tasks)
-        return {}
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
         """Submits tasks to the rollout workers, and records them in the queue for a restart."""
@@ -424,6 +451,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
 
         verl calls this after a step's validation, if one was due, so training episodes are resumed here.
         """
+        self._step_over = time.perf_counter()
         self.schedule.step_over(self.agent_loop_manager)
         if self.recorder is not None:
             timing_raw["record"] = self.recorder.take_seconds()
@@ -441,6 +469,18 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             metrics.update(staleness_metrics(trained, global_steps))
         self.collect_report()
         metrics.update(self.watch.take_metrics())
+        if self._updated and not self._frozen:
+            self._frozen = True
+            self._freeze()
+
+    def _freeze(self) -> None:
+        """Has the garbage collectors of all processes skip what the start and the first step have made.
+
+        Does not wait for the actors; the next call finds one that has died.
+        """
+        for actor in chain(queue.actors(), *(unit.actors() for unit in self.hosts)):
+            actor.__ray_call__.remote(compat.freeze_startup_objects)
+        compat.freeze_startup_objects()
 
     def _log_rollout_data(self, batch: Rows, timing_raw: dict[str, float], rollout_data_dir: str) -> None:
         """Writes the step's rows as text, each decoded with its policy's tokenizer."""

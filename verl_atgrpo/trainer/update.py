@@ -20,7 +20,7 @@ from verl import DataProto
 from verl.trainer.ppo.core_algos import agg_loss
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
-from verl.workers.utils.padding import response_from_nested, response_to_nested
+from verl.workers.utils.padding import response_to_nested
 
 from verl_atgrpo.estimators.spec import EstimatorSpec
 from verl_atgrpo.rollout.rows import jagged
@@ -211,6 +211,19 @@ class ProbsDifference:
         }
 
 
+def of_responses(whole: Tensor, lengths: Tensor) -> Tensor:
+    """Returns the responses' part of a field of whole rows; verl keeps a token's at the place of the token before it.
+
+    As verl's `response_from_nested`, without its loop over rows.
+
+    Shapes: whole (N, T) jagged, lengths of the responses (N,) int64 -> (N, R) jagged.
+    """
+    ends: Tensor = whole.offsets()[1:]  # type: ignore[attr-defined]
+    before = ends - 1 - lengths.cumsum(0)  # from a response token's number to its place
+    places = torch.arange(int(lengths.sum())) + torch.repeat_interleave(before, lengths)
+    return jagged(whole.values()[places], lengths)
+
+
 def bypass_old_log_probs(batch: Rows) -> None:
     """Uses the servers' log-probs as the actor's (`algorithm.rollout_correction.bypass_mode`)."""
     for part, data in fetch_parts(batch, ["rollout_log_probs"]):
@@ -218,24 +231,21 @@ def bypass_old_log_probs(batch: Rows) -> None:
 
 
 def write_old_log_probs(batch: Rows, actor: DictConfig) -> dict[str, float]:
-    """Writes the responses' part of the log-probs and entropies of whole rows; returns verl's metrics of them.
+    """Writes the responses' part of the log-probs of whole rows; returns verl's metrics of them and of the entropies.
 
     Adds a tag to every row: `entropy`, the mean over its response tokens.
     """
     real, lengths = real_rows(batch.tags), response_lengths(batch.tags)
     entropy, difference = 0.0, ProbsDifference()
     for part, data in fetch_parts(batch, ["entropy", "log_probs", "response_mask", "rollout_log_probs"]):
-        responses = {
-            "old_log_probs": response_from_nested(data["log_probs"], data["response_mask"]),
-            "entropy": response_from_nested(data["entropy"], data["response_mask"]),
-        }
-        put(batch, part, responses)
-        of_rows = torch.segment_reduce(responses["entropy"].values(), "mean", lengths=lengths[part])
+        log_probs, entropies = (of_responses(data[field], lengths[part]) for field in ("log_probs", "entropy"))
+        put(batch, part, {"old_log_probs": log_probs})
+        of_rows = torch.segment_reduce(entropies.values(), "mean", lengths=lengths[part])
         for row, value in zip(part, of_rows.tolist(), strict=True):
             batch.tags[row].update(entropy=value)
         mask = data["response_mask"].to_padded_tensor(0)
         entropy += agg_loss(
-            loss_mat=responses["entropy"].to_padded_tensor(0),
+            loss_mat=entropies.to_padded_tensor(0),
             loss_mask=mask,
             loss_agg_mode=actor.loss_agg_mode,
             # Totals of all rows, so that the parts' values add up. Every response token of a real row counts.
@@ -244,16 +254,15 @@ def write_old_log_probs(batch: Rows, actor: DictConfig) -> dict[str, float]:
             loss_scale_factor=actor.loss_scale_factor or int(lengths.max()),
         ).item()
         counted = data["response_mask"].values().bool()
-        difference.add(
-            responses["old_log_probs"].values()[counted].exp(), data["rollout_log_probs"].values()[counted].exp()
-        )
+        difference.add(log_probs.values()[counted].exp(), data["rollout_log_probs"].values()[counted].exp())
     return {"actor/entropy": entropy, **difference.metrics()}
 
 
 def write_ref_log_probs(batch: Rows) -> None:
     """Writes the responses' part of the reference log-probs of whole rows."""
-    for part, data in fetch_parts(batch, ["log_probs", "response_mask"]):
-        put(batch, part, {"ref_log_prob": response_from_nested(data["log_probs"], data["response_mask"])})
+    lengths = response_lengths(batch.tags)
+    for part, data in fetch_parts(batch, ["log_probs"]):
+        put(batch, part, {"ref_log_prob": of_responses(data["log_probs"], lengths[part])})
 
 
 _FIELDS = ("response_mask", "old_log_probs", "rollout_log_probs")
