@@ -172,13 +172,18 @@ def decoding_steps(rows: Rows, chain: int, slots: int) -> int:
     return max(chain * rows.answer, -(-rows.decisions * rows.candidates * rows.answer // slots))
 
 
-_MODEL = ("gen", "old_log_prob", "ref", "update_actor")
-_OTHER = ("testing", "save_checkpoint")
+_MODEL = ("old_log_prob", "ref", "update_actor")
 
 
 def constant_cost(step: Mapping[str, float]) -> float:
-    """Returns a step's seconds outside sampling, log-probs and update, validation and checkpoints."""
-    return step["timing_s/step"] - sum(step.get(f"timing_s/{stage}", 0.0) for stage in (*_MODEL, *_OTHER))
+    """Returns a step's seconds that are neither sampling nor the model: `timing_s/step` has no validation in it."""
+    others = ("gen", *_MODEL, "save_checkpoint")
+    return step["timing_s/step"] - sum(step.get(f"timing_s/{stage}", 0.0) for stage in others)
+
+
+def rest_of_policies(step: Mapping[str, float]) -> float:
+    """Returns the part of it that is in `timing_s/policies`: advantages, the queue, emptied caches."""
+    return step["timing_s/policies"] - sum(step.get(f"timing_s/{stage}", 0.0) for stage in _MODEL)
 
 
 def middle(steps: Sequence[Mapping[str, float]], key: str) -> float:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
+from math import inf, nan
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -38,6 +38,7 @@ FLOAT32 = 1e-4
 """Largest difference of a token's probability between servers and actor, in float32."""
 REDUCED = ("numbers", "resume")
 """What is run on the CPU where no parts are named: numbers, trainings, a resumption, an evaluation."""
+_STAGES = ("gen", "end_rollout", "old_log_prob", "update_actor", "update_weights")
 _PROBS = "training/rollout_probs_diff_max"
 
 
@@ -149,21 +150,27 @@ def walk(
     for step in range(every, steps + 1, every):
         target = (wanted or {}).get(step)
         setting.report.add(Measure(f"success at step {step}", success_at(found, step), "", target, "higher"))
-    probs = max(step[_PROBS] for step in done)
+    probs = [step[_PROBS] for step in done if _PROBS in step]  # asynchronous steps may have no fresh rows
     setting.report.add(
-        Measure("server against actor, largest of all steps", probs, "", None if setting.reduced else apart),
-        Measure("server against actor in step 1", done[0][_PROBS]),
+        Measure(
+            "server against actor, largest of all steps",
+            max(probs, default=nan),
+            "",
+            None if setting.reduced else apart,
+        ),
+        Measure("server against actor in step 1", done[0].get(_PROBS, nan)),
         Measure("tokens generated", sum(step["rollout/tokens"] for step in done)),
         Measure("a step", middle(done[2:] or done, "timing_s/step"), "s", steady=timed),
     )
     if timed:
-        # The first steps compile, a validated one is followed by nothing else.
-        late = done[2:] or done
+        late = done[2:] or done  # the first steps compile
         target = None if setting.reduced else CONSTANT
-        constant = median(measures.constant_cost(step) for step in late)
-        setting.report.add(Measure("constant cost of a step", constant, "s", target, steady=True))
-        for stage in ("gen", "old_log_prob", "update_actor", "update_weights", "adv"):
-            setting.report.add(Measure(f"of it {stage}", middle(late, f"timing_s/{stage}"), "s"))
+        constant, rest = (median(map(cost, late)) for cost in (measures.constant_cost, measures.rest_of_policies))
+        setting.report.add(
+            Measure("constant cost of a step", constant, "s", target, steady=True),
+            Measure("of that, beside the model's work in `policies`", rest, "s"),
+            *(Measure(f"of a step, {stage}", middle(late, f"timing_s/{stage}"), "s") for stage in _STAGES),
+        )
 
 
 def roles(setting: Setting, precision: str | None = None) -> None:
