@@ -24,6 +24,7 @@ from one_gpu.parts import REDUCED, Setting, all_parts, reduced_parts
 from one_gpu.plan import Part, choose, duration, startable
 from one_gpu.results import Check, Result, baseline_path, last_lines, table, worse
 from processes import running as running_processes
+from waiting import wait_until
 
 SHORT = Part("short", "", 100, 30)
 LONG = Part("long", "", 300, 30)
@@ -150,6 +151,19 @@ def test_when_time_is_up_what_runs_is_ended_with_its_processes(tmp_path: Path) -
     assert ended["hangs"].state == "failed" and "time was up" in ended["hangs"].reason
     assert (ended["late"].state, ended["late"].reason) == ("not run", "time was up")
     assert not running_processes(str(marker)) and not running_processes(marker_of_process)
+
+
+CRASHES = """
+import os, subprocess, sys
+subprocess.Popen(["bash", "-c", "sleep infinity; exit", sys.argv[1]], start_new_session=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_part_that_crashes_leaves_no_job(tmp_path: Path) -> None:
+    ended = run(tmp_path, {"crashes": CRASHES})
+    assert "exit status -9" in ended["crashes"].reason
+    wait_until(lambda: not running_processes(str(tmp_path / "crashes")))
 
 
 # ------------------------------------------------------------ figures
@@ -431,8 +445,9 @@ def test_each_parts_process_gets_what_it_needs(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.slow
-def test_every_configuration_of_a_gpu_passes_the_checks_of_a_jobs_start(
-    compose: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("reduced", [False, True])
+def test_every_configuration_passes_the_checks_of_a_jobs_start(
+    compose: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reduced: bool
 ) -> None:
     """No GPU is here to find a key that is none, or a pair of them that a training refuses."""
     from verl_atgrpo.config.run_check import check_run
@@ -468,9 +483,9 @@ def test_every_configuration_of_a_gpu_passes_the_checks_of_a_jobs_start(
         folder.mkdir()
         if name != "numbers":  # composes nothing of ours
             report = measures.Report(folder / jobs.MEASURES)
-            card = measures.card_of("NVIDIA H200")
+            card = None if reduced else measures.card_of("NVIDIA H200")
             with contextlib.suppress(Started):
-                run(Setting(folder, tmp_path, small, False, 5e-5, card, report))
+                run(Setting(folder, tmp_path, small, reduced, 5e-5, card, report))
     assert {name for name, *_ in asked} == {part.name for part, _ in all_parts(None)} - {"numbers"}
     for name, recipe, overrides in asked:
         try:
@@ -478,7 +493,10 @@ def test_every_configuration_of_a_gpu_passes_the_checks_of_a_jobs_start(
             check_run(config)
         except Exception as error:
             raise AssertionError(f"{name}: {recipe} {' '.join(overrides)}") from error
-        assert config.trainer.device == "cuda" and config.actor_rollout_ref.rollout.enforce_eager is ("eager" in name)
+        assert config.trainer.device == ("cpu" if reduced else "cuda")
+        if reduced:
+            continue
+        assert config.actor_rollout_ref.rollout.enforce_eager is ("eager" in name)
         if name in ("fp32", "fp16", "bf16"):
             dtypes = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
             assert config.actor_rollout_ref.rollout.dtype == dtypes[name]

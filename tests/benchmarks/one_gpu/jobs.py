@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import real_stack
 import training_jobs
 
@@ -21,6 +22,7 @@ from one_gpu.results import Result, last_lines
 
 _TERM = 30.0
 """Seconds that a part has to end its jobs."""
+_SCRATCH = "RAY_TMPDIR"
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "HYDRA_FULL_ERROR": "1",
@@ -59,18 +61,22 @@ class Running:
             command,
             stdout=(folder / "log").open("wb"),
             stderr=subprocess.STDOUT,
-            env={**environment(), "RAY_TMPDIR": str(scratch)},
+            env={**environment(), _SCRATCH: str(scratch)},
             start_new_session=True,
         )
         return cls(part, process, folder, scratch, clock())
 
     def end(self) -> None:
-        """Ends the process and its jobs, which it ends itself when it is terminated."""
+        """Ends the process and its jobs, which it ends itself when it is terminated, but not when it crashes."""
         if self.process.poll() is None:
             self.process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=_TERM)
         training_jobs.end(self.process)
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get(_SCRATCH) == str(self.scratch):  # a job has a session of its own
+                    process.kill()
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def result(self, seconds: float, reason: str = "") -> Result:
