@@ -147,6 +147,7 @@ SYMBOLS = (
         ("global_steps", "partition_id", "target_count"),
     ),
     Symbol("verl.workers.engine_workers", "ActorRolloutRefWorker.init_model"),
+    Symbol("verl.workers.engine_workers", "ActorRolloutRefWorker.update_actor", ("data",)),
     Symbol("verl.workers.engine_workers", "ActorRolloutRefWorker.update_weights", ("global_steps", "mode")),
     Symbol("verl.utils.device", "get_torch_device"),
     Symbol("verl.workers.rollout.replica", "RolloutReplica.init_hybrid", ("worker_group",)),

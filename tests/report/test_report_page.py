@@ -81,6 +81,26 @@ def test_gradient_norms_of_several_policies() -> None:
     assert lines(found) == {"left": [(1, 1.0)], "right": [(1, 2.0)]}
 
 
+@pytest.mark.parametrize(
+    ("prefixes", "policies", "drawn"),
+    [
+        (["actor"], ["shared"], {"update": (0, 2.0), "weights": (1, 50.0)}),
+        (
+            ["policy/left", "policy/right"],
+            ["left", "right", "judge"],
+            {"left update": (0, 2.0), "left weights": (3, 50.0), "right update": (1, 2.0), "right weights": (4, 50.0)},
+        ),
+    ],
+)
+def test_what_arrives_of_an_update(
+    prefixes: list[str], policies: list[str], drawn: dict[str, tuple[int, float]]
+) -> None:
+    figures = {"update_arrived": 0.02, "weights_changed_share": 0.5}
+    metrics = {1: {f"{prefix}/{key}": value for prefix in prefixes for key, value in figures.items()}}
+    panel = titled(panels(metrics, policies), "Update that arrives at the servers")
+    assert {one["name"]: (one["colour"], one["points"][0][1]) for one in panel["series"]} == drawn
+
+
 def test_long_curves_are_averaged() -> None:
     points = [(step, float(step)) for step in range(1, 1001)]
     few = averaged(points, most=100)

@@ -36,6 +36,7 @@ from verl_atgrpo.serving.health import PolicyFailed
 from verl_atgrpo.serving.workers import PolicyWorker
 from verl_atgrpo.team import Generation
 from verl_atgrpo.trainer import policy_unit
+from verl_atgrpo.trainer.arrival import ARRIVED, CHANGED, figures, sums
 from verl_atgrpo.trainer.metrics import PROBS_DIFF
 from verl_atgrpo.trainer.policy_unit import PolicyUnit, TeamSync
 from verl_atgrpo.trainer.update import deal
@@ -357,6 +358,33 @@ def test_a_timer_runs_during_every_call_of_an_update(make: Make, monkeypatch: py
     update = policy.unit.train(batch, 1)
     assert len(clock.called) == 6, "one of them was not called"
     assert sum(update.timing.values()) == update.metrics["team/update_seconds"] == clock.called.total()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_update_tells_what_arrives_at_the_servers(make: Make, dtype: str) -> None:
+    policy = make(**{f"{ROLLOUT}.dtype": dtype})
+    before = policy.weights.flatten()
+    _, metrics = policy.train(6)
+    of_all = figures(sums(before, policy.weights.flatten(), getattr(torch, dtype)))
+    assert {key: metrics[f"actor/{key}"] for key in of_all} == of_all
+    assert 0 < metrics[f"actor/{CHANGED}"] < 1
+
+
+def test_updates_that_do_not_arrive_are_watched(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    policy = make(**{f"{ACTOR}.optim.lr": 1e-5, f"{ROLLOUT}.dtype": "bfloat16"})
+    policy.workers.table.base.data = policy.start.bfloat16().float()  # as a published checkpoint's
+    for step in range(1, 12):
+        policy.train(6, step)
+    (said,) = [record.getMessage() for record in caplog.records if "arrived" in record.getMessage()]
+    assert said.startswith("policy 'coder': of its last 10 updates")
+
+
+def test_an_update_of_nothing_has_nothing_to_arrive(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    policy = make(**{f"{ACTOR}.optim.lr": 0.0, f"{ROLLOUT}.dtype": "bfloat16"})
+    for step in range(1, 12):
+        _, metrics = policy.train(6, step)
+        assert f"actor/{ARRIVED}" not in metrics and f"actor/{CHANGED}" not in metrics
+    assert "arrived" not in caplog.text
 
 
 @pytest.mark.parametrize("bypass", [True, False])

@@ -81,6 +81,12 @@ def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
             series = [(policies[0] if policies else "policy", f"actor/{metric}", 0)]
         return panel(title, unit, help, series, zero=True)
 
+    owners = [(name, f"policy/{name}") for name in policies] if len(policies) > 1 else [("", "actor")]
+    arriving = [
+        (f"{owner} {label}".strip(), f"{prefix}/{metric}", number + place * len(owners))
+        for number, (owner, prefix) in enumerate(owners)
+        for place, (label, metric) in enumerate((("update", "update_arrived"), ("weights", "weights_changed_share")))
+    ]
     validation = sorted(name for name in names if _VALIDATION.fullmatch(name))
     label = "validation" if len(validation) == 1 else "validation, {}"
     success = [(label.format(name.split("/")[1]), name, number) for number, name in enumerate(validation)]
@@ -115,6 +121,13 @@ def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
         per_agent("entropy", "Entropy of the agents", "nats", "per token", zero=True),
         per_policy("entropy", "Entropy of the policies", "nats", "per token"),
         _time_split(metrics),
+        panel(
+            "Update that arrives at the servers",
+            "%",
+            "along which the weights moved in the servers' dtype; and share of the weights that changed there",
+            arriving,
+            zero=True,
+        ),
         panel(
             "Server against actor",
             "",

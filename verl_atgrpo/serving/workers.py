@@ -12,11 +12,12 @@ import ray
 import torch
 import zmq
 from omegaconf import OmegaConf
+from tensordict import TensorDict
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from verl.checkpoint_engine.base import CheckpointEngineWorker
-from verl.single_controller.base.decorator import Dispatch, Execute, register
+from verl.single_controller.base.decorator import Dispatch, Execute, make_nd_compute_dataproto_dispatch_fn, register
 from verl.single_controller.ray import RayClassWithInitArgs
-from verl.utils.device import get_torch_device
+from verl.utils.device import get_device_name, get_torch_device
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.replica import RolloutMode
@@ -28,6 +29,7 @@ from verl_atgrpo.prefix_tree.engine import VENDOR
 from verl_atgrpo.serving.client import actor_id
 from verl_atgrpo.serving.health import in_a_line
 from verl_atgrpo.serving.server import ADAPTER, name_sender
+from verl_atgrpo.trainer import arrival
 
 Lora = tuple[dict[str, Any], Iterator[tuple[str, torch.Tensor]]]
 """An adapter's configuration with its number, and its weights by name."""
@@ -60,6 +62,22 @@ class TrainerWorker(ActorRolloutRefWorker):  # type: ignore[misc]
             self.actor.engine.refusal = "at_grpo.prefix_tree=False"
         if self.actor is not None:
             repeat_overflows(self.actor.engine)
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))  # type: ignore[untyped-decorator]
+    def update_actor(self, data: TensorDict) -> TensorDict | None:
+        """Updates the policy as verl does; its metrics also say how much of that arrives at the servers."""
+        before = self._sampled()
+        output: TensorDict | None = super().update_actor(data)
+        # Every step ends with a weight sync (`parameter_sync_step`), so this is what the next one changes.
+        total = arrival.sums(before, self._sampled(), arrival.served_dtype(self.config.rollout)).to(get_device_name())
+        torch.distributed.all_reduce(total)
+        if output is not None:
+            output["metrics"].update(arrival.figures(total))
+        return output
+
+    def _sampled(self) -> torch.Tensor:
+        get_torch_device().synchronize()  # verl moves parameters to the CPU and does not wait
+        return arrival.sample(arrival.trained_weights(self.actor.engine.optimizer))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def use_adapter(self, name: str) -> None:

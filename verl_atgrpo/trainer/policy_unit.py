@@ -35,6 +35,7 @@ from verl_atgrpo.serving.client import DecisionClient, balancer_class
 from verl_atgrpo.serving.health import naming
 from verl_atgrpo.serving.replicas import Replicas
 from verl_atgrpo.serving.workers import PolicyServers, PolicyWorker, TrainerWorker
+from verl_atgrpo.trainer.arrival import ARRIVED, CHANGED, ArrivalWatch, served_dtype
 from verl_atgrpo.trainer.metrics import PROBS_DIFF, fresh_probs_diff
 from verl_atgrpo.trainer.queue import Rows, batch_of, for_workers, is_padding
 from verl_atgrpo.trainer.served_weights import ServedWeights, computing_dtype
@@ -128,6 +129,7 @@ class PolicyUnit:
             self._turns = threading.RLock()
         self._temperature: dict[str, float] = {}
         self._served = ServedWeights(name, computing_dtype(job.actor_rollout_ref))
+        self._arrival = ArrivalWatch(name, served_dtype(job.actor_rollout_ref.rollout))
 
     @property
     def host(self) -> PolicyUnit:
@@ -333,6 +335,8 @@ class PolicyUnit:
                 )
             with marked_timer("update_actor", timing, color="red"):
                 metrics |= self._update_actor(batch)
+            if (arrived := metrics.get(f"actor/{ARRIVED}")) is not None:
+                self._arrival.look(arrived, metrics[f"actor/{CHANGED}"])
             metrics |= {"team/tokens": float(tokens), "team/update_seconds": time.perf_counter() - began}
             return Update(batch, metrics, timing)
 

@@ -23,6 +23,12 @@ class ServedWeightsError(RuntimeError):
     """The servers of a policy sample with other weights than the actor has."""
 
 
+def dtype_name(given: object) -> str:
+    """Returns torch's name of a dtype that verl or vLLM knows by another one."""
+    name = str(given).removeprefix("torch.")
+    return _NAMES.get(name, name)
+
+
 def computing_dtype(policy: DictConfig) -> str:
     """Returns the coarser one of the dtypes in which actor and servers compute, as `float32`.
 
@@ -30,10 +36,7 @@ def computing_dtype(policy: DictConfig) -> str:
         policy: verl's section `actor_rollout_ref`, of one policy.
     """
     precision = OmegaConf.select(policy, "actor.fsdp_config.mixed_precision.param_dtype")
-    found = []
-    for given in (precision or "bf16", policy.rollout.dtype):
-        name = str(given).removeprefix("torch.")
-        found.append(_NAMES.get(name, name))
+    found = [dtype_name(precision or "bf16"), dtype_name(policy.rollout.dtype)]
     return max(found, key=lambda name: _COARSEST.index(name) if name in _COARSEST else len(_COARSEST))
 
 
