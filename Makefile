@@ -55,6 +55,7 @@ smollm2-train:
 	@$(MAKE) --no-print-directory train RECIPE=walk_smollm2
 	@$(BIN)/verl-atgrpo report runs/walk_smollm2
 	@$(BIN)/verl-atgrpo episodes runs/walk_smollm2
+	@$(BIN)/verl-atgrpo summary runs/walk_smollm2/metrics
 
 train: $(RUN)/done
 	@$(BIN)/verl-atgrpo plot $(RECIPE)=$(RUN)/metrics --out $(RUN)/learning_curve.png

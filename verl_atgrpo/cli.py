@@ -12,9 +12,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verl_atgrpo.tiny_models.demonstrations import DEMONSTRATORS
+
+if TYPE_CHECKING:
+    from verl_atgrpo.report.learning_curve import Point
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -187,14 +190,21 @@ def _plot(options: argparse.Namespace) -> str:
 
 
 def _summary(options: argparse.Namespace) -> str:
-    from verl_atgrpo.report.learning_curve import read
+    from verl_atgrpo.report.learning_curve import LEARNT, read
 
     curve = read(options.metrics)
     first, last = curve[0], curve[-1]
+
+    reached = next((point for point in curve if point.success >= LEARNT), last)
     return (
-        f"validation success: {first.success:.1%} before (step {first.step}), {last.success:.1%} after "
-        f"(step {last.step}, {last.seconds / 60:.1f} min of training, {last.tokens:,.0f} tokens generated)"
+        f"validation success: {first.success:.1%} before (step {first.step}), "
+        f"{last.success:.1%} after ({_place(last)})"
+        + (f"; {LEARNT:.0%} reached at {_place(reached)}" if reached is not last else "")
     )
+
+
+def _place(point: Point) -> str:
+    return f"step {point.step}, {point.seconds / 60:.1f} min of training, {point.tokens:,.0f} tokens generated"
 
 
 def _report(options: argparse.Namespace) -> str:

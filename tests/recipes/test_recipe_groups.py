@@ -58,6 +58,27 @@ def test_one_choice_is_the_precision_of_actor_reference_and_servers(overrides: l
         }
 
 
+GAMES = {"walk": ("navigator", "pacer"), "walk_walls": ("navigator", "checker"), "number_search": ("guesser", "judge")}
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_adapters_of_the_games_in_words(game: str) -> None:
+    """Each agent's own on one base, or one for all: of equal size and rate."""
+    shared = compose(f"{game}_smollm2", ["model=smollm2_adapter"])
+    model, optim = shared.actor_rollout_ref.model, shared.actor_rollout_ref.actor.optim
+    own = compose(f"{game}_smollm2_adapters")
+    adapter = {
+        "base": "smollm2",
+        "lora": {"rank": model.lora_rank, "alpha": model.lora_alpha},
+        "optim": {"lr": optim.lr},
+    }
+    assert own.at_grpo.policies == dict.fromkeys(GAMES[game], adapter)
+    assert own.actor_rollout_ref.model.lora_rank == 0
+    assert shared.at_grpo.policies is None
+    for job in (own, shared):
+        assert job.data.train_batch_size == job.actor_rollout_ref.actor.ppo_mini_batch_size
+
+
 def test_a_recipe_of_ones_own_chooses_a_precision(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("defaults: [walk_smollm2, _self_, override precision: fp16]\n")
     assert compose("mine", folder=tmp_path).actor_rollout_ref.rollout.dtype == "float16"

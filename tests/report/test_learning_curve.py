@@ -79,6 +79,23 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert caught.value.code == 1
 
 
+@pytest.mark.parametrize(
+    ("successes", "said"),
+    [
+        ((0.2, 0.949, 0.9), "after (step 3, 1.5 min of training, 300 tokens generated)\n"),
+        ((0.2, 0.95, 0.9), "generated); 95% reached at step 2, 1.0 min of training, 200 tokens generated\n"),
+        ((0.2, 0.3, 1.0), "100.0% after (step 3, 1.5 min of training, 300 tokens generated)\n"),
+    ],
+    ids=["never", "before the end", "at the end"],
+)
+def test_the_summary_says_when_the_game_was_learnt(
+    successes: tuple[float, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = [(step, trained(success)) for step, success in enumerate(successes, 1)]
+    assert main(["summary", str(write(tmp_path / "m.jsonl", (0, {SUCCESS: 0.1}), *steps))]) == 0
+    assert capsys.readouterr().out.endswith(said)
+
+
 def test_progress_shows_only_the_bar_validations_and_errors() -> None:
     script = Path(__file__).parents[2] / "scripts/show_progress.py"
     log = (

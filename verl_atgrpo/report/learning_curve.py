@@ -13,6 +13,8 @@ from pydantic import BaseModel, BeforeValidator, TypeAdapter
 from verl_atgrpo.files import FileError, Number, Whole, lines, parse, replacing
 
 AXES = {"seconds": "minutes of training", "tokens": "tokens generated (thousands)", "steps": "training steps"}
+LEARNT = 0.95
+"""Success of a team that has learnt a game: a line in plots, and what the summary says when it was reached."""
 _SECONDS, _TOKENS = "timing_s/step", "rollout/tokens"
 _SUCCESS = re.compile(r"val-core/.*/acc/mean@.*", re.DOTALL)
 
@@ -120,7 +122,7 @@ def draw(runs: Sequence[tuple[str, Path]], out: Path, axis: str = "seconds") -> 
             markersize=3,
             label=label if new else None,
         )
-    axes.axhline(95, color="grey", linewidth=0.8, linestyle="--")
+    axes.axhline(100 * LEARNT, color="grey", linewidth=0.8, linestyle="--")
     axes.set(xlabel=AXES[axis], ylabel="validation success (%)", ylim=(0, 101))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
