@@ -1,10 +1,12 @@
 """How much of an optimizer step arrives in weights that are rounded to another dtype, on a real model.
 
-    python tests/benchmarks/update_arrival.py --model runs/models/smollm2
+    python tests/benchmarks/update_arrival.py --model runs/models/smollm2 [--between]
 
 Two prompts, six sampled tokens of each, random advantages, AdamW as verl's, weights in float32. Prints for each
 learning rate and dtype the mean over the first ten steps and the last step, each of three figures: the part of the
 update that arrived, the share of weights that changed, and the norm of the rounded change over that of the change.
+With `--between` every weight starts anywhere between its two neighbours in bfloat16 that are rounded to it, where a
+checkpoint has it in the middle.
 """
 
 from __future__ import annotations
@@ -30,10 +32,21 @@ def norms(before: Tensor, after: Tensor, dtype: torch.dtype) -> float:
     return (rounded.norm() / (after.double() - before.double()).norm()).item()
 
 
-def measure(path: str, rate: float, steps: int) -> dict[torch.dtype, list[tuple[float, float, float]]]:
+def spread(weight: Tensor) -> Tensor:
+    """Returns the weight moved at random to where bfloat16 rounds it to the same value: same shape."""
+    _, exponent = torch.frexp(weight)
+    spacing = torch.ldexp(torch.ones_like(weight), exponent - 8)
+    moved = weight + (torch.rand_like(weight) - 0.5) * spacing
+    return torch.where(moved.bfloat16() == weight.bfloat16(), moved, weight)
+
+
+def measure(path: str, rate: float, steps: int, between: bool) -> dict[torch.dtype, list[tuple[float, float, float]]]:
     """Trains a model; returns dtype -> what arrived of every step, the share that changed, and the ratio of norms."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    if between:
+        for weight in model.parameters():
+            weight.data = spread(weight.data)
     tokenizer = AutoTokenizer.from_pretrained(path)
     prompts = [tokenizer(prompt, return_tensors="pt").input_ids for prompt in PROMPTS]
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.999), weight_decay=0.01)
@@ -63,11 +76,12 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--rates", type=float, nargs="+", default=[1e-6, 1e-5, 5e-5, 1e-4])
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--between", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(HEADER.format(arguments.steps))
     for rate in arguments.rates:
-        for dtype, of_steps in measure(arguments.model, rate, arguments.steps).items():
+        for dtype, of_steps in measure(arguments.model, rate, arguments.steps, arguments.between).items():
             means = torch.tensor(of_steps[:10], dtype=torch.float64).mean(dim=0).tolist()
             shown = "; ".join(", ".join(f"{value:.3g}" for value in row) for row in (means, of_steps[-1]))
             print(f"{rate:g} {str(dtype).removeprefix('torch.')}: {shown}", flush=True)
