@@ -65,9 +65,17 @@ def test_every_variant_of_a_game_in_words_is_a_job_that_can_start(
     config = compose(game.recipe, *overrides, "at_grpo.train_tasks=128", "at_grpo.val_tasks=8")
     check_run(config)
     settings = AtGrpoConfig.from_config(config)
-    assert len(settings.policies or {"shared": None}) == (2 if variant == "at_grpo_roles" else 1)
-    assert settings.episode_reward == {"scores": "scores", "own": "own"}.get(variant.rpartition("_")[2], "outcome")
-    assert config.actor_rollout_ref.actor.optim.lr == pytest.approx(1e-5)
+    assert len(settings.bases()) == (2 if variant == "at_grpo_roles" else 1)
+    policies = settings.policies or {"shared": None}
+    assert len(policies) == (2 if variant in ("at_grpo_roles", "at_grpo_adapters") else 1)
+    ranks = [
+        policy.lora.rank if policy and policy.lora else config.actor_rollout_ref.model.lora_rank
+        for policy in policies.values()
+    ]
+    assert set(ranks) == ({16} if "adapter" in variant else {0})
+    score = variant.removesuffix("_adapter").rpartition("_")[2]
+    assert settings.episode_reward == {"scores": "scores", "own": "own"}.get(score, "outcome")
+    assert config.actor_rollout_ref.actor.optim.lr == pytest.approx(game.learning_rate * game.variant(variant).rate)
 
 
 def test_a_variant_of_another_game_is_refused() -> None:

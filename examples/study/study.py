@@ -159,8 +159,9 @@ def overrides_of(
         overrides += [f"trainer.save_freq={test_every if variant.keep else -1}"]
     names = dict(zip(("first", "second"), trained, strict=False))
     # A group of roles is named by its agents, in the order of the environment.
-    roles = "" if game.model is None else "_".join(make_environment(game.recipe.removesuffix("_smollm2")).agents)
-    known = {"model": model, "single": game.single, "planner": game.planner, "roles": roles, **names}
+    agents = () if game.model is None else make_environment(game.recipe.removesuffix("_smollm2")).agents
+    known = {"model": model, "single": game.single, "planner": game.planner, "roles": "_".join(agents), **names}
+    known |= {f"agent_{number}": agent for number, agent in enumerate(agents)}
     for key, value in known.items():
         overrides = [override.replace(f"{{{key}}}", str(value)) for override in overrides]
     return overrides

@@ -128,6 +128,8 @@ _OF_OUTCOMES = ("at_grpo.scheme=parallel",)
 _OF_OWN_SCORES = ("at_grpo.scheme=parallel", "at_grpo.episode_reward=own")
 # The recipe's bonus is added to all rows, and by the outcome most groups have nothing but it.
 _NO_BONUS = "actor_rollout_ref.actor.entropy_coeff=0"
+# One adapter for all agents, at fifty times the whole model's rate.
+_ADAPTER = "model=smollm2_adapter"
 _SMOLLM2 = Path("runs/models/smollm2")
 # The tasks of a step are as many as in the tree: K whole episodes of a task have about as many candidates.
 WORDS: Mapping[str, Variant] = {
@@ -145,6 +147,26 @@ WORDS: Mapping[str, Variant] = {
     "dr_mas_scores": Variant("team, Dr. MAS, sum of scores", (*_OF_SCORES, "at_grpo.estimator=dr_mas")),
     "dr_mas_own": Variant("team, Dr. MAS, own scores", (*_OF_OWN_SCORES, "at_grpo.estimator=dr_mas")),
     "at_grpo_roles": Variant("AT-GRPO, a policy per role", ("+roles={roles}",)),
+    "at_grpo_adapters": Variant(
+        "AT-GRPO, an adapter per role on one base",
+        (
+            "~at_grpo.agents",
+            "+at_grpo.agents={{agent_0}: {agent_0}, {agent_1}: {agent_1}}",
+            "at_grpo.policies={{agent_0}: {base: smollm2, lora: {rank: 16, alpha: 32}}, "
+            "{agent_1}: {base: smollm2, lora: {rank: 16, alpha: 32}}}",
+        ),
+        rate=50.0,
+    ),
+    "at_grpo_adapter": Variant("AT-GRPO, one adapter", (_ADAPTER,), rate=50.0),
+    "team_grpo_adapter": Variant(
+        "team, GRPO, outcome, one adapter", (_ADAPTER, *_OF_OUTCOMES, "at_grpo.estimator=mas_grpo"), rate=50.0
+    ),
+    "dr_mas_adapter": Variant(
+        "team, Dr. MAS, outcome, one adapter", (_ADAPTER, *_OF_OUTCOMES, "at_grpo.estimator=dr_mas"), rate=50.0
+    ),
+    "dr_mas_own_adapter": Variant(
+        "team, Dr. MAS, own scores, one adapter", (_ADAPTER, *_OF_OWN_SCORES, "at_grpo.estimator=dr_mas"), rate=50.0
+    ),
 }
 """Ways to train an instruct model on games told in words."""
 SETTINGS: Mapping[str, Variant] = {
