@@ -172,18 +172,23 @@ def decoding_steps(rows: Rows, chain: int, slots: int) -> int:
     return max(chain * rows.answer, -(-rows.decisions * rows.candidates * rows.answer // slots))
 
 
-_MODEL = ("old_log_prob", "ref", "update_actor")
+_NO_COST = ("gen", "old_log_prob", "ref", "update_actor", "save_checkpoint")
+COSTS = ("submit", "bookkeeping", "deal", "adv", "empty_cache", "update_weights", "between_steps")
+"""Timers of what is neither sampling nor the model."""
 
 
 def constant_cost(step: Mapping[str, float]) -> float:
-    """Returns a step's seconds that are neither sampling nor the model: `timing_s/step` has no validation in it."""
-    others = ("gen", *_MODEL, "save_checkpoint")
-    return step["timing_s/step"] - sum(step.get(f"timing_s/{stage}", 0.0) for stage in others)
+    """Returns the seconds from step to step that are neither sampling nor the model, validation nor checkpoints.
+
+    `timing_s/step` has no validation in it.
+    """
+    others = sum(step.get(f"timing_s/{stage}", 0.0) for stage in _NO_COST)
+    return step["timing_s/step"] + step.get("timing_s/between_steps", 0.0) - others
 
 
-def rest_of_policies(step: Mapping[str, float]) -> float:
-    """Returns the part of it that is in `timing_s/policies`: advantages, the queue, emptied caches."""
-    return step["timing_s/policies"] - sum(step.get(f"timing_s/{stage}", 0.0) for stage in _MODEL)
+def untimed_cost(step: Mapping[str, float]) -> float:
+    """Returns the part of it that is in none of `COSTS`."""
+    return constant_cost(step) - sum(step.get(f"timing_s/{stage}", 0.0) for stage in COSTS)
 
 
 def middle(steps: Sequence[Mapping[str, float]], key: str) -> float:

@@ -38,7 +38,7 @@ FLOAT32 = 1e-4
 """Largest difference of a token's probability between servers and actor, in float32."""
 REDUCED = ("numbers", "resume")
 """What is run on the CPU where no parts are named: numbers, trainings, a resumption, an evaluation."""
-_STAGES = ("gen", "end_rollout", "old_log_prob", "update_actor", "update_weights")
+_STAGES = ("gen", "old_log_prob", "update_actor")
 _PROBS = "training/rollout_probs_diff_max"
 
 
@@ -165,11 +165,12 @@ def walk(
     if timed:
         late = done[2:] or done  # the first steps compile
         target = None if setting.reduced else CONSTANT
-        constant, rest = (median(map(cost, late)) for cost in (measures.constant_cost, measures.rest_of_policies))
+        constant, rest = (median(map(cost, late)) for cost in (measures.constant_cost, measures.untimed_cost))
         setting.report.add(
             Measure("constant cost of a step", constant, "s", target, steady=True),
-            Measure("of that, beside the model's work in `policies`", rest, "s"),
-            *(Measure(f"of a step, {stage}", middle(late, f"timing_s/{stage}"), "s") for stage in _STAGES),
+            *(Measure(f"of that {stage}", middle(late, f"timing_s/{stage}"), "s") for stage in measures.COSTS),
+            Measure("of that in no timer", rest, "s"),
+            *(Measure(f"of a step {stage}", middle(late, f"timing_s/{stage}"), "s") for stage in _STAGES),
         )
 
 
