@@ -20,7 +20,7 @@ import real_stack
 import training_jobs
 from one_gpu import jobs, measures, models
 from one_gpu.measures import Measure, Rows, Shape
-from one_gpu.parts import REDUCED, Setting, all_parts, reduced_parts
+from one_gpu.parts import REDUCED, Setting, all_parts, in_waves, reduced_parts
 from one_gpu.plan import Part, choose, duration, startable
 from one_gpu.results import Check, Result, baseline_path, last_lines, table, worse
 from processes import running as running_processes
@@ -208,6 +208,10 @@ def test_decoding_reads_weights_every_step_and_a_prompt_once_a_decision() -> Non
 @pytest.mark.parametrize(("chain", "slots", "steps"), [(1, 6, 2), (1, 12, 2), (4, 6, 8), (1, 3, 4), (1, 5, 3)])
 def test_decoding_takes_as_many_steps_as_chain_or_slots_need(chain: int, slots: int, steps: int) -> None:
     assert measures.decoding_steps(ROWS, chain, slots) == steps
+
+
+def test_a_rollouts_requests_are_parted_by_decisions() -> None:
+    assert in_waves("aabbccdd", candidates=2, chain=2) == [["a", "a", "c", "c"], ["b", "b", "d", "d"]]
 
 
 @pytest.mark.slow

@@ -329,7 +329,8 @@ def _work_of(setting: Setting, shape: Shape, rows: Rows, seconds: Mapping[str, f
 def rollout(setting: Setting, size: str, eager: bool = False) -> None:
     """Plays rollouts of 512 requests in chains of four decisions, and their requests again by vLLM alone.
 
-    With `eager` without CUDA graphs, and without vLLM alone.
+    vLLM gets as many requests at once as there are at once in chains, a fourth of them. With `eager` without CUDA graphs,
+    and without vLLM alone.
     """
     model = _made(setting, size)
     tasks, candidates, chain, letters, answer = (4, 4, 2, 40, 16) if setting.reduced else (32, 4, 4, 541, 256)
@@ -358,18 +359,30 @@ def rollout(setting: Setting, size: str, eager: bool = False) -> None:
     )
     shape = Shape.of(models.config_of(model))
     steps = measures.decoding_steps(rows, chain, slots)
-    _bandwidth(setting, "rollout", measures.decoded_bytes(shape, rows, steps) / seconds)
+    read = measures.decoded_bytes(shape, rows, steps, digits=4 if setting.reduced else 2)
+    _bandwidth(setting, "rollout", read / seconds)
     if eager:
         return
-    alone = real_stack.run_part(bench_engine.__file__, "--part=offline", *given, *common)["seconds"]
+    waves = setting.folder / "waves.jsonl"
+    real_stack.save(waves, [wave for one in real_stack.load(record) for wave in in_waves(one, candidates, chain)])
+    given[given.index(f"--record={record}")] = f"--record={waves}"
+    of_waves = real_stack.run_part(bench_engine.__file__, "--part=offline", *given, *common)["seconds"]
+    alone = [sum(of_waves[first : first + chain]) for first in range(0, len(of_waves), chain)]
     share = median(bench_engine.ratios(played, alone))
     target = None if setting.reduced else ENGINE_SHARE
     setting.report.add(
-        Measure("vLLM alone, the same requests at once", median(alone), "s", steady=True),
+        Measure(f"vLLM alone, the same in {chain} waves", median(alone), "s", steady=True),
         Measure("engine share: vLLM alone over rollout", share, "", target, "higher", steady=True),
     )
-    steps = measures.decoding_steps(rows, 1, slots)
-    _bandwidth(setting, "vLLM alone", measures.decoded_bytes(shape, rows, steps) / median(alone))
+    _bandwidth(setting, "vLLM alone", read / median(alone))
+
+
+def in_waves(requests: Sequence[Any], candidates: int, chain: int) -> list[list[Any]]:
+    """Returns a rollout's requests in as many parts as a chain has decisions; lengths are equal, so any will do."""
+    return [
+        [request for number, request in enumerate(requests) if number // candidates % chain == wave]
+        for wave in range(chain)
+    ]
 
 
 def _bandwidth(setting: Setting, what: str, bytes_a_second: float) -> None:
