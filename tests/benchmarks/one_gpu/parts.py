@@ -329,8 +329,8 @@ def _work_of(setting: Setting, shape: Shape, rows: Rows, seconds: Mapping[str, f
 def rollout(setting: Setting, size: str, eager: bool = False) -> None:
     """Plays rollouts of 512 requests in chains of four decisions, and their requests again by vLLM alone.
 
-    vLLM gets as many requests at once as there are at once in chains, a fourth of them. With `eager` without CUDA graphs,
-    and without vLLM alone.
+    vLLM gets as many requests at once as there are at once in chains, a fourth of them. With `eager` there are no CUDA
+    graphs, and vLLM alone is left out.
     """
     model = _made(setting, size)
     tasks, candidates, chain, letters, answer = (4, 4, 2, 40, 16) if setting.reduced else (32, 4, 4, 541, 256)
