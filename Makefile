@@ -1,5 +1,6 @@
-# make train: trains the team of recipes/plan_path_cpu.yaml on this machine's CPU; RECIPE=sudoku_cpu that of another.
-# make test:  runs the tests.  Both install what they need into .venv, once.
+# make train: trains the team of recipes/plan_path_cpu.yaml on this machine's CPU; RECIPE=sudoku_cpu that of another,
+#             HARDWARE=1_gpu on its GPU.
+# make test:  runs the tests.  Both install what they need into .venv, with HARDWARE into .venv-gpu, once.
 # make smollm2-train: trains a real instruct model, SmolLM2-135M, as a team of two on this machine's CPU (15 minutes after
 #             the installation): curve, report, episodes before and after.
 # make docs:  builds the documentation into site/ and fails on a broken link; a part of make lint.
@@ -13,27 +14,34 @@ PYTHON ?= python3
 # Tests start hundreds of processes; each would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 RECIPE ?= plan_path_cpu
-RUN ?= runs/$(RECIPE)
+# Of recipes/hardware; empty: the recipe's, on this machine's CPU.
+HARDWARE ?=
+STACK := $(if $(filter-out cpu,$(HARDWARE)),gpu,cpu)
+RUN ?= runs/$(RECIPE)$(HARDWARE:%=_%)
 ARGS ?=
-VENV := .venv
+VENV := $(if $(filter gpu,$(STACK)),.venv-gpu,.venv)
 BIN := $(VENV)/bin
 SMOLLM2 := runs/models/smollm2
 # plan_path_cpu_roles starts from a model for plan_path, as the adapters' recipes do; the GPU recipes' models are on a hub.
 ENVIRONMENT := $(if $(filter textarena_cpu reasoning_gym_cpu,$(RECIPE)),plan_path,$(firstword $(subst _cpu, ,$(RECIPE))))
 MODEL := runs/models/$(ENVIRONMENT)_tiny
 MODELS := $(if $(findstring _smollm2,$(RECIPE)),$(SMOLLM2)/config.json) $(if $(findstring _cpu,$(RECIPE)),$(MODEL)/warm_start.json) $(if $(findstring _cpu_roles,$(RECIPE)),$(MODEL)_1/warm_start.json)
-COMMAND = $(BIN)/python -m verl.trainer.main_ppo --config-name=$(RECIPE) trainer.default_local_dir=$(RUN)/checkpoints $(ARGS)
+COMMAND = $(BIN)/python -m verl.trainer.main_ppo --config-name=$(RECIPE) $(HARDWARE:%=hardware=%) trainer.default_local_dir=$(RUN)/checkpoints $(ARGS)
+ifeq ($(STACK),gpu)
+# vLLM's other sampler compiles itself at the first start.
+export VLLM_USE_FLASHINFER_SAMPLER ?= 0
+endif
 
 .PHONY: train test test-fast test-slow lint docs model smollm2 smollm2-train study bench-engine bench-prefill bench-grpo profile clean
 
-$(VENV)/cpu-stack: scripts/install_cpu_stack.sh pyproject.toml
-	PYTHON=$(PYTHON) bash scripts/install_cpu_stack.sh $(VENV)
+$(VENV)/$(STACK)-stack: scripts/install_$(STACK)_stack.sh scripts/open_venv.sh pyproject.toml
+	PYTHON=$(PYTHON) bash scripts/install_$(STACK)_stack.sh $(VENV)
 	touch $@
 
 # Installed in editable form: edits take effect at once.
-$(VENV)/package: $(VENV)/cpu-stack pyproject.toml 
+$(VENV)/package: $(VENV)/$(STACK)-stack pyproject.toml
 	$(BIN)/pip install --quiet --no-deps --editable .
-	$(BIN)/verl-atgrpo cpu-setup
+	$(if $(filter cpu,$(STACK)),$(BIN)/verl-atgrpo cpu-setup)
 	touch $@
 
 $(MODEL)/warm_start.json: | $(VENV)/package
@@ -53,9 +61,9 @@ smollm2: $(SMOLLM2)/config.json
 
 smollm2-train:
 	@$(MAKE) --no-print-directory train RECIPE=walk_smollm2
-	@$(BIN)/verl-atgrpo report runs/walk_smollm2
-	@$(BIN)/verl-atgrpo episodes runs/walk_smollm2
-	@$(BIN)/verl-atgrpo summary runs/walk_smollm2/metrics
+	@$(BIN)/verl-atgrpo report runs/walk_smollm2$(HARDWARE:%=_%)
+	@$(BIN)/verl-atgrpo episodes runs/walk_smollm2$(HARDWARE:%=_%)
+	@$(BIN)/verl-atgrpo summary runs/walk_smollm2$(HARDWARE:%=_%)/metrics
 
 train: $(RUN)/done
 	@$(BIN)/verl-atgrpo plot $(RECIPE)=$(RUN)/metrics --out $(RUN)/learning_curve.png
@@ -86,7 +94,7 @@ test: lint test-fast test-slow
 test-fast test-slow: export OMP_NUM_THREADS = 1
 
 # Does what it can: where there is no chromium and none can be installed, its tests are skipped.
-$(VENV)/browser: scripts/install_browser.sh | $(VENV)/cpu-stack
+$(VENV)/browser: scripts/install_browser.sh | $(VENV)/$(STACK)-stack
 	bash scripts/install_browser.sh
 	touch $@
 
@@ -109,4 +117,4 @@ docs: $(VENV)/package
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) build dist site *.egg-info
+	rm -rf .venv .venv-gpu build dist site *.egg-info
