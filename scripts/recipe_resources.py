@@ -1,6 +1,6 @@
 """Prints the tables of docs/cluster.md with the resources of each GPU recipe, computed from the recipe's values.
 
-python scripts/recipe_resources.py [--gigabytes 80]
+python scripts/recipe_resources.py [--gigabytes 80] [--hardware 1_gpu]
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ class Needs:
     """Candidates of one decision of every task."""
 
 
-def needs(recipe: str, gigabytes: float) -> Needs:
+def needs(recipe: str, gigabytes: float, hardware: str = "8_gpus") -> Needs:
     """Returns a recipe's resources on devices with this memory."""
-    config = recipes.compose(recipe)
+    config = recipes.compose(recipe, [f"hardware={hardware}"])
     settings = AtGrpoConfig.from_config(config)
     policies = settings.policy_settings()
     policy = next(iter(policies.values()))
@@ -163,11 +163,16 @@ def _gb(number: int) -> str:
     return f"{number / 1e9:.1f}"
 
 
-def tables(gigabytes: float = 80.0) -> str:
-    """Returns both tables as Markdown; recipes with the same figures share a row."""
+def tables(gigabytes: float = 80.0, hardware: str = "8_gpus") -> str:
+    """Returns both tables as Markdown; recipes with the same figures share a row.
+
+    Policies with devices of their own are left out where there is one device.
+    """
     rows: dict[Needs, list[str]] = defaultdict(list)
     for recipe in gpu_recipes():
-        rows[needs(recipe, gigabytes)].append(f"`{recipe}`")
+        need = needs(recipe, gigabytes, hardware)
+        if hardware != "1_gpu" or need.devices == 1:
+            rows[need].append(f"`{recipe}`")
     training = [
         "| recipes | policies | parameters | devices a policy | states | activations | in the rollout |",
         "|---|---|---|---|---|---|---|",
@@ -202,7 +207,9 @@ def main() -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=80.0, help="memory of a device")
-    print(tables(parser.parse_args().gigabytes))
+    parser.add_argument("--hardware", choices=("1_gpu", "8_gpus"), default="8_gpus")
+    options = parser.parse_args()
+    print(tables(options.gigabytes, options.hardware))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,10 @@ pytest.importorskip("verl")
 import composing
 from verl.trainer import main_ppo
 
+from verl_atgrpo.config.key_check import View
+from verl_atgrpo.config.policies import expand_policies, job_of
+from verl_atgrpo.config.policy_check import check_policies
+from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.cpu.platform import SERVER_THREADS, PlatformCPU
 from verl_atgrpo.recipes import compose
 
@@ -77,6 +81,19 @@ def test_adapters_of_the_games_in_words(game: str) -> None:
     assert shared.at_grpo.policies is None
     for job in (own, shared):
         assert job.data.train_batch_size == job.actor_rollout_ref.actor.ppo_mini_batch_size
+
+
+def test_a_policy_computes_in_what_its_blocks_say() -> None:
+    own = "{actor: {fsdp_config: {mixed_precision: {param_dtype: bf16}}}, rollout: {dtype: bfloat16}}"
+    config = compose("walk_smollm2_roles", [f"++at_grpo.policies.pacer={own}"])
+    settings = AtGrpoConfig.from_config(config)
+    check_policies(View(config), settings)
+    expand_policies(config, settings)
+    found = {name: job_of(config, name).actor_rollout_ref for name in ("navigator", "pacer")}
+    assert {name: one.rollout.dtype for name, one in found.items()} == {"navigator": "float32", "pacer": "bfloat16"}
+    precisions = {name: one.actor.fsdp_config.mixed_precision for name, one in found.items()}
+    assert {name: one.param_dtype for name, one in precisions.items()} == {"navigator": "fp32", "pacer": "bf16"}
+    assert precisions["pacer"].reduce_dtype == "fp32"
 
 
 def test_a_recipe_of_ones_own_chooses_a_precision(tmp_path: Path) -> None:
