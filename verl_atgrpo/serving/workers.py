@@ -17,6 +17,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from verl.checkpoint_engine.base import CheckpointEngineWorker
 from verl.single_controller.base.decorator import Dispatch, Execute, make_nd_compute_dataproto_dispatch_fn, register
 from verl.single_controller.ray import RayClassWithInitArgs
+from verl.utils import tensordict_utils
 from verl.utils.device import get_device_name, get_torch_device
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.llm_server import LLMServerManager
@@ -26,6 +27,7 @@ from verl.workers.rollout.utils import ensure_async_iterator
 from verl_atgrpo.config.policies import ADAPTERS
 from verl_atgrpo.loss_scale import repeat_overflows
 from verl_atgrpo.prefix_tree.engine import VENDOR
+from verl_atgrpo.serving import select_rows
 from verl_atgrpo.serving.client import actor_id
 from verl_atgrpo.serving.health import in_a_line
 from verl_atgrpo.serving.server import ADAPTER, name_sender
@@ -57,6 +59,7 @@ class TrainerWorker(ActorRolloutRefWorker):  # type: ignore[misc]
             os.environ.setdefault("VERL_ENGINE_VENDOR", VENDOR)
         elif os.environ.get("VERL_ENGINE_VENDOR") == VENDOR:
             del os.environ["VERL_ENGINE_VENDOR"]
+        select_rows.replace(tensordict_utils)
         super().init_model()
         if self._shares and not self._prefix_tree:
             self.actor.engine.refusal = "at_grpo.prefix_tree=False"
