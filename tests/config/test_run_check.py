@@ -242,6 +242,26 @@ def test_a_model_that_is_neither_a_folder_nor_on_the_hub_is_refused(
         check_cpu(config)
 
 
+def test_a_downloaded_models_template_is_read_before_ray(
+    compose: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from fakes.fsdp_rows import save_model
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(platform_choice, "wants_cpu", lambda: False)
+    cache = tmp_path / "models--owner--name"
+    save_model(cache / "snapshots" / ("0" * 40))
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("0" * 40)
+    config = compose("plan_path_qwen3_1p7b", "hardware=1_gpu", "actor_rollout_ref.model.path=owner/name")
+    check_cpu(config)  # not there: the trainer reads it
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"apply_chat_template_kwargs\.enable_thinking has no effect"):
+        check_cpu(config)
+    config.data.apply_chat_template_kwargs = {}
+    check_cpu(config)
+
+
 def test_recipes_spell_out_every_key_with_its_default(compose: Any) -> None:
     section = compose("plan_path_qwen3_1p7b").at_grpo
     for name, item in AtGrpoConfig.model_fields.items():

@@ -62,6 +62,9 @@ def check_models(config: DictConfig, settings: AtGrpoConfig) -> None:
             tokenizers[f"policy {name!r}"] = tokenizer
         else:
             _check_hub_name(f"{key}.model.path={policy.model.path}", policy.model.path)
+            if (tokenizer := _downloaded_tokenizer(policy.model)) is not None:
+                check_chats(settings, name, tokenizer)
+                tokenizers[f"policy {name!r}"] = tokenizer
     if len(tokenizers) == len(settings.policy_settings()):  # else the trainer checks it
         check_template_arguments(config.data, tokenizers)
 
@@ -104,6 +107,21 @@ def _check_hub_name(where: str, name: str) -> None:
         raise ConfigError(
             f"{where}: there is no such folder, and it is no owner/name of the hub's ({error})"
         ) from None
+
+
+def _downloaded_tokenizer(model: DictConfig) -> Any:
+    """Returns the tokenizer of a model on the hub if this machine has it, or None; the trainer checks all."""
+    if model.trust_remote_code:  # whose code may do anything, such as download
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model.tokenizer_path or model.path, local_files_only=True)
+    except (OSError, ValueError):
+        return None
+    if model.custom_chat_template:
+        tokenizer.chat_template = model.custom_chat_template
+    return tokenizer if tokenizer.chat_template else None
 
 
 def _check_library(key: str, module: str | None) -> None:
