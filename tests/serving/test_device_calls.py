@@ -138,9 +138,9 @@ def _step(rank: int, ranks: int, port: int, model: str, channel: str) -> None:
     update = {"mini_batch_size": len(some_rows(rank)) // 2, "epochs": 1, "seed": 1}
 
     def train() -> None:
-        # Nothing is emptied, collected or waited for.
+        # Nothing is emptied or collected. What arrives at the servers is read from settled weights, before and after.
         assert calls.of(lambda: worker.compute_log_prob(rows(compute_loss=False))) == {}
-        assert calls.of(lambda: worker.update_actor(rows(**update))) == {}
+        assert calls.of(lambda: worker.update_actor(rows(**update))) == {"synchronize": 2}
 
     assert _in_cycles(_leave_one, collect) == [(3,)]
     for _ in range(2):  # the first step makes the optimizer's state
