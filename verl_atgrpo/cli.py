@@ -194,7 +194,8 @@ def _summary(options: argparse.Namespace) -> str:
 
     curve = read(options.metrics)
     first, last = curve[0], curve[-1]
-
+    if first is last:
+        return f"validation success: {last.success:.1%} ({_place(last)})"
     reached = next((point for point in curve if point.success >= LEARNT), last)
     return (
         f"validation success: {first.success:.1%} before (step {first.step}), "

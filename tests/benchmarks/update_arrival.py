@@ -1,23 +1,24 @@
 """How much of an optimizer step arrives in weights that are rounded to another dtype, on a real model.
 
-    python tests/benchmarks/update_arrival.py --model runs/models/smollm2 [--between]
+    python tests/benchmarks/update_arrival.py --model runs/models/smollm2
 
 Two prompts, six sampled tokens of each, random advantages, AdamW as verl's, weights in float32. Prints for each
-learning rate and dtype the mean over the first ten steps and the last step, each of three figures: the part of the
-update that arrived, the share of weights that changed, and the norm of the rounded change over that of the change.
-With `--between` every weight starts anywhere between its two neighbours in bfloat16 that are rounded to it, where a
-checkpoint has it in the middle.
+learning rate and dtype, with dithered weights (`at_grpo.dither`) and without, the mean over the first ten steps and
+the last step, each of three figures: the part of the update that arrived, the share of weights that changed, and the
+norm of the rounded change over that of the change.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from verl_atgrpo.trainer.arrival import ARRIVED, CHANGED, figures, sample, sums, trained_weights
+from verl_atgrpo.trainer.dither import dither
 
 PROMPTS = [
     f"The goal is {where}. Which direction? Answer with one word:" for where in ("down and left", "up and right")
@@ -32,25 +33,22 @@ def norms(before: Tensor, after: Tensor, dtype: torch.dtype) -> float:
     return (rounded.norm() / (after.double() - before.double()).norm()).item()
 
 
-def spread(weight: Tensor) -> Tensor:
-    """Returns the weight moved at random to where bfloat16 rounds it to the same value: same shape."""
-    _, exponent = torch.frexp(weight)
-    spacing = torch.ldexp(torch.ones_like(weight), exponent - 8)
-    moved = weight + (torch.rand_like(weight) - 0.5) * spacing
-    return torch.where(moved.bfloat16() == weight.bfloat16(), moved, weight)
+def measure(
+    path: str, rate: float, steps: int, dithered: torch.dtype | None
+) -> dict[torch.dtype, list[tuple[float, float, float]]]:
+    """Trains a model; returns dtype -> what arrived of every step, the share that changed, and the ratio of norms.
 
-
-def measure(path: str, rate: float, steps: int, between: bool) -> dict[torch.dtype, list[tuple[float, float, float]]]:
-    """Trains a model; returns dtype -> what arrived of every step, the share that changed, and the ratio of norms."""
+    With weights that are dithered for a dtype, of that one only.
+    """
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    if between:
-        for weight in model.parameters():
-            weight.data = spread(weight.data)
     tokenizer = AutoTokenizer.from_pretrained(path)
     prompts = [tokenizer(prompt, return_tensors="pt").input_ids for prompt in PROMPTS]
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.999), weight_decay=0.01)
     found: dict[torch.dtype, list[tuple[float, float, float]]] = {dtype: [] for dtype in DTYPES}
+    if dithered is not None:
+        dither(trained_weights(optimizer), dithered, 0)
+        found = {dithered: []}
     for _ in range(steps):
         loss = torch.zeros(())
         for ids in prompts:
@@ -76,15 +74,15 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--rates", type=float, nargs="+", default=[1e-6, 1e-5, 5e-5, 1e-4])
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--between", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(HEADER.format(arguments.steps))
-    for rate in arguments.rates:
-        for dtype, of_steps in measure(arguments.model, rate, arguments.steps, arguments.between).items():
+    for rate, dithered in itertools.product(arguments.rates, (None, torch.bfloat16, torch.float16)):
+        for dtype, of_steps in measure(arguments.model, rate, arguments.steps, dithered).items():
             means = torch.tensor(of_steps[:10], dtype=torch.float64).mean(dim=0).tolist()
             shown = "; ".join(", ".join(f"{value:.3g}" for value in row) for row in (means, of_steps[-1]))
-            print(f"{rate:g} {str(dtype).removeprefix('torch.')}: {shown}", flush=True)
+            name = str(dtype).removeprefix("torch.") + ("" if dithered is None else ", dithered")
+            print(f"{rate:g} {name}: {shown}", flush=True)
 
 
 if __name__ == "__main__":

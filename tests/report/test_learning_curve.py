@@ -96,6 +96,15 @@ def test_the_summary_says_when_the_game_was_learnt(
     assert capsys.readouterr().out.endswith(said)
 
 
+def test_the_summary_of_one_validation_says_it_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = write(
+        tmp_path / "m.jsonl", (1, {k: v for k, v in trained(0.5).items() if k != SUCCESS}), (2, trained(0.25))
+    )
+    assert main(["summary", str(metrics)]) == 0
+    said = "validation success: 25.0% (step 2, 1.0 min of training, 200 tokens generated)"
+    assert capsys.readouterr().out.strip() == said
+
+
 def test_progress_shows_only_the_bar_validations_and_errors() -> None:
     script = Path(__file__).parents[2] / "scripts/show_progress.py"
     log = (

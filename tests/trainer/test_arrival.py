@@ -176,8 +176,13 @@ def _worker(engine: Any, section: Any, config: Any) -> Any:
     return worker
 
 
-def _update(rank: int, ranks: int, port: int, model: str, overrides: Sequence[str], out: str) -> None:
-    """Updates once with each rate and server's dtype; writes the metrics, and those of all weights of the model."""
+def _update(
+    rank: int, ranks: int, port: int, model: str, overrides: Sequence[str], seed: int | None, out: str
+) -> None:
+    """Updates once with each rate and server's dtype; writes the metrics, and those of all weights of the model.
+
+    With a seed weights are dithered before; how many that moved is written, too, and whether servers could tell.
+    """
     join(rank, ranks, port)
     from verl.utils import tensordict_utils as tu
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
@@ -192,12 +197,18 @@ def _update(rank: int, ranks: int, port: int, model: str, overrides: Sequence[st
         worker, rows = _worker(engine, section, config), batch(some_rows(rank), rank, ranks)
         with engine.eval_mode():
             engine.infer_batch(rows)  # leaves whole parameters in FSDP2's root
+        start = _whole(engine)
+        worker._dither = seed
+        worker._dither_weights()
         before = _whole(engine)
+        served = served_dtype(config.rollout)
+        moved = float((before != start).float().mean())
+        assert torch.equal(before.to(served), start.to(served))
         tu.assign_non_tensor(rows, mini_batch_size=len(rows) // 2 * ranks)
         metrics = worker.update_actor(rows)["metrics"]
         after = _whole(engine)
-        expected = figures(sums(before, after, served_dtype(config.rollout)))
-        done[rate, dtype] = {key: metrics[key] for key in expected}, expected
+        expected = figures(sums(before, after, served))
+        done[rate, dtype] = {key: metrics[key] for key in expected}, expected, moved
     torch.save(done, f"{out}/{rank}.pt")
     torch.distributed.destroy_process_group()
 
@@ -225,16 +236,27 @@ LORA = ["actor_rollout_ref.model.lora_rank=4"]
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [[], LORA], ids=["model", "adapter"])
 def test_a_workers_update_tells_what_arrives(overrides: list[str], model: Path, tmp_path: Path) -> None:
-    spawn(_update, 2, str(model), overrides, str(tmp_path))
+    spawn(_update, 2, str(model), overrides, None, str(tmp_path))
     done, other = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert done == other
-    for metrics, expected in done.values():
+    for metrics, expected, moved in done.values():
         assert metrics == pytest.approx(expected, rel=1e-6)
+        assert moved == 0
     little, much = (done[rate, "bfloat16"][0] for rate in (1e-6, 1e-2))
     if not overrides:  # an adapter's weights begin at 0 or between the dtype's numbers
         assert little[ARRIVED] < 0.05 and little[CHANGED] < 0.05
     assert much[ARRIVED] > 0.9 and much[CHANGED] > 0.4
     assert all(done[rate, "float32"][0][ARRIVED] == pytest.approx(1) for rate in (1e-6, 1e-2))
+
+
+@pytest.mark.slow
+def test_small_updates_of_dithered_weights_arrive(model: Path, tmp_path: Path) -> None:
+    spawn(_update, 2, str(model), [], 7, str(tmp_path))
+    done, other = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert done == other
+    assert done[1e-6, "bfloat16"][2] > 0.9 and done[1e-6, "float32"][2] == 0
+    # Of this model's few weights a small part crosses a boundary, so that the mean is known coarsely.
+    assert done[1e-6, "bfloat16"][0][ARRIVED] == pytest.approx(1, abs=0.5)
 
 
 @pytest.fixture

@@ -668,6 +668,20 @@ def test_trees_that_must_be_used_and_cannot_end_the_start(make: Make) -> None:
         policy.unit._look_at_trees()
 
 
+@pytest.mark.parametrize(("changes", "dithered"), [({}, True), ({"at_grpo.dither": False}, False)])
+def test_weights_are_dithered_by_the_runs_seed_where_they_are_trained(
+    make: Make, changes: dict[str, Any], dithered: bool
+) -> None:
+    def seed(**options: Any) -> Any:
+        return make(**changes, **options).group.workers["actor_rollout"].kwargs["dither"]
+
+    assert (seed() is not None) is dithered
+    assert seed() == seed()
+    if dithered:
+        assert seed(**{"at_grpo.seed": 1}) != seed()
+    assert seed(trainable=False) is None
+
+
 def test_a_frozen_policys_workers_use_no_trees(make: Make) -> None:
     policy = make(trainable=False)
     assert policy.group.workers["actor_rollout"].kwargs["prefix_tree"] is False

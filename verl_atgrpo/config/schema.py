@@ -191,6 +191,10 @@ class AtGrpoConfig(Section):
     prefix_tree: Literal["auto"] | bool = "auto"
     """Whether log-probs and updates run every shared token once (docs/prefix_trees.md). `auto`: where a comparison
     with rows one by one agrees at the start."""
+    dither: bool = True
+    """Whether weights that are trained start at a random place among those that the servers' dtype rounds to the same
+    number. In bfloat16 and float16 small updates reach the servers so; in float32 it changes nothing (see
+    docs/precision.md)."""
     candidates: Candidates | dict[str, Candidates] = 4
     """K: candidates at every decision (`tree`) or branch point (`branch`), or episodes of every task (`parallel`). Or
     `{all: 4, <agent>: 8}`, a K for each agent (not with `parallel`)."""

@@ -32,6 +32,7 @@ from verl_atgrpo.serving.client import actor_id
 from verl_atgrpo.serving.health import in_a_line
 from verl_atgrpo.serving.server import ADAPTER, name_sender
 from verl_atgrpo.trainer import arrival
+from verl_atgrpo.trainer.dither import dither
 
 Lora = tuple[dict[str, Any], Iterator[tuple[str, torch.Tensor]]]
 """An adapter's configuration with its number, and its weights by name."""
@@ -43,9 +44,10 @@ class TrainerWorker(ActorRolloutRefWorker):  # type: ignore[misc]
     Its process group has a port that rank 0 has bound, instead of one that another process may take.
     """
 
-    def __init__(self, *args: Any, prefix_tree: bool = True, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, prefix_tree: bool = True, dither: int | None = None, **kwargs: Any) -> None:
+        """Takes verl's arguments, whether to use prefix trees, and the seed of dithered weights; None for none."""
         super().__init__(*args, **kwargs)
-        self._prefix_tree = prefix_tree
+        self._prefix_tree, self._dither = prefix_tree, dither
 
     @property
     def _shares(self) -> bool:
@@ -64,7 +66,16 @@ class TrainerWorker(ActorRolloutRefWorker):  # type: ignore[misc]
         if self._shares and not self._prefix_tree:
             self.actor.engine.refusal = "at_grpo.prefix_tree=False"
         if self.actor is not None:
+            self._dither_weights()
             repeat_overflows(self.actor.engine)
+
+    def _dither_weights(self) -> None:
+        if self._dither is not None:
+            engine = self.actor.engine
+            # Ranks with the same shard, of which fsdp_size has several, draw the same.
+            shard = engine.device_mesh.get_local_rank(engine.device_mesh.ndim - 1)
+            weights = arrival.trained_weights(engine.optimizer)
+            dither(weights, arrival.served_dtype(self.config.rollout), self._dither + (shard << 32))
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="actor"))  # type: ignore[untyped-decorator]
     def update_actor(self, data: TensorDict) -> TensorDict | None:

@@ -119,7 +119,7 @@ class ArrivalWatch:
         self._warned = True
         logger.warning(
             "policy %r: of its last %d updates %.2g%% arrived at its servers, and an update changed %.2g%% of their "
-            "weights (%s, %s): %s rounds the rest away. What helps: rollout.dtype and "
+            "weights (%s, %s): %s rounds the rest away. What helps: at_grpo.dither=true, rollout.dtype and "
             "actor.fsdp_config.mixed_precision.param_dtype float16 or float32, adapters (model.lora_rank), a larger "
             "actor.optim.lr, more optimizer steps a sync (data.train_batch_size over actor.ppo_mini_batch_size)",
             self._policy,

@@ -29,6 +29,7 @@ from verl_atgrpo.config.answer_check import check_chats
 from verl_atgrpo.config.policies import ADAPTERS
 from verl_atgrpo.config.policy_check import check_context
 from verl_atgrpo.config.schema import EXPANDED, SECTION, AtGrpoConfig, ConfigError
+from verl_atgrpo.environment import stable_hash
 from verl_atgrpo.estimators.spec import EstimatorSpec
 from verl_atgrpo.prefix_tree.engine import MODEL_TOKENS, ROW_TOKENS
 from verl_atgrpo.serving.client import DecisionClient, balancer_class
@@ -125,6 +126,8 @@ class PolicyUnit:
         # A frozen policy's rows are not computed.
         self._prefix_tree: str | bool = settings.prefix_tree if trainable else False
         self._trees = False
+        # Each policy of a run draws its own; a frozen one stays as it is.
+        self._dither = stable_hash("dither", settings.seed, name) % 2**31 if trainable and settings.dither else None
         if OmegaConf.select(model, f"lora.{ADAPTERS}"):
             self._turns = threading.RLock()
         self._temperature: dict[str, float] = {}
@@ -153,6 +156,7 @@ class PolicyUnit:
                 config=self.config.actor_rollout_ref,
                 role=str(role),
                 prefix_tree=bool(self._prefix_tree),
+                dither=self._dither,
                 **options,
             )
             for role in roles
