@@ -141,6 +141,8 @@ def walk(
         apart: most that a token's probability may differ between server and actor.
         timed: whether nothing runs beside it.
     """
+    from verl_atgrpo.trainer.arrival import ARRIVED
+
     every = 10
     if setting.reduced:
         steps, every, wanted = 2, 2, None
@@ -151,6 +153,7 @@ def walk(
         target = (wanted or {}).get(step)
         setting.report.add(Measure(f"success at step {step}", success_at(found, step), "", target, "higher"))
     probs = [step[_PROBS] for step in done if _PROBS in step]  # asynchronous steps may have no fresh rows
+    arrived = [value for step in done for key, value in step.items() if key.endswith(f"/{ARRIVED}")]
     setting.report.add(
         Measure(
             "server against actor, largest of all steps",
@@ -159,6 +162,7 @@ def walk(
             None if setting.reduced else apart,
         ),
         Measure("server against actor in step 1", done[0].get(_PROBS, nan)),
+        Measure("part of an update that arrives at the servers", median(arrived or [nan]), better="higher"),
         Measure("tokens generated", sum(step["rollout/tokens"] for step in done)),
         Measure("a step", middle(done[2:] or done, "timing_s/step"), "s", steady=timed),
     )
