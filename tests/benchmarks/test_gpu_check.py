@@ -18,12 +18,13 @@ import gpu_check
 import pytest
 import real_stack
 import training_jobs
-from one_gpu import jobs, measures, models
-from one_gpu.measures import Measure, Rows, Shape
-from one_gpu.parts import REDUCED, Setting, all_parts, in_waves, reduced_parts
+from one_gpu import jobs, measures, models, parts
+from one_gpu.measures import Measure, Report, Rows, Shape
+from one_gpu.parts import REDUCED, Setting, against_grpo, all_parts, in_waves, reduced_parts, rollout, walk
 from one_gpu.plan import Part, choose, duration, startable
 from one_gpu.results import Check, Result, baseline_path, last_lines, table, worse
 from processes import running as running_processes
+from real_stack import Request
 from waiting import wait_until
 
 SHORT = Part("short", "", 100, 30)
@@ -212,6 +213,90 @@ def test_decoding_takes_as_many_steps_as_chain_or_slots_need(chain: int, slots: 
 
 def test_a_rollouts_requests_are_parted_by_decisions() -> None:
     assert in_waves("aabbccdd", candidates=2, chain=2) == [["a", "a", "c", "c"], ["b", "b", "d", "d"]]
+
+
+def test_a_rollout_is_compared_with_vllm_alone_wave_by_wave(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = 32 * 4 * 4
+    offline: list[list[int]] = []
+
+    def run_part(script: str, part: str, *arguments: str) -> dict[str, list[float]]:
+        record = Path(next(one for one in arguments if one.startswith("--record=")).removeprefix("--record="))
+        if part == "--part=rollout":
+            requests = [Request([number // 4] * 544, 256, number) for number in range(asked)]
+            real_stack.save(record, [requests] * 3)
+            return {"seconds": [8.0, 9.0, 10.0]}
+        offline.extend([len(wave), len({one.prompt[0] for one in wave})] for wave in real_stack.load(record))
+        return {"seconds": [1.0, 2.0, 2.0, 2.2] * 3}
+
+    monkeypatch.setattr(real_stack, "run_part", run_part)
+    config = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2, "vocab_size": 100}))
+    monkeypatch.setattr(models, "random_model", lambda *_: tmp_path)
+    report = Report(tmp_path / "measures.jsonl")
+    rollout(Setting(tmp_path, tmp_path, tmp_path, False, None, measures.Card(989, 4.8), report), "1p5b")
+    found = {one.name: one for one in measures.read(tmp_path / "measures.jsonl")}
+    assert offline == [[128, 32]] * 12  # candidates stay with their siblings
+    assert (found["rollout of 512 requests"].value, found["rollout of 512 requests"].met) == (9.0, False)
+    assert found["tokens a second"].value == asked * 256 / 9
+    share = found["engine share: vLLM alone over rollout"]
+    assert (share.value, share.met) == (pytest.approx(0.8), False)  # 7.2 s over 9 s
+    # 1,024 steps of all weights; of each decision 256 times its 544 tokens, of each answer 1 to 256 tokens.
+    weights = 2 * (8 * (2 * 8 + 2 * 4) + 3 * 8 * 16) + 800
+    kept = 2 * 2 * 4 * (128 * 256 * 544 + asked * 256 * 257 // 2)
+    assert found["rollout: memory bandwidth while decoding, at least, of 4.8 TB/s"].value == pytest.approx(
+        2 * (1024 * weights + kept) / 9 / 4.8e12
+    )
+
+
+def test_a_step_is_compared_with_that_of_verls_stock_grpo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def of(side: str, options: Any, folder: Path) -> Any:
+        slower = 1.0 if side == "ours" else 2.0
+        timers = {"step": 9.0, "gen": 5.0, "update_actor": 2.0, "old_log_prob": 0.5, "adv": 0.0, "update_weights": 0.0}
+        step = {f"timing_s/{name}": slower * value for name, value in timers.items()}
+        return [bench_against_grpo.stages_of(10.0 * slower, step)] * 3, {(109824.0, 602.0, 256.0)}
+
+    monkeypatch.setattr(bench_against_grpo, "run", of)
+    monkeypatch.setattr(bench_against_grpo, "write_prompts", lambda *_: None)
+    monkeypatch.setattr(models, "random_model", lambda *_: tmp_path)
+    monkeypatch.setattr(models, "config_of", lambda *_: None)
+    monkeypatch.setattr(Shape, "of", lambda _: Shape(body=10**9, head=10**8, layers=10, width=1000, kv_width=100))
+    report = Report(tmp_path / "measures.jsonl")
+    against_grpo(Setting(tmp_path, tmp_path, tmp_path, False, None, measures.Card(1000, 4.8), report), "1p5b")
+    found = {one.name: one for one in measures.read(tmp_path / "measures.jsonl")}
+    outside = found["outside rollout, over that of verl's stock GRPO"]
+    assert (outside.value, outside.met) == (0.5, True)
+    rows = Rows(decisions=16, candidates=8, prompt=602, answer=256)
+    assert found["ours: tokens through the model"].value == rows.tokens(trees=True) == 16 * 602 + 128 * 256
+    assert found["stock: tokens through the model"].value == 128 * 858
+    shape = Shape.of({})
+    update = found["ours: update, of the peak of 1000 TFLOP/s"]
+    assert update.value == pytest.approx(measures.update_flops(shape, rows, trees=True) / 2 / 1e15)
+    assert update.met is False
+    assert found["stock: update, of the peak of 1000 TFLOP/s"].met is None
+
+
+def test_a_walk_is_measured_by_its_metrics(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    steps = {
+        step: {
+            "timing_s/step": 5.0,
+            "timing_s/gen": 2.0,
+            "rollout/tokens": 100.0,
+            "training/rollout_probs_diff_max": 1e-5 * step,
+            "policy/a/update_arrived": 0.5,
+        }
+        for step in range(1, 21)
+    }
+    steps[10]["val-core/walk/acc/mean@1"], steps[20]["val-core/walk/acc/mean@1"] = 0.3, 0.9
+    monkeypatch.setattr(parts, "train", lambda *_: steps)
+    report = Report(tmp_path / "measures.jsonl")
+    setting = Setting(tmp_path, tmp_path, tmp_path, False, None, None, report)
+    walk(setting, steps=20, wanted={10: 0.25, 20: 0.95}, apart=1e-4, timed=True)
+    found = {one.name: (one.value, one.met) for one in measures.read(tmp_path / "measures.jsonl")}
+    assert found["success at step 10"] == (0.3, True) and found["success at step 20"] == (0.9, False)
+    assert found["server against actor, largest of all steps"] == (pytest.approx(2e-4), False)
+    assert found["tokens generated"] == (2000.0, None)
+    assert found["part of an update that arrives at the servers"] == (0.5, None)
+    assert found["constant cost of a step"] == (3.0, False)
 
 
 @pytest.mark.slow
@@ -480,7 +565,7 @@ def test_every_configuration_passes_the_checks_of_a_jobs_start(
         name, folder = part.name, tmp_path / part.name
         folder.mkdir()
         if name != "numbers":  # composes nothing of ours
-            report = measures.Report(folder / jobs.MEASURES)
+            report = Report(folder / jobs.MEASURES)
             card = None if reduced else measures.card_of("NVIDIA H200")
             with contextlib.suppress(Started):
                 run(Setting(folder, tmp_path, small, reduced, 5e-5, card, report))
