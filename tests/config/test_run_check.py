@@ -170,6 +170,8 @@ def test_what_fails_on_the_cpu_alone_is_refused_there(
     monkeypatch.setattr(platform_choice, "wants_cpu", lambda: True)
     with pytest.raises(ConfigError, match=r"model.path=runs/models/plan_path_tiny: .* make-model"):
         check_cpu(compose("plan_path_cpu"))
+    with pytest.raises(ConfigError, match=r"^trainer.device=cuda: .*; use hardware=cpu, or install"):
+        check_cpu(compose("plan_path_cpu", "hardware=1_gpu"))
     chunks = compose("plan_path_cpu", "actor_rollout_ref.rollout.enable_chunked_prefill=true")
     with pytest.raises(
         ConfigError, match=r"^actor_rollout_ref.rollout.enable_chunked_prefill=true: .*set it to false"

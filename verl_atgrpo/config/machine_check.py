@@ -41,6 +41,11 @@ def check_models(config: DictConfig, settings: AtGrpoConfig) -> None:
     models of CPU mode do not.
     """
     cpu = platform_choice.wants_cpu()
+    if cpu and config.trainer.device != "cpu":
+        raise ConfigError(
+            f"trainer.device={config.trainer.device}: this torch is built for the CPU, or VERL_PLATFORM=cpu; use "
+            "hardware=cpu, or install verl-atgrpo[gpu] on a machine with a GPU (docs/one_gpu.md)"
+        )
     policies = {
         name: (f"{SECTION}.policies.{name}" if settings.policies else POLICY, job_of(config, name).actor_rollout_ref)
         for name in settings.policy_settings()
