@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import math
@@ -19,6 +20,7 @@ import pytest
 import real_stack
 import training_jobs
 from one_gpu import jobs, measures, models, parts
+from one_gpu.game import Chain
 from one_gpu.measures import Measure, Report, Rows, Shape
 from one_gpu.parts import REDUCED, Setting, against_grpo, all_parts, in_waves, reduced_parts, rollout, walk
 from one_gpu.plan import Part, choose, duration, startable
@@ -26,6 +28,8 @@ from one_gpu.results import Check, Result, baseline_path, last_lines, table, wor
 from processes import running as running_processes
 from real_stack import Request
 from waiting import wait_until
+
+from verl_atgrpo.team import ScriptedTeam, play
 
 SHORT = Part("short", "", 100, 30)
 LONG = Part("long", "", 300, 30)
@@ -209,6 +213,20 @@ def test_decoding_reads_weights_every_step_and_a_prompt_once_a_decision() -> Non
 @pytest.mark.parametrize(("chain", "slots", "steps"), [(1, 6, 2), (1, 12, 2), (4, 6, 8), (1, 3, 4), (1, 5, 3)])
 def test_decoding_takes_as_many_steps_as_chain_or_slots_need(chain: int, slots: int, steps: int) -> None:
     assert measures.decoding_steps(ROWS, chain, slots) == steps
+
+
+def test_a_chains_decisions_have_prompts_of_their_own_and_of_one_length() -> None:
+    game = Chain(letters=40, decisions=4)
+    team = ScriptedTeam({agent: lambda prompt, index: "U" * (index + 1) for agent in game.agents}, candidates=4)
+    record = asyncio.run(play(game, game.task("train", 3), team))
+    assert [(one.agent, one.turn) for one in record.decisions] == [
+        ("first", 0),
+        ("second", 0),
+        ("first", 1),
+        ("second", 1),
+    ]
+    prompts = {tuple(one.prompt_ids) for one in record.decisions}
+    assert len(prompts) == 4 and {len(prompt) for prompt in prompts} == {40}
 
 
 def test_a_rollouts_requests_are_parted_by_decisions() -> None:
