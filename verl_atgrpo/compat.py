@@ -136,6 +136,7 @@ SYMBOLS = (
     Symbol(_FSDP, "FSDPEngineWithLMHead.prepare_model_inputs", ("micro_batch",)),
     Symbol(_FSDP, "FSDPEngineWithLMHead.prepare_model_outputs", ("output", "output_args", "micro_batch")),
     Symbol("verl.utils.tensordict_utils", "index_select_tensor_dict"),
+    Symbol("verl.workers.utils.losses", "no_padding_2_padding", ("tensor", "data")),
     Symbol(
         "verl.trainer.ppo.v1.replay_buffer", "ReplayBuffer.__init__", ("poll_interval", "sync_refill_failed_groups")
     ),

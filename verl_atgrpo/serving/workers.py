@@ -23,11 +23,12 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.llm_server import LLMServerManager
 from verl.workers.rollout.replica import RolloutMode
 from verl.workers.rollout.utils import ensure_async_iterator
+from verl.workers.utils import losses
 
 from verl_atgrpo.config.policies import ADAPTERS
 from verl_atgrpo.loss_scale import repeat_overflows
 from verl_atgrpo.prefix_tree.engine import VENDOR
-from verl_atgrpo.serving import select_rows
+from verl_atgrpo.serving import row_loops
 from verl_atgrpo.serving.client import actor_id
 from verl_atgrpo.serving.health import in_a_line
 from verl_atgrpo.serving.server import ADAPTER, name_sender
@@ -61,7 +62,7 @@ class TrainerWorker(ActorRolloutRefWorker):  # type: ignore[misc]
             os.environ.setdefault("VERL_ENGINE_VENDOR", VENDOR)
         elif os.environ.get("VERL_ENGINE_VENDOR") == VENDOR:
             del os.environ["VERL_ENGINE_VENDOR"]
-        select_rows.replace(tensordict_utils)
+        row_loops.replace(tensordict_utils, losses)
         super().init_model()
         if self._shares and not self._prefix_tree:
             self.actor.engine.refusal = "at_grpo.prefix_tree=False"
