@@ -6,29 +6,30 @@ vLLM's own (`vllm.lora.ops.torch_ops`) copies the adapter's matrices for every t
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
 Group = tuple[int, slice | torch.Tensor]
-"""An adapter's slot and its rows in the batch."""
+"""An adapter's slot, and rows in the batch that have it."""
+LONG = 64
+"""Mean rows of a run from which on a product for each is faster than picking rows and adding to them by index."""
 
 
 def groups_of(slots: torch.Tensor) -> list[Group]:
-    """Returns the rows of every adapter in a batch: as a slice where they are consecutive, else as indices.
+    """Returns the rows of every adapter: as runs where they are long or its only ones, else as indices.
 
     Args:
         slots: [rows], the slot of each row's adapter; -1 for none.
     """
-    groups: list[Group] = []
-    for slot in sorted(set(slots.tolist())):
-        if slot < 0:
-            continue
-        rows = (slots == slot).nonzero().squeeze(1)
-        first, end = int(rows[0]), int(rows[-1]) + 1
-        groups.append((slot, slice(first, end) if end - first == len(rows) else rows))
-    return groups
+    found, lengths = (each.tolist() for each in torch.unique_consecutive(slots, return_counts=True))
+    if len(slots) >= LONG * len(found) or len(found) == len(set(found)):
+        ends = itertools.accumulate(lengths)
+        runs = ((slot, slice(end - length, end)) for slot, length, end in zip(found, lengths, ends, strict=True))
+        return [(slot, rows) for slot, rows in runs if slot >= 0]
+    return [(slot, (slots == slot).nonzero().squeeze(1)) for slot in sorted(set(found)) if slot >= 0]
 
 
 class GroupedPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
@@ -82,7 +83,7 @@ class GroupedPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
     def add_lora_embedding(self, y: torch.Tensor, x: torch.Tensor, lora_b_stacked: torch.Tensor, **_: Any) -> None:
         """Adds the adapters' part of the embeddings [tokens, features], in place; `x`: [tokens, rank]."""
         for slot, rows in _without_zeros(self._tokens, lora_b_stacked):
-            _add_rows(y, rows, x[rows].to(y.dtype) @ lora_b_stacked[slot, 0].to(y.dtype).t())
+            _add_product(y, rows, x[rows], lora_b_stacked[slot, 0])
 
 
 def _without_zeros(groups: list[Group], up: torch.Tensor) -> list[Group]:
@@ -90,11 +91,12 @@ def _without_zeros(groups: list[Group], up: torch.Tensor) -> list[Group]:
     return [group for group in groups if up[group[0]].any()]
 
 
-def _add_rows(y: torch.Tensor, rows: slice | torch.Tensor, product: torch.Tensor) -> None:
+def _add_product(y: torch.Tensor, rows: slice | torch.Tensor, inputs: torch.Tensor, up: torch.Tensor) -> None:
+    inputs, up = inputs.to(y.dtype), up.to(y.dtype).t()
     if isinstance(rows, slice):
-        y[rows] += product
+        y[rows].addmm_(inputs, up)
     else:
-        y.index_add_(0, rows, product)
+        y.index_add_(0, rows, inputs @ up)
 
 
 def _add(
@@ -112,6 +114,5 @@ def _add(
         inputs = x[rows].float()
         first = 0
         for a, b, size in zip(down, up, slices, strict=True):
-            product = (inputs @ a[slot, 0].float().t() * scale).to(y.dtype) @ b[slot, 0].to(y.dtype).t()
-            _add_rows(y[:, first : first + size], rows, product)
+            _add_product(y[:, first : first + size], rows, inputs @ a[slot, 0].float().t() * scale, b[slot, 0])
             first += size
