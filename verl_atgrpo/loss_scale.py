@@ -1,4 +1,4 @@
-"""verl's gradient scaler in float16: on the CPU as well, and no optimizer step is lost to an overflow."""
+"""verl's gradient scaler in float16: no optimizer step is lost to an overflow."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from tensordict import TensorDict
-from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-from verl.utils.device import get_device_name
 
 logger = logging.getLogger(__name__)
 LOSS_SCALE, OVERFLOWS = "loss_scale", "overflows"
 """Metrics of an optimizer step: the factor of its loss, and how many larger ones were tried."""
-_GROWTH = 400
-"""Steps after which the scale is doubled, as verl has it."""
 _LEAST = 1.0
 """A smaller scale helps no gradient."""
 
@@ -23,15 +19,13 @@ def repeat_overflows(engine: Any) -> None:
     """Has an engine of verl's that scales losses repeat a step whose gradients overflow, at half the scale.
 
     verl's scaler skips such a step, and the scale begins where many overflow. What is not finite at any scale is
-    skipped with a warning. On the CPU verl's scaler turns itself off; here it scales.
+    skipped with a warning.
 
     Args:
         engine: built; without a scaler, as in other dtypes than float16, it is left as it is.
     """
     if engine.scaler is None:
         return
-    if get_device_name() == "cpu":
-        engine.scaler = ShardedGradScaler("cpu", growth_interval=_GROWTH)
     once = engine.train_batch
 
     def train_batch(data: TensorDict, loss_function: Callable[..., Any]) -> Any:

@@ -5,6 +5,7 @@ Imported only when `platform_choice.wants_cpu()` says so.
 
 from __future__ import annotations
 
+import functools
 import os
 from types import ModuleType
 
@@ -49,6 +50,7 @@ def activate() -> None:
     when_imported("verl.utils.distributed", _use_gloo)
     when_imported("verl.utils.torch_functional", _vectorise_log_probs)
     when_imported("verl.utils.fsdp_utils", _leave_memory_unpinned)
+    when_imported("torch.distributed.fsdp.sharded_grad_scaler", _scale_on_the_cpu)
     when_imported("vllm.platforms.cpu", _group_adapters)
 
 
@@ -81,3 +83,8 @@ def _group_adapters(vllm_platform: ModuleType) -> None:
     """Has vLLM multiply the tokens of each adapter together (`grouped_adapters`)."""
     name = "verl_atgrpo.cpu.grouped_adapters.GroupedPunicaWrapper"
     setattr(vllm_platform.CpuPlatform, "get_punica_wrapper", classmethod(lambda _: name))  # noqa: B010
+
+
+def _scale_on_the_cpu(scaling: ModuleType) -> None:
+    """Scales losses in float16; the scaler that verl makes is for CUDA, and without it turns itself off."""
+    setattr(scaling, "ShardedGradScaler", functools.partial(scaling.ShardedGradScaler, device="cpu"))  # noqa: B010
