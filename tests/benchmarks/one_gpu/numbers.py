@@ -113,7 +113,9 @@ def engines(folder: Path, report: Report, device: str) -> None:
 
     pairs = [("fsdp2", "fp32"), ("fsdp2", "bf16"), ("fsdp", "fp32"), ("fsdp", "bf16"), ("fsdp2", "fp16")]
     for strategy, dtype in pairs[:2] if device == "cpu" else pairs:
-        plain, trees = (compute(kind, folder, strategy, dtype) for kind in (FSDPEngineWithLMHead, TreeEngine))
+        # In float16 verl's engine drops an optimizer step whose scaled gradients overflow, where ours repeats it.
+        steps = 1 if dtype == "fp16" else STEPS
+        plain, trees = (compute(kind, folder, strategy, dtype, steps) for kind in (FSDPEngineWithLMHead, TreeEngine))
         apart = float((plain.log_probs - trees.log_probs).abs().max())
         entropy = float(((trees.entropies - plain.entropies) / plain.entropies).abs().max())
         norm = float(((trees.norms - plain.norms) / plain.norms)[0].abs())
@@ -122,10 +124,11 @@ def engines(folder: Path, report: Report, device: str) -> None:
         print(f"{where}: entropies {trees.entropies.tolist()}, without trees {plain.entropies.tolist()}", flush=True)
         report.add(
             Measure(f"{where}: log-probs against rows one by one", apart, "nats", _APART[dtype]),
-            Measure(f"{where}: entropies of {STEPS} steps against those without", entropy, "of it", _ENTROPY[dtype]),
+            Measure(f"{where}: entropies of {steps} steps against those without", entropy, "of it", _ENTROPY[dtype]),
             Measure(f"{where}: first gradient's norm against that without", norm, "of it"),
-            Measure(f"{where}: entropy moves in these steps", moved, "of it", _MOVES, "higher"),
         )
+        if steps > 1:
+            report.add(Measure(f"{where}: entropy moves in these steps", moved, "of it", _MOVES, "higher"))
 
 
 def small_trees(
