@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -103,6 +104,7 @@ def started(config: Any) -> Iterator[Any]:
 
 def play(trainer: Any) -> Any:
     """Plays a step's tasks as in training and returns their rows, which stay in the queue."""
+    trainer.timing_raw = {}  # verl's `fit` makes it
     trainer.prepare_step()
     return trainer.sample_step(trainer.config.data.train_batch_size)
 
@@ -164,16 +166,25 @@ def name_of(command: str, driver: bool = False) -> str:
 def run_part(script: str, *arguments: str) -> Any:
     """Runs a part of a benchmark in a process of its own; returns the JSON in its last line of output.
 
-    Raises SystemExit with the end of its output if it fails.
+    Raises SystemExit with the end of its output if it fails. If this process is terminated meanwhile, it prints that.
     """
     command = [sys.executable, script, *arguments]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment(), start_new_session=True
-    ) as part:
+    with (
+        tempfile.TemporaryFile() as file,
+        subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env=environment(), start_new_session=True
+        ) as part,
+    ):
+        ended = False
         try:
-            output = part.communicate()[0].decode(errors="replace")
+            part.wait()
+            ended = True
         finally:
             training_jobs.end(part)  # with its Ray cluster, also if this process is terminated
+            file.seek(0)
+            output = file.read().decode(errors="replace")
+            if not ended:
+                print(output[-6000:], flush=True)
     if part.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{output[-6000:]}")
     return json.loads(output.strip().splitlines()[-1])

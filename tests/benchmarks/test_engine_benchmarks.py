@@ -72,6 +72,7 @@ real_stack.run_part(sys.argv[1])
 PART = """
 import signal, subprocess, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("how far it came", flush=True)
 print(file=open(sys.argv[0] + ".began", "w"))
 subprocess.run(["sleep", "infinity"])
 """
@@ -82,13 +83,14 @@ def test_a_terminated_benchmark_ends_its_part_and_the_parts_processes(tmp_path: 
     part = tmp_path / "part.py"
     part.write_text(PART)
     command = [sys.executable, "-c", BENCHMARK, str(part)]
-    with subprocess.Popen(command, env=real_stack.environment()) as benchmark:
+    with subprocess.Popen(command, env=real_stack.environment(), stdout=subprocess.PIPE) as benchmark:
         try:
             wait_until((tmp_path / "part.py.began").exists, lambda: benchmark.poll() is None)
             (session,) = children(benchmark.pid)
             wait_until(lambda: len(training_jobs.living(session)) == 2)
             benchmark.terminate()
-            assert benchmark.wait(timeout=HANG) == 143
+            said, _ = benchmark.communicate(timeout=HANG)
+            assert (benchmark.returncode, said.strip()) == (143, b"how far it came")
         finally:
             benchmark.kill()
     wait_until(lambda: not training_jobs.living(session))
