@@ -91,7 +91,7 @@ def test_twenty_minutes_on_a_card_of_80_gb_have_room_for_what_matters_most() -> 
 
 def test_the_reduced_parts_are_the_same_ones() -> None:
     assert {part.name for part, _ in reduced_parts()} == {part.name for part, _ in all_parts(None)}
-    assert [part.name for part, _ in reduced_parts()][:2] == list(REDUCED)
+    assert {part.name for part, _ in reduced_parts()[: len(REDUCED)]} == set(REDUCED)
 
 
 OKAY = """
@@ -607,7 +607,7 @@ def test_every_configuration_passes_the_checks_of_a_jobs_start(
 @pytest.mark.slow
 @pytest.mark.training
 def test_the_reduced_check_passes_on_the_cpu(tmp_path: Path) -> None:
-    """A training that is killed and resumed, its evaluation, and trees and adapters in verl's engines."""
+    """A training that is killed and resumed, its evaluation, rollouts, and trees and adapters in verl's engines."""
     script = Path(gpu_check.__file__)
     done = subprocess.run(
         [sys.executable, str(script), "--reduced", f"--out={tmp_path / 'out'}", "--minutes=60"],

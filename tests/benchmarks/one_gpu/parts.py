@@ -36,8 +36,8 @@ ROLLOUT = 7.0
 """Seconds of the 1.5B model's rollout: 131,072 tokens, in chains of four decisions."""
 FLOAT32 = 1e-4
 """Largest difference of a token's probability between servers and actor, in float32."""
-REDUCED = ("numbers", "resume")
-"""What is run on the CPU where no parts are named: numbers, trainings, a resumption, an evaluation."""
+REDUCED = ("numbers", "resume", "rollout_1p5b")
+"""What is run on the CPU where no parts are named: numbers, trainings, a resumption, an evaluation, vLLM alone."""
 _STAGES = ("gen", "old_log_prob", "update_actor")
 _PROBS = "training/rollout_probs_diff_max"
 
@@ -468,6 +468,6 @@ def all_parts(precision: str | None) -> list[tuple[Part, Run]]:
 
 
 def reduced_parts() -> list[tuple[Part, Run]]:
-    """Returns the same parts for the CPU, without limits; those of `REDUCED` come first."""
-    made = [(replace(part, gigabytes=0, seconds=inf), run) for part, run in all_parts(None)]
+    """Returns the same parts for the CPU, without limits, and none alone; those of `REDUCED` come first."""
+    made = [(replace(part, gigabytes=0, seconds=inf, alone=False), run) for part, run in all_parts(None)]
     return sorted(made, key=lambda pair: pair[0].name not in REDUCED)
