@@ -214,6 +214,9 @@ class SoakTrainer(AtGrpoTrainer):
         self.logger.logger["soak"] = self.watcher
         super()._compute_metrics(*args, **kwargs)
 
+    def _freeze(self) -> None:
+        """Has no actors to freeze."""
+
     def _setup(self) -> None:
         queue, ledger, servers_sleep = self._parts
         self.tokenizer = self.processor = None

@@ -238,6 +238,7 @@ def test_every_training_worker_can_empty_its_cache(kind: type[PolicyUnit], monke
     unit = kind.__new__(kind)
     unit.config = composed()
     unit.use_reference_policy, unit.ref_in_actor, unit.first_replica, unit._prefix_tree = True, False, 0, "auto"
+    unit._dither = None
     unit.place(None)  # type: ignore[arg-type]
     assert made
     for worker in made:
