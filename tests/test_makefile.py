@@ -41,6 +41,26 @@ def test_hardware_chooses_environment_recipe_and_folder(
 
 
 @pytest.mark.parametrize(
+    ("flags", "arguments", "precision"),
+    [
+        ("avx512f avx512_bf16", ["RECIPE=walk_smollm2"], "precision=bf16"),
+        ("amx_bf16 amx_tile", ["RECIPE=number_search_smollm2"], "precision=bf16"),
+        ("avx512f", ["RECIPE=walk_smollm2"], None),
+        ("avx512_bf16", ["RECIPE=walk_smollm2", "ARGS=precision=fp32"], "precision=fp32"),
+        ("avx512_bf16", ["RECIPE=plan_path_cpu"], None),
+        ("avx512_bf16", ["RECIPE=walk_smollm2", "HARDWARE=1_gpu"], None),
+    ],
+)
+def test_a_real_model_is_computed_in_bfloat16_where_the_cpu_multiplies_in_it(
+    flags: str, arguments: list[str], precision: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor: 0\nflags: fpu {flags} lm\n")
+    said = commands("train", *arguments, f"CPUINFO={tmp_path}/cpuinfo", "-B")
+    assert said.count("precision=") == (2 if precision else 0)  # the command, and what is said of it
+    assert not precision or said.count(precision) == 2
+
+
+@pytest.mark.parametrize(
     ("driver", "compiler", "refusal"),
     [
         (None, True, "nvidia-smi shows no GPU"),
