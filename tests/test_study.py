@@ -186,7 +186,7 @@ def test_the_table_compares_within_seeds(tmp_path: Path) -> None:
     budget = game.budget
     leave(file, "at_grpo", 0, (0, 0.5), (budget, 1.0))
     leave(file, "k2", 0, (0, 0.5), (budget, 0.75))
-    leave(file, "steps_4_rate_1", 0, (0, 0.5), (budget, 0.75))
+    leave(file, "steps_4", 0, (0, 0.5), (budget, 0.75))
     lines = results.table(curves.kept(file), game)
     assert len(lines) == 4
     assert "| 50.0% | 100.0% | 100.0% |  | 48,000 |" in lines[2]

@@ -63,6 +63,12 @@ def kept(file: Path) -> Curves:
     return {name: dict(sorted(seeds.items())) for name, seeds in curves.items() if seeds}
 
 
+def best(curves: Curves, game: Game, name: str) -> str | None:
+    """Returns a variant's name at the learning rate with the largest mean of `tried`; None if none was tried."""
+    means = tried(curves, game, name)
+    return max(means, key=lambda other: means[other], default=None)
+
+
 def tried(curves: Curves, game: Game, name: str) -> dict[str, float]:
     """Returns a variant's names at all learning rates tried with the seed that selects them, and their mean success.
 

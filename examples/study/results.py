@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import numpy as np
-from curves import CURVES, Curves, kept, tried
+from curves import CURVES, Curves, best, kept, tried
 from variants import GAMES, VARIANTS, Game
 
 from verl_atgrpo.evaluation.intervals import mean_interval, student
@@ -161,15 +161,15 @@ def sweeps(variants: Curves, game: Game) -> list[str]:
         means = tried(variants, game, name)
         if len(means) < 2:
             continue
-        best = max(means, key=lambda found: means[found])
+        chosen = best(variants, game, name) or name
         shown = ", ".join(f"{rate(game, found)}: {percent(mean)}" for found, mean in means.items())
-        curves = [curve for seed, curve in variants[best].items() if seed in SEEDS]
+        curves = [curve for seed, curve in variants[chosen].items() if seed in SEEDS]
         finals = [curve.at(game.budget) for curve in curves]
         tokens = price([curve.reaches(TARGET, game.budget) for curve in curves]) if curves else ""
         seeds = ", ".join(map(percent, finals))
         reached = success(finals) if finals else ""
         title = game.variant(name).title
-        lines.append(f"| {title} | {shown} | {rate(game, best)} | {reached} | {seeds} | {tokens} |")
+        lines.append(f"| {title} | {shown} | {rate(game, chosen)} | {reached} | {seeds} | {tokens} |")
     return lines if len(lines) > 2 else []
 
 
@@ -180,12 +180,11 @@ def rate(game: Game, name: str) -> str:
 
 def at_best(variants: Curves, game: Game) -> Curves:
     """Returns the curves of every variant at its best learning rate, by the variant's name without one."""
-    best = {}
+    compared = {}
     for name in dict.fromkeys(found.partition("@")[0] for found in variants):
-        means = tried(variants, game, name)
-        found = max(means, key=lambda other: means[other]) if means else name
-        best[name] = {seed: curve for seed, curve in variants.get(found, {}).items() if seed in SEEDS}
-    return {name: seeds for name, seeds in best.items() if seeds}
+        found = variants.get(best(variants, game, name) or name, {})
+        compared[name] = {seed: curve for seed, curve in found.items() if seed in SEEDS}
+    return {name: seeds for name, seeds in compared.items() if seeds}
 
 
 def draw(variants: Curves, image: Path, game: Game) -> None:

@@ -25,7 +25,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from curves import CURVES, Curve, Curves, append, kept, tried
+from curves import CURVES, Curve, Curves, append, best, kept
 from variants import ALL, GAMES, Game, Variant
 
 from verl_atgrpo.config.policies import POLICIES_FILE
@@ -48,7 +48,6 @@ def main() -> None:
     rate = parser.add_mutually_exclusive_group()
     rate.add_argument("--learning-rates", nargs="+", type=float, metavar="RATE", help="default: the game's")
     rate.add_argument("--chosen", action="store_true", help="for each variant the best of the rates tried so far")
-    parser.add_argument("--target", type=float, default=math.inf, help="ends a training at this validation success")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/study"))
     options = parser.parse_args()
@@ -69,7 +68,7 @@ def main() -> None:
                 if model is None:
                     model = options.out / game / f"model_{seed}"
                     make(model, WarmStart.of(game, seed=seed))
-                run(options.out / game, GAMES[game], name, seed, model, options.target)
+                run(options.out / game, GAMES[game], name, seed, model)
                 if seed not in kept(file).get(name, {}):
                     points = read(options.out / game / f"{name}_{seed}" / "metrics.jsonl")
                     append(file, name, seed, Curve(tuple((point.tokens, point.success) for point in points)))
@@ -80,9 +79,9 @@ def chosen(curves: Curves, game: Game, name: str) -> str:
 
     Raises ValueError if it did not run with the seed that selects rates.
     """
-    if not (means := tried(curves, game, name)):
+    if (found := best(curves, game, name)) is None:
         raise ValueError(f"--chosen: {name} did not run with seed {game.selection_seed}, which chooses the rate")
-    return max(means, key=lambda found: means[found])
+    return found
 
 
 def missing(names: Sequence[str], curves: Curves, seed: int) -> list[str]:

@@ -13,9 +13,14 @@ import argparse
 import json
 import os
 import random
+import sys
 import tempfile
 import time
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from real_stack import ENGINE
 
 RANK, ADAPTERS, PROMPTS, CANDIDATES, ANSWER = 16, 2, 40, 8, 5
 
@@ -66,12 +71,7 @@ def main() -> None:
         ]
         engine = LLM(
             model=str(options.model),
-            dtype="float32",
-            enforce_eager=True,
-            block_size=16,
-            max_num_seqs=128,
-            max_num_batched_tokens=4096,
-            enable_chunked_prefill=False,
+            **ENGINE,
             kv_cache_memory_bytes=2**28,
             max_model_len=133,
             **({"enable_lora": True, "max_loras": adapters, "max_lora_rank": RANK} if adapters else {}),

@@ -19,6 +19,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from fakes.scripted_episodes import prompt_of, scripted
+from real_stack import ENGINE
 
 from verl_atgrpo import make
 from verl_atgrpo.cpu import ENVIRONMENT
@@ -53,14 +54,9 @@ def main() -> None:
     encoded = tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_dict=False)
     server = LLM(
         arguments.model,
-        dtype="float32",
-        enforce_eager=True,
         max_model_len=256,
-        max_num_seqs=128,
-        max_num_batched_tokens=4096,
-        enable_chunked_prefill=False,
-        block_size=16,
         seed=0,
+        **ENGINE,
     )
     sampling = SamplingParams(n=arguments.candidates, max_tokens=5, temperature=1.0, logprobs=0)
     inputs = [TokensPrompt(prompt_token_ids=ids) for ids in encoded]

@@ -243,6 +243,13 @@ def jagged(values: Tensor, lengths: Tensor) -> Tensor:
     )
 
 
+def slices(values: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
+    """Returns slices of `values`, without a loop over them: starts, lengths (N,) int64 -> (N, T) jagged."""
+    first = lengths.cumsum(0) - lengths
+    places = torch.arange(int(lengths.sum()), device=lengths.device)
+    return jagged(values[places + torch.repeat_interleave(starts - first, lengths)], lengths)
+
+
 def _stack(rows: list[Tensor]) -> Tensor:
     if all(row.shape == rows[0].shape for row in rows):
         return torch.stack(rows)

@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from verl.utils.tensordict_utils import get_non_tensor_data
 
-from verl_atgrpo.rollout.rows import jagged
+from verl_atgrpo.rollout.rows import slices
 
 Select = Callable[[TensorDict | None, Sequence[int] | Tensor], TensorDict | None]
 
@@ -66,10 +66,7 @@ def rows_of(field: Any, chosen: Tensor) -> Tensor:
     offsets = field.offsets()
     chosen = chosen.to(offsets.device)
     starts = offsets[chosen]
-    lengths = offsets[chosen + 1] - starts
-    before = starts - (lengths.cumsum(0) - lengths)  # from a value's new place to its old one
-    places = torch.arange(int(lengths.sum()), device=offsets.device) + torch.repeat_interleave(before, lengths)
-    return jagged(field.values()[places], lengths)
+    return slices(field.values(), starts, offsets[chosen + 1] - starts)
 
 
 Pad = Callable[[Tensor, TensorDict], Tensor]

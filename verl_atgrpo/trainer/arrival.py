@@ -45,7 +45,8 @@ def trained_weights(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
     The module itself may have whole parameters in the dtype of the passes, as FSDP2's root after one without backward.
     """
-    return [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+    trained = (one for group in optimizer.param_groups for one in group["params"] if one.requires_grad)
+    return [one.to_local() if isinstance(one, DTensor) else one for one in trained]
 
 
 @torch.no_grad()
@@ -55,9 +56,9 @@ def sample(weights: Iterable[Tensor], most: int = MOST) -> Tensor:
     Every p-th weight is taken, with p prime, so that no column of a matrix is taken more often than others.
 
     Args:
-        weights: of any shapes, on any devices; of a DTensor the local part counts.
+        weights: of any shapes, on any devices.
     """
-    parts = [(one.to_local() if isinstance(one, DTensor) else one).detach().reshape(-1) for one in weights]
+    parts = [one.detach().reshape(-1) for one in weights]
     total = sum(map(len, parts))
     stride = _prime_from(-(-total // most))
     taken, start = [], stride // 2

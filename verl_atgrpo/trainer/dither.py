@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 _COARSE = (torch.bfloat16, torch.float16)
 _PART = 2**22
@@ -23,7 +22,7 @@ def dither(weights: Iterable[Tensor], dtype: torch.dtype, seed: int) -> int:
     same to the bit. Weights between two numbers of `dtype` stay where they are.
 
     Args:
-        weights: tensors of any shape, or this rank's part of them; those that are not float32 stay.
+        weights: this rank's, of any shapes; those that are not float32 stay.
         dtype: the dtype in which the policy is computed.
         seed: another one for each shard.
 
@@ -33,10 +32,9 @@ def dither(weights: Iterable[Tensor], dtype: torch.dtype, seed: int) -> int:
         return 0
     moved = 0
     for weight in weights:
-        own = weight.to_local() if isinstance(weight, DTensor) else weight
-        generator = torch.Generator(own.device).manual_seed(seed)
+        generator = torch.Generator(weight.device).manual_seed(seed)
         seed += 1
-        for part in torch.split(own.view(-1), _PART) if own.dtype == torch.float32 else ():
+        for part in torch.split(weight.view(-1), _PART) if weight.dtype == torch.float32 else ():
             moved += _place(part, dtype, generator)
     return moved
 

@@ -23,7 +23,7 @@ from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 from verl.workers.utils.padding import response_to_nested
 
 from verl_atgrpo.estimators.spec import EstimatorSpec
-from verl_atgrpo.rollout.rows import jagged
+from verl_atgrpo.rollout.rows import jagged, slices
 from verl_atgrpo.trainer.credit import loss_weights, policy_advantages, weights_of
 from verl_atgrpo.trainer.queue import Rows, fetch, fetch_parts, is_padding, parts, put, real_rows, response_lengths
 
@@ -219,9 +219,7 @@ def of_responses(whole: Tensor, lengths: Tensor) -> Tensor:
     Shapes: whole (N, T) jagged, lengths of the responses (N,) int64 -> (N, R) jagged.
     """
     ends: Tensor = whole.offsets()[1:]  # type: ignore[attr-defined]
-    before = ends - 1 - lengths.cumsum(0)  # from a response token's number to its place
-    places = torch.arange(int(lengths.sum())) + torch.repeat_interleave(before, lengths)
-    return jagged(whole.values()[places], lengths)
+    return slices(whole.values(), ends - 1 - lengths, lengths)
 
 
 def bypass_old_log_probs(batch: Rows) -> None:
