@@ -146,7 +146,7 @@ def overrides_of(
         model: the starting model.
         trained: the models that `variant.needs` names.
     """
-    overrides = [*variant.overrides, f"actor_rollout_ref.model.path={model}"]
+    overrides = [*game.overrides, *variant.overrides, f"actor_rollout_ref.model.path={model}"]
     overrides += [f"actor_rollout_ref.actor.optim.lr={game.learning_rate * variant.rate:g}"]
     overrides += [f"at_grpo.seed={seed}", f"data.seed={seed}", "trainer.resume_mode=disable"]
     overrides += [f"trainer.default_local_dir={here / 'checkpoints'}", "trainer.max_actor_ckpt_to_keep=1"]

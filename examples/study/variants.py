@@ -128,9 +128,8 @@ _OF_OUTCOMES = ("at_grpo.scheme=parallel",)
 _OF_OWN_SCORES = ("at_grpo.scheme=parallel", "at_grpo.episode_reward=own")
 # The recipe's bonus is added to all rows, and by the outcome most groups have nothing but it.
 _NO_BONUS = "actor_rollout_ref.actor.entropy_coeff=0"
-# One adapter for all agents, at fifty times the whole model's rate.
+# One adapter for all agents, at ten times the whole model's rate.
 _ADAPTER = "model=smollm2_adapter"
-_SMOLLM2 = Path("runs/models/smollm2")
 # The tasks of a step are as many as in the tree: K whole episodes of a task have about as many candidates.
 WORDS: Mapping[str, Variant] = {
     "at_grpo": VARIANTS["at_grpo"],
@@ -155,17 +154,17 @@ WORDS: Mapping[str, Variant] = {
             "at_grpo.policies={{agent_0}: {base: smollm2, lora: {rank: 16, alpha: 32}}, "
             "{agent_1}: {base: smollm2, lora: {rank: 16, alpha: 32}}}",
         ),
-        rate=50.0,
+        rate=10.0,
     ),
-    "at_grpo_adapter": Variant("AT-GRPO, one adapter", (_ADAPTER,), rate=50.0),
+    "at_grpo_adapter": Variant("AT-GRPO, one adapter", (_ADAPTER,), rate=10.0),
     "team_grpo_adapter": Variant(
-        "team, GRPO, outcome, one adapter", (_ADAPTER, *_OF_OUTCOMES, "at_grpo.estimator=mas_grpo"), rate=50.0
+        "team, GRPO, outcome, one adapter", (_ADAPTER, *_OF_OUTCOMES, "at_grpo.estimator=mas_grpo"), rate=10.0
     ),
     "dr_mas_adapter": Variant(
-        "team, Dr. MAS, outcome, one adapter", (_ADAPTER, *_OF_OUTCOMES, "at_grpo.estimator=dr_mas"), rate=50.0
+        "team, Dr. MAS, outcome, one adapter", (_ADAPTER, *_OF_OUTCOMES, "at_grpo.estimator=dr_mas"), rate=10.0
     ),
     "dr_mas_own_adapter": Variant(
-        "team, Dr. MAS, own scores, one adapter", (_ADAPTER, *_OF_OWN_SCORES, "at_grpo.estimator=dr_mas"), rate=50.0
+        "team, Dr. MAS, own scores, one adapter", (_ADAPTER, *_OF_OWN_SCORES, "at_grpo.estimator=dr_mas"), rate=10.0
     ),
 }
 """Ways to train an instruct model on games told in words."""
@@ -199,6 +198,8 @@ class Game:
     """The starting model; None for one that is made for the game."""
     selection_seed: int = 3
     """The seed that selects learning rates. With an instruct model it is one of those compared: a seed takes hours."""
+    overrides: tuple[str, ...] = ()
+    """What all variants change about the recipe."""
 
     def at_rate(self, name: str, rate: float) -> str:
         """Returns the name of a variant at a learning rate: `dr_mas@3e-05`, or its own name at its own rate."""
@@ -213,32 +214,29 @@ class Game:
         return replace(found, rate=float(rate) / self.learning_rate) if rate else found
 
 
+def _told_in_words(name: str, budget: int, variants: Mapping[str, Variant]) -> Game:
+    """Returns a game that SmolLM2 plays, in the precision and at the learning rate that its recipe has under `make`."""
+    return Game(
+        f"{name}_smollm2",
+        budget,
+        f"{name}_single",
+        5e-5,
+        variants,
+        test_every=5,
+        model=Path("runs/models/smollm2"),
+        selection_seed=0,
+        overrides=("precision=bf16",),
+    )
+
+
 GAMES: Mapping[str, Game] = {
     "plan_path": Game("plan_path_cpu", 60_000, "plan_path_single", 7e-4, VARIANTS, "PlanPathPlanner"),
     # The recipe's learning rate, three times this one, is for a short run: the entropy soon collapses.
     # Learned in a few steps, so every other step is validated.
     "sudoku": Game("sudoku_cpu", 60_000, "sudoku_single", 2.5e-4, VARIANTS, "SudokuPlanner", 2),
-    "walk": Game("walk_smollm2", 24_000, "walk_single", 1e-5, WORDS, test_every=5, model=_SMOLLM2, selection_seed=0),
-    "walk_walls": Game(
-        "walk_walls_smollm2",
-        50_000,
-        "walk_walls_single",
-        1e-5,
-        WORDS,
-        test_every=10,
-        model=_SMOLLM2,
-        selection_seed=0,
-    ),
-    "number_search": Game(
-        "number_search_smollm2",
-        60_000,
-        "number_search_single",
-        1e-5,
-        {**WORDS, **SETTINGS},
-        test_every=10,
-        model=_SMOLLM2,
-        selection_seed=0,
-    ),
+    "walk": _told_in_words("walk", 15_000, WORDS),
+    "walk_walls": _told_in_words("walk_walls", 30_000, WORDS),
+    "number_search": _told_in_words("number_search", 30_000, {**WORDS, **SETTINGS}),
 }
 ALL: Mapping[str, Variant] = {**VARIANTS, **WORDS, **SETTINGS, **UPDATES}
 """All names of variants, in the order of tables."""
