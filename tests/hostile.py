@@ -1,6 +1,6 @@
 """The corpus of hostile programs in tests/sandbox/programs: what each tries, and where that is expected to work.
 
-docs/sandbox.md says how to add one; `scripts/sandbox_table.py` writes its table of isolation levels from the corpus.
+Its README says how to add one; `scripts/sandbox_table.py` writes the table of docs/sandbox.md from the corpus.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PROGRAM_KEYS = {"tries", "code", "cost", "works", "needs", "unless", "limits", 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """One hostile program; docs/sandbox.md has the meaning of the fields."""
+    """One hostile program; the README of the folder has the meaning of the fields."""
 
     tries: str
     code: str
