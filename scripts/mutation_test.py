@@ -1,8 +1,8 @@
 """Mutation testing: changes single expressions of a module, runs its tests, and lists the mutants that survive.
 
-    .venv/bin/python scripts/mutation_test.py trainer/step_rows.py estimators/kernel.py
+    .venv/bin/python scripts/mutation_test.py rows/step_rows.py estimators/kernel.py
     .venv/bin/python scripts/mutation_test.py --sample 40 trainer/policy_unit.py
-    .venv/bin/python scripts/mutation_test.py --line 63 trainer/step_rows.py
+    .venv/bin/python scripts/mutation_test.py --line 63 rows/step_rows.py
 
 Why not a library (read, not run): mutmut (3.8) skips decorated functions, such as `DecisionClient.serving` and all
 that verl registers, changes every text, including error messages, and finds a mutant's tests by first running all of
@@ -47,7 +47,7 @@ TESTS = {
     "trainer/checkpoints.py": "checkpoints",
     "trainer/policy_unit.py": "policy_unit standalone staleness placement schedule device_memory",
     "trainer/metrics.py": "staleness rows_and_metrics row_parts",
-    "trainer/step_rows.py": "group_filter row_parts",
+    "rows/step_rows.py": "group_filter row_parts",
     "estimators/kernel.py": "advantage scopes gigpo m_grpo agent_estimators row_ids rows_and_metrics",
 }
 """Module -> names of its test files, in the order in which they run."""

@@ -132,10 +132,10 @@ def drive(queue: str, answer_tokens: int) -> Costs:
     from omegaconf import OmegaConf
 
     from verl_atgrpo.estimators.spec import PRESETS
-    from verl_atgrpo.trainer import queue as trainer_queue
-    from verl_atgrpo.trainer.credit import rows_with_signal
+    from verl_atgrpo.rows import queue as trainer_queue
+    from verl_atgrpo.rows.credit import rows_with_signal
+    from verl_atgrpo.rows.step_rows import StepRows, groups_with_signal
     from verl_atgrpo.trainer.metrics import step_metrics, training_metrics
-    from verl_atgrpo.trainer.step_rows import StepRows, groups_with_signal
     from verl_atgrpo.trainer.update import deal, write_advantages, write_old_log_probs
 
     before = peak()

@@ -8,7 +8,7 @@ import pytest
 
 from verl_atgrpo.config.run_check import check_tasks
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError, GroupFilter
-from verl_atgrpo.trainer.step_rows import tasks_to_add
+from verl_atgrpo.rows.step_rows import tasks_to_add
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.environment import Message, Outcome, Score
 from verl_atgrpo.estimators.spec import EstimatorSpec
 from verl_atgrpo.rollout.rows import training_rows
+from verl_atgrpo.rows.credit import loss_weights, policy_advantages, weights_of
 from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, Generation, Replayed, Team, TeamOptions, play
-from verl_atgrpo.trainer.credit import loss_weights, policy_advantages, weights_of
 
 Gradient = dict[Any, NDArray[np.float64]]
 """Parameters -> derivatives by the logits of the replies."""

@@ -17,8 +17,8 @@ from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.rollout import worker
 from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.rollout.rows import DEAL, RECORDED
+from verl_atgrpo.rows import queue as trainer_queue
 from verl_atgrpo.serving.requests import Gate
-from verl_atgrpo.trainer import queue as trainer_queue
 
 Put = Callable[[list[str], list[dict[str, Any]]], None]
 _CONFIG = {

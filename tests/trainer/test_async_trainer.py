@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from verl_atgrpo.config.schema import AtGrpoConfig
+from verl_atgrpo.rows.queue import unfinished_tasks
 from verl_atgrpo.trainer import checkpoints, schedule
-from verl_atgrpo.trainer.queue import unfinished_tasks
 from verl_atgrpo.trainer.schedule import make_schedule
 from verl_atgrpo.trainer.trainer import AtGrpoTrainer
 

@@ -17,11 +17,11 @@ from fakes.scripted_policy import Play, bounded
 from verl_atgrpo.environment import Outcome, Score
 from verl_atgrpo.estimators.spec import PRESETS, resolve_spec
 from verl_atgrpo.rollout.rows import training_rows
+from verl_atgrpo.rows import queue
+from verl_atgrpo.rows.credit import loss_weights, policy_advantages, rows_with_signal
+from verl_atgrpo.rows.step_rows import StepRows, groups_with_signal
 from verl_atgrpo.team import ScriptedTeam, play
-from verl_atgrpo.trainer import queue
-from verl_atgrpo.trainer.credit import loss_weights, policy_advantages, rows_with_signal
 from verl_atgrpo.trainer.metrics import AgentProgress, step_metrics
-from verl_atgrpo.trainer.step_rows import StepRows, groups_with_signal
 from verl_atgrpo.trainer.update import write_advantages
 
 Tags = dict[str, Any]

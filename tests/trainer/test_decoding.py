@@ -14,8 +14,8 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_atgrpo.config.schema import AtGrpoConfig
+from verl_atgrpo.rows.queue import on_validation_sample
 from verl_atgrpo.trainer.dataset import TeamTokenizer
-from verl_atgrpo.trainer.queue import on_validation_sample
 from verl_atgrpo.trainer.trainer import AtGrpoTrainer
 
 

@@ -13,7 +13,7 @@ import ray
 from fakes.fake_trainer import FLAT, STEEP, FakeRollout, FakeTrainer, FakeUnit
 
 from verl_atgrpo import compat
-from verl_atgrpo.trainer import queue
+from verl_atgrpo.rows import queue
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
 from verl_atgrpo.trainer.standalone import StandaloneUnit
 

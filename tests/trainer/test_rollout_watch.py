@@ -18,9 +18,9 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl_atgrpo.rollout import manager
 from verl_atgrpo.rollout.manager import TeamRolloutManager
 from verl_atgrpo.rollout.worker import WorkerReport
+from verl_atgrpo.rows import queue
+from verl_atgrpo.rows.queue import pace
 from verl_atgrpo.serving.health import PolicyFailed, RolloutFailed
-from verl_atgrpo.trainer import queue
-from verl_atgrpo.trainer.queue import pace
 
 
 class Worker:

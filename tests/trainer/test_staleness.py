@@ -15,7 +15,8 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
 from verl_atgrpo.estimators.spec import PRESETS
-from verl_atgrpo.trainer import policy_unit, queue
+from verl_atgrpo.rows import queue
+from verl_atgrpo.trainer import policy_unit
 from verl_atgrpo.trainer.metrics import PROBS_DIFF, staleness_metrics
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
 from verl_atgrpo.trainer.served_weights import ServedWeights

@@ -36,11 +36,11 @@ from verl_atgrpo.rollout.rows import (
     validation_rows,
 )
 from verl_atgrpo.rollout.trace import TraceBudget, TracedTeam
+from verl_atgrpo.rows import queue
 from verl_atgrpo.sandbox.pool import POOL
 from verl_atgrpo.serving.requests import Gate, PatientClient, engine_params
 from verl_atgrpo.serving.server import ADAPTER
 from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, Replayed, Team, episode_seed, play
-from verl_atgrpo.trainer import queue
 
 logger = logging.getLogger(__name__)
 

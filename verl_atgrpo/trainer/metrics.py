@@ -20,8 +20,8 @@ from verl import DataProto
 from verl.trainer.ppo.metric_utils import compute_data_metrics, compute_throughout_metrics, compute_timing_metrics
 
 from verl_atgrpo.estimators.kernel import factorise, inflation_factors
-from verl_atgrpo.trainer.queue import Rows, Tags, batch_of, fetch_parts, is_padding
-from verl_atgrpo.trainer.step_rows import group_of
+from verl_atgrpo.rows.queue import Rows, Tags, batch_of, fetch_parts, is_padding
+from verl_atgrpo.rows.step_rows import group_of
 
 logger = logging.getLogger(__name__)
 

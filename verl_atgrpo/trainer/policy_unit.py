@@ -32,13 +32,13 @@ from verl_atgrpo.config.schema import EXPANDED, SECTION, AtGrpoConfig, ConfigErr
 from verl_atgrpo.environment import stable_hash
 from verl_atgrpo.estimators.spec import EstimatorSpec
 from verl_atgrpo.prefix_tree.engine import MODEL_TOKENS, ROW_TOKENS
+from verl_atgrpo.rows.queue import Rows, batch_of, for_workers, is_padding
 from verl_atgrpo.serving.client import DecisionClient, balancer_class
 from verl_atgrpo.serving.health import naming
 from verl_atgrpo.serving.replicas import Replicas
 from verl_atgrpo.serving.workers import PolicyServers, PolicyWorker, TrainerWorker
 from verl_atgrpo.trainer.arrival import ARRIVED, CHANGED, ArrivalWatch, served_dtype
 from verl_atgrpo.trainer.metrics import PROBS_DIFF, fresh_probs_diff
-from verl_atgrpo.trainer.queue import Rows, batch_of, for_workers, is_padding
 from verl_atgrpo.trainer.served_weights import ServedWeights, computing_dtype
 from verl_atgrpo.trainer.update import (
     bypass_old_log_probs,

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_atgrpo.config.schema import SECTION, RecordSettings
 from verl_atgrpo.report.records import METRICS, TRAIN, VAL, RecordFiles, metrics_row, plain
 from verl_atgrpo.rollout.rows import WHOLE
-from verl_atgrpo.trainer.queue import VALIDATION, Rows, Tags, fetch
+from verl_atgrpo.rows.queue import VALIDATION, Rows, Tags, fetch
 
 if TYPE_CHECKING:
     from verl_atgrpo.trainer.policy_unit import PolicyUnit

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from verl_atgrpo.config.schema import SECTION
+from verl_atgrpo.rows.queue import unfinished_tasks
 from verl_atgrpo.trainer.metrics import rollout_metrics
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
-from verl_atgrpo.trainer.queue import unfinished_tasks
 
 if TYPE_CHECKING:
     from verl_atgrpo.rollout.manager import TeamRolloutManager

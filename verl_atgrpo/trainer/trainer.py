@@ -27,10 +27,13 @@ from verl_atgrpo.config.schema import EXPANDED, AtGrpoConfig, PolicySettings
 from verl_atgrpo.estimators.spec import configured_spec
 from verl_atgrpo.report.records import FOLDER, RecordFiles
 from verl_atgrpo.rollout.rows import DEAL, RECORDED
+from verl_atgrpo.rows import queue
+from verl_atgrpo.rows.credit import rows_with_signal
+from verl_atgrpo.rows.queue import Rows
+from verl_atgrpo.rows.step_rows import StepRows, sample_rows
 from verl_atgrpo.serving.client import TeamClient
 from verl_atgrpo.serving.health import PolicyFailed, RolloutFailed
-from verl_atgrpo.trainer import checkpoints, queue, schedule
-from verl_atgrpo.trainer.credit import rows_with_signal
+from verl_atgrpo.trainer import checkpoints, schedule
 from verl_atgrpo.trainer.dataset import TeamTokenizer, wire
 from verl_atgrpo.trainer.metrics import (
     AgentProgress,
@@ -42,13 +45,11 @@ from verl_atgrpo.trainer.metrics import (
     training_metrics,
 )
 from verl_atgrpo.trainer.policy_unit import PolicyUnit, TeamSync, Update, for_all
-from verl_atgrpo.trainer.queue import Rows
 from verl_atgrpo.trainer.recorder import Recorder, about_run
 from verl_atgrpo.trainer.rollout_watch import RolloutWatch
 from verl_atgrpo.trainer.schedule import make_schedule
 from verl_atgrpo.trainer.sharing import SharingUnit
 from verl_atgrpo.trainer.standalone import StandaloneUnit
-from verl_atgrpo.trainer.step_rows import StepRows, sample_rows
 
 _POOL = "global_pool"
 

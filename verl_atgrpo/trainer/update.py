@@ -24,8 +24,8 @@ from verl.workers.utils.padding import response_to_nested
 
 from verl_atgrpo.estimators.spec import EstimatorSpec
 from verl_atgrpo.rollout.rows import jagged, slices
-from verl_atgrpo.trainer.credit import loss_weights, policy_advantages, weights_of
-from verl_atgrpo.trainer.queue import Rows, fetch, fetch_parts, is_padding, parts, put, real_rows, response_lengths
+from verl_atgrpo.rows.credit import loss_weights, policy_advantages, weights_of
+from verl_atgrpo.rows.queue import Rows, fetch, fetch_parts, is_padding, parts, put, real_rows, response_lengths
 
 Part = tuple[dict[str, float], int, int]
 """Metrics of a part, its number of tokens, and its number of rows."""

@@ -15,7 +15,7 @@ FIELDS = ("prompts", "responses", "old_log_probs", "ref_log_prob")
 
 
 def _keep(policy_unit: ModuleType) -> None:
-    from verl_atgrpo.trainer.queue import fetch_parts, is_padding
+    from verl_atgrpo.rows.queue import fetch_parts, is_padding
 
     original = policy_unit.write_advantages
 

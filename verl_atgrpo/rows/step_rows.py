@@ -10,8 +10,8 @@ from typing import Any
 
 from verl_atgrpo.config.schema import GroupFilter
 from verl_atgrpo.estimators.spec import EstimatorSpec
-from verl_atgrpo.trainer.credit import rows_with_signal
-from verl_atgrpo.trainer.queue import Rows, Tags, batch_of
+from verl_atgrpo.rows.credit import rows_with_signal
+from verl_atgrpo.rows.queue import Rows, Tags, batch_of
 
 logger = logging.getLogger(__name__)
 
