@@ -22,7 +22,6 @@ import yaml
 from config_reference_text import HEAD, OF_BASE, OF_ENVIRONMENTS, OF_KEYS, OF_PRESETS, OF_REFUSALS, OF_WIRING, WIRED
 from message_templates import templates_of
 
-from verl_atgrpo import environment
 from verl_atgrpo.config import mode_check
 from verl_atgrpo.config.key_check import POLICY
 from verl_atgrpo.config.key_table import TABLE, Default, Like, Row, without_braces
@@ -38,8 +37,9 @@ from verl_atgrpo.config.schema import (
     Section,
     ValidationAnswers,
 )
-from verl_atgrpo.environments.adapters.replayed_game import ReplayedGame
+from verl_atgrpo.environments.ports.replayed_game import ReplayedGame
 from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec
+from verl_atgrpo.play import registry
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "configuration.md"
@@ -165,14 +165,14 @@ def preset_table() -> str:
 def environment_sections() -> Iterator[str]:
     """Yields the options of every registered environment; those with the same constructor together."""
     together: dict[str, tuple[type, list[str]]] = {}
-    for name in environment.registered():
-        cls = typing.cast(type, environment.load(name))
+    for name in registry.registered():
+        cls = typing.cast(type, registry.load(name))
         together.setdefault(cls.__init__.__qualname__, (cls, []))[1].append(name)
     for cls, names in together.values():
         title = ", ".join(f"`{name}`" for name in names)
         family = names[0].rpartition("_")[0]
-        if family in environment.registered() and not argument_docstrings(cls.__init__):
-            theirs = inspect.signature(typing.cast(type, environment.load(family))).parameters
+        if family in registry.registered() and not argument_docstrings(cls.__init__):
+            theirs = inspect.signature(typing.cast(type, registry.load(family))).parameters
             left = [f"`{name}`" for name in theirs if name not in inspect.signature(cls).parameters]
             but = f" but for {' and '.join(left)}, which may be null" if left else ""
             what = (inspect.getdoc(cls) or "").splitlines()[0]

@@ -43,7 +43,7 @@ TESTS = {
     "serving/client.py": "attempts attempts_failures group_calls group_calls_change_nothing trace",
     "rollout/rows.py": "rows_and_metrics row_ids row_fields group_filter team_failures",
     "sandbox/runner.py": "sandbox programs sandbox_kills isolation cgroup",
-    "team.py": "team team_failures group_calls scopes evaluation_episodes",
+    "play/team.py": "team team_failures group_calls scopes evaluation_episodes",
     "trainer/checkpoints.py": "checkpoints",
     "trainer/policy_unit.py": "policy_unit standalone staleness placement schedule device_memory",
     "trainer/metrics.py": "staleness rows_and_metrics row_parts",

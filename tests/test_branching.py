@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from fakes.scripted_policy import Numbered, Recorder, bounded
 
-from verl_atgrpo.branching import play_branched
 from verl_atgrpo.config.schema import BranchSettings
-from verl_atgrpo.environment import Outcome, Score
+from verl_atgrpo.play.branching import play_branched
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import Decision, EpisodeFailed, EpisodeRecord, Outcome, Replayed, Score, TeamOptions
 from verl_atgrpo.rollout.rows import training_rows, untrained_rows
-from verl_atgrpo.team import Decision, EpisodeFailed, EpisodeRecord, Replayed, Team, TeamOptions
 
 Answer = Callable[[str, int], str]
 

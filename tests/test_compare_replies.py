@@ -14,8 +14,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "prompts"))
 from compare_replies import Replies, area, compare, decided
 from fakes.scripted_policy import Numbered
 
-from verl_atgrpo.environment import Message, Outcome, Score
-from verl_atgrpo.team import Decision, EpisodeFailed, Team
+from verl_atgrpo.play.messages import Message
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import Decision, EpisodeFailed, Outcome, Score
 
 
 class Doors(Numbered):

@@ -18,12 +18,15 @@ openai = pytest.importorskip("openai")
 
 import aiohttp
 
-from verl_atgrpo import endpoints
-from verl_atgrpo.endpoints import MOST_BYTES, Endpoint, drain_refused, server_of
-from verl_atgrpo.environment import Message, Outcome, Score
-from verl_atgrpo.team import EpisodeFailed, Generation, ScriptedPolicy, ScriptedTeam, Team, TeamOptions, play
-from verl_atgrpo.thoughts import split_thought
-from verl_atgrpo.tools import MessageError, Reply, Tool, tools_of
+from verl_atgrpo.play import endpoints
+from verl_atgrpo.play.endpoints import MOST_BYTES, Endpoint, drain_refused, server_of
+from verl_atgrpo.play.environment import play
+from verl_atgrpo.play.messages import Message, MessageError, Reply
+from verl_atgrpo.play.scripted import ScriptedPolicy, ScriptedTeam
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.thoughts import split_thought
+from verl_atgrpo.play.tools import Tool, tools_of
+from verl_atgrpo.play.types import EpisodeFailed, Generation, Outcome, Score, TeamOptions
 
 T = TypeVar("T")
 SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}

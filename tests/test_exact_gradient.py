@@ -20,9 +20,9 @@ from fakes.exact_teams import (
     tree,
 )
 
-from verl_atgrpo import branching
 from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.estimators.spec import PRESETS
+from verl_atgrpo.play import branching
 from verl_atgrpo.rollout.rows import training_rows
 
 RLOO, STD = PRESETS["rloo"], PRESETS["at_grpo"]

@@ -14,9 +14,12 @@ from fakes.hostile_replies import REPLIES
 
 from verl_atgrpo import Environment, Message, Score, make, play
 from verl_atgrpo.environments.common.judging import grade, rank
-from verl_atgrpo.quoting import READ, SHARES, SHOWN, quoted, sharing, shortened
-from verl_atgrpo.team import EpisodeFailed, ScriptedPolicy, Team, TeamOptions
-from verl_atgrpo.tools import MessageError, Tool
+from verl_atgrpo.play.messages import MessageError
+from verl_atgrpo.play.quoting import READ, SHARES, SHOWN, quoted, sharing, shortened
+from verl_atgrpo.play.scripted import ScriptedPolicy
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.tools import Tool
+from verl_atgrpo.play.types import EpisodeFailed, TeamOptions
 
 
 class Narrow(ScriptedPolicy):

@@ -13,15 +13,10 @@ from typing import Any
 import pytest
 from fakes.scripted_policy import Play, bounded, rewarded, run, team_of
 
-from verl_atgrpo.environment import Environment, Outcome, OutcomeError, Score, Split
-from verl_atgrpo.team import (
-    Agent,
-    EpisodeRecord,
-    Team,
-    TeamOptions,
-    play,
-    select,
-)
+from verl_atgrpo.play.decision import Agent, select
+from verl_atgrpo.play.environment import Environment, play
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import EpisodeRecord, Outcome, OutcomeError, Score, Split, TeamOptions
 
 
 @pytest.mark.parametrize("returned", [None, True, 1.0, {"success": True}, (True, 1.0), Outcome])

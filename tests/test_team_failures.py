@@ -16,16 +16,12 @@ from typing import Any
 import pytest
 from fakes.scripted_policy import Play, bounded, run, team_of
 
-from verl_atgrpo.environment import Message, Outcome, Score
+from verl_atgrpo.play.environment import play
+from verl_atgrpo.play.messages import Message
+from verl_atgrpo.play.scripted import ScriptedTeam
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import Decision, EpisodeFailed, Outcome, Score, Selection
 from verl_atgrpo.rollout.rows import training_rows
-from verl_atgrpo.team import (
-    Decision,
-    EpisodeFailed,
-    ScriptedTeam,
-    Selection,
-    Team,
-    play,
-)
 
 # ------------------------------------------------------------------ seeds and ids
 

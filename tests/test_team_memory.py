@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from verl_atgrpo.environment import Outcome, Score
-from verl_atgrpo.team import Generation, ScriptedPolicy, Team, TeamOptions, play
+from verl_atgrpo.play.environment import play
+from verl_atgrpo.play.scripted import ScriptedPolicy
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import Generation, Outcome, Score, TeamOptions
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import pytest
 from fakes.judged_answers import Judged, Ranked
 from fakes.scripted_policy import rewarded, run, team_of
 
-from verl_atgrpo.environment import Score
 from verl_atgrpo.environments.common.workflow import once
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.testing import EnvironmentContractError, check_environment
+from verl_atgrpo.play.types import EpisodeFailed, EpisodeRecord, Score
 from verl_atgrpo.rollout.rows import training_rows
-from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, Team
-from verl_atgrpo.testing import EnvironmentContractError, check_environment
 
 
 async def judged(team: Team) -> None:

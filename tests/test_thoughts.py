@@ -14,9 +14,10 @@ from fakes.scripted_episodes import prompt_of, scripted
 
 from verl_atgrpo import Score, ScriptedTeam, make
 from verl_atgrpo.environments.common.replies import extract_python
-from verl_atgrpo.team import Generation
-from verl_atgrpo.thoughts import begins, split_thought
-from verl_atgrpo.tools import Reply, use_tools
+from verl_atgrpo.play.messages import Reply
+from verl_atgrpo.play.thoughts import begins, split_thought
+from verl_atgrpo.play.tool_use import use_tools
+from verl_atgrpo.play.types import Generation
 
 
 def needs(package: str) -> Any:

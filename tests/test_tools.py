@@ -15,12 +15,16 @@ from fakes.scripted_policy import Numbered, Play, bounded, run, team_of
 from pydantic import Field
 from waiting import HANG
 
-from verl_atgrpo.branching import play_branched
 from verl_atgrpo.config.schema import BranchSettings
-from verl_atgrpo.environment import Message, Outcome, Score
-from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, Replayed, ScriptedTeam, Team, play
-from verl_atgrpo.testing import check_environment
-from verl_atgrpo.tools import Reply, Tool, ToolCall, ToolError, mcp_tools, observe, tools_of, use_tools
+from verl_atgrpo.play.branching import play_branched
+from verl_atgrpo.play.environment import play
+from verl_atgrpo.play.messages import Message, Reply, ToolCall
+from verl_atgrpo.play.scripted import ScriptedTeam
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.testing import check_environment
+from verl_atgrpo.play.tool_use import observe, use_tools
+from verl_atgrpo.play.tools import Tool, ToolError, mcp_tools, tools_of
+from verl_atgrpo.play.types import EpisodeFailed, EpisodeRecord, Outcome, Replayed, Score
 
 Search = Annotated[str, Field(description="words to look for")]
 

@@ -4,21 +4,17 @@ Everything that the author of an environment or an estimator imports. verl's plu
 process of a job, so it imports neither verl nor torch.
 """
 
-from verl_atgrpo.environment import (
-    Environment,
-    EnvironmentConfigError,
-    Message,
-    Outcome,
-    Score,
-    Split,
-    make,
-    register,
-    stable_hash,
-)
 from verl_atgrpo.estimators.spec import EstimatorSpec
+from verl_atgrpo.play.decision import Agent
+from verl_atgrpo.play.environment import Environment, play
+from verl_atgrpo.play.messages import Message
+from verl_atgrpo.play.registry import make, register
+from verl_atgrpo.play.scripted import ScriptedTeam
+from verl_atgrpo.play.seeds import stable_hash
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.testing import check_environment
+from verl_atgrpo.play.types import Candidate, EnvironmentConfigError, EpisodeFailed, Outcome, Score, Split
 from verl_atgrpo.sandbox.runner import Limits, run_python
-from verl_atgrpo.team import Agent, Candidate, EpisodeFailed, ScriptedTeam, Team, play
-from verl_atgrpo.testing import check_environment
 
 __all__ = [
     "Agent",

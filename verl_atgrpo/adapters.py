@@ -23,8 +23,8 @@ from verl.utils.device import get_device_id
 from verl.utils.fsdp_utils import load_fsdp_model_to_gpu, offload_fsdp_model_to_cpu, offload_fsdp_optimizer
 
 from verl_atgrpo.config.policies import ADAPTERS
-from verl_atgrpo.environment import stable_hash
 from verl_atgrpo.export import ADAPTER, ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from verl_atgrpo.play.seeds import stable_hash
 
 _STATE = "optimizer.pt"
 

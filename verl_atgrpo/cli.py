@@ -243,9 +243,9 @@ def _compare(options: argparse.Namespace) -> str:
 
 
 def _check_data(options: argparse.Namespace) -> tuple[str, bool]:
-    from verl_atgrpo import contamination, data_check
     from verl_atgrpo.config.schema import AtGrpoConfig
-    from verl_atgrpo.environment import asking
+    from verl_atgrpo.play import contamination, data_check
+    from verl_atgrpo.play.user_code import asking
     from verl_atgrpo.recipes import compose, readable
 
     with readable(options.config_name, options.config_dir):

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from verl_atgrpo.quoting import READ
-from verl_atgrpo.thoughts import split_thought
+from verl_atgrpo.play.quoting import READ
+from verl_atgrpo.play.thoughts import split_thought
 
 _ECHO = 8
 """Words of a prompt in a row that a reply repeats: no move and no answer is that long."""

@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from verl_atgrpo.environment import Split, stable_hash
+from verl_atgrpo.play.seeds import stable_hash
+from verl_atgrpo.play.types import Split
 
 Task = TypeVar("Task")
 

@@ -7,7 +7,8 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal, TypeVar
 
-from verl_atgrpo.environment import Environment, Message
+from verl_atgrpo.play.environment import Environment
+from verl_atgrpo.play.messages import Message
 
 Result = TypeVar("Result")
 Form = TypeVar("Form", bound=type[Environment])

@@ -9,7 +9,6 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
-from verl_atgrpo.environment import Message, Outcome
 from verl_atgrpo.environments.common.options import Players, Turns, check_isolation, check_libraries, checked_options
 from verl_atgrpo.environments.math.answers import majority
 from verl_atgrpo.environments.math.team import (
@@ -21,7 +20,9 @@ from verl_atgrpo.environments.math.team import (
     ask_program,
     dialogue,
 )
-from verl_atgrpo.team import Team
+from verl_atgrpo.play.messages import Message
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import Outcome
 
 
 class MathEnsemble(MathEnvironment):

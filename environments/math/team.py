@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from verl_atgrpo.environment import EnvironmentConfigError, Message, Outcome, RowDefect, Score
 from verl_atgrpo.environments.common.options import (
     Turns,
     check_installed,
@@ -34,9 +33,13 @@ from verl_atgrpo.environments.math.answers import (
     parse_printed,
     verifiable,
 )
-from verl_atgrpo.quoting import quoted, shortened
+from verl_atgrpo.play.decision import Agent, PromptSource
+from verl_atgrpo.play.environment import RowDefect
+from verl_atgrpo.play.messages import Message
+from verl_atgrpo.play.quoting import quoted, shortened
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import EnvironmentConfigError, EpisodeFailed, Outcome, Score
 from verl_atgrpo.sandbox.runner import Limits, run_python
-from verl_atgrpo.team import Agent, EpisodeFailed, PromptSource, Team
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,7 @@ from agents import Agent, OpenAIChatCompletionsModel, RunConfig, Runner
 from agents.exceptions import AgentsException
 from desks import DESKS, THINGS, Desks, Visit
 
-from verl_atgrpo import Outcome, Team
-from verl_atgrpo.environment import stable_hash
+from verl_atgrpo import Outcome, Team, stable_hash
 from verl_atgrpo.environments.common.words import read_number
 from verl_atgrpo.tiny_models.demonstrations.demonstrator import DIGITS, Demonstration, Demonstrator, unsure, write
 from verl_atgrpo.tools import Tool

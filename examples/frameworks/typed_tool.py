@@ -22,11 +22,10 @@ from pydantic_ai.exceptions import ModelAPIError, UnexpectedModelBehavior
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from verl_atgrpo import Environment, Message, Outcome, Score, Split, Team
-from verl_atgrpo.endpoints import Endpoint
-from verl_atgrpo.environment import stable_hash
+from verl_atgrpo import Environment, Message, Outcome, Score, Split, Team, stable_hash
 from verl_atgrpo.environments.common.splits import part_of
 from verl_atgrpo.environments.common.words import read_number
+from verl_atgrpo.play.endpoints import Endpoint
 from verl_atgrpo.tiny_models.demonstrations.demonstrator import DIGITS, Demonstration, Demonstrator, unsure, write
 from verl_atgrpo.tools import Reply, Tool
 

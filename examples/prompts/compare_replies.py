@@ -21,9 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from verl_atgrpo import Environment, EpisodeFailed, make
-from verl_atgrpo.environment import Message
-from verl_atgrpo.team import Decision, Generation, Team, TeamOptions, play
+from verl_atgrpo import Environment, EpisodeFailed, Message, Team, make, play
+from verl_atgrpo.play.types import Decision, Generation, TeamOptions
 
 logger = logging.getLogger("compare_replies")
 LogProb = Callable[[list[int], str], float]

@@ -14,8 +14,7 @@ import random
 from dataclasses import dataclass
 from typing import ClassVar
 
-from verl_atgrpo import Environment, Message, Outcome, Split, Team
-from verl_atgrpo.environment import stable_hash
+from verl_atgrpo import Environment, Message, Outcome, Split, Team, stable_hash
 from verl_atgrpo.environments.common.splits import part_of
 from verl_atgrpo.environments.common.words import read_number
 from verl_atgrpo.environments.common.workflow import chat

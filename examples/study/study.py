@@ -29,7 +29,7 @@ from curves import CURVES, Curve, Curves, append, best, kept
 from variants import ALL, GAMES, Game, Variant
 
 from verl_atgrpo.config.policies import POLICIES_FILE
-from verl_atgrpo.environment import make as make_environment
+from verl_atgrpo.play.registry import make as make_environment
 from verl_atgrpo.report.learning_curve import read
 from verl_atgrpo.tiny_models.warm_start import WarmStart, make
 

@@ -20,10 +20,13 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from fakes.simulated_engine import Turns
 
-from verl_atgrpo.branching import play_branched
 from verl_atgrpo.config.schema import BranchSettings
+from verl_atgrpo.play.branching import play_branched
+from verl_atgrpo.play.environment import play
+from verl_atgrpo.play.scripted import ScriptedPolicy, ScriptedTeam
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import EpisodeRecord, Replayed, TeamOptions
 from verl_atgrpo.rollout.rows import training_rows
-from verl_atgrpo.team import EpisodeRecord, Replayed, ScriptedPolicy, ScriptedTeam, Team, TeamOptions, play
 
 
 async def step(environment: Turns, episodes: int, candidates: int) -> tuple[int, int]:

@@ -26,14 +26,15 @@ from waiting import HANG
 from verl_atgrpo import recipes
 from verl_atgrpo.config.policies import expand_policies, job_of
 from verl_atgrpo.config.schema import AtGrpoConfig
-from verl_atgrpo.environment import Environment, Outcome, Score
 from verl_atgrpo.estimators.spec import PRESETS
+from verl_atgrpo.play.environment import Environment
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import EpisodeFailed, Outcome, Score
 from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.rollout.manager import TeamRolloutManager
 from verl_atgrpo.sandbox.runner import Limits, run_python
 from verl_atgrpo.serving.client import AvoidingBalancer, DecisionClient, TeamClient
 from verl_atgrpo.serving.requests import Gate
-from verl_atgrpo.team import EpisodeFailed, Team
 from verl_atgrpo.trainer.dataset import TeamTokenizer
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
 from verl_atgrpo.trainer.rollout_watch import RolloutWatch

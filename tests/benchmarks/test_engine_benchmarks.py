@@ -26,9 +26,10 @@ from processes import children
 from real_stack import Request
 from waiting import HANG, wait_until
 
+from verl_atgrpo.play.environment import play
+from verl_atgrpo.play.scripted import ScriptedTeam
 from verl_atgrpo.report.learning_curve import Point
 from verl_atgrpo.rollout.rows import training_rows
-from verl_atgrpo.team import ScriptedTeam, play
 
 
 def test_recorded_requests_are_read_back(tmp_path: Path) -> None:

@@ -29,7 +29,8 @@ from processes import running as running_processes
 from real_stack import Request
 from waiting import wait_until
 
-from verl_atgrpo.team import ScriptedTeam, play
+from verl_atgrpo.play.environment import play
+from verl_atgrpo.play.scripted import ScriptedTeam
 
 SHORT = Part("short", "", 100, 30)
 LONG = Part("long", "", 300, 30)

@@ -18,10 +18,12 @@ pytest.importorskip("verl")
 from omegaconf import OmegaConf
 
 from verl_atgrpo import recipes
-from verl_atgrpo.config.environment_check import check_declared, check_first_tasks
 from verl_atgrpo.config.run_check import check_run_or_exit
-from verl_atgrpo.environment import Environment, EnvironmentConfigError, Outcome, Split, asking
-from verl_atgrpo.team import Team, check_agents
+from verl_atgrpo.play.environment import Environment
+from verl_atgrpo.play.environment_check import check_declared, check_first_tasks
+from verl_atgrpo.play.team import Team, check_agents
+from verl_atgrpo.play.types import EnvironmentConfigError, Outcome, Split
+from verl_atgrpo.play.user_code import asking
 
 
 class Sound(Environment):

@@ -26,7 +26,8 @@ from verl_atgrpo.config.policies import expand_policies
 from verl_atgrpo.config.policy_check import check_context
 from verl_atgrpo.config.run_check import check_run, check_run_or_exit
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError, Section
-from verl_atgrpo.environment import Environment, Outcome, Split
+from verl_atgrpo.play.environment import Environment
+from verl_atgrpo.play.types import Outcome, Split
 from verl_atgrpo.tiny_models.demonstrations import DEMONSTRATORS
 
 NEEDED = {"reasoning_gym": "reasoning_gym", "search": "bm25s", "textarena": "textarena"}

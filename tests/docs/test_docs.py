@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec
-from verl_atgrpo.team import ScriptedTeam, play
-from verl_atgrpo.testing import check_environment
+from verl_atgrpo.play.environment import play
+from verl_atgrpo.play.scripted import ScriptedTeam
+from verl_atgrpo.play.testing import check_environment
 from verl_atgrpo.tiny_models.demonstrations import demonstrator_of
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -122,11 +123,12 @@ def test_a_documented_recipe_is_accepted(
     page: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("verl")
-    from verl_atgrpo import environment, platform_choice
+    from verl_atgrpo import platform_choice
     from verl_atgrpo.config.key_check import View
     from verl_atgrpo.config.policy_check import check_policies
     from verl_atgrpo.config.run_check import check_devices
     from verl_atgrpo.config.schema import AtGrpoConfig
+    from verl_atgrpo.play import registry
     from verl_atgrpo.recipes import compose
 
     monkeypatch.setattr(platform_choice, "wants_cpu", lambda: False)  # the memory of GPUs is shared out
@@ -134,7 +136,7 @@ def test_a_documented_recipe_is_accepted(
     config = compose("mine", folder=tmp_path)
     settings = AtGrpoConfig.from_config(config)
     # The class will do: its options may name data that are not here.
-    settings.policies_of(environment.load(settings.environment["name"]))  # type: ignore[arg-type]
+    settings.policies_of(registry.load(settings.environment["name"]))  # type: ignore[arg-type]
     check_devices(settings, config.trainer.n_gpus_per_node)
     check_policies(View(config), settings)
 
@@ -151,15 +153,15 @@ def test_the_documented_overrides_for_a_running_cluster_leave_ray_no_sizes() -> 
 
 def test_the_documented_branching_of_a_refining_team_is_accepted() -> None:
     pytest.importorskip("verl")
-    from verl_atgrpo import environment
     from verl_atgrpo.config.schema import AtGrpoConfig
+    from verl_atgrpo.play import registry
     from verl_atgrpo.recipes import compose
 
     shown = blocks("workflows", "sh")[0]
     words = shlex.split(shown.replace("\\\n", ""))
     config = compose(words[3].partition("=")[2], words[4:])
     settings = AtGrpoConfig.from_config(config)
-    made = environment.load(settings.environment["name"])
+    made = registry.load(settings.environment["name"])
     assert settings.branch is not None and set(settings.branch.at) == set(made.agents)  # type: ignore[arg-type]
     options = set(settings.environment) - {"name"}
     assert options <= set(inspect.signature(made).parameters)

@@ -16,10 +16,11 @@ from fakes.coding_problems import humaneval, needs_humaneval, verdicts
 from fakes.math_problems import box
 from fakes.scripted_episodes import scripted
 
-from verl_atgrpo.environment import Environment, make
 from verl_atgrpo.environments.common.moves import MOVES
 from verl_atgrpo.environments.sudoku.grid import EMPTY, generate
-from verl_atgrpo.testing import Script
+from verl_atgrpo.play.environment import Environment
+from verl_atgrpo.play.registry import make
+from verl_atgrpo.play.testing import Script
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TASKS = 60

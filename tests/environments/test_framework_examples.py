@@ -16,10 +16,14 @@ import pytest
 from fakes.scripted_policy import Numbered
 from waiting import HANG
 
-from verl_atgrpo.endpoints import server_of
-from verl_atgrpo.environment import Environment, Message, Outcome, Score
-from verl_atgrpo.team import EpisodeRecord, Generation, Limits, ScriptedPolicy, Team, TeamOptions, play
-from verl_atgrpo.tools import Reply, Tool, use_tools
+from verl_atgrpo.play.endpoints import server_of
+from verl_atgrpo.play.environment import Environment, play
+from verl_atgrpo.play.messages import Message, Reply
+from verl_atgrpo.play.scripted import ScriptedPolicy
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.tool_use import use_tools
+from verl_atgrpo.play.tools import Tool
+from verl_atgrpo.play.types import EpisodeRecord, Generation, Outcome, ReplyLimits, Score, TeamOptions
 
 FOLDER = Path(__file__).parents[2] / "examples" / "frameworks"
 sys.path += [str(FOLDER), str(FOLDER.parent / "router")]
@@ -37,7 +41,7 @@ class Seeded(ScriptedPolicy):
         self.reply = reply
 
     async def generate(
-        self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: Limits | None = None
+        self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: ReplyLimits | None = None
     ) -> Generation:
         assert seed is not None
         text = self.reply("".join(map(chr, prompt_ids)), seed)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from verl_atgrpo.environment import EnvironmentConfigError, make
+from verl_atgrpo.play.registry import make
+from verl_atgrpo.play.types import EnvironmentConfigError
 
 REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "plan_path": [

@@ -20,8 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from verl_atgrpo import Environment, Message, Team, make, play
-from verl_atgrpo.team import Generation, TeamOptions
-from verl_atgrpo.tools import Reply, Tool, ToolCall
+from verl_atgrpo.play.messages import Reply, ToolCall
+from verl_atgrpo.play.tools import Tool
+from verl_atgrpo.play.types import Generation, TeamOptions
 
 TOKENS = 2048
 TESTS = (

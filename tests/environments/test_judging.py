@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from fakes.scripted_policy import Numbered, bounded
 
-from verl_atgrpo.environment import EnvironmentConfigError, Outcome, Score
 from verl_atgrpo.environments.common.judging import EndpointJudge, grade, rank
-from verl_atgrpo.team import EpisodeRecord, ScriptedTeam, Team, play
-from verl_atgrpo.testing import Script
+from verl_atgrpo.play.environment import play
+from verl_atgrpo.play.scripted import ScriptedTeam
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.testing import Script
+from verl_atgrpo.play.types import EnvironmentConfigError, EpisodeRecord, Outcome, Score
 
 WORDS = ["one", "two", "three"]
 

@@ -23,8 +23,9 @@ import meeting
 from fakes.scripted_episodes import here, prompt_of, scripted
 from gymnasium.spaces import Box, Text
 
-from verl_atgrpo.environment import EnvironmentConfigError, Score, make
-from verl_atgrpo.testing import EnvironmentContractError, Script, check_environment
+from verl_atgrpo.play.registry import make
+from verl_atgrpo.play.testing import EnvironmentContractError, Script, check_environment
+from verl_atgrpo.play.types import EnvironmentConfigError, Score
 
 WALKERS = {"env": "meeting:env", "actions": ["up", "down"], "task_key": "meeting:street"}
 THIS = __name__

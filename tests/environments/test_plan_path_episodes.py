@@ -14,13 +14,14 @@ from fakes.scripted_episodes import check_programs, episode, of, prompt_of
 from growth import assert_linear
 from waiting import HANG
 
-from verl_atgrpo import environment
-from verl_atgrpo.environment import EnvironmentConfigError, Score, make
 from verl_atgrpo.environments.common import drafting
 from verl_atgrpo.environments.common.drafting import Draft
 from verl_atgrpo.environments.common.moves import parse_moves, parse_printed
 from verl_atgrpo.environments.plan_path import PlanPath
 from verl_atgrpo.environments.plan_path.grid import State, walk
+from verl_atgrpo.play import registry
+from verl_atgrpo.play.registry import make
+from verl_atgrpo.play.types import EnvironmentConfigError, Score
 from verl_atgrpo.sandbox.runner import ExecutionResult, Limits, run_python
 
 # ------------------------------------------------------------------ episodes
@@ -177,17 +178,17 @@ def test_make_refuses_what_it_does_not_know() -> None:
 
 
 def test_make_builds_by_name_by_path_and_by_registration(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_REGISTRY", dict(environment._REGISTRY))
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
     by_path = make("verl_atgrpo.environments.plan_path:PlanPath", size=5)
     by_name = make("plan_path", size=5)
     assert type(by_path) is type(by_name) is PlanPath
     assert by_path.task("train", 0) == by_name.task("train", 0)
-    environment.register("mine", PlanPath)
-    environment.register("mine", PlanPath)  # again the same: no harm
+    registry.register("mine", PlanPath)
+    registry.register("mine", PlanPath)  # again the same: no harm
     assert isinstance(make("mine", size=4), PlanPath)
-    assert "mine" in environment.registered()
+    assert "mine" in registry.registered()
     with pytest.raises(ValueError, match="'mine' is already registered"):
-        environment.register("mine", "elsewhere:Env")
+        registry.register("mine", "elsewhere:Env")
 
 
 # ------------------------------------------------------------------ prompts of instruct models

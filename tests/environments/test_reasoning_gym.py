@@ -14,13 +14,15 @@ pytest.importorskip("reasoning_gym")
 
 from fakes.scripted_episodes import here
 
-from verl_atgrpo.environment import EnvironmentConfigError, make
-from verl_atgrpo.environments.adapters import reasoning_gym as adapter
-from verl_atgrpo.environments.adapters.reasoning_gym import ReasoningGym
 from verl_atgrpo.environments.common import limited
 from verl_atgrpo.environments.common.replies import repeats
-from verl_atgrpo.team import ScriptedTeam, play
-from verl_atgrpo.testing import Script, check_environment
+from verl_atgrpo.environments.ports import reasoning_gym as adapter
+from verl_atgrpo.environments.ports.reasoning_gym import ReasoningGym
+from verl_atgrpo.play.environment import play
+from verl_atgrpo.play.registry import make
+from verl_atgrpo.play.scripted import ScriptedTeam
+from verl_atgrpo.play.testing import Script, check_environment
+from verl_atgrpo.play.types import EnvironmentConfigError
 
 SUMS = {"dataset": "chain_sum", "options": {"min_terms": 2, "max_terms": 2, "max_digits": 2}}
 MIXED = {

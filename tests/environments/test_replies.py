@@ -11,14 +11,14 @@ from growth import assert_linear
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_atgrpo.environments.adapters import reasoning_gym as reasoning_gym_data
 from verl_atgrpo.environments.code import replies as coding_replies
 from verl_atgrpo.environments.code.programs import Call, Exchange, Problem
 from verl_atgrpo.environments.common import moves
 from verl_atgrpo.environments.common.replies import extract_python, without_echo
 from verl_atgrpo.environments.math import answers as math_answers
+from verl_atgrpo.environments.ports import reasoning_gym as reasoning_gym_data
 from verl_atgrpo.environments.sudoku import replies as sudoku_replies
-from verl_atgrpo.quoting import quoted
+from verl_atgrpo.play.quoting import quoted
 
 MOVES: dict[str, str | None] = {
     "**Moves:** R, D": "RD",

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from verl_atgrpo.environment import Split, make
+from verl_atgrpo.play.registry import make
+from verl_atgrpo.play.types import Split
 
 SPLITS: tuple[Split, ...] = ("train", "val")
 PINNED: list[tuple[str, dict[str, Any], str]] = [

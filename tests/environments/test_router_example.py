@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from fakes.scripted_policy import bounded, team_of
 
-from verl_atgrpo.branching import play_branched
 from verl_atgrpo.config.schema import BranchSettings
-from verl_atgrpo.team import Replayed, Team
-from verl_atgrpo.testing import Script, check_environment
+from verl_atgrpo.play.branching import play_branched
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.testing import Script, check_environment
+from verl_atgrpo.play.types import Replayed
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "router"
 sys.path.append(str(EXAMPLE))

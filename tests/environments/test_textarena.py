@@ -13,9 +13,11 @@ textarena = pytest.importorskip("textarena")
 
 from fakes.scripted_episodes import here, scripted
 
-from verl_atgrpo.environment import EnvironmentConfigError, Outcome, Score, make
-from verl_atgrpo.team import EpisodeRecord, ScriptedTeam, play
-from verl_atgrpo.testing import Script, check_environment
+from verl_atgrpo.play.environment import play
+from verl_atgrpo.play.registry import make
+from verl_atgrpo.play.scripted import ScriptedTeam
+from verl_atgrpo.play.testing import Script, check_environment
+from verl_atgrpo.play.types import EnvironmentConfigError, EpisodeRecord, Outcome, Score
 
 GUESS = {"game": "GuessTheNumber-v0-train", "max_steps": 6}
 NIM = {"game": "Nim-v0", "players": 2, "shared_openings": True}

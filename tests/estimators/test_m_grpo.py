@@ -12,11 +12,11 @@ from fakes.scripted_policy import Workflow, run, team_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_atgrpo.environment import Outcome, Score
 from verl_atgrpo.estimators.kernel import group_advantages, team_advantages
 from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec, resolve_spec
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import Outcome, Score
 from verl_atgrpo.rollout.rows import training_rows
-from verl_atgrpo.team import Team
 
 
 def m_grpo(calls: int, **options: Any) -> dict[str, Any]:

@@ -14,8 +14,10 @@ from fakes.advantage_rows import tags_of
 from verl_atgrpo import Environment, Outcome, Score
 from verl_atgrpo.estimators.kernel import anchor_of, factorise, row_ids, team_advantages
 from verl_atgrpo.estimators.spec import PRESETS, resolve_spec
+from verl_atgrpo.play.environment import play
+from verl_atgrpo.play.scripted import ScriptedTeam
+from verl_atgrpo.play.team import Team
 from verl_atgrpo.rollout.rows import Row, training_rows
-from verl_atgrpo.team import ScriptedTeam, Team, play
 
 
 def test_rows_are_numbered_by_what_the_estimator_reads_of_them_and_by_nothing_else() -> None:

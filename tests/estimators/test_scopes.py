@@ -12,11 +12,10 @@ from fakes.advantage_rows import estimate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_atgrpo.environment import Outcome, Score
 from verl_atgrpo.estimators.kernel import group_advantages
 from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec, resolve_spec
+from verl_atgrpo.play.types import Candidate, Decision, EpisodeRecord, Generation, Outcome, Score
 from verl_atgrpo.rollout.rows import training_rows
-from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation
 
 CELLS = list(itertools.product(("group", "agent"), repeat=2))
 """(centre scope, scale scope): (mu, s), (mu, s_k), (mu_k, s), (mu_k, s_k)."""

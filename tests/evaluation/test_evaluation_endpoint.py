@@ -22,7 +22,7 @@ from verl_atgrpo.evaluation.endpoint import EndpointPolicy
 from verl_atgrpo.evaluation.episodes import Lineup, PolicyUnusable, play_one
 from verl_atgrpo.evaluation.results import EpisodeKey
 from verl_atgrpo.evaluation.sources import Endpoint
-from verl_atgrpo.team import EpisodeFailed, Generation
+from verl_atgrpo.play.types import EpisodeFailed, Generation
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Wörter? 🙂"}]
 

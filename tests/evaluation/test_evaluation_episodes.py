@@ -17,10 +17,11 @@ from fakes.scripted_policy import Numbered
 from waiting import wait_until
 
 from verl_atgrpo import Environment, Outcome, Score
-from verl_atgrpo.environment import Message, stable_hash
 from verl_atgrpo.evaluation.episodes import Lineup, PolicyUnusable, pending, play_all, wanted
 from verl_atgrpo.evaluation.results import EpisodeKey, EpisodeRow, Failure, ResultFile, read
-from verl_atgrpo.team import EpisodeFailed, Generation, episode_seed
+from verl_atgrpo.play.messages import Message
+from verl_atgrpo.play.seeds import episode_seed, stable_hash
+from verl_atgrpo.play.types import EpisodeFailed, Generation
 
 SETTINGS = {"recipe": "sums", "sampling": {"temperature": 1.0}}
 

@@ -18,13 +18,15 @@ import torch
 from fakes.scripted_policy import Numbered
 from numpy.typing import NDArray
 
-from verl_atgrpo.branching import play_branched
 from verl_atgrpo.config.schema import BranchSettings
-from verl_atgrpo.environment import Message, Outcome, Score
 from verl_atgrpo.estimators.spec import EstimatorSpec
+from verl_atgrpo.play.branching import play_branched
+from verl_atgrpo.play.environment import play
+from verl_atgrpo.play.messages import Message
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import EpisodeFailed, EpisodeRecord, Generation, Outcome, Replayed, Score, TeamOptions
 from verl_atgrpo.rollout.rows import training_rows
 from verl_atgrpo.rows.credit import loss_weights, policy_advantages, weights_of
-from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, Generation, Replayed, Team, TeamOptions, play
 
 Gradient = dict[Any, NDArray[np.float64]]
 """Parameters -> derivatives by the logits of the replies."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verl_atgrpo.environment import Environment, Outcome, Score
-from verl_atgrpo.team import Team
+from verl_atgrpo.play.environment import Environment
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import Outcome, Score
 
 
 class Judged(Environment):

@@ -8,8 +8,8 @@ from pathlib import Path
 from fakes.coding_problems import write
 from fakes.scripted_episodes import Script, scripted
 
-from verl_atgrpo.environment import Environment
-from verl_atgrpo.team import EpisodeRecord
+from verl_atgrpo.play.environment import Environment
+from verl_atgrpo.play.types import EpisodeRecord
 
 DATA = Path("/work/shared/data")
 NAMES = ["math_single", "math", "math_ensemble", "math_debate", "math_drafts", "math_refined", "math_judged"]

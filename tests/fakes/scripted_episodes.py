@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from verl_atgrpo.environment import Environment, make
-from verl_atgrpo.team import Decision, EpisodeRecord, ScriptedTeam, play
+from verl_atgrpo.play.environment import Environment, play
+from verl_atgrpo.play.registry import make
+from verl_atgrpo.play.scripted import ScriptedTeam
+from verl_atgrpo.play.types import Decision, EpisodeRecord
 
 Script = Callable[[str, int], str]
 """(prompt, number of the candidate) -> text."""

@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 
 from waiting import HANG
 
-from verl_atgrpo.environment import Environment, Message, Outcome, Score
-from verl_atgrpo.team import EpisodeRecord, Generation, Team, TeamOptions, play
+from verl_atgrpo.play.environment import Environment, play
+from verl_atgrpo.play.messages import Message
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import EpisodeRecord, Generation, Outcome, Score, TeamOptions
 
 Answer = Callable[[str, int], Awaitable[str]]
 """(decision id, number of the candidate at that decision) -> text."""

@@ -13,7 +13,7 @@ from fakes.scripted_episodes import Script, of
 
 from verl_atgrpo.environments.sokoban.board import SokobanTask
 from verl_atgrpo.environments.sokoban.levels import solve
-from verl_atgrpo.team import EpisodeRecord
+from verl_atgrpo.play.types import EpisodeRecord
 
 Position = tuple[int, frozenset[int]]
 """Player and boxes."""

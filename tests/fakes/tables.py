@@ -14,10 +14,13 @@ import numpy as np
 from fakes.scripted_policy import Numbered
 from numpy.typing import NDArray
 
-from verl_atgrpo.branching import play_branched
 from verl_atgrpo.config.schema import BranchSettings
-from verl_atgrpo.environment import Message, Outcome, Score, stable_hash
-from verl_atgrpo.team import EpisodeRecord, Generation, Replayed, Team, TeamOptions, play
+from verl_atgrpo.play.branching import play_branched
+from verl_atgrpo.play.environment import play
+from verl_atgrpo.play.messages import Message
+from verl_atgrpo.play.seeds import stable_hash
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import EpisodeRecord, Generation, Outcome, Replayed, Score, TeamOptions
 
 REPLIES = "012"
 ORDER = ("left", "right", "left", "right")

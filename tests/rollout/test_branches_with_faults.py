@@ -17,12 +17,13 @@ from fakes.simulated_servers import Letters, Server, Servers, sync_weights
 from verl.workers.rollout.replica import TokenOutput
 from waiting import until
 
-from verl_atgrpo.branching import play_branched
 from verl_atgrpo.config.schema import BranchSettings
-from verl_atgrpo.environment import Outcome, stable_hash
+from verl_atgrpo.play.branching import play_branched
+from verl_atgrpo.play.seeds import stable_hash
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import EpisodeRecord, Outcome, Replayed, TeamOptions
 from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.rollout.policy import ServedPolicy
-from verl_atgrpo.team import EpisodeRecord, Replayed, Team, TeamOptions
 
 pytestmark = pytest.mark.usefixtures("cancelled_calls")
 

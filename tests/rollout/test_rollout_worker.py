@@ -16,14 +16,15 @@ from fakes.simulated_worker import SimulatedWorker, without_tensors
 
 from verl_atgrpo import Outcome, Score
 from verl_atgrpo.config.schema import BranchSettings
-from verl_atgrpo.endpoints import drain_refused
 from verl_atgrpo.estimators.spec import PRESETS
+from verl_atgrpo.play.endpoints import drain_refused
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import EpisodeFailed
 from verl_atgrpo.rollout.worker import MOST_SCORE_ERRORS
 from verl_atgrpo.rows.credit import rows_with_signal
 from verl_atgrpo.rows.step_rows import StepRows
 from verl_atgrpo.sandbox.pool import POOL
 from verl_atgrpo.serving.requests import engine_params
-from verl_atgrpo.team import EpisodeFailed, Team
 from verl_atgrpo.trainer.metrics import rollout_metrics, step_metrics
 
 ENDING = (SystemExit, asyncio.CancelledError, GeneratorExit, type("Exit", (BaseException,), {}))

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from verl_atgrpo.environment import Outcome, Score
 from verl_atgrpo.estimators.kernel import team_advantages
 from verl_atgrpo.estimators.spec import PRESETS, resolve_spec
+from verl_atgrpo.play.scripted import ScriptedTeam
+from verl_atgrpo.play.types import Candidate, Decision, EpisodeRecord, Generation, Outcome, Score
 from verl_atgrpo.rollout.rows import failed_validation_row, training_rows, untrained_rows, validation_rows
 from verl_atgrpo.rows.credit import rows_with_signal
-from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation, ScriptedTeam
 from verl_atgrpo.trainer.metrics import (
     AgentProgress,
     every_episode_failed,

@@ -14,10 +14,10 @@ from fakes.simulated_servers import Letters
 from waiting import HANG
 
 from verl_atgrpo.config.schema import ValidationAnswers
+from verl_atgrpo.play.thoughts import split_thought
+from verl_atgrpo.play.types import EpisodeFailed, ReplyLimits
 from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.rollout.policy import ServedPolicy
-from verl_atgrpo.team import EpisodeFailed, Limits
-from verl_atgrpo.thoughts import split_thought
 from verl_atgrpo.tiny_models.tiny import build_tokenizer
 
 
@@ -161,13 +161,13 @@ def test_an_answer_that_may_call_tools_ends_where_its_family_ends_calls() -> Non
             return {"<|observation|>": 9}[token]
 
     served = policy(output([65, 66, 67, 9]), chat=Chat(Glm(), format="glm"))
-    called = asyncio.run(served.generate("d", [1, 2], 7, Limits(calls=True)))
+    called = asyncio.run(served.generate("d", [1, 2], 7, ReplyLimits(calls=True)))
     assert served.client.params[0]["stop_token_ids"] == [0, 9]
     assert not called.truncated
     assert sample(served).truncated
     assert "stop_token_ids" not in served.client.params[1]
     plain = policy(output([65, 0]))
-    asyncio.run(plain.generate("d", [1, 2], 7, Limits(calls=True)))
+    asyncio.run(plain.generate("d", [1, 2], 7, ReplyLimits(calls=True)))
     assert "stop_token_ids" not in plain.client.params[0]
 
 
@@ -196,7 +196,7 @@ def test_an_agent_answers_with_its_own_settings_and_else_with_the_jobs() -> None
     own, plain = (
         ServedPolicy.of(one, Chat(Template()), **others) for one in (answers, ValidationAnswers.model_construct())
     )
-    sampled = asyncio.run(own.generate("d", [1], None, Limits(stop=("D",))))
+    sampled = asyncio.run(own.generate("d", [1], None, ReplyLimits(stop=("D",))))
     assert server.params == [{**given, "temperature": 0.5, "max_tokens": 3, "stop": ["C", "D"], "detokenize": True}]
     # The stop text is among the tokens, which have been sampled, and not in the text.
     assert (sampled.text, sampled.token_ids, sampled.temperature) == ("AB", [65, 66, 67], 0.5)

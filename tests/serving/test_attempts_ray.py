@@ -17,11 +17,11 @@ from fakes.simulated_servers import config
 from verl.workers.rollout.replica import TokenOutput
 from waiting import HANG
 
+from verl_atgrpo.play.types import EpisodeFailed
 from verl_atgrpo.serving import client
 from verl_atgrpo.serving.client import AvoidingBalancer, DecisionClient
 from verl_atgrpo.serving.requests import Gate, PatientClient
 from verl_atgrpo.serving.server import Answer, GroupAnswers
-from verl_atgrpo.team import EpisodeFailed
 
 pytestmark = pytest.mark.slow
 

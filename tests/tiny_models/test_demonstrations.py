@@ -14,7 +14,6 @@ from verl_atgrpo.environments.common.replies import extract_python
 
 pytest.importorskip("math_verify")
 
-from verl_atgrpo.environment import Score, Split
 from verl_atgrpo.environments.code import environment as coding
 from verl_atgrpo.environments.code.programs import Call, Problem, Verdict
 from verl_atgrpo.environments.math.answers import parse_answer
@@ -23,7 +22,8 @@ from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, walk
 from verl_atgrpo.environments.sokoban.board import SokobanTask, moved
 from verl_atgrpo.environments.sokoban.levels import solve
 from verl_atgrpo.environments.sudoku.grid import EMPTY, SudokuTask
-from verl_atgrpo.testing import Script, check_environment
+from verl_atgrpo.play.testing import Script, check_environment
+from verl_atgrpo.play.types import Score, Split
 from verl_atgrpo.tiny_models.demonstrations import DEMONSTRATORS, arithmetic, small_programs, sokoban
 from verl_atgrpo.tiny_models.demonstrations.demonstrator import END, SPLITS, Demonstration, write
 from verl_atgrpo.tiny_models.demonstrations.plan_path import path
@@ -266,7 +266,7 @@ def test_compact_prompts_show_the_start_of_the_last_answers(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["math", "code"])
 def test_data_sets_share_no_problem(name: str, tmp_path: Path) -> None:
-    from verl_atgrpo.contamination import report
+    from verl_atgrpo.play.contamination import report
 
     env = DEMONSTRATORS[name].make_environment(tmp_path)
     said, found = report(env, env.num_tasks("train"), env.num_tasks("val"))

@@ -12,8 +12,8 @@ pytest.importorskip("transformers")
 import torch
 
 from verl_atgrpo import cli
-from verl_atgrpo.environment import make as make_environment
 from verl_atgrpo.files import FileError
+from verl_atgrpo.play.registry import make as make_environment
 from verl_atgrpo.tiny_models import warm_start
 from verl_atgrpo.tiny_models.warm_start import WarmStart, make
 

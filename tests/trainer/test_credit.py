@@ -14,13 +14,14 @@ pytest.importorskip("verl")
 from fakes.local_queue import LocalQueue
 from fakes.scripted_policy import Play, bounded
 
-from verl_atgrpo.environment import Outcome, Score
 from verl_atgrpo.estimators.spec import PRESETS, resolve_spec
+from verl_atgrpo.play.environment import play
+from verl_atgrpo.play.scripted import ScriptedTeam
+from verl_atgrpo.play.types import Outcome, Score
 from verl_atgrpo.rollout.rows import training_rows
 from verl_atgrpo.rows import queue
 from verl_atgrpo.rows.credit import loss_weights, policy_advantages, rows_with_signal
 from verl_atgrpo.rows.step_rows import StepRows, groups_with_signal
-from verl_atgrpo.team import ScriptedTeam, play
 from verl_atgrpo.trainer.metrics import AgentProgress, step_metrics
 from verl_atgrpo.trainer.update import write_advantages
 

@@ -30,11 +30,11 @@ from transfer_queue import KVBatchMeta
 from verl_atgrpo import recipes
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.estimators.spec import PRESETS
+from verl_atgrpo.play.types import Generation
 from verl_atgrpo.rollout.rows import Row, episode_fields
 from verl_atgrpo.serving.client import DecisionClient, balancer_class
 from verl_atgrpo.serving.health import PolicyFailed
 from verl_atgrpo.serving.workers import PolicyWorker
-from verl_atgrpo.team import Generation
 from verl_atgrpo.trainer import policy_unit
 from verl_atgrpo.trainer.arrival import ARRIVED, CHANGED, figures, sums
 from verl_atgrpo.trainer.metrics import PROBS_DIFF

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from verl_atgrpo.config.policies import unresolved_job
 from verl_atgrpo.config.schema import SECTION, AtGrpoConfig, ConfigError, ValidationAnswers
-from verl_atgrpo.environment import Environment
+from verl_atgrpo.play.environment import Environment
 
 _SENTINELS = ("one prompt", "another prompt")
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize"}

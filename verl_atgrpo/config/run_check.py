@@ -11,17 +11,20 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_atgrpo import compat, contamination, data_check, platform_choice
+from verl_atgrpo import compat, platform_choice
 from verl_atgrpo.config.answer_check import check_answers
 from verl_atgrpo.config.cpu_memory import return_large_blocks
-from verl_atgrpo.config.environment_check import check_first_tasks
 from verl_atgrpo.config.key_check import View, check_keys, check_present, check_types, shown_as
 from verl_atgrpo.config.machine_check import check_folders, check_loggers, check_models, check_ray
 from verl_atgrpo.config.policies import expand_policies
 from verl_atgrpo.config.policy_check import check_policies
 from verl_atgrpo.config.schema import MODES, SECTION, AtGrpoConfig, ConfigError
-from verl_atgrpo.environment import Environment, EnvironmentConfigError, Split, asking
 from verl_atgrpo.estimators.spec import follows_verls_switch, resolve_spec
+from verl_atgrpo.play import contamination, data_check
+from verl_atgrpo.play.environment import Environment
+from verl_atgrpo.play.environment_check import check_first_tasks
+from verl_atgrpo.play.types import EnvironmentConfigError, Split
+from verl_atgrpo.play.user_code import asking
 
 logger = logging.getLogger(__name__)
 

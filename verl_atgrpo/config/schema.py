@@ -12,13 +12,13 @@ from annotated_types import Ge, Gt, Le
 from omegaconf import DictConfig, OmegaConf
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from verl_atgrpo import environment
-from verl_atgrpo.config.environment_check import check_declared
 from verl_atgrpo.config.kinds import Count, Seconds, Text, Weight, words
-from verl_atgrpo.environment import Environment, Split
 from verl_atgrpo.estimators.spec import EstimatorSpec, resolve_spec
 from verl_atgrpo.files import place_of
-from verl_atgrpo.team import Selection, TeamOptions
+from verl_atgrpo.play import registry
+from verl_atgrpo.play.environment import Environment
+from verl_atgrpo.play.environment_check import check_declared, tasks_of
+from verl_atgrpo.play.types import EnvironmentConfigError, Selection, Split, TeamOptions
 
 SECTION = "at_grpo"
 EXPANDED = "at_grpo_policies"
@@ -139,7 +139,7 @@ class GroupFilter(Section):
 class BranchSettings(Section):
     """Rewards by what becomes of an episode after each candidate: `at_grpo.branch`, with `scheme: branch`.
 
-    K is the decision's (`team.Decision.k`).
+    K is the decision's (`Decision.k`).
     """
 
     at: Literal["first", "random", "every"] | dict[str, Index] = "every"
@@ -273,7 +273,7 @@ class AtGrpoConfig(Section):
         name = self.environment.get("name")
         if not isinstance(name, str):
             raise ConfigError(
-                f"{SECTION}.environment.name={name!r}: one of {', '.join(environment.registered())}, or 'module:Class'"
+                f"{SECTION}.environment.name={name!r}: one of {', '.join(registry.registered())}, or 'module:Class'"
             )
         for key, refused, why in _TOGETHER:
             if refused(self):
@@ -341,9 +341,9 @@ class AtGrpoConfig(Section):
         options = dict(self.environment)
         name = options.pop("name")
         try:
-            made = environment.make(name, **options)
+            made = registry.make(name, **options)
             check_declared(made, name)
-        except environment.EnvironmentConfigError as error:
+        except EnvironmentConfigError as error:
             raise ConfigError(str(error)) from error
         return made
 
@@ -445,7 +445,7 @@ class AtGrpoConfig(Section):
     def split_size(self, env: Environment, split: Split) -> int:
         """Returns the number of tasks of `split` that the run uses."""
         wanted = self.train_tasks if split == "train" else self.val_tasks
-        available = environment.tasks_of(env, split)
+        available = tasks_of(env, split)
         return wanted if available is None else min(wanted, available)
 
 

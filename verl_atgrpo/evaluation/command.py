@@ -16,7 +16,7 @@ from verl_atgrpo.evaluation.episodes import Lineup, check_tasks, pending, play_a
 from verl_atgrpo.evaluation.results import EpisodeKey, ResultFile, read
 from verl_atgrpo.evaluation.sources import Endpoint
 from verl_atgrpo.files import FileError
-from verl_atgrpo.team import Sampler
+from verl_atgrpo.play.sampler import Sampler
 
 if TYPE_CHECKING:
     from verl_atgrpo.evaluation.endpoint import EndpointPolicy

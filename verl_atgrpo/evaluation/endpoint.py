@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_atgrpo.config.schema import ValidationAnswers
-from verl_atgrpo.environment import Message
 from verl_atgrpo.evaluation.episodes import PolicyUnusable
 from verl_atgrpo.evaluation.sources import Endpoint, key_of
-from verl_atgrpo.team import EpisodeFailed, Generation, Limits
-from verl_atgrpo.thoughts import split_thought
-from verl_atgrpo.tools import Reply, Tool, ToolCall, with_system
+from verl_atgrpo.play.messages import Message, Reply, ToolCall, with_system
+from verl_atgrpo.play.thoughts import split_thought
+from verl_atgrpo.play.tools import Tool
+from verl_atgrpo.play.types import EpisodeFailed, Generation, ReplyLimits
 
 _RETRIES = 8
 """Retries with the client's back-off of at most 8 s, within the request's time-out."""
@@ -110,7 +110,7 @@ class EndpointPolicy:
         return generation.reply
 
     async def generate(
-        self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: Limits | None = None
+        self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: ReplyLimits | None = None
     ) -> Generation:
         """Samples one answer.
 

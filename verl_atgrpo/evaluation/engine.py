@@ -11,8 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_atgrpo import compat
 from verl_atgrpo.evaluation.episodes import PolicyUnusable
+from verl_atgrpo.play.types import EpisodeFailed
 from verl_atgrpo.serving.server import ADAPTER
-from verl_atgrpo.team import EpisodeFailed
 
 # Its workers mask logits beyond the tokenizer's vocabulary, as in training, and end with the process that starts them.
 _WORKER_EXTENSION = "verl.workers.rollout.vllm_rollout.utils.vLLMColocateWorkerExtension"

@@ -10,9 +10,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from verl_atgrpo.environment import Environment, Outcome, contained
 from verl_atgrpo.evaluation.results import AgentUsage, EpisodeKey, EpisodeRow, Failure, ResultFile
-from verl_atgrpo.team import Decision, EpisodeFailed, Sampler, Team, TeamOptions, episode_seed, play
+from verl_atgrpo.play.environment import Environment, play
+from verl_atgrpo.play.sampler import Sampler
+from verl_atgrpo.play.seeds import episode_seed
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import Decision, EpisodeFailed, Outcome, TeamOptions
+from verl_atgrpo.play.user_code import contained
 
 logger = logging.getLogger(__name__)
 

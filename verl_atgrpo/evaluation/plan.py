@@ -13,17 +13,17 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_atgrpo import platform_choice
 from verl_atgrpo.config.answer_check import check_answers
-from verl_atgrpo.config.environment_check import check_first_tasks
 from verl_atgrpo.config.key_check import View, check_keys, check_types
 from verl_atgrpo.config.machine_check import check_cpu_prefill
 from verl_atgrpo.config.policies import expand_policies, job_of
 from verl_atgrpo.config.policy_check import check_memory, check_room
 from verl_atgrpo.config.run_check import check_sampling
 from verl_atgrpo.config.schema import SECTION, AtGrpoConfig, ValidationAnswers
-from verl_atgrpo.environment import Environment, tasks_of
 from verl_atgrpo.evaluation.engine import engine_args
 from verl_atgrpo.evaluation.results import MAX_EPISODES
 from verl_atgrpo.evaluation.sources import Adapter, Endpoint, Source, assignments, of_checkpoint, parse, weights_digest
+from verl_atgrpo.play.environment import Environment
+from verl_atgrpo.play.environment_check import check_first_tasks, tasks_of
 from verl_atgrpo.recipes import compose, readable
 from verl_atgrpo.report import counted
 

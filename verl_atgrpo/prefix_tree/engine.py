@@ -28,10 +28,10 @@ from verl.workers.utils.padding import response_from_nested
 
 from verl_atgrpo.adapters import AdapterEngine
 from verl_atgrpo.config.policy_check import IN_PARTS
+from verl_atgrpo.play.testing import in_a_line
 from verl_atgrpo.prefix_tree import twin
 from verl_atgrpo.prefix_tree.forward import FLEX, Packed, entropies, log_probs, model_inputs
 from verl_atgrpo.prefix_tree.tree import Rows, Tree, best_cut, cost, cut, pack, sort
-from verl_atgrpo.testing import in_a_line
 
 logger = logging.getLogger(__name__)
 VENDOR = "prefix_tree"

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from verl_atgrpo.play.testing import in_a_line
 from verl_atgrpo.prefix_tree.forward import FLEX, Packed, log_probs, model_inputs
 from verl_atgrpo.prefix_tree.tree import Rows, Tree, pack, sort
-from verl_atgrpo.testing import in_a_line
 
 VOCABULARY = 256
 WINDOW = 24

@@ -14,10 +14,10 @@ from typing import Any
 
 import jinja2
 
-from verl_atgrpo.environment import Message
+from verl_atgrpo.play.messages import Message, MessageError, Reply, ToolCall, text_of, valid, with_system
+from verl_atgrpo.play.thoughts import CLOSE, OPEN, begins, marks, split_thought
+from verl_atgrpo.play.tools import Tool, ToolError
 from verl_atgrpo.rollout import template
-from verl_atgrpo.thoughts import CLOSE, OPEN, begins, marks, split_thought
-from verl_atgrpo.tools import MessageError, Reply, Tool, ToolCall, ToolError, text_of, valid, with_system
 
 _CHANNEL = re.compile(
     r"(?:<\|start\|>([^<]*))?<\|channel\|>(\w+)\b([^<]*(?:<\|constrain\|>[^<]*)?)<\|message\|>(.*?)(?=<\|(?:end|return|call|start)\|>|$)",

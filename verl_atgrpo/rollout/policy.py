@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from verl_atgrpo.config.schema import ValidationAnswers
-from verl_atgrpo.environment import Message
+from verl_atgrpo.play.messages import Message, Reply, text_of
+from verl_atgrpo.play.tools import Tool
+from verl_atgrpo.play.types import EpisodeFailed, Generation, ReplyLimits
 from verl_atgrpo.rollout.chat import Chat
-from verl_atgrpo.team import EpisodeFailed, Generation, Limits
-from verl_atgrpo.tools import Reply, Tool, text_of
 
 SAMPLED = ("temperature", "top_p", "top_k")
 """Sampling parameters that an agent may have of its own."""
@@ -88,14 +88,14 @@ class ServedPolicy:
         return await self.chat.parse(generation.token_ids, tools, generation.text, generation.opened)
 
     async def generate(
-        self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: Limits | None = None
+        self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: ReplyLimits | None = None
     ) -> Generation:
         """Samples one answer; candidates of a decision go to the same replica and share its prefix cache.
 
         Raises EpisodeFailed on a time-out or an aborted request, as does the client on an engine error.
         """
         self.counts["candidates"] += 1
-        within = replace(limits or Limits(), stop=(*self.stop, *(limits.stop if limits else ())))
+        within = replace(limits or ReplyLimits(), stop=(*self.stop, *(limits.stop if limits else ())))
         most = min(self.max_response_length, within.max_tokens or self.max_response_length)
         params = {**self.sampling_params, "max_tokens": most}
         if within.stop:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from verl_atgrpo.estimators.kernel import anchor_of
 from verl_atgrpo.estimators.spec import Need
-from verl_atgrpo.team import Candidate, Decision, EpisodeRecord, Generation
+from verl_atgrpo.play.types import Candidate, Decision, EpisodeRecord, Generation
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import jinja2
 
-from verl_atgrpo.thoughts import marks
+from verl_atgrpo.play.thoughts import marks
 
 Render = Callable[[Sequence[Mapping[str, Any]], bool], str]
 """(messages, whether the prompt of an answer follows) -> text; raises `jinja2.TemplateError` for what it refuses."""

@@ -9,8 +9,10 @@ from typing import Any
 
 from verl.utils.rollout_trace import rollout_trace_attr, rollout_trace_op
 
-from verl_atgrpo.environment import Message
-from verl_atgrpo.team import Decision, Request, Team, as_messages
+from verl_atgrpo.play.decision import Ask
+from verl_atgrpo.play.messages import Message, as_messages
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import Decision
 
 
 class TraceBudget:
@@ -38,7 +40,7 @@ class TracedTeam(Team):
         super().__init__(*args, **kwargs)
         self._attributes = attributes
 
-    async def _sample_and_commit(self, asked: Decision, request: Request) -> Decision:
+    async def _sample_and_commit(self, asked: Decision, request: Ask) -> Decision:
         traced = TracedDecision(functools.partial(super()._sample_and_commit, asked, request))
         with rollout_trace_attr(name=f"{asked.scope}{asked.agent}.turn_{asked.turn}", **self._attributes):
             await traced.decide(

@@ -16,12 +16,16 @@ from torch import Tensor
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_atgrpo.branching import play_branched
 from verl_atgrpo.compat import freeze_startup_objects
 from verl_atgrpo.config.policies import job_of
 from verl_atgrpo.config.schema import AtGrpoConfig
-from verl_atgrpo.endpoints import drain_refused
-from verl_atgrpo.environment import contained
+from verl_atgrpo.play.branching import play_branched
+from verl_atgrpo.play.endpoints import drain_refused
+from verl_atgrpo.play.environment import play
+from verl_atgrpo.play.seeds import episode_seed
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import EpisodeFailed, EpisodeRecord, Replayed
+from verl_atgrpo.play.user_code import contained
 from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.rollout.rows import (
@@ -40,7 +44,6 @@ from verl_atgrpo.rows import queue
 from verl_atgrpo.sandbox.pool import POOL
 from verl_atgrpo.serving.requests import Gate, PatientClient, engine_params
 from verl_atgrpo.serving.server import ADAPTER
-from verl_atgrpo.team import EpisodeFailed, EpisodeRecord, Replayed, Team, episode_seed, play
 
 logger = logging.getLogger(__name__)
 

@@ -69,7 +69,7 @@ def rows_with_signal(
 
 
 def weights_of(rows: Sequence[Tags]) -> Tensor:
-    """Returns the rows' weights (`team.Decision.weight`, divided among a decision's candidates): (N,) float64."""
+    """Returns the rows' weights (`Decision.weight`, divided among a decision's candidates): (N,) float64."""
     return torch.tensor([tags.get("weight", 1.0) for tags in rows], dtype=torch.float64)
 
 

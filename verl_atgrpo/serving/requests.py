@@ -12,10 +12,10 @@ import ray
 from verl.utils.rollout_trace import rollout_trace_op
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_atgrpo.environment import stable_hash
+from verl_atgrpo.play.seeds import stable_hash
+from verl_atgrpo.play.types import EpisodeFailed
 from verl_atgrpo.serving.client import DecisionClient, NoServer, TooLate
 from verl_atgrpo.serving.health import in_a_line, is_dead
-from verl_atgrpo.team import EpisodeFailed
 
 logger = logging.getLogger(__name__)
 

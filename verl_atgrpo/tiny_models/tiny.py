@@ -13,10 +13,13 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from verl_atgrpo.environment import Environment, Message, stable_hash
+from verl_atgrpo.play.environment import Environment, play
+from verl_atgrpo.play.messages import Message, Reply
+from verl_atgrpo.play.seeds import stable_hash
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.tools import Tool
+from verl_atgrpo.play.types import EpisodeRecord, Generation, ReplyLimits, TeamOptions
 from verl_atgrpo.rollout.chat import Chat
-from verl_atgrpo.team import EpisodeRecord, Generation, Limits, Team, TeamOptions, play
-from verl_atgrpo.tools import Reply, Tool
 
 PAD, END = "<|pad|>", "<|end|>"
 _SPECIAL = (PAD, END, "<|user|>", "<|assistant|>", "<|system|>", "<|unknown|>")
@@ -98,7 +101,7 @@ class LocalPolicy:
         return await self._chat.parse(generation.token_ids, tools)
 
     async def generate(
-        self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: Limits | None = None
+        self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: ReplyLimits | None = None
     ) -> Generation:
         """Samples an answer in a batch with concurrent requests; ignores `seed`, because a batch has one seed.
 

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from pydantic import BaseModel, TypeAdapter
 
-from verl_atgrpo.environment import Environment, stable_hash
 from verl_atgrpo.export import check_model, refuse_to_overwrite
 from verl_atgrpo.files import FileError, Number, Whole, move_into, read_json, temporary_folder
+from verl_atgrpo.play.environment import Environment
+from verl_atgrpo.play.seeds import stable_hash
 from verl_atgrpo.tiny_models.demonstrations import demonstrator_of
 from verl_atgrpo.tiny_models.demonstrations.demonstrator import END, Demonstration, Demonstrator
 from verl_atgrpo.tiny_models.tiny import LocalPolicy, build_model, build_tokenizer, evaluate

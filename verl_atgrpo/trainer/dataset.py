@@ -10,7 +10,8 @@ from omegaconf import DictConfig, open_dict
 from torch.utils.data import Dataset
 
 from verl_atgrpo.config.schema import EXPANDED, SECTION, AtGrpoConfig
-from verl_atgrpo.environment import Environment, Split
+from verl_atgrpo.play.environment import Environment
+from verl_atgrpo.play.types import Split
 
 SIZES = "at_grpo_tasks"
 """Key of the `data` section: split -> number of tasks of the run, so that no data set is read again for it."""

@@ -29,8 +29,8 @@ from verl_atgrpo.config.answer_check import check_chats
 from verl_atgrpo.config.policies import ADAPTERS
 from verl_atgrpo.config.policy_check import check_context
 from verl_atgrpo.config.schema import EXPANDED, SECTION, AtGrpoConfig, ConfigError
-from verl_atgrpo.environment import stable_hash
 from verl_atgrpo.estimators.spec import EstimatorSpec
+from verl_atgrpo.play.seeds import stable_hash
 from verl_atgrpo.prefix_tree.engine import MODEL_TOKENS, ROW_TOKENS
 from verl_atgrpo.rows.queue import Rows, batch_of, for_workers, is_padding
 from verl_atgrpo.serving.client import DecisionClient, balancer_class

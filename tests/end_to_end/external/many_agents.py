@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from verl_atgrpo.environment import Environment, Outcome, Score, Split, stable_hash
-from verl_atgrpo.team import Team
+from verl_atgrpo.play.environment import Environment
+from verl_atgrpo.play.seeds import stable_hash
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import Outcome, Score, Split
 
 
 class ManyAgents(Environment):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from verl_atgrpo.environment import Environment, Outcome, Score, Split
-from verl_atgrpo.team import Team
+from verl_atgrpo.play.environment import Environment
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import Outcome, Score, Split
 
 
 class UnevenWriter(Environment):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
-from verl_atgrpo.environment import Split
 from verl_atgrpo.environments.common.records import Record
 from verl_atgrpo.environments.common.splits import split_of
 from verl_atgrpo.environments.math.refinement import VERDICTS, MathDrafts, MathJudged, MathRefined
 from verl_atgrpo.environments.math.team import Attempt, Math, MathTask, Turn
+from verl_atgrpo.play.types import Split
 from verl_atgrpo.tiny_models.demonstrations.demonstrator import (
     DIGITS,
     Choice,

@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from verl_atgrpo.environment import Environment, Message, Split, make
 from verl_atgrpo.environments.common.moves import MOVES
 from verl_atgrpo.environments.common.records import Record
-from verl_atgrpo.tools import Tool
+from verl_atgrpo.play.environment import Environment
+from verl_atgrpo.play.messages import Message
+from verl_atgrpo.play.registry import make
+from verl_atgrpo.play.tools import Tool
+from verl_atgrpo.play.types import Split
 
 END = ""
 """Represents the end of an answer in a distribution."""

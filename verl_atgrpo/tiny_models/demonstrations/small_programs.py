@@ -6,11 +6,11 @@ import itertools
 import json
 import random
 
-from verl_atgrpo.environment import Split
 from verl_atgrpo.environments.code.environment import Code, State
 from verl_atgrpo.environments.code.programs import Call, Problem, Verdict
 from verl_atgrpo.environments.common.records import Record
 from verl_atgrpo.environments.common.splits import split_of
+from verl_atgrpo.play.types import Split
 from verl_atgrpo.tiny_models.demonstrations.demonstrator import (
     DIGITS,
     Choice,

@@ -6,11 +6,11 @@ import json
 import random
 from collections.abc import Sequence
 
-from verl_atgrpo.environment import Message
 from verl_atgrpo.environments.search import Search
 from verl_atgrpo.environments.search.corpus import FAMILIES, GIVEN, KINDS, PLACES, RIVERS, Question
+from verl_atgrpo.play.messages import Message
+from verl_atgrpo.play.tools import Tool
 from verl_atgrpo.tiny_models.demonstrations.demonstrator import Choice, Demonstration, Demonstrator, sure, write
-from verl_atgrpo.tools import Tool
 
 _WHERE, _RIVER = ("Where does ", " live?"), ("Which river is in ", "?")
 _ASK, _SEARCH = '{"name": "ask_worker", "arguments": {"question": "', '{"name": "search", "arguments": {"query": "'

@@ -19,28 +19,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from verl_atgrpo import environment
-from verl_atgrpo.config.environment_check import check_declared
-from verl_atgrpo.environment import (
-    Environment,
-    EnvironmentConfigError,
-    Outcome,
-    OutcomeError,
-    Score,
-    Split,
-    contained,
-)
-from verl_atgrpo.team import (
+from verl_atgrpo.play import registry
+from verl_atgrpo.play.decision import Ask
+from verl_atgrpo.play.environment import Environment, play
+from verl_atgrpo.play.environment_check import check_declared
+from verl_atgrpo.play.messages import as_messages
+from verl_atgrpo.play.scripted import ScriptedPolicy, ScriptedTeam
+from verl_atgrpo.play.types import (
     Candidate,
+    EnvironmentConfigError,
     EpisodeRecord,
     Generation,
-    Limits,
-    Request,
-    ScriptedPolicy,
-    ScriptedTeam,
-    as_messages,
-    play,
+    Outcome,
+    OutcomeError,
+    ReplyLimits,
+    Score,
+    Split,
 )
+from verl_atgrpo.play.user_code import contained
 
 __all__ = ["HOSTILE", "EnvironmentContractError", "Script", "ScriptError", "Scripts", "check_environment"]
 
@@ -122,7 +118,7 @@ def check_environment(
     """
     if exploits and gold is None:
         raise ValueError("exploits are compared with gold scripts: give gold as well")
-    factory = functools.partial(environment.make, make) if isinstance(make, str) else make
+    factory = functools.partial(registry.make, make) if isinstance(make, str) else make
     options = dict(options or {})
     env, again = factory(**options), factory(**options)
     _check_agents(env)
@@ -229,7 +225,7 @@ def _check_other_process(
 
     Raises ValueError for options that cannot be given to it.
     """
-    factory = environment.load(make) if isinstance(make, str) else make
+    factory = registry.load(make) if isinstance(make, str) else make
     module, name = getattr(factory, "__module__", "__main__"), getattr(factory, "__qualname__", "")
     if module == "__main__" or not name.isidentifier():
         return
@@ -242,7 +238,7 @@ def _check_other_process(
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "made"
         done = subprocess.run(
-            [sys.executable, "-c", "from verl_atgrpo import testing; testing._make_again()", file],
+            [sys.executable, "-c", "from verl_atgrpo.play import testing; testing._make_again()", file],
             input=asked,
             capture_output=True,
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -276,7 +272,7 @@ def _make_again() -> None:
         if error.name is not None and f"{module}.".startswith(f"{error.name}."):
             return  # the tests' own, say, which pytest found by its path
         raise
-    env = environment.make(f"{module}:{name}", **options)
+    env = registry.make(f"{module}:{name}", **options)
     tasks = {split: [env.task(split, index) for index in range(n)] for split, (n, _) in counts.items()}
     marks = {split: [(env.fingerprint(task), env.task_key(task)) for task in made] for split, made in tasks.items()}
     prompts = {split: _prompts(env, split, n) for split, (_, n) in counts.items()}
@@ -356,7 +352,7 @@ class WatchedTeam(ScriptedTeam):
         self.fault: EnvironmentContractError | ScriptError | None = None
         """The first error, kept because an environment may catch what a decision raises."""
 
-    async def _decide(self, agent: str, request: Request) -> Candidate:
+    async def _decide(self, agent: str, request: Ask) -> Candidate:
         prompt = request.prompt
         try:
             if self.fault is not None:
@@ -379,7 +375,7 @@ class WatchedTeam(ScriptedTeam):
             self.fault = self.fault or fault
             raise
 
-    async def _probe(self, agent: str, request: Request, score: Callable[[Any], Awaitable[Score]]) -> None:
+    async def _probe(self, agent: str, request: Ask, score: Callable[[Any], Awaitable[Score]]) -> None:
         policy, messages = self.policies[agent], as_messages(request.prompt)
         ids = policy.encode_with_tools(messages, request.tools) if request.tools else policy.encode(messages)
         text = "".join(map(chr, ids))
@@ -416,7 +412,7 @@ class WatchedTeam(ScriptedTeam):
             policy.calls = before[agent]
         return earned
 
-    async def _checked(self, agent: str, request: Request, reply: Any) -> Score:
+    async def _checked(self, agent: str, request: Ask, reply: Any) -> Score:
         low, high = self.trial.bounds
         made: Any = Score()
         with contained(f"agent {agent!r}: the score"):
@@ -438,7 +434,7 @@ class _EndingPolicy(ScriptedPolicy):
     """Returns one token for every answer: a model ends even an empty answer with one, so that it is no failure."""
 
     async def generate(
-        self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: Limits | None = None
+        self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: ReplyLimits | None = None
     ) -> Generation:
         prompt = "".join(map(chr, prompt_ids))
         self.calls[prompt] += 1

@@ -10,16 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypedDict
 
-from verl_atgrpo.environment import Environment, EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
-from verl_atgrpo.environments.adapters import scorer
-from verl_atgrpo.environments.adapters.foreign import FAULTS, line
 from verl_atgrpo.environments.common.limited import LimitedProcess
 from verl_atgrpo.environments.common.options import Turns, check_installed, checked_options
 from verl_atgrpo.environments.common.replies import after_thoughts, labelled, labels, repeats
 from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.environments.common.workflow import Style, chat
-from verl_atgrpo.quoting import quoted, shortened
-from verl_atgrpo.team import Team
+from verl_atgrpo.environments.ports import scorer
+from verl_atgrpo.environments.ports.foreign import FAULTS, line
+from verl_atgrpo.play.environment import Environment
+from verl_atgrpo.play.messages import Message
+from verl_atgrpo.play.quoting import quoted, shortened
+from verl_atgrpo.play.seeds import stable_hash
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import EnvironmentConfigError, Outcome, Score, Split
 
 LONGEST = 10_000
 """Most characters of an answer; a longer one does not parse."""

@@ -8,7 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from verl_atgrpo.environment import Environment, RowDefect, Split, stable_hash
+from verl_atgrpo.play.environment import Environment, RowDefect
+from verl_atgrpo.play.seeds import stable_hash
+from verl_atgrpo.play.types import Split
 
 SAMPLE = 32
 """Rows that the start of a training grades. With a bound of .25, data of which 8% are bad are refused one time in

@@ -6,8 +6,10 @@ import inspect
 import typing
 from collections.abc import Mapping
 
-from verl_atgrpo.environment import Environment, EnvironmentConfigError, Split, asking, tasks_of
-from verl_atgrpo.team import check_agents
+from verl_atgrpo.play.environment import Environment
+from verl_atgrpo.play.team import check_agents
+from verl_atgrpo.play.types import EnvironmentConfigError, Split, plain_of
+from verl_atgrpo.play.user_code import asking
 
 _SPLITS: tuple[Split, ...] = typing.get_args(Split)
 
@@ -52,3 +54,14 @@ def check_first_tasks(env: Environment, name: object) -> None:
                     f"at_grpo.environment.name={name!r}: {type(env).__name__}.{method} of task ({split}, 0) is "
                     f"{text!r:.200}: return a text"
                 )
+
+
+def tasks_of(env: Environment, split: Split) -> int | None:
+    """Returns the number of tasks of a split, None without end; raises EnvironmentConfigError for anything else."""
+    number = plain_of(env.num_tasks(split))
+    if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 0):
+        raise EnvironmentConfigError(
+            f"at_grpo.environment: {type(env).__name__}.num_tasks({split!r}) is {number!r:.80}: return a whole "
+            "number, or None for tasks without end"
+        )
+    return number

@@ -10,264 +10,42 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-import json
 import math
 import random
-import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from verl_atgrpo.environment import (
-    Environment,
-    Message,
-    Outcome,
+from verl_atgrpo.play.decision import Agent, Ask, GroupScoreFunction, ScoreFunction, lowest_for_errors, select
+from verl_atgrpo.play.messages import Message, MessageError, Prompt, Reply, as_messages
+from verl_atgrpo.play.quoting import SHARES, sharing
+from verl_atgrpo.play.sampler import Sampler, ToolSampler
+from verl_atgrpo.play.seeds import stable_hash
+from verl_atgrpo.play.tools import Tool, ToolError
+from verl_atgrpo.play.types import (
+    Candidate,
+    Decision,
+    EpisodeFailed,
+    Generation,
+    Replayed,
+    ReplayError,
+    Scheme,
     Score,
-    Split,
-    check_outcome,
-    contained,
-    stable_hash,
+    TeamOptions,
 )
-from verl_atgrpo.quoting import SHARES, sharing
-from verl_atgrpo.thoughts import split_thought
-from verl_atgrpo.tools import MessageError, Reply, Tool, ToolCall, ToolError, ToolSource, text_of, tools_of
+from verl_atgrpo.play.user_code import contained, gather_or_cancel
 
 if TYPE_CHECKING:
-    from verl_atgrpo.endpoints import CallScore, Endpoint
+    from verl_atgrpo.play.endpoints import CallScore, Endpoint
 
-Prompt = str | Sequence[Message]
-PromptSource = Prompt | Callable[[], Prompt]
-"""A prompt, or a function that makes it with quotes of the length that its policy can take (`quoting`)."""
-ScoreFunction = Callable[[Any], Score | Awaitable[Score]]
-"""Reply -> score: of what it says, without its thoughts, or of the `tools.Reply` to a prompt with tools."""
-GroupScoreFunction = Callable[[Sequence[Any]], Sequence[Score] | Awaitable[Sequence[Score]]]
-Scheme = Literal["tree", "parallel", "evaluate"]
-Selection = Literal["greedy", "first", "random", "softmax"]
-T = TypeVar("T")
 _TAKEN = ("all", "counts", "decisions", "failure", "generated_tokens", "unsettled")
 """Attributes of a team that its class does not have, and the word for all agents in a recipe."""
 _SCOPE: contextvars.ContextVar[tuple[object, str, float]] = contextvars.ContextVar("scope", default=(None, "", 1.0))
 """The team whose candidate is being scored, and the scope and the weight of decisions that its score makes."""
-
-
-class EpisodeFailed(Exception):
-    """A candidate could not be sampled (engine error, time-out, prompt too long) or scored; its episode ends."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-        """Name of the counter: `prompt_too_long`, `timeout`, `engine`, `empty`, or an environment's own."""
-
-
-class ReplayError(RuntimeError):
-    """An episode that is played again with the same replies differs: a defect of the environment."""
-
-
-@dataclass(frozen=True)
-class Generation:
-    """A policy's answer to one prompt."""
-
-    token_ids: list[int]
-    log_probs: list[float]
-    """Log-prob of each sampled token, computed by the server; one per token id."""
-    text: str
-    """All of it, with its thoughts in `<think>`."""
-    truncated: bool = False
-    """Whether the answer reached the length limit."""
-    weights_version: tuple[int, int] = (0, 0)
-    """First and last version of the weights that produced tokens of this answer."""
-    resumed: int = 0
-    """How often the answer was interrupted and resumed."""
-    temperature: float = 1.0
-    """That it was sampled at."""
-    cached_tokens: int = 0
-    """Tokens of the prompt that were in the server's prefix cache."""
-    reply: Reply | None = None
-    """The answer as parsed by a server that returns no ids, to a prompt with tools."""
-    usage: tuple[int, int] | None = None
-    """Numbers of tokens of prompt and answer, from a server that returns no ids; all ids are placeholders then."""
-    opened: bool = False
-    """Whether its prompt ends in the beginning of a thought."""
-
-    @cached_property
-    def parts(self) -> tuple[str, str]:
-        """What it thought and what it said."""
-        return split_thought(self.text, self.opened)
-
-    @property
-    def tokens(self) -> int:
-        """The number of generated tokens."""
-        return len(self.token_ids) if self.usage is None else self.usage[1]
-
-
 OnScoreError = Callable[[str, int, str, Exception], None]
 """Agent, turn, reply and what scoring the reply raised."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Where an answer ends earlier than the policy's own settings say."""
-
-    max_tokens: int | None = None
-    """Most tokens; the policy's `max_response_length` if it is smaller."""
-    stop: tuple[str, ...] = ()
-    """Texts at which it ends. They are among its tokens and not in its text."""
-    calls: bool = False
-    """Whether it may call tools, and ends where the model family ends a call."""
-
-    def cut(self, text: str) -> str:
-        """Returns a text up to the first of the stop texts."""
-        ends = [place for stop in self.stop if (place := text.find(stop)) >= 0]
-        return text[: min(ends)] if ends else text
-
-
-class Sampler(Protocol):
-    """The source of a team's candidates: verl's servers, a local model or a script."""
-
-    def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Returns the token ids of a prompt, with the chat template applied.
-
-        Raises EpisodeFailed if the prompt is too long for the policy.
-        """
-        ...
-
-    async def generate(self, decision_id: str, prompt_ids: list[int], seed: int | None) -> Generation:
-        """Samples one answer. Candidates of a decision have the same `decision_id`, so that they share a prefix cache.
-
-        Raises EpisodeFailed if sampling failed.
-        """
-        ...
-
-
-@runtime_checkable
-class ToolSampler(Sampler, Protocol):
-    """A source of candidates that may call tools and end early."""
-
-    def encode_with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """Returns the token ids of a prompt in which the tools are described.
-
-        Raises:
-            EpisodeFailed: the prompt is too long for the policy.
-            ToolError: its chat template knows no tools.
-        """
-        ...
-
-    async def generate(
-        self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: Limits | None = None
-    ) -> Generation:
-        """As `Sampler.generate`, within limits."""
-        ...
-
-    async def parse(self, generation: Generation, tools: Sequence[Tool]) -> Reply:
-        """Returns the calls and the rest of an answer; an unreadable answer is one without calls."""
-        ...
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One answer sampled at a decision, with its score."""
-
-    generation: Generation
-    score: Score
-    reward: float
-    """The mixed reward alpha * team + local_weight * local."""
-    error: Exception | None = None
-    """Why it could not be scored; its reward is the lowest of its group then, and at most 0."""
-    reply: Reply | None = None
-    """The parsed answer, at a decision with tools."""
-
-    @property
-    def text(self) -> str:
-        """What the answer says, without its thoughts and, at a decision with tools, its calls."""
-        return self.generation.parts[1] if self.reply is None else self.reply.text
-
-    @property
-    def reasoning(self) -> str:
-        """What it thought; no score is given that, and no other agent's prompt should have it."""
-        return self.generation.parts[0] if self.reply is None else self.reply.reasoning
-
-    @property
-    def tool_calls(self) -> tuple[ToolCall, ...]:
-        """Its calls, at a decision with tools."""
-        return () if self.reply is None else self.reply.calls
-
-
-@dataclass(frozen=True)
-class Decision:
-    """A comparison group: the K candidates of (episode, agent, turn)."""
-
-    agent: str
-    turn: int
-    """Index of the decision among this agent's in its scope."""
-    policy: str
-    prompt_ids: list[int]
-    candidates: tuple[Candidate, ...]
-    committed: int
-    """Index of the candidate that the episode continued with; -1 if it is none of them (branching at random)."""
-    scope: str = ""
-    """Empty in `run`; `<agent>.<turn>.<candidate>/` in the score of that candidate, `<agent>.<turn>.all/` in that of
-    all."""
-    order: int = 0
-    """How many decisions of its scope had started before."""
-    trained: bool = True
-    """Whether its candidates are rows of the update."""
-    k: int = 1
-    """The number of its candidates in the scheme `tree`, and at a branch point."""
-    limits: Limits | None = None
-    """Where its candidates end early."""
-    weight: float = 1.0
-    """1 / the number of alternatives to it in its episode, of which all are played: the other candidates whose scores
-    make the same decision, and the other branches. A sum over decisions with these weights is an expectation over
-    episodes, whatever the number of candidates."""
-
-    @property
-    def name(self) -> str:
-        """Its name in the episode, whatever the order in which decisions finish."""
-        return f"{self.scope}{self.agent}.{self.turn}"
-
-
-@dataclass(frozen=True)
-class TeamOptions:
-    """How many candidates are sampled, how their rewards are mixed, and which is selected."""
-
-    candidates: int = 4
-    """K, the number of candidates of a decision with the scheme `tree`."""
-    agent_candidates: Mapping[str, int] = field(default_factory=dict)
-    """Agent -> its own K."""
-    alpha: float = 1.0
-    """Weight of the team part in r = alpha * team + local_weight * local (paper, Eq. 3)."""
-    local_weight: float = 1.0
-    """Weight of the local part; 1 in the paper."""
-    selection: Selection = "greedy"
-    """Which candidate is committed; `greedy` takes the largest mixed reward, at ties the lowest index."""
-    softmax_temperature: float = 1.0
-    """Temperature of `selection: softmax`, in units of reward."""
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """What a decision is to be answered with when an episode is played again."""
-
-    prompt_ids: list[int]
-    """The prompt that it must have."""
-    reply: Candidate | Generation
-    """A reply that is not scored yet is scored."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """The arguments of `Agent.act`."""
-
-    prompt: Prompt
-    score: ScoreFunction | None = None
-    score_all: GroupScoreFunction | None = None
-    candidates: int | None = None
-    train: bool = True
-    tools: tuple[Tool, ...] = ()
-    limits: Limits | None = None
 
 
 class _NoScore(TypeError):
@@ -276,14 +54,6 @@ class _NoScore(TypeError):
 
 class _NotScored(Exception):
     """A score made a decision in evaluation, where nobody needs its result."""
-
-
-@dataclass
-class EpisodeRecord:
-    """An episode's decisions, in the order in which they were made, and its outcome."""
-
-    decisions: list[Decision]
-    outcome: Outcome
 
 
 def end_in_evaluation() -> None:
@@ -295,93 +65,6 @@ def end_in_evaluation() -> None:
     if isinstance(team, Team) and team._scheme == "evaluate":
         team._unscored.add(scope)
         raise _NotScored
-
-
-def as_messages(prompt: Prompt) -> list[Message]:
-    """Returns `prompt` as chat messages: a text becomes one user message."""
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-
-
-def select(rewards: Sequence[float], selection: Selection, rng: random.Random, temperature: float) -> int:
-    """Returns the index of the candidate to commit, given the candidates' mixed rewards."""
-    if selection == "first":
-        return 0
-    if selection == "random":
-        return rng.randrange(len(rewards))
-    if selection == "softmax":
-        top = max(rewards)
-        weights = [math.exp((reward - top) / temperature) for reward in rewards]
-        return rng.choices(range(len(rewards)), weights)[0]
-    return max(range(len(rewards)), key=lambda index: rewards[index])
-
-
-@dataclass(frozen=True)
-class Agent:
-    """One agent of a team, as the environment uses it."""
-
-    _team: Team = field(repr=False)
-    name: str
-
-    async def act(
-        self,
-        prompt: PromptSource,
-        score: ScoreFunction | None = None,
-        *,
-        score_all: GroupScoreFunction | None = None,
-        candidates: int | None = None,
-        train: bool = True,
-        tools: Sequence[ToolSource] = (),
-        max_tokens: int | None = None,
-        stop: Sequence[str] = (),
-    ) -> Candidate:
-        """Samples this agent's candidates for `prompt`, scores them and returns the committed one.
-
-        Args:
-            prompt: a text or chat messages; the same for every candidate. Or a function that returns them, if it
-                quotes other replies (`quoting.quoted`): while the policy finds the prompt too long, it is called again
-                with quotes half as long.
-            score: what a reply says, without its thoughts -> Score, sync or async; it must not change the state. None
-                scores 0. An async one may make decisions itself (a judge, a refinement); evaluation does not score
-                such candidates.
-            score_all: replies -> their scores, in place of `score`: for a judge that ranks the candidates of a group.
-                It gets all of them at once, in evaluation and where each is sampled alone (`parallel`, `branch`) one,
-                so a ranking is worth nothing there. What it raises ends the run: no single reply is at fault.
-            candidates: K of this decision in training, in place of the recipe's; at least 2 if it is trained. With
-                the scheme `parallel` a trained decision has one candidate nevertheless.
-            train: False for a decision whose candidates are no rows of the update, such as a draft or a simulated
-                user. It has one candidate unless `candidates` says more.
-            tools: typed functions or OpenAI schemas that the reply may call. Nothing is called here (`tools.use_tools`
-                does that); scores get a `tools.Reply`, and the returned candidate has `tool_calls`.
-            max_tokens: most tokens of a reply, if fewer than `data.max_response_length`.
-            stop: texts at which a reply ends; they are not in its text.
-
-        Raises:
-            EpisodeFailed: a candidate could not be sampled; the environment should not catch it.
-            ToolError: something is no tool, or the policy's chat template knows none.
-            TypeError: a score is no `Score`.
-            ValueError: `candidates` or `max_tokens` is too small, a stop text is empty, or `score` and `score_all` are
-                both given.
-        """
-        if score is not None and score_all is not None:
-            raise ValueError(f"agent {self.name!r}: both score and score_all are given; use one")
-        if candidates is not None and (not isinstance(candidates, int) or candidates < 1 + train):
-            raise ValueError(
-                f"agent {self.name!r}: candidates={candidates!r}, and train={train} needs {1 + train}, a whole number"
-            )
-        if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
-            raise ValueError(f"agent {self.name!r}: max_tokens={max_tokens!r} is less than 1, or no whole number")
-        for key, listed in (("stop", stop), ("tools", tools)):
-            if isinstance(listed, str | bytes | Mapping) or not isinstance(listed, Sequence):  # read item by item
-                raise ValueError(f"agent {self.name!r}: {key}={listed!r:.80} is no list: use {key}=[{listed!r:.80}]")
-        if not all(isinstance(text, str) and text for text in stop):
-            raise ValueError(
-                f"agent {self.name!r}: stop={list(stop)} has an empty text, which ends every reply, or none"
-            )
-        limits = Limits(max_tokens, tuple(stop), bool(tools)) if max_tokens is not None or stop or tools else None
-        known = tools_of(tools)
-        made = self._team._fitted(self.name, prompt, known) if callable(prompt) else prompt
-        request = Request(made, score, score_all, candidates, train, known, limits)
-        return await self._team._decide(self.name, request)
 
 
 def check_agents(agents: object) -> None:
@@ -509,7 +192,7 @@ class Team:
             RuntimeError: it is called in a score.
             ValueError: a limit is not above 0, or `agents` is one text.
         """
-        from verl_atgrpo.endpoints import serve
+        from verl_atgrpo.play.endpoints import serve
 
         if self._scope() != self._path:
             raise RuntimeError(
@@ -555,7 +238,7 @@ class Team:
         own = self._own.get(agent)
         return self._policies[self._policy_of[agent]] if own is None else own
 
-    async def _decide(self, agent: str, request: Request) -> Candidate:
+    async def _decide(self, agent: str, ask: Ask) -> Candidate:
         if self._closed:
             raise asyncio.CancelledError("the episode has ended")
         scope = self._scope()
@@ -563,17 +246,17 @@ class Team:
             end_in_evaluation()
         turn, order = self._started[f"{scope}{agent}"], self._started[scope]
         self._started.update((f"{scope}{agent}", scope))
-        options, train = self._options, request.train
-        k = request.candidates or (options.agent_candidates.get(agent, options.candidates) if train else 1)
+        options, train = self._options, ask.train
+        k = ask.candidates or (options.agent_candidates.get(agent, options.candidates) if train else 1)
         # Prompt and candidates follow.
-        policy, limits = self._policy_of[agent], request.limits
+        policy, limits = self._policy_of[agent], ask.limits
         weight = self._weight()
         asked = Decision(agent, turn, policy, [], (), 0, scope, order, train, k, limits, weight)
         running = asyncio.current_task()
         assert running is not None  # coroutines run in tasks
         self._active.add(running)
         try:
-            decision = await self._sample_and_commit(asked, request)
+            decision = await self._sample_and_commit(asked, ask)
             place = self.decisions if scope == self._path else self._nested.setdefault(scope, [])
             self._collect(decision, place)
             place.append(decision)  # after those of its scores
@@ -666,40 +349,40 @@ class Team:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _sample_and_commit(self, asked: Decision, request: Request) -> Decision:
+    async def _sample_and_commit(self, asked: Decision, ask: Ask) -> Decision:
         """Returns a decision that has neither prompt nor candidates yet with both."""
-        messages = as_messages(request.prompt)
-        asked = replace(asked, prompt_ids=self._encode(asked, messages, request.tools))
+        messages = as_messages(ask.prompt)
+        asked = replace(asked, prompt_ids=self._encode(asked, messages, ask.tools))
         replayed = self._replayed.get(f"{asked.agent}.{asked.turn}") if asked.scope == self._path else None
         if replayed is not None and replayed.prompt_ids != asked.prompt_ids:
             raise ReplayError(f"the decision {asked.agent}.{asked.turn} has another prompt")
         single = self._scheme == "evaluate" or (asked.trained and self._scheme == "parallel")
         samples = 1 if single else asked.k
         if not self._scored and samples == 1:
-            request = replace(request, score=None, score_all=None)
+            ask = replace(ask, score=None, score_all=None)
 
         async def answer(index: int) -> Candidate:
             if replayed is not None and isinstance(replayed.reply, Generation):
                 generation = replayed.reply
             else:
                 generation = await self.sample_candidate(asked, index)
-            reply = await self._parse(generation, asked, index, request.tools) if request.tools else None
+            reply = await self._parse(generation, asked, index, ask.tools) if ask.tools else None
             return Candidate(generation, Score(), 0.0, reply=reply)
 
         async def sample(index: int) -> Candidate:
             answered = await answer(index)
             # Each candidate is sampled in a task of its own, with a copy of the context variables.
             self._enter(f"{asked.name}.{index}/", asked.weight / len(numbers))
-            return await self._score(answered, asked, request.score)
+            return await self._score(answered, asked, ask.score)
 
         numbers = range(samples if replayed is None else 1)
         if replayed is not None and isinstance(replayed.reply, Candidate):
             sampled = [replayed.reply]
-        elif request.score_all is None:
+        elif ask.score_all is None:
             sampled = lowest_for_errors(await gather_or_cancel([sample(index) for index in numbers]))
         else:
             answered = await gather_or_cancel([answer(index) for index in numbers])
-            (sampled,) = await gather_or_cancel([self._score_all(answered, asked, request.score_all)])
+            (sampled,) = await gather_or_cancel([self._score_all(answered, asked, ask.score_all)])
         # The environment is not given a reply that its score could not read, if there is another.
         may = [index for index, one in enumerate(sampled) if one.error is None] or list(range(len(sampled)))
         options = self._options
@@ -825,139 +508,3 @@ def _to_score(answered: Candidate) -> str | Reply:
 def _parts(of: Decision) -> tuple[object, ...]:
     """Returns what the seeds of a decision derive from beside the episode's seed."""
     return (*((of.scope,) if of.scope else ()), of.agent, of.turn)
-
-
-def lowest_for_errors(sampled: list[Candidate]) -> list[Candidate]:
-    """Returns candidates in which those without a score have the lowest reward of the others, and at most 0.
-
-    Raises the first error if none of several candidates could be scored: not a single reply is at fault.
-    """
-    errors = [candidate.error for candidate in sampled if candidate.error is not None]
-    if len(errors) == len(sampled) > 1:
-        raise errors[0]
-    lowest = min([0.0, *(candidate.reward for candidate in sampled if candidate.error is None)])
-    return [candidate if candidate.error is None else replace(candidate, reward=lowest) for candidate in sampled]
-
-
-async def gather_or_cancel(awaitables: Sequence[Awaitable[T]]) -> list[T]:
-    """Like asyncio.gather, but the first error cancels the other awaitables and waits for them.
-
-    Otherwise a failed episode would continue to use the engine.
-    """
-    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
-    try:
-        return list(await asyncio.gather(*tasks))
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
-
-
-def episode_seed(seed: int, split: Split, step: int | Literal["val"], index: int, session: int, deal: int = 0) -> int:
-    """Returns the seed of an episode's samples.
-
-    Training samples differ between steps. Validation (`step="val"`) always has the same seeds, so that its curve
-    shows changes of the policy only.
-
-    Args:
-        seed: the run's, `at_grpo.seed`.
-        split: the task's split.
-        step: the training step.
-        index: of the task in its split.
-        session: index of the episode among the task's.
-        deal: how often the task was submitted before in the same step, which happens when a data set starts again.
-    """
-    return stable_hash(seed, split, step, index, session, *([deal] if deal else []))
-
-
-async def play(environment: Environment, task: object, team: Team) -> EpisodeRecord:
-    """Plays one episode and returns its outcome with all decisions.
-
-    Raises:
-        EpisodeFailed: a decision failed, even if the environment wrapped the exception (as task groups do), or
-            caught it.
-        OutcomeError: the environment returned no valid outcome.
-        Ended: the environment raised what would end the process, such as `SystemExit`.
-    """
-    try:
-        with contained(f"{type(environment).__name__}.run"):
-            outcome = await environment.run(task, team)
-    except Exception as error:
-        if team.failure is None or error is team.failure:
-            raise
-        raise team.failure from error
-    finally:
-        await team.close()
-    if team.failure is not None:
-        raise team.failure
-    check_outcome(environment, outcome)
-    return EpisodeRecord(team.decisions, outcome)
-
-
-@dataclass
-class ScriptedPolicy:
-    """A policy that answers from a script instead of a model, for tests and benchmarks.
-
-    Token ids are Unicode code points, so that decoding is exact.
-    """
-
-    script: Callable[[str, int], str]
-    """(prompt text, index of the call for this prompt) -> answer."""
-    calls: Counter[str] = field(default_factory=Counter)
-    """Number of calls of each prompt text."""
-
-    def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Returns the code points of the messages' contents, joined by newlines."""
-        return [ord(char) for char in "\n".join(map(text_of, messages))]
-
-    def encode_with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """Returns the same after a line with the names of the tools."""
-        return self.encode([{"content": f"tools: {', '.join(tool.name for tool in tools)}"}, *messages])
-
-    async def parse(self, generation: Generation, tools: Sequence[Tool]) -> Reply:
-        """Returns the calls of an answer of the form `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
-        calls, unparsed = [], 0
-        thought, said = generation.parts
-        for text in re.findall("<tool_call>(.*?)(?:</tool_call>|$)", said, re.DOTALL):
-            try:
-                call = json.loads(text)
-                calls.append(ToolCall(call["name"], json.dumps(call["arguments"])))
-            except (ValueError, KeyError, TypeError, RecursionError):
-                unparsed += 1
-        text = said.partition("<tool_call>")[0]
-        return Reply(text, thought, tuple(calls), unparsed=unparsed, raw=generation.text)
-
-    async def generate(
-        self, decision_id: str, prompt_ids: list[int], seed: int | None, limits: Limits | None = None
-    ) -> Generation:
-        """Returns the script's next answer to this prompt, with log-probs of 0."""
-        prompt = "".join(map(chr, prompt_ids))
-        whole = self.script(prompt, self.calls[prompt])
-        self.calls[prompt] += 1
-        text = whole if limits is None else limits.cut(whole[: limits.max_tokens])
-        truncated = limits is not None and limits.max_tokens is not None and len(whole) > limits.max_tokens
-        return Generation([ord(char) for char in text], [0.0] * len(text), text, truncated)
-
-
-class ScriptedTeam(Team):
-    """A team whose agents answer from scripts: `ScriptedTeam({"planner": lambda prompt, k: "R"})`."""
-
-    def __init__(
-        self,
-        scripts: Mapping[str, Callable[[str, int], str]],
-        *,
-        candidates: int = 1,
-        alpha: float = 1.0,
-        selection: Selection = "greedy",
-        scheme: Scheme = "tree",
-        seed: int | None = 0,
-    ) -> None:
-        self.policies = {name: ScriptedPolicy(script) for name, script in scripts.items()}
-        super().__init__(
-            {name: name for name in scripts},
-            self.policies,
-            TeamOptions(candidates=candidates, alpha=alpha, selection=selection),
-            scheme=scheme,
-            seed=seed,
-        )

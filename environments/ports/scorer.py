@@ -13,8 +13,8 @@ from collections.abc import Mapping, Set
 from types import CodeType
 from typing import Any
 
-from verl_atgrpo.environments.adapters.foreign import FAULTS, seeded
 from verl_atgrpo.environments.common.limited import serve
+from verl_atgrpo.environments.ports.foreign import FAULTS, seeded
 
 CPU_SECONDS = 2.0
 """CPU time of one score; a usual one takes less than a hundredth."""

@@ -18,21 +18,14 @@ import math
 import random
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from verl_atgrpo.config.schema import BranchSettings
-from verl_atgrpo.environment import Environment, stable_hash
-from verl_atgrpo.team import (
-    Candidate,
-    Decision,
-    EpisodeFailed,
-    EpisodeRecord,
-    Replayed,
-    ReplayError,
-    Team,
-    gather_or_cancel,
-    lowest_for_errors,
-    play,
-)
+from verl_atgrpo.play.decision import lowest_for_errors
+from verl_atgrpo.play.environment import Environment, play
+from verl_atgrpo.play.seeds import stable_hash
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import Candidate, Decision, EpisodeFailed, EpisodeRecord, Replayed, ReplayError
+from verl_atgrpo.play.user_code import gather_or_cancel
 
 NONE_COMMITTED = -1
 """`Decision.committed` where the episode went on with a reply that is not among the candidates (`at: random`)."""
@@ -40,11 +33,45 @@ MakeTeam = Callable[[str, Mapping[str, Replayed]], Team]
 """(path, what to replay by `<agent>.<turn>`) -> a team that samples one candidate a decision."""
 
 
+class BranchOptions(Protocol):
+    """Where an episode branches, and how a candidate is valued; `at_grpo.branch` says it."""
+
+    @property
+    def at(self) -> str | Mapping[str, int]:
+        """`first`, `random` or `every`, or agent -> the number of its decision."""
+        ...
+
+    @property
+    def continuations(self) -> int:
+        """Continuations of every candidate."""
+        ...
+
+    @property
+    def nested(self) -> bool:
+        """Whether continuations branch as well."""
+        ...
+
+    @property
+    def score_weight(self) -> float:
+        """Weight of a candidate's own mixed score."""
+        ...
+
+    @property
+    def min_tokens(self) -> int:
+        """Fewest tokens of the prompt of a decision to branch at."""
+        ...
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Most tokens of it; None for no limit."""
+        ...
+
+
 async def play_branched(
     environment: Environment,
     task: object,
     make_team: MakeTeam,
-    options: BranchSettings,
+    options: BranchOptions,
     seed: int,
     frozen: Collection[str] = (),
 ) -> EpisodeRecord:
@@ -121,7 +148,7 @@ class _Tree:
     environment: Environment
     task: object
     make_team: MakeTeam
-    options: BranchSettings
+    options: BranchOptions
     frozen: Collection[str]
 
     async def play(self, name: str, replayed: Mapping[str, Replayed]) -> _Path:

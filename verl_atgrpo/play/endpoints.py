@@ -29,11 +29,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from aiohttp import web
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from verl_atgrpo.environment import Message, Score
-from verl_atgrpo.tools import MessageError, Reply
+from verl_atgrpo.play.messages import Message, MessageError, Reply
+from verl_atgrpo.play.types import Score
 
 if TYPE_CHECKING:
-    from verl_atgrpo.team import Candidate, Team
+    from verl_atgrpo.play.team import Team
+    from verl_atgrpo.play.types import Candidate
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +194,8 @@ class _Session:
 
     async def answer(self, asked: _Asked) -> list[Candidate]:
         """Makes as many decisions as a request asks for answers; raises _Refused if it cannot be had."""
-        from verl_atgrpo.team import EpisodeFailed, gather_or_cancel
+        from verl_atgrpo.play.types import EpisodeFailed
+        from verl_atgrpo.play.user_code import gather_or_cancel
 
         left = None if self.deadline is None else self.deadline - asyncio.get_running_loop().time()
         number = asked.n or 1
@@ -451,7 +453,7 @@ async def serve(
     team: Team, agents: Sequence[str], score: CallScore | None, *, host: str, max_turns: int, timeout: float | None
 ) -> AsyncIterator[Mapping[str, Endpoint]]:
     """Opens an endpoint for each agent of an episode; see `Team.serve`."""
-    from verl_atgrpo.team import EpisodeFailed
+    from verl_atgrpo.play.types import EpisodeFailed
 
     server, loop, owner = server_of(host), asyncio.get_running_loop(), asyncio.current_task()
     assert owner is not None  # coroutines run in tasks

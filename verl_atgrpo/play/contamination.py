@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from verl_atgrpo.environment import Environment
-from verl_atgrpo.report import counted
+from verl_atgrpo.play.environment import Environment
 
 NEAR = 0.5
 """Jaccard similarity (shared shingles as a share of all) from which two texts are near duplicates."""
@@ -139,6 +138,6 @@ def report(env: Environment, train: int, val: int, shown: int = 20) -> tuple[str
     kinds.update(overlap.similarity is None for overlap in found)
     has_text = env.dedup_text(env.task("val", 0)) is not None
     near = f"{kinds[False]} near" if has_text else "tasks have no text, so near duplicates were not searched for"
-    tasks = f"{train:,} training and {counted(val, 'validation task')}"
+    tasks = f"{train:,} training and {val:,} validation task{'s' * (val != 1)}"
     summary = f"{tasks}: {kinds[True]} with equal keys or fingerprints, {near}"
     return "\n".join([*map(str, first), summary]), kinds.total() > 0
