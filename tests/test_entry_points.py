@@ -71,7 +71,7 @@ def test_a_package_brings_an_environment_and_an_estimator(tmp_path: Path) -> Non
     variables = installed(tmp_path, "coins", 'coins = "coins:Coins"', 'halved = "coins:halved"')
     code = """
 from verl_atgrpo.config.schema import AtGrpoConfig
-from verl_atgrpo.environment import registered
+from verl_atgrpo.play.registry import registered
 settings = AtGrpoConfig.from_mapping({"environment": {"name": "coins", "sides": 6}, "estimator": "halved"})
 environment = settings.make_environment()
 print(type(environment).__name__, environment.sides, settings.spec.eps, {"coins", "math"} <= {*registered()})

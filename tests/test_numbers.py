@@ -117,5 +117,5 @@ def test_what_only_looks_like_a_number_of_a_library_is_none() -> None:
 
 def test_numbers_are_made_pythons_without_numpy() -> None:
     """An environment imports neither numpy nor torch for its scores."""
-    code = "import sys; sys.modules['numpy'] = None; from verl_atgrpo.environment import Score; Score(1)"
+    code = "import sys; sys.modules['numpy'] = None; from verl_atgrpo import Score; Score(1)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import itertools
 import math
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -406,22 +404,3 @@ def test_scripted_team_answers_each_prompt_in_turn() -> None:
 
     texts = [[candidate.text for candidate in decision.candidates] for decision in run(workflow, team).decisions]
     assert texts == [["a0", "a1", "a2"], ["b0", "b1", "b2"], ["r"] * 3]
-
-
-def test_a_team_plays_where_verl_is_not_installed(tmp_path: Path) -> None:
-    code = """
-import asyncio, sys
-for name in ("verl", "ray", "vllm", "transfer_queue"):
-    sys.modules[name] = None
-from verl_atgrpo import ScriptedTeam, make
-from verl_atgrpo.team import play
-environment = make("plan_path", size=4, tool="moves", style="compact", max_turns=2)
-team = ScriptedTeam({"tool_user": lambda prompt, k: "R", "planner": lambda prompt, k: "UD"[k]}, candidates=2)
-record = asyncio.run(play(environment, environment.task("train", 0), team))
-sys.stdout.write(f"{len(record.decisions)} {len(record.decisions[0].candidates)}")
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    decisions, candidates = map(int, done.stdout.split())
-    assert decisions in (2, 4)
-    assert candidates == 2

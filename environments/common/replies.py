@@ -42,7 +42,7 @@ class Labelled:
 
 
 def after_thoughts(reply: str) -> str:
-    """Returns what a reply says (`verl_atgrpo.thoughts`), of its end `READ`."""
+    """Returns what a reply says (`play.thoughts`), of its end `READ`."""
     return split_thought(reply)[1][-READ:]
 
 

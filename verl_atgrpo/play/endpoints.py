@@ -24,17 +24,15 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from aiohttp import web
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from verl_atgrpo.play.decision import Agent
 from verl_atgrpo.play.messages import Message, MessageError, Reply
-from verl_atgrpo.play.types import Score
-
-if TYPE_CHECKING:
-    from verl_atgrpo.play.team import Team
-    from verl_atgrpo.play.types import Candidate
+from verl_atgrpo.play.types import Candidate, Decision, EpisodeFailed, Score
+from verl_atgrpo.play.user_code import gather_or_cancel
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +46,25 @@ _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Fields of a message in which frameworks and chat templates have thoughts."""
 CallScore = Callable[[str, Sequence[Message], Reply], Score | Awaitable[Score]]
 """(agent, messages, reply) -> score."""
+
+
+class ServedTeam(Protocol):
+    """What the endpoints of an episode need of its team (`team.Team`)."""
+
+    decisions: list[Decision]
+    failure: Exception | None
+
+    def __getitem__(self, name: str) -> Agent:
+        """Returns an agent."""
+        ...
+
+    def policy_name(self, agent: str) -> str:
+        """Returns the policy of an agent."""
+        ...
+
+    def sampling_of(self, agent: str) -> Mapping[str, Any]:
+        """Returns the sampling parameters of an agent in training, as far as they are known."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -173,7 +190,7 @@ class _Refused(Exception):
 class _Session:
     """An agent's access to one episode."""
 
-    team: Team
+    team: ServedTeam
     agent: str
     score: CallScore | None
     max_turns: int
@@ -194,9 +211,6 @@ class _Session:
 
     async def answer(self, asked: _Asked) -> list[Candidate]:
         """Makes as many decisions as a request asks for answers; raises _Refused if it cannot be had."""
-        from verl_atgrpo.play.types import EpisodeFailed
-        from verl_atgrpo.play.user_code import gather_or_cancel
-
         left = None if self.deadline is None else self.deadline - asyncio.get_running_loop().time()
         number = asked.n or 1
         if (failure := self.team.failure) is not None:  # nothing that follows is trained on
@@ -450,11 +464,15 @@ def server_of(host: str) -> EndpointServer:
 
 @asynccontextmanager
 async def serve(
-    team: Team, agents: Sequence[str], score: CallScore | None, *, host: str, max_turns: int, timeout: float | None
+    team: ServedTeam,
+    agents: Sequence[str],
+    score: CallScore | None,
+    *,
+    host: str,
+    max_turns: int,
+    timeout: float | None,
 ) -> AsyncIterator[Mapping[str, Endpoint]]:
     """Opens an endpoint for each agent of an episode; see `Team.serve`."""
-    from verl_atgrpo.play.types import EpisodeFailed
-
     server, loop, owner = server_of(host), asyncio.get_running_loop(), asyncio.current_task()
     assert owner is not None  # coroutines run in tasks
     deadline = None if timeout is None else loop.time() + timeout

@@ -192,6 +192,7 @@ class Team:
             RuntimeError: it is called in a score.
             ValueError: a limit is not above 0, or `agents` is one text.
         """
+        # Here, because no other team needs aiohttp.
         from verl_atgrpo.play.endpoints import serve
 
         if self._scope() != self._path:
