@@ -215,7 +215,7 @@ class Game:
 
 
 def _told_in_words(name: str, budget: int, variants: Mapping[str, Variant]) -> Game:
-    """Returns a game that SmolLM2 plays, in the precision and at the learning rate that its recipe has under `make`."""
+    """Returns a game that SmolLM2 plays, in the precision and at its recipe's learning rate under `make`."""
     return Game(
         f"{name}_smollm2",
         budget,
