@@ -38,7 +38,8 @@ from verl_atgrpo.config.schema import (
     ValidationAnswers,
 )
 from verl_atgrpo.environments.ports.replayed_game import ReplayedGame
-from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec
+from verl_atgrpo.estimators.presets import PRESETS
+from verl_atgrpo.estimators.spec import EstimatorSpec
 from verl_atgrpo.play import registry
 
 ROOT = Path(__file__).resolve().parents[1]

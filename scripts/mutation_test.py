@@ -1,6 +1,6 @@
 """Mutation testing: changes single expressions of a module, runs its tests, and lists the mutants that survive.
 
-    .venv/bin/python scripts/mutation_test.py rows/step_rows.py estimators/kernel.py
+    .venv/bin/python scripts/mutation_test.py rows/step_rows.py estimators/arithmetic.py
     .venv/bin/python scripts/mutation_test.py --sample 40 trainer/policy_unit.py
     .venv/bin/python scripts/mutation_test.py --line 63 rows/step_rows.py
 
@@ -39,6 +39,10 @@ TESTS = {
     "environments/code/environment.py": "coding coding_formats single_agent hostile_replies",
     "environments/math/answers.py": "math_answers math_team replies bought_rewards",
     "estimators/spec.py": "estimator_spec advantage agent_estimators gigpo m_grpo scopes row_ids estimator_config",
+    "estimators/choice.py": "estimator_spec agent_estimators estimator_config",
+    "estimators/arithmetic.py": "advantage scopes gigpo m_grpo agent_estimators row_ids rows_and_metrics",
+    "estimators/advantages.py": "advantage estimator_spec scopes gigpo m_grpo agent_estimators",
+    "estimators/m_grpo.py": "m_grpo advantage_properties",
     "evaluation/figures.py": "evaluation_figures",
     "serving/client.py": "attempts attempts_failures group_calls group_calls_change_nothing trace",
     "rollout/rows.py": "rows_and_metrics row_ids row_fields group_filter team_failures",
@@ -48,7 +52,6 @@ TESTS = {
     "trainer/policy_unit.py": "policy_unit standalone staleness placement schedule device_memory",
     "trainer/metrics.py": "staleness rows_and_metrics row_parts",
     "rows/step_rows.py": "group_filter row_parts",
-    "estimators/kernel.py": "advantage scopes gigpo m_grpo agent_estimators row_ids rows_and_metrics",
 }
 """Module -> names of its test files, in the order in which they run."""
 HEAVY = ("torch", "ray", "transformers", "tensordict", "hydra", "hypothesis", "pytest")

@@ -84,7 +84,7 @@ def test_names_that_are_taken_are_refused(tmp_path: Path) -> None:
     variables = installed(tmp_path, "coins", 'sudoku = "coins:Coins"', 'rloo = "coins:halved"')
     code = """
 from verl_atgrpo import make
-from verl_atgrpo.estimators.spec import resolve_spec
+from verl_atgrpo.estimators.choice import resolve_spec
 for attempt in (lambda: make("sudoku"), lambda: resolve_spec("rloo")):
     try:
         attempt()

@@ -21,7 +21,7 @@ from fakes.exact_teams import (
 )
 
 from verl_atgrpo.config.schema import BranchSettings
-from verl_atgrpo.estimators.spec import PRESETS
+from verl_atgrpo.estimators.presets import PRESETS
 from verl_atgrpo.play import branching
 from verl_atgrpo.rollout.rows import training_rows
 

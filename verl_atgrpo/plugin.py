@@ -45,9 +45,9 @@ def _log_warnings() -> None:
 
 
 def _register_estimator(core_algos: ModuleType) -> None:
-    from verl_atgrpo.estimators import kernel
+    from verl_atgrpo.estimators import plain_job
 
-    core_algos.register_adv_est("at_grpo")(kernel.at_grpo_advantage)
+    core_algos.register_adv_est("at_grpo")(plain_job.at_grpo_advantage)
 
 
 def _register_trainer(_: ModuleType) -> None:

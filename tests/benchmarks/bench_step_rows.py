@@ -131,7 +131,7 @@ def drive(queue: str, answer_tokens: int) -> Costs:
     """
     from omegaconf import OmegaConf
 
-    from verl_atgrpo.estimators.spec import PRESETS
+    from verl_atgrpo.estimators.presets import PRESETS
     from verl_atgrpo.rows import queue as trainer_queue
     from verl_atgrpo.rows.credit import rows_with_signal
     from verl_atgrpo.rows.step_rows import StepRows, groups_with_signal

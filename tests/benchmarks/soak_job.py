@@ -26,7 +26,7 @@ from waiting import HANG
 from verl_atgrpo import recipes
 from verl_atgrpo.config.policies import expand_policies, job_of
 from verl_atgrpo.config.schema import AtGrpoConfig
-from verl_atgrpo.estimators.spec import PRESETS
+from verl_atgrpo.estimators.presets import PRESETS
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.types import EpisodeFailed, Outcome, Score

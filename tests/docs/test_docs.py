@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from verl_atgrpo.estimators.spec import PRESETS, EstimatorSpec
+from verl_atgrpo.estimators.presets import PRESETS
+from verl_atgrpo.estimators.spec import EstimatorSpec
 from verl_atgrpo.play.environment import play
 from verl_atgrpo.play.scripted import ScriptedTeam
 from verl_atgrpo.play.testing import check_environment

@@ -9,8 +9,11 @@ import pytest
 import torch
 from fakes.advantage_rows import ROW_PRESETS, estimate, ids, tensor
 
-from verl_atgrpo.estimators.kernel import at_grpo_advantage, group_advantages, inflation_factors
-from verl_atgrpo.estimators.spec import PRESETS, resolve_spec
+from verl_atgrpo.estimators.advantages import group_advantages
+from verl_atgrpo.estimators.choice import resolve_spec
+from verl_atgrpo.estimators.dr_mas import inflation_factors
+from verl_atgrpo.estimators.plain_job import at_grpo_advantage
+from verl_atgrpo.estimators.presets import PRESETS
 
 # --- by hand
 

@@ -8,8 +8,9 @@ from fakes.advantage_rows import ids, tensor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_atgrpo.estimators.kernel import group_advantages
-from verl_atgrpo.estimators.spec import PRESETS, resolve_spec
+from verl_atgrpo.estimators.advantages import group_advantages
+from verl_atgrpo.estimators.choice import resolve_spec
+from verl_atgrpo.estimators.presets import PRESETS
 
 
 @st.composite

@@ -1,21 +1,23 @@
 """Valid and invalid configured estimators, with the messages of the latter."""
 
 import dataclasses
+import importlib
 import importlib.metadata
 import math
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from verl_atgrpo.estimators.spec import (
-    ENTRY_POINTS,
-    PRESETS,
-    EstimatorSpec,
-    follows_verls_switch,
-    presets,
-    resolve_spec,
-)
+from verl_atgrpo.estimators.advantages import team_advantages
+from verl_atgrpo.estimators.arithmetic import deviations, group_sum
+from verl_atgrpo.estimators.choice import follows_verls_switch, resolve_spec
+from verl_atgrpo.estimators.presets import ENTRY_POINTS, PRESETS, presets
+from verl_atgrpo.estimators.spec import EstimatorSpec, Rows
 
 
 @pytest.mark.parametrize(
@@ -276,3 +278,48 @@ def test_an_installed_preset_that_is_refused(
         ValueError, match=rf"^at_grpo\.estimator='{name}': the entry point 'package:spec' .* {message}"
     ):
         resolve_spec("at_grpo")
+
+
+# --- an estimator is a file and an entry
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_in_the_file_of_its_name_with_its_source(name: str) -> None:
+    paper = importlib.import_module(f"verl_atgrpo.estimators.{name}")
+    assert paper.PRESET is PRESETS[name]
+    assert "arXiv" in paper.__doc__.partition("Source:")[2]
+
+
+def test_configurations_are_read_without_torch() -> None:
+    code = "import sys, verl_atgrpo.estimators.choice; print({'torch', 'verl', 'numpy'} & {*sys.modules})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OverTheMean(EstimatorSpec):
+    """A formula that no field expresses: the distance from the mean, divided by a power of it."""
+
+    power: float = 1.0
+
+    def formula(self, values: Tensor, rows: Rows) -> Tensor:
+        group, size, deviation = deviations(values, rows["groups"])
+        return deviation / (group_sum(values, group, len(size)) / size)[group] ** self.power
+
+
+def test_a_formula_of_its_own(installed: dict[str, object]) -> None:
+    installed["mine"] = OverTheMean(name="mine")
+    # Group g: 1, 2, 6, mean 3; group h: 2, 0, mean 1.
+    rows = [{"group": group, "agent": agent} for group, agent in ("ga", "ha", "gb", "ga", "hb")]
+    rewards = torch.tensor([1, 2, 2, 6, 0], dtype=torch.float64)
+
+    def of(choice: Any) -> list[float]:
+        values: list[float] = team_advantages(rewards, rows, resolve_spec(choice)).tolist()
+        return values
+
+    assert of("mine") == pytest.approx([-2 / 3, 1, -1 / 3, 1, -1])
+    assert of({"preset": "mine", "power": 2}) == pytest.approx([-2 / 9, 1, -1 / 9, 1 / 3, -1])
+    assert of({"preset": "mine", "agents": {"b": {"power": 0}}}) == pytest.approx([-2 / 3, 1, -1, 1, -1])
+    with pytest.raises(ValueError, match=r"unknown key 'powr'; valid keys: preset, .*, step_scope, power, agents$"):
+        resolve_spec({"preset": "mine", "powr": 2})
+    with pytest.raises(ValueError, match=r"unknown key 'power'"):
+        resolve_spec({"preset": "grpo", "power": 2})

@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
 
 from verl_atgrpo.config.schema import AtGrpoConfig
-from verl_atgrpo.estimators.spec import PRESETS
+from verl_atgrpo.estimators.presets import PRESETS
 from verl_atgrpo.serving.workers import PolicyServers, PolicyWorker
 from verl_atgrpo.trainer import policy_unit
 from verl_atgrpo.trainer.policy_unit import PolicyUnit

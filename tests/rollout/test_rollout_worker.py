@@ -16,7 +16,7 @@ from fakes.simulated_worker import SimulatedWorker, without_tensors
 
 from verl_atgrpo import Outcome, Score
 from verl_atgrpo.config.schema import BranchSettings
-from verl_atgrpo.estimators.spec import PRESETS
+from verl_atgrpo.estimators.presets import PRESETS
 from verl_atgrpo.play.endpoints import drain_refused
 from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.types import EpisodeFailed

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from verl_atgrpo.estimators.kernel import team_advantages
-from verl_atgrpo.estimators.spec import PRESETS, resolve_spec
+from verl_atgrpo.estimators.advantages import team_advantages
+from verl_atgrpo.estimators.choice import resolve_spec
+from verl_atgrpo.estimators.presets import PRESETS
 from verl_atgrpo.play.scripted import ScriptedTeam
 from verl_atgrpo.play.types import Candidate, Decision, EpisodeRecord, Generation, Outcome, Score
 from verl_atgrpo.rollout.rows import failed_validation_row, training_rows, untrained_rows, validation_rows

@@ -14,7 +14,8 @@ pytest.importorskip("verl")
 from fakes.local_queue import LocalQueue
 from fakes.scripted_policy import Play, bounded
 
-from verl_atgrpo.estimators.spec import PRESETS, resolve_spec
+from verl_atgrpo.estimators.choice import resolve_spec
+from verl_atgrpo.estimators.presets import PRESETS
 from verl_atgrpo.play.environment import play
 from verl_atgrpo.play.scripted import ScriptedTeam
 from verl_atgrpo.play.types import Outcome, Score

@@ -18,8 +18,8 @@ from fakes.fake_trainer import AT_GRPO, FLAT, STEEP, FakeRollout, FakeTrainer, F
 from transfer_queue import KVBatchMeta
 
 from verl_atgrpo.config.schema import GroupFilter, RecordSettings
-from verl_atgrpo.estimators.kernel import team_advantages
-from verl_atgrpo.estimators.spec import resolve_spec
+from verl_atgrpo.estimators.advantages import team_advantages
+from verl_atgrpo.estimators.choice import resolve_spec
 from verl_atgrpo.play.types import EpisodeRecord
 from verl_atgrpo.rollout.rows import training_rows
 from verl_atgrpo.rows.step_rows import StepRows, groups_with_signal, sample_rows

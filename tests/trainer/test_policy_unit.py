@@ -29,7 +29,7 @@ from transfer_queue import KVBatchMeta
 
 from verl_atgrpo import recipes
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
-from verl_atgrpo.estimators.spec import PRESETS
+from verl_atgrpo.estimators.presets import PRESETS
 from verl_atgrpo.play.types import Generation
 from verl_atgrpo.rollout.rows import Row, episode_fields
 from verl_atgrpo.serving.client import DecisionClient, balancer_class

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_atgrpo.estimators.spec import PRESETS
+from verl_atgrpo.estimators.presets import PRESETS
 from verl_atgrpo.rows import queue as trainer_queue
 from verl_atgrpo.trainer.metrics import training_metrics
 from verl_atgrpo.trainer.update import (

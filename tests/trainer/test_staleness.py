@@ -14,7 +14,7 @@ pytest.importorskip("verl")
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
-from verl_atgrpo.estimators.spec import PRESETS
+from verl_atgrpo.estimators.presets import PRESETS
 from verl_atgrpo.rows import queue
 from verl_atgrpo.trainer import policy_unit
 from verl_atgrpo.trainer.metrics import PROBS_DIFF, staleness_metrics

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from verl.checkpoint_engine.base import CheckpointEngineWorker
 
 from verl_atgrpo.config.schema import AtGrpoConfig
-from verl_atgrpo.estimators.spec import PRESETS
+from verl_atgrpo.estimators.presets import PRESETS
 from verl_atgrpo.serving import replicas
 from verl_atgrpo.serving.health import PolicyFailed
 from verl_atgrpo.serving.workers import PolicyServers, ServerWorker, WeightTarget

@@ -618,7 +618,9 @@ TABLE: dict[str, tuple[Row, ...]] = {
             ("at_grpo",),
             remedy="set it to at_grpo and choose the formula with at_grpo.estimator",
         ),
-        _works("norm_adv_by_std_in_grpo", bool, f"{_OURS}.estimators.kernel", "of the presets `at_grpo` and `grpo`"),
+        _works(
+            "norm_adv_by_std_in_grpo", bool, f"{_OURS}.estimators.plain_job", "of the presets `at_grpo` and `grpo`"
+        ),
         _refused("{gamma,lam}", _GROUPS, remedy="leave it at 1; gigpo has step_gamma"),
         _refused("{use_pf_ppo,pf_ppo.**}", _GROUPS),
         _refused("{gdpo_reward_keys,gdpo_reward_weights}", _GROUPS, (None,), added=True),

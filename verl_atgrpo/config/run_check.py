@@ -19,7 +19,7 @@ from verl_atgrpo.config.machine_check import check_folders, check_loggers, check
 from verl_atgrpo.config.policies import expand_policies
 from verl_atgrpo.config.policy_check import check_policies
 from verl_atgrpo.config.schema import MODES, SECTION, AtGrpoConfig, ConfigError
-from verl_atgrpo.estimators.spec import follows_verls_switch, resolve_spec
+from verl_atgrpo.estimators.choice import follows_verls_switch, resolve_spec
 from verl_atgrpo.play import contamination, data_check
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.environment_check import check_first_tasks

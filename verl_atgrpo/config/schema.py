@@ -13,7 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from verl_atgrpo.config.kinds import Count, Seconds, Text, Weight, words
-from verl_atgrpo.estimators.spec import EstimatorSpec, resolve_spec
+from verl_atgrpo.estimators.choice import resolve_spec
+from verl_atgrpo.estimators.spec import EstimatorSpec
 from verl_atgrpo.files import place_of
 from verl_atgrpo.play import registry
 from verl_atgrpo.play.environment import Environment

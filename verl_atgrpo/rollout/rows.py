@@ -16,7 +16,7 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch import Tensor
 
-from verl_atgrpo.estimators.kernel import anchor_of
+from verl_atgrpo.estimators.labels import anchor_of
 from verl_atgrpo.estimators.spec import Need
 from verl_atgrpo.play.types import Candidate, Decision, EpisodeRecord, Generation
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_atgrpo.estimators.kernel import team_advantages
+from verl_atgrpo.estimators.advantages import team_advantages
 from verl_atgrpo.estimators.spec import EstimatorSpec
 
 Tags = Mapping[str, Any]

@@ -19,7 +19,8 @@ from torch import Tensor
 from verl import DataProto
 from verl.trainer.ppo.metric_utils import compute_data_metrics, compute_throughout_metrics, compute_timing_metrics
 
-from verl_atgrpo.estimators.kernel import factorise, inflation_factors
+from verl_atgrpo.estimators.dr_mas import inflation_factors
+from verl_atgrpo.estimators.labels import factorise
 from verl_atgrpo.rows.queue import Rows, Tags, batch_of, fetch_parts, is_padding
 from verl_atgrpo.rows.step_rows import group_of
 

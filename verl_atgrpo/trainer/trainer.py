@@ -24,7 +24,7 @@ from verl_atgrpo.config.answer_check import check_template_arguments
 from verl_atgrpo.config.policies import base_of, job_of
 from verl_atgrpo.config.run_check import MODE
 from verl_atgrpo.config.schema import EXPANDED, AtGrpoConfig, PolicySettings
-from verl_atgrpo.estimators.spec import configured_spec
+from verl_atgrpo.estimators.choice import configured_spec
 from verl_atgrpo.report.records import FOLDER, RecordFiles
 from verl_atgrpo.rollout.rows import DEAL, RECORDED
 from verl_atgrpo.rows import queue

@@ -13,9 +13,9 @@ from verl_atgrpo.compat import when_imported
 
 
 def _record(core_algos: ModuleType) -> None:
-    from verl_atgrpo.estimators import kernel
+    from verl_atgrpo.estimators import plain_job
 
-    original = kernel.at_grpo_advantage
+    original = plain_job.at_grpo_advantage
 
     @functools.wraps(original)
     def recording(**kwargs: Any) -> Any:
@@ -24,7 +24,7 @@ def _record(core_algos: ModuleType) -> None:
         torch.save({**kept, "advantages": advantages}, os.environ["ADVANTAGES_FILE"])
         return advantages, returns
 
-    kernel.at_grpo_advantage = recording
+    plain_job.at_grpo_advantage = recording
 
 
 # Before the plugin registers the function: external modules are loaded first.
