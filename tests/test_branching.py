@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from fakes.scripted_policy import Numbered, Recorder, bounded
 from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.play.branching import play_branched
 from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import Decision, EpisodeFailed, EpisodeRecord, Outcome, Replayed, Score, TeamOptions
+from verl_atgrpo.play.types import Decision, EpisodeFailed, EpisodeRecord, Mode, Outcome, Score, TeamOptions
 from verl_atgrpo.rollout.rows import training_rows, untrained_rows
 
 Answer = Callable[[str, int], str]
@@ -49,14 +49,15 @@ class Teams:
         self.made: dict[str, Team] = {}
         self.candidates, self.own = 4, own or {}
 
-    def __call__(self, path: str, replayed: Mapping[str, Replayed]) -> Team:
-        self.made[path] = Team(
-            dict.fromkeys(self.agents, "shared"),
-            {"shared": self.recorder},
+    def __call__(self, mode: Mode) -> Team:
+        self.made[mode.path] = Team(
+            dict.fromkeys(self.agents, self.recorder),
             TeamOptions(candidates=self.candidates, agent_candidates=self.own),
-            **{"scheme": "parallel", "scored": False, "path": path, "replayed": replayed, **self.options},
+            mode,
+            policies=dict.fromkeys(self.agents, "shared"),
+            **self.options,
         )
-        return self.made[path]
+        return self.made[mode.path]
 
 
 def branched(env: Any, teams: Teams, seed: int = 0, candidates: int = 4, **options: Any) -> EpisodeRecord:
@@ -142,7 +143,7 @@ def test_the_mean_of_the_continuations_and_the_own_score() -> None:
 
     record = branched(Chain(as_number), Teams(answer), at="first", candidates=2, continuations=2)
     assert groups(record) == {"generator.0": [(0 + 4) / 2, (106 + 108) / 2]}
-    scored = Teams(answer, scored=True)
+    scored = Teams(answer)
     record = branched(Chain(as_number), scored, at="first", candidates=2, continuations=2, score_weight=5)
     assert groups(record) == {"generator.0": [2 + 5 * 0.0, 107 + 5 * 0.1]}
     assert [candidate.score.local for candidate in record.decisions[0].candidates] == [0, 0.1]
@@ -156,7 +157,7 @@ def test_a_reply_that_cannot_be_scored_is_worth_as_little_as_the_worst() -> None
 
             return Outcome(True, float((await team.generator.act("x", score)).text))
 
-    teams = Teams(scored=True, on_score_error=lambda *_: None)
+    teams = Teams(on_score_error=lambda *_: None)
     record = branched(Choosy(as_number), teams, candidates=3, score_weight=1)
     assert groups(record) == {"generator.0": [0 - 2, 1 - 1, 2 - 2]}
 
@@ -179,7 +180,7 @@ def test_a_reward_that_is_settled_later_is_as_it_was_when_an_episode_is_played_a
             settled = await team.settle(plan, lambda reply: Score(local=float(done.text)))
             return Outcome(True, settled.reward)
 
-    record = branched(Later(), Teams(agents=("left", "right"), scored=True), candidates=2, at={"right": 0})
+    record = branched(Later(), Teams(agents=("left", "right")), candidates=2, at={"right": 0}, score_weight=1)
     assert groups(record) == {"right.0": [0, 1]}
 
 

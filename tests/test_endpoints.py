@@ -105,7 +105,7 @@ def test_rows_are_those_of_a_native_environment() -> None:
 
     def made() -> Team:
         policy = Seeded(lambda prompt, k: "")
-        return Team(dict.fromkeys(("planner", "worker"), "shared"), {"shared": policy}, TeamOptions(3), seed=11)
+        return Team(dict.fromkeys(("planner", "worker"), policy), TeamOptions(3), seed=11)
 
     async def native(team: Team) -> Outcome:
         first = await team.planner.act(ASK, lambda reply: score("planner", ASK, Reply(reply)))
@@ -200,7 +200,7 @@ def test_a_message_that_the_policy_cannot_be_shown_is_the_frameworks_error() -> 
                 raise MessageError("shows no message of the role 'developer'")
             return super().encode(messages)
 
-    team = Team({"planner": "p"}, {"p": Strict(lambda prompt, k: "7")}, TeamOptions(1))
+    team = Team({"planner": Strict(lambda prompt, k: "7")}, TeamOptions(1))
 
     async def workflow(team: Team) -> Outcome:
         async with team.serve() as urls:
@@ -552,7 +552,7 @@ def test_failures_of_the_episode_are_errors_that_are_not_retried() -> None:
         (ScriptedPolicy(lambda prompt, k: ""), "no tokens"),
         (Long(lambda prompt, k: ""), "too long"),
     ):
-        team = Team({"planner": "p"}, {"p": policy}, TeamOptions(1))
+        team = Team({"planner": policy}, TeamOptions(1))
         with pytest.raises(EpisodeFailed, match=reason):
             served(play(Play(workflow), 0, team))
         assert team._started["planner"] == 1, "the client did not try again"
@@ -685,7 +685,7 @@ def test_a_client_or_an_episode_that_ends_cancels_the_decision_in_the_server(how
                 cancelled.set()
             raise AssertionError
 
-    team = Team({"planner": "p"}, {"p": Slow(lambda prompt, k: "")}, TeamOptions(1))
+    team = Team({"planner": Slow(lambda prompt, k: "")}, TeamOptions(1))
 
     async def main() -> None:
         async with team.serve() as urls:

@@ -37,7 +37,7 @@ class Narrow(ScriptedPolicy):
 def team_of(script: Callable[[str, int], str], agents: Sequence[str], most: int = 2000) -> Team:
     policy = Narrow(script)
     policy.most = most
-    return Team(dict.fromkeys(agents, "narrow"), {"narrow": policy}, TeamOptions(1))
+    return Team(dict.fromkeys(agents, policy), TeamOptions(1))
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -91,7 +91,7 @@ def test_other_failures_are_the_decisions(error: Exception) -> None:
         def encode(self, messages: Sequence[Message]) -> list[int]:
             raise error
 
-    team = Team({"solo": "p"}, {"p": Broken(lambda prompt, k: "7")}, TeamOptions(1))
+    team = Team({"solo": Broken(lambda prompt, k: "7")}, TeamOptions(1))
     with pytest.raises(type(error), match=str(error)):
         asyncio.run(team.solo.act(lambda: "?"))
 
@@ -101,7 +101,7 @@ def test_the_descriptions_of_tools_count() -> None:
         def encode_with_tools(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
             return self.encode([{"role": "system", "content": "t" * 1000}, *messages])
 
-    team = Team({"solo": "p"}, {"p": Described(lambda prompt, k: "7")}, TeamOptions(1))
+    team = Team({"solo": Described(lambda prompt, k: "7")}, TeamOptions(1))
     tool = Tool("look", "", {"type": "object", "properties": {}})
     asyncio.run(team.solo.act(lambda: quoted("a" * 1500), tools=[tool]))
     assert team.counts["prompts_shortened"] == 1

@@ -66,7 +66,7 @@ def test_the_answers_of_an_episode_go_with_its_record(make: Callable[..., Team],
     policy = Answers()
 
     async def episode() -> None:
-        team = make({"first": "p", "second": "p"}, {"p": policy}, TeamOptions(candidates=3))
+        team = make({"first": policy, "second": policy}, TeamOptions(candidates=3))
         record = await play(Pair(), None, team)
         assert sum(len(decision.candidates) for decision in record.decisions) == len(policy.given) == 9
         assert all(given() is not None for given in policy.given)
@@ -76,7 +76,7 @@ def test_the_answers_of_an_episode_go_with_its_record(make: Callable[..., Team],
 
 
 def test_agents_are_the_same_however_they_are_asked_for() -> None:
-    team = Team({"first": "p", "second": "p"}, {"p": Answers()}, TeamOptions())
+    team = Team(dict.fromkeys(("first", "second"), Answers()), TeamOptions())
     assert team.first == team["first"] != team.second
     assert len({team.first, team["first"], team.second}) == 2
     assert team.first.name == "first"

@@ -19,12 +19,12 @@ from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.play.branching import play_branched
 from verl_atgrpo.play.environment import play
 from verl_atgrpo.play.messages import Message, Reply, ToolCall
-from verl_atgrpo.play.scripted import ScriptedTeam
+from verl_atgrpo.play.scripted import ScriptedPolicy, ScriptedTeam
 from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.testing import check_environment
 from verl_atgrpo.play.tool_use import observe, use_tools
 from verl_atgrpo.play.tools import Tool, ToolError, mcp_tools, tools_of
-from verl_atgrpo.play.types import EpisodeFailed, EpisodeRecord, Outcome, Replayed, Score
+from verl_atgrpo.play.types import EpisodeFailed, EpisodeRecord, Mode, Outcome, Score, TeamOptions
 
 Search = Annotated[str, Field(description="words to look for")]
 
@@ -473,10 +473,8 @@ def test_episodes_with_tools_are_branched() -> None:
     def script(prompt: str, k: int) -> str:
         return "3" if "lamp" in prompt else called("search", query="lamp", most=1)
 
-    def make(path: str, replayed: Any) -> Team:
-        team = ScriptedTeam({"worker": script}, scheme="parallel", candidates=2)
-        team._path, team._replayed = path, replayed
-        return team
+    def make(mode: Mode) -> Team:
+        return Team({"worker": ScriptedPolicy(script)}, TeamOptions(candidates=2), mode)
 
     at = BranchSettings(at={"worker": 1})
 
@@ -497,11 +495,9 @@ def test_replays_differ_where_a_tool_does() -> None:
         await use_tools(team.worker, "?", [clock])
         return Outcome(True)
 
-    def make(path: str, replayed: dict[str, Replayed]) -> Team:
+    def make(mode: Mode) -> Team:
         says = lambda prompt, k: "late" if "o'clock" in prompt else called("clock")  # noqa: E731
-        team = ScriptedTeam({"worker": says}, scheme="parallel", candidates=2)
-        team._path, team._replayed = path, replayed
-        return team
+        return Team({"worker": ScriptedPolicy(says)}, TeamOptions(candidates=2), mode)
 
     with pytest.raises(EpisodeFailed, match="another prompt"):
         bounded(play_branched(Play(workflow), 0, make, BranchSettings(at={"worker": 1}), 0))

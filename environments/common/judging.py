@@ -24,8 +24,8 @@ from verl_atgrpo.environments.common.workflow import chat
 from verl_atgrpo.play.decision import Agent, PromptSource
 from verl_atgrpo.play.messages import Prompt, as_messages
 from verl_atgrpo.play.quoting import quoted, shortened
+from verl_atgrpo.play.scoring import end_in_evaluation
 from verl_atgrpo.play.seeds import stable_hash
-from verl_atgrpo.play.team import end_in_evaluation
 from verl_atgrpo.play.types import Candidate, EnvironmentConfigError, Score
 
 if TYPE_CHECKING:

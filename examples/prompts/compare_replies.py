@@ -69,7 +69,7 @@ async def decided(environment: Environment, samplers: Mapping[str, Replies], mos
     """
     made = []
     for index in range(tasks):
-        team = Team({agent: agent for agent in samplers}, samplers, TeamOptions(candidates=most))
+        team = Team(samplers, TeamOptions(candidates=most))
         try:
             made += (await play(environment, environment.task("train", index), team)).decisions
         except EpisodeFailed as failure:

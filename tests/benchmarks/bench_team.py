@@ -13,7 +13,6 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
@@ -25,7 +24,7 @@ from verl_atgrpo.play.branching import play_branched
 from verl_atgrpo.play.environment import play
 from verl_atgrpo.play.scripted import ScriptedPolicy, ScriptedTeam
 from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import EpisodeRecord, Replayed, TeamOptions
+from verl_atgrpo.play.types import EpisodeRecord, Mode, TeamOptions
 from verl_atgrpo.rollout.rows import training_rows
 
 
@@ -43,10 +42,8 @@ async def branched_step(environment: Turns, episodes: int, candidates: int, at: 
     """Plays the episodes and their branches concurrently and makes their rows; returns (decisions, rows)."""
     policies = {agent: ScriptedPolicy(lambda prompt, index: "4321") for agent in environment.agents}
 
-    def make(path: str, replayed: Mapping[str, Replayed]) -> Team:
-        agents = {agent: agent for agent in policies}
-        options = TeamOptions(candidates=candidates)
-        return Team(agents, policies, options, scheme="parallel", scored=False, path=path, replayed=replayed)
+    def make(mode: Mode) -> Team:
+        return Team(policies, TeamOptions(candidates=candidates), mode)
 
     async def one(task: int) -> EpisodeRecord:
         return await play_branched(environment, task, make, BranchSettings(at=at), task)

@@ -21,8 +21,9 @@ from verl_atgrpo import recipes
 from verl_atgrpo.config.run_check import check_run_or_exit
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.environment_check import check_declared, check_first_tasks
+from verl_atgrpo.play.scripted import ScriptedPolicy
 from verl_atgrpo.play.team import Team, check_agents
-from verl_atgrpo.play.types import EnvironmentConfigError, Outcome, Split
+from verl_atgrpo.play.types import EnvironmentConfigError, Outcome, Split, TeamOptions
 from verl_atgrpo.play.user_code import asking
 
 
@@ -223,7 +224,7 @@ def test_a_name_of_an_agent_means_nothing_else(name: Any) -> None:
 
 
 def test_every_attribute_of_a_team_is_refused_as_an_agent() -> None:
-    team = Team({"solo": "shared"}, {}, None)  # type: ignore[arg-type]
+    team = Team({"solo": ScriptedPolicy(lambda prompt, k: "")}, TeamOptions())
     for name in {*dir(team), *vars(team)}:
         with pytest.raises(ValueError, match=re.escape(repr(name))):
             check_agents((name,))

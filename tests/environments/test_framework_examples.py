@@ -23,7 +23,7 @@ from verl_atgrpo.play.scripted import ScriptedPolicy
 from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.tool_use import use_tools
 from verl_atgrpo.play.tools import Tool
-from verl_atgrpo.play.types import EpisodeRecord, Generation, Outcome, ReplyLimits, Score, TeamOptions
+from verl_atgrpo.play.types import EpisodeRecord, Generation, Mode, Outcome, ReplyLimits, Score, TeamOptions
 
 FOLDER = Path(__file__).parents[2] / "examples" / "frameworks"
 sys.path += [str(FOLDER), str(FOLDER.parent / "router")]
@@ -53,8 +53,7 @@ def played(
 ) -> EpisodeRecord:
     async def main() -> EpisodeRecord:
         policies = {agent: Seeded(reply) for agent in env.agents}
-        agents = {agent: agent for agent in env.agents}
-        team = Team(agents, policies, TeamOptions(candidates), scheme=scheme, seed=index)
+        team = Team(policies, TeamOptions(candidates), Mode(scheme), seed=index)
         try:
             return await play(env, env.task("train", index), team)
         finally:
@@ -176,9 +175,7 @@ def test_demonstrated_prompts_are_the_frameworks(module: str, replies: str) -> N
     async def main() -> None:
         for index in range(20):
             policies = {agent: Model(globals()[replies]) for agent in env.agents}
-            team = Team(
-                {agent: agent for agent in env.agents}, policies, TeamOptions(1), scheme="parallel", seed=index
-            )
+            team = Team(policies, TeamOptions(1), Mode("parallel"), seed=index)
             await play(env, env.task("train", index), team)
         await server_of("127.0.0.1").close()
 

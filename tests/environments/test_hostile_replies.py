@@ -149,7 +149,7 @@ def task_of(env: Environment) -> Any:
 
 def cpu_of(env: Environment, reply: str) -> float:
     """Plays an episode in which every reply is this one; returns this process's CPU time per decision."""
-    team = Team(dict.fromkeys(env.agents, "parrot"), {"parrot": Parrot(reply)}, TeamOptions())
+    team = Team(dict.fromkeys(env.agents, Parrot(reply)), TeamOptions())
     task = task_of(env)
 
     async def timed() -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,6 +18,8 @@ from verl_atgrpo.environments.math.refinement import vote
 from verl_atgrpo.play.branching import play_branched
 from verl_atgrpo.play.environment import play
 from verl_atgrpo.play.scripted import ScriptedTeam
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import Mode
 from verl_atgrpo.rollout.rows import training_rows
 
 RIGHT, WRONG = box(GOLD), box("7")
@@ -63,9 +64,8 @@ def test_nodes_of_the_tree_have_the_mean_of_their_children(tmp_path: Path) -> No
     async def say(decision_id: str, index: int) -> str:
         return said(decision_id, index)
 
-    def make(path: str, replayed: Any) -> Any:
-        options: dict[str, Any] = {"scheme": "parallel", "scored": False, "path": path, "replayed": replayed}
-        return team_of(say, env.agents, candidates=3, **options)[0]
+    def make(mode: Mode) -> Team:
+        return team_of(say, env.agents, candidates=3, mode=mode)[0]
 
     where = BranchSettings(at=dict.fromkeys(env.agents, 0), nested=True)
     record = bounded(play_branched(env, env.task("train", 0), make, where, 0))

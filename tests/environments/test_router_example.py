@@ -14,7 +14,7 @@ from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.play.branching import play_branched
 from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.testing import Script, check_environment
-from verl_atgrpo.play.types import Replayed
+from verl_atgrpo.play.types import Mode
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "router"
 sys.path.append(str(EXAMPLE))
@@ -43,9 +43,8 @@ def test_a_desk_is_worth_whether_the_number_was_right() -> None:
             return list(DESKS)[index]
         return "13" if "router.0=1" in decision_id else "2"
 
-    def make(path: str, replayed: Mapping[str, Replayed]) -> Team:
-        options: dict[str, Any] = {"scheme": "parallel", "scored": False, "path": path, "replayed": replayed}
-        return team_of(say, Desks.agents, candidates=3, **options)[0]
+    def make(mode: Mode) -> Team:
+        return team_of(say, Desks.agents, candidates=3, mode=mode)[0]
 
     where = BranchSettings(at={"router": 0})
     record = bounded(play_branched(Desks(), Visit("violin", 13), make, where, 0))

@@ -24,7 +24,16 @@ from verl_atgrpo.play.branching import play_branched
 from verl_atgrpo.play.environment import play
 from verl_atgrpo.play.messages import Message
 from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import EpisodeFailed, EpisodeRecord, Generation, Outcome, Replayed, Score, TeamOptions
+from verl_atgrpo.play.types import (
+    TREE,
+    EpisodeFailed,
+    EpisodeRecord,
+    Generation,
+    Mode,
+    Outcome,
+    Score,
+    TeamOptions,
+)
 from verl_atgrpo.rollout.rows import training_rows
 from verl_atgrpo.rows.credit import loss_weights, policy_advantages, weights_of
 
@@ -238,8 +247,8 @@ async def branched(
     """Plays an episode with branches; every agent has a policy of its name."""
     of = TeamOptions(candidates=k) if isinstance(k, int) else TeamOptions(agent_candidates=k)
 
-    def make(path: str, replayed: Mapping[str, Replayed]) -> Team:
-        return _team(tables, sampler, of, scheme="parallel", path=path, replayed=replayed, scored=False)
+    def make(mode: Mode) -> Team:
+        return _team(tables, sampler, of, mode)
 
     return await play_branched(tables, 0, make, options, 0, frozen)
 
@@ -249,8 +258,8 @@ async def tree(tables: Tables, sampler: Strata, **options: Any) -> EpisodeRecord
     return await play(tables, 0, _team(tables, sampler, TeamOptions(**options)))
 
 
-def _team(tables: Tables, sampler: Strata, options: TeamOptions, **others: Any) -> Team:
-    return Team({name: name for name in tables.agents}, dict.fromkeys(tables.agents, sampler), options, **others)
+def _team(tables: Tables, sampler: Strata, options: TeamOptions, mode: Mode = TREE) -> Team:
+    return Team(dict.fromkeys(tables.agents, sampler), options, mode)
 
 
 def assert_equal(found: Gradient, wanted: Gradient, scale: float = 1.0) -> None:

@@ -12,7 +12,7 @@ from waiting import HANG
 from verl_atgrpo.play.environment import Environment, play
 from verl_atgrpo.play.messages import Message
 from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import EpisodeRecord, Generation, Outcome, Score, TeamOptions
+from verl_atgrpo.play.types import EpisodeRecord, Generation, Mode, Outcome, Score, TeamOptions
 
 Answer = Callable[[str, int], Awaitable[str]]
 """(decision id, number of the candidate at that decision) -> text."""
@@ -75,11 +75,14 @@ async def number(decision_id: str, index: int) -> str:
 def team_of(
     answer: Answer = number, agents: Sequence[str] = ("left", "right"), **kwargs: Any
 ) -> tuple[Team, Recorder]:
-    """A team whose agents share one recording policy; TeamOptions and Team keywords mixed."""
+    """A team whose agents share one recording policy; keywords of TeamOptions, Mode and Team mixed."""
     names = ("candidates", "agent_candidates", "alpha", "local_weight", "selection", "softmax_temperature")
     options = TeamOptions(**{key: kwargs.pop(key) for key in names if key in kwargs})
+    mode = Mode(**{key: kwargs.pop(key) for key in ("scheme", "scored") if key in kwargs})
+    kwargs.setdefault("mode", mode)
     policy = Recorder(answer)
-    return Team(dict.fromkeys(agents, "shared"), {"shared": policy}, options, **kwargs), policy
+    policies = dict.fromkeys(agents, "shared")
+    return Team(dict.fromkeys(agents, policy), options, policies=policies, **kwargs), policy
 
 
 def run(workflow: Workflow, team: Team) -> EpisodeRecord:

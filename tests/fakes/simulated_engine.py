@@ -279,12 +279,11 @@ async def rollout(
         sequential: a decision's candidates are sampled one after the other.
     """
     environment = Turns(turns, Barrier(episodes) if barriers else None)
-    policies = {"shared": served_policy(OneAtATime(engine) if sequential else engine)}
+    policy = served_policy(OneAtATime(engine) if sequential else engine)
     options = TeamOptions(candidates=candidates)
 
     def team(index: int) -> Team:
-        agents = dict.fromkeys(environment.agents, "shared")
-        seed = episode_seed(0, "train", 1, index, 0)
-        return Team(agents, policies, options, episode_id=f"t{index}.0", seed=seed)
+        samplers = dict.fromkeys(environment.agents, policy)
+        return Team(samplers, options, episode_id=f"t{index}.0", seed=episode_seed(0, "train", 1, index, 0))
 
     return await asyncio.gather(*(play(environment, index, team(index)) for index in range(episodes)))

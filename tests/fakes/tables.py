@@ -7,7 +7,7 @@ import functools
 import itertools
 import random
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from verl_atgrpo.play.environment import play
 from verl_atgrpo.play.messages import Message
 from verl_atgrpo.play.seeds import stable_hash
 from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import EpisodeRecord, Generation, Outcome, Replayed, Score, TeamOptions
+from verl_atgrpo.play.types import TREE, EpisodeRecord, Generation, Mode, Outcome, Score, TeamOptions
 
 REPLIES = "012"
 ORDER = ("left", "right", "left", "right")
@@ -126,8 +126,8 @@ async def branched(tables: Tables, number: int, options: BranchSettings, candida
     """Plays an episode with branches."""
     k = TeamOptions(candidates=candidates)
 
-    def make(path: str, replayed: Mapping[str, Replayed]) -> Team:
-        return _team(tables, number, k, scheme="parallel", path=path, replayed=replayed, scored=False)
+    def make(mode: Mode) -> Team:
+        return _team(tables, number, k, mode)
 
     return await play_branched(Relay(tables), 0, make, options, number)
 
@@ -137,11 +137,9 @@ async def tree(tables: Tables, number: int, **options: Any) -> EpisodeRecord:
     return await play(Relay(tables), 0, _team(tables, number, TeamOptions(**options)))
 
 
-def _team(tables: Tables, number: int, options: TeamOptions, **others: Any) -> Team:
-    policies = {"shared": TablePolicy(tables)}
-    return Team(
-        dict.fromkeys(Relay.agents, "shared"), policies, options, seed=stable_hash("episode", number), **others
-    )
+def _team(tables: Tables, number: int, options: TeamOptions, mode: Mode = TREE) -> Team:
+    samplers = dict.fromkeys(Relay.agents, TablePolicy(tables))
+    return Team(samplers, options, mode, seed=stable_hash("episode", number))
 
 
 def distance(estimates: Sequence[Gradient], exact: Gradient) -> tuple[float, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.play.branching import play_branched
 from verl_atgrpo.play.seeds import stable_hash
 from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import EpisodeRecord, Outcome, Replayed, TeamOptions
+from verl_atgrpo.play.types import EpisodeRecord, Mode, Outcome, TeamOptions
 from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.rollout.policy import ServedPolicy
 
@@ -61,13 +60,9 @@ def branched(servers: Servers) -> asyncio.Task[EpisodeRecord]:
         max_response_length=6,
         request_timeout=None,
     )
-    policies = dict.fromkeys(Sums.agents, "shared")
 
-    def make(path: str, replayed: Mapping[str, Replayed]) -> Team:
-        options = TeamOptions(candidates=4)
-        return Team(
-            policies, {"shared": policy}, options, scheme="parallel", path=path, replayed=replayed, scored=False
-        )
+    def make(mode: Mode) -> Team:
+        return Team(dict.fromkeys(Sums.agents, policy), TeamOptions(candidates=4), mode)
 
     return asyncio.ensure_future(play_branched(Sums(), 0, make, BranchSettings(at="every"), seed=0))
 

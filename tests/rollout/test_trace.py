@@ -34,11 +34,11 @@ class Served(ScriptedPolicy):
 
 
 def play(traced: bool = True, task: int = 17) -> None:
-    policies = {"one": Served(lambda prompt, k: "abcd"[k]), "two": Served(lambda prompt, k: "xyzw"[k])}
+    samplers = {"left": Served(lambda prompt, k: "abcd"[k]), "right": Served(lambda prompt, k: "xyzw"[k])}
     team = TracedTeam(
-        {"left": "one", "right": "two"},
-        policies,
+        samplers,
         TeamOptions(candidates=3),
+        policies={"left": "one", "right": "two"},
         attributes={"sample_index": task, "step": 5, "rollout_n": 1, "validate": False, "trace": traced},
     )
 

@@ -15,7 +15,7 @@ from verl_atgrpo.play.environment import Environment, play
 from verl_atgrpo.play.sampler import Sampler
 from verl_atgrpo.play.seeds import episode_seed
 from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import Decision, EpisodeFailed, Outcome, TeamOptions
+from verl_atgrpo.play.types import EVALUATE, Decision, EpisodeFailed, Outcome, TeamOptions
 from verl_atgrpo.play.user_code import contained
 
 logger = logging.getLogger(__name__)
@@ -113,11 +113,10 @@ async def play_one(environment: Environment, lineup: Lineup, key: EpisodeKey) ->
     with contained(f"{type(environment).__name__}.task"):
         task = environment.task("val", key.task)
     team = Team(
-        lineup.agents,
-        {},
+        lineup.samplers,
         TeamOptions(),
-        own=lineup.samplers,
-        scheme="evaluate",
+        EVALUATE,
+        policies=lineup.agents,
         episode_id=".".join(map(str, key)),
         seed=episode_seed(key.seed, "val", "val", key.task, key.sample),
         on_score_error=_fail,

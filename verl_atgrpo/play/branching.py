@@ -20,51 +20,39 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from verl_atgrpo.play.decision import lowest_for_errors
 from verl_atgrpo.play.environment import Environment, play
+from verl_atgrpo.play.scoring import lowest_for_errors
 from verl_atgrpo.play.seeds import stable_hash
 from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import Candidate, Decision, EpisodeFailed, EpisodeRecord, Replayed, ReplayError
+from verl_atgrpo.play.types import Candidate, Decision, EpisodeFailed, EpisodeRecord, Mode, Replayed, ReplayError
 from verl_atgrpo.play.user_code import gather_or_cancel
 
 NONE_COMMITTED = -1
 """`Decision.committed` where the episode went on with a reply that is not among the candidates (`at: random`)."""
-MakeTeam = Callable[[str, Mapping[str, Replayed]], Team]
-"""(path, what to replay by `<agent>.<turn>`) -> a team that samples one candidate a decision."""
+MakeTeam = Callable[[Mode], Team]
+"""The mode of an episode or of a continuation -> a team that plays so."""
 
 
 class BranchOptions(Protocol):
-    """Where an episode branches, and how a candidate is valued; `at_grpo.branch` says it."""
+    """Where an episode branches, and what a candidate is worth: `at_grpo.branch` (`config.schema.BranchSettings`)."""
 
     @property
-    def at(self) -> str | Mapping[str, int]:
-        """`first`, `random` or `every`, or agent -> the number of its decision."""
-        ...
+    def at(self) -> str | Mapping[str, int]: ...
 
     @property
-    def continuations(self) -> int:
-        """Continuations of every candidate."""
-        ...
+    def continuations(self) -> int: ...
 
     @property
-    def nested(self) -> bool:
-        """Whether continuations branch as well."""
-        ...
+    def nested(self) -> bool: ...
 
     @property
-    def score_weight(self) -> float:
-        """Weight of a candidate's own mixed score."""
-        ...
+    def score_weight(self) -> float: ...
 
     @property
-    def min_tokens(self) -> int:
-        """Fewest tokens of the prompt of a decision to branch at."""
-        ...
+    def min_tokens(self) -> int: ...
 
     @property
-    def max_tokens(self) -> int | None:
-        """Most tokens of it; None for no limit."""
-        ...
+    def max_tokens(self) -> int | None: ...
 
 
 async def play_branched(
@@ -84,7 +72,7 @@ async def play_branched(
     Args:
         environment: plays the task.
         task: what to play.
-        make_team: makes the team of the episode (path "") or of a continuation.
+        make_team: makes the team of the episode or of a continuation.
         options: where to branch.
         seed: decides where to branch with `at: random`.
         frozen: policies that are not trained; their decisions are no branch points.
@@ -153,7 +141,8 @@ class _Tree:
 
     async def play(self, name: str, replayed: Mapping[str, Replayed]) -> _Path:
         """Plays an episode that begins with the replayed decisions."""
-        team = self.make_team(name, replayed)
+        # A single candidate selects nothing: its score is called only where it is part of the reward.
+        team = self.make_team(Mode("parallel", scored=self.options.score_weight != 0, path=name, replayed=replayed))
         try:
             path = _Path(name, team, await play(self.environment, self.task, team), [])
             if missing := set(replayed) - set(path.own):
@@ -184,7 +173,7 @@ class _Tree:
         replies = [*kept, *await gather_or_cancel(fresh)]
         before = {
             # As `act` returned it: what settles it later in the episode does so again.
-            name: Replayed(one.prompt_ids, path.team.unsettled.get(one.name, one.candidates[one.committed]))
+            name: Replayed(one.prompt_ids, path.team.as_acted.get(one.name, one.candidates[one.committed]))
             for name, one in path.own.items()
             if one.order < point.order
         }

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from verl_atgrpo.play.messages import Prompt
 from verl_atgrpo.play.tools import Tool, ToolSource, tools_of
-from verl_atgrpo.play.types import Candidate, ReplyLimits, Score, Selection
+from verl_atgrpo.play.types import Candidate, ReplyLimits, Score
 
 PromptSource = Prompt | Callable[[], Prompt]
 """A prompt, or a function that makes it with quotes of the length that its policy can take (`quoting`)."""
@@ -33,15 +31,11 @@ class Ask:
 
 
 class Decider(Protocol):
-    """What an agent needs of its team."""
+    """What an agent needs of its `Team`."""
 
-    def _fitted(self, agent: str, prompt: Callable[[], Prompt], tools: Sequence[Tool]) -> Prompt:
-        """Returns an agent's prompt with quotes as long as its policy can take."""
-        ...
+    def _fitted(self, agent: str, prompt: Callable[[], Prompt], tools: Sequence[Tool]) -> Prompt: ...
 
-    async def _decide(self, agent: str, ask: Ask) -> Candidate:
-        """Makes a decision and returns its committed candidate."""
-        ...
+    async def _decide(self, agent: str, ask: Ask) -> Candidate: ...
 
 
 @dataclass(frozen=True)
@@ -111,28 +105,3 @@ class Agent:
         made = self._team._fitted(self.name, prompt, known) if callable(prompt) else prompt
         ask = Ask(made, score, score_all, candidates, train, known, limits)
         return await self._team._decide(self.name, ask)
-
-
-def select(rewards: Sequence[float], selection: Selection, rng: random.Random, temperature: float) -> int:
-    """Returns the index of the candidate to commit, given the candidates' mixed rewards."""
-    if selection == "first":
-        return 0
-    if selection == "random":
-        return rng.randrange(len(rewards))
-    if selection == "softmax":
-        top = max(rewards)
-        weights = [math.exp((reward - top) / temperature) for reward in rewards]
-        return rng.choices(range(len(rewards)), weights)[0]
-    return max(range(len(rewards)), key=lambda index: rewards[index])
-
-
-def lowest_for_errors(sampled: list[Candidate]) -> list[Candidate]:
-    """Returns candidates in which those without a score have the lowest reward of the others, and at most 0.
-
-    Raises the first error if none of several candidates could be scored: not a single reply is at fault.
-    """
-    errors = [candidate.error for candidate in sampled if candidate.error is not None]
-    if len(errors) == len(sampled) > 1:
-        raise errors[0]
-    lowest = min([0.0, *(candidate.reward for candidate in sampled if candidate.error is None)])
-    return [candidate if candidate.error is None else replace(candidate, reward=lowest) for candidate in sampled]

@@ -49,22 +49,16 @@ CallScore = Callable[[str, Sequence[Message], Reply], Score | Awaitable[Score]]
 
 
 class ServedTeam(Protocol):
-    """What the endpoints of an episode need of its team (`team.Team`)."""
+    """What the endpoints of an episode need of its `Team`."""
 
     decisions: list[Decision]
     failure: Exception | None
 
-    def __getitem__(self, name: str) -> Agent:
-        """Returns an agent."""
-        ...
+    def __getitem__(self, name: str) -> Agent: ...
 
-    def policy_name(self, agent: str) -> str:
-        """Returns the policy of an agent."""
-        ...
+    def policy_name(self, agent: str) -> str: ...
 
-    def sampling_of(self, agent: str) -> Mapping[str, Any]:
-        """Returns the sampling parameters of an agent in training, as far as they are known."""
-        ...
+    def sampling_of(self, agent: str) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -91,25 +85,27 @@ class Endpoint:
         return openai.AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, timeout=None, http_client=http)
 
 
-class _Part(BaseModel):
+class _Open(BaseModel):
+    """May have fields of its framework, such as `strict`, which chat templates do not show."""
+
     model_config = ConfigDict(extra="allow")
+
+
+class _Part(_Open):
     type: Literal["text"] = "text"
     text: str
 
 
-class _CalledFunction(BaseModel):
-    model_config = ConfigDict(extra="allow")
+class _CalledFunction(_Open):
     name: str
     arguments: str | dict[str, Any]
 
 
-class _Call(BaseModel):
-    model_config = ConfigDict(extra="allow")
+class _Call(_Open):
     function: _CalledFunction
 
 
-class _MessageForm(BaseModel):
-    model_config = ConfigDict(extra="allow")
+class _MessageForm(_Open):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[_Part] | None = None
     tool_calls: list[_Call] | None = None
@@ -121,8 +117,7 @@ def _checked(message: dict[str, Any]) -> dict[str, Any]:
     return message
 
 
-class _Function(BaseModel):
-    model_config = ConfigDict(extra="allow")  # `strict` and the like, which chat templates do not show
+class _Function(_Open):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -134,8 +129,7 @@ class _ToolSchema(BaseModel):
     function: _Function
 
 
-class _StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="allow")
+class _StreamOptions(_Open):
     include_usage: bool = False
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from verl_atgrpo.play.messages import Message, Reply, ToolCall, text_of
 from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.tools import Tool
-from verl_atgrpo.play.types import Generation, ReplyLimits, Scheme, Selection, TeamOptions
+from verl_atgrpo.play.types import Generation, Mode, ReplyLimits, Scheme, Selection, TeamOptions
 
 
 @dataclass
@@ -74,9 +74,8 @@ class ScriptedTeam(Team):
     ) -> None:
         self.policies = {name: ScriptedPolicy(script) for name, script in scripts.items()}
         super().__init__(
-            {name: name for name in scripts},
             self.policies,
             TeamOptions(candidates=candidates, alpha=alpha, selection=selection),
-            scheme=scheme,
+            Mode(scheme),
             seed=seed,
         )

@@ -8,9 +8,6 @@ continues with the committed one.
 from __future__ import annotations
 
 import asyncio
-import contextvars
-import inspect
-import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,53 +15,30 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from verl_atgrpo.play.decision import Agent, Ask, GroupScoreFunction, ScoreFunction, lowest_for_errors, select
+from verl_atgrpo.play.decision import Agent, Ask, GroupScoreFunction, ScoreFunction
 from verl_atgrpo.play.messages import Message, MessageError, Prompt, Reply, as_messages
 from verl_atgrpo.play.quoting import SHARES, sharing
 from verl_atgrpo.play.sampler import Sampler, ToolSampler
+from verl_atgrpo.play.scoring import (
+    SCOPE,
+    NotNeeded,
+    OnScoreError,
+    Scope,
+    Scorer,
+    end_in_evaluation,
+    lowest_for_errors,
+    select,
+)
 from verl_atgrpo.play.seeds import stable_hash
 from verl_atgrpo.play.tools import Tool, ToolError
-from verl_atgrpo.play.types import (
-    Candidate,
-    Decision,
-    EpisodeFailed,
-    Generation,
-    Replayed,
-    ReplayError,
-    Scheme,
-    Score,
-    TeamOptions,
-)
-from verl_atgrpo.play.user_code import contained, gather_or_cancel
+from verl_atgrpo.play.types import TREE, Candidate, Decision, EpisodeFailed, Generation, Mode, Score, TeamOptions
+from verl_atgrpo.play.user_code import gather_or_cancel
 
 if TYPE_CHECKING:
     from verl_atgrpo.play.endpoints import CallScore, Endpoint
 
-_TAKEN = ("all", "counts", "decisions", "failure", "generated_tokens", "unsettled")
+_TAKEN = ("all", "as_acted", "counts", "decisions", "failure", "generated_tokens")
 """Attributes of a team that its class does not have, and the word for all agents in a recipe."""
-_SCOPE: contextvars.ContextVar[tuple[object, str, float]] = contextvars.ContextVar("scope", default=(None, "", 1.0))
-"""The team whose candidate is being scored, and the scope and the weight of decisions that its score makes."""
-OnScoreError = Callable[[str, int, str, Exception], None]
-"""Agent, turn, reply and what scoring the reply raised."""
-
-
-class _NoScore(TypeError):
-    """An environment returned something else than a score: a defect, whatever the reply was."""
-
-
-class _NotScored(Exception):
-    """A score made a decision in evaluation, where nobody needs its result."""
-
-
-def end_in_evaluation() -> None:
-    """Ends the running score if it is one of evaluation, where nobody needs its result.
-
-    For what a score asks elsewhere; decisions of the team do it themselves.
-    """
-    team, scope, _ = _SCOPE.get()
-    if isinstance(team, Team) and team._scheme == "evaluate":
-        team._unscored.add(scope)
-        raise _NotScored
 
 
 def check_agents(agents: object) -> None:
@@ -85,50 +59,39 @@ class Team:
 
     def __init__(
         self,
-        agents: Mapping[str, str],
-        policies: Mapping[str, Sampler],
+        samplers: Mapping[str, Sampler],
         options: TeamOptions,
+        mode: Mode = TREE,
         *,
-        own: Mapping[str, Sampler] | None = None,
-        scheme: Scheme = "tree",
+        policies: Mapping[str, str] | None = None,
         episode_id: str = "episode",
         seed: int | None = 0,
         on_score_error: OnScoreError | None = None,
-        path: str = "",
-        replayed: Mapping[str, Replayed] | None = None,
-        scored: bool = True,
     ) -> None:
-        """Binds agents to policies for one episode.
+        """Binds agents to what samples their candidates for one episode.
 
         Args:
-            agents: agent name -> policy name.
-            policies: policy name -> policy.
+            samplers: agent -> its sampler; agents may share one.
             options: K, alpha, selection.
-            own: agent -> its own sampler of its policy, for agents that answer with settings of their own.
-            scheme: `tree` samples K candidates a decision; `parallel` and `evaluate` sample one.
+            mode: how the episode is played.
+            policies: agent -> the name of its policy, for records; None for the agents' own names.
             episode_id: unique among the episodes of a step; decision ids derive from it.
             seed: from which the seed of every sample derives; None leaves seeding to the policy.
             on_score_error: called if scoring a reply raises, and may raise to end the episode; if it returns, the
                 episode continues, unless the scores of all candidates of the decision raised. None raises at once.
-            path: the scope of the decisions of `run`, other than "" for a continuation (`branching`).
-            replayed: decisions of `run` that are not sampled, by `<agent>.<turn>`.
-            scored: whether the score of a single candidate, which selects nothing, is called.
 
         Raises:
             ValueError: as `check_agents`.
         """
-        check_agents(tuple(agents))
-        self._policy_of = dict(agents)
-        self._policies = policies
-        self._own = own or {}
+        check_agents(tuple(samplers))
+        self._samplers = samplers
+        self._policies = {agent: agent for agent in samplers} if policies is None else policies
         self._options = options
-        self._scheme = scheme
+        self._mode = mode
         self._episode_id = episode_id
         self._seed = seed
-        self._on_score_error = on_score_error
-        self._path = path
-        self._replayed = replayed or {}
-        self._scored = scored
+        self._scorer = Scorer(options, on_score_error)
+        self._run = Scope(mode.path)
         self._started: Counter[str] = Counter()
         """Decisions that have started, by scope and by scope and agent."""
         self._nested: dict[str, list[Decision]] = {}
@@ -144,15 +107,13 @@ class Team:
         `dialogue_turns_broken`), and the prompts whose quotes were shortened to fit (`prompts_shortened`)."""
         self._dialogues: dict[str, tuple[list[Message], list[int]]] = {}
         """Messages and tokens of the last decision, by scope and agent."""
-        self._unscored: set[str] = set()
-        """Scopes of scores that made a decision in evaluation."""
-        self.unsettled: dict[str, Candidate] = {}
+        self.as_acted: dict[str, Candidate] = {}
         """Name of a settled decision -> the committed candidate as `act` returned it."""
         self.failure: Exception | None = None
         """What a decision raised first. The episode has failed even if the environment catches the exception."""
 
     def __getattr__(self, name: str) -> Agent:
-        agents = self.__dict__.get("_policy_of", ())
+        agents = self.__dict__.get("_samplers", ())
         if name not in agents:
             raise AttributeError(f"the team has no agent {name!r}; its agents are {', '.join(agents)}")
         # Made anew on each access: a stored agent would form a reference cycle that keeps the team's tokens until the
@@ -195,7 +156,7 @@ class Team:
         # Here, because no other team needs aiohttp.
         from verl_atgrpo.play.endpoints import serve
 
-        if self._scope() != self._path:
+        if self._scope() is not self._run:
             raise RuntimeError(
                 "serve() in a score: its requests could not be told from those of the other candidates' scores; "
                 "call act, or serve in run"
@@ -204,28 +165,24 @@ class Team:
             raise ValueError(f"serve: max_turns={max_turns}, timeout={timeout}: both are above 0, or timeout=None")
         if isinstance(agents, str):
             raise ValueError(f"serve: agents={agents!r} is no list: use agents=[{agents!r}]")
-        served = list(self._policy_of) if agents is None else [self[agent].name for agent in agents]
+        served = list(self._samplers) if agents is None else [self[agent].name for agent in agents]
         return serve(self, served, score, host=host, max_turns=max_turns, timeout=timeout)
 
     def policy_name(self, agent: str) -> str:
         """Returns the policy of an agent."""
-        return self._policy_of[agent]
+        return self._policies[agent]
 
     def sampling_of(self, agent: str) -> Mapping[str, Any]:
         """Returns the sampling parameters of an agent in training, as far as they are known; none in evaluation."""
-        return {} if self._scheme == "evaluate" else getattr(self._sampler(agent), "sampling_params", {})
+        return {} if self._mode.scheme == "evaluate" else getattr(self._samplers[agent], "sampling_params", {})
 
     def _fitted(self, agent: str, prompt: Callable[[], Prompt], tools: Sequence[Tool]) -> Prompt:
         """Returns an agent's prompt with quotes as long as its policy can take (`quoting`), or the shortest."""
-        policy = self._sampler(agent)
         for share in SHARES:
             with sharing(share):
                 made = prompt()
             try:
-                if tools and isinstance(policy, ToolSampler):
-                    policy.encode_with_tools(as_messages(made), tools)
-                else:
-                    policy.encode(as_messages(made))
+                self._tokens(agent, as_messages(made), tools)
             except EpisodeFailed as failed:
                 if failed.reason == "prompt_too_long":
                     continue
@@ -235,34 +192,30 @@ class Team:
         self.counts["prompts_shortened"] += int(share < 1)
         return made
 
-    def _sampler(self, agent: str) -> Sampler:
-        own = self._own.get(agent)
-        return self._policies[self._policy_of[agent]] if own is None else own
-
     async def _decide(self, agent: str, ask: Ask) -> Candidate:
         if self._closed:
             raise asyncio.CancelledError("the episode has ended")
         scope = self._scope()
-        if scope != self._path:
+        if scope is not self._run:
             end_in_evaluation()
-        turn, order = self._started[f"{scope}{agent}"], self._started[scope]
-        self._started.update((f"{scope}{agent}", scope))
+        turn, order = self._started[f"{scope.name}{agent}"], self._started[scope.name]
+        self._started.update((f"{scope.name}{agent}", scope.name))
         options, train = self._options, ask.train
         k = ask.candidates or (options.agent_candidates.get(agent, options.candidates) if train else 1)
         # Prompt and candidates follow.
-        policy, limits = self._policy_of[agent], ask.limits
-        weight = self._weight()
-        asked = Decision(agent, turn, policy, [], (), 0, scope, order, train, k, limits, weight)
+        asked = Decision(
+            agent, turn, self._policies[agent], [], (), 0, scope.name, order, train, k, ask.limits, scope.weight
+        )
         running = asyncio.current_task()
         assert running is not None  # coroutines run in tasks
         self._active.add(running)
         try:
             decision = await self._sample_and_commit(asked, ask)
-            place = self.decisions if scope == self._path else self._nested.setdefault(scope, [])
+            place = self.decisions if scope is self._run else self._nested.setdefault(scope.name, [])
             self._collect(decision, place)
             place.append(decision)  # after those of its scores
             return decision.candidates[decision.committed]
-        except (_NotScored, MessageError):  # nothing was sampled, so the caller may ask otherwise
+        except (NotNeeded, MessageError):  # nothing was sampled, so the caller may ask otherwise
             raise
         except Exception as failure:
             self.failure = self.failure or failure
@@ -270,19 +223,16 @@ class Team:
         finally:
             self._active.discard(running)
 
-    def _scope(self) -> str:
-        """Returns the scope of the running task: that of `run`, or of the candidate that is being scored in it."""
-        team, scope, _ = _SCOPE.get()
-        return scope if team is self else self._path
+    def _scope(self) -> Scope:
+        """Returns the scope of the running task: `run`, or the score of a candidate."""
+        team, scope = SCOPE.get()
+        return scope if team is self else self._run
 
-    def _weight(self) -> float:
-        """Returns the weight of decisions of the running task."""
-        team, _, weight = _SCOPE.get()
-        return weight if team is self else 1.0
-
-    def _enter(self, scope: str, weight: float = 1.0) -> None:
-        """Sets scope and weight of the decisions of the running task, and of the tasks that it starts."""
-        _SCOPE.set((self, scope, weight))
+    def _enter(self, name: str, weight: float = 1.0) -> Scope:
+        """Makes a score the scope of the running task, and of the tasks that it starts."""
+        scope = Scope(name, weight, needed=self._mode.scheme != "evaluate")
+        SCOPE.set((self, scope))
+        return scope
 
     def _collect(self, decision: Decision, place: list[Decision], when: str = "") -> None:
         """Adds the decisions of a decision's scores to `place`, in an order that no timing changes."""
@@ -316,29 +266,28 @@ class Team:
             raise
 
     async def _settle(self, reply: Candidate, score: ScoreFunction) -> Candidate:
-        places = [self.decisions, *self._nested.values()]
         found = [
             (place, index)
-            for place in places
-            for index, decision in enumerate(place)
-            if decision.candidates[decision.committed] is reply
+            for place in (self.decisions, *self._nested.values())
+            for index, one in enumerate(place)
+            if one.candidates[one.committed] is reply and one.name not in self._settled
         ]
-        if not found or found[0][0][found[0][1]].name in self._settled:
+        if not found:
             raise ValueError("settle: this is no reply of a decision of the team, or it was settled before")
         place, index = found[0]
         decision = place[index]
         self._settled.add(decision.name)
-        if not self._scored and len(decision.candidates) == 1:
+        if not self._mode.scored and len(decision.candidates) == 1:
             return reply
 
         async def settled(number: int, candidate: Candidate) -> Candidate:
-            self._enter(f"{decision.name}.{number}.later/", decision.weight / len(decision.candidates))
-            return await self._score(candidate, decision, score)
+            scope = self._enter(f"{decision.name}.{number}.later/", decision.weight / len(decision.candidates))
+            return await self._scorer.one(candidate, decision, score, scope)
 
         numbered = enumerate(decision.candidates)
         scored = lowest_for_errors(await gather_or_cancel([settled(*candidate) for candidate in numbered]))
         place[index] = replace(decision, candidates=tuple(scored))
-        self.unsettled[decision.name] = reply
+        self.as_acted[decision.name] = reply
         self._collect(decision, place, ".later")
         return scored[decision.committed]
 
@@ -353,37 +302,11 @@ class Team:
     async def _sample_and_commit(self, asked: Decision, ask: Ask) -> Decision:
         """Returns a decision that has neither prompt nor candidates yet with both."""
         messages = as_messages(ask.prompt)
-        asked = replace(asked, prompt_ids=self._encode(asked, messages, ask.tools))
-        replayed = self._replayed.get(f"{asked.agent}.{asked.turn}") if asked.scope == self._path else None
-        if replayed is not None and replayed.prompt_ids != asked.prompt_ids:
-            raise ReplayError(f"the decision {asked.agent}.{asked.turn} has another prompt")
-        single = self._scheme == "evaluate" or (asked.trained and self._scheme == "parallel")
-        samples = 1 if single else asked.k
-        if not self._scored and samples == 1:
-            ask = replace(ask, score=None, score_all=None)
-
-        async def answer(index: int) -> Candidate:
-            if replayed is not None and isinstance(replayed.reply, Generation):
-                generation = replayed.reply
-            else:
-                generation = await self.sample_candidate(asked, index)
-            reply = await self._parse(generation, asked, index, ask.tools) if ask.tools else None
-            return Candidate(generation, Score(), 0.0, reply=reply)
-
-        async def sample(index: int) -> Candidate:
-            answered = await answer(index)
-            # Each candidate is sampled in a task of its own, with a copy of the context variables.
-            self._enter(f"{asked.name}.{index}/", asked.weight / len(numbers))
-            return await self._score(answered, asked, ask.score)
-
-        numbers = range(samples if replayed is None else 1)
-        if replayed is not None and isinstance(replayed.reply, Candidate):
-            sampled = [replayed.reply]
-        elif ask.score_all is None:
-            sampled = lowest_for_errors(await gather_or_cancel([sample(index) for index in numbers]))
-        else:
-            answered = await gather_or_cancel([answer(index) for index in numbers])
-            (sampled,) = await gather_or_cancel([self._score_all(answered, asked, ask.score_all)])
+        asked = replace(asked, prompt_ids=self._tokens(asked.agent, messages, ask.tools))
+        before, said = self._dialogues.get(f"{asked.scope}{asked.agent}", ([], []))
+        if before and len(messages) > len(before) and messages[: len(before)] == before:
+            self.counts.update(dialogue_turns=1, dialogue_turns_broken=int(asked.prompt_ids[: len(said)] != said))
+        sampled = await self._candidates(asked, ask, self._mode.replay(asked))
         # The environment is not given a reply that its score could not read, if there is another.
         may = [index for index, one in enumerate(sampled) if one.error is None] or list(range(len(sampled)))
         options = self._options
@@ -395,6 +318,34 @@ class Team:
         self._dialogues[f"{asked.scope}{asked.agent}"] = messages, said
         return replace(asked, candidates=tuple(sampled), committed=committed)
 
+    async def _candidates(self, asked: Decision, ask: Ask, replay: Candidate | Generation | None) -> list[Candidate]:
+        """Samples and scores the candidates of a decision, or those of them that are not replayed."""
+        if isinstance(replay, Candidate):
+            return [replay]
+        number = self._mode.samples(asked) if replay is None else 1
+        if not self._mode.scored and number == 1:
+            ask = replace(ask, score=None, score_all=None)
+
+        async def answer(index: int) -> Candidate:
+            generation = await self.sample_candidate(asked, index) if replay is None else replay
+            reply = await self._parse(generation, asked, index, ask.tools) if ask.tools else None
+            return Candidate(generation, Score(), 0.0, reply=reply)
+
+        # Scores have tasks of their own, each with a copy of the context variables.
+        async def sample(index: int) -> Candidate:
+            answered = await answer(index)
+            scope = self._enter(f"{asked.name}.{index}/", asked.weight / number)
+            return await self._scorer.one(answered, asked, ask.score, scope)
+
+        async def score_all(answered: Sequence[Candidate], score: GroupScoreFunction) -> list[Candidate]:
+            return await self._scorer.group(answered, asked, score, self._enter(f"{asked.name}.all/", asked.weight))
+
+        if ask.score_all is None:
+            return lowest_for_errors(await gather_or_cancel([sample(index) for index in range(number)]))
+        answered = await gather_or_cancel([answer(index) for index in range(number)])
+        (scored,) = await gather_or_cancel([score_all(answered, ask.score_all)])
+        return lowest_for_errors(scored)
+
     async def sample_candidate(self, decision: Decision, index: int) -> Generation:
         """Samples an answer to the prompt of a decision of this team, its candidate `index`.
 
@@ -403,107 +354,31 @@ class Team:
         seed = None if self._seed is None else stable_hash(self._seed, *_parts(decision), index) & 0x7FFFFFFF
         request = f"{self._episode_id}.{decision.name}", decision.prompt_ids, seed
         if decision.limits is None:
-            generation = await self._sampler(decision.agent).generate(*request)
+            generation = await self._samplers[decision.agent].generate(*request)
         else:
-            generation = await self._tool_sampler(decision).generate(*request, decision.limits)
+            generation = await self._tool_sampler(decision.agent).generate(*request, decision.limits)
         self.generated_tokens += generation.tokens
         if not generation.tokens:
             where = f"agent {decision.agent!r}, turn {decision.turn}"
             raise EpisodeFailed("empty", f"{where}: the engine returned no tokens")
         return generation
 
-    def _encode(self, asked: Decision, messages: list[Message], tools: Sequence[Tool]) -> list[int]:
-        """Returns the token ids of a decision's prompt, and counts whether they continue the agent's last one.
+    def _tokens(self, agent: str, messages: list[Message], tools: Sequence[Tool]) -> list[int]:
+        """Returns the token ids of a prompt; raises ToolError if the agent's policy cannot be given the tools."""
+        if tools:
+            return self._tool_sampler(agent).encode_with_tools(messages, tools)
+        return self._samplers[agent].encode(messages)
 
-        Raises ToolError if the policy cannot be given the tools.
-        """
-        policy = self._sampler(asked.agent)
-        if not tools:
-            prompt_ids = policy.encode(messages)
-        else:
-            prompt_ids = self._tool_sampler(asked).encode_with_tools(messages, tools)
-        before, said = self._dialogues.get(f"{asked.scope}{asked.agent}", ([], []))
-        if before and len(messages) > len(before) and messages[: len(before)] == before:
-            self.counts.update(dialogue_turns=1, dialogue_turns_broken=int(prompt_ids[: len(said)] != said))
-        return prompt_ids
-
-    def _tool_sampler(self, asked: Decision) -> ToolSampler:
-        policy = self._sampler(asked.agent)
+    def _tool_sampler(self, agent: str) -> ToolSampler:
+        policy = self._samplers[agent]
         if not isinstance(policy, ToolSampler):
-            raise ToolError(f"agent {asked.agent!r}: a {type(policy).__name__} knows no tools and limits")
+            raise ToolError(f"agent {agent!r}: a {type(policy).__name__} knows no tools and limits")
         return policy
 
     async def _parse(self, generation: Generation, asked: Decision, index: int, tools: Sequence[Tool]) -> Reply:
-        reply = await self._tool_sampler(asked).parse(generation, tools)
+        reply = await self._tool_sampler(asked.agent).parse(generation, tools)
         self.counts.update(tool_calls_parsed=len(reply.calls), tool_calls_unparsed=reply.unparsed)
         return reply.with_ids(asked.name, index)
-
-    async def _score(self, answered: Candidate, asked: Decision, score: ScoreFunction | None) -> Candidate:
-        """Returns a candidate with its score."""
-        where = f"agent {asked.agent!r}, turn {asked.turn}"
-        try:
-            with contained(f"{where}: the score"):
-                scored = Score() if score is None else score(_to_score(answered))
-                if inspect.isawaitable(scored):
-                    scored = await scored
-            return self._scored_as(answered, scored, where)
-        except (EpisodeFailed, _NoScore):
-            raise
-        except Exception as error:  # a reply that the environment's author did not think of, or a defect
-            if (without := self._without_score(answered, asked, error)) is None:
-                raise
-            return without
-
-    def _without_score(self, answered: Candidate, asked: Decision, error: Exception) -> Candidate | None:
-        """Returns a candidate whose score raised an error; None where nobody counts such errors."""
-        if self._scope() in self._unscored:
-            return replace(answered, score=Score(), reward=0.0)
-        if self._on_score_error is None:
-            return None
-        self._on_score_error(asked.agent, asked.turn, answered.generation.text, error)
-        return replace(answered, score=Score(), reward=0.0, error=error)
-
-    async def _score_all(
-        self, answered: Sequence[Candidate], asked: Decision, score_all: GroupScoreFunction
-    ) -> list[Candidate]:
-        """Scores the candidates of a decision together; what `score_all` raises is raised: no reply is at fault."""
-        where = f"agent {asked.agent!r}, turn {asked.turn}"
-        self._enter(f"{asked.name}.all/", asked.weight)
-        try:
-            with contained(f"{where}: score_all"):
-                scores = score_all([_to_score(candidate) for candidate in answered])
-                if inspect.isawaitable(scores):
-                    scores = await scores
-        except Exception:
-            if self._scope() not in self._unscored:
-                raise
-            scores = [Score()] * len(answered)
-        if not isinstance(scores, Sequence):
-            raise _NoScore(f"{where}: score_all gave {scores!r:.80}, not a list of scores")
-        if len(scores) != len(answered):
-            raise ValueError(f"{where}: score_all gave {len(scores)} scores for {len(answered)} replies")
-
-        def scored(candidate: Candidate, score: Score) -> Candidate:
-            try:
-                return self._scored_as(candidate, score, where)
-            except ValueError as error:
-                if (without := self._without_score(candidate, asked, error)) is None:
-                    raise
-                return without
-
-        return lowest_for_errors(list(map(scored, answered, scores)))
-
-    def _scored_as(self, answered: Candidate, score: Score, where: str) -> Candidate:
-        if not isinstance(score, Score):
-            raise _NoScore(f"{where}: the score of {answered.text!r:.80} is {score!r:.80}, not a Score")
-        reward = score.mixed(self._options.alpha, self._options.local_weight)
-        if not math.isfinite(reward):
-            raise ValueError(f"{where}: the environment gave a score of {score}, not finite")
-        return replace(answered, score=score, reward=reward, error=None)
-
-
-def _to_score(answered: Candidate) -> str | Reply:
-    return answered.text if answered.reply is None else answered.reply
 
 
 def _parts(of: Decision) -> tuple[object, ...]:

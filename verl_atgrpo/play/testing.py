@@ -352,8 +352,8 @@ class WatchedTeam(ScriptedTeam):
         self.fault: EnvironmentContractError | ScriptError | None = None
         """The first error, kept because an environment may catch what a decision raises."""
 
-    async def _decide(self, agent: str, request: Ask) -> Candidate:
-        prompt = request.prompt
+    async def _decide(self, agent: str, ask: Ask) -> Candidate:
+        prompt = ask.prompt
         try:
             if self.fault is not None:
                 raise self.fault
@@ -362,28 +362,27 @@ class WatchedTeam(ScriptedTeam):
                 raise self.trial.fault("end", self.name, f"none after {self.trial.max_decisions} decisions")
             if not is_prompt(prompt):
                 raise self.trial.fault("prompt", self.name, f"{agent!r} gets {prompt!r:.80}, not a text or a chat")
-            scored = functools.partial(self._checked, agent, request)
-            checked = replace(request, score=scored, score_all=None)
-            if self._scope():
+            scored = functools.partial(self._checked, agent, ask)
+            checked = replace(ask, score=scored, score_all=None)
+            if self._scope().name:
                 # A decision of a score, which is within the decision that has the lock.
                 return await super()._decide(agent, checked)
             # One at a time, in the order of requests: concurrent decisions of one agent are numbered in that order.
             async with self._order:
-                await self._probe(agent, request, scored)
+                await self._probe(agent, ask, scored)
                 return await super()._decide(agent, checked)
         except (EnvironmentContractError, ScriptError) as fault:
             self.fault = self.fault or fault
             raise
 
-    async def _probe(self, agent: str, request: Ask, score: Callable[[Any], Awaitable[Score]]) -> None:
-        policy, messages = self.policies[agent], as_messages(request.prompt)
-        ids = policy.encode_with_tools(messages, request.tools) if request.tools else policy.encode(messages)
-        text = "".join(map(chr, ids))
+    async def _probe(self, agent: str, ask: Ask, score: Callable[[Any], Awaitable[Score]]) -> None:
+        policy, messages = self.policies[agent], as_messages(ask.prompt)
+        text = "".join(map(chr, self._tokens(agent, messages, ask.tools)))
         replies = {name: scripts[agent](text, policy.calls[text]) for name, scripts in self.probes.items()}
 
         async def worth_of(reply: str) -> Score:
             answer = Generation([], [], reply)
-            parsed = await policy.parse(answer, request.tools) if request.tools else answer.parts[1]
+            parsed = await policy.parse(answer, ask.tools) if ask.tools else answer.parts[1]
             return await self._apart(score(parsed))
 
         earned = {name: await worth_of(reply) for name, reply in replies.items()}
@@ -412,16 +411,16 @@ class WatchedTeam(ScriptedTeam):
             policy.calls = before[agent]
         return earned
 
-    async def _checked(self, agent: str, request: Ask, reply: Any) -> Score:
+    async def _checked(self, agent: str, ask: Ask, reply: Any) -> Score:
         low, high = self.trial.bounds
         made: Any = Score()
         with contained(f"agent {agent!r}: the score"):
-            if request.score_all is not None:
-                made = request.score_all([reply])
-            elif request.score is not None:
-                made = request.score(reply)
+            if ask.score_all is not None:
+                made = ask.score_all([reply])
+            elif ask.score is not None:
+                made = ask.score(reply)
             made = await made if inspect.isawaitable(made) else made
-        together = request.score_all is not None and isinstance(made, Sequence) and len(made) == 1
+        together = ask.score_all is not None and isinstance(made, Sequence) and len(made) == 1
         scored: Score = made[0] if together else made
         parts = (scored.team, scored.local) if isinstance(scored, Score) else (math.nan,)
         if not all(math.isfinite(part) and low - ROUNDING <= part <= high + ROUNDING for part in parts):

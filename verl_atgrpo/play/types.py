@@ -280,6 +280,41 @@ class Replayed:
     """A reply that is not scored yet is scored."""
 
 
+@dataclass(frozen=True)
+class Mode:
+    """How a team plays its episode."""
+
+    scheme: Scheme = "tree"
+    """`tree` samples K candidates a decision; `parallel` and `evaluate` sample one."""
+    scored: bool = True
+    """Whether the score of a single candidate, which selects nothing, is called."""
+    path: str = ""
+    """The scope of the decisions of `run`, other than "" for a continuation (`branching`)."""
+    replayed: Mapping[str, Replayed] = field(default_factory=dict)
+    """Decisions of `run` that are not sampled, by `<agent>.<turn>`."""
+
+    def samples(self, decision: Decision) -> int:
+        """Returns how many candidates a decision has."""
+        single = self.scheme == "evaluate" or (decision.trained and self.scheme == "parallel")
+        return 1 if single else decision.k
+
+    def replay(self, decision: Decision) -> Candidate | Generation | None:
+        """Returns the reply that takes the place of a decision's candidates, or None if they are to be sampled.
+
+        Raises ReplayError if the decision has another prompt than before.
+        """
+        place = f"{decision.agent}.{decision.turn}"
+        replayed = self.replayed.get(place) if decision.scope == self.path else None
+        if replayed is None:
+            return None
+        if replayed.prompt_ids != decision.prompt_ids:
+            raise ReplayError(f"the decision {place} has another prompt")
+        return replayed.reply
+
+
+TREE, EVALUATE = Mode(), Mode("evaluate")
+
+
 @dataclass
 class EpisodeRecord:
     """An episode's decisions, in the order in which they were made, and its outcome."""

@@ -40,14 +40,14 @@ class TracedTeam(Team):
         super().__init__(*args, **kwargs)
         self._attributes = attributes
 
-    async def _sample_and_commit(self, asked: Decision, request: Ask) -> Decision:
-        traced = TracedDecision(functools.partial(super()._sample_and_commit, asked, request))
+    async def _sample_and_commit(self, asked: Decision, ask: Ask) -> Decision:
+        traced = TracedDecision(functools.partial(super()._sample_and_commit, asked, ask))
         with rollout_trace_attr(name=f"{asked.scope}{asked.agent}.turn_{asked.turn}", **self._attributes):
             await traced.decide(
                 agent=asked.agent,
                 turn=asked.turn,
                 policy=asked.policy,
-                messages=[dict(message) for message in as_messages(request.prompt)],
+                messages=[dict(message) for message in as_messages(ask.prompt)],
             )
         return traced.decision
 

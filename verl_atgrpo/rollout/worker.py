@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from verl_atgrpo.play.endpoints import drain_refused
 from verl_atgrpo.play.environment import play
 from verl_atgrpo.play.seeds import episode_seed
 from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import EpisodeFailed, EpisodeRecord, Replayed
+from verl_atgrpo.play.types import EVALUATE, TREE, EpisodeFailed, EpisodeRecord, Mode
 from verl_atgrpo.play.user_code import contained
 from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.rollout.policy import ServedPolicy
@@ -220,19 +220,15 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             deal=0 if validate else int(prompt[DEAL]),
         )
 
-        def make_team(path: str = "", replayed: Mapping[str, Replayed] | None = None) -> Team:
+        def make_team(mode: Mode) -> Team:
             team = make(
-                policy_of,
-                {},
+                samplers,
                 settings.team_options(),
-                own=samplers,
-                scheme="evaluate" if validate else "tree" if settings.scheme == "tree" else "parallel",
+                mode,
+                policies=policy_of,
                 episode_id=episode,
                 seed=seed,
                 on_score_error=functools.partial(self._count_score_error, f"task {index} ({split}), {episode}"),
-                path=path,
-                replayed=replayed,
-                scored=validate or settings.scheme != "branch" or not settings.reward_is_outcome,
             )
             teams.append(team)
             return team
@@ -244,7 +240,8 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             if settings.branch is not None and not validate:
                 frozen = {name for name, one in settings.policy_settings().items() if not one.trainable}
                 return await play_branched(environment, task, make_team, settings.branch, seed, frozen)
-            record = await play(environment, task, make_team())
+            mode = EVALUATE if validate else TREE if settings.scheme == "tree" else Mode("parallel")
+            record = await play(environment, task, make_team(mode))
             if not validate and record.decisions and not any(one.trained for one in record.decisions):
                 raise EpisodeFailed("nothing_to_train", "no decision of the episode is trained (train=False)")
             return record

@@ -18,7 +18,7 @@ from verl_atgrpo.play.messages import Message, Reply
 from verl_atgrpo.play.seeds import stable_hash
 from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.tools import Tool
-from verl_atgrpo.play.types import EpisodeRecord, Generation, ReplyLimits, TeamOptions
+from verl_atgrpo.play.types import EVALUATE, EpisodeRecord, Generation, ReplyLimits, TeamOptions
 from verl_atgrpo.rollout.chat import Chat
 
 PAD, END = "<|pad|>", "<|end|>"
@@ -151,13 +151,13 @@ def evaluate(environment: Environment, policy: LocalPolicy, tasks: int) -> list[
     """Plays the first `tasks` validation tasks once each, at temperature 1, and returns the episodes."""
 
     async def run() -> list[EpisodeRecord]:
-        agents = dict.fromkeys(environment.agents, "local")
+        samplers = dict.fromkeys(environment.agents, policy)
         return await asyncio.gather(
             *(
                 play(
                     environment,
                     environment.task("val", index),
-                    Team(agents, {"local": policy}, TeamOptions(), scheme="evaluate", episode_id=str(index)),
+                    Team(samplers, TeamOptions(), EVALUATE, episode_id=str(index)),
                 )
                 for index in range(tasks)
             )
