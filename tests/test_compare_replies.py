@@ -14,9 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "prompts"))
 from compare_replies import Replies, area, compare, decided
 from fakes.scripted_policy import Numbered
 
-from verl_atgrpo.play.messages import Message
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import Decision, EpisodeFailed, Outcome, Score
+from verl_atgrpo import EpisodeFailed, Message, Outcome, Score, Team
+from verl_atgrpo.play.types import Decision
 
 
 class Doors(Numbered):

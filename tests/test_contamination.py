@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
+from verl_atgrpo import Environment, Outcome, Split, check_environment
 from verl_atgrpo.cli import main
 from verl_atgrpo.config.run_check import check_disjoint
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.play import contamination
 from verl_atgrpo.play.contamination import NEAR, NearIndex, Overlap, overlaps, report, shingles
-from verl_atgrpo.play.environment import Environment
-from verl_atgrpo.play.testing import EnvironmentContractError, check_environment
-from verl_atgrpo.play.types import Outcome, Split
+from verl_atgrpo.play.testing import EnvironmentContractError
 
 TRAIN = (
     "A train leaves the station at 9 o'clock and travels north at 60 miles per hour. Two hours later a second train "

@@ -17,17 +17,15 @@ import pytest
 from fakes.coding_problems import write
 from fakes.scripted_episodes import here
 
+from verl_atgrpo import Environment, Outcome, Score, Split, Team, check_environment
 from verl_atgrpo.environments.common.moves import MOVES
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask
 from verl_atgrpo.environments.sokoban.board import SokobanTask
 from verl_atgrpo.environments.sokoban.levels import solve
 from verl_atgrpo.environments.sudoku.grid import EMPTY, SudokuTask
-from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.registry import registered
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.testing import EnvironmentContractError, Script, ScriptError, check_environment
+from verl_atgrpo.play.testing import EnvironmentContractError, Script, ScriptError
 from verl_atgrpo.play.tool_use import use_tools
-from verl_atgrpo.play.types import Outcome, Score, Split
 
 BASE = {"plan_path": {"size": 4, "min_distance": 2, "max_moves": 16}, "sokoban": {"max_moves": 60}, "sudoku": {}}
 DRAFTS = {"plan_path": "moves", "sokoban": "moves", "sudoku": "grid"}

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
+from verl_atgrpo import Environment, Outcome, Split, make
 from verl_atgrpo.cli import main
 from verl_atgrpo.config.run_check import check_rows
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.play import data_check
-from verl_atgrpo.play.environment import Environment, RowDefect
-from verl_atgrpo.play.registry import make
-from verl_atgrpo.play.types import Outcome, Split
+from verl_atgrpo.play.environment import RowDefect
 from verl_atgrpo.recipes import compose
 
 ECHO = {"question": "Echo.", "input_output": json.dumps({"inputs": ["3\n"], "outputs": ["3\n"]})}

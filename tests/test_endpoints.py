@@ -18,15 +18,14 @@ openai = pytest.importorskip("openai")
 
 import aiohttp
 
+from verl_atgrpo import EpisodeFailed, Message, Outcome, Score, ScriptedTeam, Team, play
 from verl_atgrpo.play import endpoints
 from verl_atgrpo.play.endpoints import MOST_BYTES, Endpoint, drain_refused, server_of
-from verl_atgrpo.play.environment import play
-from verl_atgrpo.play.messages import Message, MessageError, Reply
-from verl_atgrpo.play.scripted import ScriptedPolicy, ScriptedTeam
-from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.messages import MessageError, Reply
+from verl_atgrpo.play.scripted import ScriptedPolicy
 from verl_atgrpo.play.thoughts import split_thought
 from verl_atgrpo.play.tools import Tool, tools_of
-from verl_atgrpo.play.types import EpisodeFailed, Generation, Outcome, Score, TeamOptions
+from verl_atgrpo.play.types import Generation, TeamOptions
 
 T = TypeVar("T")
 SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from verl_atgrpo.play.types import Outcome, OutcomeError, Score, float_of, plain_of
+from verl_atgrpo import Outcome, Score
+from verl_atgrpo.play.types import OutcomeError, float_of, plain_of
 
 HALVES = [
     0.5,

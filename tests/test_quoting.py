@@ -12,14 +12,13 @@ import pytest
 from fakes.coding_problems import write
 from fakes.hostile_replies import REPLIES
 
-from verl_atgrpo import Environment, Message, Score, make, play
+from verl_atgrpo import Environment, EpisodeFailed, Message, Score, Team, make, play
 from verl_atgrpo.environments.common.judging import grade, rank
 from verl_atgrpo.play.messages import MessageError
 from verl_atgrpo.play.quoting import READ, SHARES, SHOWN, quoted, sharing, shortened
 from verl_atgrpo.play.scripted import ScriptedPolicy
-from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.tools import Tool
-from verl_atgrpo.play.types import EpisodeFailed, TeamOptions
+from verl_atgrpo.play.types import TeamOptions
 
 
 class Narrow(ScriptedPolicy):

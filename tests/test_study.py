@@ -12,12 +12,11 @@ import pytest
 
 pytest.importorskip("verl")
 
+from verl_atgrpo import ScriptedTeam, play
 from verl_atgrpo.config.run_check import check_run
 from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.environments.plan_path import PlanPath
 from verl_atgrpo.environments.sudoku import Sudoku
-from verl_atgrpo.play.environment import play
-from verl_atgrpo.play.scripted import ScriptedTeam
 from verl_atgrpo.play.types import EpisodeRecord
 from verl_atgrpo.recipes import compose
 

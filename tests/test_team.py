@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 from fakes.scripted_policy import Play, bounded, rewarded, run, team_of
 
-from verl_atgrpo.play.decision import Agent
-from verl_atgrpo.play.environment import Environment, play
+from verl_atgrpo import Agent, Environment, Outcome, Score, Split, Team, play
 from verl_atgrpo.play.scoring import select
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import EpisodeRecord, Outcome, OutcomeError, Score, Split, TeamOptions
+from verl_atgrpo.play.types import EpisodeRecord, OutcomeError, TeamOptions
 
 
 @pytest.mark.parametrize("returned", [None, True, 1.0, {"success": True}, (True, 1.0), Outcome])

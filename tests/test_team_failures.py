@@ -14,11 +14,8 @@ from typing import Any
 import pytest
 from fakes.scripted_policy import Play, bounded, run, team_of
 
-from verl_atgrpo.play.environment import play
-from verl_atgrpo.play.messages import Message
-from verl_atgrpo.play.scripted import ScriptedTeam
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import Decision, EpisodeFailed, Outcome, Score, Selection
+from verl_atgrpo import EpisodeFailed, Message, Outcome, Score, ScriptedTeam, Team, play
+from verl_atgrpo.play.types import Decision, Selection
 from verl_atgrpo.rollout.rows import training_rows
 
 # ------------------------------------------------------------------ seeds and ids

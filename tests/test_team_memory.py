@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from verl_atgrpo.play.environment import play
+from verl_atgrpo import Outcome, Score, Team, play
 from verl_atgrpo.play.scripted import ScriptedPolicy
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import Generation, Outcome, Score, TeamOptions
+from verl_atgrpo.play.types import Generation, TeamOptions
 
 
 @pytest.fixture

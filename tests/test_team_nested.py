@@ -10,10 +10,10 @@ import pytest
 from fakes.judged_answers import Judged, Ranked
 from fakes.scripted_policy import rewarded, run, team_of
 
+from verl_atgrpo import EpisodeFailed, Score, Team, check_environment
 from verl_atgrpo.environments.common.workflow import once
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.testing import EnvironmentContractError, check_environment
-from verl_atgrpo.play.types import EpisodeFailed, EpisodeRecord, Score
+from verl_atgrpo.play.testing import EnvironmentContractError
+from verl_atgrpo.play.types import EpisodeRecord
 from verl_atgrpo.rollout.rows import training_rows
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from annotated_types import Ge, Le
 
+from verl_atgrpo import EnvironmentConfigError, Message, Outcome, Score, Split, Team
 from verl_atgrpo.environments.code.formats import read_problems
 from verl_atgrpo.environments.code.programs import Call, Exchange, Problem, Test, Verdict, judge
 from verl_atgrpo.environments.code.replies import parse_test
@@ -23,10 +24,7 @@ from verl_atgrpo.environments.common.records import DataSetEnvironment
 from verl_atgrpo.environments.common.replies import extract_python
 from verl_atgrpo.environments.common.workflow import Style, chat, fixed_options, once
 from verl_atgrpo.play.environment import RowDefect
-from verl_atgrpo.play.messages import Message
 from verl_atgrpo.play.quoting import quoted
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import EnvironmentConfigError, Outcome, Score, Split
 from verl_atgrpo.sandbox.runner import Limits
 
 Tests = Annotated[int, Ge(1), Le(100_000)]

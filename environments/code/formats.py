@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from verl_atgrpo import EnvironmentConfigError
 from verl_atgrpo.environments.code.programs import Asserts, Call, Exchange, Problem, Test
 from verl_atgrpo.environments.common.records import Record, read_records
-from verl_atgrpo.play.types import EnvironmentConfigError
 
 _MOST_DIGITS = 4300
 """Most digits of an integer that Python converts from text."""

@@ -13,16 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+from verl_atgrpo import Agent, Candidate, Environment, EnvironmentConfigError, Message, Outcome, Score, Team
 from verl_atgrpo.environments.common.options import check_isolation
 from verl_atgrpo.environments.common.replies import extract_python
 from verl_atgrpo.environments.common.running import runnable
 from verl_atgrpo.environments.common.workflow import Style, chat, once
-from verl_atgrpo.play.decision import Agent
-from verl_atgrpo.play.environment import Environment
-from verl_atgrpo.play.messages import Message
 from verl_atgrpo.play.quoting import READ, quoted, shortened
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import Candidate, EnvironmentConfigError, Outcome, Score
 from verl_atgrpo.sandbox.runner import run_python
 
 

@@ -19,14 +19,13 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from verl_atgrpo import Agent, Candidate, EnvironmentConfigError, Score, stable_hash
 from verl_atgrpo.environments.common.replies import after_thoughts
 from verl_atgrpo.environments.common.workflow import chat
-from verl_atgrpo.play.decision import Agent, PromptSource
+from verl_atgrpo.play.decision import PromptSource
 from verl_atgrpo.play.messages import Prompt, as_messages
 from verl_atgrpo.play.quoting import quoted, shortened
 from verl_atgrpo.play.scoring import end_in_evaluation
-from verl_atgrpo.play.seeds import stable_hash
-from verl_atgrpo.play.types import Candidate, EnvironmentConfigError, Score
 
 if TYPE_CHECKING:
     from verl_atgrpo.evaluation.endpoint import EndpointPolicy

@@ -13,8 +13,8 @@ from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Le
 
+from verl_atgrpo import EnvironmentConfigError
 from verl_atgrpo.config.kinds import fits, words
-from verl_atgrpo.play.types import EnvironmentConfigError
 from verl_atgrpo.sandbox import runner
 from verl_atgrpo.sandbox.launcher import LEVELS, users
 

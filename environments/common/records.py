@@ -15,9 +15,8 @@ from urllib.parse import unquote
 
 from pydantic import TypeAdapter
 
+from verl_atgrpo import Environment, EnvironmentConfigError, Split
 from verl_atgrpo.files import FileError, bounded, check_file, parse
-from verl_atgrpo.play.environment import Environment
-from verl_atgrpo.play.types import EnvironmentConfigError, Split
 
 Task = TypeVar("Task")
 Record = dict[str, Any]

@@ -6,8 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from verl_atgrpo.play.seeds import stable_hash
-from verl_atgrpo.play.types import Split
+from verl_atgrpo import Split, stable_hash
 
 Task = TypeVar("Task")
 

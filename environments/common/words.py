@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from verl_atgrpo import Score
 from verl_atgrpo.environments.common.replies import after_thoughts
-from verl_atgrpo.play.types import Score
 
 Value = TypeVar("Value", str, int)
 

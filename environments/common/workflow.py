@@ -7,8 +7,7 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal, TypeVar
 
-from verl_atgrpo.play.environment import Environment
-from verl_atgrpo.play.messages import Message
+from verl_atgrpo import Environment, Message
 
 Result = TypeVar("Result")
 Form = TypeVar("Form", bound=type[Environment])

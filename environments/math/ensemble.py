@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
+from verl_atgrpo import Message, Outcome, Team
 from verl_atgrpo.environments.common.options import Players, Turns, check_isolation, check_libraries, checked_options
 from verl_atgrpo.environments.math.answers import majority
 from verl_atgrpo.environments.math.team import (
@@ -20,9 +21,6 @@ from verl_atgrpo.environments.math.team import (
     ask_program,
     dialogue,
 )
-from verl_atgrpo.play.messages import Message
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import Outcome
 
 
 class MathEnsemble(MathEnvironment):

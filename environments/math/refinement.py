@@ -12,14 +12,12 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
+from verl_atgrpo import Message, Outcome, Score, Team
 from verl_atgrpo.environments.common.options import checked_options
 from verl_atgrpo.environments.common.words import read_word
 from verl_atgrpo.environments.common.workflow import Style
 from verl_atgrpo.environments.math.answers import parse_answer
 from verl_atgrpo.environments.math.team import ASK_REASONING, Attempt, MathEnvironment, MathTask, compact, dialogue
-from verl_atgrpo.play.messages import Message
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import Outcome, Score
 from verl_atgrpo.play.user_code import gather_or_cancel
 
 VERDICTS = ("right", "wrong")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+from verl_atgrpo import Agent, EnvironmentConfigError, EpisodeFailed, Message, Outcome, Score, Team
 from verl_atgrpo.environments.common.options import (
     Turns,
     check_installed,
@@ -33,12 +34,9 @@ from verl_atgrpo.environments.math.answers import (
     parse_printed,
     verifiable,
 )
-from verl_atgrpo.play.decision import Agent, PromptSource
+from verl_atgrpo.play.decision import PromptSource
 from verl_atgrpo.play.environment import RowDefect
-from verl_atgrpo.play.messages import Message
 from verl_atgrpo.play.quoting import quoted, shortened
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import EnvironmentConfigError, EpisodeFailed, Outcome, Score
 from verl_atgrpo.sandbox.runner import Limits, run_python
 
 logger = logging.getLogger(__name__)

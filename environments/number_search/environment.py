@@ -15,14 +15,11 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
+from verl_atgrpo import Environment, EnvironmentConfigError, Outcome, Score, Split, Team, stable_hash
 from verl_atgrpo.environments.common.options import Turns, checked_options
 from verl_atgrpo.environments.common.splits import part_of
 from verl_atgrpo.environments.common.words import read_number
 from verl_atgrpo.environments.common.workflow import chat
-from verl_atgrpo.play.environment import Environment
-from verl_atgrpo.play.seeds import stable_hash
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import EnvironmentConfigError, Outcome, Score, Split
 
 _ANY, _INSIDE = 0.05, 0.1
 _FIRST = 10

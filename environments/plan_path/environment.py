@@ -12,15 +12,13 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
+from verl_atgrpo import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
 from verl_atgrpo.environments.common.drafting import SingleAgent
 from verl_atgrpo.environments.common.moves import MoveGame, Moves, Tool, ask_program, listed_cells
 from verl_atgrpo.environments.common.options import Turns, WallDensity, checked_options
 from verl_atgrpo.environments.common.splits import MOST_DRAWS, draw_for
 from verl_atgrpo.environments.common.workflow import Style, chat, fixed_options
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, team_reward, walk
-from verl_atgrpo.play.messages import Message
-from verl_atgrpo.play.seeds import stable_hash
-from verl_atgrpo.play.types import EnvironmentConfigError, Outcome, Score, Split
 
 _SHOT_DRAWS = 50
 """Additional grids that are generated to find examples with different answers."""

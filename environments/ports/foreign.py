@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_atgrpo.play.types import EnvironmentConfigError
+from verl_atgrpo import EnvironmentConfigError
 
 FAULTS = (
     ArithmeticError,

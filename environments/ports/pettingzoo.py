@@ -1,4 +1,4 @@
-"""Adapter for PettingZoo's agent-environment-cycle games (https://pettingzoo.farama.org/api/aec/)."""
+"""PettingZoo's agent-environment-cycle games (https://pettingzoo.farama.org/api/aec/)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
+from verl_atgrpo import EnvironmentConfigError, stable_hash
 from verl_atgrpo.config.kinds import Finite
 from verl_atgrpo.environments.common.options import check_installed, checked_options
 from verl_atgrpo.environments.common.workflow import Style
 from verl_atgrpo.environments.ports.foreign import FAULTS, canonical, line, load, seeded
 from verl_atgrpo.environments.ports.replayed_game import Move, OnIllegal, Refused, ReplayedGame, Steps
-from verl_atgrpo.play.seeds import stable_hash
-from verl_atgrpo.play.types import EnvironmentConfigError
 
 _MARK = "Action:"
 _LISTED = 100

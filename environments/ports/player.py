@@ -9,11 +9,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from verl_atgrpo import EnvironmentConfigError
 from verl_atgrpo.environments.common.limited import serve
 from verl_atgrpo.environments.ports.replayed_game import Position
 from verl_atgrpo.environments.ports.replayed_game import logger as warnings_logger
 from verl_atgrpo.environments.ports.textarena import TextArenaGame
-from verl_atgrpo.play.types import EnvironmentConfigError
 
 CPU_SECONDS = 2.0
 """CPU time of a move; a usual one takes less than a hundredth."""

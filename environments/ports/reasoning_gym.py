@@ -1,4 +1,4 @@
-"""Adapter for reasoning-gym's data sets (https://github.com/open-thought/reasoning-gym)."""
+"""reasoning-gym's data sets (https://github.com/open-thought/reasoning-gym)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypedDict
 
+from verl_atgrpo import Environment, EnvironmentConfigError, Message, Outcome, Score, Split, Team, stable_hash
 from verl_atgrpo.environments.common.limited import LimitedProcess
 from verl_atgrpo.environments.common.options import Turns, check_installed, checked_options
 from verl_atgrpo.environments.common.replies import after_thoughts, labelled, labels, repeats
@@ -17,12 +18,7 @@ from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.environments.common.workflow import Style, chat
 from verl_atgrpo.environments.ports import scorer
 from verl_atgrpo.environments.ports.foreign import FAULTS, line
-from verl_atgrpo.play.environment import Environment
-from verl_atgrpo.play.messages import Message
 from verl_atgrpo.play.quoting import quoted, shortened
-from verl_atgrpo.play.seeds import stable_hash
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import EnvironmentConfigError, Outcome, Score, Split
 
 LONGEST = 10_000
 """Most characters of an answer; a longer one does not parse."""

@@ -19,12 +19,9 @@ from typing import Annotated, Literal, Protocol
 
 from annotated_types import Ge, Le
 
+from verl_atgrpo import Environment, EnvironmentConfigError, Outcome, Score, Split, Team, stable_hash
 from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.environments.ports.foreign import FAULTS, line, seeded
-from verl_atgrpo.play.environment import Environment
-from verl_atgrpo.play.seeds import stable_hash
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import EnvironmentConfigError, Outcome, Score, Split
 
 OnIllegal = Literal["end", "again"]
 Steps = Annotated[int, Ge(1), Le(10_000)]

@@ -1,4 +1,4 @@
-"""Adapter for TextArena's games (https://github.com/LeonGuertler/TextArena), with an agent for every player.
+"""TextArena's games (https://github.com/LeonGuertler/TextArena), with an agent for every player.
 
 In some games the first prompt is the same for all tasks, in both splits, because what differs is hidden (the number
 to guess, the code to break). Splits are disjoint by the game's state, not by its prompts.
@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from verl_atgrpo import EnvironmentConfigError
 from verl_atgrpo.config.kinds import Finite
 from verl_atgrpo.environments.common.limited import LimitedProcess
 from verl_atgrpo.environments.common.options import Players, check_installed, checked_options
@@ -17,7 +18,6 @@ from verl_atgrpo.environments.common.replies import without_echo
 from verl_atgrpo.environments.ports.foreign import FAULTS, canonical, line, seeded
 from verl_atgrpo.environments.ports.replayed_game import Move, OnIllegal, Position, ReplayedGame, Steps, logger
 from verl_atgrpo.play.quoting import READ
-from verl_atgrpo.play.types import EnvironmentConfigError
 
 _PLAYER = LimitedProcess("verl_atgrpo.environments.ports.player")
 """Of all games of this process."""

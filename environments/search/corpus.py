@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from verl_atgrpo import EnvironmentConfigError, Split, stable_hash
 from verl_atgrpo.environments.common.records import read_records
 from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.environments.search.answers import normalised
-from verl_atgrpo.play.seeds import stable_hash
-from verl_atgrpo.play.types import EnvironmentConfigError, Split
 
 GIVEN = (
     "Anna", "Boris", "Clara", "David", "Elena", "Felix", "Greta", "Henry", "Irene", "Jonas", "Karin", "Louis", "Maria",

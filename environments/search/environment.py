@@ -15,6 +15,7 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
+from verl_atgrpo import EnvironmentConfigError, Message, Outcome, Score, Split, Team
 from verl_atgrpo.environments.common.options import Turns, check_installed, checked_options
 from verl_atgrpo.environments.common.records import DataSetEnvironment
 from verl_atgrpo.environments.common.replies import after_thoughts
@@ -33,10 +34,8 @@ from verl_atgrpo.environments.search.corpus import (
     read_questions,
     two_hop,
 )
-from verl_atgrpo.play.messages import Message, Reply
-from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.messages import Reply
 from verl_atgrpo.play.tool_use import ToolUse, use_tools
-from verl_atgrpo.play.types import EnvironmentConfigError, Outcome, Score, Split
 
 EndScore = Callable[[str], Score]
 """An answer's score."""

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 
+from verl_atgrpo import EnvironmentConfigError, Outcome, Score, Split, stable_hash
 from verl_atgrpo.environments.common.drafting import SingleAgent
 from verl_atgrpo.environments.common.moves import MoveGame, Moves, Tool, ask_program, listed_cells
 from verl_atgrpo.environments.common.options import Turns, WallDensity, checked_options
@@ -22,8 +23,6 @@ from verl_atgrpo.environments.common.splits import draw_for, split_of
 from verl_atgrpo.environments.common.workflow import Style, fixed_options
 from verl_atgrpo.environments.sokoban.board import SokobanTask, State, approach, clear, team_reward, walk
 from verl_atgrpo.environments.sokoban.levels import Generator, read_levels
-from verl_atgrpo.play.seeds import stable_hash
-from verl_atgrpo.play.types import EnvironmentConfigError, Outcome, Score, Split
 
 
 class Sokoban(MoveGame[State]):

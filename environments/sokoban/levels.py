@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from verl_atgrpo import EnvironmentConfigError
 from verl_atgrpo.environments.common.splits import MOST_DRAWS
 from verl_atgrpo.environments.sokoban.board import Boxes, SokobanTask, paths
-from verl_atgrpo.play.types import EnvironmentConfigError
 
 
 def solve(task: SokobanTask, below: float = math.inf) -> str | None:

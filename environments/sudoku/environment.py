@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
+from verl_atgrpo import EnvironmentConfigError, Outcome, Score, Split, stable_hash
 from verl_atgrpo.environments.common.drafting import DraftingGame, SingleAgent
 from verl_atgrpo.environments.common.options import Turns, checked_options
 from verl_atgrpo.environments.common.splits import draw_for
@@ -28,8 +29,6 @@ from verl_atgrpo.environments.sudoku.grid import (
     renamed,
 )
 from verl_atgrpo.environments.sudoku.replies import parse_grid, parse_printed
-from verl_atgrpo.play.seeds import stable_hash
-from verl_atgrpo.play.types import EnvironmentConfigError, Outcome, Score, Split
 
 
 class Sudoku(DraftingGame[State, str]):

@@ -22,16 +22,13 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
+from verl_atgrpo import Environment, EnvironmentConfigError, Outcome, Score, Split, Team, stable_hash
 from verl_atgrpo.environments.common.moves import MOVES
 from verl_atgrpo.environments.common.options import Turns, WallDensity, checked_options
 from verl_atgrpo.environments.common.splits import MOST_DRAWS, part_of
 from verl_atgrpo.environments.common.words import Said, read_number, read_word
 from verl_atgrpo.environments.common.workflow import chat, fixed_options
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, team_reward, walk
-from verl_atgrpo.play.environment import Environment
-from verl_atgrpo.play.seeds import stable_hash
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import EnvironmentConfigError, Outcome, Score, Split
 
 DIRECTIONS = {"up": "U", "down": "D", "left": "L", "right": "R"}
 _ANY, _FREE, _RIGHT_AXIS = 0.05, 0.3, 0.5

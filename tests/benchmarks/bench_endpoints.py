@@ -24,7 +24,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import real_stack
 from processes import exit_on_sigterm
 
-from verl_atgrpo.play.seeds import stable_hash
+from verl_atgrpo import stable_hash
 
 LIMIT = 0.8
 ENVIRONMENTS = {"native": "plan_path", "endpoints": "served_plan_path:ServedPlanPath"}

@@ -37,9 +37,8 @@ ENVIRONMENT = "{name: plan_path, size: 3, wall_density: 0.1, max_turns: 2, max_m
 
 def prompts(config: Any, tokenizer: Any, decisions: int) -> list[list[int]]:
     """Returns the first prompts of so many training episodes."""
+    from verl_atgrpo import ScriptedTeam, play
     from verl_atgrpo.play import registry
-    from verl_atgrpo.play.environment import play
-    from verl_atgrpo.play.scripted import ScriptedTeam
 
     env = registry.make(**config.at_grpo.environment)
 

@@ -19,11 +19,10 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from fakes.simulated_engine import Turns
 
+from verl_atgrpo import ScriptedTeam, Team, play
 from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.play.branching import play_branched
-from verl_atgrpo.play.environment import play
-from verl_atgrpo.play.scripted import ScriptedPolicy, ScriptedTeam
-from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.scripted import ScriptedPolicy
 from verl_atgrpo.play.types import EpisodeRecord, Mode, TeamOptions
 from verl_atgrpo.rollout.rows import training_rows
 

@@ -23,13 +23,10 @@ from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from waiting import HANG
 
-from verl_atgrpo import recipes
+from verl_atgrpo import Environment, EpisodeFailed, Outcome, Score, Team, recipes
 from verl_atgrpo.config.policies import expand_policies, job_of
 from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.estimators.presets import PRESETS
-from verl_atgrpo.play.environment import Environment
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import EpisodeFailed, Outcome, Score
 from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.rollout.manager import TeamRolloutManager
 from verl_atgrpo.sandbox.runner import Limits, run_python

@@ -26,8 +26,7 @@ from processes import children
 from real_stack import Request
 from waiting import HANG, wait_until
 
-from verl_atgrpo.play.environment import play
-from verl_atgrpo.play.scripted import ScriptedTeam
+from verl_atgrpo import ScriptedTeam, play
 from verl_atgrpo.report.learning_curve import Point
 from verl_atgrpo.rollout.rows import training_rows
 

@@ -29,8 +29,7 @@ from processes import running as running_processes
 from real_stack import Request
 from waiting import wait_until
 
-from verl_atgrpo.play.environment import play
-from verl_atgrpo.play.scripted import ScriptedTeam
+from verl_atgrpo import ScriptedTeam, play
 
 SHORT = Part("short", "", 100, 30)
 LONG = Part("long", "", 300, 30)

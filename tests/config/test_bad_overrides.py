@@ -24,13 +24,12 @@ from annotated_types import Ge, Gt, Le, Len, Lt
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from verl_atgrpo import platform_choice, recipes
+from verl_atgrpo import EnvironmentConfigError, make, platform_choice, recipes
 from verl_atgrpo.config import kinds, machine_check
 from verl_atgrpo.config.key_check import View, check_keys, check_types, kind_of, row_of, verls_defaults
 from verl_atgrpo.config.run_check import check_run, check_run_or_exit
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
-from verl_atgrpo.play.registry import load, make, registered
-from verl_atgrpo.play.types import EnvironmentConfigError
+from verl_atgrpo.play.registry import load, registered
 
 QUICK = ("at_grpo.train_tasks=64", "at_grpo.val_tasks=8")
 _A, _M, _R = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"

@@ -19,15 +19,13 @@ from fakes import hub_rows
 from fakes.math_problems import sources
 
 import verl_atgrpo.recipes
-from verl_atgrpo import compat, platform_choice
+from verl_atgrpo import Environment, Outcome, Split, compat, platform_choice
 from verl_atgrpo.config import machine_check
 from verl_atgrpo.config.machine_check import check_models
 from verl_atgrpo.config.policies import expand_policies
 from verl_atgrpo.config.policy_check import check_context
 from verl_atgrpo.config.run_check import check_run, check_run_or_exit
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError, Section
-from verl_atgrpo.play.environment import Environment
-from verl_atgrpo.play.types import Outcome, Split
 from verl_atgrpo.tiny_models.demonstrations import DEMONSTRATORS
 
 NEEDED = {"reasoning_gym": "reasoning_gym", "search": "bm25s", "textarena": "textarena"}

@@ -16,11 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from verl_atgrpo import ScriptedTeam, check_environment, play
 from verl_atgrpo.estimators.presets import PRESETS
 from verl_atgrpo.estimators.spec import EstimatorSpec
-from verl_atgrpo.play.environment import play
-from verl_atgrpo.play.scripted import ScriptedTeam
-from verl_atgrpo.play.testing import check_environment
 from verl_atgrpo.tiny_models.demonstrations import demonstrator_of
 
 DOCS = Path(__file__).parents[2] / "docs"

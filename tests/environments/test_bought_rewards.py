@@ -1,6 +1,6 @@
 """Rewards cannot be bought: the same answer to every task earns no more than chance.
 
-Empty replies and echoes earn nothing by `check_environment`, constants in reasoning-gym by its adapter's own trial.
+Empty replies and echoes earn nothing by `check_environment`, constants in reasoning-gym by its port's own trial.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from fakes.coding_problems import humaneval, needs_humaneval, verdicts
 from fakes.math_problems import box
 from fakes.scripted_episodes import scripted
 
+from verl_atgrpo import Environment, make
 from verl_atgrpo.environments.common.moves import MOVES
 from verl_atgrpo.environments.sudoku.grid import EMPTY, generate
-from verl_atgrpo.play.environment import Environment
-from verl_atgrpo.play.registry import make
 from verl_atgrpo.play.testing import Script
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

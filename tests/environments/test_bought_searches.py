@@ -15,12 +15,10 @@ from fakes.scripted_episodes import of, scripted
 
 pytest.importorskip("bm25s", reason="needs the extra `search`")
 
+from verl_atgrpo import Environment, Split, make
 from verl_atgrpo.environments.search.corpus import FAMILIES, GIVEN, KINDS, PLACES, RIVERS, Question
 from verl_atgrpo.environments.search.environment import SearchEnvironment
-from verl_atgrpo.play.environment import Environment
-from verl_atgrpo.play.registry import make
 from verl_atgrpo.play.testing import Script
-from verl_atgrpo.play.types import Split
 
 TASKS: Mapping[Split, int] = {"train": 200, "val": 100}
 MOST = 0.12

@@ -24,12 +24,12 @@ from fakes.coding_problems import (
 )
 from fakes.scripted_episodes import Script, of, prompt_of, scripted
 
+from verl_atgrpo import EnvironmentConfigError, make
 from verl_atgrpo.environments.code import environment as coding
 from verl_atgrpo.environments.code import programs as judging
 from verl_atgrpo.environments.code.environment import Code, State, parse_test
 from verl_atgrpo.environments.code.programs import Call, Exchange, Problem, Test
-from verl_atgrpo.play.registry import make
-from verl_atgrpo.play.types import EnvironmentConfigError, EpisodeRecord
+from verl_atgrpo.play.types import EpisodeRecord
 from verl_atgrpo.sandbox.runner import ExecutionResult, Limits
 
 # ------------------------------------------------------------------ the environment

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from fakes.coding_problems import ROWS, verdict, write
 
+from verl_atgrpo import EnvironmentConfigError
 from verl_atgrpo.environments.code import formats as coding_formats
 from verl_atgrpo.environments.code.formats import FORMATS, read_problems
 from verl_atgrpo.environments.code.programs import Asserts, Call
-from verl_atgrpo.play.types import EnvironmentConfigError
 
 
 @pytest.mark.parametrize("name", FORMATS)

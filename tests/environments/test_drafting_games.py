@@ -17,12 +17,12 @@ from fakes.sudoku_players import CHANGED, CLASH, RIGHT, SOLVED, STANDING, WRONG,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verl_atgrpo import Score
 from verl_atgrpo.environments.common.drafting import Draft
 from verl_atgrpo.environments.common.replies import extract_python
 from verl_atgrpo.environments.plan_path import PlanPath, grid
 from verl_atgrpo.environments.sokoban import Sokoban, board
 from verl_atgrpo.environments.sudoku import Sudoku
-from verl_atgrpo.play.types import Score
 
 moves = st.text("UDLR, .", max_size=30)
 cells = st.text(".01234 \n", max_size=40)

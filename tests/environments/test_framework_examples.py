@@ -16,14 +16,13 @@ import pytest
 from fakes.scripted_policy import Numbered
 from waiting import HANG
 
+from verl_atgrpo import Environment, Message, Outcome, Score, Team, play
 from verl_atgrpo.play.endpoints import server_of
-from verl_atgrpo.play.environment import Environment, play
-from verl_atgrpo.play.messages import Message, Reply
+from verl_atgrpo.play.messages import Reply
 from verl_atgrpo.play.scripted import ScriptedPolicy
-from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.tool_use import use_tools
 from verl_atgrpo.play.tools import Tool
-from verl_atgrpo.play.types import EpisodeRecord, Generation, Mode, Outcome, ReplyLimits, Score, TeamOptions
+from verl_atgrpo.play.types import EpisodeRecord, Generation, Mode, ReplyLimits, TeamOptions
 
 FOLDER = Path(__file__).parents[2] / "examples" / "frameworks"
 sys.path += [str(FOLDER), str(FOLDER.parent / "router")]

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from verl_atgrpo.play.registry import make
-from verl_atgrpo.play.types import EnvironmentConfigError
+from verl_atgrpo import EnvironmentConfigError, make
 
 REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "plan_path": [

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from fakes.scripted_episodes import prompt_of, scripted
 
+from verl_atgrpo import EnvironmentConfigError, Score, check_environment, make
 from verl_atgrpo.environments.common.moves import MOVES
 from verl_atgrpo.environments.common.splits import part_of
 from verl_atgrpo.environments.common.words import read_number, read_word
 from verl_atgrpo.environments.number_search.environment import Search
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State
 from verl_atgrpo.environments.walk.environment import DIRECTIONS, exact_steps, where_goal_lies
-from verl_atgrpo.play.registry import make
-from verl_atgrpo.play.testing import Script, check_environment
-from verl_atgrpo.play.types import EnvironmentConfigError, EpisodeRecord, Score
+from verl_atgrpo.play.testing import Script
+from verl_atgrpo.play.types import EpisodeRecord
 
 WAYS = tuple(DIRECTIONS)
 NAMES = [f"{name}{kind}" for name in ("walk", "walk_walls", "number_search") for kind in ("", "_single")]

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 from fakes.scripted_policy import Numbered, bounded
 
+from verl_atgrpo import EnvironmentConfigError, Outcome, Score, ScriptedTeam, Team, play
 from verl_atgrpo.environments.common.judging import EndpointJudge, grade, rank
-from verl_atgrpo.play.environment import play
-from verl_atgrpo.play.scripted import ScriptedTeam
-from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.testing import Script
-from verl_atgrpo.play.types import EnvironmentConfigError, EpisodeRecord, Outcome, Score
+from verl_atgrpo.play.types import EpisodeRecord
 
 WORDS = ["one", "two", "three"]
 

@@ -16,14 +16,13 @@ pytest.importorskip("math_verify", reason="needs the extra `math`")
 from fakes.math_problems import DATA, GOLD, NAMES, QUESTION, box, by_turn, episode, program, sources
 from fakes.scripted_episodes import Script, of, prompt_of
 
+from verl_atgrpo import EnvironmentConfigError, EpisodeFailed, make
 from verl_atgrpo.environments.common.replies import extract_python
 from verl_atgrpo.environments.math import MathDebate
 from verl_atgrpo.environments.math import team as math_team
 from verl_atgrpo.environments.math.answers import parse_answer
 from verl_atgrpo.environments.math.team import ASK_REASONING, Math, MathTask, ask_program
 from verl_atgrpo.play.quoting import SHOWN
-from verl_atgrpo.play.registry import make
-from verl_atgrpo.play.types import EnvironmentConfigError, EpisodeFailed
 from verl_atgrpo.sandbox.runner import run_python
 
 # ------------------------------------------------------------------ episodes

@@ -23,9 +23,8 @@ import meeting
 from fakes.scripted_episodes import here, prompt_of, scripted
 from gymnasium.spaces import Box, Text
 
-from verl_atgrpo.play.registry import make
-from verl_atgrpo.play.testing import EnvironmentContractError, Script, check_environment
-from verl_atgrpo.play.types import EnvironmentConfigError, Score
+from verl_atgrpo import EnvironmentConfigError, Score, check_environment, make
+from verl_atgrpo.play.testing import EnvironmentContractError, Script
 
 WALKERS = {"env": "meeting:env", "actions": ["up", "down"], "task_key": "meeting:street"}
 THIS = __name__

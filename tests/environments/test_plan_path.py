@@ -12,10 +12,9 @@ from fakes.scripted_episodes import episode, of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verl_atgrpo import EnvironmentConfigError, make
 from verl_atgrpo.environments.plan_path import PlanPath
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, team_reward, walk
-from verl_atgrpo.play.registry import make
-from verl_atgrpo.play.types import EnvironmentConfigError
 
 # ------------------------------------------------------------------ tasks
 

@@ -14,14 +14,13 @@ from fakes.scripted_episodes import check_programs, episode, of, prompt_of
 from growth import assert_linear
 from waiting import HANG
 
+from verl_atgrpo import EnvironmentConfigError, Score, make
 from verl_atgrpo.environments.common import drafting
 from verl_atgrpo.environments.common.drafting import Draft
 from verl_atgrpo.environments.common.moves import parse_moves, parse_printed
 from verl_atgrpo.environments.plan_path import PlanPath
 from verl_atgrpo.environments.plan_path.grid import State, walk
 from verl_atgrpo.play import registry
-from verl_atgrpo.play.registry import make
-from verl_atgrpo.play.types import EnvironmentConfigError, Score
 from verl_atgrpo.sandbox.runner import ExecutionResult, Limits, run_python
 
 # ------------------------------------------------------------------ episodes

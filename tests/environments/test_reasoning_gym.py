@@ -14,15 +14,12 @@ pytest.importorskip("reasoning_gym")
 
 from fakes.scripted_episodes import here
 
+from verl_atgrpo import EnvironmentConfigError, ScriptedTeam, check_environment, make, play
 from verl_atgrpo.environments.common import limited
 from verl_atgrpo.environments.common.replies import repeats
-from verl_atgrpo.environments.ports import reasoning_gym as adapter
+from verl_atgrpo.environments.ports import reasoning_gym as port
 from verl_atgrpo.environments.ports.reasoning_gym import ReasoningGym
-from verl_atgrpo.play.environment import play
-from verl_atgrpo.play.registry import make
-from verl_atgrpo.play.scripted import ScriptedTeam
-from verl_atgrpo.play.testing import Script, check_environment
-from verl_atgrpo.play.types import EnvironmentConfigError
+from verl_atgrpo.play.testing import Script
 
 SUMS = {"dataset": "chain_sum", "options": {"min_terms": 2, "max_terms": 2, "max_digits": 2}}
 MIXED = {
@@ -186,9 +183,9 @@ def graded(env: Any, answer: str) -> tuple[float, bool]:
     """The score of an answer, and whether it cost the scorer's process."""
     task = env._draw(0)
     assert asyncio.run(env.grade(task, "7")) == 1
-    process = adapter._SCORER.process
+    process = port._SCORER.process
     score = asyncio.run(env.grade(task, answer))
-    lost = adapter._SCORER.process is not process
+    lost = port._SCORER.process is not process
     assert asyncio.run(env.grade(task, "7")) == 1, "the next answer is scored"
     return score, lost
 
@@ -215,7 +212,7 @@ def test_a_scorer_that_waits_is_given_up(careless: ReasoningGym, monkeypatch: py
     ready = asyncio.run(careless.grade(careless._draw(0), "7"))
     monkeypatch.setattr(limited, "WALL_SECONDS", 0.1)
     assert ready == 1 and asyncio.run(careless.grade(careless._draw(0), "wait:")) == 0
-    assert adapter._SCORER.process is None
+    assert port._SCORER.process is None
 
 
 @pytest.mark.parametrize("answer", ["lines:", "later:"])

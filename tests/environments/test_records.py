@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from verl_atgrpo import EnvironmentConfigError
 from verl_atgrpo.environments.common.records import read_records
-from verl_atgrpo.play.types import EnvironmentConfigError
 
 COLUMNS = {"question": "question", "answer": "answer", "hint": "hint"}
 ROWS = [{"problem": "1+1", "answer": "2"}, {"problem": "2+2", "answer": "4"}]

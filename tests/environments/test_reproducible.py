@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from verl_atgrpo.play.registry import make
-from verl_atgrpo.play.types import Split
+from verl_atgrpo import Split, make
 
 SPLITS: tuple[Split, ...] = ("train", "val")
 PINNED: list[tuple[str, dict[str, Any], str]] = [

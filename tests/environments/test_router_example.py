@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from fakes.scripted_policy import bounded, team_of
 
+from verl_atgrpo import Team, check_environment
 from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.play.branching import play_branched
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.testing import Script, check_environment
+from verl_atgrpo.play.testing import Script
 from verl_atgrpo.play.types import Mode
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "router"

@@ -9,8 +9,8 @@ import pytest
 from fakes.coding_problems import write
 from waiting import HANG
 
+from verl_atgrpo import make
 from verl_atgrpo.environments.common.running import BUILT, runnable
-from verl_atgrpo.play.registry import make
 from verl_atgrpo.sandbox.runner import ExecutionResult, Limits, run_python
 
 

@@ -11,15 +11,13 @@ from fakes.scripted_policy import bounded
 
 pytest.importorskip("bm25s", reason="needs the extra `search`")
 
+from verl_atgrpo import EnvironmentConfigError, Score, ScriptedTeam, check_environment, make, play
 from verl_atgrpo.environments.search.answers import contains, exact, f1, normalised
 from verl_atgrpo.environments.search.corpus import Corpus, Document, Facts, Question, contains_title, two_hop
 from verl_atgrpo.environments.search.environment import RoutedSearch, Search, SingleSearch
 from verl_atgrpo.environments.search.environment import _argument as argument
-from verl_atgrpo.play.environment import play
-from verl_atgrpo.play.registry import make
-from verl_atgrpo.play.scripted import ScriptedTeam
-from verl_atgrpo.play.testing import Script, check_environment
-from verl_atgrpo.play.types import EnvironmentConfigError, EpisodeRecord, Score
+from verl_atgrpo.play.testing import Script
+from verl_atgrpo.play.types import EpisodeRecord
 
 FACTS = Facts((("Anna", "Faro"), ("Boris", "Alba")), (("Faro", "Adda"), ("Alba", "Cher")), "Anna")
 TASK = FACTS.question

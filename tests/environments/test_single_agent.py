@@ -13,13 +13,11 @@ from fakes.coding_problems import ROWS, write
 from fakes.math_problems import GOLD, box, sources
 from fakes.sudoku_players import PUZZLE, SOLVED, WRONG
 
+from verl_atgrpo import Environment, EnvironmentConfigError, ScriptedTeam, make, play
 from verl_atgrpo.environments.plan_path.grid import State as PathState
 from verl_atgrpo.environments.sokoban.board import State as BoardState
 from verl_atgrpo.environments.sudoku.grid import State as SudokuState
-from verl_atgrpo.play.environment import Environment, play
-from verl_atgrpo.play.registry import make
-from verl_atgrpo.play.scripted import ScriptedTeam
-from verl_atgrpo.play.types import EnvironmentConfigError, EpisodeRecord
+from verl_atgrpo.play.types import EpisodeRecord
 
 
 def sections(folder: Path) -> dict[str, Any]:

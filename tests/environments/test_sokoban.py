@@ -12,11 +12,11 @@ from fakes.sokoban_players import BOXOBAN, ROOM, TWO, Position, board, distances
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verl_atgrpo import EnvironmentConfigError
 from verl_atgrpo.environments.common.splits import split_of
 from verl_atgrpo.environments.sokoban import Sokoban
 from verl_atgrpo.environments.sokoban.board import SokobanTask, State, walk
 from verl_atgrpo.environments.sokoban.levels import read_levels, solve
-from verl_atgrpo.play.types import EnvironmentConfigError
 
 # ------------------------------------------------------------------ moves
 

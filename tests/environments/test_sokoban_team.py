@@ -22,12 +22,11 @@ from fakes.sokoban_players import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verl_atgrpo import EnvironmentConfigError, make
 from verl_atgrpo.environments.common.drafting import Draft
 from verl_atgrpo.environments.sokoban import Sokoban
 from verl_atgrpo.environments.sokoban.board import SokobanTask, State, walk
 from verl_atgrpo.environments.sokoban.levels import solve
-from verl_atgrpo.play.registry import make
-from verl_atgrpo.play.types import EnvironmentConfigError
 
 # ------------------------------------------------------------------ rewards
 

@@ -9,16 +9,13 @@ from typing import Any
 
 import pytest
 
+from verl_atgrpo import Environment, Message, Split, check_environment, make
 from verl_atgrpo.environments.common.moves import MOVES
 from verl_atgrpo.environments.common.splits import split_of
 from verl_atgrpo.environments.plan_path import environment as plan_path
 from verl_atgrpo.environments.sokoban import environment as sokoban
 from verl_atgrpo.environments.sudoku.grid import EMPTY, SudokuTask
-from verl_atgrpo.play.environment import Environment
-from verl_atgrpo.play.messages import Message
-from verl_atgrpo.play.registry import make
-from verl_atgrpo.play.testing import EnvironmentContractError, check_environment
-from verl_atgrpo.play.types import Split
+from verl_atgrpo.play.testing import EnvironmentContractError
 
 TRAIN, VAL, TURNS = 4096, 200, 4
 SPLITS: tuple[Split, ...] = ("train", "val")

@@ -32,12 +32,12 @@ from fakes.sudoku_players import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verl_atgrpo import EnvironmentConfigError, Score
 from verl_atgrpo.environments.common.splits import split_of
 from verl_atgrpo.environments.sudoku import Sudoku
 from verl_atgrpo.environments.sudoku.grid import State, SudokuTask, enter, progress, renamed, solutions
 from verl_atgrpo.environments.sudoku.replies import parse_grid
 from verl_atgrpo.play.contamination import overlaps
-from verl_atgrpo.play.types import EnvironmentConfigError, Score
 
 # ------------------------------------------------------------------ solver
 

@@ -28,11 +28,11 @@ from fakes.sudoku_players import (
 )
 from waiting import HANG
 
+from verl_atgrpo import Score
 from verl_atgrpo.environments.common import drafting
 from verl_atgrpo.environments.common.drafting import Draft
 from verl_atgrpo.environments.sudoku import Sudoku
 from verl_atgrpo.environments.sudoku.grid import State, SudokuTask, enter
-from verl_atgrpo.play.types import Score
 from verl_atgrpo.sandbox.runner import Limits, run_python
 
 # ------------------------------------------------------------------ prompts

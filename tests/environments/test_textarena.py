@@ -13,11 +13,9 @@ textarena = pytest.importorskip("textarena")
 
 from fakes.scripted_episodes import here, scripted
 
-from verl_atgrpo.play.environment import play
-from verl_atgrpo.play.registry import make
-from verl_atgrpo.play.scripted import ScriptedTeam
-from verl_atgrpo.play.testing import Script, check_environment
-from verl_atgrpo.play.types import EnvironmentConfigError, EpisodeRecord, Outcome, Score
+from verl_atgrpo import EnvironmentConfigError, Outcome, Score, ScriptedTeam, check_environment, make, play
+from verl_atgrpo.play.testing import Script
+from verl_atgrpo.play.types import EpisodeRecord
 
 GUESS = {"game": "GuessTheNumber-v0-train", "max_steps": 6}
 NIM = {"game": "Nim-v0", "players": 2, "shared_openings": True}

@@ -12,12 +12,11 @@ from fakes.scripted_policy import Workflow, run, team_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from verl_atgrpo import Outcome, Score, Team
 from verl_atgrpo.estimators.advantages import group_advantages, team_advantages
 from verl_atgrpo.estimators.choice import resolve_spec
 from verl_atgrpo.estimators.presets import PRESETS
 from verl_atgrpo.estimators.spec import EstimatorSpec
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import Outcome, Score
 from verl_atgrpo.rollout.rows import training_rows
 
 

@@ -11,14 +11,11 @@ import pytest
 import torch
 from fakes.advantage_rows import tags_of
 
-from verl_atgrpo import Environment, Outcome, Score
+from verl_atgrpo import Environment, Outcome, Score, ScriptedTeam, Team, play
 from verl_atgrpo.estimators.advantages import team_advantages
 from verl_atgrpo.estimators.choice import resolve_spec
 from verl_atgrpo.estimators.labels import anchor_of, factorise, row_ids
 from verl_atgrpo.estimators.presets import PRESETS
-from verl_atgrpo.play.environment import play
-from verl_atgrpo.play.scripted import ScriptedTeam
-from verl_atgrpo.play.team import Team
 from verl_atgrpo.rollout.rows import Row, training_rows
 
 

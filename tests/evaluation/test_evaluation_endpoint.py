@@ -16,13 +16,13 @@ pytest.importorskip("openai")
 from fakes.scripted_policy import Numbered
 from waiting import HANG
 
-from verl_atgrpo import Outcome
+from verl_atgrpo import EpisodeFailed, Outcome
 from verl_atgrpo.config.schema import ValidationAnswers
 from verl_atgrpo.evaluation.endpoint import EndpointPolicy
 from verl_atgrpo.evaluation.episodes import Lineup, PolicyUnusable, play_one
 from verl_atgrpo.evaluation.results import EpisodeKey
 from verl_atgrpo.evaluation.sources import Endpoint
-from verl_atgrpo.play.types import EpisodeFailed, Generation
+from verl_atgrpo.play.types import Generation
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Wörter? 🙂"}]
 

@@ -16,12 +16,11 @@ import pytest
 from fakes.scripted_policy import Numbered
 from waiting import wait_until
 
-from verl_atgrpo import Environment, Outcome, Score
+from verl_atgrpo import Environment, EpisodeFailed, Message, Outcome, Score, stable_hash
 from verl_atgrpo.evaluation.episodes import Lineup, PolicyUnusable, pending, play_all, wanted
 from verl_atgrpo.evaluation.results import EpisodeKey, EpisodeRow, Failure, ResultFile, read
-from verl_atgrpo.play.messages import Message
-from verl_atgrpo.play.seeds import episode_seed, stable_hash
-from verl_atgrpo.play.types import EpisodeFailed, Generation
+from verl_atgrpo.play.seeds import episode_seed
+from verl_atgrpo.play.types import Generation
 
 SETTINGS = {"recipe": "sums", "sampling": {"temperature": 1.0}}
 

@@ -18,22 +18,11 @@ import torch
 from fakes.scripted_policy import Numbered
 from numpy.typing import NDArray
 
+from verl_atgrpo import EpisodeFailed, Message, Outcome, Score, Team, play
 from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.estimators.spec import EstimatorSpec
 from verl_atgrpo.play.branching import play_branched
-from verl_atgrpo.play.environment import play
-from verl_atgrpo.play.messages import Message
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import (
-    TREE,
-    EpisodeFailed,
-    EpisodeRecord,
-    Generation,
-    Mode,
-    Outcome,
-    Score,
-    TeamOptions,
-)
+from verl_atgrpo.play.types import TREE, EpisodeRecord, Generation, Mode, TeamOptions
 from verl_atgrpo.rollout.rows import training_rows
 from verl_atgrpo.rows.credit import loss_weights, policy_advantages, weights_of
 

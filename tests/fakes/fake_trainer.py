@@ -17,9 +17,10 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.dataset.rl_dataset import collate_fn
 
+from verl_atgrpo import Candidate, Outcome, Score
 from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.estimators.presets import PRESETS
-from verl_atgrpo.play.types import Candidate, Decision, EpisodeRecord, Generation, Outcome, Score
+from verl_atgrpo.play.types import Decision, EpisodeRecord, Generation
 from verl_atgrpo.rollout.rows import DEAL, RECORDED, training_rows, untrained_rows
 from verl_atgrpo.rollout.worker import WorkerReport
 from verl_atgrpo.trainer import schedule

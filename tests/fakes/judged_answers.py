@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verl_atgrpo.play.environment import Environment
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import Outcome, Score
+from verl_atgrpo import Environment, Outcome, Score, Team
 
 
 class Judged(Environment):

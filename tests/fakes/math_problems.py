@@ -8,7 +8,7 @@ from pathlib import Path
 from fakes.coding_problems import write
 from fakes.scripted_episodes import Script, scripted
 
-from verl_atgrpo.play.environment import Environment
+from verl_atgrpo import Environment
 from verl_atgrpo.play.types import EpisodeRecord
 
 DATA = Path("/work/shared/data")

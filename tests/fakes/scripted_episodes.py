@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from verl_atgrpo.play.environment import Environment, play
-from verl_atgrpo.play.registry import make
-from verl_atgrpo.play.scripted import ScriptedTeam
+from verl_atgrpo import Environment, ScriptedTeam, make, play
 from verl_atgrpo.play.types import Decision, EpisodeRecord
 
 Script = Callable[[str, int], str]

@@ -9,10 +9,8 @@ from typing import Any, TypeVar
 
 from waiting import HANG
 
-from verl_atgrpo.play.environment import Environment, play
-from verl_atgrpo.play.messages import Message
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import EpisodeRecord, Generation, Mode, Outcome, Score, TeamOptions
+from verl_atgrpo import Environment, Message, Outcome, Score, Team, play
+from verl_atgrpo.play.types import EpisodeRecord, Generation, Mode, TeamOptions
 
 Answer = Callable[[str, int], Awaitable[str]]
 """(decision id, number of the candidate at that decision) -> text."""

@@ -21,10 +21,9 @@ from typing import Any, ClassVar, NamedTuple
 
 from fakes.scripted_policy import Numbered
 
-from verl_atgrpo.play.environment import play
+from verl_atgrpo import Outcome, Score, Team, play
 from verl_atgrpo.play.seeds import episode_seed
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import EpisodeRecord, Outcome, Score, TeamOptions
+from verl_atgrpo.play.types import EpisodeRecord, TeamOptions
 from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.rollout.policy import ServedPolicy
 

@@ -14,13 +14,10 @@ import numpy as np
 from fakes.scripted_policy import Numbered
 from numpy.typing import NDArray
 
+from verl_atgrpo import Message, Outcome, Score, Team, play, stable_hash
 from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.play.branching import play_branched
-from verl_atgrpo.play.environment import play
-from verl_atgrpo.play.messages import Message
-from verl_atgrpo.play.seeds import stable_hash
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import TREE, EpisodeRecord, Generation, Mode, Outcome, Score, TeamOptions
+from verl_atgrpo.play.types import TREE, EpisodeRecord, Generation, Mode, TeamOptions
 
 REPLIES = "012"
 ORDER = ("left", "right", "left", "right")

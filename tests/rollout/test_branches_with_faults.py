@@ -16,11 +16,10 @@ from fakes.simulated_servers import Letters, Server, Servers, sync_weights
 from verl.workers.rollout.replica import TokenOutput
 from waiting import until
 
+from verl_atgrpo import Outcome, Team, stable_hash
 from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.play.branching import play_branched
-from verl_atgrpo.play.seeds import stable_hash
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import EpisodeRecord, Mode, Outcome, TeamOptions
+from verl_atgrpo.play.types import EpisodeRecord, Mode, TeamOptions
 from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.rollout.policy import ServedPolicy
 

@@ -14,12 +14,10 @@ from fakes import simulated_engine
 from fakes.simulated_engine import SimulatedEngine, Turns, run_virtually
 from fakes.simulated_worker import SimulatedWorker, without_tensors
 
-from verl_atgrpo import Outcome, Score
+from verl_atgrpo import EpisodeFailed, Outcome, Score, Team
 from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.estimators.presets import PRESETS
 from verl_atgrpo.play.endpoints import drain_refused
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import EpisodeFailed
 from verl_atgrpo.rollout.worker import MOST_SCORE_ERRORS
 from verl_atgrpo.rows.credit import rows_with_signal
 from verl_atgrpo.rows.step_rows import StepRows

@@ -13,9 +13,10 @@ pytest.importorskip("verl")
 from fakes.simulated_servers import Letters
 from waiting import HANG
 
+from verl_atgrpo import EpisodeFailed
 from verl_atgrpo.config.schema import ValidationAnswers
 from verl_atgrpo.play.thoughts import split_thought
-from verl_atgrpo.play.types import EpisodeFailed, ReplyLimits
+from verl_atgrpo.play.types import ReplyLimits
 from verl_atgrpo.rollout.chat import Chat
 from verl_atgrpo.rollout.policy import ServedPolicy
 from verl_atgrpo.tiny_models.tiny import build_tokenizer

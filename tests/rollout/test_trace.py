@@ -16,10 +16,11 @@ pytest.importorskip("verl")
 from omegaconf import OmegaConf
 from verl.utils.rollout_trace import RolloutTraceConfig, rollout_trace_op
 
+from verl_atgrpo import Score
 from verl_atgrpo.config.run_check import check_run, check_trace
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.play.scripted import ScriptedPolicy
-from verl_atgrpo.play.types import Score, TeamOptions
+from verl_atgrpo.play.types import TeamOptions
 from verl_atgrpo.rollout.trace import TraceBudget, TracedTeam
 from verl_atgrpo.serving.client import TeamClient
 

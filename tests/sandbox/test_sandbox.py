@@ -23,9 +23,8 @@ from conftest import Leftovers
 from processes import WAITING, WAKING, running, waiting_below
 from waiting import HANG, until, wait_until
 
+from verl_atgrpo import EnvironmentConfigError, make
 from verl_atgrpo.environments.common import options
-from verl_atgrpo.play.registry import make
-from verl_atgrpo.play.types import EnvironmentConfigError
 from verl_atgrpo.sandbox import pool, removal, runner
 from verl_atgrpo.sandbox.launcher import Request
 from verl_atgrpo.sandbox.pool import Pool

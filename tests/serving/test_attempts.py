@@ -12,7 +12,7 @@ from fakes.simulated_engine import run_virtually, virtually
 from fakes.simulated_servers import RESPONSE, Server, Servers, interrupt
 from waiting import until
 
-from verl_atgrpo.play.types import EpisodeFailed
+from verl_atgrpo import EpisodeFailed
 from verl_atgrpo.serving.requests import Gate
 
 pytestmark = pytest.mark.usefixtures("cancelled_calls")

@@ -15,7 +15,7 @@ from fakes.simulated_servers import RESPONSE, Server, Servers, interrupt
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 from waiting import until
 
-from verl_atgrpo.play.types import EpisodeFailed
+from verl_atgrpo import EpisodeFailed
 from verl_atgrpo.serving.client import slots_per_server
 
 pytestmark = pytest.mark.usefixtures("cancelled_calls")

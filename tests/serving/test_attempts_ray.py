@@ -17,7 +17,7 @@ from fakes.simulated_servers import config
 from verl.workers.rollout.replica import TokenOutput
 from waiting import HANG
 
-from verl_atgrpo.play.types import EpisodeFailed
+from verl_atgrpo import EpisodeFailed
 from verl_atgrpo.serving import client
 from verl_atgrpo.serving.client import AvoidingBalancer, DecisionClient
 from verl_atgrpo.serving.requests import Gate, PatientClient

@@ -15,7 +15,7 @@ from fakes.simulated_engine import run_virtually, virtually
 from fakes.simulated_servers import RESPONSE, Server, Servers, StreamingCall, sync_weights
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_atgrpo.play.types import EpisodeFailed
+from verl_atgrpo import EpisodeFailed
 from verl_atgrpo.serving import client
 from verl_atgrpo.serving.server import TOGETHER, GroupAnswers
 

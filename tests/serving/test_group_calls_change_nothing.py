@@ -15,7 +15,7 @@ from fakes.simulated_engine import run_virtually
 from fakes.simulated_servers import Call, Server, Servers, sync_weights
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_atgrpo.play.types import EpisodeFailed
+from verl_atgrpo import EpisodeFailed
 from verl_atgrpo.serving.client import DecisionClient, TooLate
 
 K = 4

@@ -14,6 +14,7 @@ from verl_atgrpo.environments.common.replies import extract_python
 
 pytest.importorskip("math_verify")
 
+from verl_atgrpo import Score, Split, check_environment
 from verl_atgrpo.environments.code import environment as coding
 from verl_atgrpo.environments.code.programs import Call, Problem, Verdict
 from verl_atgrpo.environments.math.answers import parse_answer
@@ -22,8 +23,7 @@ from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, walk
 from verl_atgrpo.environments.sokoban.board import SokobanTask, moved
 from verl_atgrpo.environments.sokoban.levels import solve
 from verl_atgrpo.environments.sudoku.grid import EMPTY, SudokuTask
-from verl_atgrpo.play.testing import Script, check_environment
-from verl_atgrpo.play.types import Score, Split
+from verl_atgrpo.play.testing import Script
 from verl_atgrpo.tiny_models.demonstrations import DEMONSTRATORS, arithmetic, small_programs, sokoban
 from verl_atgrpo.tiny_models.demonstrations.demonstrator import END, SPLITS, Demonstration, write
 from verl_atgrpo.tiny_models.demonstrations.plan_path import path

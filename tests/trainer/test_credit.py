@@ -14,11 +14,9 @@ pytest.importorskip("verl")
 from fakes.local_queue import LocalQueue
 from fakes.scripted_policy import Play, bounded
 
+from verl_atgrpo import Outcome, Score, ScriptedTeam, play
 from verl_atgrpo.estimators.choice import resolve_spec
 from verl_atgrpo.estimators.presets import PRESETS
-from verl_atgrpo.play.environment import play
-from verl_atgrpo.play.scripted import ScriptedTeam
-from verl_atgrpo.play.types import Outcome, Score
 from verl_atgrpo.rollout.rows import training_rows
 from verl_atgrpo.rows import queue
 from verl_atgrpo.rows.credit import loss_weights, policy_advantages, rows_with_signal

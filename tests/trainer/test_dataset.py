@@ -12,9 +12,9 @@ pytest.importorskip("verl")
 
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer)
 
+from verl_atgrpo import Split
 from verl_atgrpo.config.run_check import check_run
 from verl_atgrpo.config.schema import AtGrpoConfig
-from verl_atgrpo.play.types import Split
 from verl_atgrpo.trainer.dataset import TeamTaskDataset, wire
 
 

@@ -21,9 +21,10 @@ import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer)
 from fakes.local_queue import LocalQueue
 from tensordict import TensorDict
 
+from verl_atgrpo import Candidate, Outcome, Score
 from verl_atgrpo.config.schema import RecordSettings
 from verl_atgrpo.play.branching import NONE_COMMITTED
-from verl_atgrpo.play.types import Candidate, Decision, EpisodeRecord, Generation, Outcome, Score
+from verl_atgrpo.play.types import Decision, EpisodeRecord, Generation
 from verl_atgrpo.report.records import FORMAT, RecordFiles, read
 from verl_atgrpo.rollout.rows import Row, failed_validation_row, training_rows, untrained_rows, validation_rows
 from verl_atgrpo.rows import queue as trainer_queue

@@ -14,10 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from verl_atgrpo import Environment, Outcome, Score, Split, Team
 from verl_atgrpo.compat import when_imported
-from verl_atgrpo.play.environment import Environment
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import Outcome, Score, Split
 
 UPDATING = Path(os.environ["NOTES"] + ".updating")
 PATIENCE = 600.0

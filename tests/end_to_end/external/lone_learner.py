@@ -12,10 +12,9 @@ from dataclasses import astuple
 from types import ModuleType
 from typing import Any
 
+from verl_atgrpo import Environment, Outcome, Score, Split, Team
 from verl_atgrpo.compat import when_imported
-from verl_atgrpo.play.environment import Environment
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import Generation, Outcome, Score, Split
+from verl_atgrpo.play.types import Generation
 
 
 class LoneLearner(Environment):

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
+from verl_atgrpo import Message, Outcome, Score, Team
 from verl_atgrpo.environments.common.drafting import Draft
 from verl_atgrpo.environments.plan_path import PlanPath
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask
-from verl_atgrpo.play.messages import Message, Reply
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import Outcome, Score
+from verl_atgrpo.play.messages import Reply
 
 
 class ServedPlanPath(PlanPath):

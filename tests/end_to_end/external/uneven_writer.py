@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from verl_atgrpo.play.environment import Environment
-from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import Outcome, Score, Split
+from verl_atgrpo import Environment, Outcome, Score, Split, Team
 
 
 class UnevenWriter(Environment):
