@@ -25,7 +25,7 @@ from verl_atgrpo.play.messages import MessageError, Reply
 from verl_atgrpo.play.scripted import ScriptedPolicy
 from verl_atgrpo.play.thoughts import split_thought
 from verl_atgrpo.play.tools import Tool, tools_of
-from verl_atgrpo.play.types import Generation, TeamOptions
+from verl_atgrpo.play.types import EVALUATE, Generation, TeamOptions
 
 T = TypeVar("T")
 SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"type": "object", "properties": {}}}}
@@ -386,7 +386,7 @@ def test_the_policys_own_sampling_parameters_are_accepted_and_others_not() -> No
 
     (first, _), (second, said) = served(main())
     assert (first, second) == (200, 400)
-    team._scheme = "evaluate"
+    team._mode = EVALUATE
     assert [status for status, _ in served(main())] == [200, 200], "evaluation has settings of its own"
     assert said["error"]["message"].startswith("temperature=0.2: the policy samples with 1, as its recipe says")
 

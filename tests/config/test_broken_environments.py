@@ -206,7 +206,7 @@ def test_a_number_of_tasks_may_be_any(size: Any) -> None:
 
 BAD_NAMES = [
     *("tool-user", "tool user", "", "1st", "_private", "_started", "__dict__", "all", "serve", "settle", "close"),
-    *("policy_name", "counts", "decisions", "failure", "unsettled", "generated_tokens", 5, None),
+    *("policy_name", "counts", "decisions", "failure", "as_acted", "generated_tokens", 5, None),
 ]
 
 
