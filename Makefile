@@ -1,5 +1,5 @@
 # make train: trains the team of recipes/plan_path_cpu.yaml on this machine's CPU; RECIPE=sudoku_cpu that of another,
-#             HARDWARE=1_gpu on its GPU.
+#             ARGS=+mode=async adds groups and keys, HARDWARE=1_gpu trains on its GPU.
 # make test:  runs the tests.  Both install what they need into .venv, with HARDWARE into .venv-gpu, once.
 # make smollm2-train: trains a real instruct model, SmolLM2-135M, as a team of two on this machine's CPU (8 minutes after
 #             the installation): curve, report, episodes before and after.
@@ -17,8 +17,10 @@ RECIPE ?= plan_path_cpu
 # Of recipes/hardware; empty: the recipe's, on this machine's CPU.
 HARDWARE ?=
 STACK := $(if $(filter-out cpu,$(HARDWARE)),gpu,cpu)
-RUN ?= runs/$(RECIPE)$(HARDWARE:%=_%)
 ARGS ?=
+# Each choice of groups has a folder of its own: RECIPE=walk_smollm2 ARGS=+roles=navigator_pacer.
+GROUPS := $(filter model=% +roles=% +placement=% +mode=%,$(ARGS))
+RUN ?= runs/$(RECIPE)$(HARDWARE:%=_%)$(foreach group,$(GROUPS),_$(lastword $(subst =, ,$(group))))
 VENV := $(if $(filter gpu,$(STACK)),.venv-gpu,.venv)
 BIN := $(VENV)/bin
 SMOLLM2 := runs/models/smollm2

@@ -54,5 +54,5 @@ def readable(recipe: str, folder: Path | None = None) -> Iterator[None]:
     except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
         # Hydra appends its search path, OmegaConf the key, each on lines of their own.
         message = str(error).strip() or str(error.__cause__ or type(error).__name__)
-        reason = " ".join(message.partition("\n\nConfig search path")[0].split())
+        reason = " ".join(message.partition("\n\nConfig search path")[0].split()).removeprefix("verl-atgrpo: ")
         raise ValueError(f"the recipe {named} cannot be composed: {reason}") from error

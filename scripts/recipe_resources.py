@@ -1,4 +1,4 @@
-"""Prints the tables of docs/cluster.md with the resources of each GPU recipe, computed from the recipe's values.
+"""Prints the tables of docs/cluster.md: resources of the GPU rows of recipes/README.md, computed from their values.
 
 python scripts/recipe_resources.py [--gigabytes 80] [--hardware 1_gpu]
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
+
+from recipe_table import Job, jobs
 
 from verl_atgrpo import recipes
 from verl_atgrpo.config.schema import AtGrpoConfig
@@ -71,7 +72,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Needs:
-    """A recipe's resources, in bytes per device unless noted."""
+    """A job's resources, in bytes per device unless noted."""
 
     policies: int
     adapters: int
@@ -102,18 +103,18 @@ class Needs:
     """Candidates of one decision of every task."""
 
 
-def needs(recipe: str, gigabytes: float, hardware: str = "8_gpus") -> Needs:
-    """Returns a recipe's resources on devices with this memory."""
-    config = recipes.compose(recipe, [f"hardware={hardware}"])
+def needs(job: Job, gigabytes: float, hardware: str = "8_gpus") -> Needs:
+    """Returns a job's resources on devices with this memory."""
+    config = recipes.compose(job.recipe, [*job.overrides, f"hardware={hardware}"])
     settings = AtGrpoConfig.from_config(config)
     policies = settings.policy_settings()
     policy = next(iter(policies.values()))
     own = {key for one in policies.values() for key in ("model", "actor", "rollout") if getattr(one, key)}
-    assert not own, f"{recipe}: a policy sets its own {', '.join(own)}, which these tables do not support"
+    assert not own, f"{job}: a policy sets its own {', '.join(own)}, which these tables do not support"
     worker = config.actor_rollout_ref
     shape = SHAPES[worker.model.path]
     ranks = [one.lora.rank for one in policies.values() if one.base is not None and one.lora is not None]
-    assert bool(ranks) == (len(settings.bases()) < len(policies)), f"{recipe}: not all policies share the base"
+    assert bool(ranks) == (len(settings.bases()) < len(policies)), f"{job}: not all policies share the base"
     adapters = sum(map(shape.adapter_parameters, ranks))
     trained, resting = TRAINING_BYTES * shape.parameters, RESIDENT_BYTES * shape.parameters
     if ranks:
@@ -150,9 +151,14 @@ def needs(recipe: str, gigabytes: float, hardware: str = "8_gpus") -> Needs:
     )
 
 
-def gpu_recipes() -> list[str]:
-    """Returns the names of the recipes with Qwen3."""
-    return sorted(path.stem for path in Path(recipes.__file__).parent.glob("*_qwen3_*.yaml"))
+def gpu_jobs() -> list[Job]:
+    """Returns the jobs with Qwen3."""
+    return sorted(job for job in jobs() if "_qwen3_" in job.recipe)
+
+
+def name(job: Job) -> str:
+    """Returns a job's recipe and its choice of a model; the tables' other columns tell its policies."""
+    return " ".join([job.recipe, *(added for added in job.overrides if added.startswith("model="))])
 
 
 def _parameters(base: int, adapters: int) -> str:
@@ -164,23 +170,23 @@ def _gb(number: int) -> str:
 
 
 def tables(gigabytes: float = 80.0, hardware: str = "8_gpus") -> str:
-    """Returns both tables as Markdown; recipes with the same figures share a row.
+    """Returns both tables as Markdown; jobs with the same figures share a row.
 
     Policies with devices of their own are left out where there is one device.
     """
     rows: dict[Needs, list[str]] = defaultdict(list)
-    for recipe in gpu_recipes():
-        need = needs(recipe, gigabytes, hardware)
+    for job in gpu_jobs():
+        need = needs(job, gigabytes, hardware)
         if hardware != "1_gpu" or need.devices == 1:
-            rows[need].append(f"`{recipe}`")
+            rows[need].append(f"`{name(job)}`")
     training = [
         "| recipes | policies | parameters | devices a policy | states | activations | in the rollout |",
         "|---|---|---|---|---|---|---|",
     ]
     serving = [
-        "| recipes | servers a policy | share of one | weights | cache | a token | tokens | longest | in flight "
-        "| wanted |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| recipes | policies | servers a policy | share of one | weights | cache | a token | tokens | longest "
+        "| in flight | wanted |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for need, names in rows.items():
         recipe, parameters = "<br>".join(names), SHAPES[need.model].parameters
@@ -196,7 +202,7 @@ def tables(gigabytes: float = 80.0, hardware: str = "8_gpus") -> str:
         )
         cache, (prompt, answer) = need.share - need.weights, need.longest
         serving.append(
-            f"| {recipe} | {need.servers} | {_gb(need.share)} | {_gb(need.weights)} | {_gb(cache)} | "
+            f"| {recipe} | {policies} | {need.servers} | {_gb(need.share)} | {_gb(need.weights)} | {_gb(cache)} | "
             f"{need.kv_token:,} B | {need.kv_tokens:,} | {prompt:,} + {answer:,} | "
             f"{need.in_flight:,} | {need.wanted:,} |"
         )

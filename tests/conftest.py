@@ -40,12 +40,16 @@ def composed_once() -> Iterator[None]:
 
 @pytest.fixture
 def compose() -> Compose:
-    """Returns a function that composes a recipe as `main_ppo --config-name=<recipe> <overrides>` does."""
+    """Returns a function that composes a recipe as `main_ppo --config-name=<recipe> <overrides>` does.
+
+    The recipe may have groups behind it, as in "plan_path_cpu +mode=async".
+    """
     pytest.importorskip("verl")
     from verl_atgrpo import recipes
 
     def build(recipe: str, *overrides: str) -> object:
-        return recipes.compose(recipe, overrides)
+        name, *groups = recipe.split()
+        return recipes.compose(name, [*groups, *overrides])
 
     return build
 

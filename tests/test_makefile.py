@@ -30,6 +30,14 @@ def commands(*arguments: str) -> str:
         ),
         (["HARDWARE=1_gpu"], ["make-model runs/models/plan_path_tiny", "hardware=1_gpu"], [".venv/"]),
         (["RECIPE=plan_path_qwen3_1p7b", "HARDWARE=8_gpus"], ["hardware=8_gpus"], ["make-model", "make-smollm2"]),
+        (
+            ["RECIPE=walk_smollm2", "ARGS=+roles=navigator_pacer at_grpo.candidates=4 +mode=async"],
+            [
+                "runs/walk_smollm2_navigator_pacer_async/done",
+                "+roles=navigator_pacer at_grpo.candidates=4 +mode=async",
+            ],
+            ["runs/walk_smollm2/"],
+        ),
     ],
 )
 def test_hardware_chooses_environment_recipe_and_folder(

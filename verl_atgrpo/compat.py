@@ -347,6 +347,27 @@ def name_yaml_errors(module: ModuleType) -> None:
     module.ConfigRepository.load_config = named
 
 
+def refuse_recipes(module: ModuleType, refusal: Callable[[str], str | None]) -> None:
+    """Has Hydra end with one line where a recipe is not found that `refusal` knows, on the command line or in another.
+
+    Args:
+        module: Hydra's with the sources of configurations.
+        refusal: recipe -> what is said of it; None: what Hydra says of a name that it does not find.
+    """
+    from hydra.errors import ConfigCompositionException
+
+    load = module.ConfigRepository.load_config
+
+    @functools.wraps(load)
+    def found(self: Any, config_path: str) -> Any:
+        loaded = load(self, config_path)
+        if loaded is None and (line := refusal(config_path.removesuffix(".yaml"))) is not None:
+            raise ConfigCompositionException(f"verl-atgrpo: {line}")
+        return loaded
+
+    module.ConfigRepository.load_config = found
+
+
 _GC_THRESHOLD = 10_000
 """Threshold of generation 0. With Python's 700, the objects of requests in flight are scanned many times."""
 

@@ -21,10 +21,10 @@ def register() -> None:
     Also makes sure that the package's warnings are logged.
     """
     from verl_atgrpo import platform_choice
-    from verl_atgrpo.compat import name_yaml_errors, when_imported
+    from verl_atgrpo.compat import when_imported
 
     _log_warnings()
-    when_imported("hydra._internal.config_repository", name_yaml_errors)
+    when_imported("hydra._internal.config_repository", _explain_recipes)
     when_imported("verl.trainer.ppo.core_algos", _register_estimator)
     when_imported("verl.trainer.ppo.v1", _register_trainer)
     when_imported("verl.workers.engine", _register_engine)
@@ -42,6 +42,14 @@ def _log_warnings() -> None:
         logger.setLevel(level)
     # A dependency of vLLM sets the root logger and its handlers to this level when it is imported, by default ERROR.
     os.environ.setdefault("SAGEMAKER_CONTAINER_LOG_LEVEL", level)
+
+
+def _explain_recipes(config_repository: ModuleType) -> None:
+    from verl_atgrpo.compat import name_yaml_errors, refuse_recipes
+    from verl_atgrpo.recipes.gone import refusal
+
+    name_yaml_errors(config_repository)
+    refuse_recipes(config_repository, refusal)
 
 
 def _register_estimator(core_algos: ModuleType) -> None:

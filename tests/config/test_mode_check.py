@@ -36,7 +36,8 @@ LORA = "actor_rollout_ref.model.lora"
 
 @functools.cache
 def composed(recipe: str) -> Any:
-    return recipes.compose(recipe)
+    name, *groups = recipe.split()
+    return recipes.compose(name, groups)
 
 
 def check(recipe: str, *overrides: str) -> None:
@@ -68,10 +69,10 @@ def refusal(recipe: str, overrides: str) -> str:
     ],
 )
 def test_what_asynchronous_training_supports_is_accepted(overrides: str) -> None:
-    check("plan_path_cpu_async", *overrides.split())
+    check("plan_path_cpu +mode=async", *overrides.split())
 
 
-@pytest.mark.parametrize("recipe", ["plan_path_cpu_async", "plan_path_cpu_separate"])
+@pytest.mark.parametrize("recipe", ["plan_path_cpu +mode=async", "plan_path_cpu_separate"])
 def test_asynchronous_training_may_branch(recipe: str) -> None:
     check(recipe, "at_grpo.scheme=branch", "at_grpo.branch={at: every}")
 
@@ -103,7 +104,7 @@ def test_asynchronous_training_may_branch(recipe: str) -> None:
     ],
 )
 def test_what_asynchronous_training_does_not_support_is_refused(overrides: str, beginning: str, remedy: str) -> None:
-    message = refusal("plan_path_cpu_async", overrides)
+    message = refusal("plan_path_cpu +mode=async", overrides)
     assert message.startswith(beginning)
     assert remedy in message
 
@@ -121,7 +122,7 @@ def test_asynchronous_keys_are_refused_in_sync_mode(overrides: str, beginning: s
     assert refusal("plan_path_cpu", overrides).startswith(beginning)
 
 
-@pytest.mark.parametrize("recipe", ["plan_path_cpu", "plan_path_cpu_async"])
+@pytest.mark.parametrize("recipe", ["plan_path_cpu", "plan_path_cpu +mode=async"])
 @pytest.mark.parametrize(
     ("overrides", "beginning", "remedy"),
     [
@@ -285,16 +286,16 @@ def test_verl_knows_the_engines_by_these_names_and_imports_what_is_said() -> Non
         assert casts == (backend in ROUNDING), file
 
 
-@pytest.mark.parametrize("recipe", ["plan_path_qwen3_1p7b", "plan_path_qwen3_1p7b_roles"])
-def test_recipes_for_gpus_take_the_group(recipe: str, tmp_path: Path, gpu: None) -> None:
-    (tmp_path / "mine.yaml").write_text(f"defaults: [{recipe}, mode: separate, _self_]\n")
+@pytest.mark.parametrize("groups", ["", "roles: tool_user_planner, placement: colocated, "])
+def test_recipes_for_gpus_take_the_group(groups: str, tmp_path: Path, gpu: None) -> None:
+    (tmp_path / "mine.yaml").write_text(f"defaults: [plan_path_qwen3_1p7b, {groups}mode: separate, _self_]\n")
     # A policy's servers share their devices with no others, so each may take most of the memory.
     config = recipes.compose("mine", ["actor_rollout_ref.rollout.gpu_memory_utilization=0.9"], folder=tmp_path)
     check_policies(View(config), AtGrpoConfig.from_config(config))
     assert config.actor_rollout_ref.rollout.n_gpus_per_node == config.trainer.n_gpus_per_node
 
 
-@pytest.mark.parametrize("mode", ["plan_path_cpu", "plan_path_cpu_async"])
+@pytest.mark.parametrize("mode", ["plan_path_cpu", "plan_path_cpu +mode=async"])
 @pytest.mark.parametrize(
     ("override", "neutral"),
     [

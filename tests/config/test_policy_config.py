@@ -13,6 +13,8 @@ from verl_atgrpo.config.policies import base_of, expand_policies, job_of
 from verl_atgrpo.config.run_check import check_run
 from verl_atgrpo.config.schema import EXPANDED, AtGrpoConfig, ConfigError
 
+ROLES = "plan_path_qwen3_1p7b +roles=tool_user_planner +placement=colocated"
+
 
 def expanded(compose: Any, *overrides: str) -> Any:
     config = compose("plan_path_qwen3_1p7b", "+at_grpo.agents.tool_user=coder", *overrides)
@@ -110,7 +112,7 @@ ROLES = ("~at_grpo.agents", "+at_grpo.agents={tool_user: tool_user, planner: pla
 )
 def test_what_holds_for_the_job_holds_for_every_policy(compose: Any, block: str, message: str) -> None:
     config = compose(
-        "plan_path_qwen3_1p7b_roles",
+        ROLES,
         "at_grpo.train_tasks=128",
         "at_grpo.val_tasks=8",
         f"+at_grpo.policies.planner={{{block}}}",
@@ -147,7 +149,7 @@ def test_keys_that_count_together_are_accepted_where_they_agree(compose: Any) ->
 
 def test_servers_that_share_a_gpu_must_fit_in_its_memory(compose: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     config = compose(
-        "plan_path_qwen3_1p7b_roles",
+        ROLES,
         "at_grpo.train_tasks=128",
         "at_grpo.val_tasks=8",
         "actor_rollout_ref.rollout.gpu_memory_utilization=0.6",
@@ -334,7 +336,7 @@ def test_what_the_workers_of_a_shared_base_are_given(compose: Any) -> None:
     assert (trained.rank, trained.alpha, trained.target_modules) == (16, model.lora_alpha, "all-linear")
     assert trained.optim.lr == 3e-5
     # Not of other jobs.
-    plain = compose("plan_path_qwen3_1p7b_roles")
+    plain = compose(ROLES)
     settings = AtGrpoConfig.from_config(plain)
     assert settings.bases() == {name: [name] for name in ("tool_user", "planner")}
     assert settings.adapter_number("planner") is None

@@ -47,7 +47,7 @@ def versions(folder: Path) -> dict[int, set[int]]:
 def test_the_slowest_episodes_resume_with_new_weights_and_no_task_is_lost(
     start: Start, tied_model: Path, tmp_path: Path
 ) -> None:
-    job = start("plan_path_cpu_async", tmp_path, tied_model, *OVERRIDES, "trainer.total_training_steps=5")
+    job = start("plan_path_cpu", tmp_path, tied_model, "+mode=async", *OVERRIDES, "trainer.total_training_steps=5")
     metrics = finish(job, tmp_path)
     for step in range(1, 6):
         data = metrics[step]

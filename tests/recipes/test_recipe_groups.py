@@ -21,19 +21,22 @@ from verl_atgrpo.recipes import compose
 
 
 @pytest.mark.parametrize(
-    ("recipe", "overrides", "same"),
+    ("recipe", "groups", "overrides"),
     [
-        ("plan_path_qwen3_1p7b", ["model=qwen3_8b"], "plan_path_qwen3_8b"),
+        ("plan_path_qwen3_1p7b", "override model: qwen3_8b", ["model=qwen3_8b"]),
         (
             "plan_path_qwen3_1p7b",
+            "roles: tool_user_planner, placement: colocated",
             ["+roles=tool_user_planner", "+placement=colocated"],
-            "plan_path_qwen3_1p7b_roles",
         ),
-        ("plan_path_cpu", ["+mode=async"], "plan_path_cpu_async"),
+        ("plan_path_cpu", "mode: async", ["+mode=async"]),
     ],
 )
-def test_a_group_on_the_command_line_is_the_same_as_in_a_recipe(recipe: str, overrides: list[str], same: str) -> None:
-    assert compose(recipe, [*overrides, f"trainer.experiment_name={same}"]) == compose(same)
+def test_a_group_on_the_command_line_is_the_same_as_in_a_recipe(
+    recipe: str, groups: str, overrides: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text(f"defaults: [{recipe}, _self_, {groups}]\n")
+    assert compose(recipe, overrides) == compose("mine", folder=tmp_path)
 
 
 PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -52,7 +55,7 @@ PRECISIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
     ],
 )
 def test_one_choice_is_the_precision_of_actor_reference_and_servers(overrides: list[str], precision: str) -> None:
-    found = compose("walk_smollm2_roles", overrides).actor_rollout_ref
+    found = compose("walk_smollm2", ["+roles=navigator_pacer", *overrides]).actor_rollout_ref
     assert found.rollout.dtype == PRECISIONS[precision]
     for worker in (found.actor, found.ref):
         assert worker.fsdp_config.mixed_precision == {
@@ -85,7 +88,7 @@ def test_adapters_of_the_games_in_words(game: str) -> None:
 
 def test_a_policy_computes_in_what_its_blocks_say() -> None:
     own = "{actor: {fsdp_config: {mixed_precision: {param_dtype: bf16}}}, rollout: {dtype: bfloat16}}"
-    config = compose("walk_smollm2_roles", [f"++at_grpo.policies.pacer={own}"])
+    config = compose("walk_smollm2", ["+roles=navigator_pacer", f"++at_grpo.policies.pacer={own}"])
     settings = AtGrpoConfig.from_config(config)
     check_policies(View(config), settings)
     expand_policies(config, settings)

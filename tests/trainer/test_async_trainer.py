@@ -81,7 +81,7 @@ def test_the_recipe_has_verls_asynchronous_buffer_wait(compose: Any) -> None:
     trainer = AtGrpoTrainer.__new__(AtGrpoTrainer)
     for recipe, kind in (
         ("plan_path_cpu", ReplayBuffer),
-        ("plan_path_cpu_async", ReplayBufferAsync),
+        ("plan_path_cpu +mode=async", ReplayBufferAsync),
         ("plan_path_cpu_separate", ReplayBufferAsync),
     ):
         trainer.config = compose(recipe)

@@ -1,0 +1,38 @@
+"""Recipes that are gone, each with the command that replaces it."""
+
+from __future__ import annotations
+
+
+def _apart(first: str, second: str) -> str:
+    """Returns the overrides that give each of two agents a policy on 4 of 8 GPUs."""
+    policies = f"+at_grpo.policies.{first}.gpus=4 +at_grpo.policies.{second}.gpus=4"
+    return f"+roles={first}_{second} +placement=split {policies}"
+
+
+_DRAFTING = ("plan_path", "sokoban", "sudoku")
+_TOGETHER = "+placement=colocated"
+SAME = {
+    "plan_path_cpu_async": "plan_path_cpu +mode=async",
+    "walk_smollm2_roles": "walk_smollm2 +roles=navigator_pacer",
+    "walk_walls_smollm2_roles": "walk_walls_smollm2 +roles=navigator_checker",
+    "number_search_smollm2_roles": "number_search_smollm2 +roles=guesser_judge",
+    "math_qwen3_8b": "math_qwen3_1p7b model=qwen3_8b",
+    "math_qwen3_1p7b_roles": f"math_qwen3_1p7b +roles=tool_user_reasoner {_TOGETHER}",
+    "math_qwen3_8b_roles": f"math_qwen3_1p7b model=qwen3_8b {_apart('tool_user', 'reasoner')}",
+    "code_qwen3_1p7b_roles": f"code_qwen3_1p7b +roles=coder_tester {_TOGETHER}",
+    "code_qwen3_8b_roles": f"code_qwen3_8b {_apart('coder', 'tester')}",
+    **{f"{game}_qwen3_8b": f"{game}_qwen3_1p7b model=qwen3_8b" for game in _DRAFTING},
+    **{f"{game}_qwen3_1p7b_roles": f"{game}_qwen3_1p7b +roles=tool_user_planner {_TOGETHER}" for game in _DRAFTING},
+    **{
+        f"{game}_qwen3_8b_roles": f"{game}_qwen3_1p7b model=qwen3_8b {_apart('tool_user', 'planner')}"
+        for game in _DRAFTING
+    },
+}
+"""Recipe -> another one with groups, which composes the same but for `trainer.experiment_name`."""
+
+
+def refusal(name: str) -> str | None:
+    """Returns what a command that names this recipe is told, in one line; None unless the recipe is gone."""
+    if name in SAME:
+        return f"the recipe {name} is gone: use --config-name={SAME[name]} trainer.experiment_name={name}"
+    return None

@@ -1,0 +1,121 @@
+"""The table of recipes/README.md: each row is a job that starts; recipes that are gone name one of its rows."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+
+import hydra
+from fakes import hub_rows
+from hydra.errors import CompactHydraException
+from omegaconf import OmegaConf
+
+from verl_atgrpo import compat, platform_choice, recipes
+from verl_atgrpo.config.run_check import check_run
+from verl_atgrpo.config.schema import ConfigError
+from verl_atgrpo.recipes import gone
+from verl_atgrpo.tiny_models.demonstrations import DEMONSTRATORS
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "scripts"))
+
+from recipe_table import Job, jobs
+
+NEEDED = {"reasoning_gym": "reasoning_gym", "search": "bm25s", "textarena": "textarena"}
+"""Environment -> the package behind it, which is not everywhere."""
+OF_THE_CPU = (
+    "ray_kwargs.ray_init.object_store_memory",
+    "actor_rollout_ref.rollout.enable_sleep_mode",
+    *(
+        f"actor_rollout_ref.rollout.engine_kwargs.vllm.{key}"
+        for key in ("worker_extension_cls", "distributed_executor_backend", "kv_cache_memory_bytes", "block_size")
+    ),
+)
+"""Keys that `hardware: cpu` alone sets."""
+
+
+def refused(job: Job, hardware: str) -> str | None:
+    """Returns what the refusal of a job names on hardware that it is not made for; None where it runs."""
+    if hardware and job.recipe == "plan_path_cpu_separate":
+        return "checkpoint_engine.backend=gloo"
+    return "gpus add up to 8" if hardware == "1_gpu" and "+placement=split" in job.overrides else None
+
+
+def test_the_table_has_every_recipe() -> None:
+    named = [job.recipe for job in jobs()]
+    assert {*named, "at_grpo_trainer"} == {file.stem for file in Path(recipes.__file__).parent.glob("*.yaml")}
+    assert len(set(jobs())) == len(named)
+
+
+@pytest.mark.slow  # half a second each
+@pytest.mark.parametrize("hardware", ["", "1_gpu", "8_gpus"])
+@pytest.mark.parametrize("job", jobs(), ids=str)
+def test_every_job_of_the_table_passes_the_checks_on_any_hardware(
+    compose: Any, job: Job, hardware: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_cpu = not hardware and "_qwen3_" not in job.recipe
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(platform_choice, "wants_cpu", lambda: on_cpu)
+    small = ["at_grpo.train_tasks=128", "at_grpo.val_tasks=8", *([f"hardware={hardware}"] * bool(hardware))]
+    config = compose(str(job), *small)
+    if (package := NEEDED.get(config.at_grpo.environment.name)) is not None:
+        pytest.importorskip(package)
+    if demonstrator := DEMONSTRATORS.get(job.recipe.removesuffix("_cpu")):
+        demonstrator.make_environment(Path(f"runs/models/{demonstrator.environment}_tiny"))  # data that come with it
+    data = hub_rows.overrides(config, tmp_path)
+    config = compose(str(job), *small, *data) if data else config
+    if hardware:
+        left = [key for key in OF_THE_CPU if OmegaConf.select(config, key) is not None]
+        assert not left and "MALLOC" not in str(config.ray_kwargs), f"settings for the CPU: {left}"
+        assert not config.actor_rollout_ref.rollout.enforce_eager
+        assert (config.actor_rollout_ref.actor.strategy, config.trainer.device) == ("fsdp2", "cuda")
+    refusal = refused(job, hardware)
+    with nullcontext() if refusal is None else pytest.raises(ConfigError, match=refusal):
+        check_run(config)
+
+
+# ------------------------------------------------------------------ recipes that are gone
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has imported verl, and left as it was."""
+    module = importlib.import_module("hydra._internal.config_repository")
+    monkeypatch.setattr(module.ConfigRepository, "load_config", module.ConfigRepository.load_config)
+    compat.refuse_recipes(module, gone.refusal)
+
+
+def test_what_replaces_a_recipe_is_a_row_of_the_table() -> None:
+    assert {*gone.SAME.values()} <= {str(job) for job in jobs()}
+    assert not {*gone.SAME} & {job.recipe for job in jobs()}
+
+
+@pytest.mark.usefixtures("told")
+@pytest.mark.parametrize("name", gone.SAME)
+def test_a_recipe_that_is_gone_is_refused_with_the_command_that_replaces_it(name: str) -> None:
+    line = (
+        f"verl-atgrpo: the recipe {name} is gone: use --config-name={gone.SAME[name]} trainer.experiment_name={name}"
+    )
+    with hydra.initialize_config_module("verl.trainer.config", version_base=None):
+        for spelling in (name, f"{name}.yaml"):
+            with pytest.raises(CompactHydraException) as caught:
+                hydra.compose(spelling)
+            assert str(caught.value) == line
+
+
+@pytest.mark.usefixtures("told")
+def test_a_recipe_of_ones_own_is_told_of_what_is_gone_and_may_have_its_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults: [walk_smollm2_roles, _self_]\n")
+    with pytest.raises(
+        ValueError, match=r"^the recipe .*mine\.yaml cannot be composed: the recipe walk_smollm2_roles is gone: use "
+    ):
+        recipes.compose("mine", folder=tmp_path)
+    (tmp_path / "walk_smollm2_roles.yaml").write_text("defaults: [walk_smollm2, roles: navigator_pacer, _self_]\n")
+    assert len(recipes.compose("mine", folder=tmp_path).at_grpo.policies) == 2
