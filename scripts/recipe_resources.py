@@ -1,4 +1,4 @@
-"""Prints the tables of docs/cluster.md: resources of the GPU rows of recipes/README.md, computed from their values.
+"""Prints the table of docs/cluster.md: resources of the GPU rows of recipes/README.md, computed from their values.
 
 python scripts/recipe_resources.py [--gigabytes 80] [--hardware 1_gpu]
 """
@@ -110,7 +110,7 @@ def needs(job: Job, gigabytes: float, hardware: str = "8_gpus") -> Needs:
     policies = settings.policy_settings()
     policy = next(iter(policies.values()))
     own = {key for one in policies.values() for key in ("model", "actor", "rollout") if getattr(one, key)}
-    assert not own, f"{job}: a policy sets its own {', '.join(own)}, which these tables do not support"
+    assert not own, f"{job}: a policy sets its own {', '.join(own)}, which this table does not support"
     worker = config.actor_rollout_ref
     shape = SHAPES[worker.model.path]
     ranks = [one.lora.rank for one in policies.values() if one.base is not None and one.lora is not None]
@@ -157,65 +157,51 @@ def gpu_jobs() -> list[Job]:
 
 
 def name(job: Job) -> str:
-    """Returns a job's recipe and its choice of a model; the tables' other columns tell its policies."""
+    """Returns a job's recipe and its choice of a model; the table's other columns tell its policies."""
     return " ".join([job.recipe, *(added for added in job.overrides if added.startswith("model="))])
-
-
-def _parameters(base: int, adapters: int) -> str:
-    return f"{base / 1e9:.2f} x 10^9" + (f" + {adapters / 1e9:.2f}" if adapters else "")
 
 
 def _gb(number: int) -> str:
     return f"{number / 1e9:.1f}"
 
 
-def tables(gigabytes: float = 80.0, hardware: str = "8_gpus") -> str:
-    """Returns both tables as Markdown; jobs with the same figures share a row.
+def table(gigabytes: float = 80.0, hardware: str = "8_gpus") -> str:
+    """Returns the table as Markdown, in GB; jobs with the same figures share a row.
 
     Policies with devices of their own are left out where there is one device.
     """
-    rows: dict[Needs, list[str]] = defaultdict(list)
+    rows: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for job in gpu_jobs():
         need = needs(job, gigabytes, hardware)
         if hardware != "1_gpu" or need.devices == 1:
-            rows[need].append(f"`{name(job)}`")
-    training = [
-        "| recipes | policies | parameters | devices a policy | states | activations | in the rollout |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    serving = [
-        "| recipes | policies | servers a policy | share of one | weights | cache | a token | tokens | longest "
-        "| in flight | wanted |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for need, names in rows.items():
-        recipe, parameters = "<br>".join(names), SHAPES[need.model].parameters
-        together = "one base" if need.adapters else "together" if need.colocated else "apart"
-        policies = f"{need.policies}, {together}" if need.policies > 1 else "1"
-        resident = (
-            f"0 (host: {_gb(RESIDENT_BYTES * parameters * need.policies)})" if need.offload else _gb(need.resident)
-        )
-        size = _parameters(parameters, need.adapters)
-        training.append(
-            f"| {recipe} | {policies} | {size} | {need.devices} | {_gb(need.states)} | "
-            f"{_gb(need.activations)} | {resident} |"
-        )
-        cache, (prompt, answer) = need.share - need.weights, need.longest
-        serving.append(
-            f"| {recipe} | {policies} | {need.servers} | {_gb(need.share)} | {_gb(need.weights)} | {_gb(cache)} | "
-            f"{need.kv_token:,} B | {need.kv_tokens:,} | {prompt:,} + {answer:,} | "
-            f"{need.in_flight:,} | {need.wanted:,} |"
-        )
-    return "\n".join([*training, "", *serving])
+            rows[_cells(need)].append(f"`{name(job)}`")
+    head = "recipes", "policies", "states", "activations", "in the rollout", "cache", "longest", "in flight"
+    lines = [head, ("---",) * len(head), *(("<br>".join(names), *cells) for cells, names in rows.items())]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cells(need: Needs) -> tuple[str, ...]:
+    together = "one base" if need.adapters else "together" if need.colocated else "apart"
+    host = RESIDENT_BYTES * SHAPES[need.model].parameters * need.policies
+    prompt, answer = need.longest
+    return (
+        f"{need.policies}, {together}" if need.policies > 1 else "1",
+        _gb(need.states),
+        _gb(need.activations),
+        f"0 (host: {_gb(host)})" if need.offload else _gb(need.resident),
+        _gb(need.share - need.weights),
+        f"{prompt:,} + {answer:,}",
+        f"{need.in_flight:,}",
+    )
 
 
 def main() -> None:
-    """Prints the tables."""
+    """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=80.0, help="memory of a device")
     parser.add_argument("--hardware", choices=("1_gpu", "8_gpus"), default="8_gpus")
     options = parser.parse_args()
-    print(tables(options.gigabytes, options.hardware))
+    print(table(options.gigabytes, options.hardware))
 
 
 if __name__ == "__main__":
