@@ -1,0 +1,77 @@
+"""Prints the lines of every folder beside its budget, and exits with 1 if one is over.
+
+python scripts/line_budget.py
+
+A budget is a decision: the commit that raises one says what the lines are for (CONTRIBUTING.md).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BUDGETS: dict[str, int] = {
+    "verl_atgrpo": 1_700,
+    "verl_atgrpo/config": 3_400,
+    "verl_atgrpo/cpu": 600,
+    "verl_atgrpo/estimators": 1_000,
+    "verl_atgrpo/evaluation": 1_800,
+    "verl_atgrpo/play": 3_700,
+    "verl_atgrpo/prefix_tree": 900,
+    "verl_atgrpo/report": 900,
+    "verl_atgrpo/rollout": 1_400,
+    "verl_atgrpo/rows": 500,
+    "verl_atgrpo/sandbox": 1_300,
+    "verl_atgrpo/serving": 1_700,
+    "verl_atgrpo/tiny_models": 1_200,
+    "verl_atgrpo/trainer": 2_900,
+    "environments": 8_700,
+    "recipes": 1_300,
+    "tests": 47_000,
+    "docs": 52_600,
+}
+"""Folder -> most lines of its Python: of `verl_atgrpo` those of its own files, of all others those of the folders in
+them, too. `recipes` are lines of YAML, `docs` words of README.md and the pages."""
+
+
+def lines(files: Iterable[Path]) -> int:
+    """Returns the number of lines of these files together."""
+    return sum(len(file.read_text().splitlines()) for file in files)
+
+
+def sizes(root: Path = ROOT) -> dict[str, int]:
+    """Returns the size of every folder in the unit of its budget. Links are no folders."""
+    package = root / "verl_atgrpo"
+    inside = [path for path in sorted(package.iterdir()) if path.is_dir() and not path.is_symlink()]
+    of_python = {path.relative_to(root): lines(path.rglob("*.py")) for path in (*inside, root / "environments")}
+    pages = [root / "README.md", *(root / "docs").glob("*.md")]
+    return {
+        "verl_atgrpo": lines(package.glob("*.py")),
+        **{str(folder): size for folder, size in of_python.items() if size},
+        "recipes": lines((root / "recipes").rglob("*.yaml")),
+        "tests": lines((root / "tests").rglob("*.py")),
+        "docs": sum(len(page.read_text().split()) for page in pages),
+    }
+
+
+def table(found: Mapping[str, int], budgets: Mapping[str, int]) -> str:
+    """Returns a line for each folder: its size, its budget, and what is left; a folder in one of both only has a 0."""
+    rows = [(name, found.get(name, 0), budgets.get(name, 0)) for name in {**found, **budgets}]
+    head = f"{'':26}{'lines':>8}{'budget':>8}{'left':>8}"
+    return "\n".join([head, *(f"{name:26}{size:8,}{most:8,}{most - size:8,}" for name, size, most in rows)])
+
+
+def main() -> int:
+    """Prints the table and what is over its budget; returns the exit status."""
+    found = sizes()
+    print(table(found, BUDGETS))
+    over = [name for name, size in found.items() if size > BUDGETS.get(name, 0)]
+    if over:
+        print(f"over budget: {', '.join(over)}; remove lines, or raise BUDGETS in scripts/line_budget.py and say why")
+    return bool(over)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
