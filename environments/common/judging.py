@@ -17,7 +17,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from verl_atgrpo import Agent, Candidate, EnvironmentConfigError, Score, stable_hash
 from verl_atgrpo.environments.common.replies import after_thoughts
@@ -25,10 +24,8 @@ from verl_atgrpo.environments.common.workflow import chat
 from verl_atgrpo.play.decision import PromptSource
 from verl_atgrpo.play.messages import Prompt, as_messages
 from verl_atgrpo.play.quoting import quoted, shortened
+from verl_atgrpo.play.remote import RemoteModel, RemotePolicy
 from verl_atgrpo.play.scoring import end_in_evaluation
-
-if TYPE_CHECKING:
-    from verl_atgrpo.evaluation.endpoint import EndpointPolicy
 
 _GRADE = re.compile(r"(?im)^[ \t*#]*grade[ \t*]*:[ \t*]*([0-9]{1,4})(?:[ \t]*/[ \t]*([0-9]{1,4}))?[ \t.*]*$")
 _ORDER = re.compile(r"(?im)^[ \t*#]*order[ \t*]*:[ \t*]*([0-9][0-9, \t>]{0,400}?)[ \t.*]*$")
@@ -51,19 +48,16 @@ class EndpointJudge:
 
         Raises EnvironmentConfigError if the source is no such URL, or the variable that it names is not set.
         """
-        from verl_atgrpo.evaluation.sources import Endpoint, key_of, parse
-
         try:
-            endpoint = parse(source)
-            if isinstance(endpoint, Endpoint):
-                key_of(endpoint)
+            endpoint = RemoteModel.parse(source)
+            if endpoint is None:
+                raise ValueError(f"{source!r} is no MODEL@http(s)://host/v1")
+            endpoint.key()
         except ValueError as error:
             raise EnvironmentConfigError(f"a judge's endpoint: {error}") from error
-        if not isinstance(endpoint, Endpoint):
-            raise EnvironmentConfigError(f"a judge's endpoint: {source!r} is no MODEL@http(s)://host/v1")
         self._endpoint, self._temperature = endpoint, temperature
         self._max_tokens, self._timeout = max_tokens, timeout
-        self._policy: EndpointPolicy | None = None
+        self._policy: RemotePolicy | None = None
 
     async def act(self, prompt: PromptSource, *, train: bool = False) -> Candidate:
         """Returns the server's answer; ends a score of evaluation, as an agent's does.
@@ -82,9 +76,7 @@ class EndpointJudge:
             raise ValueError(f"{self._endpoint} is a model of another server, which is not trained; use train=False")
         end_in_evaluation()
         if self._policy is None:
-            from verl_atgrpo.evaluation.endpoint import EndpointPolicy
-
-            self._policy = EndpointPolicy(
+            self._policy = RemotePolicy(
                 self._endpoint,
                 sampling={"temperature": self._temperature, "top_p": 1.0, "top_k": -1},
                 max_response_length=self._max_tokens,

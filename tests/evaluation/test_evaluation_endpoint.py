@@ -18,11 +18,10 @@ from waiting import HANG
 
 from verl_atgrpo import EpisodeFailed, Outcome
 from verl_atgrpo.config.schema import ValidationAnswers
-from verl_atgrpo.evaluation.endpoint import EndpointPolicy
-from verl_atgrpo.evaluation.episodes import Lineup, PolicyUnusable, play_one
+from verl_atgrpo.evaluation.episodes import Lineup, play_one
 from verl_atgrpo.evaluation.results import EpisodeKey
-from verl_atgrpo.evaluation.sources import Endpoint
-from verl_atgrpo.play.types import Generation
+from verl_atgrpo.play.remote import RemoteModel, RemotePolicy
+from verl_atgrpo.play.types import Generation, PolicyUnusable
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Wörter? 🙂"}]
 
@@ -86,17 +85,17 @@ def server() -> Iterator[Server]:
         running.shutdown()
 
 
-def policy(server: Server, **changes: Any) -> EndpointPolicy:
+def policy(server: Server, **changes: Any) -> RemotePolicy:
     settings: dict[str, Any] = {
         "sampling": {"temperature": 0.5, "top_p": 0.9, "top_k": -1},
         "max_response_length": 16,
         "chat_template_kwargs": {},
         "request_timeout": HANG,
     }
-    return EndpointPolicy(Endpoint("big/model", server.url), **{**settings, **changes})
+    return RemotePolicy(RemoteModel("big/model", server.url), **{**settings, **changes})
 
 
-def sample(served: EndpointPolicy, seed: int | None = 7) -> Generation:
+def sample(served: RemotePolicy, seed: int | None = 7) -> Generation:
     async def run() -> Generation:
         async with served:
             return await served.generate("d", served.encode(MESSAGES), seed)
@@ -121,7 +120,7 @@ def test_messages_are_sent_unchanged_and_tokens_are_the_servers_count(server: Se
 
 def test_an_agents_own_settings_are_sent(server: Server) -> None:
     own = {"temperature": 0.0, "max_response_length": 8, "stop": ["END"], "system": "In English."}
-    sample(policy(server, answers=ValidationAnswers(**own)))
+    sample(policy(server, own=ValidationAnswers(**own).model_dump(exclude_none=True)))
     (request,) = server.requests
     assert (request["temperature"], request["top_p"], request["max_tokens"]) == (0.0, 0.9, 8)
     assert request["stop"] == ["END"]
@@ -223,14 +222,14 @@ def test_a_key_in_the_servers_message_is_masked(server: Server, monkeypatch: pyt
 
 
 def test_a_key_of_another_name(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    endpoint = Endpoint("m", server.url, "MY_KEY")
+    endpoint = RemoteModel("m", server.url, "MY_KEY")
     settings: dict[str, Any] = {"sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": -1}, "max_response_length": 4}
     settings |= {"chat_template_kwargs": {}, "request_timeout": HANG}
     monkeypatch.delenv("MY_KEY", raising=False)
     with pytest.raises(ValueError, match="MY_KEY is not set"):
-        EndpointPolicy(endpoint, **settings)
+        RemotePolicy(endpoint, **settings)
     monkeypatch.setenv("MY_KEY", "other")
-    sample(EndpointPolicy(endpoint, **settings))
+    sample(RemotePolicy(endpoint, **settings))
     assert server.keys == ["Bearer other"]
 
 

@@ -15,7 +15,8 @@ from fakes.broken_files import small_model as model_at
 from verl_atgrpo import platform_choice
 from verl_atgrpo.evaluation import sources
 from verl_atgrpo.evaluation.episodes import _fingerprint
-from verl_atgrpo.evaluation.sources import Endpoint, assignments, key_of, of_checkpoint, parse, weights_digest
+from verl_atgrpo.evaluation.sources import assignments, of_checkpoint, parse, weights_digest
+from verl_atgrpo.play.remote import RemoteModel
 
 
 def checkpoint(root: Path, *names: str) -> Path:
@@ -33,8 +34,10 @@ def checkpoint(root: Path, *names: str) -> Path:
 def test_sources(tmp_path: Path) -> None:
     assert parse(str(model_at(tmp_path / "a/b"))) == str(tmp_path / "a/b")
     assert parse("Qwen/Qwen3-1.7B") == "Qwen/Qwen3-1.7B"
-    assert parse("Qwen/Qwen3-32B@http://localhost:8000/v1/") == Endpoint("Qwen/Qwen3-32B", "http://localhost:8000/v1")
-    assert parse("m@https://host/v1#MY_KEY") == Endpoint("m", "https://host/v1", "MY_KEY")
+    assert parse("Qwen/Qwen3-32B@http://localhost:8000/v1/") == RemoteModel(
+        "Qwen/Qwen3-32B", "http://localhost:8000/v1"
+    )
+    assert parse("m@https://host/v1#MY_KEY") == RemoteModel("m", "https://host/v1", "MY_KEY")
     assert str(parse("m@https://host/v1#MY_KEY")) == "m@https://host/v1"
 
 
@@ -64,9 +67,9 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_a_variable_that_is_named_must_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_API_KEY", "MINE"):
         monkeypatch.delenv(name, raising=False)
-    assert key_of(Endpoint("m", "http://h")) is None
+    assert RemoteModel("m", "http://h").key() is None
     with pytest.raises(ValueError, match="MINE is not set"):
-        key_of(Endpoint("m", "http://h", "MINE"))
+        RemoteModel("m", "http://h", "MINE").key()
 
 
 def test_equal_weights_have_equal_digests_and_others_have_not(tmp_path: Path) -> None:

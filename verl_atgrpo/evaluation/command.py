@@ -14,12 +14,11 @@ from verl_atgrpo.config.answer_check import check_chat
 from verl_atgrpo.evaluation import figures
 from verl_atgrpo.evaluation.episodes import Lineup, check_tasks, pending, play_all, wanted
 from verl_atgrpo.evaluation.results import EpisodeKey, ResultFile, read
-from verl_atgrpo.evaluation.sources import Endpoint
 from verl_atgrpo.files import FileError
+from verl_atgrpo.play.remote import RemoteModel, RemotePolicy
 from verl_atgrpo.play.sampler import Sampler
 
 if TYPE_CHECKING:
-    from verl_atgrpo.evaluation.endpoint import EndpointPolicy
     from verl_atgrpo.evaluation.engine import Engine
     from verl_atgrpo.evaluation.plan import Options, Plan
     from verl_atgrpo.rollout.policy import ServedPolicy
@@ -77,20 +76,18 @@ async def _play(plan: Plan, keys: Sequence[EpisodeKey], results: ResultFile, in_
         samplers: dict[str, Sampler] = {}
         for agent, name in plan.agents.items():
             player = plan.players[name]
-            if isinstance(player.source, Endpoint):
-                samplers[agent] = await stack.enter_async_context(_endpoint(plan, agent, player.source))
+            if isinstance(player.source, RemoteModel):
+                samplers[agent] = await stack.enter_async_context(_remote(plan, agent, player.source))
             else:
                 samplers[agent] = await _served(plan, agent, engines, models, stack)
         lineup = Lineup(plan.agents, samplers)
         await play_all(plan.environment, lineup, keys, results, in_flight=in_flight, max_failed=plan.max_failed)
 
 
-def _endpoint(plan: Plan, agent: str, endpoint: Endpoint) -> EndpointPolicy:
-    from verl_atgrpo.evaluation.endpoint import EndpointPolicy
-
-    return EndpointPolicy(
+def _remote(plan: Plan, agent: str, endpoint: RemoteModel) -> RemotePolicy:
+    return RemotePolicy(
         endpoint,
-        plan.answers[agent],
+        plan.answers[agent].model_dump(exclude_none=True),
         sampling=plan.sampling,
         max_response_length=plan.max_response_length,
         chat_template_kwargs=plan.chat_template_kwargs,

@@ -10,8 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_atgrpo import compat
-from verl_atgrpo.evaluation.episodes import PolicyUnusable
-from verl_atgrpo.play.types import EpisodeFailed
+from verl_atgrpo.play.types import EpisodeFailed, PolicyUnusable
 from verl_atgrpo.serving.server import ADAPTER
 
 # Its workers mask logits beyond the tokenizer's vocabulary, as in training, and end with the process that starts them.

@@ -15,17 +15,13 @@ from verl_atgrpo.play.environment import Environment, play
 from verl_atgrpo.play.sampler import Sampler
 from verl_atgrpo.play.seeds import episode_seed
 from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import EVALUATE, Decision, EpisodeFailed, Outcome, TeamOptions
+from verl_atgrpo.play.types import EVALUATE, Decision, EpisodeFailed, Outcome, PolicyUnusable, TeamOptions
 from verl_atgrpo.play.user_code import contained
 
 logger = logging.getLogger(__name__)
 
 _REPORTS = 10
 """Number of progress logs per run."""
-
-
-class PolicyUnusable(RuntimeError):
-    """A policy cannot answer any request: the engine died, or the endpoint refuses all requests."""
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ from verl_atgrpo.config.run_check import check_sampling
 from verl_atgrpo.config.schema import SECTION, AtGrpoConfig, ValidationAnswers
 from verl_atgrpo.evaluation.engine import engine_args
 from verl_atgrpo.evaluation.results import MAX_EPISODES
-from verl_atgrpo.evaluation.sources import Adapter, Endpoint, Source, assignments, of_checkpoint, parse, weights_digest
+from verl_atgrpo.evaluation.sources import Adapter, Source, assignments, of_checkpoint, parse, weights_digest
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.environment_check import check_first_tasks, tasks_of
+from verl_atgrpo.play.remote import RemoteModel
 from verl_atgrpo.recipes import compose, readable
 from verl_atgrpo.report import counted
 
@@ -246,7 +247,7 @@ def _player(config: DictConfig, settings: AtGrpoConfig, section: str, source: So
         with open_dict(policy.model):
             # Other settings of the model are kept, except paths to parts of the old one.
             policy.model.update(path=source, tokenizer_path=None, hf_config_path=None, lora_adapter_path=None)
-    if isinstance(source, Endpoint):
+    if isinstance(source, RemoteModel):
         return Player(source, None, None)
     path = str(policy.model.path)  # the recipe's, also with an adapter; or the given model's
     if isinstance(source, Adapter):
@@ -283,7 +284,7 @@ _OF_THE_MODEL = ("custom_chat_template", "override_config")
 def _described(player: Player) -> dict[str, Any]:
     """Returns what a player's answers depend on, without memory and number of devices."""
     described: dict[str, Any] = {"source": str(player.source)}
-    if not isinstance(player.source, Endpoint) and player.engine is not None:
+    if not isinstance(player.source, RemoteModel) and player.engine is not None:
         described["weights"] = weights_digest(str(player.source))
         if isinstance(player.source, Adapter):
             described["base"] = weights_digest(player.engine["model"])

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from verl_atgrpo.export import (
     ADAPTER_CONFIG,
@@ -18,25 +16,12 @@ from verl_atgrpo.export import (
     trained_policies,
     whole_model,
 )
+from verl_atgrpo.play.remote import RemoteModel
 
-KEY_VARIABLE = "OPENAI_API_KEY"
 _WHOLE = 1 << 26
 """Bytes up to which all of a file goes into its digest, as those of adapters."""
 _EVERY, _SAMPLE = 1 << 20, 1 << 12
 """Of larger files, at this distance in bytes so many go into it: some of every large tensor."""
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """A model that an OpenAI-compatible server serves."""
-
-    model: str
-    base_url: str
-    key_variable: str = KEY_VARIABLE
-    """The environment variable with the key, which is never written or logged."""
-
-    def __str__(self) -> str:
-        return f"{self.model}@{self.base_url}"
 
 
 @dataclass(frozen=True)
@@ -51,7 +36,7 @@ class Adapter:
         return self.folder
 
 
-Source = str | Adapter | Endpoint
+Source = str | Adapter | RemoteModel
 """A Hugging Face model that vLLM serves in this process, by its folder or its name on the hub; an adapter; or an
 endpoint."""
 
@@ -61,9 +46,8 @@ def parse(text: str) -> Source:
 
     Raises ValueError for anything else, and FileError for a folder whose model is damaged.
     """
-    model, at, url = re.match(r"(.*?)(@?)(https?://.*)?$", text, re.DOTALL).groups()  # type: ignore[union-attr]
-    if url is not None:
-        return _endpoint(model, at, url)
+    if (remote := RemoteModel.parse(text)) is not None:
+        return remote
     if Path(text).is_dir():
         if (Path(text) / ADAPTER_CONFIG).is_file():
             return _adapter(Path(text))
@@ -81,26 +65,6 @@ def _adapter(folder: Path) -> Adapter:
     """Returns the adapter in a folder; raises FileError if it is damaged."""
     config = check_adapter(folder)
     return Adapter(str(folder), config.base_model_name_or_path, config.r)
-
-
-def _endpoint(model: str, at: str, url: str) -> Endpoint:
-    parts = urlsplit(url)
-    # The message does not repeat the URL, which may contain a secret.
-    if parts.username or parts.password or parts.query:
-        raise ValueError("an endpoint's URL takes no user, password or query; its key comes from the environment")
-    if not model or not at:
-        raise ValueError(f"{url.partition('#')[0]} names no model: write MODEL@URL")
-    if parts.fragment and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", parts.fragment):
-        raise ValueError(f"{model}@...: after # comes the name of the environment variable that holds the key")
-    return Endpoint(model, url.partition("#")[0].rstrip("/"), parts.fragment or KEY_VARIABLE)
-
-
-def key_of(endpoint: Endpoint) -> str | None:
-    """Returns the endpoint's key; raises ValueError if a variable was named and is not set."""
-    key = os.environ.get(endpoint.key_variable)
-    if not key and endpoint.key_variable != KEY_VARIABLE:
-        raise ValueError(f"{endpoint}: the environment variable {endpoint.key_variable} is not set")
-    return key or None
 
 
 def weights_digest(path: str) -> str | None:

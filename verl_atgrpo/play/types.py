@@ -34,6 +34,10 @@ class EpisodeFailed(Exception):
         """Name of the counter: `prompt_too_long`, `timeout`, `engine`, `empty`, or an environment's own."""
 
 
+class PolicyUnusable(RuntimeError):
+    """A policy cannot answer any request: the engine died, or the endpoint refuses all requests."""
+
+
 class ReplayError(RuntimeError):
     """An episode that is played again with the same replies differs: a defect of the environment."""
 

@@ -1,19 +1,22 @@
-"""A policy on an OpenAI-compatible server: chat messages in, text and token counts out."""
+"""A model on an OpenAI-compatible server as a policy: chat messages in, text and token counts out."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
-from verl_atgrpo.config.schema import ValidationAnswers
-from verl_atgrpo.evaluation.episodes import PolicyUnusable
-from verl_atgrpo.evaluation.sources import Endpoint, key_of
 from verl_atgrpo.play.messages import Message, Reply, ToolCall, with_system
 from verl_atgrpo.play.thoughts import split_thought
 from verl_atgrpo.play.tools import Tool
-from verl_atgrpo.play.types import EpisodeFailed, Generation, ReplyLimits
+from verl_atgrpo.play.types import EpisodeFailed, Generation, PolicyUnusable, ReplyLimits
+
+KEY_VARIABLE = "OPENAI_API_KEY"
 
 _RETRIES = 8
 """Retries with the client's back-off of at most 8 s, within the request's time-out."""
@@ -21,7 +24,46 @@ _SHOWN = 300
 """Most characters of a server's message in errors."""
 
 
-class EndpointPolicy:
+@dataclass(frozen=True)
+class RemoteModel:
+    """A model that an OpenAI-compatible server serves."""
+
+    model: str
+    base_url: str
+    key_variable: str = KEY_VARIABLE
+    """The environment variable with the key, which is never written or logged."""
+
+    def __str__(self) -> str:
+        return f"{self.model}@{self.base_url}"
+
+    @classmethod
+    def parse(cls, text: str) -> RemoteModel | None:
+        """Returns what `MODEL@http(s)://host/v1[#KEY_VARIABLE]` names, None for a text without a URL.
+
+        Raises ValueError for a URL without a model, or with more than that.
+        """
+        model, at, url = re.match(r"(.*?)(@?)(https?://.*)?$", text, re.DOTALL).groups()  # type: ignore[union-attr]
+        if url is None:
+            return None
+        parts = urlsplit(url)
+        # The message does not repeat the URL, which may contain a secret.
+        if parts.username or parts.password or parts.query:
+            raise ValueError("an endpoint's URL takes no user, password or query; its key comes from the environment")
+        if not model or not at:
+            raise ValueError(f"{url.partition('#')[0]} names no model: write MODEL@URL")
+        if parts.fragment and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", parts.fragment):
+            raise ValueError(f"{model}@...: after # comes the name of the environment variable that holds the key")
+        return cls(model, url.partition("#")[0].rstrip("/"), parts.fragment or KEY_VARIABLE)
+
+    def key(self) -> str | None:
+        """Returns the server's key; raises ValueError if a variable was named and is not set."""
+        key = os.environ.get(self.key_variable)
+        if not key and self.key_variable != KEY_VARIABLE:
+            raise ValueError(f"{self}: the environment variable {self.key_variable} is not set")
+        return key or None
+
+
+class RemotePolicy:
     """Samples answers by chat completions; retries on 429, 5xx and lost connections.
 
     The server's interface has no token ids. A prompt's ids are the code points of its messages as JSON, an answer's
@@ -30,8 +72,8 @@ class EndpointPolicy:
 
     def __init__(
         self,
-        endpoint: Endpoint,
-        answers: ValidationAnswers | None = None,
+        endpoint: RemoteModel,
+        own: Mapping[str, Any] | None = None,
         *,
         sampling: Mapping[str, Any],
         max_response_length: int,
@@ -42,7 +84,7 @@ class EndpointPolicy:
 
         Args:
             endpoint: the server and its model.
-            answers: an agent's own settings, which come before the following.
+            own: an agent's own settings (`at_grpo.sampling`), which come before the following.
             sampling: `temperature`, `top_p`, `top_k`; `top_k` is sent only if positive, because OpenAI's own servers
                 do not support it.
             max_response_length: tokens.
@@ -59,7 +101,7 @@ class EndpointPolicy:
             raise ImportError("endpoints need the package openai: pip install 'verl-atgrpo[endpoints]'") from error
         self._openai = openai
         self._endpoint = endpoint
-        self._key = key_of(endpoint)
+        self._key = endpoint.key()
         self._timeout = request_timeout
         self._client = openai.AsyncOpenAI(
             base_url=endpoint.base_url,
@@ -67,10 +109,10 @@ class EndpointPolicy:
             timeout=request_timeout,
             max_retries=_RETRIES,
         )
-        answers = answers or ValidationAnswers()
-        sampling = {**sampling, **answers.model_dump(include={*sampling}, exclude_none=True)}
-        chat_template_kwargs = {**chat_template_kwargs, **(answers.chat_template_kwargs or {})}
-        self._system, self._stop = answers.system, tuple(answers.stop or ())
+        own = own or {}
+        sampling = {name: own.get(name, value) for name, value in sampling.items()}
+        chat_template_kwargs = {**chat_template_kwargs, **own.get("chat_template_kwargs", {})}
+        self._system, self._stop = own.get("system"), tuple(own.get("stop", ()))
         extra: dict[str, Any] = {}
         if sampling["top_k"] > 0:
             extra["top_k"] = sampling["top_k"]
@@ -83,11 +125,11 @@ class EndpointPolicy:
             "temperature": sampling["temperature"],
             "top_p": sampling["top_p"],
             # Not max_completion_tokens: servers without support ignore it silently and generate without limit.
-            "max_tokens": answers.max_response_length or max_response_length,
+            "max_tokens": own.get("max_response_length", max_response_length),
             "extra_body": extra or None,
         }
 
-    async def __aenter__(self) -> EndpointPolicy:
+    async def __aenter__(self) -> RemotePolicy:
         return self
 
     async def __aexit__(self, *_: object) -> None:
