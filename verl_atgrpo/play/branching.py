@@ -116,7 +116,7 @@ class _Path:
     """The decisions at which it may still branch, in the order of their start."""
 
     @property
-    def own(self) -> dict[str, Decision]:
+    def by_name(self) -> dict[str, Decision]:
         """`<agent>.<turn>` -> decision, without those that scores made."""
         return {f"{one.agent}.{one.turn}": one for one in self.record.decisions if one.scope == self.name}
 
@@ -145,7 +145,7 @@ class _Tree:
         team = self.make_team(Mode("parallel", scored=self.options.score_weight != 0, path=name, replayed=replayed))
         try:
             path = _Path(name, team, await play(self.environment, self.task, team), [])
-            if missing := set(replayed) - set(path.own):
+            if missing := set(replayed) - set(path.by_name):
                 raise ReplayError(f"the decision {min(missing)!r} is not made again")
         except ReplayError as error:
             # Not a defect of the environment where a model's program prints a random number or an address.
@@ -154,7 +154,7 @@ class _Tree:
                 f"{type(self.environment).__name__}, played again with the same replies: {error}; run must depend on "
                 "nothing but the task and the replies",
             ) from error
-        points = [one for key, one in path.own.items() if key not in replayed and self._may_branch(one)]
+        points = [one for key, one in path.by_name.items() if key not in replayed and self._may_branch(one)]
         return replace(path, points=sorted(points, key=lambda one: one.order))
 
     def _may_branch(self, decision: Decision) -> bool:
@@ -174,7 +174,7 @@ class _Tree:
         before = {
             # As `act` returned it: what settles it later in the episode does so again.
             name: Replayed(one.prompt_ids, path.team.as_acted.get(one.name, one.candidates[one.committed]))
-            for name, one in path.own.items()
+            for name, one in path.by_name.items()
             if one.order < point.order
         }
 
@@ -184,16 +184,16 @@ class _Tree:
             else:
                 reply = Replayed(point.prompt_ids, replies[number])
                 after = await self.play(f"{point.name}={number}.{continuation}/", {**before, key: reply})
-            return after.own[key].candidates[0], await self._worth(after, weight_below)
+            return after.by_name[key].candidates[0], await self._worth(after, weight_below)
 
         numbers = range(point.k)
         played = await gather_or_cancel([follow(n, m) for n in numbers for m in range(options.continuations)])
-        scored = lowest_for_errors([own for own, _ in played[:: options.continuations]])
+        scored = lowest_for_errors([candidate for candidate, _ in played[:: options.continuations]])
         candidates, values, inner = [], [], []
-        for number, own in enumerate(scored):
+        for number, candidate in enumerate(scored):
             of_reply = played[number * options.continuations : (number + 1) * options.continuations]
             value = math.fsum(branch.value for _, branch in of_reply) / options.continuations
-            candidates.append(replace(own, reward=value + options.score_weight * own.reward))
+            candidates.append(replace(candidate, reward=value + options.score_weight * candidate.reward))
             values.append(value)
             inner += [group for _, branch in of_reply for group in branch.groups]
         committed = 0 if kept else NONE_COMMITTED

@@ -33,7 +33,7 @@ class Ask:
 class Decider(Protocol):
     """What an agent needs of its `Team`."""
 
-    def _fitted(self, agent: str, prompt: Callable[[], Prompt], tools: Sequence[Tool]) -> Prompt: ...
+    def _fitted(self, agent: str, source: Callable[[], Prompt], tools: Sequence[Tool]) -> Prompt: ...
 
     async def _decide(self, agent: str, ask: Ask) -> Candidate: ...
 
@@ -102,6 +102,7 @@ class Agent:
             )
         limits = ReplyLimits(max_tokens, tuple(stop), bool(tools)) if max_tokens is not None or stop or tools else None
         known = tools_of(tools)
-        made = self._team._fitted(self.name, prompt, known) if callable(prompt) else prompt
-        ask = Ask(made, score, score_all, candidates, train, known, limits)
+        if callable(prompt):
+            prompt = self._team._fitted(self.name, prompt, known)
+        ask = Ask(prompt, score, score_all, candidates, train, known, limits)
         return await self._team._decide(self.name, ask)

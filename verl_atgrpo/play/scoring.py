@@ -66,74 +66,78 @@ class Scorer:
     on_error: OnScoreError | None
     """As in `Team`."""
 
-    async def one(self, answered: Candidate, asked: Decision, score: ScoreFunction | None, scope: Scope) -> Candidate:
+    async def one(
+        self, candidate: Candidate, decision: Decision, score: ScoreFunction | None, scope: Scope
+    ) -> Candidate:
         """Returns a candidate with its score."""
         try:
-            with contained(f"{_place(asked)}: the score"):
-                scored = Score() if score is None else score(_to_score(answered))
+            with contained(f"{_place(decision)}: the score"):
+                scored = Score() if score is None else score(_to_score(candidate))
                 if inspect.isawaitable(scored):
                     scored = await scored
-            return self._mixed(answered, scored, asked)
+            return self._mixed(candidate, scored, decision)
         except (EpisodeFailed, _NoScore):
             raise
         except Exception as error:  # a reply that the environment's author did not think of, or a defect
-            if (without := self._without_score(answered, asked, error, scope)) is None:
+            if (without := self._without_score(candidate, decision, error, scope)) is None:
                 raise
             return without
 
     async def group(
-        self, answered: Sequence[Candidate], asked: Decision, score_all: GroupScoreFunction, scope: Scope
+        self, candidates: Sequence[Candidate], decision: Decision, score_all: GroupScoreFunction, scope: Scope
     ) -> list[Candidate]:
         """Scores the candidates of a decision together; what `score_all` raises is raised: no reply is at fault."""
-        where = _place(asked)
+        where = _place(decision)
         try:
             with contained(f"{where}: score_all"):
-                scores = score_all([_to_score(candidate) for candidate in answered])
+                scores = score_all([_to_score(candidate) for candidate in candidates])
                 if inspect.isawaitable(scores):
                     scores = await scores
         except Exception:
             if not scope.ended:
                 raise
-            scores = [Score()] * len(answered)
+            scores = [Score()] * len(candidates)
         if not isinstance(scores, Sequence):
             raise _NoScore(f"{where}: score_all gave {scores!r:.80}, not a list of scores")
-        if len(scores) != len(answered):
-            raise ValueError(f"{where}: score_all gave {len(scores)} scores for {len(answered)} replies")
+        if len(scores) != len(candidates):
+            raise ValueError(f"{where}: score_all gave {len(scores)} scores for {len(candidates)} replies")
 
         def scored(candidate: Candidate, score: Score) -> Candidate:
             try:
-                return self._mixed(candidate, score, asked)
+                return self._mixed(candidate, score, decision)
             except ValueError as error:
-                if (without := self._without_score(candidate, asked, error, scope)) is None:
+                if (without := self._without_score(candidate, decision, error, scope)) is None:
                     raise
                 return without
 
-        return list(map(scored, answered, scores))
+        return list(map(scored, candidates, scores))
 
-    def _without_score(self, answered: Candidate, asked: Decision, error: Exception, scope: Scope) -> Candidate | None:
+    def _without_score(
+        self, candidate: Candidate, decision: Decision, error: Exception, scope: Scope
+    ) -> Candidate | None:
         """Returns a candidate whose score raised an error; None where nobody counts such errors."""
         if scope.ended:
-            return replace(answered, score=Score(), reward=0.0)
+            return replace(candidate, score=Score(), reward=0.0)
         if self.on_error is None:
             return None
-        self.on_error(asked.agent, asked.turn, answered.generation.text, error)
-        return replace(answered, score=Score(), reward=0.0, error=error)
+        self.on_error(decision.agent, decision.turn, candidate.generation.text, error)
+        return replace(candidate, score=Score(), reward=0.0, error=error)
 
-    def _mixed(self, answered: Candidate, score: Score, asked: Decision) -> Candidate:
+    def _mixed(self, candidate: Candidate, score: Score, decision: Decision) -> Candidate:
         if not isinstance(score, Score):
-            raise _NoScore(f"{_place(asked)}: the score of {answered.text!r:.80} is {score!r:.80}, not a Score")
+            raise _NoScore(f"{_place(decision)}: the score of {candidate.text!r:.80} is {score!r:.80}, not a Score")
         reward = score.mixed(self.options.alpha, self.options.local_weight)
         if not math.isfinite(reward):
-            raise ValueError(f"{_place(asked)}: the environment gave a score of {score}, not finite")
-        return replace(answered, score=score, reward=reward, error=None)
+            raise ValueError(f"{_place(decision)}: the environment gave a score of {score}, not finite")
+        return replace(candidate, score=score, reward=reward, error=None)
 
 
-def _place(asked: Decision) -> str:
-    return f"agent {asked.agent!r}, turn {asked.turn}"
+def _place(decision: Decision) -> str:
+    return f"agent {decision.agent!r}, turn {decision.turn}"
 
 
-def _to_score(answered: Candidate) -> str | Reply:
-    return answered.text if answered.reply is None else answered.reply
+def _to_score(candidate: Candidate) -> str | Reply:
+    return candidate.text if candidate.reply is None else candidate.reply
 
 
 def lowest_for_errors(sampled: list[Candidate]) -> list[Candidate]:

@@ -176,13 +176,13 @@ class Team:
         """Returns the sampling parameters of an agent in training, as far as they are known; none in evaluation."""
         return {} if self._mode.scheme == "evaluate" else getattr(self._samplers[agent], "sampling_params", {})
 
-    def _fitted(self, agent: str, prompt: Callable[[], Prompt], tools: Sequence[Tool]) -> Prompt:
+    def _fitted(self, agent: str, source: Callable[[], Prompt], tools: Sequence[Tool]) -> Prompt:
         """Returns an agent's prompt with quotes as long as its policy can take (`quoting`), or the shortest."""
         for share in SHARES:
             with sharing(share):
-                made = prompt()
+                prompt = source()
             try:
-                self._tokens(agent, as_messages(made), tools)
+                self._tokens(agent, as_messages(prompt), tools)
             except EpisodeFailed as failed:
                 if failed.reason == "prompt_too_long":
                     continue
@@ -190,7 +190,7 @@ class Team:
                 pass
             break
         self.counts["prompts_shortened"] += int(share < 1)
-        return made
+        return prompt
 
     async def _decide(self, agent: str, ask: Ask) -> Candidate:
         if self._closed:
@@ -203,14 +203,14 @@ class Team:
         options, train = self._options, ask.train
         k = ask.candidates or (options.agent_candidates.get(agent, options.candidates) if train else 1)
         # Prompt and candidates follow.
-        asked = Decision(
+        decision = Decision(
             agent, turn, self._policies[agent], [], (), 0, scope.name, order, train, k, ask.limits, scope.weight
         )
         running = asyncio.current_task()
         assert running is not None  # coroutines run in tasks
         self._active.add(running)
         try:
-            decision = await self._sample_and_commit(asked, ask)
+            decision = await self._sample_and_commit(decision, ask)
             place = self.decisions if scope is self._run else self._nested.setdefault(scope.name, [])
             self._collect(decision, place)
             place.append(decision)  # after those of its scores
@@ -299,51 +299,57 @@ class Team:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _sample_and_commit(self, asked: Decision, ask: Ask) -> Decision:
+    async def _sample_and_commit(self, decision: Decision, ask: Ask) -> Decision:
         """Returns a decision that has neither prompt nor candidates yet with both."""
         messages = as_messages(ask.prompt)
-        asked = replace(asked, prompt_ids=self._tokens(asked.agent, messages, ask.tools))
-        before, said = self._dialogues.get(f"{asked.scope}{asked.agent}", ([], []))
+        decision = replace(decision, prompt_ids=self._tokens(decision.agent, messages, ask.tools))
+        before, tokens = self._dialogues.get(f"{decision.scope}{decision.agent}", ([], []))
         if before and len(messages) > len(before) and messages[: len(before)] == before:
-            self.counts.update(dialogue_turns=1, dialogue_turns_broken=int(asked.prompt_ids[: len(said)] != said))
-        sampled = await self._candidates(asked, ask, self._mode.replay(asked))
+            self.counts.update(
+                dialogue_turns=1, dialogue_turns_broken=int(decision.prompt_ids[: len(tokens)] != tokens)
+            )
+        sampled = await self._candidates(decision, ask, self._mode.replay(decision))
         # The environment is not given a reply that its score could not read, if there is another.
-        may = [index for index, one in enumerate(sampled) if one.error is None] or list(range(len(sampled)))
+        choices = [index for index, one in enumerate(sampled) if one.error is None] or list(range(len(sampled)))
         options = self._options
         # Seeded by decision, not by episode: agents that act concurrently finish in any order.
-        rng = random.Random(stable_hash(self._seed, "selection", *_parts(asked)))
-        rewards = [sampled[index].reward for index in may]
-        committed = may[select(rewards, options.selection, rng, options.softmax_temperature)]
-        said = [*asked.prompt_ids, *sampled[committed].generation.token_ids]
-        self._dialogues[f"{asked.scope}{asked.agent}"] = messages, said
-        return replace(asked, candidates=tuple(sampled), committed=committed)
+        rng = random.Random(stable_hash(self._seed, "selection", *_parts(decision)))
+        rewards = [sampled[index].reward for index in choices]
+        committed = choices[select(rewards, options.selection, rng, options.softmax_temperature)]
+        tokens = [*decision.prompt_ids, *sampled[committed].generation.token_ids]
+        self._dialogues[f"{decision.scope}{decision.agent}"] = messages, tokens
+        return replace(decision, candidates=tuple(sampled), committed=committed)
 
-    async def _candidates(self, asked: Decision, ask: Ask, replay: Candidate | Generation | None) -> list[Candidate]:
+    async def _candidates(
+        self, decision: Decision, ask: Ask, replay: Candidate | Generation | None
+    ) -> list[Candidate]:
         """Samples and scores the candidates of a decision, or those of them that are not replayed."""
         if isinstance(replay, Candidate):
             return [replay]
-        number = self._mode.samples(asked) if replay is None else 1
+        number = self._mode.samples(decision) if replay is None else 1
         if not self._mode.scored and number == 1:
             ask = replace(ask, score=None, score_all=None)
 
         async def answer(index: int) -> Candidate:
-            generation = await self.sample_candidate(asked, index) if replay is None else replay
-            reply = await self._parse(generation, asked, index, ask.tools) if ask.tools else None
+            generation = await self.sample_candidate(decision, index) if replay is None else replay
+            reply = await self._parse(generation, decision, index, ask.tools) if ask.tools else None
             return Candidate(generation, Score(), 0.0, reply=reply)
 
         # Scores have tasks of their own, each with a copy of the context variables.
         async def sample(index: int) -> Candidate:
-            answered = await answer(index)
-            scope = self._enter(f"{asked.name}.{index}/", asked.weight / number)
-            return await self._scorer.one(answered, asked, ask.score, scope)
+            candidate = await answer(index)
+            scope = self._enter(f"{decision.name}.{index}/", decision.weight / number)
+            return await self._scorer.one(candidate, decision, ask.score, scope)
 
-        async def score_all(answered: Sequence[Candidate], score: GroupScoreFunction) -> list[Candidate]:
-            return await self._scorer.group(answered, asked, score, self._enter(f"{asked.name}.all/", asked.weight))
+        async def score_all(candidates: Sequence[Candidate], score: GroupScoreFunction) -> list[Candidate]:
+            return await self._scorer.group(
+                candidates, decision, score, self._enter(f"{decision.name}.all/", decision.weight)
+            )
 
         if ask.score_all is None:
             return lowest_for_errors(await gather_or_cancel([sample(index) for index in range(number)]))
-        answered = await gather_or_cancel([answer(index) for index in range(number)])
-        (scored,) = await gather_or_cancel([score_all(answered, ask.score_all)])
+        candidates = await gather_or_cancel([answer(index) for index in range(number)])
+        (scored,) = await gather_or_cancel([score_all(candidates, ask.score_all)])
         return lowest_for_errors(scored)
 
     async def sample_candidate(self, decision: Decision, index: int) -> Generation:
@@ -375,10 +381,10 @@ class Team:
             raise ToolError(f"agent {agent!r}: a {type(policy).__name__} knows no tools and limits")
         return policy
 
-    async def _parse(self, generation: Generation, asked: Decision, index: int, tools: Sequence[Tool]) -> Reply:
-        reply = await self._tool_sampler(asked.agent).parse(generation, tools)
+    async def _parse(self, generation: Generation, decision: Decision, index: int, tools: Sequence[Tool]) -> Reply:
+        reply = await self._tool_sampler(decision.agent).parse(generation, tools)
         self.counts.update(tool_calls_parsed=len(reply.calls), tool_calls_unparsed=reply.unparsed)
-        return reply.with_ids(asked.name, index)
+        return reply.with_ids(decision.name, index)
 
 
 def _parts(of: Decision) -> tuple[object, ...]:

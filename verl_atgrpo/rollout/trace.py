@@ -40,13 +40,13 @@ class TracedTeam(Team):
         super().__init__(*args, **kwargs)
         self._attributes = attributes
 
-    async def _sample_and_commit(self, asked: Decision, ask: Ask) -> Decision:
-        traced = TracedDecision(functools.partial(super()._sample_and_commit, asked, ask))
-        with rollout_trace_attr(name=f"{asked.scope}{asked.agent}.turn_{asked.turn}", **self._attributes):
+    async def _sample_and_commit(self, decision: Decision, ask: Ask) -> Decision:
+        traced = TracedDecision(functools.partial(super()._sample_and_commit, decision, ask))
+        with rollout_trace_attr(name=f"{decision.scope}{decision.agent}.turn_{decision.turn}", **self._attributes):
             await traced.decide(
-                agent=asked.agent,
-                turn=asked.turn,
-                policy=asked.policy,
+                agent=decision.agent,
+                turn=decision.turn,
+                policy=decision.policy,
                 messages=[dict(message) for message in as_messages(ask.prompt)],
             )
         return traced.decision
