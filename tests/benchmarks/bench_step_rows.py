@@ -132,7 +132,8 @@ def drive(queue: str, answer_tokens: int) -> Costs:
     from omegaconf import OmegaConf
 
     from verl_atgrpo.estimators.presets import PRESETS
-    from verl_atgrpo.rows import queue as trainer_queue
+    from verl_atgrpo.rows import batch as batches
+    from verl_atgrpo.rows.batch import Batch
     from verl_atgrpo.rows.credit import rows_with_signal
     from verl_atgrpo.rows.step_rows import StepRows, groups_with_signal
     from verl_atgrpo.trainer.metrics import step_metrics, training_metrics
@@ -160,14 +161,14 @@ def drive(queue: str, answer_tokens: int) -> Costs:
     watch.stage("split")
     ranks = mini_batches = 8
     even = len(batch) // (ranks * mini_batches) * ranks * mini_batches
-    batch = trainer_queue.batch_of(batch.keys[:even], batch.tags[:even], "train")
+    batch = Batch(batch.keys[:even], batch.tags[:even])
     batch.reorder(deal(batch.tags, ranks, mini_batches, seed=0, shared=True)[0])
     watch.stage("mini-batches")
     lengths = {
         key: (tags["prompt_len"], tags["response_len"]) for key, tags in zip(batch.keys, batch.tags, strict=True)
     }
     watch.skip()
-    trainer_queue.tq = RandomQueue(lengths, watch)
+    batches.tq = RandomQueue(lengths, watch)
     write_old_log_probs(batch, OmegaConf.create({"loss_agg_mode": "token-mean", "loss_scale_factor": None}))
     watch.stage("log-probs")
     write_advantages(batch, PRESETS["at_grpo"], "token-mean", {"rollout_is": "token"})

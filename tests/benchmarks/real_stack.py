@@ -142,7 +142,7 @@ def requests_of(rows: Any) -> list[Request]:
     """Removes a step's rows from the queue and returns their requests; siblings are adjacent."""
     import transfer_queue as tq
 
-    from verl_atgrpo.rows.queue import PARTITION
+    from verl_atgrpo.rows.batch import PARTITION
 
     fields = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION, select_fields=["prompts"])
     tq.kv_clear(keys=rows.keys, partition_id=PARTITION)

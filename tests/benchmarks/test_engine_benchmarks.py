@@ -312,9 +312,9 @@ def test_a_training_without_an_initial_validation_uses_the_given_one(tmp_path: P
 
 def test_a_step_goes_through_all_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("verl")
-    from verl_atgrpo.rows import queue as trainer_queue
+    from verl_atgrpo.rows import batch as batches
 
-    monkeypatch.setattr(trainer_queue, "tq", trainer_queue.tq)  # restored after the test
+    monkeypatch.setattr(batches, "tq", batches.tq)  # restored after the test
     queue = str(tmp_path / "queue")
     played = bench_step_rows.work(128, 16.0, True, queue)
     driven = bench_step_rows.drive(queue, answer_tokens=0)

@@ -13,7 +13,6 @@ import transfer_queue as tq
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer)
 from omegaconf import OmegaConf
 from torchdata.stateful_dataloader import StatefulDataLoader
-from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.dataset.rl_dataset import collate_fn
 
@@ -23,6 +22,7 @@ from verl_atgrpo.estimators.presets import PRESETS
 from verl_atgrpo.play.types import Decision, EpisodeRecord, Generation
 from verl_atgrpo.rollout.rows import DEAL, RECORDED, training_rows, untrained_rows
 from verl_atgrpo.rollout.worker import WorkerReport
+from verl_atgrpo.rows.batch import Batch
 from verl_atgrpo.trainer import schedule
 from verl_atgrpo.trainer.metrics import AgentProgress
 from verl_atgrpo.trainer.policy_unit import PolicyUnit, Update
@@ -186,7 +186,7 @@ class FakeUnit(PolicyUnit):
 
     def __init__(self, name: str, optimizer_steps: int, trainable: bool = True) -> None:
         self.name, self.folder, self.trainable, self._optimizer_steps = name, name, trainable, optimizer_steps
-        self.updates: list[KVBatchMeta] = []
+        self.updates: list[Batch] = []
         self.replicas = SimpleNamespace(metrics=dict)
         self.deaths = 0
 
@@ -194,7 +194,7 @@ class FakeUnit(PolicyUnit):
         self.deaths -= 1
         return self.deaths >= 0
 
-    def train(self, batch: KVBatchMeta, global_steps: int) -> Update:
+    def train(self, batch: Batch, global_steps: int) -> Update:
         self.updates.append(batch)
         for tags in batch.tags:
             tags.update(advantage=0.0, trained_tokens=tags["response_len"])
@@ -276,7 +276,7 @@ class FakeTrainer(AtGrpoTrainer):
     def concurrent(self) -> bool:
         return True
 
-    def play(self) -> tuple[KVBatchMeta, dict[str, Any]]:
+    def play(self) -> tuple[Batch, dict[str, Any]]:
         """Runs a step as verl's `fit`, up to the checkpoint."""
         metrics: dict[str, Any] = {}
         self.prepare_step()
@@ -286,12 +286,12 @@ class FakeTrainer(AtGrpoTrainer):
         """Saves a checkpoint, as verl does before `on_step_end`."""
         self._save_checkpoint()
 
-    def finish(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
+    def finish(self, batch: Batch, metrics: dict[str, Any]) -> None:
         """Runs the rest of a step."""
         self.on_step_end()
         self.end_step(batch, metrics)
 
-    def end_step(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
+    def end_step(self, batch: Batch, metrics: dict[str, Any]) -> None:
         """Runs the rest of a step after `on_step_end` and the validation."""
         self._compute_metrics(batch, metrics, {"gen": 2.0, "step": 3.0}, global_steps=self.global_steps, epoch=0)
         tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)

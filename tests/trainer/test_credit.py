@@ -18,7 +18,8 @@ from verl_atgrpo import Outcome, Score, ScriptedTeam, play
 from verl_atgrpo.estimators.choice import resolve_spec
 from verl_atgrpo.estimators.presets import PRESETS
 from verl_atgrpo.rollout.rows import training_rows
-from verl_atgrpo.rows import queue
+from verl_atgrpo.rows import batch as batches
+from verl_atgrpo.rows.batch import Batch
 from verl_atgrpo.rows.credit import loss_weights, policy_advantages, rows_with_signal
 from verl_atgrpo.rows.step_rows import StepRows, groups_with_signal
 from verl_atgrpo.trainer.metrics import AgentProgress, step_metrics
@@ -41,8 +42,8 @@ def written(monkeypatch: pytest.MonkeyPatch, rows: list[Tags], spec: Any, mode: 
     keys = [f"t_{number}_0" for number in range(len(rows))]
     local.kv_batch_put(keys, "train", tags=rows)
     local.fields["train"].update({key: {} for key in keys})
-    monkeypatch.setattr(queue.tq, "kv_batch_put", local.kv_batch_put)
-    write_advantages(queue.batch_of(keys, rows), spec, mode)
+    monkeypatch.setattr(batches.tq, "kv_batch_put", local.kv_batch_put)
+    write_advantages(Batch(keys, rows), spec, mode)
     of_rows = [local.fields["train"][key]["advantages"] for key in keys]
     assert all(bool((values == values[0]).all()) for values in of_rows)
     return [float(values[0]) for values in of_rows]

@@ -32,6 +32,7 @@ from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.estimators.presets import PRESETS
 from verl_atgrpo.play.types import Generation
 from verl_atgrpo.rollout.rows import Row, episode_fields
+from verl_atgrpo.rows.batch import Batch
 from verl_atgrpo.serving.client import DecisionClient, balancer_class
 from verl_atgrpo.serving.health import PolicyFailed
 from verl_atgrpo.serving.workers import PolicyWorker
@@ -157,7 +158,7 @@ class Policy:
         chances = torch.softmax(table[last] / self.temperature_of[key], dim=-1)
         return -(chances * chances.log()).sum(dim=-1)
 
-    def play(self, rows: int, step: int = 1) -> KVBatchMeta:
+    def play(self, rows: int, step: int = 1) -> Batch:
         """Puts a step's rows into the queue: groups of two with different rewards, responses of one to four tokens."""
         generator = torch.Generator().manual_seed(0)  # the same responses in every step
         new = []
@@ -188,9 +189,9 @@ class Policy:
         for key in keys:
             # As from a server with the policy's weights.
             self.rows[key]["rollout_log_probs"] = self.log_probs(self.weights, key)
-        return KVBatchMeta(keys=keys, tags=[row.tags for row in new], partition_id="train")
+        return Batch(keys, [row.tags for row in new])
 
-    def train(self, rows: int, step: int = 1) -> tuple[KVBatchMeta, dict[str, Any]]:
+    def train(self, rows: int, step: int = 1) -> tuple[Batch, dict[str, Any]]:
         update = self.unit.train(self.play(rows, step), step)
         return update.rows, update.metrics
 
@@ -210,7 +211,7 @@ def make(monkeypatch: pytest.MonkeyPatch, recipe: Any) -> Make:
     return made
 
 
-def descended(policy: Policy, start: Tensor, batch: KVBatchMeta, steps: Sequence[Sequence[str]], rows: int) -> Tensor:
+def descended(policy: Policy, start: Tensor, batch: Batch, steps: Sequence[Sequence[str]], rows: int) -> Tensor:
     """Gradient descent on the configured loss, one step for each element of `steps` (keys of rows)."""
     actor = policy.unit.config.actor_rollout_ref.actor
     advantages = {key: tags["advantage"] for key, tags in zip(batch.keys, batch.tags, strict=True)}

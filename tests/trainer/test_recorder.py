@@ -27,7 +27,9 @@ from verl_atgrpo.play.branching import NONE_COMMITTED
 from verl_atgrpo.play.types import Decision, EpisodeRecord, Generation
 from verl_atgrpo.report.records import FORMAT, RecordFiles, read
 from verl_atgrpo.rollout.rows import Row, failed_validation_row, training_rows, untrained_rows, validation_rows
+from verl_atgrpo.rows import batch as batches
 from verl_atgrpo.rows import queue as trainer_queue
+from verl_atgrpo.rows.batch import Batch
 from verl_atgrpo.trainer import checkpoints
 from verl_atgrpo.trainer import trainer as trainer_module
 from verl_atgrpo.trainer.recorder import Recorder, SampledRow, decisions, selected_rows
@@ -196,11 +198,10 @@ def test_advantages_are_read_for_trained_rows_only(tmp_path: Path, monkeypatch: 
         if row.key in trained:
             row.tags["advantage"] = row.advantage
         queue.kv_put(row.key, "train", TensorDict(fields).unsqueeze(0), row.tags)
-    monkeypatch.setattr(trainer_queue, "tq", queue)
+    monkeypatch.setattr(batches, "tq", queue)
     files = RecordFiles(tmp_path, 1, 0, {})
     recording = Recorder(RecordSettings(train_tasks=1), files, TOKENIZERS, lambda work, *given: work(*given))
-    batch = SimpleNamespace(keys=[row.key for row in rows], tags=[row.tags for row in rows], partition_id="train")
-    recording.record(7, batch, trained)
+    recording.record(7, Batch([row.key for row in rows], [row.tags for row in rows]))
     (found,) = read(tmp_path).episodes.values()
     advantages = {row["agent"] + str(row["turn"]): [one["advantage"] for one in row["candidates"]] for row in found}
     assert advantages == {"b0": pytest.approx([0.0, 0.1]), "a0": [None, None], "b1": pytest.approx([0.4, 0.5])}

@@ -18,7 +18,9 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from verl_atgrpo.estimators.presets import PRESETS
+from verl_atgrpo.rows import batch as batches
 from verl_atgrpo.rows import queue as trainer_queue
+from verl_atgrpo.rows.batch import Batch
 from verl_atgrpo.trainer.metrics import training_metrics
 from verl_atgrpo.trainer.update import (
     bypass_old_log_probs,
@@ -163,7 +165,8 @@ def compared(monkeypatch: pytest.MonkeyPatch, config: Any, tokens: int) -> tuple
         monkeypatch.setattr(tq, "kv_batch_get", get)
         found: dict[str, float] = {}
         if mine:
-            monkeypatch.setattr(trainer_queue, "TOKENS", tokens)
+            monkeypatch.setattr(batches, "TOKENS", tokens)
+            batch = Batch(batch.keys, batch.tags)
             correction = config.algorithm.rollout_correction
             if correction.bypass_mode:
                 bypass_old_log_probs(batch)
@@ -195,8 +198,9 @@ def compared(monkeypatch: pytest.MonkeyPatch, config: Any, tokens: int) -> tuple
 
 
 def test_entropy_of_a_row_goes_into_its_tags(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch, rows = queued(monkeypatch)
-    monkeypatch.setattr(trainer_queue, "TOKENS", 20)
+    verls, rows = queued(monkeypatch)
+    batch = Batch(verls.keys, verls.tags)
+    monkeypatch.setattr(batches, "TOKENS", 20)
     whole = {key: row["entropy"].clone() for key, row in rows.items()}
     write_old_log_probs(batch, OmegaConf.create({"loss_agg_mode": "token-mean", "loss_scale_factor": None}))
     for key, tags in zip(batch.keys, batch.tags, strict=True):
@@ -234,13 +238,14 @@ def test_the_entropy_is_scaled_by_the_longest_response_or_the_factor(
 
 def test_every_row_is_in_one_part_and_every_part_has_a_real_row(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"response_len": 10, "is_padding": row % 5 != 0} for row in range(40)]
-    assert len(trainer_queue.parts(rows)) == 1
-    monkeypatch.setattr(trainer_queue, "TOKENS", 20)
-    found = trainer_queue.parts(rows)
-    assert sorted(row for part in found for row in part) == list(range(40))
+    batch = Batch(map(str, range(40)), rows)
+    assert len(list(batch.parts())) == 1
+    monkeypatch.setattr(batches, "TOKENS", 20)
+    found = list(batch.parts())
+    assert sorted(int(key) for part in found for key in part.keys) == list(range(40))
     assert len(found) == 8
-    assert all(any(not rows[row]["is_padding"] for row in part) for part in found)
-    assert [len(part) for part in trainer_queue.parts(rows[::5])] == [2, 2, 2, 2]
+    assert all(any(not tags["is_padding"] for tags in part.tags) for part in found)
+    assert [len(part) for part in batch.real.parts()] == [2, 2, 2, 2]
 
 
 def test_a_batch_and_its_view_for_workers_copy_no_tags() -> None:
@@ -249,10 +254,10 @@ def test_a_batch_and_its_view_for_workers_copy_no_tags() -> None:
             raise AssertionError("tags were copied")
 
     tags: list[Any] = [Uncopied(seq_len=row) for row in range(6)]
-    batch = trainer_queue.batch_of([str(row) for row in range(6)], tags, "train")
-    view = trainer_queue.for_workers(batch, temperature=1.0)
+    batch = Batch([str(row) for row in range(6)], tags)
+    view = batch.for_workers(temperature=1.0)
     chunks = view.chunk(2)
-    assert chunks[0].fields == list(trainer_queue.FIELDS)
+    assert chunks[0].fields == list(batches.FIELDS)
     assert [chunk.keys for chunk in chunks] == [["0", "1", "2"], ["3", "4", "5"]]
     assert chunks[1].extra_info == {"temperature": 1.0}
     assert (batch.extra_info, batch.tags) == ({}, tags)
@@ -262,10 +267,11 @@ def test_a_batch_and_its_view_for_workers_copy_no_tags() -> None:
 
 
 def test_workers_get_what_the_driver_has_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch, _ = queued(monkeypatch)
+    verls, _ = queued(monkeypatch)
+    batch = Batch(verls.keys, verls.tags)
     write_old_log_probs(batch, OmegaConf.create({"loss_agg_mode": "token-mean", "loss_scale_factor": None}))
     write_ref_log_probs(batch)
-    assert trainer_queue.for_workers(batch).fields == [*trainer_queue.FIELDS, "old_log_probs", "ref_log_prob"]
+    assert batch.for_workers().fields == [*batches.FIELDS, "old_log_probs", "ref_log_prob"]
 
 
 def test_the_trainer_polls_less_often_if_a_poll_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,13 @@ import torch
 pytest.importorskip("verl")
 
 import transfer_queue as tq
-from transfer_queue import KVBatchMeta
 
 from verl_atgrpo.estimators.presets import PRESETS
-from verl_atgrpo.rows import queue
+from verl_atgrpo.rows import batch as batches
+from verl_atgrpo.rows.batch import Batch
 from verl_atgrpo.trainer import policy_unit
 from verl_atgrpo.trainer.metrics import PROBS_DIFF, staleness_metrics
-from verl_atgrpo.trainer.policy_unit import PolicyUnit
+from verl_atgrpo.trainer.policy_unit import PolicyUnit, Update
 from verl_atgrpo.trainer.served_weights import ServedWeights
 
 
@@ -74,51 +74,53 @@ def test_a_group_with_two_versions_is_mixed() -> None:
         ("sync", [(1, 1)] * 4, 0.5),
     ],
 )
-@pytest.mark.parametrize("tokens", [queue.TOKENS, 1], ids=["one part", "a row a part"])
+@pytest.mark.parametrize("tokens", [batches.TOKENS, 1], ids=["one part", "a row a part"])
 def test_the_difference_to_the_servers_is_over_fresh_rows(
     monkeypatch: pytest.MonkeyPatch, tokens: int, mode: str, versions: list[tuple[int, int]], expected: float | None
 ) -> None:
-    monkeypatch.setattr(queue, "TOKENS", tokens)
-    # Response by response, of different lengths: probabilities of the server, and of the actor.
-    served = [[0.5], [0.5, 0.5], [1.0], [0.25, 0.5]]
-    actor = [[0.5], [1.0, 0.5], [0.5], [0.5, 0.5]]
-    columns = {"old_log_probs": actor, "rollout_log_probs": served}
+    monkeypatch.setattr(batches, "TOKENS", tokens)
+    # Response by response, of different lengths: probabilities of the server, and of the actor. The last is padding.
+    served = [[0.5], [0.5, 0.5], [1.0], [0.25, 0.5], [1.0]]
+    actor = [[0.5], [1.0, 0.5], [0.5], [0.5, 0.5], [0.125]]
+    whole = [[*one, 1.0] for one in actor]  # with a prompt of one token
 
     def get(keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
-        rows = [[[math.log(p) for p in columns[name][int(key)]] for key in keys] for name in select_fields]
+        logs = {"log_probs": whole, "entropy": whole, "rollout_log_probs": served}
+        rows = {name: [torch.tensor([math.log(p) for p in one]) for one in column] for name, column in logs.items()}
+        rows["response_mask"] = [torch.full((len(one),), int(row < 4)) for row, one in enumerate(served)]
         return {
-            name: torch.nested.as_nested_tensor([torch.tensor(one) for one in column], layout=torch.jagged)
-            for name, column in zip(select_fields, rows, strict=True)
+            name: torch.nested.as_nested_tensor([rows[name][int(key)] for key in keys], layout=torch.jagged)
+            for name in select_fields
         }
 
     monkeypatch.setattr(tq, "kv_batch_get", get)
+    monkeypatch.setattr(tq, "kv_batch_put", lambda **_: None)
     monkeypatch.setattr(policy_unit, "write_advantages", lambda *given: {})
     tags: list[dict[str, Any]] = [
         {**row("g", *version), "seq_len": 2, "response_len": len(one)}
-        for version, one in zip(versions, served, strict=True)
+        for version, one in zip([*versions, (2, 2)], served, strict=True)
     ]
-    batch = KVBatchMeta(keys=["0", "1", "2", "3"], tags=tags, partition_id="train")
 
     class Unit(PolicyUnit):
         name, use_reference_policy = "shared", False
 
         def __init__(self) -> None:
             self._sync_mode = mode == "sync"
-            actor = SimpleNamespace(loss_agg_mode="token-mean")
+            actor = SimpleNamespace(loss_agg_mode="token-mean", loss_scale_factor=None)
             self.config = SimpleNamespace(algorithm={}, actor_rollout_ref=SimpleNamespace(actor=actor))  # type: ignore[assignment]
+            self.actor_rollout_wg = SimpleNamespace(compute_log_prob=lambda rows: rows)
             self._spec = PRESETS["at_grpo"]
             self._served = ServedWeights(self.name, "bfloat16")
 
-        def _dealt(self, batch: KVBatchMeta, seed: int) -> tuple[KVBatchMeta, dict[str, Any]]:
-            padding = {**tags[1], "is_padding": True, "min_global_steps": 2, "max_global_steps": 2}
-            padded = KVBatchMeta(keys=[*batch.keys, "padding"], tags=[*batch.tags, padding], partition_id="train")
-            return padded, {}
+        def _deal(self, update: Update, seed: int) -> None:
+            update.rows.keys.append("4")
+            update.rows.tags.append({**tags[4], "is_padding": True})
 
-        def _old_log_probs(self, batch: KVBatchMeta, correction: Any) -> dict[str, float]:
-            return {PROBS_DIFF: 0.5}
-
-        def _update_actor(self, batch: KVBatchMeta) -> dict[str, Any]:
+        def _update_actor(self, update: Update) -> dict[str, Any]:
             return {}
 
+        def _add_metrics(self, update: Update, output: dict[str, Any], began: float) -> None: ...
+
+    batch = Batch(["0", "1", "2", "3"], tags[:4])
     metrics = Unit().train(batch, 3).metrics
     assert metrics.get(PROBS_DIFF) == (expected if expected is None else pytest.approx(expected))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import compress
 from typing import Any
 
 from verl_atgrpo.config.schema import GroupFilter
 from verl_atgrpo.estimators.spec import EstimatorSpec
+from verl_atgrpo.rows.batch import Batch, Rows, Tags
 from verl_atgrpo.rows.credit import rows_with_signal
-from verl_atgrpo.rows.queue import Rows, Tags, batch_of
 
 logger = logging.getLogger(__name__)
 
@@ -49,27 +49,30 @@ def _sort_key(key: str, tags: Tags) -> tuple[Any, ...]:
     return tags["task"], tags["global_steps"], uid, int(session), tags["agent"], tags["turn"], tags["candidate"]
 
 
-@dataclass
-class StepRows:
+class StepRows(Batch):
     """All rows of a step, and which of them are trained on."""
 
-    keys: list[str] = field(default_factory=list)
-    tags: list[dict[str, Any]] = field(default_factory=list)
-    signal: dict[Group, bool] = field(default_factory=dict)
-    """Empty without a filter; does not contain the groups of frozen policies."""
-    untrained: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    """Keys and tags of decisions that are not trained on, whatever their policy; not among the rows."""
-    metrics: dict[str, float] = field(default_factory=dict)
+    def __init__(
+        self,
+        keys: Iterable[str] = (),
+        tags: Iterable[dict[str, Any]] = (),
+        signal: dict[Group, bool] | None = None,
+    ) -> None:
+        """Takes the rows so far, and for each group whether it has a signal: none without a filter."""
+        super().__init__(keys, tags)
+        self.signal = signal or {}
+        """Does not contain the groups of frozen policies."""
+        self.untrained = Batch()
+        """Rows of decisions that are not trained on, whatever their policy; not among the rows."""
+        self.metrics: dict[str, float] = {}
 
     def add(self, batch: Rows) -> list[dict[str, Any]]:
         """Adds sampled rows; returns the tags of those that may be trained on."""
-        start = len(self.tags)
+        start = len(self)
         for key, tags in zip(batch.keys, batch.tags, strict=True):
-            if tags.get("trained", True):
-                self.keys.append(key)
-                self.tags.append(tags)
-            else:
-                self.untrained.append((key, tags))
+            rows = self if tags.get("trained", True) else self.untrained
+            rows.keys.append(key)
+            rows.tags.append(tags)
         return self.tags[start:]
 
     def sort(self) -> None:
@@ -78,8 +81,7 @@ class StepRows:
         They arrive in the order in which episodes end, and mini-batches follow the order of rows: sorted, equal
         rollouts give equal updates.
         """
-        order = sorted(range(len(self.keys)), key=lambda row: _sort_key(self.keys[row], self.tags[row]))
-        self.keys, self.tags = [self.keys[row] for row in order], [self.tags[row] for row in order]
+        self.reorder(sorted(range(len(self)), key=lambda row: _sort_key(self.keys[row], self.tags[row])))
 
     def kept(self) -> list[bool]:
         """Returns, for every row, whether the filter keeps it."""
@@ -100,14 +102,27 @@ class StepRows:
                 dropped += 0.0 if kept else tokens
         return dropped / played if played else 0.0
 
-    def rows_for(self, policies: Collection[str], others: bool = False) -> Rows:
+    def rows_for(self, policies: Collection[str], others: bool = False) -> Batch:
         """Returns the rows of these policies that the filter keeps; with `others`, all other rows."""
-        rows = [
-            row
-            for row, (kept, tags) in enumerate(zip(self.kept(), self.tags, strict=True))
-            if (kept and tags["policy"] in policies) != others
+        wanted = [
+            (kept and tags["policy"] in policies) != others for kept, tags in zip(self.kept(), self.tags, strict=True)
         ]
-        return batch_of([self.keys[row] for row in rows], [self.tags[row] for row in rows])
+        return Batch(compress(self.keys, wanted), compress(self.tags, wanted))
+
+    def close(self, trained: Mapping[str, Batch]) -> Batch:
+        """Removes from the queue the rows that no policy was trained on; returns the others.
+
+        verl removes what is returned, and stops at a step without rows: if no policy was trained, it gets all of them.
+
+        Args:
+            trained: policy -> the rows of its update, with padding.
+        """
+        unused = self.rows_for(trained, others=True)
+        if not trained:
+            self.untrained.remove()
+            return unused
+        (self.untrained + unused).remove()
+        return sum(trained.values(), Batch())
 
 
 def sample_rows(

@@ -21,7 +21,7 @@ from verl.trainer.ppo.metric_utils import compute_data_metrics, compute_througho
 
 from verl_atgrpo.estimators.dr_mas import inflation_factors
 from verl_atgrpo.estimators.labels import factorise
-from verl_atgrpo.rows.queue import Rows, Tags, batch_of, fetch_parts, is_padding
+from verl_atgrpo.rows.batch import Tags, is_padding
 from verl_atgrpo.rows.step_rows import group_of
 
 logger = logging.getLogger(__name__)
@@ -229,7 +229,8 @@ def rollout_metrics(counts: Mapping[str, int]) -> dict[str, float]:
     }
 
 
-def _versions(tags: Tags) -> tuple[int, int]:
+def versions(tags: Tags) -> tuple[int, int]:
+    """Returns the versions of the weights that sampled a row's first and last token."""
     return tags["min_global_steps"], tags["max_global_steps"]
 
 
@@ -245,45 +246,16 @@ def staleness_metrics(rows: Sequence[Tags], global_steps: int) -> dict[str, floa
     """
     if not rows:
         return {}
-    behind = [global_steps - 1 - _versions(tags)[0] for tags in rows]
+    behind = [global_steps - 1 - versions(tags)[0] for tags in rows]
     groups: dict[Any, set[int]] = defaultdict(set)
     for tags in rows:
-        groups[group_of(tags)].update(_versions(tags))
+        groups[group_of(tags)].update(versions(tags))
     return {
         "team/staleness_mean": sum(behind) / len(behind),
         "team/staleness_max": float(max(behind)),
         "team/candidates_resumed_share": sum(tags["resumed"] > 0 for tags in rows) / len(rows),
-        "team/groups_mixed_versions_share": sum(len(versions) > 1 for versions in groups.values()) / len(groups),
+        "team/groups_mixed_versions_share": sum(len(found) > 1 for found in groups.values()) / len(groups),
     }
-
-
-def fresh_probs_diff(batch: Rows, global_steps: int) -> dict[str, float]:
-    """Returns `PROBS_DIFF` over the rows sampled with the weights at the start of the step; {} if there are none.
-
-    Rows of older weights are expected to differ.
-
-    Args:
-        batch: rows in the queue, with `old_log_probs`.
-        global_steps: the step.
-    """
-    version = global_steps - 1
-    fresh = [
-        (key, tags)
-        for key, tags in zip(batch.keys, batch.tags, strict=True)
-        if not is_padding(tags) and _versions(tags) == (version, version)
-    ]
-    if not fresh:
-        return {}
-    rows = batch_of([key for key, _ in fresh], [tags for _, tags in fresh], batch.partition_id)
-    largest = 0.0
-    for _, data in fetch_parts(rows, ["old_log_probs", "rollout_log_probs"]):
-        actor, server = _tokens(data["old_log_probs"]), _tokens(data["rollout_log_probs"])
-        largest = max(largest, float((actor.exp() - server.exp()).abs().max()))
-    return {PROBS_DIFF: largest}
-
-
-def _tokens(column: Tensor) -> Tensor:
-    return column.values() if column.is_nested else column.flatten()
 
 
 def training_metrics(
@@ -354,7 +326,7 @@ def _throughput(rows: Sequence[Tags], timing: Mapping[str, float], gpus: int) ->
 
 
 def _off_policy(real: Sequence[Tags], global_steps: int) -> dict[str, float]:
-    first, last = np.array([_versions(tags) for tags in real], dtype=int).T
+    first, last = np.array([versions(tags) for tags in real], dtype=int).T
     figures = {
         "trajectory_spans": last - first + 1,
         "trajectory_staleness": global_steps - 1 - last,

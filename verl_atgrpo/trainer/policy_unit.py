@@ -13,11 +13,9 @@ from typing import Any, NamedTuple
 
 import ray
 from omegaconf import DictConfig, OmegaConf
-from tensordict import TensorDict
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from verl.single_controller.ray.base import create_colocated_worker_cls
-from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.utils import Role, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.debug import marked_timer
@@ -32,13 +30,13 @@ from verl_atgrpo.config.schema import EXPANDED, SECTION, AtGrpoConfig, ConfigErr
 from verl_atgrpo.estimators.spec import EstimatorSpec
 from verl_atgrpo.play.seeds import stable_hash
 from verl_atgrpo.prefix_tree.engine import MODEL_TOKENS, ROW_TOKENS
-from verl_atgrpo.rows.queue import Rows, batch_of, for_workers, is_padding
+from verl_atgrpo.rows.batch import Batch, Rows
 from verl_atgrpo.serving.client import DecisionClient, balancer_class
 from verl_atgrpo.serving.health import naming
 from verl_atgrpo.serving.replicas import Replicas
 from verl_atgrpo.serving.workers import PolicyServers, PolicyWorker, TrainerWorker
 from verl_atgrpo.trainer.arrival import ARRIVED, CHANGED, ArrivalWatch, served_dtype
-from verl_atgrpo.trainer.metrics import PROBS_DIFF, fresh_probs_diff
+from verl_atgrpo.trainer.metrics import PROBS_DIFF
 from verl_atgrpo.trainer.served_weights import ServedWeights, computing_dtype
 from verl_atgrpo.trainer.update import (
     bypass_old_log_probs,
@@ -53,9 +51,9 @@ logger = logging.getLogger(__name__)
 
 
 class Update(NamedTuple):
-    """The result of an update."""
+    """A policy's update of a step, and what its stages have found out."""
 
-    rows: Rows
+    rows: Batch
     """With padding, in training order."""
     metrics: dict[str, Any]
     timing: dict[str, float]
@@ -130,7 +128,6 @@ class PolicyUnit:
         self._dither = stable_hash("dither", settings.seed, name) % 2**31 if trainable and settings.dither else None
         if OmegaConf.select(model, f"lora.{ADAPTERS}"):
             self._turns = threading.RLock()
-        self._temperature: dict[str, float] = {}
         self._served = ServedWeights(name, computing_dtype(job.actor_rollout_ref))
         self._arrival = ArrivalWatch(name, served_dtype(job.actor_rollout_ref.rollout))
 
@@ -313,36 +310,16 @@ class PolicyUnit:
             )
         return self.trainable and rows >= self._optimizer_steps
 
-    def train(self, batch: Rows, global_steps: int) -> Update:
+    def train(self, batch: Batch, global_steps: int) -> Update:
         """Updates the policy on its rows; raises PolicyFailed if a worker dies, and what `ServedWeights.look` does."""
         with naming(self.name, "its update"), self._turn():
-            began = time.perf_counter()
-            timing: dict[str, float] = {}
-            correction = self.config.algorithm.get("rollout_correction", None)
-            tokens = sum(tags["seq_len"] for tags in batch.tags)
-            with marked_timer("deal", timing):
-                batch, metrics = self._dealt(batch, seed=global_steps)
-                self._temperature = write_temperatures(batch)
-            with marked_timer("old_log_prob", timing, color="blue"):
-                metrics |= self._old_log_probs(batch, correction)
-                # In sync mode every row must be fresh, so verl's metric over all rows is kept as a check.
-                if not self._sync_mode and metrics.pop(PROBS_DIFF, None) is not None:
-                    metrics |= fresh_probs_diff(batch, global_steps)
-                if (difference := metrics.get(PROBS_DIFF)) is not None:
-                    self._served.look(difference, global_steps)
-            if self.use_reference_policy:
-                with marked_timer("ref", timing, color="olive"):
-                    self._ref_log_probs(batch)
-            with marked_timer("adv", timing, color="brown"):
-                metrics |= write_advantages(
-                    batch, self._spec, self.config.actor_rollout_ref.actor.loss_agg_mode, correction
-                )
-            with marked_timer("update_actor", timing, color="red"):
-                metrics |= self._update_actor(batch)
-            if (arrived := metrics.get(f"actor/{ARRIVED}")) is not None:
-                self._arrival.look(arrived, metrics[f"actor/{CHANGED}"])
-            metrics |= {"team/tokens": float(tokens), "team/update_seconds": time.perf_counter() - began}
-            return Update(batch, metrics, timing)
+            update, began = Update(batch, {}, {}), time.perf_counter()
+            self._deal(update, seed=global_steps)
+            self._log_probs(update, global_steps)
+            self._advantages(update)
+            output = self._update_actor(update)
+            self._add_metrics(update, output, began)
+            return update
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -355,62 +332,86 @@ class PolicyUnit:
             self.actor_rollout_wg.use_adapter(self.name)
             yield
 
-    def _dealt(self, batch: Rows, seed: int) -> tuple[Rows, dict[str, Any]]:
-        """Pads rows to a multiple of ranks x optimizer steps, and deals them to both.
+    def _deal(self, update: Update, seed: int) -> None:
+        """Pads rows to a multiple of ranks x optimizer steps, and deals them to both."""
+        with marked_timer("deal", update.timing):
+            workers, batch = self.actor_rollout_wg, update.rows
+            update.metrics["team/tokens"] = float(sum(tags["seq_len"] for tags in batch.tags))
+            if "actor" not in workers._dispatch_info:
+                workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")
+            ranks = max(workers._dispatch_info["actor"]) + 1
+            batch.pad(ranks * self._optimizer_steps, self.tokenizer.eos_token_id)
+            order, balance = deal(batch.tags, ranks, self._optimizer_steps, seed, shared=self.host._trees)
+            batch.reorder(order)
+            write_temperatures(batch)
+            update.metrics.update(balance, **{"team/padding_rows": float(len(batch.padding))})
 
-        Returns the batch and verl's metrics of the balance.
-        """
-        workers = self.actor_rollout_wg
-        if "actor" not in workers._dispatch_info:
-            workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")
-        ranks = max(workers._dispatch_info["actor"]) + 1
-        padded = upsample_batch_to_divisible_size(batch, ranks * self._optimizer_steps, self.tokenizer.eos_token_id)
-        # verl copies the tags where it pads; what the update adds to them is read from the step's own.
-        batch = batch_of(padded.keys, [*batch.tags, *padded.tags[len(batch) :]])
-        order, metrics = deal(batch.tags, ranks, self._optimizer_steps, seed, shared=self.host._trees)
-        batch.reorder(order)
-        return batch, {**metrics, "team/padding_rows": float(sum(map(is_padding, batch.tags)))}
+    def _log_probs(self, update: Update, global_steps: int) -> None:
+        """Computes the actor's log-probs, or uses the servers' in bypass mode, and those of the reference policy."""
+        workers, batch = self.actor_rollout_wg, update.rows
+        with marked_timer("old_log_prob", update.timing, color="blue"):
+            if self._correction is not None and self._correction.get("bypass_mode", False):
+                bypass_old_log_probs(batch)
+            else:
+                self._infer(workers.compute_log_prob, batch, calculate_entropy=True)
+                # In sync mode every row must be fresh, so verl's metric over all rows is kept as a check.
+                fresh = None if self._sync_mode else global_steps - 1
+                update.metrics.update(write_old_log_probs(batch, self.config.actor_rollout_ref.actor, fresh))
+            if (difference := update.metrics.get(PROBS_DIFF)) is not None:
+                self._served.look(difference, global_steps)
+        if not self.use_reference_policy:
+            return
+        with marked_timer("ref", update.timing, color="olive"):
+            if self.ref_in_actor:
+                self._infer(workers.compute_log_prob, batch, calculate_entropy=False, no_lora_adapter=True)
+            else:
+                self._infer(self.ref_policy_wg.compute_ref_log_prob, batch, calculate_entropy=False)
+            write_ref_log_probs(batch)
 
-    def _old_log_probs(self, batch: Rows, correction: DictConfig | None) -> dict[str, float]:
-        """Computes the actor's log-probs, or uses the servers' in bypass mode; returns metrics."""
-        if correction is not None and correction.get("bypass_mode", False):
-            bypass_old_log_probs(batch)
-            return {}
-        self._infer(self.actor_rollout_wg.compute_log_prob, batch, calculate_entropy=True)
-        return write_old_log_probs(batch, self.config.actor_rollout_ref.actor)
-
-    def _ref_log_probs(self, batch: Rows) -> None:
-        if self.ref_in_actor:
-            self._infer(self.actor_rollout_wg.compute_log_prob, batch, calculate_entropy=False, no_lora_adapter=True)
-        else:
-            self._infer(self.ref_policy_wg.compute_ref_log_prob, batch, calculate_entropy=False)
-        write_ref_log_probs(batch)
-
-    def _infer(self, compute: Callable[[Rows], Rows], batch: Rows, **extra_info: Any) -> None:
-        done = compute(for_workers(batch, compute_loss=False, **self._temperature, **extra_info))
+    def _infer(self, compute: Callable[[Rows], Rows], batch: Batch, **extra_info: Any) -> None:
+        done = compute(batch.for_workers(compute_loss=False, **extra_info))
         assert len(done) == len(batch)
 
-    def _update_actor(self, batch: Rows) -> dict[str, Any]:
-        """Updates the policy in the configured number of optimizer steps, independent of the number of rows."""
+    @property
+    def _correction(self) -> Any:
+        return self.config.algorithm.get("rollout_correction", None)
+
+    def _advantages(self, update: Update) -> None:
+        mode = self.config.actor_rollout_ref.actor.loss_agg_mode
+        with marked_timer("adv", update.timing, color="brown"):
+            update.metrics.update(write_advantages(update.rows, self._spec, mode, self._correction))
+
+    def _update_actor(self, update: Update) -> dict[str, Any]:
+        """Updates the policy in the configured number of optimizer steps, independent of the number of rows.
+
+        Returns the workers' metrics.
+        """
         actor = self.config.actor_rollout_ref.actor
-        real_rows = sum(not is_padding(tags) for tags in batch.tags)
-        rows = for_workers(
-            batch,
-            calculate_entropy=actor.calculate_entropy or actor.entropy_coeff != 0.0,
-            # The denominator of sequence-mean losses: real rows only, equal for all mini-batches.
-            global_batch_size=real_rows / self._optimizer_steps,
-            mini_batch_size=len(batch) // self._optimizer_steps,
-            epochs=actor.ppo_epochs,
-            seed=actor.data_loader_seed,
-            **self._temperature,
-        )
-        output: TensorDict = self.actor_rollout_wg.update_actor(rows)
-        metrics = rename_dict(output["metrics"], "actor/")
+        with marked_timer("update_actor", update.timing, color="red"):
+            rows = update.rows.for_workers(
+                calculate_entropy=actor.calculate_entropy or actor.entropy_coeff != 0.0,
+                # The denominator of sequence-mean losses: real rows only, equal for all mini-batches.
+                global_batch_size=len(update.rows.real) / self._optimizer_steps,
+                mini_batch_size=len(update.rows) // self._optimizer_steps,
+                epochs=actor.ppo_epochs,
+                seed=actor.data_loader_seed,
+            )
+            metrics: dict[str, Any] = self.actor_rollout_wg.update_actor(rows)["metrics"]
+            return metrics
+
+    def _add_metrics(self, update: Update, output: dict[str, Any], began: float) -> None:
+        """Adds the workers' metrics to those of the update, and the seconds since it began."""
+        metrics = rename_dict(output, "actor/")
         metrics["perf/mfu/actor"] = metrics.pop("actor/mfu")
         of_rows, of_model = (metrics.pop(f"actor/{name}", None) for name in (ROW_TOKENS, MODEL_TOKENS))
-        sharing = {"team/prefix_tree_ratio": sum(of_rows) / sum(of_model)} if of_rows else {}
-        steps = float(self._optimizer_steps * actor.ppo_epochs)
-        return {**reduce_metrics(metrics), **sharing, "team/optimizer_steps": steps}
+        update.metrics.update(reduce_metrics(metrics))
+        if of_rows:
+            update.metrics["team/prefix_tree_ratio"] = sum(of_rows) / sum(of_model)
+        if (arrived := update.metrics.get(f"actor/{ARRIVED}")) is not None:
+            self._arrival.look(arrived, update.metrics[f"actor/{CHANGED}"])
+        steps = self._optimizer_steps * self.config.actor_rollout_ref.actor.ppo_epochs
+        seconds = time.perf_counter() - began
+        update.metrics.update({"team/optimizer_steps": float(steps), "team/update_seconds": seconds})
 
     # ------------------------------------------------------------ checkpoints
 

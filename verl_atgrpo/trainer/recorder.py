@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_atgrpo.config.schema import SECTION, RecordSettings
 from verl_atgrpo.report.records import METRICS, TRAIN, VAL, RecordFiles, metrics_row, plain
 from verl_atgrpo.rollout.rows import WHOLE
-from verl_atgrpo.rows.queue import VALIDATION, Rows, Tags, fetch
+from verl_atgrpo.rows.batch import VALIDATION, Batch, Tags
 
 if TYPE_CHECKING:
     from verl_atgrpo.trainer.policy_unit import PolicyUnit
@@ -161,17 +161,16 @@ class Recorder:
         with self._timed():
             self._files.append(METRICS, [metrics_row(step, time.time(), data)])
 
-    def record(self, step: int, batch: Rows, trained: set[str]) -> None:
+    def record(self, step: int, batch: Batch) -> None:
         """Fetches a batch's selected episodes, then decodes and writes them in the background.
 
         Args:
             step: the training step.
-            batch: rows of whole episodes, still in the queue.
-            trained: keys of the rows that were trained on and have advantages.
+            batch: rows of whole episodes, still in the queue. Those that were trained on have advantages.
         """
         with self._timed():
             split = VAL if batch.partition_id == VALIDATION else TRAIN
-            rows = _fetch(batch, selected_rows(batch.tags, split, self._settings), trained)
+            rows = _fetch(batch.take(selected_rows(batch.tags, split, self._settings)))
             if rows:
                 self._in_background(self._write, split, step, rows)
 
@@ -179,15 +178,14 @@ class Recorder:
         self._files.append(split, decisions(rows, split, step, self._tokenizers))
 
 
-def _fetch(batch: Rows, selected: Sequence[int], trained: set[str]) -> list[SampledRow]:
-    if not selected:
+def _fetch(batch: Batch) -> list[SampledRow]:
+    if not batch:
         return []
-    keys = [batch.keys[row] for row in selected]
-    tags = [batch.tags[row] for row in selected]
-    advantages = {key: plain(own["advantage"]) for key, own in zip(keys, tags, strict=True) if key in trained}
-    data = fetch(keys, ["prompts", "responses"], batch.partition_id)
+    data = batch.fetch("prompts", "responses")
     texts = zip(data["prompts"].unbind(), data["responses"].unbind(), strict=True)
     return [
-        SampledRow(key, own, prompt.tolist(), response.tolist(), advantages.get(key))
-        for key, own, (prompt, response) in zip(keys, tags, texts, strict=True)
+        SampledRow(
+            key, tags, prompt.tolist(), response.tolist(), plain(tags["advantage"]) if "advantage" in tags else None
+        )
+        for key, tags, (prompt, response) in zip(batch.keys, batch.tags, texts, strict=True)
     ]

@@ -28,8 +28,8 @@ from verl_atgrpo.estimators.choice import configured_spec
 from verl_atgrpo.report.records import FOLDER, RecordFiles
 from verl_atgrpo.rollout.rows import DEAL, RECORDED
 from verl_atgrpo.rows import queue
+from verl_atgrpo.rows.batch import PARTITION, Batch, Rows
 from verl_atgrpo.rows.credit import rows_with_signal
-from verl_atgrpo.rows.queue import Rows
 from verl_atgrpo.rows.step_rows import StepRows, sample_rows
 from verl_atgrpo.serving.client import TeamClient
 from verl_atgrpo.serving.health import PolicyFailed, RolloutFailed
@@ -178,7 +178,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             with open_dict(policy):
                 policy.actor.optim.total_training_steps = steps
 
-    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> Rows:
+    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> Batch:
         """Samples a step's rows and updates every trainable policy on its own rows."""
         with marked_timer("gen", timing_raw, color="red"):
             self.on_sample_begin()
@@ -187,11 +187,11 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         metrics.update(rows.metrics)
         self._tags, self._sampled = rows.tags, metrics
         with marked_timer("bookkeeping", timing_raw):
-            parts = {unit.name: rows.rows_for({unit.name}) for unit in self.units}
-            learning = [unit for unit in self.units if unit.can_learn_from(len(parts[unit.name]))]
+            batches = {unit.name: rows.rows_for({unit.name}) for unit in self.units}
+            learning = [unit for unit in self.units if unit.can_learn_from(len(batches[unit.name]))]
             by_policy = {
                 unit.name: {
-                    "team/rows": float(len(parts[unit.name])),
+                    "team/rows": float(len(batches[unit.name])),
                     "team/updated": float(unit in learning),
                     **self._dropped(rows, unit),
                     **unit.metrics(),
@@ -206,7 +206,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             if not self.concurrent and done and done[-1].host is not unit.host:
                 with marked_timer("empty_cache", timing_raw):
                     done[-1].empty_cache()  # of its own processes, which have used the same devices
-            updates[unit.name] = unit.train(parts[unit.name], self.global_steps)
+            updates[unit.name] = unit.train(batches[unit.name], self.global_steps)
             done.append(unit)
 
         if learning:
@@ -222,29 +222,10 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
                 seconds[unit.host.name] += updates[unit.name].timing.get(stage, 0.0)
             timing_raw[stage] = (max if self.concurrent else sum)(seconds.values())
         with marked_timer("bookkeeping", timing_raw):
-            return self._close(rows, {unit.name: updates[unit.name].rows for unit in learning})
-
-    def _close(self, rows: StepRows, trained: Mapping[str, Rows]) -> Rows:
-        """Records a step's rows, removes those from the queue that no policy was trained on, and returns the others.
-
-        verl removes what is returned, and stops at a step without rows: if no policy was trained, it gets all of them.
-
-        Args:
-            rows: the step's.
-            trained: policy -> the rows of its update, with padding.
-        """
-        untrained = queue.batch_of([key for key, _ in rows.untrained], [tags for _, tags in rows.untrained])
-        self._record_rows(rows, untrained, {key for part in trained.values() for key in part.keys})
-        unused = rows.rows_for(trained, others=True)
-        gone = queue.batch_of([*untrained.keys, *(unused.keys if trained else ())], [])
-        if gone.keys:
-            queue.remove(gone)
-        if not trained:
-            return unused
-        return queue.batch_of(
-            [key for part in trained.values() for key in part.keys],
-            [tags for part in trained.values() for tags in part.tags],
-        )
+            if self.recorder is not None:
+                # While they are in the queue, including what is dropped, frozen or not trained on.
+                self.recorder.record(self.global_steps, rows + rows.untrained)
+            return rows.close({unit.name: updates[unit.name].rows for unit in learning})
 
     def _dropped(self, rows: StepRows, unit: PolicyUnit) -> dict[str, float]:
         if self.settings.group_filter is None or not unit.trainable:
@@ -256,7 +237,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         buffer = self.replay_buffer
         rows = sample_rows(
             sample=lambda number: buffer.sample(
-                global_steps=self.global_steps, partition_id=queue.PARTITION, batch_size=number
+                global_steps=self.global_steps, partition_id=PARTITION, batch_size=number
             ),
             add_tasks=super()._add_prompts_to_generate,  # not ours, which is for failed episodes
             tasks=tasks,
@@ -355,19 +336,13 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             raise RuntimeError("every validation episode failed; the rollout workers' log says why")
         return metrics
 
-    def on_validation_sample(self, batch: Rows) -> None:
+    def on_validation_sample(self, batch: Batch) -> None:
         """Registers a validation batch with the tokenizer, and records it."""
         self.tokenizer.expect(batch.tags)
         if self.recorder is not None:
-            self.recorder.record(self.global_steps, batch, trained=set())
+            self.recorder.record(self.global_steps, batch)
 
     # ------------------------------------------------------------ records
-
-    def _record_rows(self, rows: StepRows, untrained: Rows, trained: set[str]) -> None:
-        """Records a step's rows while they are in the queue, including what is dropped, frozen or not trained on."""
-        if self.recorder is not None:
-            batch = queue.batch_of(rows.keys + untrained.keys, rows.tags + untrained.tags)
-            self.recorder.record(self.global_steps, batch, trained)
 
     def _make_recorder(self) -> Recorder | None:
         """Returns the writer of the report's records; needs the step that the run resumes from."""

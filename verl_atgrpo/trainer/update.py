@@ -1,6 +1,6 @@
 """The driver's part of a policy's update: log-probs, advantages, rollout correction, mini-batches.
 
-Functions that read or write tokens work on parts of a step's rows (`queue.parts`), where verl's trainer loads all rows
+Functions that read or write tokens work on parts of a batch (`Batch.parts`), where verl's trainer loads all rows
 padded: a million rows of up to 1,024 tokens would take gigabytes per field. They call verl's functions on every part;
 what is not a sum over parts is combined here from sums (`merged`, `ProbsDifference`).
 tests/trainer/test_row_parts.py compares all of it with verl's own trainer.
@@ -24,8 +24,9 @@ from verl.workers.utils.padding import response_to_nested
 
 from verl_atgrpo.estimators.spec import EstimatorSpec
 from verl_atgrpo.rollout.rows import jagged, slices
+from verl_atgrpo.rows.batch import Batch, is_padding
 from verl_atgrpo.rows.credit import loss_weights, policy_advantages, weights_of
-from verl_atgrpo.rows.queue import Rows, fetch, fetch_parts, is_padding, parts, put, real_rows, response_lengths
+from verl_atgrpo.trainer.metrics import PROBS_DIFF, versions
 
 Part = tuple[dict[str, float], int, int]
 """Metrics of a part, its number of tokens, and its number of rows."""
@@ -164,17 +165,14 @@ def _to_ranks(
     return dealt
 
 
-def write_temperatures(batch: Rows) -> dict[str, float]:
-    """Returns the temperature of all rows, as what workers are told of a batch.
-
-    Where rows differ, it is nothing: they have it as a field, `temperature`, (N,) float32, which is written here.
-    """
-    every = {tags["temperature"] for tags in batch.tags if not is_padding(tags)}
+def write_temperatures(batch: Batch) -> None:
+    """Tells workers the temperature of all rows; where rows differ, it is a field, `temperature`, (N,) float32."""
+    every = {tags["temperature"] for tags in batch.real.tags}
     if len(every) == 1:
-        return {"temperature": every.pop()}
-    for part in parts(batch.tags):
-        put(batch, part, {"temperature": torch.tensor([batch.tags[row]["temperature"] for row in part])})
-    return {}
+        batch.extra_info["temperature"] = every.pop()
+        return
+    for part in batch.parts():
+        part.put(temperature=torch.tensor([tags["temperature"] for tags in part.tags]))
 
 
 class ProbsDifference:
@@ -186,23 +184,24 @@ class ProbsDifference:
     def __init__(self) -> None:
         self._tokens = 0
         self._sums = torch.zeros(7, dtype=torch.float64)
-        self._largest = 0.0
+        self._largest: float | None = None
 
-    def add(self, actor: Tensor, server: Tensor) -> None:
-        """Adds the probabilities of at least one token, each (T,) float32."""
+    def add(self, actor: Tensor, server: Tensor, fresh: Tensor) -> None:
+        """Adds the probabilities of at least one token, each (T,) float32; the largest is over `fresh`, (T,) bool."""
         difference = (actor - server).abs()
-        self._largest = max(self._largest, difference.max().item())
+        if bool(fresh.any()):
+            self._largest = max(self._largest or 0.0, difference[fresh].max().item())
         self._tokens += len(actor)
         a, s, d = actor.double(), server.double(), difference.double()
         self._sums += torch.stack([x.sum() for x in (a, s, a * a, s * s, a * s, d, d * d)])
 
     def metrics(self) -> dict[str, float]:
-        """Returns verl's metrics."""
+        """Returns verl's metrics, the largest difference only if there was a fresh token."""
         n = self._tokens
         a, s, aa, ss, as_, d, dd = self._sums
         return {
             "training/rollout_probs_diff_valid": 1,
-            "training/rollout_probs_diff_max": self._largest,
+            **({} if self._largest is None else {PROBS_DIFF: self._largest}),
             "training/rollout_probs_diff_mean": (d / n).item(),
             "training/rollout_probs_diff_std": ((dd - d * d / n).clamp(min=0) / (n - 1)).sqrt().item(),
             "training/rollout_actor_probs_pearson_corr": (
@@ -222,51 +221,60 @@ def of_responses(whole: Tensor, lengths: Tensor) -> Tensor:
     return slices(whole.values(), ends - 1 - lengths, lengths)
 
 
-def bypass_old_log_probs(batch: Rows) -> None:
+def bypass_old_log_probs(batch: Batch) -> None:
     """Uses the servers' log-probs as the actor's (`algorithm.rollout_correction.bypass_mode`)."""
-    for part, data in fetch_parts(batch, ["rollout_log_probs"]):
-        put(batch, part, {"old_log_probs": data["rollout_log_probs"]})
+    for part in batch.parts():
+        part.put(old_log_probs=part.fetch("rollout_log_probs")["rollout_log_probs"])
 
 
-def write_old_log_probs(batch: Rows, actor: DictConfig) -> dict[str, float]:
+def write_old_log_probs(batch: Batch, actor: DictConfig, version: int | None = None) -> dict[str, float]:
     """Writes the responses' part of the log-probs of whole rows; returns verl's metrics of them and of the entropies.
 
     Adds a tag to every row: `entropy`, the mean over its response tokens.
+
+    Args:
+        batch: rows with padding.
+        actor: verl's section.
+        version: rows of other weights are expected to differ and are not in `PROBS_DIFF`; None for all rows.
     """
-    real, lengths = real_rows(batch.tags), response_lengths(batch.tags)
+    # Totals of all rows, so that the parts' values add up. Every response token of a real row counts.
+    rows, tokens, longest = len(batch.real), int(batch.real.lengths.sum()), int(batch.lengths.max())
     entropy, difference = 0.0, ProbsDifference()
-    for part, data in fetch_parts(batch, ["entropy", "log_probs", "response_mask", "rollout_log_probs"]):
-        log_probs, entropies = (of_responses(data[field], lengths[part]) for field in ("log_probs", "entropy"))
-        put(batch, part, {"old_log_probs": log_probs})
-        of_rows = torch.segment_reduce(entropies.values(), "mean", lengths=lengths[part])
-        for row, value in zip(part, of_rows.tolist(), strict=True):
-            batch.tags[row].update(entropy=value)
+    for part in batch.parts():
+        data, lengths = part.fetch("entropy", "log_probs", "response_mask", "rollout_log_probs"), part.lengths
+        log_probs, entropies = (of_responses(data[field], lengths) for field in ("log_probs", "entropy"))
+        part.put(old_log_probs=log_probs)
+        of_rows = torch.segment_reduce(entropies.values(), "mean", lengths=lengths)
+        for tags, value in zip(part.tags, of_rows.tolist(), strict=True):
+            tags.update(entropy=value)
         mask = data["response_mask"].to_padded_tensor(0)
         entropy += agg_loss(
             loss_mat=entropies.to_padded_tensor(0),
             loss_mask=mask,
             loss_agg_mode=actor.loss_agg_mode,
-            # Totals of all rows, so that the parts' values add up. Every response token of a real row counts.
-            batch_num_tokens=int(lengths[real].sum()),
-            global_batch_size=int(real.sum()),
-            loss_scale_factor=actor.loss_scale_factor or int(lengths.max()),
+            batch_num_tokens=tokens,
+            global_batch_size=rows,
+            loss_scale_factor=actor.loss_scale_factor or longest,
         ).item()
         counted = data["response_mask"].values().bool()
-        difference.add(log_probs.values()[counted].exp(), data["rollout_log_probs"].values()[counted].exp())
+        fresh = torch.tensor([version is None or versions(tags) == (version, version) for tags in part.tags])
+        difference.add(
+            log_probs.values()[counted].exp(),
+            data["rollout_log_probs"].values()[counted].exp(),
+            torch.repeat_interleave(fresh, lengths)[counted],
+        )
     return {"actor/entropy": entropy, **difference.metrics()}
 
 
-def write_ref_log_probs(batch: Rows) -> None:
+def write_ref_log_probs(batch: Batch) -> None:
     """Writes the responses' part of the reference log-probs of whole rows."""
-    lengths = response_lengths(batch.tags)
-    for part, data in fetch_parts(batch, ["log_probs"]):
-        put(batch, part, {"ref_log_prob": of_responses(data["log_probs"], lengths[part])})
+    for part in batch.parts():
+        part.put(ref_log_prob=of_responses(part.fetch("log_probs")["log_probs"], part.lengths))
 
 
-_FIELDS = ("response_mask", "old_log_probs", "rollout_log_probs")
-
-
-def write_advantages(batch: Rows, spec: EstimatorSpec, loss_agg_mode: str, correction: Any = None) -> dict[str, float]:
+def write_advantages(
+    batch: Batch, spec: EstimatorSpec, loss_agg_mode: str, correction: Any = None
+) -> dict[str, float]:
     """Writes the rows' advantages times their weights, after rollout correction, to the queue and into their tags.
 
     Adds two tags to a row: `advantage`, and `trained_tokens`, the response tokens that were not rejected.
@@ -277,59 +285,51 @@ def write_advantages(batch: Rows, spec: EstimatorSpec, loss_agg_mode: str, corre
         loss_agg_mode: verl's, by which rows are weighted (`credit.loss_weights`).
         correction: verl's section `algorithm.rollout_correction`, or None.
     """
-    lengths, real = response_lengths(batch.tags), real_rows(batch.tags)
-    tokens = lengths * real
-    metrics: dict[str, float] = {}
-    rejects = False
-    if correction is not None and not correction.get("bypass_mode", False):
-        rejects = correction.get("rollout_rs", None) is not None
-        metrics, tokens = _correct(batch, correction, rejects, tokens)
+    for tags in batch.tags:
+        tags.update(advantage=0.0, trained_tokens=0 if is_padding(tags) else tags["response_len"])
+    corrected = correction is not None and not correction.get("bypass_mode", False)
+    rejects = corrected and correction.get("rollout_rs", None) is not None
+    metrics = _correct(batch, correction, rejects) if corrected else {}
     # Padding and rejected rows are in no group statistic; rejected rows count as rows of the loss.
-    counted = tokens > 0
-    rows = [tags for tags, counts in zip(batch.tags, counted.tolist(), strict=True) if counts]
-    factors = torch.zeros(len(batch), dtype=torch.float64)
-    factors[real] = loss_weights(
-        weights_of([tags for tags in batch.tags if not is_padding(tags)]), tokens[real], loss_agg_mode
-    )
-    advantages = torch.zeros(len(batch)).masked_scatter_(counted, policy_advantages(rows, spec))
-    advantages = (advantages * factors).float()
-    for tags, advantage, trained in zip(batch.tags, advantages.tolist(), tokens.tolist(), strict=True):
-        tags.update(advantage=advantage, trained_tokens=trained)
-    for part in parts(batch.tags):
-        values = torch.repeat_interleave(advantages[part], lengths[part])
+    real = batch.real.tags
+    counted = [tags for tags in real if tags["trained_tokens"]]
+    factors = loss_weights(weights_of(real), torch.tensor([tags["trained_tokens"] for tags in real]), loss_agg_mode)
+    factors = factors[[bool(tags["trained_tokens"]) for tags in real]]
+    for tags, advantage in zip(counted, (policy_advantages(counted, spec) * factors).float().tolist(), strict=True):
+        tags.update(advantage=advantage)
+    for part in batch.parts():
+        lengths = part.lengths
+        values = torch.repeat_interleave(torch.tensor([tags["advantage"] for tags in part.tags]), lengths)
         if rejects:
-            values = values * fetch([batch.keys[row] for row in part], ["response_mask"])["response_mask"].values()
-        put(batch, part, {"advantages": jagged(values, lengths[part])})
+            values = values * part.fetch("response_mask")["response_mask"].values()
+        part.put(advantages=jagged(values, lengths))
     return metrics
 
 
-def _correct(batch: Rows, correction: Any, rejects: bool, tokens: Tensor) -> tuple[dict[str, float], Tensor]:
-    """Applies rollout correction; returns its metrics and the number of tokens of every row that were not rejected.
+def _correct(batch: Batch, correction: Any, rejects: bool) -> dict[str, float]:
+    """Applies rollout correction, and takes rejected tokens from the tags; returns its metrics.
 
     The metrics are of real rows; verl's own count padding as rows without a difference.
     """
     # Weights normalised over the batch, and statistics of rejected rows, cannot be combined from parts.
     at_once = rejects or correction.get("rollout_is_batch_normalize", False)
     collected = []
-    left = tokens.clone()
-    rows_of = [row for row, tags in enumerate(batch.tags) if not is_padding(tags)]
-    real_parts = parts([batch.tags[row] for row in rows_of])
-    for part in [rows_of] if at_once else [[rows_of[row] for row in part] for part in real_parts]:
-        data = fetch([batch.keys[row] for row in part], _FIELDS)
-        shape = data["response_mask"]
+    for part in [batch.real] if at_once else batch.real.parts():
+        data = part.fetch("response_mask", "old_log_probs", "rollout_log_probs")
+        shape, tokens = data["response_mask"], int(part.lengths.sum())
         rows, metrics = compute_rollout_correction_and_add_to_batch(
             DataProto(batch=data.to_padded_tensor(0)), correction
         )
         written = {"rollout_is_weights"} & set(rows.batch.keys())
         if rejects:
             written.add("response_mask")
-            left[part] = rows.batch["response_mask"].sum(dim=-1)
+            for tags, left in zip(part.tags, rows.batch["response_mask"].sum(dim=-1).long().tolist(), strict=True):
+                tags.update(trained_tokens=left)
         if written:
-            put(batch, part, {field: response_to_nested(rows.batch[field], shape) for field in sorted(written)})
-        collected.append((metrics, int(tokens[part].sum()), len(part)))
-    padding = [row for row, tags in enumerate(batch.tags) if is_padding(tags)]
+            part.put(**{field: response_to_nested(rows.batch[field], shape) for field in sorted(written)})
+        collected.append((metrics, tokens, len(part)))
+    padding = batch.padding
     if padding and "rollout_is_weights" in written:
         # Every row of a batch needs the field.
-        lengths = response_lengths([batch.tags[row] for row in padding])
-        put(batch, padding, {"rollout_is_weights": jagged(torch.ones(int(lengths.sum())), lengths)})
-    return merged(collected, per_row=correction.get("rollout_is", None) == "sequence"), left
+        padding.put(rollout_is_weights=jagged(torch.ones(int(padding.lengths.sum())), padding.lengths))
+    return merged(collected, per_row=correction.get("rollout_is", None) == "sequence")

@@ -15,8 +15,6 @@ FIELDS = ("prompts", "responses", "old_log_probs", "ref_log_prob")
 
 
 def _keep(policy_unit: ModuleType) -> None:
-    from verl_atgrpo.rows.queue import fetch_parts, is_padding
-
     original = policy_unit.write_advantages
 
     def keeping(batch: Any, *given: Any) -> Any:
@@ -24,9 +22,9 @@ def _keep(policy_unit: ModuleType) -> None:
         if not file.exists():
             rows = [
                 {name: data[name][number].clone() for name in FIELDS}
-                for part, data in fetch_parts(batch, FIELDS)
-                for number, row in enumerate(part)
-                if not is_padding(batch.tags[row])
+                for part in batch.real.parts()
+                for data in [part.fetch(*FIELDS)]
+                for number in range(len(part))
             ]
             torch.save(rows, file)
         return original(batch, *given)
