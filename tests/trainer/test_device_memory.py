@@ -19,7 +19,8 @@ from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
 
 from verl_atgrpo import platform_choice, recipes
 from verl_atgrpo.trainer import policy_unit
-from verl_atgrpo.trainer.policy_unit import PolicyUnit, TeamSync, for_all
+from verl_atgrpo.trainer.policies import TeamSync, for_all
+from verl_atgrpo.trainer.policy_unit import PolicyUnit
 from verl_atgrpo.trainer.standalone import StandaloneUnit
 from verl_atgrpo.trainer.trainer import AtGrpoTrainer
 

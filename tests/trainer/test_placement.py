@@ -14,7 +14,7 @@ from waiting import HANG
 
 from verl_atgrpo.config.run_check import check_run
 from verl_atgrpo.config.schema import ConfigError
-from verl_atgrpo.trainer.policy_unit import for_all
+from verl_atgrpo.trainer.policies import for_all
 
 
 class Unit:

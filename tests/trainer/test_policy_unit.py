@@ -39,7 +39,8 @@ from verl_atgrpo.serving.workers import PolicyWorker
 from verl_atgrpo.trainer import policy_unit
 from verl_atgrpo.trainer.arrival import ARRIVED, CHANGED, figures, sums
 from verl_atgrpo.trainer.metrics import PROBS_DIFF
-from verl_atgrpo.trainer.policy_unit import PolicyUnit, TeamSync
+from verl_atgrpo.trainer.policies import TeamSync
+from verl_atgrpo.trainer.policy_unit import PolicyUnit
 from verl_atgrpo.trainer.update import deal
 
 VOCABULARY = 102

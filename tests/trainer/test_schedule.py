@@ -11,7 +11,8 @@ pytest.importorskip("verl")
 
 from fakes.fake_trainer import FakeRollout, FakeTrainer
 
-from verl_atgrpo.trainer.policy_unit import PolicyUnit, TeamSync
+from verl_atgrpo.trainer.policies import TeamSync
+from verl_atgrpo.trainer.policy_unit import PolicyUnit
 
 
 def test_a_synchronous_step_sleeps_and_wakes(rollout: FakeRollout) -> None:

@@ -52,12 +52,7 @@ def _sort_key(key: str, tags: Tags) -> tuple[Any, ...]:
 class StepRows(Batch):
     """All rows of a step, and which of them are trained on."""
 
-    def __init__(
-        self,
-        keys: Iterable[str] = (),
-        tags: Iterable[dict[str, Any]] = (),
-        signal: dict[Group, bool] | None = None,
-    ) -> None:
+    def __init__(self, keys: Iterable[str] = (), tags: Iterable[Any] = (), signal: dict[Group, bool] | None = None):
         """Takes the rows so far, and for each group whether it has a signal: none without a filter."""
         super().__init__(keys, tags)
         self.signal = signal or {}
@@ -85,8 +80,6 @@ class StepRows(Batch):
 
     def kept(self) -> list[bool]:
         """Returns, for every row, whether the filter keeps it."""
-        if not self.signal:
-            return [True] * len(self.tags)
         return [self.signal.get(group_of(tags), True) for tags in self.tags]
 
     def tokens_dropped_share(self, policy: str) -> float:

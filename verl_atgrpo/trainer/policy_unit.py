@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -436,47 +435,3 @@ class PolicyUnit:
                 self.actor_rollout_wg.load_adapter(self.name, folder)
             else:
                 self.actor_rollout_wg.load_checkpoint(local_path=folder, del_local_after_load=False)
-
-
-def for_all(units: Sequence[PolicyUnit], action: Callable[[PolicyUnit], None], concurrent: bool) -> None:
-    """Calls `action` with every policy, concurrently or one after the other.
-
-    Raises the first error: concurrently after all policies are done, otherwise before the next policy.
-    """
-    if not concurrent:
-        for unit in units:
-            action(unit)
-        return
-    with ThreadPoolExecutor(max_workers=len(units)) as executor:
-        for done in [executor.submit(action, unit) for unit in units]:
-            done.result()
-
-
-class TeamSync:
-    """The weight sync of all policies, with the interface of verl's `CheckpointEngineManager`."""
-
-    def __init__(self, units: Sequence[PolicyUnit], concurrent: bool) -> None:
-        self._units = units
-        self._concurrent = concurrent
-
-    def sleep_replicas(self) -> None:
-        """Puts every policy's servers to sleep."""
-        for_all(self._units, PolicyUnit.sleep_servers, self._concurrent)
-
-    def update_weights(self, global_steps: int) -> None:
-        """Wakes every policy's servers with its weights, frozen ones included: sleep discards the weights.
-
-        On shared devices all training workers empty their caches first: the first server that wakes or restarts needs
-        the memory that the last worker has cached during its update or checkpoint.
-        """
-        if not self._concurrent:
-            for_all(self._units, PolicyUnit.empty_cache, concurrent=False)
-        for_all(self._units, lambda unit: unit.push_weights(global_steps), self._concurrent)
-
-    def abort_replicas(self) -> None:
-        """Interrupts every policy's servers, frozen ones included: all sleep during the update."""
-        for_all(self._units, PolicyUnit.interrupt_servers, self._concurrent)
-
-    def resume_generation_replicas(self) -> None:
-        """Has every policy's servers accept requests again."""
-        for_all(self._units, PolicyUnit.resume_servers, self._concurrent)

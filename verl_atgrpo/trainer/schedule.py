@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 
 if TYPE_CHECKING:
     from verl_atgrpo.rollout.manager import TeamRolloutManager
-    from verl_atgrpo.trainer.policy_unit import TeamSync
+    from verl_atgrpo.trainer.policies import TeamSync
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from itertools import chain
@@ -44,7 +44,8 @@ from verl_atgrpo.trainer.metrics import (
     step_metrics,
     training_metrics,
 )
-from verl_atgrpo.trainer.policy_unit import PolicyUnit, TeamSync, Update, for_all
+from verl_atgrpo.trainer.policies import TeamSync, for_all, train_all
+from verl_atgrpo.trainer.policy_unit import PolicyUnit
 from verl_atgrpo.trainer.recorder import Recorder, about_run
 from verl_atgrpo.trainer.rollout_watch import RolloutWatch
 from verl_atgrpo.trainer.schedule import make_schedule
@@ -199,33 +200,15 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
                 for unit in self.units
             }
         self._updated = bool(learning)
-        updates: dict[str, Update] = {}
-        done: list[PolicyUnit] = []
-
-        def train(unit: PolicyUnit) -> None:
-            if not self.concurrent and done and done[-1].host is not unit.host:
-                with marked_timer("empty_cache", timing_raw):
-                    done[-1].empty_cache()  # of its own processes, which have used the same devices
-            updates[unit.name] = unit.train(batches[unit.name], self.global_steps)
-            done.append(unit)
-
-        if learning:
-            with marked_timer("policies", timing_raw, color="red"):
-                for_all(learning, train, self.concurrent)
+        updates = train_all(learning, batches, self.global_steps, self.concurrent, timing_raw)
         for name, update in updates.items():
             by_policy[name] |= update.metrics
         metrics.update(policy_metrics(by_policy))
-        for stage in {stage for update in updates.values() for stage in update.timing}:
-            # Adapters of a base are updated one after the other in any case.
-            seconds: dict[str, float] = defaultdict(float)
-            for unit in learning:
-                seconds[unit.host.name] += updates[unit.name].timing.get(stage, 0.0)
-            timing_raw[stage] = (max if self.concurrent else sum)(seconds.values())
         with marked_timer("bookkeeping", timing_raw):
             if self.recorder is not None:
                 # While they are in the queue, including what is dropped, frozen or not trained on.
                 self.recorder.record(self.global_steps, rows + rows.untrained)
-            return rows.close({unit.name: updates[unit.name].rows for unit in learning})
+            return rows.close({name: update.rows for name, update in updates.items()})
 
     def _dropped(self, rows: StepRows, unit: PolicyUnit) -> dict[str, float]:
         if self.settings.group_filter is None or not unit.trainable:
