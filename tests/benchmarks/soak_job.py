@@ -32,10 +32,10 @@ from verl_atgrpo.rollout.manager import TeamRolloutManager
 from verl_atgrpo.sandbox.runner import Limits, run_python
 from verl_atgrpo.serving.client import AvoidingBalancer, DecisionClient, TeamClient
 from verl_atgrpo.serving.requests import Gate
+from verl_atgrpo.serving.served_weights import ServedWeights
 from verl_atgrpo.trainer.dataset import TeamTokenizer
 from verl_atgrpo.trainer.policy_unit import PolicyUnit
 from verl_atgrpo.trainer.rollout_watch import RolloutWatch
-from verl_atgrpo.trainer.served_weights import ServedWeights
 from verl_atgrpo.trainer.trainer import AtGrpoTrainer
 
 POLICIES = ("coder", "tester")

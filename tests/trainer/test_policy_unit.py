@@ -33,11 +33,11 @@ from verl_atgrpo.estimators.presets import PRESETS
 from verl_atgrpo.play.types import Generation
 from verl_atgrpo.rollout.rows import Row, episode_fields
 from verl_atgrpo.rows.batch import Batch
+from verl_atgrpo.serving.arrival import ARRIVED, CHANGED, figures, sums
 from verl_atgrpo.serving.client import DecisionClient, balancer_class
 from verl_atgrpo.serving.health import PolicyFailed
 from verl_atgrpo.serving.workers import PolicyWorker
 from verl_atgrpo.trainer import policy_unit
-from verl_atgrpo.trainer.arrival import ARRIVED, CHANGED, figures, sums
 from verl_atgrpo.trainer.metrics import PROBS_DIFF
 from verl_atgrpo.trainer.policies import TeamSync
 from verl_atgrpo.trainer.policy_unit import PolicyUnit

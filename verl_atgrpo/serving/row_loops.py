@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from verl.utils.tensordict_utils import get_non_tensor_data
 
-from verl_atgrpo.rollout.rows import slices
+from verl_atgrpo.rows.jagged import slices
 
 Select = Callable[[TensorDict | None, Sequence[int] | Tensor], TensorDict | None]
 

@@ -28,12 +28,11 @@ from verl.workers.utils import losses
 from verl_atgrpo.config.policies import ADAPTERS
 from verl_atgrpo.loss_scale import repeat_overflows
 from verl_atgrpo.prefix_tree.engine import VENDOR
-from verl_atgrpo.serving import row_loops
+from verl_atgrpo.serving import arrival, row_loops
 from verl_atgrpo.serving.client import actor_id
+from verl_atgrpo.serving.dither import dither
 from verl_atgrpo.serving.health import in_a_line
 from verl_atgrpo.serving.server import ADAPTER, name_sender
-from verl_atgrpo.trainer import arrival
-from verl_atgrpo.trainer.dither import dither
 
 Lora = tuple[dict[str, Any], Iterator[tuple[str, torch.Tensor]]]
 """An adapter's configuration with its number, and its weights by name."""

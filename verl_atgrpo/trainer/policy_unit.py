@@ -30,13 +30,13 @@ from verl_atgrpo.estimators.spec import EstimatorSpec
 from verl_atgrpo.play.seeds import stable_hash
 from verl_atgrpo.prefix_tree.engine import MODEL_TOKENS, ROW_TOKENS
 from verl_atgrpo.rows.batch import Batch, Rows
+from verl_atgrpo.serving.arrival import ARRIVED, CHANGED, ArrivalWatch, served_dtype
 from verl_atgrpo.serving.client import DecisionClient, balancer_class
 from verl_atgrpo.serving.health import naming
 from verl_atgrpo.serving.replicas import Replicas
+from verl_atgrpo.serving.served_weights import ServedWeights, computing_dtype
 from verl_atgrpo.serving.workers import PolicyServers, PolicyWorker, TrainerWorker
-from verl_atgrpo.trainer.arrival import ARRIVED, CHANGED, ArrivalWatch, served_dtype
 from verl_atgrpo.trainer.metrics import PROBS_DIFF
-from verl_atgrpo.trainer.served_weights import ServedWeights, computing_dtype
 from verl_atgrpo.trainer.update import (
     bypass_old_log_probs,
     deal,

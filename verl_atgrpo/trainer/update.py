@@ -23,9 +23,9 @@ from verl.utils.seqlen_balancing import calculate_workload, log_seqlen_unbalance
 from verl.workers.utils.padding import response_to_nested
 
 from verl_atgrpo.estimators.spec import EstimatorSpec
-from verl_atgrpo.rollout.rows import jagged, slices
 from verl_atgrpo.rows.batch import Batch, is_padding
 from verl_atgrpo.rows.credit import loss_weights, policy_advantages, weights_of
+from verl_atgrpo.rows.jagged import jagged, slices
 from verl_atgrpo.trainer.metrics import PROBS_DIFF, versions
 
 Part = tuple[dict[str, float], int, int]

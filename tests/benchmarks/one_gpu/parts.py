@@ -141,7 +141,7 @@ def walk(
         apart: most that a token's probability may differ between server and actor.
         timed: whether nothing runs beside it.
     """
-    from verl_atgrpo.trainer.arrival import ARRIVED
+    from verl_atgrpo.serving.arrival import ARRIVED
 
     every = 10
     if setting.reduced:

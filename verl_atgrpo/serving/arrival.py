@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from verl_atgrpo.trainer.served_weights import dtype_name
+from verl_atgrpo.serving.served_weights import dtype_name
 
 logger = logging.getLogger(__name__)
 ARRIVED, CHANGED = "update_arrived", "weights_changed_share"

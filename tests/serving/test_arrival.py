@@ -18,8 +18,8 @@ from fakes.fsdp_rows import batch, join, make, save_model, some_rows, spawn
 from fakes.in_process_workers import process_group
 from omegaconf import OmegaConf
 
-from verl_atgrpo.trainer import arrival
-from verl_atgrpo.trainer.arrival import ARRIVED, CHANGED, ArrivalWatch, figures, sample, served_dtype, sums
+from verl_atgrpo.serving import arrival
+from verl_atgrpo.serving.arrival import ARRIVED, CHANGED, ArrivalWatch, figures, sample, served_dtype, sums
 
 HALF = torch.bfloat16
 ALL, PART = {ARRIVED: 1.0, CHANGED: 1.0}, pytest.approx
