@@ -52,6 +52,8 @@ TESTS = {
     "trainer/checkpoints.py": "checkpoints",
     "trainer/policy_unit.py": "policy_unit standalone staleness placement schedule device_memory",
     "trainer/metrics.py": "staleness rows_and_metrics row_parts",
+    "trainer/update.py": "row_parts deal credit policy_unit staleness",
+    "rows/batch.py": "row_parts policy_unit staleness group_filter recorder",
     "rows/step_rows.py": "group_filter row_parts",
 }
 """Module -> names of its test files, in the order in which they run."""

@@ -31,6 +31,19 @@ def test_policies_with_devices_of_their_own_run_concurrently() -> None:
     for_all([Unit("coder"), Unit("planner")], work, concurrent=True)  # type: ignore[list-item]
 
 
+def test_results_are_in_the_order_of_the_policies_whoever_is_done_first() -> None:
+    done = threading.Event()
+
+    def work(unit: Any) -> str:
+        if unit.name == "coder":
+            assert done.wait(HANG)
+        done.set()
+        return str(unit.name)
+
+    units: Any = [Unit("coder"), Unit("planner")]
+    assert for_all(units, work, concurrent=True) == ["coder", "planner"]
+
+
 def test_on_shared_devices_policies_take_turns() -> None:
     busy = threading.Lock()
     order = []

@@ -21,6 +21,7 @@ from verl_atgrpo.estimators.presets import PRESETS
 from verl_atgrpo.rows import batch as batches
 from verl_atgrpo.rows import queue as trainer_queue
 from verl_atgrpo.rows.batch import Batch
+from verl_atgrpo.rows.step_rows import StepRows
 from verl_atgrpo.trainer.metrics import training_metrics
 from verl_atgrpo.trainer.update import (
     bypass_old_log_probs,
@@ -272,6 +273,17 @@ def test_workers_get_what_the_driver_has_written(monkeypatch: pytest.MonkeyPatch
     write_old_log_probs(batch, OmegaConf.create({"loss_agg_mode": "token-mean", "loss_scale_factor": None}))
     write_ref_log_probs(batch)
     assert batch.for_workers().fields == [*batches.FIELDS, "old_log_probs", "ref_log_prob"]
+
+
+def test_what_is_written_to_a_part_only_workers_of_its_batch_get(monkeypatch: pytest.MonkeyPatch) -> None:
+    verls, _ = queued(monkeypatch)
+    step = StepRows(verls.keys, [{**tags, "policy": str(row % 2)} for row, tags in enumerate(verls.tags)])
+    batch, other = step.rows_for({"0"}), step.rows_for({"1"})
+    monkeypatch.setattr(batches, "TOKENS", 20)
+    for part in batch.real.parts():
+        part.put(old_log_probs=part.fetch("rollout_log_probs")["rollout_log_probs"])
+    assert batch.for_workers().fields == [*batches.FIELDS, "old_log_probs"]
+    assert other.for_workers().fields == list(batches.FIELDS)
 
 
 def test_the_trainer_polls_less_often_if_a_poll_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
