@@ -57,7 +57,18 @@ def save(
     root = Path(trainer.default_local_dir)
     folder = root / f"{_STEP}{global_steps}"
     try:
-        _write(root, folder, units, global_steps, tasks, unfinished)
+        # If an earlier run saved this step here, it is no longer complete.
+        (folder / POLICIES_FILE).unlink(missing_ok=True)
+        for unit in units:
+            unit.save(str(folder), global_steps)
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(tasks, folder / _TASKS)
+        (folder / _UNFINISHED).write_text(json.dumps({"tasks": list(unfinished)}))
+        (folder / POLICIES_FILE).write_text(json.dumps(_trainable(units)))
+        tracker = Path(get_checkpoint_tracker_filename(str(root)))
+        written = tracker.with_suffix(".new")
+        written.write_text(str(global_steps))
+        written.replace(tracker)
     except (OSError, RuntimeError) as error:  # torch and Ray have errors of their own for a full disk
         free = shutil.disk_usage(next(part for part in (root, *root.absolute().parents) if part.is_dir())).free
         raise SaveFailed(
@@ -66,28 +77,6 @@ def save(
     if trainer.get("max_actor_ckpt_to_keep"):
         _remove_old(root, int(trainer.max_actor_ckpt_to_keep), global_steps)
     return folder
-
-
-def _write(
-    root: Path,
-    folder: Path,
-    units: Sequence[PolicyUnit],
-    global_steps: int,
-    tasks: dict[str, Any],
-    unfinished: Sequence[int],
-) -> None:
-    # If an earlier run saved this step here, it is no longer complete.
-    (folder / POLICIES_FILE).unlink(missing_ok=True)
-    for unit in units:
-        unit.save(str(folder), global_steps)
-    folder.mkdir(parents=True, exist_ok=True)
-    torch.save(tasks, folder / _TASKS)
-    (folder / _UNFINISHED).write_text(json.dumps({"tasks": list(unfinished)}))
-    (folder / POLICIES_FILE).write_text(json.dumps(_trainable(units)))
-    tracker = Path(get_checkpoint_tracker_filename(str(root)))
-    written = tracker.with_suffix(".new")
-    written.write_text(str(global_steps))
-    written.replace(tracker)
 
 
 def _trainable(units: Sequence[PolicyUnit]) -> dict[str, str]:
