@@ -56,7 +56,17 @@ class Batch:
     @property
     def lengths(self) -> Tensor:
         """The rows' response lengths, padding included (1 token each): (N,) int64."""
-        return torch.tensor([tags["response_len"] for tags in self.tags], dtype=torch.int64)
+        return self.column("response_len")
+
+    def column(self, tag: str) -> Tensor:
+        """Returns a tag of all rows: (N,), int64 or float32."""
+        return torch.tensor([tags[tag] for tags in self.tags])
+
+    def tag(self, **columns: Iterable[Any]) -> None:
+        """Adds tags to the rows, each with a value for every row."""
+        for tag, values in columns.items():
+            for tags, value in zip(self.tags, values, strict=True):
+                tags[tag] = value
 
     @property
     def real(self) -> Batch:

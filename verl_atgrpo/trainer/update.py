@@ -172,7 +172,7 @@ def write_temperatures(batch: Batch) -> None:
         batch.extra_info["temperature"] = every.pop()
         return
     for part in batch.parts():
-        part.put(temperature=torch.tensor([tags["temperature"] for tags in part.tags]))
+        part.put(temperature=part.column("temperature"))
 
 
 class ProbsDifference:
@@ -244,9 +244,7 @@ def write_old_log_probs(batch: Batch, actor: DictConfig, version: int | None = N
         data, lengths = part.fetch("entropy", "log_probs", "response_mask", "rollout_log_probs"), part.lengths
         log_probs, entropies = (of_responses(data[field], lengths) for field in ("log_probs", "entropy"))
         part.put(old_log_probs=log_probs)
-        of_rows = torch.segment_reduce(entropies.values(), "mean", lengths=lengths)
-        for tags, value in zip(part.tags, of_rows.tolist(), strict=True):
-            tags.update(entropy=value)
+        part.tag(entropy=torch.segment_reduce(entropies.values(), "mean", lengths=lengths).tolist())
         mask = data["response_mask"].to_padded_tensor(0)
         entropy += agg_loss(
             loss_mat=entropies.to_padded_tensor(0),
@@ -291,15 +289,15 @@ def write_advantages(
     rejects = corrected and correction.get("rollout_rs", None) is not None
     metrics = _correct(batch, correction, rejects) if corrected else {}
     # Padding and rejected rows are in no group statistic; rejected rows count as rows of the loss.
-    real = batch.real.tags
-    counted = [tags for tags in real if tags["trained_tokens"]]
-    factors = loss_weights(weights_of(real), torch.tensor([tags["trained_tokens"] for tags in real]), loss_agg_mode)
-    factors = factors[[bool(tags["trained_tokens"]) for tags in real]]
-    for tags, advantage in zip(counted, (policy_advantages(counted, spec) * factors).float().tolist(), strict=True):
-        tags.update(advantage=advantage)
+    real = batch.real
+    tokens = real.column("trained_tokens")
+    advantages = policy_advantages([tags for tags in real.tags if tags["trained_tokens"]], spec)
+    advantages = torch.zeros(len(real)).masked_scatter_(tokens > 0, advantages)
+    factors = loss_weights(weights_of(real.tags), tokens, loss_agg_mode)
+    real.tag(advantage=(advantages * factors).float().tolist())
     for part in batch.parts():
         lengths = part.lengths
-        values = torch.repeat_interleave(torch.tensor([tags["advantage"] for tags in part.tags]), lengths)
+        values = torch.repeat_interleave(part.column("advantage"), lengths)
         if rejects:
             values = values * part.fetch("response_mask")["response_mask"].values()
         part.put(advantages=jagged(values, lengths))
@@ -323,8 +321,7 @@ def _correct(batch: Batch, correction: Any, rejects: bool) -> dict[str, float]:
         written = {"rollout_is_weights"} & set(rows.batch.keys())
         if rejects:
             written.add("response_mask")
-            for tags, left in zip(part.tags, rows.batch["response_mask"].sum(dim=-1).long().tolist(), strict=True):
-                tags.update(trained_tokens=left)
+            part.tag(trained_tokens=rows.batch["response_mask"].sum(dim=-1).long().tolist())
         if written:
             part.put(**{field: response_to_nested(rows.batch[field], shape) for field in sorted(written)})
         collected.append((metrics, tokens, len(part)))
