@@ -87,6 +87,11 @@ def test_the_sandbox_is_independent() -> None:
     assert graph(folder_of)["sandbox"] == {"platform_choice"}
 
 
+def test_rows_alone_touch_transfer_queue() -> None:
+    users = {name for name, path in MODULES.items() if "transfer_queue" in imports_of(path)}
+    assert users == {"verl_atgrpo.rows.batch", "verl_atgrpo.rows.queue"}
+
+
 def test_play_imports_nothing_of_the_rest_and_has_no_circle() -> None:
     assert graph(folder_of)["play"] == set()
     of_play = {name: path for name, path in MODULES.items() if folder_of(name) == "play"}
