@@ -72,7 +72,7 @@ def test_an_adapters_checkpoint_holds_no_whole_model(compose: Any, caplog: pytes
     assert "verl-atgrpo export" in caplog.text
 
 
-ROLES = ("~at_grpo.agents", "+at_grpo.agents={tool_user: tool_user, planner: planner}")
+AGENTS = ("~at_grpo.agents", "+at_grpo.agents={tool_user: tool_user, planner: planner}")
 
 
 @pytest.mark.parametrize(
@@ -210,14 +210,14 @@ def test_a_key_that_verl_does_not_have_is_refused(compose: Any) -> None:
         (("at_grpo.agents.all=coder", "at_grpo.policies={coder: {trainable: false}}"), "no trainable policy"),
         (
             (
-                *ROLES,
+                *AGENTS,
                 "at_grpo.policies={planner: {}, tool_user: {trainable: false, actor: {use_kl_loss: true}}}",
             ),
             r"policies\.tool_user\.actor has no effect on a frozen policy",
         ),
         (
             (
-                *ROLES,
+                *AGENTS,
                 "at_grpo.policies={planner: {}, tool_user: {trainable: false}}",
                 "~at_grpo.estimator",
                 "+at_grpo.estimator={preset: at_grpo, agents: {tool_user: {scale: none}}}",
@@ -310,7 +310,7 @@ def test_bases_that_cannot_be_shared(compose: Any, tool_user: str, planner: str,
         "plan_path_qwen3_1p7b",
         "at_grpo.train_tasks=128",
         "at_grpo.val_tasks=8",
-        *ROLES,
+        *AGENTS,
         f"at_grpo.policies={{tool_user: {{{tool_user}}}, planner: {{{planner}}}}}",
     )
     with pytest.raises(ConfigError, match=message):
@@ -320,7 +320,7 @@ def test_bases_that_cannot_be_shared(compose: Any, tool_user: str, planner: str,
 def test_what_the_workers_of_a_shared_base_are_given(compose: Any) -> None:
     config = compose(
         "plan_path_qwen3_1p7b",
-        *ROLES,
+        *AGENTS,
         "at_grpo.policies={tool_user: {base: one, trainable: false}, planner: {base: one, lora: {rank: 16}, "
         "optim: {lr: 3e-5}}}",
     )
