@@ -7,24 +7,18 @@ add it to SECTIONS. Needs neither verl nor a model.
 from __future__ import annotations
 
 import ast
-import dataclasses
-import importlib
 import inspect
-import itertools
 import re
-import textwrap
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
-from config_reference_text import HEAD, OF_BASE, OF_ENVIRONMENTS, OF_KEYS, OF_PRESETS, OF_REFUSALS, OF_WIRING, WIRED
-from message_templates import templates_of
+from config_reference_text import HEAD, OF_BASE, OF_ENVIRONMENTS, OF_KEYS, OF_SEVERAL, OF_WIRING, WIRED
 
-from verl_atgrpo.config import mode_check
-from verl_atgrpo.config.key_check import POLICY
-from verl_atgrpo.config.key_table import TABLE, Default, Like, Row, without_braces
+from verl_atgrpo.config.key_table import NEEDED, NO_MEANING, REFUSED
 from verl_atgrpo.config.kinds import words
 from verl_atgrpo.config.schema import (
     AgentAnswers,
@@ -38,32 +32,28 @@ from verl_atgrpo.config.schema import (
     ValidationAnswers,
 )
 from verl_atgrpo.environments.ports.replayed_game import ReplayedGame
-from verl_atgrpo.estimators.presets import PRESETS
-from verl_atgrpo.estimators.spec import EstimatorSpec
 from verl_atgrpo.play import registry
 
+SHORTER = (
+    (r"a (whole )?number, at least (-?[\d.,]+) and at most ([\d.,]+)", r"\2 to \3"),
+    (r"a (whole )?number above (-?[\d.,]+)( and at most (?=\d)|)", r"above \2\3"),
+    (r"a (whole )?number, at least (-?\d+)", r"\2 or more"),
+    (r"auto or true or false", "`auto` or true or false"),
+    (r"a text that is not empty", "a text"),
+)
+"""What types accept, in fewer words than messages have."""
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "configuration.md"
-SECTIONS: tuple[tuple[str, type], ...] = (
+SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("at_grpo", AtGrpoConfig),
     ("at_grpo.policies.<name>", PolicySettings),
     ("at_grpo.policies.<name>.lora", Lora),
     ("at_grpo.sampling.<agent>", AgentAnswers),
     ("at_grpo.sampling.<agent>.validation", ValidationAnswers),
-    ("at_grpo.estimator", EstimatorSpec),
     ("at_grpo.branch", BranchSettings),
     ("at_grpo.group_filter", GroupFilter),
     ("at_grpo.record", RecordSettings),
 )
-WRITTEN = {
-    (EstimatorSpec, "name"): [
-        "`preset`",
-        ", ".join(f"`{name}`" for name in PRESETS),
-        "",
-        "What the other keys change. `name` with a name of your own instead starts from the defaults below.",
-    ]
-}
-"""Rows of fields that users write differently."""
 SHARED_ARGUMENTS: Mapping[str, Callable[..., Any]] = {"ReplayedGame": ReplayedGame.set_rules}
 """What "as in `...`" in the documentation of an argument refers to."""
 
@@ -72,69 +62,55 @@ def page() -> str:
     """Returns the whole page."""
     parts = [HEAD]
     parts += [field_section(prefix, cls) for prefix, cls in SECTIONS]
-    parts += [OF_PRESETS, preset_table()]
     parts += [OF_ENVIRONMENTS, *environment_sections()]
-    parts += [OF_BASE, base_table(), OF_WIRING, wiring_table(), OF_KEYS, *key_sections(), OF_REFUSALS, refusals()]
+    parts += [OF_BASE, OF_WIRING, wiring_list(), OF_KEYS, key_list()]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns a table in Markdown."""
-    lines = [head, ["---"] * len(head), *([literal(cell) for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def bullets(lines: Iterable[str]) -> str:
+    """Returns a list in Markdown, in lines of any length."""
+    return "\n".join(map(literal, lines))
 
 
 def literal(text: str) -> str:
-    """Returns a text with HTML (outside of code) and cell separators escaped."""
+    """Returns a text with HTML (outside of code) escaped."""
     parts = re.split(r"(`[^`]*`)", text)
-    return "".join(part if part[:1] == "`" else part.replace("<", "&lt;") for part in parts).replace("|", "\\|")
+    return "".join(part if part[:1] == "`" else part.replace("<", "&lt;") for part in parts)
 
 
 # ---------------------------------------------------------------------- sections and dataclasses
 
 
-def field_section(prefix: str, cls: type) -> str:
-    """Returns the section of a model or dataclass; raises ValueError for a field without a docstring."""
+def field_section(prefix: str, cls: type[Section]) -> str:
+    """Returns the keys of a section; raises ValueError for a field without a docstring."""
     rows = []
-    for name, hint, default, text in fields_of(cls):
-        if not text:
+    for name, field in cls.model_fields.items():
+        if not field.description:
             raise ValueError(f"{cls.__name__}.{name} has no docstring under it, which the docs need")
-        row = [f"`{name}`", code_words(words(hint)), default, one_line(text)]
-        rows.append(WRITTEN.get((cls, name), row))
-    head = f"## `{prefix}`\n\n{one_line(inspect.getdoc(cls) or '', first=True)}\n\n"
-    return head + table(("key", "value", "default", "meaning"), rows)
-
-
-def fields_of(cls: type) -> Iterator[tuple[str, Any, str, str]]:
-    """Yields name, annotation, default as YAML and docstring of each field."""
-    if issubclass(cls, Section):
-        for name, field in cls.model_fields.items():
+        if cls is not ValidationAnswers or name in cls.__annotations__:  # whose others are those of an agent
             default = "" if field.is_required() else yaml_words(field.default)
-            yield name, field.rebuild_annotation(), default, field.description or ""
-        return
-    body = typing.cast(ast.ClassDef, ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]).body
-    texts = {
-        item.target.id: str(below.value.value)
-        for item, below in itertools.pairwise(body)
-        if isinstance(item, ast.AnnAssign)
-        and isinstance(item.target, ast.Name)
-        and isinstance(below, ast.Expr)
-        and isinstance(below.value, ast.Constant)
-    }
-    hints = typing.get_type_hints(cls)
-    for item in dataclasses.fields(cls):
-        made = {} if item.default_factory is dataclasses.MISSING else item.default_factory()
-        default = made if item.default is dataclasses.MISSING else item.default
-        yield item.name, hints[item.name], yaml_words(default), texts.get(item.name, "")
+            rows.append(entry(name, field.rebuild_annotation(), default, one_line(field.description)))
+    return f"## `{prefix}`\n\n{one_line(inspect.getdoc(cls) or '', first=True)}\n\n{bullets(rows)}"
 
 
-def code_words(text: str) -> str:
-    """Returns the words for a value with the choices in code."""
-    return re.sub(
-        r"one of ([\w+, -]+?)(?=, or null|\)|$)",
-        lambda found: ", ".join(f"`{choice}`" for choice in found[1].split(", ")),
-        text,
-    ).replace("or null", "or `null`")
+def entry(name: str, hint: Any, default: str, text: str) -> str:
+    """Returns the line of a key: its name, what it accepts, its default (first, among choices) and what it means."""
+    accepted = words(hint)
+    for long, short in SHORTER:
+        accepted = re.sub(long, short, accepted)
+    if (
+        choices := re.fullmatch(r"(?:one of )?([\w+, -]+?)((?:, or null)?)", accepted)
+        if "one of" in accepted
+        else None
+    ):
+        names = [f"`{choice}`" for choice in choices[1].split(", ")]
+        accepted = ", ".join(sorted(names, key=lambda choice: choice != default)) + choices[2]
+        default = "" if default in names else default
+    accepted = re.sub(r"one of ([\w, ]+?) or ", r"\1 or ", accepted)
+    if default == "`null`":
+        accepted, default = accepted.replace(", or null", ""), "null"
+    told = [part for part in ("" if hint is bool else accepted, default if default != "`{}`" else "") if part]
+    return f"- `{name}` ({'; '.join(told)}): {text}"
 
 
 def yaml_words(value: object) -> str:
@@ -146,43 +122,39 @@ def yaml_words(value: object) -> str:
     return f"`{text}`"
 
 
-def preset_table() -> str:
-    """Returns the fields that the estimator presets change."""
-    rows = []
-    plain = EstimatorSpec(name="")
-    for name, spec in PRESETS.items():
-        changed = {
-            item.name: getattr(spec, item.name)
-            for item in dataclasses.fields(spec)
-            if item.name != "name" and getattr(spec, item.name) != getattr(plain, item.name)
-        }
-        rows.append([f"`{name}`", ", ".join(f"`{key}: {yaml_words(value)[1:-1]}`" for key, value in changed.items())])
-    return table(("preset", "what it sets"), rows)
-
-
 # ---------------------------------------------------------------------- environments
 
 
 def environment_sections() -> Iterator[str]:
-    """Yields the options of every registered environment; those with the same constructor together."""
+    """Yields the options of every registered environment, and before them those that several have in common."""
     together: dict[str, tuple[type, list[str]]] = {}
     for name in registry.registered():
         cls = typing.cast(type, registry.load(name))
         together.setdefault(cls.__init__.__qualname__, (cls, []))[1].append(name)
+    families = {cls: names[0].rpartition("_")[0] for cls, names in together.values() if not documented(cls)}
+    rows = {cls: list(option_rows(cls)) for cls, _ in together.values() if cls not in families}
+    uses = Counter(row for of_one in rows.values() for row in of_one)
+    common = [row for row, number in uses.items() if number > 1]
+    yield OF_SEVERAL + "\n" + bullets(common)
     for cls, names in together.values():
         title = ", ".join(f"`{name}`" for name in names)
-        family = names[0].rpartition("_")[0]
-        if family in registry.registered() and not argument_docstrings(cls.__init__):
-            theirs = inspect.signature(typing.cast(type, registry.load(family))).parameters
+        if cls in families:
+            theirs = inspect.signature(typing.cast(type, registry.load(families[cls]))).parameters
             left = [f"`{name}`" for name in theirs if name not in inspect.signature(cls).parameters]
-            but = f" but for {' and '.join(left)}, which may be null" if left else ""
-            what = (inspect.getdoc(cls) or "").splitlines()[0]
-            yield f"### {title}\n\n{what} The options are those of `{family}`{but}."
+            yield f"### {title}\n\nAs `{families[cls]}`{' without ' if left else ''}{' and '.join(left)}."
             continue
-        yield f"### {title}\n\n" + table(("option", "value", "default", "meaning"), list(option_rows(cls)))
+        own = [row for row in rows[cls] if row not in common]
+        also = ", ".join(row.split()[1] for row in rows[cls] if row in common)
+        parts = (f"### {title}", bullets(own), f"{'And ' * bool(own)}{also}." if also else "")
+        yield "\n\n".join(part for part in parts if part)
 
 
-def option_rows(cls: type) -> Iterator[list[str]]:
+def documented(cls: type) -> bool:
+    """Returns whether the constructor is a class's own; a form for a single agent has that of its team."""
+    return bool(argument_docstrings(cls.__init__))
+
+
+def option_rows(cls: type) -> Iterator[str]:
     """Yields the arguments of an environment's constructor."""
     texts = argument_docstrings(cls.__init__)
     hints = typing.get_type_hints(cls.__init__, include_extras=True)
@@ -190,7 +162,7 @@ def option_rows(cls: type) -> Iterator[list[str]]:
         if name not in texts:
             raise ValueError(f"{cls.__name__}: the docstring of __init__ has no argument {name}")
         default = "" if parameter.default is parameter.empty else yaml_words(parameter.default)
-        yield [f"`{name}`", code_words(words(hints[name])), default, texts[name]]
+        yield entry(name, hints[name], default, texts[name])
 
 
 def argument_docstrings(function: Callable[..., Any]) -> dict[str, str]:
@@ -220,25 +192,7 @@ def sentence(text: str) -> str:
 # ---------------------------------------------------------------------- verl's keys
 
 
-def base_table() -> str:
-    """Returns the keys of verl that at_grpo_trainer.yaml sets."""
-    recipe = yaml.safe_load((ROOT / "recipes" / "at_grpo_trainer.yaml").read_text())
-    rows = [
-        [f"`{key}`", yaml_words(value)] for key, value in flat(recipe) if not key.startswith(("at_grpo.", "defaults"))
-    ]
-    return table(("key", "value"), rows)
-
-
-def flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the leaves of nested mappings by their dotted keys."""
-    for key, value in section.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def wiring_table() -> str:
+def wiring_list() -> str:
     """Returns the table of the keys that `wire` sets; raises ValueError if WIRED has others."""
     tree = ast.parse((ROOT / "verl_atgrpo" / "trainer" / "dataset.py").read_text())
     wire = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "wire")
@@ -249,55 +203,18 @@ def wiring_table() -> str:
     written = {re.sub(r"\[.*\]", lambda name: names.get(name[0], name[0]), key) for key in keys}
     if written != set(WIRED):
         raise ValueError(f"WIRED does not fit trainer/dataset.py: {sorted(written ^ set(WIRED))}")
-    return table(("key", "is set to"), [[f"`{key}`", meaning] for key, meaning in WIRED.items()])
+    return bullets(f"- `{key}`: {meaning}" for key, meaning in WIRED.items())
 
 
-def key_sections() -> Iterator[str]:
-    """Yields the table of verl's keys, section by section."""
-    for prefix, section in TABLE.items():
-        rows = [
-            [", ".join(f"`{name}`" for name in without_braces(row.pattern)), row.status, key_words(row)]
-            for row in section
-        ]
-        yield f"### {f'`{prefix}`' if prefix else 'Whole sections'}\n\n" + table(("key", "here", ""), rows)
-
-
-def key_words(row: Row) -> str:
-    """Returns a row's third column."""
-    parts = []
-    if row.kind is not None:
-        parts.append(code_words(words(row.kind)))
-    if row.values:
-        parts.append(f"but for {' or '.join(map(value_words, row.values))}")
-    if row.beside is not None:
-        key, kind = row.beside
-        needed = words(kind)
-        parts.append(f"with `{key}`: {code_words(needed) if ' ' in needed else f'`{needed}`'}; refused without")
-    parts += filter(None, (row.text, row.remedy))
-    if row.reader:
-        parts.append(f"read by `{row.reader.rpartition(':')[2].rpartition('.')[2]}`")
-    return "; ".join(parts)
-
-
-def value_words(value: object) -> str:
-    """Returns an accepted value of a row in words."""
-    if isinstance(value, Default):
-        return "verl's default"
-    return f"what `{value.key}` is" if isinstance(value, Like) else yaml_words(value)
-
-
-def refusals() -> str:
-    """Returns the messages of the checks, without values."""
-    found: list[str] = []
-    for name in ("run_check", "policy_check", "mode_check", "machine_check"):
-        module = importlib.import_module(f"verl_atgrpo.config.{name}")
-        source = Path(typing.cast(str, module.__file__)).read_text()
-        found += [template.readable for template in templates_of(source, module.__dict__, raised="ConfigError")]
-    found += [
-        f"{rule.key.replace(POLICY, '…')}=…{rule.why.format(mode=' or '.join(rule.modes))}"
-        for rule in mode_check.RULES
-    ]
-    return "\n".join(f"- {literal(text)}" for text in found if not text.startswith("…=…"))
+def key_list() -> str:
+    """Returns verl's keys of which a rule says something, those for one reason together."""
+    together: dict[str, list[str]] = {}
+    sections = {key for rule in (*REFUSED, *NEEDED) for key in rule.keys.split()}
+    for rule in (*REFUSED, *NEEDED, *NO_MEANING):
+        for key in rule.keys.split():
+            if key.rpartition(".")[0] not in sections:  # else the section's line will do
+                together.setdefault(rule.note, []).append(f"`{key}`")
+    return bullets(f"- {', '.join(keys)}: {note}" for note, keys in together.items())
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BUDGETS: dict[str, int] = {
     "verl_atgrpo": 1_700,
-    "verl_atgrpo/config": 3_400,
+    "verl_atgrpo/config": 3_300,
     "verl_atgrpo/cpu": 600,
     "verl_atgrpo/estimators": 1_000,
     "verl_atgrpo/evaluation": 1_600,

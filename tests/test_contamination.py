@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.jobs import asked
 
 from verl_atgrpo import Environment, Outcome, Split, check_environment
 from verl_atgrpo.cli import main
-from verl_atgrpo.config.run_check import check_disjoint
+from verl_atgrpo.config.job_rules import of_overlap
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.play import contamination
 from verl_atgrpo.play.contamination import NEAR, NearIndex, Overlap, overlaps, report, shingles
@@ -227,10 +228,10 @@ def settings(**changes: Any) -> AtGrpoConfig:
 def test_near_duplicates_are_refused_with_one_line() -> None:
     config = settings()
     with pytest.raises(ConfigError, match=r"validation task 1 is nearly training task 0 .*allow_overlap") as caught:
-        check_disjoint(config, config.make_environment())
+        asked(of_overlap, config)
     assert "\n" not in str(caught.value)
     clean = settings(environment={"name": f"{__name__}:Texts", "val": [SHORT]})
-    check_disjoint(clean, clean.make_environment())
+    asked(of_overlap, clean)
 
 
 def test_a_run_starts_with_them_only_where_the_recipe_accepts_it(compose: Any) -> None:

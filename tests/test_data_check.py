@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.jobs import asked
 
 from verl_atgrpo import Environment, Outcome, Split, make
 from verl_atgrpo.cli import main
-from verl_atgrpo.config.run_check import check_rows
+from verl_atgrpo.config.job_rules import of_bad_rows
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.play import data_check
 from verl_atgrpo.play.environment import RowDefect
@@ -140,13 +141,13 @@ def settings(**section: Any) -> AtGrpoConfig:
 def test_a_run_on_bad_rows_is_refused_and_the_bound_can_be_raised(caplog: pytest.LogCaptureFixture) -> None:
     half = Rows(tuple(range(0, 100, 2)))
     with pytest.raises(ConfigError, match=r"environment\.train: 32 train rows graded, \d+\.\d% .*max_bad_rows=0\.25"):
-        check_rows(settings(train_tasks=100, val_tasks=100), half)
-    check_rows(settings(train_tasks=100, val_tasks=100, max_bad_rows=1.0), half)
+        asked(of_bad_rows, settings(train_tasks=100, val_tasks=100), half)
+    asked(of_bad_rows, settings(train_tasks=100, val_tasks=100, max_bad_rows=1.0), half)
     assert "train rows graded" in caplog.text and "val rows graded" in caplog.text
     one = Rows((data_check.sample(half, "val", 100)[3],))
-    check_rows(settings(train_tasks=100, val_tasks=100), one)
+    asked(of_bad_rows, settings(train_tasks=100, val_tasks=100), one)
     with pytest.raises(ConfigError, match=rf"environment\.(train|val): .*such as row {one.bad[0]};"):
-        check_rows(settings(train_tasks=100, val_tasks=100, max_bad_rows=0), one)
+        asked(of_bad_rows, settings(train_tasks=100, val_tasks=100, max_bad_rows=0), one)
 
 
 def test_all_rows_are_graded_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,9 +26,10 @@ from omegaconf import OmegaConf
 
 from verl_atgrpo import EnvironmentConfigError, make, platform_choice, recipes
 from verl_atgrpo.config import kinds, machine_check
-from verl_atgrpo.config.key_check import View, check_keys, check_types, kind_of, row_of, verls_defaults
+from verl_atgrpo.config.key_check import check_keys, check_types, kind_of, row_of
 from verl_atgrpo.config.run_check import check_run, check_run_or_exit
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.config.view import View, verls_defaults
 from verl_atgrpo.play.registry import load, registered
 
 QUICK = ("at_grpo.train_tasks=64", "at_grpo.val_tasks=8")

@@ -8,7 +8,9 @@ import pytest
 
 pytest.importorskip("verl")
 
-from verl_atgrpo.config.run_check import check_agents, check_branch_points
+from fakes.jobs import asked
+
+from verl_atgrpo.config.job_rules import of_agents, of_branch_points
 from verl_atgrpo.config.schema import AtGrpoConfig, BranchSettings, ConfigError
 
 
@@ -75,12 +77,12 @@ def test_weights_have_an_effect_beside_a_weight_of_scores() -> None:
 
 def test_agents_must_be_the_environments() -> None:
     made = settings(branch={"at": {"navigator": 0}})
-    check_agents(made, made.make_environment())
+    asked(of_agents, made)
     made = settings(branch={"at": {"navigator": 0, "pilot": 1}})
     with pytest.raises(
         ConfigError, match=r"at_grpo\.branch\.at\.pilot is not an agent of 'walk': it has navigator, p"
     ):
-        check_agents(made, made.make_environment())
+        asked(of_agents, made)
 
 
 @pytest.mark.parametrize(
@@ -94,18 +96,18 @@ def test_points_that_no_episode_can_reach_are_refused(branch: dict[str, Any], me
     policies = {"one": None, "other": {"trainable": False}}
     made = settings(branch=branch, policies=policies, agents={"navigator": "one", "pacer": "other"})
     with pytest.raises(ConfigError, match=rf"^at_grpo\.branch\.{message}"):
-        check_branch_points(made, made.make_environment(), 48)
+        asked(of_branch_points, made, data={"max_prompt_length": 48})
     fine = settings(branch={"min_tokens": 48, "at": {"navigator": 0}})
-    check_branch_points(fine, fine.make_environment(), 48)
+    asked(of_branch_points, fine, data={"max_prompt_length": 48})
 
 
 def test_an_agent_may_have_a_k_of_its_own() -> None:
     made = settings("tree", candidates={"all": 4, "pacer": 8})
     assert (made.team_options().candidates, made.team_options().agent_candidates) == (4, {"pacer": 8})
-    check_agents(made, made.make_environment())
+    asked(of_agents, made)
     both = settings("tree", candidates={"navigator": 3, "pacer": 8})
     assert (both.fewest_candidates, both.team_options().agent_candidates) == (3, {"navigator": 3, "pacer": 8})
-    check_agents(both, both.make_environment())
+    asked(of_agents, both)
     assert settings("tree", candidates=6).team_options().agent_candidates == {}
     for candidates, why in (
         ({"all": 4, "pilot": 8}, r"candidates\.pilot is not an agent of 'walk': it has navigator, pacer"),
@@ -113,4 +115,4 @@ def test_an_agent_may_have_a_k_of_its_own() -> None:
     ):
         wrong = settings("tree", candidates=candidates)
         with pytest.raises(ConfigError, match=rf"^at_grpo\.{why}"):
-            check_agents(wrong, wrong.make_environment())
+            asked(of_agents, wrong)

@@ -8,7 +8,9 @@ import pytest
 
 pytest.importorskip("omegaconf")
 
-from verl_atgrpo.config.run_check import check_agents
+from fakes.jobs import asked
+
+from verl_atgrpo.config.job_rules import of_agents
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 
 M_GRPO = {"preset": "m_grpo", "main_agent": "planner", "sub_calls": 2}
@@ -24,7 +26,7 @@ def config(estimator: Any, scheme: str = "parallel", several: bool = False, name
 def refused(estimator: Any, message: str, **options: Any) -> None:
     with pytest.raises(ConfigError, match=rf"^at_grpo\.estimator{message}") as caught:
         settings = config(estimator, **options)
-        check_agents(settings, settings.make_environment())
+        asked(of_agents, settings)
     assert "\n" not in str(caught.value)
 
 
@@ -91,4 +93,4 @@ def test_agents_are_the_environments() -> None:
     refused(alone, message, name="plan_path_single")
     for estimator in (M_GRPO, {"preset": "grpo", "agents": {"planner": {"scale": "none"}}}):
         settings = config(estimator)
-        check_agents(settings, settings.make_environment())
+        asked(of_agents, settings)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from fakes.jobs import asked
 
-from verl_atgrpo.config.run_check import check_tasks
+from verl_atgrpo.config.job_rules import of_tasks
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError, GroupFilter
 from verl_atgrpo.rows.step_rows import tasks_to_add
 
@@ -70,8 +71,9 @@ def test_the_bound_fits_the_tasks(max_tasks: int, message: str | None) -> None:
             "group_filter": {"min_groups": 8, "max_tasks": max_tasks},
         }
     )
+    data = {"train_batch_size": 32}
     if message is None:
-        check_tasks(config, config.make_environment(), 32)
+        asked(of_tasks, config, data=data)
         return
     with pytest.raises(ConfigError, match=message):
-        check_tasks(config, config.make_environment(), 32)
+        asked(of_tasks, config, data=data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.util
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ verl = pytest.importorskip("verl")
 from omegaconf import OmegaConf, open_dict
 
 from verl_atgrpo import platform_choice, recipes
-from verl_atgrpo.config.key_check import View
-from verl_atgrpo.config.mode_check import REQUIRED_MODULES, ROUNDING, check_mode
-from verl_atgrpo.config.policy_check import check_policies
+from verl_atgrpo.config.job import Job
+from verl_atgrpo.config.mode_rules import REQUIRED_MODULES, ROUNDING
+from verl_atgrpo.config.rules import check as check_rules
+from verl_atgrpo.config.run_check import OF_MODES, check_policies
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.config.view import View
 
 CORRECTION = "algorithm.rollout_correction"
 WARMUP = "trainer.v1.colocate_async.num_warmup_batches"
@@ -46,7 +49,8 @@ def check(recipe: str, *overrides: str) -> None:
         with open_dict(config):
             config[key] = OmegaConf.merge(config[key], value)
     settings = AtGrpoConfig.from_config(config)
-    check_mode(config, settings.mode, {"actor_rollout_ref": config.actor_rollout_ref})
+    job = Job(View(config), settings)
+    check_rules(itertools.chain.from_iterable(rule(job) for rule in OF_MODES))
 
 
 def refusal(recipe: str, overrides: str) -> str:
@@ -291,7 +295,7 @@ def test_recipes_for_gpus_take_the_group(groups: str, tmp_path: Path, gpu: None)
     (tmp_path / "mine.yaml").write_text(f"defaults: [plan_path_qwen3_1p7b, {groups}mode: separate, _self_]\n")
     # A policy's servers share their devices with no others, so each may take most of the memory.
     config = recipes.compose("mine", ["actor_rollout_ref.rollout.gpu_memory_utilization=0.9"], folder=tmp_path)
-    check_policies(View(config), AtGrpoConfig.from_config(config))
+    check_policies(Job(View(config), AtGrpoConfig.from_config(config)))
     assert config.actor_rollout_ref.rollout.n_gpus_per_node == config.trainer.n_gpus_per_node
 
 

@@ -22,7 +22,8 @@ from verl_atgrpo import Environment, Outcome, Split, compat, platform_choice
 from verl_atgrpo.config import machine_check
 from verl_atgrpo.config.machine_check import check_models
 from verl_atgrpo.config.policies import expand_policies
-from verl_atgrpo.config.policy_check import check_context
+from verl_atgrpo.config.policy_rules import of_context
+from verl_atgrpo.config.rules import check
 from verl_atgrpo.config.run_check import check_run, check_run_or_exit
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError, Section
 
@@ -349,12 +350,12 @@ def test_the_models_positions_are_known_before_the_workers_are(compose: Any) -> 
     config = compose("plan_path_cpu")
     rollout, data = config.actor_rollout_ref.rollout, config.data
     row = data.max_prompt_length + data.max_response_length
-    check_context("actor_rollout_ref", rollout, data, longest=max(row, rollout.max_model_len))
+    check(of_context("actor_rollout_ref", rollout, data, longest=max(row, rollout.max_model_len)))
     with pytest.raises(ConfigError, match=f"model.path: the model has {row - 1} positions.* up to {row} tokens"):
-        check_context("actor_rollout_ref", rollout, data, longest=row - 1)
+        check(of_context("actor_rollout_ref", rollout, data, longest=row - 1))
     rollout.max_model_len = row + 1
     with pytest.raises(ConfigError, match=rf"rollout\.max_model_len={row + 1}: the model has {row} positions"):
-        check_context("actor_rollout_ref", rollout, data, longest=row)
+        check(of_context("actor_rollout_ref", rollout, data, longest=row))
 
 
 def test_a_queue_without_a_limit_or_with_room_is_accepted(compose: Any) -> None:

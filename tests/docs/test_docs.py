@@ -123,10 +123,10 @@ def test_a_documented_recipe_is_accepted(
 ) -> None:
     pytest.importorskip("verl")
     from verl_atgrpo import platform_choice
-    from verl_atgrpo.config.key_check import View
-    from verl_atgrpo.config.policy_check import check_policies
-    from verl_atgrpo.config.run_check import check_devices
+    from verl_atgrpo.config.job import Job
+    from verl_atgrpo.config.run_check import check_policies
     from verl_atgrpo.config.schema import AtGrpoConfig
+    from verl_atgrpo.config.view import View
     from verl_atgrpo.play import registry
     from verl_atgrpo.recipes import compose
 
@@ -136,8 +136,7 @@ def test_a_documented_recipe_is_accepted(
     settings = AtGrpoConfig.from_config(config)
     # The class will do: its options may name data that are not here.
     settings.policies_of(registry.load(settings.environment["name"]))  # type: ignore[arg-type]
-    check_devices(settings, config.trainer.n_gpus_per_node)
-    check_policies(View(config), settings)
+    check_policies(Job(View(config), settings))
 
 
 def test_the_documented_overrides_for_a_running_cluster_leave_ray_no_sizes() -> None:
@@ -185,9 +184,11 @@ def test_every_preset_and_every_field_of_estimators_is_documented() -> None:
 @pytest.mark.parametrize("example", blocks("estimators", "yaml"))
 def test_the_documented_estimators_are_accepted(example: str) -> None:
     omegaconf = pytest.importorskip("omegaconf")
-    from verl_atgrpo.config.run_check import check_agents
+    from fakes.jobs import asked
+
+    from verl_atgrpo.config.job_rules import of_agents
     from verl_atgrpo.config.schema import AtGrpoConfig
 
     section = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.create(example))["at_grpo"]
     settings = AtGrpoConfig.from_mapping({"environment": {"name": "plan_path"}, **section})
-    check_agents(settings, settings.make_environment())
+    asked(of_agents, settings)

@@ -12,10 +12,11 @@ pytest.importorskip("verl")
 import composing
 from verl.trainer import main_ppo
 
-from verl_atgrpo.config.key_check import View
+from verl_atgrpo.config.job import Job
 from verl_atgrpo.config.policies import expand_policies, job_of
-from verl_atgrpo.config.policy_check import check_policies
+from verl_atgrpo.config.run_check import check_policies
 from verl_atgrpo.config.schema import AtGrpoConfig
+from verl_atgrpo.config.view import View
 from verl_atgrpo.cpu.platform import SERVER_THREADS, PlatformCPU
 from verl_atgrpo.recipes import compose
 
@@ -90,7 +91,7 @@ def test_a_policy_computes_in_what_its_blocks_say() -> None:
     own = "{actor: {fsdp_config: {mixed_precision: {param_dtype: bf16}}}, rollout: {dtype: bfloat16}}"
     config = compose("walk_smollm2", ["+roles=navigator_pacer", f"++at_grpo.policies.pacer={own}"])
     settings = AtGrpoConfig.from_config(config)
-    check_policies(View(config), settings)
+    check_policies(Job(View(config), settings))
     expand_policies(config, settings)
     found = {name: job_of(config, name).actor_rollout_ref for name in ("navigator", "pacer")}
     assert {name: one.rollout.dtype for name, one in found.items()} == {"navigator": "float32", "pacer": "bfloat16"}

@@ -13,11 +13,12 @@ import pytest
 
 pytest.importorskip("verl")
 
-from omegaconf import OmegaConf
+from fakes.jobs import asked
 from verl.utils.rollout_trace import RolloutTraceConfig, rollout_trace_op
 
 from verl_atgrpo import Score
-from verl_atgrpo.config.run_check import check_run, check_trace
+from verl_atgrpo.config.job_rules import of_traces
+from verl_atgrpo.config.run_check import check_run
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.play.scripted import ScriptedPolicy
 from verl_atgrpo.play.types import TeamOptions
@@ -164,7 +165,8 @@ def test_verl_may_leave_its_tokenizer_with_the_clients() -> None:
 )
 def test_traces_that_cannot_work_are_refused(trace: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        check_trace(OmegaConf.create(trace))
+        settings = AtGrpoConfig.from_mapping({"environment": {"name": "plan_path"}})
+        asked(of_traces, settings, actor_rollout_ref={"rollout": {"trace": trace}})
 
 
 def test_the_run_check_checks_the_trace(compose: Any) -> None:

@@ -1,4 +1,4 @@
-"""Checks how agents answer, `at_grpo.sampling`, against the job, the models' tokenizers and their chat templates."""
+"""Checks how agents answer, `at_grpo.sampling`, against the models' tokenizers and their chat templates."""
 
 from __future__ import annotations
 
@@ -9,58 +9,11 @@ import jinja2
 from jinja2 import meta
 from omegaconf import DictConfig
 
-from verl_atgrpo.config.policies import unresolved_job
 from verl_atgrpo.config.schema import SECTION, AtGrpoConfig, ConfigError, ValidationAnswers
-from verl_atgrpo.play.environment import Environment
 
 _SENTINELS = ("one prompt", "another prompt")
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize"}
 """What transformers gives a template itself."""
-
-
-def check_answers(config: DictConfig, settings: AtGrpoConfig, env: Environment) -> None:
-    """Raises ConfigError for an unknown agent, or settings that contradict those of the agent's policy.
-
-    Args:
-        config: the job's configuration, not resolved yet.
-        settings: its section `at_grpo`.
-        env: the environment.
-    """
-    if not settings.sampling:
-        return
-    longest = config.data.max_response_length
-    for agent, block in settings.sampling.items():
-        key = f"{SECTION}.sampling.{agent}"
-        if agent != "all" and agent not in env.agents:
-            raise ConfigError(
-                f"{key} is not an agent of {settings.environment['name']!r}: it has {', '.join(env.agents)} "
-                "(or use all)"
-            )
-        for where, own in ((key, block), (f"{key}.validation", block.validation)):
-            most = None if own is None else own.max_response_length
-            if most is not None and most > longest:
-                raise ConfigError(
-                    f"{where}.max_response_length={most}: more than data.max_response_length={longest}, for which "
-                    "servers and micro-batches have room; raise that, or lower this"
-                )
-    agents = settings.policies_of(env)
-    for name, policy in settings.policy_settings().items():
-        own = unresolved_job(config, name, policy).actor_rollout_ref
-        where = f"{SECTION}.policies.{name}" if settings.policies else "actor_rollout_ref"
-        mine = [agent for agent, assigned in agents.items() if assigned == name and policy.trainable]
-        found = [settings.answers_of(agent, validate=False).temperature for agent in mine]
-        temperatures = {own.rollout.temperature if given is None else given for given in found}
-        if temperatures - {1} and own.rollout.logprobs_mode != "processed_logprobs":
-            raise ConfigError(
-                f"{where}.rollout.logprobs_mode={own.rollout.logprobs_mode}: with {SECTION}.sampling its agents "
-                f"answer at {', '.join(map(str, sorted(temperatures)))}, and the server's log-probs would not be "
-                "those that were sampled from, set it to processed_logprobs"
-            )
-        if len(temperatures) > 1 and own.model.use_fused_kernels:
-            raise ConfigError(
-                f"{where}.model.use_fused_kernels=true: verl's fused kernels compute one temperature, and with "
-                f"{SECTION}.sampling its agents have {', '.join(map(str, sorted(temperatures)))}; set it to false"
-            )
 
 
 def check_chats(settings: AtGrpoConfig, policy: str, tokenizer: Any) -> None:

@@ -2,143 +2,72 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
 import functools
 import re
-from collections.abc import Container, Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import OmegaConfBaseException
+from annotated_types import Ge, Le
+from omegaconf import OmegaConf
 
-from verl_atgrpo.config.key_table import DEFAULT, TABLE, Default, Like, Row, without_braces
-from verl_atgrpo.config.kinds import fits, words
+from verl_atgrpo.config.key_table import RULES, KeyRule
+from verl_atgrpo.config.kinds import Text, fits, words
 from verl_atgrpo.config.schema import EXPANDED, SECTION, AtGrpoConfig, ConfigError
-
-POLICY = "actor_rollout_ref"
-_ABSENT = object()
-
-
-@functools.cache
-def rows() -> dict[str, Row]:
-    """Returns pattern -> row, patterns with their section's prefix and without braces."""
-    found: dict[str, Row] = {}
-    for prefix, row in ((prefix, row) for prefix, section in TABLE.items() for row in section):
-        for pattern in without_braces(f"{prefix}.{row.pattern}".lstrip(".")):
-            if pattern in found:
-                raise ValueError(f"key_table: {pattern} has two rows")
-            found[pattern] = row
-    return found
+from verl_atgrpo.config.view import (
+    POLICY,
+    Place,
+    View,
+    shown_as,
+    shown_key,
+    verls_default,
+    verls_defaults,
+    verls_sections,
+)
 
 
-@functools.cache
-def _wildcards() -> list[tuple[int, str, re.Pattern[str]]]:
-    """Returns (number of fixed characters, pattern, regex) of the patterns with `*`, the most specific first."""
-    found = [(len(pattern.replace("*", "")), pattern, _regex(pattern)) for pattern in rows() if "*" in pattern]
-    return sorted(found, key=lambda item: -item[0])
+def row_of(key: str) -> KeyRule | None:
+    """Returns the rule for a key of verl's: its own, or that of the smallest section with one."""
+    if key.endswith("._target_"):
+        return RULES["_target_"]
+    return next((RULES[part] for part in _enclosing(key) if part in RULES), None)
 
 
-def _regex(pattern: str) -> re.Pattern[str]:
-    text = re.escape(pattern)
-    text = re.sub(r"\\\.\\\*\\\*$", r"(\\..+)?", text)
-    return re.compile(text.replace(r"\*\*", ".+").replace(r"\*", r"[^.]+"))
+def is_known(key: str) -> bool:
+    """Returns whether verl reads a key: it lists it, a rule names it, or it is in a section with any keys."""
+    listed = next((part for part in _enclosing(key) if part in RULES or part in verls_defaults()), None)
+    return key == listed or key.endswith("._target_") or (listed is not None and fits(kind_of(listed), {}))
 
 
-@functools.cache
-def pattern_of(key: str) -> str | None:
-    """Returns the most specific pattern that matches a key, or None."""
-    if key in rows():
-        return key
-    matching = [(letters, pattern) for letters, pattern, regex in _wildcards() if regex.fullmatch(key)]
-    if len(matching) > 1 and matching[0][0] == matching[1][0]:
-        raise ValueError(f"key_table: {key} fits both {matching[0][1]} and {matching[1][1]}")
-    return matching[0][1] if matching else None
-
-
-def row_of(key: str) -> Row | None:
-    """Returns the table's row for a key, or None."""
-    pattern = pattern_of(key)
-    return None if pattern is None else rows()[pattern]
+def _enclosing(key: str) -> Iterator[str]:
+    """Yields a key and the sections that it is in, from the inside."""
+    while key:
+        yield key
+        key = key.rpartition(".")[0]
 
 
 @functools.cache
 def kind_of(key: str) -> Any:
-    """Returns what a key of verl's accepts, as an annotation; None if any value may work."""
-    pattern = pattern_of(key)
-    if pattern is None or (pattern.endswith(".**") and key != pattern.removesuffix(".**")):
-        return None
-    return rows()[pattern].kind
+    """Returns what a key of verl's accepts, as an annotation: what its rule says, or the type of verl's default."""
+    rule = row_of(key)
+    if rule is not None and (rule.kind is Any or (key in RULES and rule.kind is not None)):
+        return rule.kind
+    return _kind_like(verls_default(key)) if key in verls_defaults() else Any
 
 
-def leaves(section: Mapping[str, Any], prefix: str = "", whole: Container[str] = ()) -> Iterator[tuple[str, Any]]:
-    """Yields dotted key and value of every leaf. Empty sections, and the sections at the keys `whole`, are leaves."""
-    for key, value in section.items():
-        if isinstance(value, Mapping) and value and f"{prefix}{key}" not in whole:
-            yield from leaves(value, f"{prefix}{key}.", whole)
-        else:
-            yield f"{prefix}{key}", value
-
-
-@functools.cache
-def verls_defaults() -> dict[str, Any]:
-    """Returns the leaves of verl's `ppo_trainer`: key -> value, interpolations unresolved."""
-    import verl
-
-    composed = OmegaConf.load(Path(verl.__file__).parent / "trainer" / "config" / "_generated_ppo_trainer.yaml")
-    return dict(leaves(OmegaConf.to_container(composed, resolve=False)))  # type: ignore[arg-type]
-
-
-@functools.cache
-def _interpolated() -> frozenset[str]:
-    """Keys that are interpolations in verl's defaults: once resolved, their value may be a section."""
-    return frozenset(key for key, value in verls_defaults().items() if isinstance(value, str) and "${" in value)
-
-
-@functools.cache
-def _sections() -> frozenset[str]:
-    """verl's sections, on all levels. Other top-level sections are a user's own, for interpolations."""
-    parts = (key.split(".") for key in verls_defaults())
-    return frozenset(".".join(key[:end]) for key in parts for end in range(1, len(key)))
-
-
-class View:
-    """The leaves of a configuration, as they are written and resolved, and verl's defaults resolved in it."""
-
-    def __init__(self, config: DictConfig) -> None:
-        self.config = config
-        written: Any = OmegaConf.to_container(config, resolve=False)
-        self.written = dict(leaves(written, whole=_interpolated()))
-
-    @functools.cached_property
-    def values(self) -> dict[str, Any]:
-        """The same keys with resolved values; raises ConfigError for an interpolation that cannot be resolved."""
-        try:
-            resolved: Any = OmegaConf.to_container(self.config, resolve=True)
-        except OmegaConfBaseException as error:
-            raise ConfigError(f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}") from error
-        return dict(leaves(resolved, whole=self.written))
-
-    def default(self, key: str) -> Any:
-        """Returns verl's default of a key, its interpolations resolved in this configuration."""
-        default = verls_defaults().get(key)
-        if key not in _interpolated():
-            return default
-        section, _, name = key.rpartition(".")
-        changed = copy.copy(OmegaConf.select(self.config, section))  # shallow: the other keys stay where they are
-        with open_dict(changed):
-            changed[name] = default
-        value = changed[name]
-        return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-
-    def accepts(self, key: str, accepted: Any) -> bool:
-        """Returns whether a key has one value that its row accepts."""
-        value = self.values[key]
-        if isinstance(accepted, Default):
-            default = verls_defaults().get(key, _ABSENT)
-            return same(self.written[key], default) or same(value, self.default(key))
-        return same(value, self.values.get(accepted.key) if isinstance(accepted, Like) else accepted)
+def _kind_like(default: Any) -> Any:
+    """Returns the type of a value. Numbers are negative only if it is; whole ones 0 only if it is 0 or negative."""
+    if default is None:
+        return Text | None
+    if isinstance(default, bool):
+        return bool
+    if isinstance(default, int):
+        return Annotated[int, Ge(min(default, 1)), Le(10**15)]
+    if isinstance(default, float):
+        return Annotated[float, Ge(min(default, 0)), Le(1e300)]
+    if isinstance(default, str):
+        return Text if default else str
+    return list[Any] if OmegaConf.is_list(default) else dict[str, Any]
 
 
 def check_types(view: View, policy: str | None = None) -> None:
@@ -154,9 +83,9 @@ def check_types(view: View, policy: str | None = None) -> None:
     # A derived value may only repeat the fault of one that is written out.
     for key in sorted(keys, key=lambda key: key in derived):
         value = view.values[key] if key in derived else view.written[key]
-        kind = dict if key in _sections() else kind_of(key)
-        if kind is not None and not fits(kind, value):
-            raise ConfigError(f"{_shown_key(key, policy)}={shown_as(value)}: {words(kind)}")
+        kind = dict if key in verls_sections() else kind_of(key)
+        if not fits(kind, value):
+            raise ConfigError(f"{shown_key(key, policy)}={shown_as(value)}: {words(kind)}")
 
 
 def check_keys(view: View, policy: str | None = None) -> None:
@@ -247,56 +176,23 @@ def check_present(view: View) -> None:
     """Raises ConfigError for a key of verl's with a type that has been removed."""
     for key in verls_defaults():
         kind = kind_of(key)
-        if key not in view.written and kind is not None and not fits(kind, None) and not fits(kind, {}):
+        if key not in view.written and not fits(kind, None) and not fits(kind, {}):
             raise ConfigError(f"{key} is missing: {words(kind)}")
 
 
 def check_key(view: View, key: str, policy: str | None = None) -> None:
-    """Raises ConfigError if the table refuses one key.
+    """Raises ConfigError if a rule refuses one key, or verl does not have it.
 
     Args:
         view: the configuration.
         key: dotted, with `actor_rollout_ref` for any policy.
         policy: name of the policy's section in messages.
     """
-    value = shown_as(view.values[key])
-    shown = f"{_shown_key(key, policy)}={value}"
-    row = row_of(key)
-    if row is None:
-        close = difflib.get_close_matches(key, [*verls_defaults(), *rows()], n=1)
-        hint = f", or did you mean {_shown_key(close[0], policy)}?" if close else ""
+    place, rule = Place(view, key, policy), row_of(key)
+    shown = f"{place.name}={shown_as(view.values[key])}"
+    if not is_known(key):
+        close = difflib.get_close_matches(key, [*verls_defaults(), *RULES], n=1)
+        hint = f", or did you mean {shown_key(close[0], policy)}?" if close else ""
         raise ConfigError(f"{shown}: verl's configuration has no such key, so it would be ignored, remove it{hint}")
-    if row.values and not any(view.accepts(key, accepted) for accepted in row.values):
-        pause = " " if row.text.startswith("has no effect") else ": "
-        choices = (view.default(key) if isinstance(one, Default) else one for one in row.values)
-        remedy = row.remedy or f"set it to {' or '.join(map(shown_as, choices))}"
-        raise ConfigError(f"{shown}{pause}{row.text}, {remedy}")
-    if row.beside is None or view.accepts(key, DEFAULT):
-        return
-    other, kind = row.beside
-    found = view.values.get(other)
-    if not fits(kind, found):
-        raise ConfigError(
-            f"{shown} has no effect beside {_shown_key(other, policy)}={shown_as(found)}: set it to "
-            f"{shown_as(view.default(key))}, or that to {words(kind)}"
-        )
-
-
-def _shown_key(key: str, policy: str | None) -> str:
-    if not key.startswith(f"{POLICY}."):
-        return key
-    own = key.removeprefix(POLICY)
-    # A policy of its own has `optim` beside `actor`.
-    return f"{POLICY}{own}" if policy in (None, POLICY) else f"{policy}{own.replace('.actor.optim', '.optim', 1)}"
-
-
-def same(one: Any, other: Any) -> bool:
-    """Returns whether two values are equal; a bool equals no number."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    return bool(one == other)
-
-
-def shown_as(value: Any) -> str:
-    """Returns a value in the command line's syntax."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    if rule is not None and (why := rule.refused(place)) is not None:
+        raise ConfigError(f"{shown}{why}")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import importlib.util
-import inspect
 import json
 import os
 import shutil
@@ -19,11 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_atgrpo import platform_choice
 from verl_atgrpo.config.answer_check import check_chats, check_template_arguments
-from verl_atgrpo.config.key_check import POLICY
-from verl_atgrpo.config.key_table import LOGGERS
+from verl_atgrpo.config.job_rules import loggers
 from verl_atgrpo.config.policies import job_of
-from verl_atgrpo.config.policy_check import check_context
+from verl_atgrpo.config.policy_rules import of_context
+from verl_atgrpo.config.rules import check
 from verl_atgrpo.config.schema import SECTION, AtGrpoConfig, ConfigError
+from verl_atgrpo.config.view import POLICY
 
 _FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "generation_config.json")
 """Files of a model that are parsed first: the error of transformers names none of them."""
@@ -62,7 +61,7 @@ def check_models(config: DictConfig, settings: AtGrpoConfig) -> None:
     for name, (key, policy) in policies.items():
         if cpu or os.path.isdir(policy.model.path):  # else a name on the hub, which the workers download
             longest, tokenizer = _check_model(key, policy.model, padded=not cpu)
-            check_context(key, policy.rollout, config.data, longest)
+            check(of_context(key, policy.rollout, config.data, longest))
             check_chats(settings, name, tokenizer)
             tokenizers[f"policy {name!r}"] = tokenizer
         else:
@@ -72,18 +71,6 @@ def check_models(config: DictConfig, settings: AtGrpoConfig) -> None:
                 tokenizers[f"policy {name!r}"] = tokenizer
     if len(tokenizers) == len(settings.policy_settings()):  # else the trainer checks it
         check_template_arguments(config.data, tokenizers)
-
-
-def check_ray(config: DictConfig) -> None:
-    """Raises ConfigError for an argument that Ray's `init` does not have."""
-    import ray
-
-    known = inspect.signature(ray.init).parameters
-    for name, value in (OmegaConf.select(config, "ray_kwargs.ray_init") or {}).items():
-        if name not in known and not str(name).startswith("_"):  # Ray's own for tests
-            close = difflib.get_close_matches(str(name), known, n=1)
-            hint = f", or did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"ray_kwargs.ray_init.{name}={value}: ray.init has no such argument; remove it{hint}")
 
 
 def _check_attention(model: DictConfig) -> None:
@@ -224,14 +211,19 @@ def _check_json(where: str, file: Path) -> None:
 
 
 def check_folders(config: DictConfig) -> None:
-    """Raises ConfigError if the run could not write where it will: writes a temporary file there and removes it."""
+    """Raises ConfigError if the run could not write where it will."""
+    check(of_folders(config))
+
+
+def of_folders(config: DictConfig) -> Iterator[str]:
+    """Folders in which the run could not write: writes a temporary file there and removes it."""
     for where, path in _folders(config):
         if str(path).startswith("~"):
-            raise ConfigError(f"{where}: ~ would be the name of a folder here; write ${{oc.env:HOME}} in its place")
+            yield f"{where}: ~ would be the name of a folder here; write ${{oc.env:HOME}} in its place"
         if "://" in str(path):
-            raise ConfigError(f"{where}: it is an address, and would be a folder of this name; name a folder")
+            yield f"{where}: it is an address, and would be a folder of this name; name a folder"
         if (why := _unwritable(Path(path))) is not None:
-            raise ConfigError(f"{where}: {why}; set it to a folder that this job may write")
+            yield f"{where}: {why}; set it to a folder that this job may write"
 
 
 def _folders(config: DictConfig) -> Iterator[tuple[str, str]]:
@@ -243,7 +235,7 @@ def _folders(config: DictConfig) -> Iterator[tuple[str, str]]:
     if config.global_profiler.tool is not None and config.global_profiler.save_path is not None:
         yield f"global_profiler.save_path={config.global_profiler.save_path}", config.global_profiler.save_path
     # As verl's `Tracking` chooses them.
-    if "file" in _loggers(trainer):
+    if "file" in loggers(trainer):
         file = os.environ.get("VERL_FILE_LOGGER_PATH")
         if file is not None:
             yield f"trainer.logger=file with VERL_FILE_LOGGER_PATH={file}", os.path.dirname(file) or "."
@@ -253,7 +245,7 @@ def _folders(config: DictConfig) -> Iterator[tuple[str, str]]:
                 f"trainer.logger=file with trainer.project_name={trainer.project_name}",
                 os.path.join(root, trainer.project_name),
             )
-    if "tensorboard" in _loggers(trainer):
+    if "tensorboard" in loggers(trainer):
         default = f"tensorboard_log/{trainer.project_name}/{trainer.experiment_name}"
         folder = os.environ.get("TENSORBOARD_DIR", default)
         yield f"trainer.logger=tensorboard with TENSORBOARD_DIR={folder}", folder
@@ -280,20 +272,3 @@ def _unwritable(folder: Path) -> str | None:
         return f"{str(named)[:200]} cannot be written ({error.strerror})"
     except ValueError as error:  # NUL
         return f"it is no name of a folder ({error})"
-
-
-# ---------------------------------------------------------------------- loggers
-
-
-def check_loggers(config: DictConfig) -> None:
-    """Raises ConfigError for a logger of verl's whose package is not installed."""
-    for name in _loggers(config.trainer):
-        module = LOGGERS[name]
-        if module is not None and importlib.util.find_spec(module) is None:
-            raise ConfigError(
-                f"trainer.logger={name}: its package is not installed: pip install {module}, or leave it out"
-            )
-
-
-def _loggers(trainer: DictConfig) -> list[Any]:
-    return [trainer.logger] if isinstance(trainer.logger, str) else list(trainer.logger)

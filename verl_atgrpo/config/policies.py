@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_atgrpo.config.key_check import pattern_of
+from verl_atgrpo.config.key_check import is_known
 from verl_atgrpo.config.schema import EXPANDED, SHARED, AtGrpoConfig, ConfigError, Lora, PolicySettings
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def _lora(settings: Lora) -> dict[str, Any]:
 
 def _merge(section: DictConfig, block: Mapping[str, Any], where: str) -> None:
     for key, value in block.items():
-        if key not in section and not (pattern_of(_key_of(where, key)) or "").endswith(".**"):
+        if key not in section and not is_known(_key_of(where, key)):
             raise ConfigError(f"{where}.{key} is not a key of verl's section; it has {', '.join(section)}")
         if isinstance(value, Mapping) and isinstance(section[key], DictConfig) and len(section[key]):
             _merge(section[key], value, f"{where}.{key}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
@@ -13,6 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from verl_atgrpo.config.kinds import Count, Seconds, Text, Weight, words
+from verl_atgrpo.config.rules import SECTION as SECTION
+from verl_atgrpo.config.rules import ConfigError as ConfigError
+from verl_atgrpo.config.rules import check
+from verl_atgrpo.config.section_rules import of_section
 from verl_atgrpo.estimators.choice import resolve_spec
 from verl_atgrpo.estimators.spec import EstimatorSpec
 from verl_atgrpo.files import place_of
@@ -21,17 +25,12 @@ from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.environment_check import check_declared, tasks_of
 from verl_atgrpo.play.types import EnvironmentConfigError, Selection, Split, TeamOptions
 
-SECTION = "at_grpo"
 EXPANDED = "at_grpo_policies"
 """Key under which the driver stores every policy's resolved `actor_rollout_ref` for the trainer and the workers."""
 SHARED = "shared"
 """Name of the only policy of a recipe without `policies`, which is the job's `actor_rollout_ref`."""
 Mode = Literal["sync", "colocate_async", "separate_async"]
 MODES: tuple[str, ...] = typing.get_args(Mode)
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot work. The message is one line with the key, the value and the remedy."""
 
 
 def _identifier(name: str) -> str:
@@ -54,10 +53,6 @@ class Section(BaseModel):
     """A section of the recipe. Refuses unknown keys and does not convert values."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
-
-
-_OF_LORA = ("lora_rank", "lora_alpha", "target_modules")
-"""verl's keys in `model` for which `lora` has its own."""
 
 
 class Lora(Section):
@@ -108,7 +103,7 @@ class Answers(Section):
 
 
 class ValidationAnswers(Answers):
-    """How an agent answers in validation and evaluation, where it differs."""
+    """How an agent answers in validation and evaluation, where it differs: its other keys, and these."""
 
     temperature: Annotated[float, Ge(0), Le(100)] | None = None
     """null: `actor_rollout_ref.rollout.val_kwargs.temperature`."""
@@ -217,7 +212,7 @@ class AtGrpoConfig(Section):
     softmax_temperature: Annotated[float, Gt(0), Le(1e300)] | None = None
     """Temperature of `selection: softmax`, in units of reward."""
     estimator: str | Options = "at_grpo"
-    """A preset, `{preset: ..., <field>: ..., agents: {<agent>: ...}}`, or `{name: ..., <field>: ...}`; see
+    """A preset, `{preset: ..., <field>: ..., agents: {<agent>: ...}}`, or `{name: ..., <field>: ...}`: see
     docs/estimators.md."""
     group_filter: GroupFilter | None = None
     """Drops comparison groups without signal: `{}`, or `{min_groups: ..., max_tasks: ...}` to play further tasks in
@@ -266,49 +261,8 @@ class AtGrpoConfig(Section):
             settings = cls.model_validate(dict(section))
         except ValidationError as error:
             raise ConfigError(one_line(error, cls, SECTION, section)) from None
-        settings._refuse()
+        check(of_section(settings), f"{SECTION}.")
         return settings
-
-    def _refuse(self) -> None:
-        """Raises ConfigError for values that do not fit each other."""
-        name = self.environment.get("name")
-        if not isinstance(name, str):
-            raise ConfigError(
-                f"{SECTION}.environment.name={name!r}: one of {', '.join(registry.registered())}, or 'module:Class'"
-            )
-        for key, refused, why in _TOGETHER:
-            if refused(self):
-                value = functools.reduce(getattr, key.split("."), self)
-                raise ConfigError(f"{SECTION}.{key}={value!r}{why.format(self=self)}")
-        for name, policy in self.policy_settings().items():
-            for key in SAMPLING:
-                if key in policy.rollout:
-                    raise ConfigError(
-                        f"{SECTION}.policies.{name}.rollout.{key}: the same for every policy of a job; set "
-                        f"actor_rollout_ref.rollout.{key}"
-                    )
-            if "optim" in policy.actor:
-                raise ConfigError(f"{SECTION}.policies.{name}.actor.optim: set {SECTION}.policies.{name}.optim")
-            for key in _OF_LORA:
-                if key in policy.model and policy.lora is not None:
-                    raise ConfigError(
-                        f"{SECTION}.policies.{name}.model.{key} has no effect beside {SECTION}.policies.{name}.lora: "
-                        "set it there"
-                    )
-            for key in ("lora", "optim", "actor"):
-                if not policy.trainable and getattr(policy, key):
-                    raise ConfigError(f"{SECTION}.policies.{name}.{key} has no effect on a frozen policy: remove it")
-        if not any(policy.trainable for policy in self.policy_settings().values()):
-            raise ConfigError(f"{SECTION}.policies has no trainable policy: set trainable: true for one of them")
-        self._refuse_estimator(self.spec, f"{SECTION}.estimator={self.spec.name!r}")
-        for agent, own in self.spec.agents.items():
-            self._refuse_estimator(own, f"{SECTION}.estimator.agents.{agent} ({self.spec.name!r})")
-
-    def _refuse_estimator(self, spec: EstimatorSpec, key: str) -> None:
-        for refused, why in _OF_ESTIMATORS:
-            if refused(self, spec):
-                names = ", ".join(self.policies or {})
-                raise ConfigError(f"{key}{why.format(spec=spec, policies=names, scheme=self.scheme)}")
 
     @functools.cached_property
     def spec(self) -> EstimatorSpec:
@@ -353,47 +307,13 @@ class AtGrpoConfig(Section):
         return {name: block or PolicySettings() for name, block in (self.policies or {SHARED: None}).items()}
 
     def policies_of(self, env: Environment) -> dict[str, str]:
-        """Returns agent -> policy for the environment's agents, with `all` expanded.
-
-        Raises ConfigError for an unknown agent or policy, or a policy without agents.
-        """
-        mapping = self._mapping(env, "agents", self.agents)
-        for policy in self.policy_settings():
-            if policy not in mapping.values():
-                raise ConfigError(
-                    f"{SECTION}.policies.{policy} has no agent: give it one in {SECTION}.agents, or remove it"
-                )
-        return mapping
+        """Returns agent -> policy for the environment's agents, with `all` expanded; empty texts if there is none."""
+        return {agent: self.agents.get(agent, self.agents.get("all", "")) for agent in env.agents}
 
     def validation_policies_of(self, env: Environment) -> dict[str, str]:
         """Returns agent -> policy in validation: that of training, updated with `val_agents`."""
-        trained = self.policies_of(env)
-        if self.val_agents is None:
-            return trained
-        inherited = {} if "all" in self.val_agents else trained
-        return self._mapping(env, "val_agents", {**inherited, **self.val_agents})
-
-    def _mapping(self, env: Environment, key: str, given: Mapping[str, str]) -> dict[str, str]:
-        for agent in given:
-            if agent != "all" and agent not in env.agents:
-                raise ConfigError(
-                    f"{SECTION}.{key}.{agent} is not an agent of {self.environment['name']!r}: "
-                    f"it has {', '.join(env.agents)} (or use all)"
-                )
-        policies = self.policy_settings()
-        mapping = {agent: given.get(agent, given.get("all", "")) for agent in env.agents}
-        for agent, policy in mapping.items():
-            if not policy:
-                first = next(iter(policies))
-                raise ConfigError(
-                    f"{SECTION}.{key} has no policy for {agent!r}: add {agent}: {first}, or all: {first}"
-                )
-            if policy not in policies:
-                raise ConfigError(
-                    f"{SECTION}.{key}.{agent}={policy!r} is not a policy of this job: it has {', '.join(policies)} "
-                    f"({SECTION}.policies)"
-                )
-        return mapping
+        given = self.val_agents or {}
+        return {agent: given.get(agent, given.get("all", policy)) for agent, policy in self.policies_of(env).items()}
 
     def answers_of(self, agent: str, validate: bool) -> ValidationAnswers:
         """Returns how an agent answers: `all`, `all.validation`, its own, its own `validation`, each before the last.
@@ -448,119 +368,6 @@ class AtGrpoConfig(Section):
         wanted = self.train_tasks if split == "train" else self.val_tasks
         available = tasks_of(env, split)
         return wanted if available is None else min(wanted, available)
-
-
-SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "n", "name", "mode", "val_kwargs", "agent", "trace")
-"""Keys of `actor_rollout_ref.rollout` that a policy's block cannot set."""
-
-
-_NOT_HERE = " has no effect with scheme: {self.scheme}; remove it"
-_NO_SCORES = f"{_NOT_HERE}, or use episode_reward: scores or own (parallel), or branch.score_weight (branch)"
-_TOGETHER: tuple[tuple[str, Callable[[AtGrpoConfig], Any], str], ...] = (
-    (
-        "softmax_temperature",
-        lambda c: c.softmax_temperature is not None and c.selection != "softmax",
-        " has no effect with selection: {self.selection}; remove it or use selection: softmax",
-    ),
-    ("alpha", lambda c: c.reward_is_outcome and c.alpha != 1, _NO_SCORES),
-    ("local_weight", lambda c: c.reward_is_outcome and c.local_weight != 1, _NO_SCORES),
-    (
-        "episode_reward",
-        lambda c: c.scheme != "parallel" and c.episode_reward != "outcome",
-        " has no effect with scheme: {self.scheme}, where every candidate has its own reward; remove it",
-    ),
-    (
-        "candidates",
-        lambda c: isinstance(c.candidates, dict) and (c.scheme == "parallel" or not c.candidates),
-        ": with scheme: {self.scheme} set one number, or for tree and branch a section such as {{all: 4, <agent>: 8}}",
-    ),
-    ("selection", lambda c: c.scheme != "tree" and c.selection != "greedy", _NOT_HERE),
-    (
-        "scheme",
-        lambda c: c.scheme == "branch" and c.branch is None,
-        " needs to know where to branch: set branch.at to every, first, random or {{<agent>: <n>}}",
-    ),
-    (
-        "branch.at",
-        lambda c: c.branch and c.scheme != "branch",
-        " has no effect with scheme: {self.scheme}; remove branch, or use scheme: branch",
-    ),
-    (
-        "branch.at",
-        lambda c: c.branch and c.branch.at == {},
-        " names no decision; set it to every, first, random or {{<agent>: <n>}}",
-    ),
-    (
-        "branch.nested",
-        lambda c: c.branch and c.branch.nested and c.branch.at in ("first", "random"),
-        " has no effect with at: {self.branch.at}, one branch point; use at: every or {{<agent>: <n>, ...}}",
-    ),
-    (
-        "branch.max_tokens",
-        lambda c: c.branch and c.branch.max_tokens is not None and c.branch.max_tokens < c.branch.min_tokens,
-        " is less than min_tokens={self.branch.min_tokens}: no decision is between",
-    ),
-    (
-        "local_weight",
-        lambda c: c.alpha == c.local_weight == 0,
-        " beside alpha=0 leaves no reward; set one of them above 0",
-    ),
-    (
-        "group_filter.min_groups",
-        lambda c: c.group_filter and c.group_filter.min_groups and not c.group_filter.max_tasks,
-        ": a policy that is always right never has them; bound the tasks of a step with max_tasks",
-    ),
-    (
-        "group_filter.max_tasks",
-        lambda c: c.group_filter and c.group_filter.max_tasks and not c.group_filter.min_groups,
-        " has no effect without min_groups; set that, or remove it",
-    ),
-)
-"""Key, predicate of configurations that refuse its value, and the message after `key=value`."""
-
-_OWN_ROWS = "each of several policies ({policies}) has only its own agents'"
-_OF_ESTIMATORS: tuple[tuple[Callable[[AtGrpoConfig, EstimatorSpec], bool], str], ...] = (
-    (
-        lambda c, spec: c.scheme != "parallel" and spec.unit == "trajectory",
-        " compares whole trajectories: use scheme: parallel, or estimator: at_grpo",
-    ),
-    (
-        lambda c, spec: c.scheme != "parallel" and spec.unit == "call",
-        " aligns the calls of whole episodes: use scheme: parallel, or estimator: at_grpo",
-    ),
-    (
-        lambda c, spec: c.scheme != "parallel" and bool(spec.step_weight),
-        ": step_weight={spec.step_weight} compares equal prompts of different episodes, but with scheme: {scheme} a "
-        "group has one prompt; use scheme: parallel, or step_weight: 0",
-    ),
-    (
-        lambda c, spec: c.scheme != "parallel" and "agent" in spec.scopes,
-        ": the scope agent has no effect with scheme: {scheme}, where a group has one agent; use scheme: parallel, or "
-        "estimator: at_grpo",
-    ),
-    (
-        lambda c, spec: c.episode_reward == "own" and spec.unit == "trajectory",
-        " has one reward for an episode, but with episode_reward: own every row has its own; use estimator: grpo or "
-        "dr_mas, or another episode_reward",
-    ),
-    # A policy's update has only its own agents' rows, which do not give the team's mean and std.
-    (
-        lambda c, spec: (
-            len(c.policies or {}) > 1
-            and spec.unit != "trajectory"
-            and "group" in spec.scopes
-            and c.scheme == "parallel"
-        ),
-        f" compares the rows of all agents of a task, but {_OWN_ROWS}: use estimator: dr_mas as it stands (per "
-        "agent), estimator: mas_grpo, or one policy",
-    ),
-    (
-        lambda c, spec: len(c.policies or {}) > 1 and bool(spec.step_weight) and spec.step_scope == "group",
-        f" compares all rows with the same prompt, of any agent, but {_OWN_ROWS}: use step_scope: agent, or one "
-        "policy",
-    ),
-)
-"""Predicate of refused estimators (or an agent's part of one) in a configuration, and the message after the key."""
 
 
 # ---------------------------------------------------------------------- messages and docs from types and bounds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -12,18 +13,20 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_atgrpo import platform_choice
-from verl_atgrpo.config.answer_check import check_answers
-from verl_atgrpo.config.key_check import View, check_keys, check_types
+from verl_atgrpo.config.job import Job, Policy
+from verl_atgrpo.config.job_rules import of_answers, of_assignments, of_sampling
+from verl_atgrpo.config.key_check import check_keys, check_types
 from verl_atgrpo.config.machine_check import check_cpu_prefill
 from verl_atgrpo.config.policies import expand_policies, job_of
-from verl_atgrpo.config.policy_check import check_memory, check_room
-from verl_atgrpo.config.run_check import check_sampling
-from verl_atgrpo.config.schema import SECTION, AtGrpoConfig, ValidationAnswers
+from verl_atgrpo.config.policy_rules import of_memory, of_room, of_temperatures
+from verl_atgrpo.config.rules import check
+from verl_atgrpo.config.schema import AtGrpoConfig, ValidationAnswers
+from verl_atgrpo.config.view import View
 from verl_atgrpo.evaluation.engine import engine_args
 from verl_atgrpo.evaluation.results import MAX_EPISODES
 from verl_atgrpo.evaluation.sources import Adapter, Source, assignments, of_checkpoint, parse, weights_digest
 from verl_atgrpo.play.environment import Environment
-from verl_atgrpo.play.environment_check import check_first_tasks, tasks_of
+from verl_atgrpo.play.environment_check import tasks_of
 from verl_atgrpo.play.remote import RemoteModel
 from verl_atgrpo.recipes import compose, readable
 from verl_atgrpo.report import counted
@@ -99,13 +102,15 @@ def make(options: Options) -> Plan:
         view = View(config)
         check_types(view)
         check_keys(view)
-        check_sampling(config.actor_rollout_ref.rollout)
+        training = Job(view, settings)
+        check(of_sampling(training))
         expand_policies(config, settings)
-        environment = settings.make_environment()
-        check_first_tasks(environment, settings.environment["name"])
+        environment = training.env
         rollout, data = config.actor_rollout_ref.rollout, config.data
-        check_answers(config, settings, environment)
-        agents, players = _players(config, settings, environment, options)
+        check(of_assignments(training))
+        check(of_answers(training))
+        check(itertools.chain.from_iterable(map(of_temperatures, training.policies.values())))
+        agents, players = _players(training, options)
         answers = {agent: settings.answers_of(agent, validate=True) for agent in agents}
         own = {agent: given for agent, one in answers.items() if (given := one.model_dump(exclude_none=True))}
         sampling = {key: rollout.val_kwargs[key] for key in ("temperature", "top_p", "top_k")}
@@ -171,11 +176,9 @@ def _seeds(given: Sequence[int] | None, default: int) -> list[int]:
     return seeds
 
 
-def _players(
-    config: DictConfig, settings: AtGrpoConfig, environment: Environment, options: Options
-) -> tuple[dict[str, str], dict[str, Player]]:
+def _players(training: Job, options: Options) -> tuple[dict[str, str], dict[str, Player]]:
     """Returns agent -> name of its player, and name -> player."""
-    policies = settings.policy_settings()
+    policies, environment = training.settings.policy_settings(), training.env
     sources: dict[str, Source] = {}
     if options.checkpoint is not None:
         trainable = {name: policy.trainable for name, policy in policies.items()}
@@ -183,7 +186,7 @@ def _players(
     given = assignments(options.policies, "--policy", list(policies), "policy")
     sources.update({name: parse(text) for name, text in given.items()})
     # Player -> the policy whose section configures its serving.
-    agents = settings.validation_policies_of(environment)
+    agents = training.validation_agents
     sections = {name: name for name in policies}
     for agent, text in assignments(options.agents, "--agent", environment.agents, "agent").items():
         if text in policies:
@@ -196,7 +199,7 @@ def _players(
         if name not in agents.values():
             raise ValueError(f"--policy {name}=... has no effect: no agent has the policy {name!r}")
     players = {
-        name: _player(config, settings, sections[name], sources.get(name)) for name in sorted(set(agents.values()))
+        name: _player(training.policies[sections[name]], sources.get(name)) for name in sorted(set(agents.values()))
     }
     players = _numbered(players)
     _check_memory(players)
@@ -231,9 +234,9 @@ def _check_base(key: str, adapter: Adapter, path: str) -> None:
         )
 
 
-def _player(config: DictConfig, settings: AtGrpoConfig, section: str, source: Source | None) -> Player:
-    key = f"{SECTION}.policies.{section}" if settings.policies else "actor_rollout_ref"
-    job = job_of(config, section)
+def _player(trained: Policy, source: Source | None) -> Player:
+    key, section = trained.key, trained.name
+    job = job_of(trained.job.config, section)
     check_keys(View(job), key)
     policy = job.actor_rollout_ref
     if source is None:
@@ -254,7 +257,7 @@ def _player(config: DictConfig, settings: AtGrpoConfig, section: str, source: So
         _check_base(key, source, path)
     if platform_choice.wants_cpu():
         check_cpu_prefill(key, policy.rollout)
-    check_room(key, policy.rollout, job.data)
+    check(of_room(trained))
     engine = engine_args(key, path, policy)
     if isinstance(source, Adapter):
         engine["enable_lora"] = True
@@ -269,7 +272,7 @@ def _check_memory(players: Mapping[str, Player]) -> None:
         if player.engine is not None and player.engine not in engines:
             engines.append(player.engine)
             shares[name] = float(player.engine["gpu_memory_utilization"])
-    check_memory("an evaluation", shares, "lower them")
+    check(of_memory("an evaluation", shares, "lower them"))
 
 
 _OF_THE_MACHINE = (

@@ -27,7 +27,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.utils.padding import response_from_nested
 
 from verl_atgrpo.adapters import AdapterEngine
-from verl_atgrpo.config.policy_check import IN_PARTS
+from verl_atgrpo.config.policy_rules import IN_PARTS
 from verl_atgrpo.play.testing import in_a_line
 from verl_atgrpo.prefix_tree import twin
 from verl_atgrpo.prefix_tree.forward import FLEX, Packed, entropies, log_probs, model_inputs

@@ -24,7 +24,8 @@ from verl.workers.rollout.utils import get_max_position_embeddings
 
 from verl_atgrpo.config.answer_check import check_chats
 from verl_atgrpo.config.policies import ADAPTERS
-from verl_atgrpo.config.policy_check import check_context
+from verl_atgrpo.config.policy_rules import of_context
+from verl_atgrpo.config.rules import check
 from verl_atgrpo.config.schema import EXPANDED, SECTION, AtGrpoConfig, ConfigError
 from verl_atgrpo.estimators.spec import EstimatorSpec
 from verl_atgrpo.play.seeds import stable_hash
@@ -111,7 +112,7 @@ class PolicyUnit:
             )
         key = f"{SECTION}.policies.{name}" if EXPANDED in job else "actor_rollout_ref"
         longest = get_max_position_embeddings(loaded.hf_config)
-        check_context(key, job.actor_rollout_ref.rollout, job.data, longest)
+        check(of_context(key, job.actor_rollout_ref.rollout, job.data, longest))
         check_chats(settings, name, self.tokenizer)
         self.use_reference_policy = trainable and need_reference_policy(job)
         model = job.actor_rollout_ref.model

@@ -10,7 +10,7 @@ from verl.single_controller.ray import RayResourcePool
 from verl.trainer.ppo.utils import Role
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_atgrpo.config.mode_check import devices_of
+from verl_atgrpo.config.mode_rules import devices_of
 from verl_atgrpo.serving.health import PolicyFailed, dead_replicas, naming
 from verl_atgrpo.serving.replicas import Replicas
 from verl_atgrpo.serving.workers import TrainerWorker, WeightTarget

@@ -1,0 +1,23 @@
+"""Jobs of which single rules are asked, without the configuration that these do not read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from verl_atgrpo.config.job import Job
+from verl_atgrpo.config.rules import check
+from verl_atgrpo.config.schema import AtGrpoConfig
+from verl_atgrpo.config.view import View
+from verl_atgrpo.play.environment import Environment
+
+
+def asked(rule: Any, settings: AtGrpoConfig, env: Environment | None = None, **sections: Any) -> None:
+    """Raises ConfigError if a rule refuses a job with these settings and these sections of verl's."""
+    job = Job(View(OmegaConf.create(sections)), settings)
+    if env is not None:
+        job.env = env
+    messages: Iterator[str] = rule(job)
+    check(messages)
