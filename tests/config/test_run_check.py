@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import inspect
 import re
 from contextlib import nullcontext
 from pathlib import Path
@@ -19,7 +20,7 @@ from fakes.math_problems import sources
 
 import verl_atgrpo.recipes
 from verl_atgrpo import Environment, Outcome, Split, compat, platform_choice
-from verl_atgrpo.config import machine_check
+from verl_atgrpo.config import job_rules, machine_check, mode_rules, policy_rules, run_check
 from verl_atgrpo.config.machine_check import check_models
 from verl_atgrpo.config.policies import expand_policies
 from verl_atgrpo.config.policy_rules import of_context
@@ -216,6 +217,15 @@ def test_a_downloaded_models_template_is_read_before_ray(
         check_cpu(config)
     config.data.apply_chat_template_kwargs = {}
     check_cpu(config)
+
+
+def test_every_rule_is_in_the_list() -> None:
+    """Or it would refuse nothing. `of_context` needs the model, and `of_memory` is what other rules share."""
+    modules = (job_rules, mode_rules, policy_rules)
+    names = {f"{module.__name__.rpartition('.')[2]}.{name}" for module in modules for name in vars(module)}
+    listed = set(re.findall(r"\b\w+_rules\.of_\w+", inspect.getsource(run_check)))
+    unlisted = {name for name in names - listed if ".of_" in name}
+    assert unlisted == {"policy_rules.of_context", "policy_rules.of_memory"}
 
 
 def test_recipes_spell_out_every_key_with_its_default(compose: Any) -> None:
