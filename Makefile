@@ -116,6 +116,7 @@ lint: $(VENV)/package docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy examples/at_grpo_in_one_file.py
 	$(BIN)/python scripts/line_budget.py
 
 # Not --quiet: mkdocs counts no warnings then, and --strict lets broken links pass.
