@@ -17,7 +17,7 @@ from verl_atgrpo.estimators.advantages import team_advantages
 from verl_atgrpo.estimators.arithmetic import deviations, group_sum
 from verl_atgrpo.estimators.choice import follows_verls_switch, resolve_spec
 from verl_atgrpo.estimators.presets import ENTRY_POINTS, PRESETS, presets
-from verl_atgrpo.estimators.spec import EstimatorSpec, Rows
+from verl_atgrpo.estimators.spec import EstimatorSpec, Labels
 
 
 @pytest.mark.parametrize(
@@ -301,8 +301,8 @@ class OverTheMean(EstimatorSpec):
 
     power: float = 1.0
 
-    def formula(self, values: Tensor, rows: Rows) -> Tensor:
-        group, size, deviation = deviations(values, rows["groups"])
+    def formula(self, values: Tensor, labels: Labels) -> Tensor:
+        group, size, deviation = deviations(values, labels["groups"])
         return deviation / (group_sum(values, group, len(size)) / size)[group] ** self.power
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from verl_atgrpo.estimators.arithmetic import deviations, group_sum, pairs, standardise
-from verl_atgrpo.estimators.spec import EstimatorSpec, Rows
+from verl_atgrpo.estimators.spec import EstimatorSpec, Labels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 PRESET = EstimatorSpec(name="dr_mas", center_scope="agent", scale_scope="agent")
 
 
-def advantages(values: Tensor, rows: Rows, spec: EstimatorSpec, weights: Tensor | None = None) -> Tensor:
+def advantages(values: Tensor, labels: Labels, spec: EstimatorSpec, weights: Tensor | None = None) -> Tensor:
     """Returns the advantages of rows with the scope "agent" in the centre or the scale: (N,) float64 -> (N,).
 
     A row counts as often as `weights` (N,) says, by default once.
     """
-    scopes = {"group": rows["groups"], "agent": pairs(rows["groups"], rows["agents"])}
+    scopes = {"group": labels["groups"], "agent": pairs(labels["groups"], labels["agents"])}
     same = spec.scale == "none" or spec.scale_scope == spec.center_scope
     scale_groups = None if same else scopes[spec.scale_scope]
     return standardise(values, scopes[spec.center_scope], spec, scale_groups, weights)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from verl_atgrpo.estimators.arithmetic import pairs, standardise
-from verl_atgrpo.estimators.spec import EstimatorSpec, Rows
+from verl_atgrpo.estimators.spec import EstimatorSpec, Labels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 PRESET = EstimatorSpec(name="gigpo", unit="trajectory", step_weight=1.0, step_gamma=0.95)
 
 
-def step_term(values: Tensor, rows: Rows, spec: EstimatorSpec) -> Tensor:
+def step_term(values: Tensor, labels: Labels, spec: EstimatorSpec) -> Tensor:
     """Returns A^S, which `advantages` adds to the advantages of any unit but "call": (N,) float64 -> (N,)."""
-    same_prompt = pairs(rows["groups"], rows["anchors"])
+    same_prompt = pairs(labels["groups"], labels["anchors"])
     if spec.step_scope == "agent":
-        same_prompt = pairs(same_prompt, rows["agents"])
-    returns = values * spec.step_gamma ** rows["left"].double()
+        same_prompt = pairs(same_prompt, labels["agents"])
+    returns = values * spec.step_gamma ** labels["left"].double()
     return standardise(returns, same_prompt, replace(spec, singleton="zero"))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from verl_atgrpo.estimators.arithmetic import standardise
-from verl_atgrpo.estimators.spec import EstimatorSpec, Rows
+from verl_atgrpo.estimators.spec import EstimatorSpec, Labels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +21,6 @@ if TYPE_CHECKING:
 PRESET = EstimatorSpec(name="grpo")
 
 
-def advantages(values: Tensor, rows: Rows, spec: EstimatorSpec) -> Tensor:
+def advantages(values: Tensor, labels: Labels, spec: EstimatorSpec) -> Tensor:
     """Returns the advantages of rows that are compared with their whole group: (N,) float64 -> (N,)."""
-    return standardise(values, rows["groups"], spec)
+    return standardise(values, labels["groups"], spec)

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from verl_atgrpo.estimators.spec import EstimatorSpec, Need
 
-COLUMNS: Mapping[Need, tuple[str, str]] = {
+TAGS: Mapping[Need, tuple[str, str]] = {
     "agent": ("agent", "agents"),
     "trajectory": ("episode", "units"),
     "left": ("left", "left"),
     "anchor": ("anchor", "anchors"),
 }
-"""Label that an estimator needs beside the group -> the row's tag, and the column of `spec.Rows`."""
+"""Label that an estimator needs beside the group -> the row's tag, and its name in `spec.Labels`."""
 
 
 def anchor_of(prompt_ids: Sequence[int]) -> str:
@@ -40,17 +40,17 @@ def factorise(labels: Sequence[Hashable] | npt.NDArray[Any]) -> tuple[Tensor, li
 
 
 def row_ids(rows: Sequence[Mapping[str, Any]], spec: EstimatorSpec) -> dict[str, Tensor]:
-    """Returns the columns of rows with these tags: their groups, and what else the spec needs.
+    """Returns the `Labels` of rows with these tags: their groups, and what else the spec needs.
 
     Raises:
         ValueError: a row lacks a tag that the estimator needs.
     """
     needs = spec.needs
     ids = {"groups": factorise([row["group"] for row in rows])[0]}
-    for need, (_, name) in COLUMNS.items():
+    for need, (_, name) in TAGS.items():
         if need in needs:
-            labels = _labels(rows, need, spec)
-            ids[name] = torch.tensor(labels, dtype=torch.int64) if need == "left" else factorise(labels)[0]
+            found = _tags(rows, need, spec)
+            ids[name] = torch.tensor(found, dtype=torch.int64) if need == "left" else factorise(found)[0]
     if spec.main_agent is not None:
         ids["mains"] = rows_of_agent(rows, spec.main_agent, spec)
     return ids
@@ -58,11 +58,11 @@ def row_ids(rows: Sequence[Mapping[str, Any]], spec: EstimatorSpec) -> dict[str,
 
 def rows_of_agent(rows: Sequence[Mapping[str, Any]], agent: str, spec: EstimatorSpec) -> Tensor:
     """Returns which rows are an agent's: (N,) bool. Raises as `row_ids`."""
-    return torch.tensor([name == agent for name in _labels(rows, "agent", spec)], dtype=torch.bool)
+    return torch.tensor([name == agent for name in _tags(rows, "agent", spec)], dtype=torch.bool)
 
 
-def _labels(rows: Sequence[Mapping[str, Any]], need: Need, spec: EstimatorSpec) -> list[Any]:
-    tag = COLUMNS[need][0]
+def _tags(rows: Sequence[Mapping[str, Any]], need: Need, spec: EstimatorSpec) -> list[Any]:
+    tag = TAGS[need][0]
     found = [row.get(tag) for row in rows]
     if None in found:
         raise ValueError(f"a row has no tag {tag!r}; estimator {spec.name!r} needs its {need}")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from verl_atgrpo.estimators import dr_mas
 from verl_atgrpo.estimators.arithmetic import dense, group_min, pairs
-from verl_atgrpo.estimators.spec import EstimatorSpec, Rows
+from verl_atgrpo.estimators.spec import EstimatorSpec, Labels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PRESET = EstimatorSpec(name="m_grpo", unit="call", ddof=0, center_scope="agent", scale_scope="agent")
 
 
-def advantages(values: Tensor, rows: Rows, spec: EstimatorSpec) -> Tensor:
+def advantages(values: Tensor, labels: Labels, spec: EstimatorSpec) -> Tensor:
     """Returns the advantages of rows whose calls are aligned (unit "call"): (N,) float64 -> (N,).
 
     Raises:
@@ -34,20 +34,20 @@ def advantages(values: Tensor, rows: Rows, spec: EstimatorSpec) -> Tensor:
     """
     if spec.sub_calls is None:
         raise ValueError(f"spec: {spec.name!r} has no sub_calls")
-    mains = rows["mains"]
-    call, total = dense(pairs(rows["units"], rows["agents"]))
+    mains = labels["mains"]
+    call, total = dense(pairs(labels["units"], labels["agents"]))
     differs = mains & (values != group_min(values, call, total)[call])
     if bool(differs.any()):
-        unit = rows["units"][differs][0].item()
+        unit = labels["units"][differs][0].item()
         raise ValueError(
             f"units: the main agent's rows of trajectory {unit} have different rewards; it has one outcome"
         )
-    position, number = _order(call, total, rows["left"])
+    position, number = _order(call, total, labels["left"])
     copies = spec.sub_calls // number + (position < spec.sub_calls % number)
     # The first row of the main agent stands for the episode in the statistics; all its rows get the advantage.
     weights = copies.where(~mains, (position == 0).long())
     copies = copies.masked_fill(mains, 1)
-    return copies.to(values.dtype) * dr_mas.advantages(values, rows, spec, weights.to(values.dtype))
+    return copies.to(values.dtype) * dr_mas.advantages(values, labels, spec, weights.to(values.dtype))
 
 
 def _order(call: Tensor, total: int, left: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from verl_atgrpo.estimators.arithmetic import dense, group_min, standardise
-from verl_atgrpo.estimators.spec import EstimatorSpec, Rows
+from verl_atgrpo.estimators.spec import EstimatorSpec, Labels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 PRESET = EstimatorSpec(name="mas_grpo", unit="trajectory")
 
 
-def advantages(values: Tensor, rows: Rows, spec: EstimatorSpec) -> Tensor:
+def advantages(values: Tensor, labels: Labels, spec: EstimatorSpec) -> Tensor:
     """Returns the advantages of rows whose episodes are compared (unit "trajectory"): (N,) float64 -> (N,).
 
     Raises:
         ValueError: an episode has rows with different rewards, or in different groups.
     """
-    episode, total = dense(rows["units"])
-    rewards = _of_episodes("rewards", values, episode, total, rows)
-    groups = _of_episodes("groups", rows["groups"], episode, total, rows)
+    episode, total = dense(labels["units"])
+    rewards = _of_episodes("rewards", values, episode, total, labels)
+    groups = _of_episodes("groups", labels["groups"], episode, total, labels)
     return standardise(rewards, groups, spec)[episode]
 
 
-def _of_episodes(what: str, column: Tensor, episode: Tensor, total: int, rows: Rows) -> Tensor:
+def _of_episodes(what: str, column: Tensor, episode: Tensor, total: int, labels: Labels) -> Tensor:
     """Returns the value of each episode (E,) from those of its rows, which must be equal."""
     # All rows are equal exactly if each equals the minimum.
     chosen = group_min(column, episode, total)
@@ -41,7 +41,7 @@ def _of_episodes(what: str, column: Tensor, episode: Tensor, total: int, rows: R
     if bool(differs.any()):
         row = int(differs.nonzero()[0])
         raise ValueError(
-            f"units: trajectory {rows['units'][row].item()} has rows with different {what} "
+            f"units: trajectory {labels['units'][row].item()} has rows with different {what} "
             f"({chosen[episode][row].item()} and {column[row].item()}); a trajectory has one outcome and one group"
         )
     return chosen

@@ -20,7 +20,7 @@ Scale = Literal["std", "none"]
 Singleton = Literal["zero", "raw"]
 Scope = Literal["group", "agent"]
 Need = Literal["trajectory", "agent", "left", "anchor"]
-Rows: TypeAlias = Mapping[str, "Tensor"]
+Labels: TypeAlias = Mapping[str, "Tensor"]
 """What a formula reads of N rows beside their rewards, (N,) each: `groups`, `units` (episodes), `agents` and `anchors`
 (prompts) are int64 ids, `left` is the int64 number of later decisions in the episode, `mains` is true for the rows of
 the main agent. `groups` are always there, the others if the spec `needs` them."""
@@ -150,7 +150,7 @@ class EstimatorSpec:
             needs.add("agent")
         return frozenset(needs.union(*(spec.needs for spec in self.agents.values())))
 
-    def formula(self, values: "Tensor", rows: Rows) -> "Tensor | None":
+    def formula(self, values: "Tensor", labels: Labels) -> "Tensor | None":
         """Returns the rows' advantages, (N,) float64 as `values`, or None: what the fields say.
 
         A paper whose arithmetic the fields cannot express has a subclass with this method, its `needs` and fields of
