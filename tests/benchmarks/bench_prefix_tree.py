@@ -158,14 +158,14 @@ def build(count: int, candidates: int) -> None:
     """Makes trees of 4,096 tokens of so many rows and prints the seconds of each part."""
     import numpy as np
 
-    from verl_atgrpo.prefix_tree.tree import Rows, cut, pack, sort
+    from verl_atgrpo.prefix_tree.tree import TokenRows, cut, pack, sort
 
     rng, length, response = np.random.default_rng(0), 1000, 128
     tokens = rng.integers(0, 50_000, (count, length))
     tokens[:, :-response] = np.repeat(tokens[::candidates, :-response], candidates, axis=0)[:count]
     tokens = tokens[rng.permutation(count)]
     times = [time.process_time()]
-    rows = Rows(tokens.ravel(), np.arange(count + 1) * length, np.full(count, length - response))
+    rows = TokenRows(tokens.ravel(), np.arange(count + 1) * length, np.full(count, length - response))
     order = sort(rows)
     times.append(time.process_time())
     parts = cut(rows, order, budget=4096)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from verl_atgrpo.prefix_tree.forward import FLEX, Packed, log_probs, model_inputs
-from verl_atgrpo.prefix_tree.tree import Rows, cut, pack, sort
+from verl_atgrpo.prefix_tree.tree import TokenRows, cut, pack, sort
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VOCABULARY = 32_000
@@ -74,7 +74,7 @@ def plain(net: Any, tokens: Any, options: argparse.Namespace, each: Callable[[li
 def trees(net: Any, tokens: Any, options: argparse.Namespace, each: Callable[[list[int], Tensor], None]) -> int:
     """As `plain`, over trees."""
     count, length = tokens.shape
-    made = Rows(tokens.ravel(), np.arange(count + 1) * length, np.full(count, options.prompt))
+    made = TokenRows(tokens.ravel(), np.arange(count + 1) * length, np.full(count, options.prompt))
     order, read = sort(made), 0
     for part in cut(made, order, options.budget):
         tree = pack(made, order, part)

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from verl_atgrpo.prefix_tree.tree import Rows, Tree, cut, pack, sort
+from verl_atgrpo.prefix_tree.tree import TokenRows, Tree, cut, pack, sort
 
 Made = Sequence[tuple[Sequence[int], int]]
 """Rows: tokens, and how many of them are the prompt."""
 
 
-def rows_of(made: Made) -> Rows:
+def rows_of(made: Made) -> TokenRows:
     """Lays rows end to end."""
     ids, prompts = zip(*made, strict=True)
-    return Rows(np.concatenate(ids), np.cumsum([0, *map(len, ids)]), np.array(prompts))
+    return TokenRows(np.concatenate(ids), np.cumsum([0, *map(len, ids)]), np.array(prompts))
 
 
 def trees_of(made: Made, budget: int, at_least: int = 1) -> list[Tree]:

@@ -22,7 +22,7 @@ import transfer_queue
 from fakes.local_queue import LocalQueue
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_atgrpo.serving.server import Answer, GroupAnswers
+from verl_atgrpo.serving.server import GroupResponses, Result
 
 Seen = Callable[[str, dict[str, Any], Any], None]
 """Is called with what a caller receives: method, arguments by name, value or exception."""
@@ -202,7 +202,7 @@ class Faults:
     """The request hangs until it is cancelled or aborted."""
 
 
-class SimulatedServer(GroupAnswers):
+class SimulatedServer(GroupResponses):
     """One replica, with scripted responses, random latency and faults."""
 
     def __init__(self, answer: Callable[[list[int], int], list[int]], faults: Faults, seed: int) -> None:
@@ -214,7 +214,7 @@ class SimulatedServer(GroupAnswers):
         self.dead = False
         self.counts: Counter[str] = Counter()
 
-    async def generate_group(self, **requests: Any) -> AsyncIterator[list[tuple[int, Answer]]]:
+    async def generate_group(self, **requests: Any) -> AsyncIterator[list[tuple[int, Result]]]:
         """Runs a decision's requests; raises RayActorError once the server is dead."""
         if self.dead:
             self.counts["requests"] += len(requests["request_ids"])

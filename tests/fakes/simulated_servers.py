@@ -15,7 +15,7 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from verl_atgrpo.serving.client import AvoidingBalancer, DecisionClient
 from verl_atgrpo.serving.requests import Gate, PatientClient
-from verl_atgrpo.serving.server import GroupAnswers
+from verl_atgrpo.serving.server import GroupResponses
 
 RESPONSE = [102 + number for number in range(10)]
 """The response to `Servers.sample`."""
@@ -65,7 +65,7 @@ class Actor:
         return Call(call)
 
 
-class Server(GroupAnswers):
+class Server(GroupResponses):
     """Generates a token every `pace` seconds: 100 + the sequence's length so far, up to `max_tokens` or an abort."""
 
     def __init__(self, name: str, version: int = 1, pace: float = 0.001) -> None:
@@ -98,7 +98,7 @@ class Server(GroupAnswers):
 
     async def _generate_group(self, **requests: Any) -> AsyncIterator[Any]:
         self.calls.append(len(requests["request_ids"]))
-        async for answers in GroupAnswers.generate_group(self, **requests):
+        async for answers in GroupResponses.generate_group(self, **requests):
             if isinstance(self.error, ray.exceptions.RayActorError):
                 raise self.error  # a dead server returns nothing
             yield answers

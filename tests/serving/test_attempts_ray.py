@@ -21,7 +21,7 @@ from verl_atgrpo import EpisodeFailed
 from verl_atgrpo.serving import client
 from verl_atgrpo.serving.client import AvoidingBalancer, DecisionClient
 from verl_atgrpo.serving.requests import Gate, PatientClient
-from verl_atgrpo.serving.server import Answer, GroupAnswers
+from verl_atgrpo.serving.server import GroupResponses, Result
 
 pytestmark = pytest.mark.slow
 
@@ -31,14 +31,14 @@ class EngineDeadError(Exception):
 
 
 @ray.remote(num_cpus=0)
-class Server(GroupAnswers):
+class Server(GroupResponses):
     """Responds immediately, never, or with an error, depending on `mode`; counts its requests."""
 
     def __init__(self, mode: str = "normal") -> None:
         self._mode = mode
         self._counts = {"calls": 0, "requests": 0, "cancelled": 0}
 
-    async def generate_group(self, *args: Any, **kwargs: Any) -> AsyncIterator[list[tuple[int, Answer]]]:
+    async def generate_group(self, *args: Any, **kwargs: Any) -> AsyncIterator[list[tuple[int, Result]]]:
         self._counts["calls"] += 1
         async for answers in super().generate_group(*args, **kwargs):
             yield answers

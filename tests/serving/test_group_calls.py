@@ -17,7 +17,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from verl_atgrpo import EpisodeFailed
 from verl_atgrpo.serving import client
-from verl_atgrpo.serving.server import TOGETHER, GroupAnswers
+from verl_atgrpo.serving.server import TOGETHER, GroupResponses
 
 K = 4
 
@@ -118,7 +118,7 @@ def test_responses_that_finish_together_are_returned_together() -> None:
     async def run() -> int:
         batches, server = 0, Server("a")
         params = [{"max_tokens": 10 + number} for number in range(K)]
-        async for batch in GroupAnswers.generate_group(server, [1, 2], ["x"] * K, [[]] * K, params, 9.0):
+        async for batch in GroupResponses.generate_group(server, [1, 2], ["x"] * K, [[]] * K, params, 9.0):
             assert len(batch) == K
             batches += 1
         return batches
@@ -260,7 +260,7 @@ async def test_a_candidate_may_be_cancelled_before_its_call_is_sent(gone: int) -
 async def test_cancelling_a_call_aborts_its_requests_in_the_server() -> None:
     ended: list[str] = []
 
-    class Waiting(GroupAnswers):
+    class Waiting(GroupResponses):
         async def generate(self, request_id: str, **_: Any) -> None:
             try:
                 await asyncio.Event().wait()

@@ -31,7 +31,7 @@ from verl_atgrpo.config.policy_rules import IN_PARTS
 from verl_atgrpo.play.testing import in_a_line
 from verl_atgrpo.prefix_tree import twin
 from verl_atgrpo.prefix_tree.forward import FLEX, Packed, entropies, log_probs, model_inputs
-from verl_atgrpo.prefix_tree.tree import Rows, Tree, best_cut, cost, cut, pack, sort
+from verl_atgrpo.prefix_tree.tree import TokenRows, Tree, best_cut, cost, cut, pack, sort
 
 logger = logging.getLogger(__name__)
 VENDOR = "prefix_tree"
@@ -140,7 +140,9 @@ class TreeEngine(AdapterEngine, FSDPEngineWithLMHead):  # type: ignore[misc]
         """Returns the batch as as many trees as every other rank has, or None where a rank needs plain rows."""
         ids, offsets = data["input_ids"].values().cpu(), data["input_ids"].offsets().cpu()
         lengths = offsets.diff()
-        rows = Rows(ids.numpy(), offsets.numpy(), (lengths - data["response_mask"].offsets().cpu().diff()).numpy())
+        rows = TokenRows(
+            ids.numpy(), offsets.numpy(), (lengths - data["response_mask"].offsets().cpu().diff()).numpy()
+        )
         order = sort(rows)
         if tu.get_non_tensor_data(data=data, key="use_dynamic_bsz", default=True):
             budget = int(data["max_token_len_per_gpu"])

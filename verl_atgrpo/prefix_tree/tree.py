@@ -46,7 +46,7 @@ class Tree:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TokenRows:
     """Rows of tokens, laid end to end.
 
     Raises ValueError if a row has no prompt, or none of its tokens is a response's.
@@ -85,7 +85,7 @@ class Order:
     """Input tokens that each shares with the one before it; 0 for the first."""
 
 
-def sort(rows: Rows) -> Order:
+def sort(rows: TokenRows) -> Order:
     """Sorts rows by their tokens and counts what neighbours share of the tokens that the model reads."""
     data = rows.tokens.astype(">u4").tobytes()  # big-endian: bytes sort as the ids do
     keys = [data[4 * start : 4 * end] for start, end in pairwise(rows.offsets)]
@@ -100,7 +100,7 @@ def sort(rows: Rows) -> Order:
     return Order(np.array(order, dtype=np.int64), shared)
 
 
-def cut(rows: Rows, order: Order, budget: int, at_least: int = 1) -> list[slice]:
+def cut(rows: TokenRows, order: Order, budget: int, at_least: int = 1) -> list[slice]:
     """Cuts sorted rows into trees of at most `budget` input tokens; a longer row is a tree of its own.
 
     Args:
@@ -143,7 +143,7 @@ def cost(lengths: Ints, square: float) -> float:
     return float((lengths * (1 + lengths / square)).sum())
 
 
-def best_cut(rows: Rows, order: Order, budget: int, square: float) -> tuple[int, float]:
+def best_cut(rows: TokenRows, order: Order, budget: int, square: float) -> tuple[int, float]:
     """Returns the number of tokens up to which trees cost least, and their cost; see `cut` and `cost`.
 
     It is `budget`, or that halved once or more, if it is `_SMALL` at least.
@@ -162,7 +162,7 @@ def best_cut(rows: Rows, order: Order, budget: int, square: float) -> tuple[int,
     return most, least
 
 
-def pack(rows: Rows, order: Order, part: slice) -> Tree:
+def pack(rows: TokenRows, order: Order, part: slice) -> Tree:
     """Packs sorted rows `part` as one tree."""
     chosen, shared = order.rows[part], order.shared[part].copy()
     shared[0] = 0  # whatever came before is in another tree

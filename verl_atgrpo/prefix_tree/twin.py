@@ -19,7 +19,7 @@ from torch import Tensor
 
 from verl_atgrpo.play.testing import in_a_line
 from verl_atgrpo.prefix_tree.forward import FLEX, Packed, log_probs, model_inputs
-from verl_atgrpo.prefix_tree.tree import Rows, Tree, pack, sort
+from verl_atgrpo.prefix_tree.tree import TokenRows, Tree, pack, sort
 
 VOCABULARY = 256
 WINDOW = 24
@@ -130,7 +130,7 @@ def twin(config: Any, implementation: str, device: str) -> torch.nn.Module:
     return made
 
 
-def sample_rows() -> Rows:
+def sample_rows() -> TokenRows:
     """Returns rows that branch at three depths, half of them longer than WINDOW, in a tree that is longer still."""
     rng = random.Random(0)
 
@@ -141,7 +141,7 @@ def sample_rows() -> Rows:
     prompts = [stem + tokens(5), stem + tokens(3), stem + tokens(2 * WINDOW)]
     rows = [(prompt, tokens(1 + 4 * k)) for prompt in prompts for k in range(3)]
     ids = [prompt + response for prompt, response in rows]
-    return Rows(
+    return TokenRows(
         np.concatenate(ids).astype(np.int64),
         np.cumsum([0, *map(len, ids)]),
         np.array([len(prompt) for prompt, _ in rows]),
@@ -176,7 +176,7 @@ def tree_log_probs(model: torch.nn.Module, tree: Tree) -> Tensor:
 
 
 @torch.no_grad()
-def _alone(model: torch.nn.Module, rows: Rows, row: int) -> Tensor:
+def _alone(model: torch.nn.Module, rows: TokenRows, row: int) -> Tensor:
     device = next(model.parameters()).device
     ids = torch.from_numpy(rows[row]).to(device)
     prompt = int(rows.prompts[row])

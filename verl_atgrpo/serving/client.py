@@ -13,7 +13,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-from verl_atgrpo.serving.server import Answer
+from verl_atgrpo.serving.server import Result
 
 GRACE = 30.0
 """Seconds after the requests' timeout until a call is given up; a healthy server has ended it before."""
@@ -38,7 +38,7 @@ class _Call:
 
     sending: asyncio.Task[None] = field(init=False)
     requests: list[Request] = field(default_factory=list)
-    answers: list[asyncio.Future[TokenOutput]] = field(default_factory=list)
+    responses: list[asyncio.Future[TokenOutput]] = field(default_factory=list)
     callers: int = 0
     """Number of callers still waiting for a response."""
 
@@ -65,12 +65,12 @@ class GroupCalls:
             call = self.collecting[key] = _Call()
             # Runs after all tasks that are ready now, and before a caller that one of them cancels.
             call.sending = asyncio.ensure_future(self._send(key, call))
-        answer: asyncio.Future[TokenOutput] = asyncio.get_running_loop().create_future()
+        response: asyncio.Future[TokenOutput] = asyncio.get_running_loop().create_future()
         call.requests.append(request)
-        call.answers.append(answer)
+        call.responses.append(response)
         call.callers += 1
         try:
-            return await answer
+            return await response
         finally:
             call.callers -= 1
             if not call.callers:
@@ -87,7 +87,7 @@ class GroupCalls:
             sampling_params=[request.sampling_params for request in call.requests],
             timeout=timeout,
         )
-        receiving = asyncio.ensure_future(_receive(stream, call.answers))
+        receiving = asyncio.ensure_future(_receive(stream, call.responses))
         failure: Exception = TooLate()
         try:
             # Not wait_for: before Python 3.12 it loses a cancellation that coincides with the result.
@@ -102,27 +102,27 @@ class GroupCalls:
                 # Cancels the call in the server's actor, whereupon vLLM aborts the requests. verl's `abort_request`
                 # has no effect: it uses the id that was sent, to which vLLM appends a random suffix.
                 ray.cancel(stream)
-            for answer in call.answers:
-                if not answer.done():
-                    answer.set_exception(failure)
+            for response in call.responses:
+                if not response.done():
+                    response.set_exception(failure)
 
 
 async def _receive(
-    stream: AsyncIterable[Awaitable[list[tuple[int, Answer]]]], answers: Sequence[asyncio.Future[TokenOutput]]
+    stream: AsyncIterable[Awaitable[list[tuple[int, Result]]]], responses: Sequence[asyncio.Future[TokenOutput]]
 ) -> None:
     """Returns when every request has its response or error."""
-    left = len(answers)
+    left = len(responses)
     async for batch in stream:
-        for number, answer in await batch:
+        for number, result in await batch:
             left -= 1
-            if answers[number].done():  # its caller was cancelled
+            if responses[number].done():  # its caller was cancelled
                 continue
-            if answer is None:
-                answers[number].set_exception(TooLate())
-            elif isinstance(answer, ray.exceptions.RayTaskError):
-                answers[number].set_exception(answer.as_instanceof_cause())  # the error that Ray would raise
+            if result is None:
+                responses[number].set_exception(TooLate())
+            elif isinstance(result, ray.exceptions.RayTaskError):
+                responses[number].set_exception(result.as_instanceof_cause())  # the error that Ray would raise
             else:
-                answers[number].set_result(answer)
+                responses[number].set_result(result)
         if not left:
             return
 

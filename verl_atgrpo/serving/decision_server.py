@@ -12,13 +12,13 @@ from vllm.lora.request import LoRARequest
 
 from verl_atgrpo.compat import freeze_startup_objects
 from verl_atgrpo.config.policies import ADAPTERS
-from verl_atgrpo.serving.server import ADAPTER, GroupAnswers, adapter_request, name_receiver
+from verl_atgrpo.serving.server import ADAPTER, GroupResponses, adapter_request, name_receiver
 
 _ADAPTER: contextvars.ContextVar[int] = contextvars.ContextVar("adapter")
 """Of the request that the running task generates."""
 
 
-class DecisionServer(GroupAnswers, vLLMHttpServer):  # type: ignore[misc]
+class DecisionServer(GroupResponses, vLLMHttpServer):  # type: ignore[misc]
     """The server of `DecisionClient`."""
 
     engine: Any

@@ -49,7 +49,7 @@ class Gate:
 
 
 @dataclass
-class Answer:
+class Response:
     """A response that may consist of several parts, one per request."""
 
     prompt_ids: list[int]
@@ -128,7 +128,7 @@ class PatientClient:
 
         Raises EpisodeFailed "timeout" or "engine" after the retries, or if no server is left.
         """
-        answer = Answer(prompt_ids, sampling_params)
+        response = Response(prompt_ids, sampling_params)
         failure: EpisodeFailed | None = None
         avoid: frozenset[str] = frozenset()
         retried = 0
@@ -142,7 +142,7 @@ class PatientClient:
                         retried = len(avoid)
                         self.count("requests_retried")
                     pauses = self.gate.pauses
-                    output = await self.client.attempt(server, request_id, *answer.next_request(), self.timeout)
+                    output = await self.client.attempt(server, request_id, *response.next_request(), self.timeout)
             except NoServer as error:
                 raise failure or EpisodeFailed("engine", str(error)) from error
             except TooLate:
@@ -160,9 +160,9 @@ class PatientClient:
                 if output.stop_reason == "error":  # vLLM's, with tokens that it may not stand for
                     failure = EpisodeFailed("engine", "the server ended the request with an error")
                 else:
-                    answer.add(output)
-                    if output.stop_reason != "aborted" or not answer.room:
-                        return answer.whole()
+                    response.add(output)
+                    if output.stop_reason != "aborted" or not response.room:
+                        return response.whole()
                     if output.token_ids:
                         self.count("requests_resumed")
                     if output.token_ids or pauses != self.gate.pauses:

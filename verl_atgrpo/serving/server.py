@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import ray
 from verl.workers.rollout.replica import TokenOutput
 
-Answer: TypeAlias = TokenOutput | ray.exceptions.RayTaskError | None
+Result: TypeAlias = TokenOutput | ray.exceptions.RayTaskError | None
 """A request's response, its error, or None after the timeout."""
 TOGETHER = 0.05
 """Most seconds that a response waits for its siblings, to be returned together with them."""
@@ -28,7 +28,7 @@ def adapter_request(number: int) -> dict[str, Any]:
     return {"lora_name": f"adapter_{number}", "lora_int_id": number, "lora_path": "sent by the trainer"}
 
 
-class GroupAnswers:
+class GroupResponses:
     """Adds `generate_group` to a server with verl's `generate`.
 
     An actor call costs caller and actor more CPU time than a short response costs the engine, and the requests of a
@@ -44,7 +44,7 @@ class GroupAnswers:
         token_ids: Sequence[list[int]],
         sampling_params: Sequence[dict[str, Any]],
         timeout: float,
-    ) -> AsyncIterator[list[tuple[int, Answer]]]:
+    ) -> AsyncIterator[list[tuple[int, Result]]]:
         """Runs requests concurrently; yields finished ones, with their indices, until all are.
 
         A request that fails or times out does not affect the others. Requests are aborted after the timeout, or when
@@ -76,7 +76,7 @@ class GroupAnswers:
                 if waiting:
                     more, waiting = await asyncio.wait(waiting, timeout=TOGETHER)
                     done |= more
-                yield [(numbers[task], _answer(task)) for task in done]
+                yield [(numbers[task], _result(task)) for task in done]
             if waiting:
                 await _end(waiting)
                 yield [(numbers[task], None) for task in waiting]
@@ -91,7 +91,7 @@ async def _end(tasks: Iterable[asyncio.Future[TokenOutput]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _answer(task: asyncio.Future[TokenOutput]) -> Answer:
+def _result(task: asyncio.Future[TokenOutput]) -> Result:
     error = task.exception()
     if error is None:
         return task.result()

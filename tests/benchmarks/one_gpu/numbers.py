@@ -139,7 +139,7 @@ def small_trees(
     from transformers import AutoModelForCausalLM
 
     from verl_atgrpo.prefix_tree.forward import FLEX, Packed, log_probs, model_inputs
-    from verl_atgrpo.prefix_tree.tree import Rows, cut, pack, sort
+    from verl_atgrpo.prefix_tree.tree import TokenRows, cut, pack, sort
 
     net = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
     worst, seconds = 0.0, []
@@ -154,7 +154,7 @@ def small_trees(
         wanted = logits.log_softmax(-1).gather(-1, tokens[:, half:, None]).squeeze(-1)
         if device == "cuda":
             net.set_attn_implementation(FLEX)
-        rows = Rows(ids.ravel(), np.arange(3) * length, np.full(2, half))
+        rows = TokenRows(ids.ravel(), np.arange(3) * length, np.full(2, half))
         order = sort(rows)
         (part,) = cut(rows, order, 4096)
         tree = pack(rows, order, part)
