@@ -368,6 +368,27 @@ def refuse_recipes(module: ModuleType, refusal: Callable[[str], str | None]) -> 
     module.ConfigRepository.load_config = found
 
 
+def refuse_keys(module: ModuleType, refusal: Callable[[str], str | None]) -> None:
+    """Has Hydra end with one line where the command line sets a key that `refusal` knows.
+
+    Args:
+        module: Hydra's that applies overrides.
+        refusal: key -> what is said of it; None: what Hydra says, if anything.
+    """
+    from hydra.errors import ConfigCompositionException
+
+    apply = module.ConfigLoaderImpl._apply_overrides_to_config
+
+    @functools.wraps(apply)
+    def checked(overrides: Sequence[Any], *rest: Any, **named: Any) -> None:
+        for override in overrides:
+            if (line := refusal(override.key_or_group)) is not None:
+                raise ConfigCompositionException(f"verl-atgrpo: {line}")
+        apply(overrides, *rest, **named)
+
+    module.ConfigLoaderImpl._apply_overrides_to_config = staticmethod(checked)
+
+
 _GC_THRESHOLD = 10_000
 """Threshold of generation 0. With Python's 700, the objects of requests in flight are scanned many times."""
 

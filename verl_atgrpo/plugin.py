@@ -25,6 +25,7 @@ def register() -> None:
 
     _log_warnings()
     when_imported("hydra._internal.config_repository", _explain_recipes)
+    when_imported("hydra._internal.config_loader_impl", _explain_keys)
     when_imported("verl.trainer.ppo.core_algos", _register_estimator)
     when_imported("verl.trainer.ppo.v1", _register_trainer)
     when_imported("verl.workers.engine", _register_engine)
@@ -50,6 +51,13 @@ def _explain_recipes(config_repository: ModuleType) -> None:
 
     name_yaml_errors(config_repository)
     refuse_recipes(config_repository, refusal)
+
+
+def _explain_keys(config_loader: ModuleType) -> None:
+    from verl_atgrpo.compat import refuse_keys
+    from verl_atgrpo.config.gone import refusal
+
+    refuse_keys(config_loader, refusal)
 
 
 def _register_estimator(core_algos: ModuleType) -> None:

@@ -261,7 +261,7 @@ def test_recipes_spell_out_every_key_with_its_default(compose: Any) -> None:
         ("at_grpo.scheme=forest", "at_grpo.scheme='forest'", "parallel"),
         ("at_grpo.prefix_tree=5", "at_grpo.prefix_tree=5: ", "auto or true or false"),
         ("at_grpo.selection=best", "at_grpo.selection='best'", "greedy"),
-        ("at_grpo.softmax_temperature=2.0", "at_grpo.softmax_temperature", "selection: softmax"),
+        ("at_grpo.selection=softmax", "at_grpo.selection='softmax'", "random"),
         ("actor_rollout_ref.rollout.name=sglang", "actor_rollout_ref.rollout.name=sglang", "vllm"),
         ("trainer.resume_mode=latest", "trainer.resume_mode=latest", "auto"),
         ("trainer.resume_mode=resume_path", "trainer.resume_from_path=None", "global_step_<n>"),

@@ -74,7 +74,7 @@ def team_of(
     answer: Answer = number, agents: Sequence[str] = ("left", "right"), **kwargs: Any
 ) -> tuple[Team, Recorder]:
     """A team whose agents share one recording policy; keywords of TeamOptions, Mode and Team mixed."""
-    names = ("candidates", "agent_candidates", "alpha", "local_weight", "selection", "softmax_temperature")
+    names = ("candidates", "agent_candidates", "alpha", "local_weight", "selection")
     options = TeamOptions(**{key: kwargs.pop(key) for key in names if key in kwargs})
     mode = Mode(**{key: kwargs.pop(key) for key in ("scheme", "scored") if key in kwargs})
     kwargs.setdefault("mode", mode)

@@ -12,6 +12,7 @@ from annotated_types import Ge, Gt, Le
 from omegaconf import DictConfig, OmegaConf
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from verl_atgrpo.config import gone
 from verl_atgrpo.config.kinds import Count, Seconds, Text, Weight, words
 from verl_atgrpo.config.rules import SECTION as SECTION
 from verl_atgrpo.config.rules import ConfigError as ConfigError
@@ -209,8 +210,6 @@ class AtGrpoConfig(Section):
     `scores` (which pays for long episodes), or every row's `own` mixed score."""
     selection: Selection = "greedy"
     """Which candidate is committed (`tree`)."""
-    softmax_temperature: Annotated[float, Gt(0), Le(1e300)] | None = None
-    """Temperature of `selection: softmax`, in units of reward."""
     estimator: str | Options = "at_grpo"
     """A preset, `{preset: ..., <field>: ..., agents: {<agent>: ...}}`, or `{name: ..., <field>: ...}`: see
     docs/estimators.md."""
@@ -236,9 +235,6 @@ class AtGrpoConfig(Section):
     """The run stops after more failed episodes than this in one step: the engine or a task is defective."""
     restart_servers: Retries = 3
     """Restarts of dead servers per policy and run, each before the next weight sync; 0: never."""
-    poll_interval: Annotated[float, Gt(0), Le(600)] = 0.2
-    """Seconds between the trainer's polls for finished episodes (verl's default is 2), or four times the duration of
-    the last poll if that is longer, as with very many rows in the queue."""
     record: RecordSettings | None = RecordSettings()
     """Episodes recorded for `verl-atgrpo report`; null: none."""
 
@@ -343,7 +339,6 @@ class AtGrpoConfig(Section):
             alpha=self.alpha,
             local_weight=self.local_weight,
             selection=self.selection,
-            softmax_temperature=self.softmax_temperature or 1.0,
         )
 
     @property
@@ -383,6 +378,8 @@ def one_line(error: ValidationError, section: type[Section], prefix: str, value:
         place.append(str(first["loc"][-1]))
         return f"{'.'.join([prefix, *place])} is missing: {words(_annotation_at(section, place))}"
     if first["type"] == "extra_forbidden":
+        if (line := gone.refusal(key)) is not None:
+            return line
         known = _only(_annotation_at(section, place[:-1])).model_fields
         return f"{key} is not a known key: use one of {', '.join(known)}"
     if first["type"] == "value_error":

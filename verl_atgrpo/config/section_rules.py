@@ -22,11 +22,6 @@ def of_section(c: AtGrpoConfig) -> Iterator[str]:
     if not isinstance(name := c.environment.get("name"), str):
         yield f"environment.name={name!r}: one of {', '.join(registered())}, or 'module:Class'"
     not_here = f" has no effect with scheme: {c.scheme}; remove it"
-    if c.selection != "softmax" and c.softmax_temperature is not None:
-        yield (
-            f"softmax_temperature={c.softmax_temperature!r} has no effect with selection: {c.selection}; remove it or "
-            "use selection: softmax"
-        )
     for key, weight in (("alpha", c.alpha), ("local_weight", c.local_weight)):
         if c.reward_is_outcome and weight != 1:
             scores = "episode_reward: scores or own (parallel), or branch.score_weight (branch)"

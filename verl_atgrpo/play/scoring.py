@@ -152,14 +152,10 @@ def lowest_for_errors(sampled: list[Candidate]) -> list[Candidate]:
     return [candidate if candidate.error is None else replace(candidate, reward=lowest) for candidate in sampled]
 
 
-def select(rewards: Sequence[float], selection: Selection, rng: random.Random, temperature: float) -> int:
+def select(rewards: Sequence[float], selection: Selection, rng: random.Random) -> int:
     """Returns the index of the candidate to commit, given the candidates' mixed rewards."""
     if selection == "first":
         return 0
     if selection == "random":
         return rng.randrange(len(rewards))
-    if selection == "softmax":
-        top = max(rewards)
-        weights = [math.exp((reward - top) / temperature) for reward in rewards]
-        return rng.choices(range(len(rewards)), weights)[0]
     return max(range(len(rewards)), key=lambda index: rewards[index])

@@ -315,7 +315,7 @@ class Team:
         # Seeded by decision, not by episode: agents that act concurrently finish in any order.
         rng = random.Random(stable_hash(self._seed, "selection", *_parts(decision)))
         rewards = [sampled[index].reward for index in choices]
-        committed = choices[select(rewards, options.selection, rng, options.softmax_temperature)]
+        committed = choices[select(rewards, options.selection, rng)]
         tokens = [*decision.prompt_ids, *sampled[committed].generation.token_ids]
         self._dialogues[f"{decision.scope}{decision.agent}"] = messages, tokens
         return replace(decision, candidates=tuple(sampled), committed=committed)

@@ -18,7 +18,7 @@ from verl_atgrpo.play.thoughts import split_thought
 
 Split = Literal["train", "val"]
 Scheme = Literal["tree", "parallel", "evaluate"]
-Selection = Literal["greedy", "first", "random", "softmax"]
+Selection = Literal["greedy", "first", "random"]
 
 
 class EnvironmentConfigError(ValueError):
@@ -270,8 +270,6 @@ class TeamOptions:
     """Weight of the local part; 1 in the paper."""
     selection: Selection = "greedy"
     """Which candidate is committed; `greedy` takes the largest mixed reward, at ties the lowest index."""
-    softmax_temperature: float = 1.0
-    """Temperature of `selection: softmax`, in units of reward."""
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,8 @@ def actors() -> list[ray.actor.ActorHandle]:
     ]
 
 
+POLL_INTERVAL = 0.05
+"""Seconds between the trainer's polls for finished episodes (verl's default is 2)."""
 POLL_PAUSE = 4.0
 """Pause after a poll, as a multiple of the poll's duration: polling takes at most a fifth of the trainer's time."""
 CHECK_INTERVAL = 30.0

@@ -81,7 +81,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         self._checkpoint: Path | None = None
         self.recorder: Recorder | None = None
         super().__init__(config)
-        queue.pace(self.replay_buffer, self.settings.poll_interval, check=self.collect_report)
+        queue.pace(self.replay_buffer, queue.POLL_INTERVAL, check=self.collect_report)
         queue.on_validation_sample(self.replay_buffer, self.on_validation_sample)
 
     @property
