@@ -30,9 +30,27 @@ SAME = {
 }
 """Recipe -> another one with groups, which composes the same but for `trainer.experiment_name`."""
 
+_TINY = "a tiny model for it is no longer made; without a GPU use plan_path_cpu, sudoku_cpu or walk_smollm2, with one"
+_MATH = "--config-name=math_qwen3_1p7b hardware=1_gpu"
+LIKE = {
+    "sokoban_cpu": "--config-name=sokoban_qwen3_1p7b hardware=1_gpu",
+    "code_cpu": "--config-name=code_qwen3_1p7b hardware=1_gpu",
+    "search_cpu": "--config-name=search_hotpotqa_qwen3_1p7b hardware=1_gpu",
+    "math_cpu": _MATH,
+    **{
+        f"{game}_cpu": f"{_MATH} at_grpo.environment.name={game} ~at_grpo.environment.max_turns"
+        for game in ("math_drafts", "math_judged")
+    },
+    "math_refined_cpu": (
+        f"{_MATH} at_grpo.environment.name=math_refined ~at_grpo.environment.max_turns at_grpo.scheme=branch "
+        "at_grpo.branch={nested:true}"
+    ),
+}
+"""Recipe of a tiny model -> the same environment with a larger one."""
+
 
 def refusal(name: str) -> str | None:
     """Returns what a command that names this recipe is told, in one line; None unless the recipe is gone."""
     if name in SAME:
         return f"the recipe {name} is gone: use --config-name={SAME[name]} trainer.experiment_name={name}"
-    return None
+    return f"the recipe {name} is gone: {_TINY} {LIKE[name]}" if name in LIKE else None

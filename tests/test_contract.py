@@ -110,15 +110,23 @@ def test_every_environment_is_checked_here() -> None:
     }
 
 
-@pytest.mark.parametrize("style", ["full", "compact"])
-@pytest.mark.parametrize("name", [f"{family}{kind}" for family in BASE for kind in ("", "_single")])
+@pytest.mark.parametrize(
+    ("name", "style"),
+    [
+        (f"{family}{kind}", style)
+        for family in BASE
+        for kind in ("", "_single")
+        for style in ("full", "compact")
+        if (family, style) != ("sokoban", "compact")
+    ],
+)
 def test_every_game_keeps_the_contract(name: str, style: str) -> None:
     """That other processes make the same tasks is tested in test_reproducible.py."""
     family = name.removesuffix("_single")
     tool = DRAFTS[family]
     check_environment(
         here(name),
-        {**BASE[family], "style": style, "tool": tool if name == family else None},
+        {**BASE[family], "style": None if family == "sokoban" else style, "tool": tool if name == family else None},
         gold=gold(style, tool),
         exploits=[exploits(style, 2 if name == family else 1)],
         tasks=10,

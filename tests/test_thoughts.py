@@ -137,7 +137,6 @@ PROGRAM = "```python\nprint({})\n```"
 )
 def test_a_program_in_a_thought_is_none(reply: str, body: str | None) -> None:
     assert extract_python(reply) == body
-    assert extract_python(reply, strict=True) == body
 
 
 # ------------------------------------------------------------------ environments

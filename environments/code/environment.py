@@ -22,7 +22,7 @@ from verl_atgrpo.environments.code.replies import parse_test
 from verl_atgrpo.environments.common.options import Turns, check_isolation, checked_options
 from verl_atgrpo.environments.common.records import DataSetEnvironment
 from verl_atgrpo.environments.common.replies import extract_python
-from verl_atgrpo.environments.common.workflow import Style, chat, fixed_options, once
+from verl_atgrpo.environments.common.workflow import chat, fixed_options, once
 from verl_atgrpo.play.environment import RowDefect
 from verl_atgrpo.play.quoting import quoted
 from verl_atgrpo.sandbox.runner import Limits
@@ -30,8 +30,6 @@ from verl_atgrpo.sandbox.runner import Limits
 Tests = Annotated[int, Ge(1), Le(100_000)]
 Judged: TypeAlias = Callable[[str], "asyncio.Task[Verdict]"]
 """Runs a program on the golden tests of one problem."""
-_COMPACT = 8
-"""Characters of an input or output, from its start, that compact prompts show."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,6 @@ class Code(DataSetEnvironment[Problem]):
         cpu_seconds: Annotated[int, Ge(1), Le(3600)] = 2,
         memory_mb: Annotated[int, Ge(64), Le(1_000_000)] = 256,
         require_isolation: bool | None = None,
-        style: Style = "full",
         val_max_tests: Tests | None = None,
     ) -> None:
         """Reads the data sets.
@@ -84,7 +81,6 @@ class Code(DataSetEnvironment[Problem]):
             memory_mb: address space of a program, in MiB.
             require_isolation: true refuses machines where programs cannot run in separate namespaces, null those where
                 they could read and change the golden tests in the job's memory, false none.
-            style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
             val_max_tests: the same bound for validation tasks; null counts all tests.
 
         Raises:
@@ -98,7 +94,6 @@ class Code(DataSetEnvironment[Problem]):
                 "at_grpo.environment.tester_reward='golden': the data of train have no solutions; use format"
             )
         self._max_turns = max_turns
-        self._style = style
         self._asks_solution = tester_reward == "golden"
         # Generous wall-clock limit: scores must not depend on the machine's load. Golden output may be long.
         self._limits = Limits(cpu_seconds, 4.0 * cpu_seconds + 2, memory_mb, output_bytes=1 << 20)
@@ -151,7 +146,7 @@ class Code(DataSetEnvironment[Problem]):
 
     async def score_program(self, judged: Judged, reply: str) -> Score:
         """Scores a program: builds .1, runs .1, golden tests .8 (paper, coder); team part: fraction passed."""
-        program = self._program(reply)
+        program = extract_python(reply)
         if program is None:
             return Score()
         verdict = await judged(program)
@@ -162,18 +157,15 @@ class Code(DataSetEnvironment[Problem]):
 
         It has no team part: a test alone does not change the program.
         """
-        test = parse_test(reply, problem, self._style)
+        test = parse_test(reply, problem)
         if test is None or not self._asks_solution or problem.solution is None:
             return Score(local=0.2 * (test is not None))
         verdict = await judge(problem, problem.solution, [test], self._limits)
         return Score(local=0.2 + 0.8 * verdict.fraction)
 
-    def _program(self, reply: str) -> str | None:
-        return extract_python(reply, strict=self._style == "compact")
-
     async def _next(self, state: State, coder_reply: str, tester_reply: str) -> State:
         # A reply that does not parse keeps the last program or test.
-        program, test = self._program(coder_reply), parse_test(tester_reply, state.problem, self._style)
+        program, test = extract_python(coder_reply), parse_test(tester_reply, state.problem)
         program, test = state.program if program is None else program, test or state.test
         if program is None or test is None:
             return State(state.problem, program, test)
@@ -183,14 +175,10 @@ class Code(DataSetEnvironment[Problem]):
 
     def coder_prompt(self, state: State) -> list[Message]:
         """Returns the coder's prompt."""
-        if self._style == "compact":
-            return _compact("code", state)
         return _dialogue(state.problem, _so_far(state), _CODER, _ask_program(state.problem))
 
     def tester_prompt(self, state: State) -> list[Message]:
         """Returns the tester's prompt."""
-        if self._style == "compact":
-            return _compact("test", state)
         name = state.problem.entry_point
         given, expected = (
             ("what the program reads", "what it must print")
@@ -224,7 +212,7 @@ class SingleCode(Code):
         while turns < self._max_turns and not repeated:
             asked = functools.partial(self.prompt, task, program)
             reply = await team.solo.act(asked, functools.partial(self.score_program, judged))
-            written = self._program(reply.text)
+            written = extract_python(reply.text)
             # A reply that does not parse keeps the last program.
             repeated, program = written is not None and written == program, program if written is None else written
             turns += 1
@@ -232,8 +220,6 @@ class SingleCode(Code):
 
     def prompt(self, problem: Problem, program: str | None) -> list[Message]:
         """Returns the prompt, with the last program if there is one."""
-        if self._style == "compact":
-            return _compact("code", State(problem))
         so_far = (
             ""
             if program is None
@@ -260,15 +246,6 @@ def _dialogue(problem: Problem, so_far: str, role: str, ask: str) -> list[Messag
     starter = f"Start from:\n```python\n{problem.starter.rstrip()}\n```\n" if problem.starter.strip() else ""
     question = f"{problem.statement.strip()}\n\n{starter}{so_far}{ask}"
     return chat(question, role)
-
-
-def _compact(role: str, state: State) -> list[Message]:
-    """Returns the prompt of tiny models: task, and the start of the last test and of the program's output on it."""
-    lines = [role, state.problem.statement.strip()]
-    if state.test is not None:
-        output = "none" if state.verdict is None else state.verdict.shown[0]
-        lines.append("|".join(text.strip()[:_COMPACT] for text in (*_texts(state.test), output)))
-    return chat("\n".join(lines))
 
 
 def _so_far(state: State) -> str:

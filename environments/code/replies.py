@@ -15,32 +15,23 @@ from verl_atgrpo.environments.code.examples import (
 from verl_atgrpo.environments.code.function_harness import pack
 from verl_atgrpo.environments.code.programs import Call, Exchange, Problem, Test
 from verl_atgrpo.environments.common.replies import after_thoughts, block_below, fence
-from verl_atgrpo.environments.common.workflow import Style
 
 _LONGEST_LITERAL = 2000
 """Most characters of a literal; far below the limits of Python's parser."""
-_BLOCK = r"\s*^```\w*[ \t]*\r?\n(.*?)^```[ \t]*\r?$"
-_TEST = re.compile(rf"(?ms){_BLOCK}\s*^Output:{_BLOCK}")
 _AROUND = " \t\n*_`"
 
 
-def parse_test(reply: str, problem: Problem, style: Style = "full") -> Test | None:
+def parse_test(reply: str, problem: Problem) -> Test | None:
     """Returns the test that `reply` gives in the agreed format, or None.
 
-    `compact`: after the last line `Input:` a fenced block, then a line `Output:` and another block. `full`: labels may
-    be marked up and worded differently (`### Expected output`); each value is a fenced block, the rest of its label's
-    line, or the text up to the next label or the reply's end. An example of the statement does not count
-    (`examples`).
+    After a line `Input:` comes what it gives, after a line `Output:` what it expects. Labels may be marked up and
+    worded differently (`### Expected output`); each value is a fenced block, the rest of its label's line, or the text
+    up to the next label or the reply's end. An example of the statement does not count (`examples`).
 
-    For a function the values are its arguments and its result as Python literals of at most 2000 characters each;
-    `full` accepts `f(1, 2)` and `a = 1, b = 2` as arguments, too.
+    For a function the values are its arguments and its result as Python literals of at most 2000 characters each, the
+    arguments also as `f(1, 2)` and `a = 1, b = 2`.
     """
-    if style == "compact":
-        _, mark, rest = f"\n{reply}".rpartition("\nInput:")
-        match = _TEST.match(rest) if mark else None
-        values = None if match is None else (match[1], match[2])
-    else:
-        values = _values(after_thoughts(reply))
+    values = _values(after_thoughts(reply))
     if values is None:
         return None
     if problem.entry_point is None:
@@ -48,10 +39,7 @@ def parse_test(reply: str, problem: Problem, style: Style = "full") -> Test | No
     if max(map(len, values)) > _LONGEST_LITERAL:
         return None
     try:
-        arguments = (
-            ast.literal_eval(f"[{values[0]}]") if style == "compact" else call_arguments(values[0].strip(), problem)
-        )
-        call = Call(tuple(arguments), ast.literal_eval(values[1].strip()))
+        call = Call(tuple(call_arguments(values[0].strip(), problem)), ast.literal_eval(values[1].strip()))
         pack([call.arguments, call.expected])  # raises TypeError for other than plain data: Ellipsis
         return None if is_example_call(call, problem) else call
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):

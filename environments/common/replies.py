@@ -26,7 +26,6 @@ _BOXED = re.compile(r"\\(?:boxed|fbox)[ \t]*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 # What follows a language is not in the patterns: two repetitions in a row would take quadratic time.
 _FENCE = re.compile(r"[ \t]*`{3,}[ \t]*([\w+#.-]*)")
-_STRICT_CODE = re.compile(r"(?m)^([ \t]*)```(python)?[ \t]*\r?$")
 _CODE = re.compile(r"(?m)^([ \t]*)```+[ \t]*([\w+#.-]*)(.*)")
 _PYTHON = ("python", "python3", "py")
 
@@ -159,18 +158,18 @@ def block_below(lines: Sequence[str]) -> list[str] | None:
     return None
 
 
-def extract_python(reply: str, strict: bool = False) -> str | None:
+def extract_python(reply: str) -> str | None:
     """Returns the body of the last closed ```python block of `reply`, or None if there is none.
 
     `py` and `python3` count as Python, in any case. If no block names Python, the only block without a language is
-    used. Code that is indented with its fence is dedented. `strict` accepts only blocks that open with "```python".
+    used. Code that is indented with its fence is dedented.
     """
     text = after_thoughts(reply)
     named: tuple[str, str] | None = None
     unnamed: list[tuple[str, str]] = []
     opened: re.Match[str] | None = None
-    for match in (_STRICT_CODE if strict else _CODE).finditer(text):
-        if not strict and "`" in match[3]:
+    for match in _CODE.finditer(text):
+        if "`" in match[3]:
             continue
         if opened is not None and not match[2]:
             block = text[opened.end() + 1 : match.start()], opened[1]
@@ -179,13 +178,11 @@ def extract_python(reply: str, strict: bool = False) -> str | None:
             elif opened[2].casefold() in _PYTHON:
                 named = block
             opened = None
-        elif not strict or (match[2] and opened is None):
+        else:
             opened = match
     if named is None and len(unnamed) == 1:
         named = unnamed[0]
-    if named is None:
-        return None
-    return named[0] if strict else _dedented(*named)
+    return None if named is None else _dedented(*named)
 
 
 def _dedented(text: str, indent: str) -> str:

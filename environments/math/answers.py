@@ -16,7 +16,6 @@ from dataclasses import replace
 
 from verl_atgrpo.environments.common.limited import LimitedProcess
 from verl_atgrpo.environments.common.replies import after_thoughts, closing_brace, labelled, labels, last_box
-from verl_atgrpo.environments.common.workflow import Style
 from verl_atgrpo.environments.math.decimals import Number, read_number, same_number
 from verl_atgrpo.environments.math.notation import (
     GROUPED,
@@ -40,15 +39,12 @@ _OPERATOR = re.compile(r"[-+*/^!|]|\\(?!pi|infty)[a-zA-Z]|[a-z]\(")
 _PRINTED_LABEL = re.compile(r"[a-z ]{0,30}(?:answer|result|solutions?)[a-z ]{0,20}[:=]", re.IGNORECASE)
 
 
-def parse_answer(reply: str, style: Style = "full") -> str | None:
+def parse_answer(reply: str) -> str | None:
     r"""Returns the answer in a reply in the agreed format, tidied, or None.
 
-    It is the content of the last `\boxed{...}`; None if that is empty, not closed or too long. With `full` also None
-    if another box of the same line differs; without any box, it is the text after the last label `Final answer:` or
-    `Answer:`.
+    It is the content of the last `\boxed{...}`; None if that is empty, not closed or too long, or if another box of
+    the same line differs. Without any box, it is the text after the last label `Final answer:` or `Answer:`.
     """
-    if style == "compact":
-        return _last_boxed(reply)
     text = after_thoughts(reply)
     box = last_box(text, LONGEST)
     if box is not None:
@@ -67,14 +63,14 @@ def _last_boxed(reply: str) -> str | None:
     return None if end is None else tidy(reply[start:end])
 
 
-def parse_printed(output: str, style: Style = "full") -> str | None:
+def parse_printed(output: str) -> str | None:
     r"""Returns the answer in the last non-empty line of a program's output, or None; powers may be `**`.
 
-    With `full` the line may be labelled (`Answer: 3`), boxed, a list, or in Python's or sympy's notation (`2*pi`,
+    The line may be labelled (`Answer: 3`), boxed, a list, or in Python's or sympy's notation (`2*pi`,
     `log(2)`, `Fraction(1, 2)`); floats may be in it as Python prints them (`1e-05`).
     """
     line = output.strip().rpartition("\n")[2]
-    if style == "compact" or len(line) > 2 * LONGEST:
+    if len(line) > 2 * LONGEST:
         return tidy(line.replace("**", "^"))
     line = _PRINTED_LABEL.sub("", line.strip(), count=1)
     if (box := last_box(line, LONGEST)) is not None:

@@ -15,9 +15,8 @@ from annotated_types import Ge, Le
 from verl_atgrpo import Message, Outcome, Score, Team
 from verl_atgrpo.environments.common.options import checked_options
 from verl_atgrpo.environments.common.words import read_word
-from verl_atgrpo.environments.common.workflow import Style
 from verl_atgrpo.environments.math.answers import parse_answer
-from verl_atgrpo.environments.math.team import ASK_REASONING, Attempt, MathEnvironment, MathTask, compact, dialogue
+from verl_atgrpo.environments.math.team import ASK_REASONING, Attempt, MathEnvironment, MathTask, dialogue
 from verl_atgrpo.play.user_code import gather_or_cancel
 
 VERDICTS = ("right", "wrong")
@@ -38,20 +37,17 @@ class MathRefined(MathEnvironment):
     schemes: ClassVar[Mapping[str, tuple[str, ...]]] = {"verifier": ("parallel", "branch")}
 
     @checked_options
-    def __init__(self, train: object = None, val: object = None, style: Style = "full") -> None:
+    def __init__(self, train: object = None, val: object = None) -> None:
         """Reads the problems.
 
         Args:
             train: training problems: a section with `path` and, if needed, `columns` (question, answer), `split` and
                 `subset`.
             val: validation problems, in the same form.
-            style: `full` prompts explain the task; `compact` ones are for tiny models trained on them, and their
-                verifiers say `right` or `wrong`.
 
         Raises EnvironmentConfigError like `MathEnvironment`.
         """
         super().__init__(train, val)
-        self.style = style
 
     async def run(self, task: MathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the refiner's answer is correct."""
@@ -65,22 +61,15 @@ class MathRefined(MathEnvironment):
 
     def generator_prompt(self, task: MathTask) -> list[Message]:
         """Returns the generator's prompt."""
-        if self.style == "compact":
-            return compact("generate", task, [])
         return dialogue("generator", task, [], ASK_REASONING)
 
     def verifier_prompt(self, task: MathTask, first: Attempt) -> list[Message]:
         """Returns the verifier's prompt about the generator's answer."""
-        if self.style == "compact":
-            return compact("verify", task, [[first]])
         find = "Check this answer step by step. Say what is wrong with it, or that it is right."
         return dialogue("verifier", task, [first.quote("The generator")], find)
 
     def refiner_prompt(self, task: MathTask, first: Attempt, criticism: str) -> list[Message]:
         """Returns the refiner's prompt about an answer and what the verifier said of it."""
-        if self.style == "compact":
-            said = read_word(criticism, VERDICTS)
-            return compact("refine", task, [[first, Attempt(criticism, None if said is None else said.value)]])
         said_of_it = Attempt(criticism, None).quote("The verifier")
         again = f"Give the right answer. {ASK_REASONING}"
         return dialogue("refiner", task, [first.quote("The generator"), said_of_it], again)
@@ -97,7 +86,6 @@ class MathDrafts(MathEnvironment):
         train: object = None,
         val: object = None,
         drafts: Annotated[int, Ge(1), Le(64)] = 4,
-        style: Style = "full",
     ) -> None:
         """Reads the problems.
 
@@ -107,13 +95,11 @@ class MathDrafts(MathEnvironment):
             val: validation problems, in the same form.
             drafts: number of drafts in training, of which the one with the best score is refined; one in evaluation,
                 where scores are not known.
-            style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
 
         Raises EnvironmentConfigError like `MathEnvironment`.
         """
         super().__init__(train, val)
         self.drafts = drafts
-        self.style = style
 
     async def run(self, task: MathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the refiner's answer is correct."""
@@ -126,14 +112,10 @@ class MathDrafts(MathEnvironment):
 
     def drafter_prompt(self, task: MathTask) -> list[Message]:
         """Returns the drafter's prompt."""
-        if self.style == "compact":
-            return compact("draft", task, [])
         return dialogue("drafter", task, [], ASK_REASONING)
 
     def refiner_prompt(self, task: MathTask, draft: Attempt) -> list[Message]:
         """Returns the refiner's prompt about a draft."""
-        if self.style == "compact":
-            return compact("refine", task, [[draft]])
         return dialogue("refiner", task, [draft.quote("A draft")], f"Improve this draft. {ASK_REASONING}")
 
 
@@ -154,7 +136,6 @@ class MathJudged(MathEnvironment):
         train: object = None,
         val: object = None,
         votes: Annotated[int, Ge(2), Le(64)] = 4,
-        style: Style = "full",
     ) -> None:
         """Reads the problems.
 
@@ -163,13 +144,11 @@ class MathJudged(MathEnvironment):
                 `subset`.
             val: validation problems, in the same form.
             votes: number of the judge's votes on each candidate in training.
-            style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
 
         Raises EnvironmentConfigError like `MathEnvironment`.
         """
         super().__init__(train, val)
         self.votes = votes
-        self.style = style
 
     async def run(self, task: MathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the solver's answer is correct.
@@ -179,7 +158,7 @@ class MathJudged(MathEnvironment):
         await self.check(task)
 
         async def by_judge(replies: Sequence[str]) -> list[Score]:
-            answers = [parse_answer(reply, self.style) for reply in replies]
+            answers = [parse_answer(reply) for reply in replies]
             correct = await gather_or_cancel([task.solved_by(answer) for answer in answers])
             low, high = _TRAINS_JUDGE
             train = len(replies) == 1 or low <= sum(correct) / len(replies) <= high
@@ -189,9 +168,9 @@ class MathJudged(MathEnvironment):
 
         answer = await team.solver.act(self.solver_prompt(task), score_all=by_judge)
         verdict = await team.judge.act(partial(self.judge_prompt, task, answer.text), train=False)
-        correct = await task.solved_by(parse_answer(answer.text, self.style))
+        correct = await task.solved_by(parse_answer(answer.text))
         foretold = vote(verdict.text) == (1.0 if correct else -1.0)
-        return await self.outcome(task, parse_answer(answer.text, self.style), judge_right=float(foretold))
+        return await self.outcome(task, parse_answer(answer.text), judge_right=float(foretold))
 
     async def _total(self, task: MathTask, team: Team, reply: str, correct: bool, train: bool) -> float:
         """Returns what a candidate earns, O + mean S, after the judge's votes on it."""
@@ -210,14 +189,10 @@ class MathJudged(MathEnvironment):
 
     def solver_prompt(self, task: MathTask) -> list[Message]:
         """Returns the solver's prompt."""
-        if self.style == "compact":
-            return compact("solve", task, [])
         return dialogue("solver", task, [], ASK_REASONING)
 
     def judge_prompt(self, task: MathTask, reply: str) -> list[Message]:
         """Returns the judge's prompt about a reply of the solver."""
-        if self.style == "compact":
-            return compact("judge", task, [[Attempt(reply, parse_answer(reply, self.style))]])
         answered = Attempt(reply, None).quote("The solver")
         return dialogue("judge", task, [answered], "Is the final answer right or wrong? Answer with one word.")
 

@@ -25,7 +25,7 @@ from verl_atgrpo.environments.common.options import (
 from verl_atgrpo.environments.common.records import DataSetEnvironment, read_records
 from verl_atgrpo.environments.common.replies import extract_python
 from verl_atgrpo.environments.common.running import runnable
-from verl_atgrpo.environments.common.workflow import Style, chat, once
+from verl_atgrpo.environments.common.workflow import chat, once
 from verl_atgrpo.environments.math.answers import (
     agree,
     correct,
@@ -43,8 +43,6 @@ logger = logging.getLogger(__name__)
 
 _TRIED = 20
 """Answers at the start of a data set of which at least one must be verifiable; otherwise the column is wrong."""
-_COMPACT = 8
-"""Characters of an earlier answer, from its start, that compact prompts show."""
 ASK_REASONING = r"Reason step by step. End with the final answer in \boxed{}, and nothing but the answer in it."
 LIMITS = Limits(cpu_seconds=5, wall_seconds=30.0, memory_mb=1024)
 """Limits of a program that can import sympy and numpy, whose import takes .6 s of CPU time (docs/sandbox.md)."""
@@ -97,8 +95,6 @@ Turn = tuple[Attempt, Attempt]
 class MathEnvironment(DataSetEnvironment[MathTask]):
     """Problems from data sets, and the two ways to answer: in words or by a program; subclasses define workflows."""
 
-    style: Style = "full"
-    """Style of prompts and strictness of parsing."""
     libraries: tuple[str, ...] = ()
     """Packages that programs can import besides the standard library."""
 
@@ -133,7 +129,7 @@ class MathEnvironment(DataSetEnvironment[MathTask]):
         """Returns what is wrong with a problem's answer."""
         if not await asyncio.to_thread(verifiable, task.answer):
             return "its answer cannot be verified"
-        own, empty = (parse_answer(reply, self.style) for reply in (rf"\boxed{{{task.answer}}}", ""))
+        own, empty = (parse_answer(reply) for reply in (rf"\boxed{{{task.answer}}}", ""))
         if not await task.solved_by(own):
             return "its own solution fails"
         return "the empty reply passes" if await task.solved_by(empty) else None
@@ -157,12 +153,12 @@ class MathEnvironment(DataSetEnvironment[MathTask]):
         """
 
         async def score(reply: str) -> Score:
-            answer = parse_answer(reply, self.style)
+            answer = parse_answer(reply)
             correct = await task.solved_by(answer)
             return Score(team=float(correct), local=0.2 * (answer is not None) + 0.8 * correct)
 
         reply = await agent.act(prompt, score, train=train, candidates=candidates)
-        return Attempt(reply.text, parse_answer(reply.text, self.style))
+        return Attempt(reply.text, parse_answer(reply.text))
 
     async def compute(self, agent: Agent, task: MathTask, prompt: PromptSource) -> Attempt:
         """Prompts an agent to answer by a program: a block .1, that ran .1, correct .8; team part: 1 if correct."""
@@ -171,22 +167,19 @@ class MathEnvironment(DataSetEnvironment[MathTask]):
         async def score(reply: str) -> Score:
             attempt = await run(reply)
             correct = await task.solved_by(attempt.answer)
-            block = self._program(reply) is not None
+            block = extract_python(reply) is not None
             return Score(team=float(correct), local=0.1 * block + 0.1 * attempt.ran + 0.8 * correct)
 
         reply = await agent.act(prompt, score)
         return await run(reply.text)
 
-    def _program(self, reply: str) -> str | None:
-        return extract_python(reply, strict=self.style == "compact")
-
     async def _run_program(self, reply: str) -> Attempt:
-        code = self._program(reply)
+        code = extract_python(reply)
         if code is None:
             return Attempt(reply, None, "")
         limits = LIMITS if self.libraries else Limits()
         result = await run_python(runnable(code), limits=limits, libraries=self.libraries)
-        answer = parse_printed(result.stdout, self.style) if result.ok else None
+        answer = parse_printed(result.stdout) if result.ok else None
         return Attempt(reply, answer, result.stdout.strip()[-500:], result.ok)
 
     async def outcome(self, task: MathTask, answer: str | None, turns: int = 1, **metrics: float) -> Outcome:
@@ -207,7 +200,6 @@ class Math(MathEnvironment):
         val: object = None,
         max_turns: Turns = 4,
         require_isolation: bool = False,
-        style: Style = "full",
         libraries: Sequence[str] | None = None,
     ) -> None:
         """Reads the problems.
@@ -218,9 +210,8 @@ class Math(MathEnvironment):
             val: validation problems, in the same form.
             max_turns: most turns until the two agree (T).
             require_isolation: refuses machines where programs cannot run in separate namespaces.
-            style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
             libraries: packages that programs can import besides the standard library, checked at the start. By default
-                sympy and numpy if they are installed; none with `style: compact`.
+                sympy and numpy if they are installed.
 
         Raises EnvironmentConfigError like `MathEnvironment`, for an invalid value, or if programs cannot be run as
         required.
@@ -228,8 +219,7 @@ class Math(MathEnvironment):
         check_isolation(require_isolation)
         super().__init__(train, val)
         self.max_turns = max_turns
-        self.style = style
-        self.libraries = check_libraries([] if libraries is None and style == "compact" else libraries, LIMITS)
+        self.libraries = check_libraries(libraries, LIMITS)
 
     async def run(self, task: MathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the reasoner's last answer is correct."""
@@ -249,14 +239,10 @@ class Math(MathEnvironment):
 
     def tool_prompt(self, task: MathTask, turns: Sequence[Turn]) -> list[Message]:
         """Returns the tool user's prompt after some turns without agreement."""
-        if self.style == "compact":
-            return compact("tool", task, turns)
         return dialogue("tool user", task, _history(turns), ask_program(self.libraries))
 
     def reasoner_prompt(self, task: MathTask, turns: Sequence[Turn]) -> list[Message]:
         """Returns the reasoner's prompt after some turns without agreement."""
-        if self.style == "compact":
-            return compact("reason", task, turns)
         return dialogue("reasoner", task, _history(turns), ASK_REASONING)
 
 
@@ -269,11 +255,10 @@ class SingleMath(MathEnvironment):
     agents: ClassVar[tuple[str, ...]] = ("solo",)
 
     @checked_options
-    def __init__(self, train: object = None, val: object = None, max_turns: Turns = 4, style: Style = "full") -> None:
+    def __init__(self, train: object = None, val: object = None, max_turns: Turns = 4) -> None:
         """Takes the team's options, except those of programs."""
         super().__init__(train, val)
         self.max_turns = max_turns
-        self.style = style
 
     async def run(self, task: MathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the last answer is correct."""
@@ -288,8 +273,6 @@ class SingleMath(MathEnvironment):
 
     def prompt(self, task: MathTask, attempts: Sequence[Attempt]) -> list[Message]:
         """Returns the prompt after some answers."""
-        if self.style == "compact":
-            return compact("reason", task, [attempts[-1:]] if attempts else [])
         earlier = [attempt.quote(f"Turn {number}, your answer") for number, attempt in enumerate(attempts, 1)]
         again = ["Check your answer: give it again if it is right, and another one if not."] if attempts else []
         question = "\n\n".join([task.question, *earlier, *again, ASK_REASONING])
@@ -311,12 +294,6 @@ def _history(turns: Sequence[Turn]) -> list[str]:
             "The two do not agree. Find out what is wrong, and answer again.",
         ]
     return parts
-
-
-def compact(role: str, task: MathTask, turns: Sequence[Sequence[Attempt]]) -> list[Message]:
-    """Returns the prompt of tiny models: the problem and the start of the last turn's answers."""
-    last = ["|".join((attempt.answer or "none")[:_COMPACT] for attempt in turn) for turn in turns[-1:]]
-    return chat("\n".join([role, task.question, *last]))
 
 
 def _read_tasks(source: object, option: str) -> tuple[MathTask, ...]:

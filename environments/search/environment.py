@@ -20,7 +20,7 @@ from verl_atgrpo.environments.common.options import Turns, check_installed, chec
 from verl_atgrpo.environments.common.records import DataSetEnvironment
 from verl_atgrpo.environments.common.replies import after_thoughts
 from verl_atgrpo.environments.common.words import read_word
-from verl_atgrpo.environments.common.workflow import Style, chat, fixed_options
+from verl_atgrpo.environments.common.workflow import chat, fixed_options
 from verl_atgrpo.environments.search.answers import contains, exact, f1
 from verl_atgrpo.environments.search.corpus import (
     ASKED,
@@ -62,7 +62,6 @@ class SearchEnvironment(DataSetEnvironment[Question]):
         results: Annotated[int, Ge(1), Le(100)] = 3,
         max_turns: Turns = 4,
         max_searches: Turns = 3,
-        style: Style = "full",
         people: Annotated[int, Ge(4), Le(len(PEOPLE))] | None = None,
         cities: Annotated[int, Ge(4), Le(len(CITIES))] | None = None,
         seed: int | None = None,
@@ -78,7 +77,6 @@ class SearchEnvironment(DataSetEnvironment[Question]):
             results: documents that a search returns.
             max_turns: replies of the agent that answers; rounds of the routed team.
             max_searches: replies of a worker, which searches or answers with each.
-            style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
             people: of a generated task, 48 by default; each lives in one of its cities. With few of them a guessed
                 query is often right.
             cities: of a generated task, 24 by default; each lies on a river.
@@ -87,7 +85,7 @@ class SearchEnvironment(DataSetEnvironment[Question]):
         Raises EnvironmentConfigError if bm25s is missing, or a section is unreadable or has no documents.
         """
         check_installed("bm25s", "bm25s, which searches,", "search")
-        self.results, self.max_turns, self.max_searches, self.style = results, max_turns, max_searches, style
+        self.results, self.max_turns, self.max_searches = results, max_turns, max_searches
         self.generated = train is None and val is None
         if self.generated:
             if corpus is not None:
@@ -277,8 +275,6 @@ class Search(SearchEnvironment):
 
     def planner_prompt(self, task: Question) -> list[Message]:
         """Returns the planner's prompt."""
-        if self.style == "compact":
-            return chat(task.text)
         system = (
             "You answer questions. A worker can search documents for you; it knows nothing but what you ask it. Ask "
             f"for one fact at a time. When you know the answer, {_ASK[0].lower()}{_ASK[1:]}"
@@ -287,8 +283,6 @@ class Search(SearchEnvironment):
 
     def worker_prompt(self, question: str) -> list[Message]:
         """Returns the worker's prompt."""
-        if self.style == "compact":
-            return chat(question)
         return chat(question, f"You search documents to answer a question. {_ASK}")
 
     def wanted(self, task: Question, question: str) -> Sequence[str]:
@@ -332,7 +326,7 @@ class Search(SearchEnvironment):
         return Score(local=self.likeness(answer, (*task.answers, *further)))
 
 
-@fixed_options(max_searches=1, style="full")
+@fixed_options(max_searches=1)
 class RoutedSearch(SearchEnvironment):
     """A verifier says whether to search or to answer, and one of two others does it (Dr. MAS)."""
 
@@ -383,8 +377,7 @@ class SingleSearch(SearchEnvironment):
 
     async def run(self, task: Question, team: Team) -> Outcome:
         """Plays one episode; success means that the answer matches exactly."""
-        system = None if self.style == "compact" else f"You search documents to answer a question. {_ASK}"
-        prompt = chat(task.text, system)
+        prompt = chat(task.text, f"You search documents to answer a question. {_ASK}")
         done = await self.look_up(
             task, task.supporting, team, "solo", prompt, self.max_turns, lambda answer: self.score_answer(task, answer)
         )

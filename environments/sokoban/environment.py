@@ -20,7 +20,7 @@ from verl_atgrpo.environments.common.drafting import SingleAgent
 from verl_atgrpo.environments.common.moves import MoveGame, Moves, Tool, ask_program, listed_cells
 from verl_atgrpo.environments.common.options import Turns, WallDensity, checked_options
 from verl_atgrpo.environments.common.splits import draw_for, split_of
-from verl_atgrpo.environments.common.workflow import Style, fixed_options
+from verl_atgrpo.environments.common.workflow import fixed_options
 from verl_atgrpo.environments.sokoban.board import SokobanTask, State, approach, clear, team_reward, walk
 from verl_atgrpo.environments.sokoban.levels import Generator, read_levels
 
@@ -53,7 +53,6 @@ class Sokoban(MoveGame[State]):
         max_turns: Turns = 4,
         max_moves: Moves = 40,
         tool: Tool = "python",
-        style: Style = "full",
         require_isolation: bool = False,
     ) -> None:
         """Sets the source of the boards and the form of the prompts.
@@ -68,13 +67,12 @@ class Sokoban(MoveGame[State]):
             max_turns: turns of an episode (T).
             max_moves: most moves in one answer.
             tool: `python` if the tool user writes a program that prints moves, `moves` if it drafts them itself.
-            style: `full` prompts explain the game; `compact` ones are for tiny models trained on them.
             require_isolation: refuses machines where programs cannot run in separate namespaces.
 
         Raises:
             EnvironmentConfigError: an option is invalid.
         """
-        self.set_form(max_turns, tool, "moves", style, require_isolation)
+        self.set_form(max_turns, tool, "moves", "full", require_isolation)
         self.max_moves = max_moves
         options = dict(size=size, boxes=boxes, wall_density=wall_density, min_solution=min_solution, seed=seed)
         given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
@@ -149,8 +147,6 @@ class Sokoban(MoveGame[State]):
     def shown(self, state: State) -> str:
         """Returns the board with all positions."""
         task, stride = state.task, state.task.stride
-        if self.style == "compact":
-            return f"{_corners(state)}\n{_board(state)}"
         rows, columns = task.drawing.count("\n") + 1, stride - 1
 
         def listed(cells: Iterable[int]) -> str:
@@ -164,16 +160,13 @@ class Sokoban(MoveGame[State]):
         )
 
     def lead(self, state: State, moves: str) -> str:
-        """Returns the board that moves lead to; in compact prompts player and boxes, # illegal, x deadlock."""
+        """Returns the board that moves lead to."""
         walked = walk(state, moves)
-        end, legal, compact = walked.end, walked.legal, self.style == "compact"
+        end = walked.end
         if end.solved:
-            return "goal" if compact else "They solve the board."
-        dead = end.task.deadlocked(end.boxes)
-        if compact:
-            return _corners(end)[: 2 * (1 + len(end.boxes))] + "#" * (not legal) + "x" * dead
-        blocked = "" if legal else ", where the next move is blocked"
-        lost = " This is a deadlock: a box can never reach a target." if dead else ""
+            return "They solve the board."
+        blocked = "" if walked.legal else ", where the next move is blocked"
+        lost = " This is a deadlock: a box can never reach a target." if end.task.deadlocked(end.boxes) else ""
         return f"They lead to this board{blocked}:\n{_board(end)}\n{lost}".rstrip()
 
 
@@ -185,9 +178,3 @@ class SingleSokoban(SingleAgent[State, str], Sokoban):
 def _board(state: State) -> str:
     # Visible floor: tokenizers merge spaces, and models miscount them.
     return state.draw().replace(" ", "-")
-
-
-def _corners(state: State) -> str:
-    """Returns player, boxes and targets as digits: a tiny model learns to compare them before it learns to search."""
-    cells = (state.player, *sorted(state.boxes), *sorted(state.task.targets))
-    return "".join(f"{row}{column}" for row, column in (divmod(cell, state.task.stride) for cell in cells))

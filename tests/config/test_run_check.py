@@ -60,6 +60,7 @@ def test_the_single_agent_of_a_recipe_passes_the_checks(compose: Any, recipe: st
     assert (settings.scheme, settings.estimator) == ("parallel", "mas_grpo")
 
 
+SPLITS = ("train", "val")
 PARALLEL, BRANCH, OWN = "at_grpo.scheme=parallel", "at_grpo.scheme=branch", "at_grpo.episode_reward=own"
 
 
@@ -90,11 +91,10 @@ PARALLEL, BRANCH, OWN = "at_grpo.scheme=parallel", "at_grpo.scheme=branch", "at_
 def test_a_scheme_without_a_reward_for_an_agent_that_is_trained_is_refused(
     compose: Any, name: str, changes: list[str], agent: str, accepted: str | None, tmp_path: Path
 ) -> None:
-    sections = (dict(zip(("train", "val"), sources(tmp_path), strict=True))).items()
-    data = [f"at_grpo.environment.{split}.path={section['path']}" for split, section in sections]
-    options = [f"at_grpo.environment.name={name}", *(f"~at_grpo.environment.{key}" for key in ("max_turns", "style"))]
+    data = [f"{split}: {{path: {path['path']}}}" for split, path in zip(SPLITS, sources(tmp_path), strict=True)]
+    game = ["~at_grpo.environment", f"+at_grpo.environment={{name: {name}, {', '.join(data)}}}"]
     one = ["data.train_batch_size=1", "actor_rollout_ref.actor.ppo_mini_batch_size=1"]
-    config = compose("math_cpu", *options, *data, *one, *changes)
+    config = compose("plan_path_cpu", *game, *one, *changes)
     settings = AtGrpoConfig.from_config(config)
     own = settings.episode_reward == "own"
     key = "episode_reward=own" if own else f"scheme={settings.scheme}"

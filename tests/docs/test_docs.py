@@ -55,7 +55,7 @@ def test_the_documented_demonstrations_are_of_the_documented_prompts(
     monkeypatch.delitem(sys.modules, "shown_sums", raising=False)
     (command,) = [line for line in "".join(blocks("cpu", "sh")).splitlines() if "shown_sums" in line]
     shown = demonstrator_of(shlex.split(command, comments=True)[-1])
-    env = shown.make_environment(documented)
+    env = shown.make_environment()
     rng = random.Random(0)
     demonstrations = [shown.demonstrate(env, rng, 0.0) for _ in range(50)]
     answers = {one.prompt[0]["content"].partition("Draft")[0].strip(): "".join(one.answer) for one in demonstrations}

@@ -101,7 +101,7 @@ def test_the_environment_plays_keeps_the_contract_and_has_disjoint_splits(harbou
 
 
 def test_the_models_of_the_page_are_those_that_can_be_made() -> None:
-    (sentence,) = re.findall(r"one\s+of\s+nine\s+environments:\s([^.]*)\.", SECTIONS["Choose a model"])
+    (sentence,) = re.findall(r"on answers to the prompts of ([^.]*)\.", SECTIONS["Choose a model"])
     assert set(re.findall(r"`(\w+)`", sentence)) == set(DEMONSTRATORS)
 
 

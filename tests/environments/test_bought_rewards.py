@@ -59,9 +59,9 @@ def test_constant_moves(name: str, length: int) -> None:
     patterns = (*MOVES, "URDL", sweep(10), sweep(10)[::-1])
     constants = {(pattern * length)[:length] for pattern in patterns}
     check(
-        make(name, style="compact", tool="moves"),
-        sorted(constants),
-        lambda rng: "".join(rng.choices(list(MOVES), k=length)),
+        make(name, tool="moves"),
+        [f"Moves: {moves}" for moves in sorted(constants)],
+        lambda rng: f"Moves: {''.join(rng.choices(list(MOVES), k=length))}",
     )
 
 

@@ -137,7 +137,7 @@ def team(task: Question, question: Words = honest_question, query: Words | None 
 
 @cache
 def environment(name: str) -> SearchEnvironment:
-    more: dict[str, object] = {"max_searches": 2, "style": "compact"} if name == "search" else {}
+    more: dict[str, object] = {"max_searches": 2} if name == "search" else {}
     made = make(name, max_turns=TURNS, **more)
     assert isinstance(made, SearchEnvironment)
     return made

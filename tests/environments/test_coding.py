@@ -197,9 +197,6 @@ def test_prompts_say_what_is_missing_and_what_a_test_is(tmp_path: Path) -> None:
     with_test, with_program = State(DOUBLE, None, EXCHANGES[0]), State(DOUBLE, "print(1)", None)
     assert "No program is written yet." in env.coder_prompt(with_test)[-1]["content"]
     assert "The program so far:\n> print(1)\nNo test is written yet." in env.coder_prompt(with_program)[-1]["content"]
-    compact = environment(tmp_path, style="compact")
-    assert compact.coder_prompt(with_test) == [{"role": "user", "content": f"code\n{DOUBLE.statement}\n1|2|none"}]
-    assert compact.tester_prompt(with_test) == [{"role": "user", "content": f"test\n{DOUBLE.statement}\n1|2|none"}]
 
 
 @pytest.mark.parametrize("name", ["code", "code_single"])

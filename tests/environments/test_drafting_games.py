@@ -40,9 +40,11 @@ class Game:
     printed: Callable[[str], str]
     oracle: Callable[[str], Script]
     replies: st.SearchStrategy[str]
+    styles: Sequence[str] = ("full", "compact")
 
     def make(self, style: str, python: bool = False, **options: Any) -> Any:
-        return self.environment(style=style, tool="python" if python else self.tool, **options)
+        more = {"style": style} if "compact" in self.styles else {}
+        return self.environment(**more, tool="python" if python else self.tool, **options)
 
 
 def states(module: Any, task: Any, *ways: str) -> list[Any]:
@@ -68,8 +70,9 @@ GAMES = {
         ("RRDLLDRR", "DLLDRR", "L", "U" * 3, "RRR"),
         sokoban_players.full,
         lambda answer: str(list(answer)),
-        {"full": sokoban_players.oracle, "compact": sokoban_players.compact_oracle}.__getitem__,
+        {"full": sokoban_players.oracle}.__getitem__,
         st.one_of(st.text(), moves, moves.map("Moves: {}".format), moves.map("so\nMoves: {}\n".format)),
+        styles=("full",),
     ),
     "sudoku": Game(
         Sudoku,
@@ -89,12 +92,18 @@ GAMES = {
     ),
 }
 each_game = pytest.mark.parametrize("game", GAMES.values(), ids=GAMES)
+each_style = pytest.mark.parametrize(
+    ("game", "style"),
+    [pytest.param(game, style, id=f"{name}-{style}") for name, game in GAMES.items() for style in game.styles],
+)
 
 
-@each_game
-@pytest.mark.parametrize(("style", "python"), [("full", False), ("compact", False), ("full", True)])
+@each_style
+@pytest.mark.parametrize("python", [False, True])
 def test_echoing_a_prompt_earns_nothing(game: Game, style: str, python: bool) -> None:
     """Some example answers in the prompts of the reference code are valid answers."""
+    if python and style == "compact":
+        return  # refused
     env = game.make(style, python)
     drafts = [Draft("no idea", None), Draft("", None), Draft("Moves: R\rMoves: R\n\nMoves: R", None, "Moves: R")]
     for answer in game.answers:
@@ -113,7 +122,7 @@ def test_echoing_a_prompt_earns_nothing(game: Game, style: str, python: bool) ->
 @given(st.data())
 def test_any_reply_has_one_finite_score_and_leaves_the_state_unchanged(game: Game, data: st.DataObject) -> None:
     reply, state = data.draw(game.replies), data.draw(st.sampled_from(game.states))
-    env = game.make(data.draw(st.sampled_from(["full", "compact"])))
+    env = game.make(data.draw(st.sampled_from(game.styles)))
     before = copy.deepcopy(state)
     score = env.score_reply(state, reply)
     assert math.isfinite(score.mixed(1.0))
@@ -140,8 +149,7 @@ def test_the_order_of_scoring_does_not_matter(game: Game) -> None:
         assert [env.score_answer(state, answer) for answer in reversed(answers)] == forward[::-1]
 
 
-@each_game
-@pytest.mark.parametrize("style", ["full", "compact"])
+@each_style
 def test_a_scripted_oracle_solves_every_task(game: Game, style: str) -> None:
     env = game.make(style)
     for index in range(8):

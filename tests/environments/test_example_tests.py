@@ -51,8 +51,7 @@ PROSE = "Sum. For instance, the sum of 4 10 20 30 40 is 100 and nothing else."
 )
 def test_inputs_of_programs(statement: str, given: str, expected: str, known: bool) -> None:
     problem = Problem(statement, TESTS)
-    for style in ("full", "compact"):
-        assert (parse_test(test_block(given, expected), problem, style) is None) is known
+    assert (parse_test(test_block(given, expected), problem) is None) is known
 
 
 LEETCODE = "Two sum.\n\nExample 1:\n\nInput: nums = [2,7,11,15], target = 9\nOutput: [0,1]\nExplanation: 2 + 7 is 9."

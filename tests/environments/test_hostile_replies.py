@@ -63,7 +63,8 @@ def _needs(package: str) -> Any:
 # Single agents of these families parse and score as their team does.
 ENVIRONMENTS: dict[str, tuple[Callable[[Path], Environment], tuple[Any, ...]]] = {}
 for _name, _tool in (("plan_path", "moves"), ("sokoban", "moves"), ("sudoku", "grid")):
-    for _options in ({"style": "full", "tool": _tool}, {"style": "compact", "tool": _tool}, {"tool": "python"}):
+    _compact = [] if _name == "sokoban" else [{"style": "compact", "tool": _tool}]
+    for _options in ({"tool": _tool}, *_compact, {"tool": "python"}):
         ENVIRONMENTS[f"{_name} {' '.join(_options.values())}"] = (
             lambda folder, name=_name, options=_options: make(name, max_turns=1, **options),
             (),

@@ -153,7 +153,6 @@ def test_programs_import_what_the_prompt_says(tmp_path: Path, monkeypatch: pytes
         (decision,) = of("tool_user", record)
         assert said in prompt_of(decision)
         assert [candidate.score.local for candidate in decision.candidates] == pytest.approx(scores)
-    assert Math(*sources(tmp_path), style="compact").libraries == ()
 
 
 def test_nothing_in_a_prompt_counts_as_an_answer_and_long_replies_are_cut(tmp_path: Path) -> None:

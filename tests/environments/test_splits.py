@@ -22,7 +22,7 @@ SPLITS: tuple[Split, ...] = ("train", "val")
 GAMES = {
     # Of the CPU recipes: on small boards random play soon reaches a validation task.
     "plan_path": {"size": 4, "wall_density": 0.2, "tool": "moves", "style": "compact"},
-    "sokoban": {"size": 6, "boxes": 1, "wall_density": 0.1, "tool": "moves", "style": "compact"},
+    "sokoban": {"size": 6, "boxes": 1, "wall_density": 0.1, "tool": "moves"},
     "sudoku": {"size": 4, "clues": 8, "tool": "grid", "style": "compact"},
 }
 

@@ -7,7 +7,6 @@ import math
 import re
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 from fakes.scripted_episodes import Script, of
 
@@ -18,7 +17,6 @@ from verl_atgrpo.play.types import EpisodeRecord
 Position = tuple[int, frozenset[int]]
 """Player and boxes."""
 BOXOBAN = Path("/work/shared/data/boxoban_medium.txt")
-STYLES: list[dict[str, Any]] = [{"style": "full", "tool": "moves"}, {"style": "compact", "tool": "moves"}]
 
 
 def board(*rows: str) -> SokobanTask:
@@ -48,10 +46,6 @@ def board_in(prompt: str) -> SokobanTask:
 
 def oracle(prompt: str, k: int) -> str:
     return full(solve(board_in(prompt)) or "U")
-
-
-def compact_oracle(prompt: str, k: int) -> str:
-    return solve(board_in(prompt)) or "U"
 
 
 def nothing(prompt: str, k: int) -> str:

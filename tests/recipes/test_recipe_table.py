@@ -21,7 +21,6 @@ from verl_atgrpo import compat, platform_choice, recipes
 from verl_atgrpo.config.run_check import check_run
 from verl_atgrpo.config.schema import ConfigError
 from verl_atgrpo.recipes import gone
-from verl_atgrpo.tiny_models.demonstrations import DEMONSTRATORS
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "scripts"))
@@ -48,6 +47,12 @@ def refused(job: Job, hardware: str) -> str | None:
     return "gpus add up to 8" if hardware == "1_gpu" and "+placement=split" in job.overrides else None
 
 
+def with_small_data(compose: Any, config: Any, job: Job, small: list[str], folder: Path) -> Any:
+    """Returns the job's configuration, with small files in the place of data sets."""
+    data = hub_rows.overrides(config, folder)
+    return compose(str(job), *small, *data) if data else config
+
+
 def test_the_table_has_every_recipe() -> None:
     named = [job.recipe for job in jobs()]
     assert {*named, "at_grpo_trainer"} == {file.stem for file in Path(recipes.__file__).parent.glob("*.yaml")}
@@ -67,10 +72,7 @@ def test_every_job_of_the_table_passes_the_checks_on_any_hardware(
     config = compose(str(job), *small)
     if (package := NEEDED.get(config.at_grpo.environment.name)) is not None:
         pytest.importorskip(package)
-    if demonstrator := DEMONSTRATORS.get(job.recipe.removesuffix("_cpu")):
-        demonstrator.make_environment(Path(f"runs/models/{demonstrator.environment}_tiny"))  # data that come with it
-    data = hub_rows.overrides(config, tmp_path)
-    config = compose(str(job), *small, *data) if data else config
+    config = with_small_data(compose, config, job, small, tmp_path)
     if hardware:
         left = [key for key in OF_THE_CPU if OmegaConf.select(config, key) is not None]
         assert not left and "MALLOC" not in str(config.ray_kwargs), f"settings for the CPU: {left}"
@@ -94,20 +96,34 @@ def told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_replaces_a_recipe_is_a_row_of_the_table() -> None:
     assert {*gone.SAME.values()} <= {str(job) for job in jobs()}
-    assert not {*gone.SAME} & {job.recipe for job in jobs()}
+    assert not {*gone.SAME, *gone.LIKE} & {job.recipe for job in jobs()}
+
+
+@pytest.mark.slow  # half a second each
+@pytest.mark.parametrize("name", gone.LIKE)
+def test_what_is_like_a_recipe_that_is_gone_starts(
+    compose: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform_choice, "wants_cpu", lambda: False)
+    recipe, *overrides = gone.LIKE[name].removeprefix("--config-name=").split()
+    job, small = Job(recipe, tuple(overrides)), ["at_grpo.train_tasks=128", "at_grpo.val_tasks=8"]
+    if (package := NEEDED.get(name.removesuffix("_cpu"))) is not None:
+        pytest.importorskip(package)
+    check_run(with_small_data(compose, compose(str(job), *small), job, small, tmp_path))
 
 
 @pytest.mark.usefixtures("told")
-@pytest.mark.parametrize("name", gone.SAME)
+@pytest.mark.parametrize("name", [*gone.SAME, *gone.LIKE])
 def test_a_recipe_that_is_gone_is_refused_with_the_command_that_replaces_it(name: str) -> None:
-    line = (
-        f"verl-atgrpo: the recipe {name} is gone: use --config-name={gone.SAME[name]} trainer.experiment_name={name}"
-    )
+    same = name in gone.SAME
+    command = f"--config-name={gone.SAME[name]} trainer.experiment_name={name}" if same else gone.LIKE[name]
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         for spelling in (name, f"{name}.yaml"):
             with pytest.raises(CompactHydraException) as caught:
                 hydra.compose(spelling)
-            assert str(caught.value) == line
+            message = str(caught.value)
+            assert message.startswith(f"verl-atgrpo: the recipe {name} is gone: ") and message.endswith(f" {command}")
+            assert "\n" not in message
 
 
 @pytest.mark.usefixtures("told")

@@ -207,7 +207,7 @@ def test_a_move_that_breaks_off_does_not_leave_a_model_that_passes_for_complete(
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("chess", "use one of plan_path, sokoban"),
+        ("chess", "use one of plan_path, sudoku"),
         ("verl_atgrpo.nowhere:SHOWN", "No module named"),
         ("json:dumps", "the module json has no Demonstrator dumps"),
         ("../x:y", "use one of"),

@@ -43,13 +43,16 @@ def test_a_row_names_its_data_set(compose: Any, tmp_path: Path) -> None:
         lines = [json.dumps({"question": f"What is {name} {n} doubled?", "answer": str(2 * n)}) for n in range(tasks)]
         files[name].write_text("\n".join(lines))
     config = compose(
-        "math_cpu",
-        f"at_grpo.environment.train.path={files['train']}",
+        "math_qwen3_1p7b",
+        "hardware=cpu",
+        f"at_grpo.environment.train={{path: {files['train']}, split: null, columns: null}}",
         f"+at_grpo.environment.val.one={{path: {files['one']}}}",
         f"+at_grpo.environment.val.two={{path: {files['two']}}}",
+        "data.train_batch_size=2",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         "at_grpo.allow_overlap=true",
         "at_grpo.val_tasks=4",
-        "at_grpo.environment.val.path=null",  # a recipe's own is taken away
+        *(f"at_grpo.environment.val.{own}=null" for own in ("aime24", "aime25", "olympiadbench")),
     )
     wire_checked(config)
     sources = [TeamTaskDataset("val", None, config.data)[index]["data_source"] for index in range(4)]

@@ -203,7 +203,7 @@ def _train_into(directory: Path, settings: WarmStart, follows_from: dict[str, An
     demonstrator = settings.demonstrator
     # Two threads are a third faster on idle cores but ten times slower on busy ones, because they spin.
     torch.set_num_threads(1)
-    env = demonstrator.make_environment(directory)
+    env = demonstrator.make_environment()
     started = time.perf_counter()
     model, tokenizer = train(settings, env)
     seconds = time.perf_counter() - started

@@ -2,16 +2,11 @@
 
 import importlib
 
-from verl_atgrpo.tiny_models.demonstrations.arithmetic import MATH, MATH_DRAFTS, MATH_JUDGED, MATH_REFINED
 from verl_atgrpo.tiny_models.demonstrations.demonstrator import Demonstrator
 from verl_atgrpo.tiny_models.demonstrations.plan_path import PLAN_PATH
-from verl_atgrpo.tiny_models.demonstrations.small_programs import CODE
-from verl_atgrpo.tiny_models.demonstrations.sokoban import SOKOBAN
 from verl_atgrpo.tiny_models.demonstrations.sudoku import SUDOKU
-from verl_atgrpo.tiny_models.demonstrations.two_hop import SEARCH
 
-_ALL = (PLAN_PATH, SOKOBAN, SUDOKU, MATH, MATH_JUDGED, MATH_REFINED, MATH_DRAFTS, CODE, SEARCH)
-DEMONSTRATORS = {one.environment: one for one in _ALL}
+DEMONSTRATORS = {one.environment: one for one in (PLAN_PATH, SUDOKU)}
 """Environment -> its demonstrator."""
 
 

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any
 
-from verl_atgrpo.environments.common.moves import MOVES
-from verl_atgrpo.environments.common.records import Record
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.messages import Message
 from verl_atgrpo.play.registry import make
 from verl_atgrpo.play.tools import Tool
-from verl_atgrpo.play.types import Split
 
 END = ""
 """Represents the end of an answer in a distribution."""
-SPLITS: tuple[Split, ...] = get_args(Split)
 
 Choice = dict[str, float]
 """The demonstrator's distribution over tokens and END at one position of an answer."""
@@ -55,26 +49,10 @@ class Demonstrator:
     """Words of prompts and answers that are one token each, to shorten sequences."""
     training: Mapping[str, Any] = field(default_factory=dict)
     """Settings of `warm_start.WarmStart` that differ from its defaults."""
-    rows: Callable[[Split], list[Record]] | None = None
-    """Returns the rows of the environment's data set; None for generated tasks."""
 
-    def options_in(self, directory: Path) -> dict[str, Any]:
-        """Returns the environment's options; a data set is `<split>.jsonl` in `directory`."""
-        if self.rows is None:
-            return dict(self.options)
-        return {
-            **self.options,
-            **{split: {**self.options.get(split, {}), "path": str(directory / f"{split}.jsonl")} for split in SPLITS},
-        }
-
-    def make_environment(self, directory: Path) -> Environment:
-        """Returns the environment; writes its data set, if it has one, to `directory`."""
-        if self.rows is not None:
-            directory.mkdir(parents=True, exist_ok=True)
-            for split in SPLITS:
-                lines = [json.dumps(row) + "\n" for row in self.rows(split)]
-                (directory / f"{split}.jsonl").write_text("".join(lines))
-        return make(self.environment, **self.options_in(directory))
+    def make_environment(self) -> Environment:
+        """Returns the environment."""
+        return make(self.environment, **self.options)
 
 
 DIGITS = "0123456789"
@@ -101,32 +79,3 @@ def write(choices: Sequence[Choice], rng: random.Random) -> tuple[list[str], lis
     """Returns an answer sampled from `choices`, and the distributions including END."""
     answer = [rng.choices(*zip(*choice.items(), strict=True))[0] for choice in choices]
     return answer, [*choices, {END: 1.0}]
-
-
-Position = TypeVar("Position")
-
-
-def move_about(
-    position: Position,
-    good_moves: Callable[[Position], Collection[str]],
-    step: Callable[[Position, str], Position],
-    noise: float,
-    limit: int,
-    rng: random.Random,
-    draft: str = "",
-) -> tuple[str, list[Choice]]:
-    """Returns at most `limit` moves from `position` and the distributions they were sampled from.
-
-    Moves are uniform over the good ones, or follow `draft` until the first deviation from it; with probability `noise`
-    a move is random. The answer ends if no move is good.
-    """
-    moves, choices = "", []
-    while len(moves) < limit and (good := good_moves(position)):
-        if draft.startswith(moves) and len(draft) > len(moves):
-            good = [draft[len(moves)]]
-        choices.append({name: noise / len(MOVES) + (name in good) * (1 - noise) / len(good) for name in MOVES})
-        names, chances = zip(*choices[-1].items(), strict=True)
-        move = rng.choices(names, chances)[0]
-        moves += move
-        position = step(position, move)
-    return moves, [*choices, {END: 1.0}]

@@ -5,21 +5,31 @@ from __future__ import annotations
 import random
 
 from verl_atgrpo.environments.common.drafting import Draft
-from verl_atgrpo.environments.common.moves import Cell, moved
+from verl_atgrpo.environments.common.moves import MOVES, Cell, moved
 from verl_atgrpo.environments.plan_path import PlanPath
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, walk
-from verl_atgrpo.tiny_models.demonstrations.demonstrator import Choice, Demonstration, Demonstrator, move_about
+from verl_atgrpo.tiny_models.demonstrations.demonstrator import END, Choice, Demonstration, Demonstrator
 
 
 def path(
     task: PlanPathTask, position: Cell, noise: float, limit: int, rng: random.Random, draft: str = ""
 ) -> tuple[str, list[Choice]]:
-    """Returns moves from `position` towards the goal and the distributions they were sampled from."""
+    """Returns at most `limit` moves from `position` and the distributions they were sampled from.
 
-    def step(cell: Cell, move: str) -> Cell:
-        return ahead if task.free(ahead := moved(cell, move)) else cell
-
-    return move_about(position, task.closer, step, noise, limit, rng, draft)
+    Moves are uniform over those that lead closer to the goal, or follow `draft` until the first deviation from it;
+    with probability `noise` a move is random. The answer ends at the goal.
+    """
+    moves, choices = "", []
+    while len(moves) < limit and (good := task.closer(position)):
+        if draft.startswith(moves) and len(draft) > len(moves):
+            good = [draft[len(moves)]]
+        choices.append({name: noise / len(MOVES) + (name in good) * (1 - noise) / len(good) for name in MOVES})
+        names, chances = zip(*choices[-1].items(), strict=True)
+        move = rng.choices(names, chances)[0]
+        moves += move
+        ahead = moved(position, move)
+        position = ahead if task.free(ahead) else position
+    return moves, [*choices, {END: 1.0}]
 
 
 def demonstrate(env: PlanPath, rng: random.Random, noise: float) -> Demonstration:
