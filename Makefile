@@ -20,7 +20,8 @@ STACK := $(if $(filter-out cpu,$(HARDWARE)),gpu,cpu)
 ARGS ?=
 # Each choice of groups has a folder of its own: RECIPE=walk_smollm2 ARGS=+roles=navigator_pacer.
 GROUPS := $(filter model=% +roles=% +placement=% +mode=%,$(ARGS))
-RUN ?= runs/$(RECIPE)$(HARDWARE:%=_%)$(foreach group,$(GROUPS),_$(lastword $(subst =, ,$(group))))
+CHOICES := $(HARDWARE:%=_%)$(subst $() ,,$(foreach group,$(GROUPS),_$(lastword $(subst =, ,$(group)))))
+RUN ?= runs/$(RECIPE)$(CHOICES)
 VENV := $(if $(filter gpu,$(STACK)),.venv-gpu,.venv)
 BIN := $(VENV)/bin
 SMOLLM2 := runs/models/smollm2
@@ -66,12 +67,11 @@ smollm2: $(SMOLLM2)/config.json
 
 smollm2-train:
 	@$(MAKE) --no-print-directory train RECIPE=walk_smollm2
-	@$(BIN)/verl-atgrpo report runs/walk_smollm2$(HARDWARE:%=_%)
-	@$(BIN)/verl-atgrpo episodes runs/walk_smollm2$(HARDWARE:%=_%)
-	@$(BIN)/verl-atgrpo summary runs/walk_smollm2$(HARDWARE:%=_%)/metrics
+	@$(BIN)/verl-atgrpo episodes runs/walk_smollm2$(CHOICES)
+	@$(BIN)/verl-atgrpo summary runs/walk_smollm2$(CHOICES)/metrics
 
 train: $(RUN)/done
-	@$(BIN)/verl-atgrpo plot $(RECIPE)=$(RUN)/metrics --out $(RUN)/learning_curve.png
+	-@$(BIN)/verl-atgrpo report $(RUN)
 	@$(BIN)/verl-atgrpo summary $(RUN)/metrics
 
 # An interrupted run goes on from its last checkpoint; verl starts a new metrics file each time.

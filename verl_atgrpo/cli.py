@@ -41,12 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     setup = commands.add_parser("cpu-setup", help="finish an installation of verl-atgrpo[cpu]")
     setup.set_defaults(run=_cpu_setup)
 
-    plot = commands.add_parser("plot", help="plot the learning curves of runs")
-    plot.add_argument("metrics", nargs="+", help="LABEL=metrics.jsonl; runs with the same label have the same colour")
-    plot.add_argument("--out", type=Path, required=True, help="the PNG to write")
-    plot.add_argument("--against", choices=("seconds", "tokens", "steps"), default="seconds")
-    plot.set_defaults(run=_plot)
-
     summary = commands.add_parser("summary", help="print validation success before and after a run")
     summary.add_argument("metrics", type=Path)
     summary.set_defaults(run=_summary)
@@ -83,6 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check.add_argument("overrides", nargs="*", help="as for verl.trainer.main_ppo")
     check.set_defaults(run=_check_data)
 
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["plot"]:
+        parser.error("plot is gone: `verl-atgrpo report <run's folder>` draws a run's curves")
     options = parser.parse_args(arguments)
     for name, value in vars(options).items():
         if isinstance(value, Path):  # a shell leaves the ~ of --out=~/x
@@ -174,19 +171,6 @@ def _cpu_setup(_: argparse.Namespace) -> str:
     from verl_atgrpo.cpu.setup import finish_installation
 
     return "\n".join(finish_installation())
-
-
-def _plot(options: argparse.Namespace) -> str:
-    from verl_atgrpo.report.learning_curve import draw
-
-    runs = []
-    for argument in options.metrics:
-        label, separator, path = argument.partition("=")
-        if not separator:
-            raise ValueError(f"{argument!r}: write LABEL=metrics.jsonl")
-        runs.append((label, Path(path)))
-    draw(runs, options.out, options.against)
-    return f"wrote {options.out}"
 
 
 def _summary(options: argparse.Namespace) -> str:

@@ -1,4 +1,4 @@
-"""`summary`, `plot` and `report` on files that are truncated, corrupt, foreign, huge or hostile."""
+"""`summary` and `report` on files that are truncated, corrupt, foreign, huge or hostile."""
 
 from __future__ import annotations
 
@@ -29,10 +29,6 @@ def metrics(tmp_path: Path) -> Path:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     return write_run(tmp_path / "run")
-
-
-def plot(metrics: Path) -> list[object]:
-    return ["plot", f"team={metrics}", "--out", metrics.parent / "new/curve.png"]
 
 
 # ---------------------------------------------------------------------- metrics of verl
@@ -66,11 +62,6 @@ def test_a_summary_of_a_broken_line(name: str, metrics: Path, tmp_path: Path, ca
     refused(["summary", with_line(metrics, 2, LINES[name])], tmp_path, capsys, f"{metrics}:2:")
 
 
-@pytest.mark.parametrize("name", LINES)
-def test_a_plot_of_a_broken_line(name: str, metrics: Path, tmp_path: Path, capsys: Capture) -> None:
-    refused(plot(with_line(metrics, 4, LINES[name])), tmp_path, capsys, f"{metrics}:4:")
-
-
 @pytest.mark.parametrize(("place", "value"), VALUES)
 def test_a_summary_of_a_wrong_value(
     place: tuple[Any, ...], value: Any, metrics: Path, tmp_path: Path, capsys: Capture
@@ -84,10 +75,9 @@ def test_a_number_beyond_floats_is_refused(metrics: Path, tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "loop", "nothing", "2 GiB", "100 MB line"])
-@pytest.mark.parametrize("command", ["summary", "plot"])
-def test_no_metrics_file(command: str, kind: str, metrics: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_no_metrics_file(kind: str, metrics: Path, tmp_path: Path, capsys: Capture) -> None:
     in_place_of(metrics, kind)
-    refused(plot(metrics) if command == "plot" else ["summary", metrics], tmp_path, capsys, metrics)
+    refused(["summary", metrics], tmp_path, capsys, metrics)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"step": 1, "data": {}}\n', b'{"step": 1, "data": {}}'])
@@ -148,30 +138,6 @@ def test_only_the_metrics_of_a_curve_are_kept(metrics: Path, monkeypatch: pytest
     with pytest.raises(files.FileError, match=":4: not JSON"):
         learning_curve.read(metrics)
     assert seen == [{SUCCESS, "timing_s/step"}] * 3
-
-
-def test_a_plot_is_written_whole_or_not_at_all(
-    metrics: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("matplotlib")
-    from matplotlib.figure import Figure
-
-    out = tmp_path / "curve.png"
-    out.write_bytes(b"the earlier picture")
-
-    def broken(figure: Figure, file: Any, **_: Any) -> None:
-        file.write(b"half a pic")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Figure, "savefig", broken)
-    refused(["plot", f"team={metrics}", "--out", out], tmp_path, capsys, "No space left", out)
-
-
-@pytest.mark.parametrize("out", ["curve.exe", "m.jsonl/curve.png", "folder"])
-def test_a_plot_that_cannot_be_written(out: str, metrics: Path, tmp_path: Path, capsys: Capture) -> None:
-    pytest.importorskip("matplotlib")
-    (tmp_path / "folder").mkdir()
-    refused(["plot", f"team={metrics}", "--out", tmp_path / out], tmp_path, capsys, tmp_path / out.partition("/")[0])
 
 
 # ---------------------------------------------------------------------- records

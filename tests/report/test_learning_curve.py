@@ -1,4 +1,4 @@
-"""Reading and drawing learning curves."""
+"""Reading learning curves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ def test_time_and_tokens_add_up_over_steps(tmp_path: Path) -> None:
         (0, 0.0, 0.0, 0.3),
         (2, 60.0, 200.0, 0.9),
     ]
-    assert curve[-1].along("seconds") == 1.0
 
 
 def test_steps_repeated_after_a_resume_count_once(tmp_path: Path) -> None:
@@ -68,15 +67,12 @@ def test_no_validation_is_an_error(tmp_path: Path) -> None:
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
     metrics = write(tmp_path / "m.jsonl", (0, {SUCCESS: 0.3}), (1, trained(0.9)))
-    assert main(["plot", f"team={metrics}", "--out", str(tmp_path / "curve.png")]) == 0
-    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert main(["summary", str(metrics)]) == 0
     assert "30.0% before (step 0), 90.0% after (step 1, 0.5 min" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as caught:
-        main(["plot", "team", "--out", str(tmp_path / "curve.png")])
-    assert caught.value.code == 1
+    with pytest.raises(SystemExit):
+        main(["plot", f"team={metrics}", "--out", "curve.png"])
+    assert "plot is gone: `verl-atgrpo report" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

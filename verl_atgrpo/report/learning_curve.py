@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, TypeAdapter
 
-from verl_atgrpo.files import FileError, Number, Whole, lines, parse, replacing
+from verl_atgrpo.files import FileError, Number, Whole, lines, parse
 
-AXES = {"seconds": "minutes of training", "tokens": "tokens generated (thousands)", "steps": "training steps"}
 LEARNT = 0.95
-"""Success of a team that has learnt a game: a line in plots, and what the summary says when it was reached."""
+"""Success of a team that has learnt a game: the summary says when it was reached."""
 _SECONDS, _TOKENS = "timing_s/step", "rollout/tokens"
 _SUCCESS = re.compile(r"val-core/.*/acc/mean@.*", re.DOTALL)
 
@@ -49,10 +47,6 @@ class Point:
     tokens: float
     """Tokens generated in training so far, of all candidates."""
     success: float
-
-    def along(self, axis: str) -> float:
-        """Returns the value on a plot's axis, in the axis' unit."""
-        return {"seconds": self.seconds / 60, "tokens": self.tokens / 1000, "steps": float(self.step)}[axis]
 
 
 def read(metrics: Path) -> list[Point]:
@@ -94,44 +88,3 @@ def read(metrics: Path) -> list[Point]:
 def _natural(file: Path) -> list[str | int]:
     """Sorts `metrics.jsonl` before `metrics-2.jsonl`, and that before `metrics-10.jsonl`."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", file.stem)]
-
-
-def draw(runs: Sequence[tuple[str, Path]], out: Path, axis: str = "seconds") -> None:
-    """Draws validation success against `axis` for (label, metrics) pairs into the PNG `out`.
-
-    Raises:
-        ValueError: metrics cannot be read, or the suffix of `out` is that of no format.
-        OSError: `out` cannot be written.
-    """
-    curves = [(label, read(metrics)) for label, metrics in runs]
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4), dpi=120)
-    colours: dict[str, str] = {}
-    for label, curve in curves:
-        new = label not in colours
-        colour = colours.setdefault(label, f"C{len(colours)}")
-        axes.plot(
-            [point.along(axis) for point in curve],
-            [100 * point.success for point in curve],
-            color=colour,
-            marker="o",
-            markersize=3,
-            label=label if new else None,
-        )
-    axes.axhline(100 * LEARNT, color="grey", linewidth=0.8, linestyle="--")
-    axes.set(xlabel=AXES[axis], ylabel="validation success (%)", ylim=(0, 101))
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
-    try:
-        known = figure.canvas.get_supported_filetypes()
-        if out.suffix and out.suffix[1:].lower() not in known:
-            raise ValueError(f"{out}: pictures are written as {', '.join(f'.{name}' for name in sorted(known))}")
-        figure.tight_layout()
-        with replacing(out) as partial, partial.open("wb") as file:
-            figure.savefig(file, format=out.suffix[1:].lower() or "png")
-    finally:
-        pyplot.close(figure)
