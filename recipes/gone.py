@@ -1,4 +1,4 @@
-"""Recipes that are gone, each with the command that replaces it."""
+"""Recipes and keys that are gone, each with what replaces it."""
 
 from __future__ import annotations
 
@@ -49,8 +49,19 @@ LIKE = {
 """Recipe of a tiny model -> the same environment with a larger one."""
 
 
-def refusal(name: str) -> str | None:
+def of_recipe(name: str) -> str | None:
     """Returns what a command that names this recipe is told, in one line; None unless the recipe is gone."""
     if name in SAME:
         return f"the recipe {name} is gone: use --config-name={SAME[name]} trainer.experiment_name={name}"
     return f"the recipe {name} is gone: {_TINY} {LIKE[name]}" if name in LIKE else None
+
+
+KEYS = {
+    "at_grpo.poll_interval": "the trainer polls for finished episodes every .05 seconds; remove it",
+    "at_grpo.softmax_temperature": "it went with selection: softmax; use selection: greedy, first or random",
+}
+
+
+def of_key(key: str) -> str | None:
+    """Returns what a job that sets this key is told, in one line; None unless the key is gone."""
+    return f"{key} is gone: {KEYS[key]}" if key in KEYS else None

@@ -25,10 +25,10 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo/rows": 550,
     "verl_atgrpo/sandbox": 1_300,
     "verl_atgrpo/serving": 1_950,
-    "verl_atgrpo/tiny_models": 1_200,
+    "verl_atgrpo/tiny_models": 800,
     "verl_atgrpo/trainer": 2_500,
     "environments": 8_700,
-    "recipes": 1_300,
+    "recipes": 1_050,
     "tests": 47_000,
     "docs": 52_600,
 }

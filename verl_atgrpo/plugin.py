@@ -47,17 +47,17 @@ def _log_warnings() -> None:
 
 def _explain_recipes(config_repository: ModuleType) -> None:
     from verl_atgrpo.compat import name_yaml_errors, refuse_recipes
-    from verl_atgrpo.recipes.gone import refusal
+    from verl_atgrpo.recipes.gone import of_recipe
 
     name_yaml_errors(config_repository)
-    refuse_recipes(config_repository, refusal)
+    refuse_recipes(config_repository, of_recipe)
 
 
 def _explain_keys(config_loader: ModuleType) -> None:
     from verl_atgrpo.compat import refuse_keys
-    from verl_atgrpo.config.gone import refusal
+    from verl_atgrpo.recipes.gone import of_key
 
-    refuse_keys(config_loader, refusal)
+    refuse_keys(config_loader, of_key)
 
 
 def _register_estimator(core_algos: ModuleType) -> None:

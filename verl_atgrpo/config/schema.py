@@ -12,7 +12,6 @@ from annotated_types import Ge, Gt, Le
 from omegaconf import DictConfig, OmegaConf
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from verl_atgrpo.config import gone
 from verl_atgrpo.config.kinds import Count, Seconds, Text, Weight, words
 from verl_atgrpo.config.rules import SECTION as SECTION
 from verl_atgrpo.config.rules import ConfigError as ConfigError
@@ -25,6 +24,7 @@ from verl_atgrpo.play import registry
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.environment_check import check_declared, tasks_of
 from verl_atgrpo.play.types import EnvironmentConfigError, Selection, Split, TeamOptions
+from verl_atgrpo.recipes import gone
 
 EXPANDED = "at_grpo_policies"
 """Key under which the driver stores every policy's resolved `actor_rollout_ref` for the trainer and the workers."""
@@ -378,7 +378,7 @@ def one_line(error: ValidationError, section: type[Section], prefix: str, value:
         place.append(str(first["loc"][-1]))
         return f"{'.'.join([prefix, *place])} is missing: {words(_annotation_at(section, place))}"
     if first["type"] == "extra_forbidden":
-        if (line := gone.refusal(key)) is not None:
+        if (line := gone.of_key(key)) is not None:
             return line
         known = _only(_annotation_at(section, place[:-1])).model_fields
         return f"{key} is not a known key: use one of {', '.join(known)}"

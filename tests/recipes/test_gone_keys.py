@@ -8,13 +8,13 @@ import pytest
 
 pytest.importorskip("verl")
 
-from verl_atgrpo.config.gone import GONE
 from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.recipes.gone import KEYS
 
 
-@pytest.mark.parametrize("key", GONE)
+@pytest.mark.parametrize("key", KEYS)
 def test_a_key_that_is_gone_is_refused_by_name(key: str, compose: Any) -> None:
-    line = f"{key} is gone: {GONE[key]}"
+    line = f"{key} is gone: {KEYS[key]}"
     for override in (f"{key}=1", f"+{key}=1", f"++{key}=1", f"~{key}"):
         with pytest.raises(ValueError, match="cannot be composed") as caught:
             compose("plan_path_cpu", override)
