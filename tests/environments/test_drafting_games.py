@@ -98,12 +98,18 @@ each_style = pytest.mark.parametrize(
 )
 
 
-@each_style
-@pytest.mark.parametrize("python", [False, True])
+@pytest.mark.parametrize(
+    ("game", "style", "python"),
+    [
+        pytest.param(game, style, python, id=f"{name}-{style}-{python}")
+        for name, game in GAMES.items()
+        for style in game.styles
+        for python in (False, True)
+        if (style, python) != ("compact", True)
+    ],
+)
 def test_echoing_a_prompt_earns_nothing(game: Game, style: str, python: bool) -> None:
     """Some example answers in the prompts of the reference code are valid answers."""
-    if python and style == "compact":
-        return  # refused
     env = game.make(style, python)
     drafts = [Draft("no idea", None), Draft("", None), Draft("Moves: R\rMoves: R\n\nMoves: R", None, "Moves: R")]
     for answer in game.answers:
