@@ -42,17 +42,15 @@ def test_a_row_names_its_data_set(compose: Any, tmp_path: Path) -> None:
         files[name] = tmp_path / f"{name}.jsonl"
         lines = [json.dumps({"question": f"What is {name} {n} doubled?", "answer": str(2 * n)}) for n in range(tasks)]
         files[name].write_text("\n".join(lines))
+    # A recipe's own data set, `path`, is taken away.
+    val = f"{{path: null, one: {{path: {files['one']}}}, two: {{path: {files['two']}}}}}"
     config = compose(
-        "math_qwen3_1p7b",
-        "hardware=cpu",
-        f"at_grpo.environment.train={{path: {files['train']}, split: null, columns: null}}",
-        f"+at_grpo.environment.val.one={{path: {files['one']}}}",
-        f"+at_grpo.environment.val.two={{path: {files['two']}}}",
-        "data.train_batch_size=2",
-        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "plan_path_cpu",
+        "~at_grpo.environment",
+        f"+at_grpo.environment={{name: math, train: {{path: {files['train']}}}, val: {val}}}",
+        "data.train_batch_size=16",
         "at_grpo.allow_overlap=true",
         "at_grpo.val_tasks=4",
-        *(f"at_grpo.environment.val.{own}=null" for own in ("aime24", "aime25", "olympiadbench")),
     )
     wire_checked(config)
     sources = [TeamTaskDataset("val", None, config.data)[index]["data_source"] for index in range(4)]
