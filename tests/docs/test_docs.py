@@ -48,6 +48,19 @@ def test_the_documented_environment_is_short_and_keeps_the_contract(documented: 
     importlib.import_module("test_sums").test_sums()
 
 
+def test_the_environment_of_the_readme_keeps_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = re.findall(r"(?ms)^```python\n(.*?)^```$", (DOCS.parent / "README.md").read_text())
+    (tmp_path / "first.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "first", raising=False)
+
+    def gold(task: tuple[int, int]) -> dict[str, object]:
+        return dict.fromkeys(("drafter", "decider"), lambda prompt, k: str(sum(task)))
+
+    sevens = [lambda task: dict.fromkeys(gold(task), lambda prompt, k: "7")]
+    check_environment("first:Sums", gold=gold, exploits=sevens)
+
+
 def test_the_documented_demonstrations_are_of_the_documented_prompts(
     documented: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -170,16 +170,10 @@ def test_every_page_is_in_the_navigation_under_the_kind_that_it_names() -> None:
             assert page == "index.md"
 
 
-def test_the_tables_of_the_start_page_and_the_readme_name_every_page_and_its_kind() -> None:
+def test_the_table_of_the_start_page_names_every_page_and_its_kind() -> None:
     rows = re.findall(r"(?m)^\| [^|]* \| ([^|]*) \| ([^|]*) \|$", (DOCS / "index.md").read_text())
     kinds = {page: kind for links, kind in rows for page in re.findall(r"\]\((\w+\.md)\)", links)}
     assert kinds == {page: section.lower() for section, page in navigation() if section}
-    listed = (ROOT / "README.md").read_text().partition("\n## Documentation\n")[2].partition("\n## ")[0]
-    listed_kinds = {
-        kind: set(re.findall(r"docs/(\w+\.md)", links))
-        for kind, links in re.findall(r"(?ms)^- \*\*([\w-]+)\*\*: (.*?)(?=^- |^$)", listed)
-    }
-    assert listed_kinds == {kind: {page for section, page in navigation() if section == kind} for kind in KINDS}
 
 
 def test_lists_are_set_off_and_nested_as_both_renderers_want() -> None:
