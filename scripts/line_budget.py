@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 BUDGETS: dict[str, int] = {
     "verl_atgrpo": 1_700,
-    "verl_atgrpo/config": 3_300,
+    "verl_atgrpo/config": 3_200,
     "verl_atgrpo/cpu": 600,
     "verl_atgrpo/estimators": 1_000,
     "verl_atgrpo/evaluation": 1_600,
@@ -27,10 +27,10 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo/serving": 1_950,
     "verl_atgrpo/tiny_models": 800,
     "verl_atgrpo/trainer": 2_500,
-    "environments": 8_700,
-    "recipes": 1_050,
-    "tests": 47_000,
-    "docs": 52_600,
+    "environments": 8_500,
+    "recipes": 1_000,
+    "tests": 46_900,
+    "docs": 41_500,
 }
 """Folder -> most lines of its Python: of `verl_atgrpo` those of its own files, of all others those of the folders in
 them, too. `recipes` are lines of YAML, `docs` words of README.md and the pages."""
