@@ -30,7 +30,7 @@ BUDGETS: dict[str, int] = {
     "environments": 8_500,
     "recipes": 1_000,
     "tests": 46_900,
-    "docs": 41_500,
+    "docs": 35_700,
 }
 """Folder -> most lines of its Python: of `verl_atgrpo` those of its own files, of all others those of the folders in
 them, too. `recipes` are lines of YAML, `docs` words of README.md and the pages."""
