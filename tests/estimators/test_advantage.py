@@ -57,13 +57,6 @@ def test_trajectory_counts_once_however_many_rows_it_has() -> None:
     assert result.tolist() == pytest.approx([high, low, high, low, 0, high, low], abs=1e-6)
 
 
-def test_mas_grpo_reads_trajectories_from_the_uids() -> None:
-    uids = ["q#0", "q#0", "q#0", "q#1", "p#0", "p#1"]
-    result = estimate(uids, [1, 1, 1, 0, 2, 4], {"at_grpo_estimator": "mas_grpo"})
-    # Two trajectories each: deviation .5 over std .7071068 and 1 over 1.4142136, both .7071068.
-    assert result == pytest.approx([0.7071068] * 3 + [-0.7071068] * 2 + [0.7071068], abs=2e-6)
-
-
 @pytest.mark.parametrize("preset", ROW_PRESETS)
 def test_singleton_is_zero_or_raw(preset: str) -> None:
     rewards, groups = tensor(5, 1, 1), ids(0, 1, 1)
@@ -203,12 +196,7 @@ def test_trap_8_padding_copied_before_the_statistics(preset: str) -> None:
             r"^units: trajectory 5 has rows with different rewards \(1.0 and 2.0\)",
         ),
         (
-            {
-                "spec": PRESETS["mas_grpo"],
-                "units": ids(5, 5),
-                "groups": ids(3, 4),
-                "rewards": torch.ones(2),
-            },
+            {"spec": PRESETS["mas_grpo"], "units": ids(5, 5), "groups": ids(3, 4), "rewards": torch.ones(2)},
             r"^units: trajectory 5 has rows with different groups \(3 and 4\)",
         ),
     ],

@@ -203,13 +203,6 @@ def test_equals_grpo_on_copied_rows(rows: list[Any], calls: int, ddof: int) -> N
         expected.append(once if agent == 0 else once * copies.count(position))
     spec: EstimatorSpec = resolve_spec({"preset": "m_grpo", "main_agent": "main", "sub_calls": calls, "ddof": ddof})
     task, episode, agent, reward, left = zip(*rows, strict=True)
-    result = group_advantages(
-        tensor(*reward),
-        ids(*task),
-        spec,
-        units=ids(*episode),
-        agents=ids(*agent),
-        left=ids(*left),
-        mains=ids(*agent) == 0,
-    )
+    others = {"units": ids(*episode), "agents": ids(*agent), "left": ids(*left), "mains": ids(*agent) == 0}
+    result = group_advantages(tensor(*reward), ids(*task), spec, **others)
     torch.testing.assert_close(result, tensor(*expected), rtol=1e-7, atol=1e-7)
