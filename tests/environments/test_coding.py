@@ -283,7 +283,6 @@ def test_no_golden_test_of_humaneval_is_in_a_prompt() -> None:
         ({"val": {"path": "x.jsonl", "format": ["apps"]}}, "val.format=['apps']"),
         ({"val": {"path": "/nowhere/x.jsonl", "format": "apps"}}, "val.path='/nowhere/x.jsonl'"),
         ({"val": {"format": "apps"}}, "val="),
-        ({"style": "short"}, "style='short'"),
     ],
 )
 def test_option_errors_name_key_and_value(options: dict[str, Any], named: str, tmp_path: Path) -> None:

@@ -271,7 +271,6 @@ def test_the_validation_sets_of_the_recipes_are_read() -> None:
         (NAMES, {"val": {"a": {"path": "/nowhere.jsonl"}}}, "val.a.path='/nowhere.jsonl'"),
         (NAMES, {"val": {"a": {"path": "x"}, "path": "y"}}, "val.path='y' is beside the named data sets a"),
         (NAMES, {"val": {"a/b": {"path": "x"}}}, "val.a/b: a data set's name"),
-        (NAMES[:2], {"style": "short"}, "style='short'"),
         (["math_ensemble", "math_debate"], {"style": "full"}, "style is not an option"),
         (NAMES[1:3], {"libraries": "sympy"}, "libraries='sympy'"),
         (NAMES[1:3], {"libraries": ["a b"]}, "libraries=['a b']"),

@@ -452,12 +452,11 @@ def test_long_replies_are_read_in_linear_time(case: str) -> None:
     ],
 )
 def test_extract_python(reply: str, code: str | None) -> None:
-    assert extract_python(reply) == extract_python(reply, strict=True) == code
+    assert extract_python(reply) == code
 
 
 @pytest.mark.parametrize("line", ["```python\n", "```\n", "```python\nx\n", "`", "```python\n\n", "~~~\n"])
-@pytest.mark.parametrize("strict", [False, True])
-def test_code_blocks_are_read_in_linear_time(line: str, strict: bool) -> None:
+def test_code_blocks_are_read_in_linear_time(line: str) -> None:
     """Earlier, 40,000 characters took 1.3 s and a megabyte more than ten minutes."""
     texts = {size: line * (size // len(line)) for size in (500_000, 1_000_000)}
-    assert_linear(lambda size: extract_python(texts[size], strict), 500_000)
+    assert_linear(lambda size: extract_python(texts[size]), 500_000)

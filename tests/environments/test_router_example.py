@@ -54,7 +54,7 @@ def test_a_desk_is_worth_whether_the_number_was_right() -> None:
 
 
 def test_nothing_tells_the_router_who_has_what() -> None:
-    env = SHOWN.make_environment(Path())
+    env = SHOWN.make_environment()
     assert isinstance(env, Desks)
     prompts = {desk: [env.router_prompt(Visit(thing, 7))[0]["content"] for thing in DESKS[desk]] for desk in DESKS}
     assert prompts["red"][0] == "desk of lamp"

@@ -14,6 +14,7 @@ from verl_atgrpo.environments.common.moves import MOVES
 from verl_atgrpo.environments.common.splits import split_of
 from verl_atgrpo.environments.plan_path import environment as plan_path
 from verl_atgrpo.environments.sokoban import environment as sokoban
+from verl_atgrpo.environments.sokoban.board import SokobanTask
 from verl_atgrpo.environments.sudoku.grid import EMPTY, SudokuTask
 from verl_atgrpo.play.testing import EnvironmentContractError
 
@@ -139,10 +140,11 @@ def drawn(state: Any) -> str:
 
 
 def legal(task: Any) -> dict[str, Callable[[str, int], str]]:
-    """Returns random answers that depend on the prompt alone."""
+    """Returns random answers in the form of the game's prompts that depend on the prompt alone."""
 
     def script(prompt: str, k: int) -> str:
-        return random_answer(task, random.Random(f"{prompt} {k}"))
+        answer = random_answer(task, random.Random(f"{prompt} {k}"))
+        return f"Moves: {answer}" if isinstance(task, SokobanTask) else answer
 
     return dict.fromkeys(("tool_user", "planner"), script)
 
