@@ -79,14 +79,14 @@ class Team:
         tokens = self.policies[agent].sample(prompt, self.k)
         replies = ["".join(VOCABULARY[token] for token in row[PROMPT:]) for row in tokens.tolist()]
         rewards = torch.tensor([self.alpha * team + local for team, local in map(score, replies)])
-        # The K candidates are a group: rows with the same tag, verl_atgrpo/rollout/rows.py.
+        # The K candidates are a group: rows with the same tag, verl_atgrpo/train/rollout/rows.py.
         self.groups.append((self.policies[agent], tokens, rewards))
         # Committed before the next agent acts: the pilot reads the best of K notes, the walker moves by the best keys.
         self.said.append(replies[int(rewards.argmax())])
         return self.said[-1]
 
 
-# -------------------- a policy, in the place of an LLM: verl_atgrpo/rollout/policy.py
+# -------------------- a policy, in the place of an LLM: verl_atgrpo/train/rollout/policy.py
 
 VOCABULARY = "_sp01234NESW^>v<"  # _ stands where nothing is written yet
 PROMPT = 5
@@ -123,7 +123,7 @@ class Policy(nn.Module):
         return torch.cat([self.next_letter(tokens, at).gather(1, tokens[:, at, None]) for at in places], dim=1)
 
 
-# -------------------- advantages: verl_atgrpo/estimators/at_grpo.py
+# -------------------- advantages: verl_atgrpo/train/estimators/at_grpo.py
 
 
 def advantages(rewards: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ def advantages(rewards: Tensor) -> Tensor:
     return deviation / (rewards.std() + 1e-6) if deviation.abs().max() > 1e-6 else torch.zeros_like(rewards)
 
 
-# -------------------- the update of a policy: verl_atgrpo/trainer/update.py
+# -------------------- the update of a policy: verl_atgrpo/train/trainer/update.py
 
 
 def update(policy: Policy, groups: list[tuple[Policy, Tensor, Tensor]], clip: float = 0.2, batches: int = 2) -> None:
@@ -151,7 +151,7 @@ def update(policy: Policy, groups: list[tuple[Policy, Tensor, Tensor]], clip: fl
         policy.optimizer.step()
 
 
-# -------------------- the training: verl_atgrpo/trainer/trainer.py
+# -------------------- the training: verl_atgrpo/train/trainer/trainer.py
 
 
 def train(steps: int, roles: bool, k: int, seed: int, episodes: int = 16) -> list[float]:

@@ -18,9 +18,11 @@ from typing import Any
 import yaml
 from config_reference_text import HEAD, OF_BASE, OF_ENVIRONMENTS, OF_KEYS, OF_SEVERAL, OF_WIRING, WIRED
 
-from verl_atgrpo.config.key_table import NEEDED, NO_MEANING, REFUSED
-from verl_atgrpo.config.kinds import words
-from verl_atgrpo.config.schema import (
+from verl_atgrpo.environments.ports.replayed_game import ReplayedGame
+from verl_atgrpo.play import registry
+from verl_atgrpo.train.config.key_table import NEEDED, NO_MEANING, REFUSED
+from verl_atgrpo.train.config.kinds import words
+from verl_atgrpo.train.config.schema import (
     AgentAnswers,
     AtGrpoConfig,
     BranchSettings,
@@ -31,8 +33,6 @@ from verl_atgrpo.config.schema import (
     Section,
     ValidationAnswers,
 )
-from verl_atgrpo.environments.ports.replayed_game import ReplayedGame
-from verl_atgrpo.play import registry
 
 SHORTER = (
     (r"a (whole )?number, at least (-?[\d.,]+) and at most ([\d.,]+)", r"\2 to \3"),
@@ -194,7 +194,7 @@ def sentence(text: str) -> str:
 
 def wiring_list() -> str:
     """Returns the table of the keys that `wire` sets; raises ValueError if WIRED has others."""
-    tree = ast.parse((ROOT / "verl_atgrpo" / "trainer" / "dataset.py").read_text())
+    tree = ast.parse((ROOT / "verl_atgrpo" / "train" / "trainer" / "dataset.py").read_text())
     wire = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "wire")
     targets = [target for node in ast.walk(wire) if isinstance(node, ast.Assign) for target in node.targets]
     names = [name for target in targets for name in (target.elts if isinstance(target, ast.Tuple) else [target])]

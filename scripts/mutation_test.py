@@ -1,7 +1,7 @@
 """Mutation testing: changes single expressions of a module, runs its tests, and lists the mutants that survive.
 
     .venv/bin/python scripts/mutation_test.py rows/step_rows.py estimators/arithmetic.py
-    .venv/bin/python scripts/mutation_test.py --sample 40 trainer/policy_unit.py
+    .venv/bin/python scripts/mutation_test.py --sample 40 train/trainer/policy_unit.py
     .venv/bin/python scripts/mutation_test.py --line 63 rows/step_rows.py
 
 Why not a library (read, not run): mutmut (3.8) skips decorated functions, such as `DecisionClient.serving` and all
@@ -38,23 +38,23 @@ PACKAGE = "verl_atgrpo"
 TESTS = {
     "environments/code/environment.py": "coding coding_formats single_agent hostile_replies",
     "environments/math/answers.py": "math_answers math_team replies bought_rewards",
-    "estimators/spec.py": "estimator_spec advantage agent_estimators gigpo m_grpo scopes row_ids estimator_config",
-    "estimators/choice.py": "estimator_spec agent_estimators estimator_config",
-    "estimators/arithmetic.py": "advantage scopes gigpo m_grpo agent_estimators row_ids rows_and_metrics",
-    "estimators/advantages.py": "advantage estimator_spec scopes gigpo m_grpo agent_estimators",
-    "estimators/m_grpo.py": "m_grpo advantage_properties",
-    "evaluation/figures.py": "evaluation_figures",
-    "serving/client.py": "attempts attempts_failures group_calls group_calls_change_nothing trace",
-    "rollout/rows.py": "rows_and_metrics row_ids row_fields group_filter team_failures",
+    "train/estimators/spec.py": "estimator_spec advantage agent_estimators gigpo m_grpo scopes row_ids estimator_config",
+    "train/estimators/choice.py": "estimator_spec agent_estimators estimator_config",
+    "train/estimators/arithmetic.py": "advantage scopes gigpo m_grpo agent_estimators row_ids rows_and_metrics",
+    "train/estimators/advantages.py": "advantage estimator_spec scopes gigpo m_grpo agent_estimators",
+    "train/estimators/m_grpo.py": "m_grpo advantage_properties",
+    "lab/evaluation/figures.py": "evaluation_figures",
+    "train/serving/client.py": "attempts attempts_failures group_calls group_calls_change_nothing trace",
+    "train/rollout/rows.py": "rows_and_metrics row_ids row_fields group_filter team_failures",
     "sandbox/runner.py": "sandbox programs sandbox_kills isolation cgroup",
     "play/scoring.py": "team team_failures team_nested",
     "play/team.py": "team team_failures team_nested group_calls scopes evaluation_episodes",
-    "trainer/checkpoints.py": "checkpoints",
-    "trainer/policy_unit.py": "policy_unit standalone staleness placement schedule device_memory",
-    "trainer/metrics.py": "staleness rows_and_metrics row_parts",
-    "trainer/update.py": "row_parts deal credit policy_unit staleness",
-    "rows/batch.py": "row_parts policy_unit staleness group_filter recorder",
-    "rows/step_rows.py": "group_filter row_parts",
+    "train/trainer/checkpoints.py": "checkpoints",
+    "train/trainer/policy_unit.py": "policy_unit standalone staleness placement schedule device_memory",
+    "train/trainer/metrics.py": "staleness rows_and_metrics row_parts",
+    "train/trainer/update.py": "row_parts deal credit policy_unit staleness",
+    "train/rows/batch.py": "row_parts policy_unit staleness group_filter recorder",
+    "train/rows/step_rows.py": "group_filter row_parts",
 }
 """Module -> names of its test files, in the order in which they run."""
 HEAVY = ("torch", "ray", "transformers", "tensordict", "hydra", "hypothesis", "pytest")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from recipe_table import Job, jobs
 
 from verl_atgrpo import recipes
-from verl_atgrpo.config.schema import AtGrpoConfig
+from verl_atgrpo.train.config.schema import AtGrpoConfig
 
 TRAINING_BYTES = 16
 """Bytes per parameter in training: weight, gradient and Adam's two moments, in float32."""

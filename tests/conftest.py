@@ -146,7 +146,7 @@ def start() -> Iterator[Callable[..., object]]:
 @pytest.fixture(scope="session")
 def tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A barely trained model for Plan-Path: quick to make, with diverse answers."""
-    from verl_atgrpo.tiny_models.warm_start import WarmStart, make
+    from verl_atgrpo.lab.tiny_models.warm_start import WarmStart, make
 
     folder = tmp_path_factory.mktemp("models") / "tied"
     make(folder, WarmStart(clean_steps=60, noisy_steps=0))

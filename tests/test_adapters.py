@@ -14,7 +14,7 @@ pytest.importorskip("peft")
 from fakes.adapter_runs import Run, check
 from fakes.fsdp_rows import join, save_model, some_rows, spawn
 
-from verl_atgrpo.export import ADAPTER
+from verl_atgrpo.train.config.policies import ADAPTER
 
 pytestmark = pytest.mark.slow
 

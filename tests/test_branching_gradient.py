@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fakes.tables import Tables, branched, by_length, distance
 
-from verl_atgrpo.config.schema import BranchSettings
+from verl_atgrpo.train.config.schema import BranchSettings
 
 TABLES = Tables()
 EXACT = TABLES.gradient()

@@ -14,8 +14,8 @@ from fakes.broken_files import LINES, in_place_of, refused, safetensors, small_m
 
 pytest.importorskip("verl")
 
-from verl_atgrpo import export as exports
 from verl_atgrpo.cli import main
+from verl_atgrpo.lab import export as exports
 
 Capture = pytest.CaptureFixture[str]
 MODEL = Path("policies/planner/huggingface")

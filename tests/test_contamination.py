@@ -11,11 +11,11 @@ from fakes.jobs import asked
 
 from verl_atgrpo import Environment, Outcome, Split, check_environment
 from verl_atgrpo.cli import main
-from verl_atgrpo.config.job_rules import of_overlap
-from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.play import contamination
 from verl_atgrpo.play.contamination import NEAR, NearIndex, Overlap, overlaps, report, shingles
 from verl_atgrpo.play.testing import EnvironmentContractError
+from verl_atgrpo.train.config.job_rules import of_overlap
+from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
 
 TRAIN = (
     "A train leaves the station at 9 o'clock and travels north at 60 miles per hour. Two hours later a second train "
@@ -235,7 +235,7 @@ def test_near_duplicates_are_refused_with_one_line() -> None:
 
 
 def test_a_run_starts_with_them_only_where_the_recipe_accepts_it(compose: Any) -> None:
-    from verl_atgrpo.config.run_check import check_run
+    from verl_atgrpo.train.config.run_check import check_run
 
     overrides = (
         "~at_grpo.environment",

@@ -13,11 +13,11 @@ from fakes.jobs import asked
 
 from verl_atgrpo import Environment, Outcome, Split, make
 from verl_atgrpo.cli import main
-from verl_atgrpo.config.job_rules import of_bad_rows
-from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.play import data_check
 from verl_atgrpo.play.environment import RowDefect
 from verl_atgrpo.recipes import compose
+from verl_atgrpo.train.config.job_rules import of_bad_rows
+from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
 
 ECHO = {"question": "Echo.", "input_output": json.dumps({"inputs": ["3\n"], "outputs": ["3\n"]})}
 SILENT = {"question": "Say nothing.", "input_output": json.dumps({"inputs": ["3\n"], "outputs": [""]})}

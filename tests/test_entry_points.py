@@ -18,14 +18,14 @@ name = "{name}"
 version = "1.0"
 [project.entry-points."verl_atgrpo.environments"]
 {environments}
-[project.entry-points."verl_atgrpo.estimators"]
+[project.entry-points."verl_atgrpo.train.estimators"]
 {estimators}
 [tool.setuptools]
 py-modules = ["{name}"]
 """
 MODULE = """
 from verl_atgrpo import Environment, Outcome
-from verl_atgrpo.estimators.spec import EstimatorSpec
+from verl_atgrpo.train.estimators.spec import EstimatorSpec
 
 
 class Coins(Environment):
@@ -70,7 +70,7 @@ def answer(code: str, variables: dict[str, str]) -> str:
 def test_a_package_brings_an_environment_and_an_estimator(tmp_path: Path) -> None:
     variables = installed(tmp_path, "coins", 'coins = "coins:Coins"', 'halved = "coins:halved"')
     code = """
-from verl_atgrpo.config.schema import AtGrpoConfig
+from verl_atgrpo.train.config.schema import AtGrpoConfig
 from verl_atgrpo.play.registry import registered
 settings = AtGrpoConfig.from_mapping({"environment": {"name": "coins", "sides": 6}, "estimator": "halved"})
 environment = settings.make_environment()
@@ -84,7 +84,7 @@ def test_names_that_are_taken_are_refused(tmp_path: Path) -> None:
     variables = installed(tmp_path, "coins", 'sudoku = "coins:Coins"', 'rloo = "coins:halved"')
     code = """
 from verl_atgrpo import make
-from verl_atgrpo.estimators.choice import resolve_spec
+from verl_atgrpo.train.estimators.choice import resolve_spec
 for attempt in (lambda: make("sudoku"), lambda: resolve_spec("rloo")):
     try:
         attempt()

@@ -20,10 +20,10 @@ from fakes.exact_teams import (
     tree,
 )
 
-from verl_atgrpo.config.schema import BranchSettings
-from verl_atgrpo.estimators.presets import PRESETS
 from verl_atgrpo.play import branching
-from verl_atgrpo.rollout.rows import training_rows
+from verl_atgrpo.train.config.schema import BranchSettings
+from verl_atgrpo.train.estimators.presets import PRESETS
+from verl_atgrpo.train.rollout.rows import training_rows
 
 RLOO, STD = PRESETS["rloo"], PRESETS["at_grpo"]
 NESTED = BranchSettings(at="every", nested=True)

@@ -13,8 +13,8 @@ from fakes.broken_files import safetensors, small_model
 
 pytest.importorskip("verl")
 
-from verl_atgrpo.export import export
-from verl_atgrpo.tiny_models.tiny import build_model, build_tokenizer
+from verl_atgrpo.lab.export import export
+from verl_atgrpo.lab.tiny_models.tiny import build_model, build_tokenizer
 
 
 def checkpoint(root: Path, *names: str) -> Path:

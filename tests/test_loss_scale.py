@@ -14,7 +14,7 @@ pytest.importorskip("peft")
 
 from fakes.fsdp_rows import batch, join, make, save_model, some_rows, spawn
 
-from verl_atgrpo.loss_scale import LOSS_SCALE, OVERFLOWS, repeat_overflows
+from verl_atgrpo.train.engine.loss_scale import LOSS_SCALE, OVERFLOWS, repeat_overflows
 
 pytestmark = pytest.mark.slow
 SCALE = 2.0**40
@@ -40,7 +40,7 @@ def _work(rank: int, ranks: int, port: int, model: str) -> None:
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
     from verl_atgrpo import recipes
-    from verl_atgrpo.prefix_tree.engine import TreeEngine
+    from verl_atgrpo.train.engine.prefix_tree.engine import TreeEngine
 
     def built(kind: Any, precision: str) -> tuple[Any, Any]:
         overrides = [f"actor_rollout_ref.model.path={model}", f"precision={precision}"]

@@ -33,12 +33,12 @@ def test_estimator_and_trainer_are_registered_lazily() -> None:
     result = run(
         "import sys, verl\n"
         "assert 'verl_atgrpo.plugin' in sys.modules\n"
-        "assert 'verl_atgrpo.trainer.trainer' not in sys.modules\n"
+        "assert 'verl_atgrpo.train.trainer.trainer' not in sys.modules\n"
         "assert 'vllm' not in sys.modules\n"
         "from verl.trainer.ppo.core_algos import get_adv_estimator_fn\n"
-        "assert get_adv_estimator_fn('at_grpo').__module__ == 'verl_atgrpo.estimators.plain_job'\n"
+        "assert get_adv_estimator_fn('at_grpo').__module__ == 'verl_atgrpo.train.estimators.plain_job'\n"
         "from verl.trainer.ppo.v1 import get_trainer_cls\n"
-        "assert get_trainer_cls('at_grpo').__module__ == 'verl_atgrpo.trainer.trainer'\n",
+        "assert get_trainer_cls('at_grpo').__module__ == 'verl_atgrpo.train.trainer.trainer'\n",
         VERL_PLATFORM="cpu",
     )
     assert result.returncode == 0, result.stderr
@@ -105,7 +105,7 @@ def test_a_teams_job_that_saves_has_last_words(
     monkeypatch.setattr(plugin.atexit, "register", lambda *call: calls.append(call))
     trainer = SimpleNamespace(v1=SimpleNamespace(trainer_mode=mode), save_freq=save_freq)
     plugin._announce_checkpoint(SimpleNamespace(trainer=trainer), use_critic=False)
-    ours = [call for call in calls if getattr(call[0], "__module__", "") == "verl_atgrpo.trainer.checkpoints"]
+    ours = [call for call in calls if getattr(call[0], "__module__", "") == "verl_atgrpo.train.trainer.checkpoints"]
     assert [call[1] for call in ours] == [trainer] * registered
 
 

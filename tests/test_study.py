@@ -13,12 +13,12 @@ import pytest
 pytest.importorskip("verl")
 
 from verl_atgrpo import ScriptedTeam, play
-from verl_atgrpo.config.run_check import check_run
-from verl_atgrpo.config.schema import AtGrpoConfig
 from verl_atgrpo.environments.plan_path import PlanPath
 from verl_atgrpo.environments.sudoku import Sudoku
 from verl_atgrpo.play.types import EpisodeRecord
 from verl_atgrpo.recipes import compose
+from verl_atgrpo.train.config.run_check import check_run
+from verl_atgrpo.train.config.schema import AtGrpoConfig
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "study"))
 

@@ -56,7 +56,7 @@ def make(request: pytest.FixtureRequest) -> Callable[..., Team]:
     if request.param == "plain":
         return Team
     pytest.importorskip("verl")
-    from verl_atgrpo.rollout.trace import TracedTeam
+    from verl_atgrpo.train.rollout.trace import TracedTeam
 
     return functools.partial(TracedTeam, attributes={"step": 1, "validate": False, "trace": False})
 

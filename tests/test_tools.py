@@ -16,13 +16,13 @@ from pydantic import Field
 from waiting import HANG
 
 from verl_atgrpo import EpisodeFailed, Message, Outcome, Score, ScriptedTeam, Team, check_environment, play
-from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.play.branching import play_branched
 from verl_atgrpo.play.messages import Reply, ToolCall
 from verl_atgrpo.play.scripted import ScriptedPolicy
 from verl_atgrpo.play.tool_use import observe, use_tools
 from verl_atgrpo.play.tools import Tool, ToolError, mcp_tools, tools_of
 from verl_atgrpo.play.types import EpisodeRecord, Mode, TeamOptions
+from verl_atgrpo.train.config.schema import BranchSettings
 
 Search = Annotated[str, Field(description="words to look for")]
 

@@ -15,7 +15,7 @@ import torch
 from processes import of_session
 from waiting import TRAINING, wait_until
 
-from verl_atgrpo.report.records import find, read
+from verl_atgrpo.lab.report.records import find, read
 
 FRESH = 1e-5
 """Largest difference of a token's probability between server and actor with the same weights, in float32."""

@@ -4,7 +4,6 @@ Everything that the author of an environment or an estimator imports. verl's plu
 process of a job, so it imports neither verl nor torch.
 """
 
-from verl_atgrpo.estimators.spec import EstimatorSpec
 from verl_atgrpo.play.decision import Agent
 from verl_atgrpo.play.environment import Environment, play
 from verl_atgrpo.play.messages import Message
@@ -15,6 +14,7 @@ from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.testing import check_environment
 from verl_atgrpo.play.types import Candidate, EnvironmentConfigError, EpisodeFailed, Outcome, Score, Split
 from verl_atgrpo.sandbox.runner import Limits, run_python
+from verl_atgrpo.train.estimators.spec import EstimatorSpec
 
 __all__ = [
     "Agent",

@@ -14,10 +14,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verl_atgrpo.tiny_models.demonstrations import DEMONSTRATORS
+from verl_atgrpo.lab.tiny_models.demonstrations import DEMONSTRATORS
 
 if TYPE_CHECKING:
-    from verl_atgrpo.report.learning_curve import Point
+    from verl_atgrpo.lab.report.learning_curve import Point
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -151,7 +151,7 @@ def _add_evaluation(commands: Any) -> None:
 
 
 def _make_model(options: argparse.Namespace) -> str:
-    from verl_atgrpo.tiny_models.warm_start import WarmStart, make
+    from verl_atgrpo.lab.tiny_models.warm_start import WarmStart, make
 
     settings = WarmStart.of(options.environment, seed=options.seed, tied=not options.untied)
     known = make(options.directory, settings, force=options.force)
@@ -162,7 +162,7 @@ def _make_model(options: argparse.Namespace) -> str:
 
 
 def _make_smollm2(options: argparse.Namespace) -> str:
-    from verl_atgrpo.tiny_models.smollm2 import convert
+    from verl_atgrpo.lab.tiny_models.smollm2 import convert
 
     return json.dumps(convert(options.directory))
 
@@ -174,7 +174,7 @@ def _cpu_setup(_: argparse.Namespace) -> str:
 
 
 def _summary(options: argparse.Namespace) -> str:
-    from verl_atgrpo.report.learning_curve import LEARNT, read
+    from verl_atgrpo.lab.report.learning_curve import LEARNT, read
 
     curve = read(options.metrics)
     first, last = curve[0], curve[-1]
@@ -193,26 +193,26 @@ def _place(point: Point) -> str:
 
 
 def _report(options: argparse.Namespace) -> str:
-    from verl_atgrpo.report.page import write
+    from verl_atgrpo.lab.report.page import write
 
     return write(options.folder, options.out or options.folder / "report.html", options.max_megabytes)
 
 
 def _episodes(options: argparse.Namespace) -> str:
-    from verl_atgrpo.report.transcript import transcript
+    from verl_atgrpo.lab.report.transcript import transcript
 
     return transcript(options.folder, options.steps, options.tasks, options.train)
 
 
 def _export(options: argparse.Namespace) -> str:
-    from verl_atgrpo.export import export
+    from verl_atgrpo.lab.export import export
 
     return "\n".join(f"{name}: {folder}" for name, folder in export(options.step, options.out).items())
 
 
 def _evaluate(options: argparse.Namespace) -> str:
-    from verl_atgrpo.evaluation.command import evaluate
-    from verl_atgrpo.evaluation.plan import Options
+    from verl_atgrpo.lab.evaluation.command import evaluate
+    from verl_atgrpo.lab.evaluation.plan import Options
 
     for name in ("httpx", "httpx2"):  # they log every answer of an endpoint; openai 3 uses httpx2
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -221,16 +221,16 @@ def _evaluate(options: argparse.Namespace) -> str:
 
 
 def _compare(options: argparse.Namespace) -> str:
-    from verl_atgrpo.evaluation.command import compare
+    from verl_atgrpo.lab.evaluation.command import compare
 
     return compare(options.first, options.second, common_only=options.common)
 
 
 def _check_data(options: argparse.Namespace) -> tuple[str, bool]:
-    from verl_atgrpo.config.schema import AtGrpoConfig
     from verl_atgrpo.play import contamination, data_check
     from verl_atgrpo.play.user_code import asking
     from verl_atgrpo.recipes import compose, readable
+    from verl_atgrpo.train.config.schema import AtGrpoConfig
 
     with readable(options.config_name, options.config_dir):
         settings = AtGrpoConfig.from_config(compose(options.config_name, options.overrides, options.config_dir))

@@ -61,22 +61,22 @@ def _explain_keys(config_loader: ModuleType) -> None:
 
 
 def _register_estimator(core_algos: ModuleType) -> None:
-    from verl_atgrpo.estimators import plain_job
+    from verl_atgrpo.train.estimators import plain_job
 
     core_algos.register_adv_est("at_grpo")(plain_job.at_grpo_advantage)
 
 
 def _register_trainer(_: ModuleType) -> None:
-    import verl_atgrpo.trainer.trainer  # noqa: F401  (registers itself)
+    import verl_atgrpo.train.trainer.trainer  # noqa: F401  (registers itself)
 
 
 def _register_engine(_: ModuleType) -> None:
-    import verl_atgrpo.prefix_tree.engine  # noqa: F401  (registers itself)
+    import verl_atgrpo.train.engine.prefix_tree.engine  # noqa: F401  (registers itself)
 
 
 def _check_configurations(config_module: ModuleType) -> None:
     from verl_atgrpo.compat import call_before
-    from verl_atgrpo.config.run_check import check_run_or_exit
+    from verl_atgrpo.train.config.run_check import check_run_or_exit
 
     call_before(config_module, "validate_config", _announce_checkpoint)
     # verl's own checks end with a traceback, which names no key. Before the other: it was added later.
@@ -86,7 +86,7 @@ def _check_configurations(config_module: ModuleType) -> None:
 def _announce_checkpoint(config: Any, **_: Any) -> None:
     """Has the command's last words name the checkpoint, also after SIGINT or SIGTERM, which no trainer reports."""
     if config.trainer.v1.trainer_mode == "at_grpo" and config.trainer.save_freq > 0:
-        from verl_atgrpo.trainer import checkpoints
+        from verl_atgrpo.train.trainer import checkpoints
 
         atexit.register(checkpoints.announce, config.trainer, time.time())
 

@@ -14,9 +14,9 @@ from typing import Annotated, Any, TypeVar
 from annotated_types import Ge, Le
 
 from verl_atgrpo import EnvironmentConfigError
-from verl_atgrpo.config.kinds import fits, words
 from verl_atgrpo.sandbox import runner
 from verl_atgrpo.sandbox.launcher import LEVELS, users
+from verl_atgrpo.train.config.kinds import fits, words
 
 logger = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from contextlib import closing
 from typing import Any
 
 from verl_atgrpo import EnvironmentConfigError, stable_hash
-from verl_atgrpo.config.kinds import Finite
 from verl_atgrpo.environments.common.options import check_installed, checked_options
 from verl_atgrpo.environments.common.workflow import Style
 from verl_atgrpo.environments.ports.foreign import FAULTS, canonical, line, load, seeded
 from verl_atgrpo.environments.ports.replayed_game import Move, OnIllegal, Refused, ReplayedGame, Steps
+from verl_atgrpo.train.config.kinds import Finite
 
 _MARK = "Action:"
 _LISTED = 100

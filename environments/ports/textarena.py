@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl_atgrpo import EnvironmentConfigError
-from verl_atgrpo.config.kinds import Finite
 from verl_atgrpo.environments.common.limited import LimitedProcess
 from verl_atgrpo.environments.common.options import Players, check_installed, checked_options
 from verl_atgrpo.environments.common.replies import without_echo
 from verl_atgrpo.environments.ports.foreign import FAULTS, canonical, line, seeded
 from verl_atgrpo.environments.ports.replayed_game import Move, OnIllegal, Position, ReplayedGame, Steps, logger
 from verl_atgrpo.play.quoting import READ
+from verl_atgrpo.train.config.kinds import Finite
 
 _PLAYER = LimitedProcess("verl_atgrpo.environments.ports.player")
 """Of all games of this process."""

@@ -21,7 +21,7 @@ import numpy as np
 from curves import CURVES, Curves, best, kept, tried
 from variants import GAMES, VARIANTS, Game
 
-from verl_atgrpo.evaluation.intervals import mean_interval, student
+from verl_atgrpo.lab.evaluation.intervals import mean_interval, student
 
 BASE = "at_grpo"
 """The variant to compare with."""

@@ -28,10 +28,10 @@ from pathlib import Path
 from curves import CURVES, Curve, Curves, append, best, kept
 from variants import ALL, GAMES, Game, Variant
 
-from verl_atgrpo.config.policies import POLICIES_FILE
+from verl_atgrpo.lab.report.learning_curve import read
+from verl_atgrpo.lab.tiny_models.warm_start import WarmStart, make
 from verl_atgrpo.play.registry import make as make_environment
-from verl_atgrpo.report.learning_curve import read
-from verl_atgrpo.tiny_models.warm_start import WarmStart, make
+from verl_atgrpo.train.config.policies import POLICIES_FILE
 
 logger = logging.getLogger("study")
 _POLLING_INTERVAL = 2.0

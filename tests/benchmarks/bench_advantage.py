@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
-from verl_atgrpo.estimators.plain_job import at_grpo_advantage
+from verl_atgrpo.train.estimators.plain_job import at_grpo_advantage
 
 
 def build(rows: int, group: int, length: int, shuffle: bool) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:

@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "study"))
 import study
 from variants import GAMES
 
-from verl_atgrpo.report.learning_curve import Point, read
-from verl_atgrpo.tiny_models.warm_start import WarmStart, make
+from verl_atgrpo.lab.report.learning_curve import Point, read
+from verl_atgrpo.lab.tiny_models.warm_start import WarmStart, make
 
 GAME = "plan_path"
 MODES = {"at_grpo": "sync", "colocate_async": "colocate_async"}

@@ -99,7 +99,7 @@ def replay(options: argparse.Namespace) -> dict[str, Any]:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from verl_atgrpo.evaluation.engine import engine_args
+    from verl_atgrpo.lab.evaluation.engine import engine_args
 
     policy = config.actor_rollout_ref
     arguments = {**engine_args("actor_rollout_ref", str(policy.model.path), policy)}

@@ -70,7 +70,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
     from verl.workers.utils.losses import ppo_loss
 
-    from verl_atgrpo.prefix_tree.engine import TreeEngine
+    from verl_atgrpo.train.engine.prefix_tree.engine import TreeEngine
 
     overrides = [f"actor_rollout_ref.model.path={options.model.resolve()}", f"++at_grpo.environment={ENVIRONMENT}"]
     config = recipes.compose(RECIPE, [*overrides, *options.overrides])
@@ -158,7 +158,7 @@ def build(count: int, candidates: int) -> None:
     """Makes trees of 4,096 tokens of so many rows and prints the seconds of each part."""
     import numpy as np
 
-    from verl_atgrpo.prefix_tree.tree import TokenRows, cut, pack, sort
+    from verl_atgrpo.train.engine.prefix_tree.tree import TokenRows, cut, pack, sort
 
     rng, length, response = np.random.default_rng(0), 1000, 128
     tokens = rng.integers(0, 50_000, (count, length))

@@ -131,13 +131,13 @@ def drive(queue: str, answer_tokens: int) -> Costs:
     """
     from omegaconf import OmegaConf
 
-    from verl_atgrpo.estimators.presets import PRESETS
-    from verl_atgrpo.rows import batch as batches
-    from verl_atgrpo.rows.batch import Batch
-    from verl_atgrpo.rows.credit import rows_with_signal
-    from verl_atgrpo.rows.step_rows import StepRows, groups_with_signal
-    from verl_atgrpo.trainer.metrics import step_metrics, training_metrics
-    from verl_atgrpo.trainer.update import deal, write_advantages, write_old_log_probs
+    from verl_atgrpo.train.estimators.presets import PRESETS
+    from verl_atgrpo.train.rows import batch as batches
+    from verl_atgrpo.train.rows.batch import Batch
+    from verl_atgrpo.train.rows.credit import rows_with_signal
+    from verl_atgrpo.train.rows.step_rows import StepRows, groups_with_signal
+    from verl_atgrpo.train.trainer.metrics import step_metrics, training_metrics
+    from verl_atgrpo.train.trainer.update import deal, write_advantages, write_old_log_probs
 
     before = peak()
     rows = StepRows()

@@ -20,11 +20,11 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from fakes.simulated_engine import Turns
 
 from verl_atgrpo import ScriptedTeam, Team, play
-from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.play.branching import play_branched
 from verl_atgrpo.play.scripted import ScriptedPolicy
 from verl_atgrpo.play.types import EpisodeRecord, Mode, TeamOptions
-from verl_atgrpo.rollout.rows import training_rows
+from verl_atgrpo.train.config.schema import BranchSettings
+from verl_atgrpo.train.rollout.rows import training_rows
 
 
 async def step(environment: Turns, episodes: int, candidates: int) -> tuple[int, int]:

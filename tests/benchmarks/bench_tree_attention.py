@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verl_atgrpo.prefix_tree.forward import FLEX, Packed, log_probs, model_inputs
-from verl_atgrpo.prefix_tree.tree import TokenRows, cut, pack, sort
+from verl_atgrpo.train.engine.prefix_tree.forward import FLEX, Packed, log_probs, model_inputs
+from verl_atgrpo.train.engine.prefix_tree.tree import TokenRows, cut, pack, sort
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VOCABULARY = 32_000

@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from fakes.tables import Play, Tables, branched, distance, tree
 
-from verl_atgrpo.config.schema import BranchSettings
+from verl_atgrpo.train.config.schema import BranchSettings
 
 Errors = dict[int, tuple[float, float]]
 """Episodes -> (error, standard error), relative to the norm of the exact gradient."""

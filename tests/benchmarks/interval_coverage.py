@@ -23,7 +23,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from fakes.outcomes import binomial, coverage, paired, passes, shares, true_pass_at_k
 
-from verl_atgrpo.evaluation.intervals import Array, mean_interval, ratio_interval
+from verl_atgrpo.lab.evaluation.intervals import Array, mean_interval, ratio_interval
 
 SIZES = (20, 30, 50, 100, 200, 500)
 RATES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)

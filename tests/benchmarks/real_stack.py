@@ -89,7 +89,7 @@ def started(config: Any) -> Iterator[Any]:
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
     from verl.trainer.ppo.v1 import get_trainer_cls
 
-    from verl_atgrpo.rollout.manager import TeamRolloutManager
+    from verl_atgrpo.train.rollout.manager import TeamRolloutManager
 
     options: Any = OmegaConf.to_container(config.ray_kwargs.ray_init)
     environment = get_ppo_ray_runtime_env(config)
@@ -132,7 +132,7 @@ def end_step(trainer: Any) -> None:
 
 def client_of(trainer: Any) -> Any:
     """Returns the rollout workers' client of a job with one policy."""
-    from verl_atgrpo.serving.requests import Gate, PatientClient
+    from verl_atgrpo.train.serving.requests import Gate, PatientClient
 
     (client,) = trainer.get_llm_client().clients.values()
     return PatientClient(client, Gate(), timeout=600.0, retries=0, count=lambda _: None)
@@ -142,7 +142,7 @@ def requests_of(rows: Any) -> list[Request]:
     """Removes a step's rows from the queue and returns their requests; siblings are adjacent."""
     import transfer_queue as tq
 
-    from verl_atgrpo.rows.batch import PARTITION
+    from verl_atgrpo.train.rows.batch import PARTITION
 
     fields = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION, select_fields=["prompts"])
     tq.kv_clear(keys=rows.keys, partition_id=PARTITION)

@@ -51,7 +51,7 @@ from soak_ledger import Ledger
 from waiting import HANG
 
 from verl_atgrpo.sandbox.pool import POOL
-from verl_atgrpo.serving.client import TeamClient
+from verl_atgrpo.train.serving.client import TeamClient
 
 REPLICAS, CANDIDATES = 3, 4
 BRANCHED = 4 + 3 * (4 + 3 + 2 + 1), 4 * CANDIDATES

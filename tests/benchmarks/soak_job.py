@@ -24,19 +24,19 @@ from transfer_queue import KVBatchMeta
 from waiting import HANG
 
 from verl_atgrpo import Environment, EpisodeFailed, Outcome, Score, Team, recipes
-from verl_atgrpo.config.policies import expand_policies, job_of
-from verl_atgrpo.config.schema import AtGrpoConfig
-from verl_atgrpo.estimators.presets import PRESETS
-from verl_atgrpo.rollout.chat import Chat
-from verl_atgrpo.rollout.manager import TeamRolloutManager
 from verl_atgrpo.sandbox.runner import Limits, run_python
-from verl_atgrpo.serving.client import AvoidingBalancer, DecisionClient, TeamClient
-from verl_atgrpo.serving.requests import Gate
-from verl_atgrpo.serving.served_weights import ServedWeights
-from verl_atgrpo.trainer.dataset import TeamTokenizer
-from verl_atgrpo.trainer.policy_unit import PolicyUnit
-from verl_atgrpo.trainer.rollout_watch import RolloutWatch
-from verl_atgrpo.trainer.trainer import AtGrpoTrainer
+from verl_atgrpo.train.config.policies import expand_policies, job_of
+from verl_atgrpo.train.config.schema import AtGrpoConfig
+from verl_atgrpo.train.estimators.presets import PRESETS
+from verl_atgrpo.train.rollout.chat import Chat
+from verl_atgrpo.train.rollout.manager import TeamRolloutManager
+from verl_atgrpo.train.serving.client import AvoidingBalancer, DecisionClient, TeamClient
+from verl_atgrpo.train.serving.requests import Gate
+from verl_atgrpo.train.serving.served_weights import ServedWeights
+from verl_atgrpo.train.trainer.dataset import TeamTokenizer
+from verl_atgrpo.train.trainer.policy_unit import PolicyUnit
+from verl_atgrpo.train.trainer.rollout_watch import RolloutWatch
+from verl_atgrpo.train.trainer.trainer import AtGrpoTrainer
 
 POLICIES = ("coder", "tester")
 WORKERS = 2

@@ -27,8 +27,8 @@ from real_stack import Request
 from waiting import HANG, wait_until
 
 from verl_atgrpo import ScriptedTeam, play
-from verl_atgrpo.report.learning_curve import Point
-from verl_atgrpo.rollout.rows import training_rows
+from verl_atgrpo.lab.report.learning_curve import Point
+from verl_atgrpo.train.rollout.rows import training_rows
 
 
 def test_recorded_requests_are_read_back(tmp_path: Path) -> None:
@@ -261,8 +261,9 @@ def test_samples_count_for_the_innermost_frame_in_the_packages() -> None:
     driver = "main (verl/trainer/main_ppo.py);fit (verl/trainer/ppo/v1/trainer_base.py)"
     folded = [
         f"{driver};sample (verl/trainer/ppo/v1/replay_buffer.py);sleep (time.py) 30",
-        f"{driver};train (verl_atgrpo/trainer/policy_unit.py);to (torch/_tensor.py:12);cat (torch/functional.py) 20",
-        f"{driver};train (verl_atgrpo/trainer/policy_unit.py) 5",
+        f"{driver};train (verl_atgrpo/train/trainer/policy_unit.py);to (torch/_tensor.py:12);"
+        "cat (torch/functional.py) 20",
+        f"{driver};train (verl_atgrpo/train/trainer/policy_unit.py) 5",
         "_bootstrap (threading.py);poll (selectors.py) 4",
         "process 1:VLLM::EngineCore;step (vllm/v1/engine/core.py) 3",
         "<native> 1",
@@ -271,7 +272,7 @@ def test_samples_count_for_the_innermost_frame_in_the_packages() -> None:
     found = profile_step.costs(folded)
     assert found == {
         "verl/trainer/ppo/v1/replay_buffer.py:sample": 30,
-        "verl_atgrpo/trainer/policy_unit.py:train": 25,
+        "verl_atgrpo/train/trainer/policy_unit.py:train": 25,
         "selectors.py:poll": 4,
         "vllm/v1/engine/core.py:step": 3,
         "?": 1,
@@ -312,7 +313,7 @@ def test_a_training_without_an_initial_validation_uses_the_given_one(tmp_path: P
 
 def test_a_step_goes_through_all_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("verl")
-    from verl_atgrpo.rows import batch as batches
+    from verl_atgrpo.train.rows import batch as batches
 
     monkeypatch.setattr(batches, "tq", batches.tq)  # restored after the test
     queue = str(tmp_path / "queue")

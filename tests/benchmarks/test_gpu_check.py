@@ -551,7 +551,7 @@ def test_every_configuration_passes_the_checks_of_a_jobs_start(
     compose: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reduced: bool
 ) -> None:
     """No GPU is here to find a key that is none, or a pair of them that a training refuses."""
-    from verl_atgrpo.config.run_check import check_run
+    from verl_atgrpo.train.config.run_check import check_run
 
     class Started(Exception): ...
 

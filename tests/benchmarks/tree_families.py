@@ -14,8 +14,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from fakes.small_configs import kinds, small
 
-from verl_atgrpo.prefix_tree import twin
-from verl_atgrpo.prefix_tree.forward import FLEX
+from verl_atgrpo.train.engine.prefix_tree import twin
+from verl_atgrpo.train.engine.prefix_tree.forward import FLEX
 
 
 def main() -> None:

@@ -10,10 +10,10 @@ from omegaconf import OmegaConf
 pytest.importorskip("verl")
 pytest.importorskip("transformers")
 
-from verl_atgrpo.config.answer_check import check_chats, check_template_arguments
-from verl_atgrpo.config.run_check import check_run
-from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
-from verl_atgrpo.tiny_models.tiny import build_tokenizer
+from verl_atgrpo.lab.tiny_models.tiny import build_tokenizer
+from verl_atgrpo.train.config.answer_check import check_chats, check_template_arguments
+from verl_atgrpo.train.config.run_check import check_run
+from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
 
 QUICK = ("at_grpo.train_tasks=128", "at_grpo.val_tasks=8")
 THINKS = (

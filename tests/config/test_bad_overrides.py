@@ -25,12 +25,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from verl_atgrpo import EnvironmentConfigError, make, platform_choice, recipes
-from verl_atgrpo.config import kinds, machine_check
-from verl_atgrpo.config.key_check import check_keys, check_types, kind_of, row_of
-from verl_atgrpo.config.run_check import check_run, check_run_or_exit
-from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
-from verl_atgrpo.config.view import View, verls_defaults
 from verl_atgrpo.play.registry import load, registered
+from verl_atgrpo.train.config import kinds, machine_check
+from verl_atgrpo.train.config.key_check import check_keys, check_types, kind_of, row_of
+from verl_atgrpo.train.config.run_check import check_run, check_run_or_exit
+from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.view import View, verls_defaults
 
 QUICK = ("at_grpo.train_tasks=64", "at_grpo.val_tasks=8")
 _A, _M, _R = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
@@ -489,7 +489,7 @@ def test_a_corrupt_model_is_refused_by_its_path(
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from verl_atgrpo.tiny_models.tiny import build_model, build_tokenizer
+    from verl_atgrpo.lab.tiny_models.tiny import build_model, build_tokenizer
 
     folder = tmp_path_factory.mktemp("models") / "tiny"
     tokenizer = build_tokenizer([])

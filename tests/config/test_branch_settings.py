@@ -10,8 +10,8 @@ pytest.importorskip("verl")
 
 from fakes.jobs import asked
 
-from verl_atgrpo.config.job_rules import of_agents, of_branch_points
-from verl_atgrpo.config.schema import AtGrpoConfig, BranchSettings, ConfigError
+from verl_atgrpo.train.config.job_rules import of_agents, of_branch_points
+from verl_atgrpo.train.config.schema import AtGrpoConfig, BranchSettings, ConfigError
 
 
 def settings(scheme: str = "branch", **section: Any) -> AtGrpoConfig:

@@ -18,12 +18,12 @@ pytest.importorskip("verl")
 from omegaconf import OmegaConf
 
 from verl_atgrpo import Environment, EnvironmentConfigError, Outcome, Split, Team, recipes
-from verl_atgrpo.config.run_check import check_run_or_exit
 from verl_atgrpo.play.environment_check import check_declared, check_first_tasks
 from verl_atgrpo.play.scripted import ScriptedPolicy
 from verl_atgrpo.play.team import check_agents
 from verl_atgrpo.play.types import TeamOptions
 from verl_atgrpo.play.user_code import asking
+from verl_atgrpo.train.config.run_check import check_run_or_exit
 
 
 class Sound(Environment):

@@ -10,9 +10,9 @@ from omegaconf import OmegaConf
 
 pytest.importorskip("verl")
 
-from verl_atgrpo.config.cpu_memory import LARGE, RETURNED, return_large_blocks
-from verl_atgrpo.config.policies import expand_policies
-from verl_atgrpo.config.schema import AtGrpoConfig
+from verl_atgrpo.train.config.cpu_memory import LARGE, RETURNED, return_large_blocks
+from verl_atgrpo.train.config.policies import expand_policies
+from verl_atgrpo.train.config.schema import AtGrpoConfig
 
 PLANNERS = "at_grpo.policies.planner.model.path"
 

@@ -10,8 +10,8 @@ pytest.importorskip("omegaconf")
 
 from fakes.jobs import asked
 
-from verl_atgrpo.config.job_rules import of_agents
-from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.job_rules import of_agents
+from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
 
 M_GRPO = {"preset": "m_grpo", "main_agent": "planner", "sub_calls": 2}
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from fakes.jobs import asked
 
-from verl_atgrpo.config.job_rules import of_tasks
-from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError, GroupFilter
-from verl_atgrpo.rows.step_rows import tasks_to_add
+from verl_atgrpo.train.config.job_rules import of_tasks
+from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError, GroupFilter
+from verl_atgrpo.train.rows.step_rows import tasks_to_add
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,12 @@ from omegaconf import OmegaConf, open_dict
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl_atgrpo import recipes
-from verl_atgrpo.config.key_check import check_key, check_keys, is_known, row_of
-from verl_atgrpo.config.key_table import RULES
-from verl_atgrpo.config.policies import expand_policies, job_of
-from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
-from verl_atgrpo.config.view import View, leaves, shown_as, verls_defaults
-from verl_atgrpo.trainer.dataset import wire
+from verl_atgrpo.train.config.key_check import check_key, check_keys, is_known, row_of
+from verl_atgrpo.train.config.key_table import RULES
+from verl_atgrpo.train.config.policies import expand_policies, job_of
+from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.view import View, leaves, shown_as, verls_defaults
+from verl_atgrpo.train.trainer.dataset import wire
 
 UNLISTED = (
     "actor_rollout_ref.actor.fsdp_config.mixed_precision",
@@ -226,7 +226,7 @@ def test_what_works_reaches_the_policys_workers_and_the_trainer() -> None:
 
 def test_what_works_of_the_model_reaches_verls_model(tmp_path: Path) -> None:
     """verl's model dataclass reads its files, so values that name files or modules must exist."""
-    from verl_atgrpo.tiny_models.tiny import build_model, build_tokenizer
+    from verl_atgrpo.lab.tiny_models.tiny import build_model, build_tokenizer
 
     tokenizer = build_tokenizer([])
     for name in ("model", "other"):

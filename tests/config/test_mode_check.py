@@ -17,12 +17,12 @@ verl = pytest.importorskip("verl")
 from omegaconf import OmegaConf, open_dict
 
 from verl_atgrpo import platform_choice, recipes
-from verl_atgrpo.config.job import Job
-from verl_atgrpo.config.mode_rules import REQUIRED_MODULES, ROUNDING
-from verl_atgrpo.config.rules import check as check_rules
-from verl_atgrpo.config.run_check import OF_MODES, check_policies
-from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
-from verl_atgrpo.config.view import View
+from verl_atgrpo.train.config.job import Job
+from verl_atgrpo.train.config.mode_rules import REQUIRED_MODULES, ROUNDING
+from verl_atgrpo.train.config.rules import check as check_rules
+from verl_atgrpo.train.config.run_check import OF_MODES, check_policies
+from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.view import View
 
 CORRECTION = "algorithm.rollout_correction"
 WARMUP = "trainer.v1.colocate_async.num_warmup_batches"

@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("verl")
 
 from verl_atgrpo import platform_choice
-from verl_atgrpo.config.policies import base_of, expand_policies, job_of
-from verl_atgrpo.config.run_check import check_run
-from verl_atgrpo.config.schema import EXPANDED, AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.policies import base_of, expand_policies, job_of
+from verl_atgrpo.train.config.run_check import check_run
+from verl_atgrpo.train.config.schema import EXPANDED, AtGrpoConfig, ConfigError
 
 ROLES = "plan_path_qwen3_1p7b +roles=tool_user_planner +placement=colocated"
 

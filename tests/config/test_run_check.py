@@ -20,13 +20,13 @@ from fakes.math_problems import sources
 
 import verl_atgrpo.recipes
 from verl_atgrpo import Environment, Outcome, Split, compat, platform_choice
-from verl_atgrpo.config import job_rules, machine_check, mode_rules, policy_rules, run_check
-from verl_atgrpo.config.machine_check import check_models
-from verl_atgrpo.config.policies import expand_policies
-from verl_atgrpo.config.policy_rules import of_context
-from verl_atgrpo.config.rules import check
-from verl_atgrpo.config.run_check import check_run, check_run_or_exit
-from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError, Section
+from verl_atgrpo.train.config import job_rules, machine_check, mode_rules, policy_rules, run_check
+from verl_atgrpo.train.config.machine_check import check_models
+from verl_atgrpo.train.config.policies import expand_policies
+from verl_atgrpo.train.config.policy_rules import of_context
+from verl_atgrpo.train.config.rules import check
+from verl_atgrpo.train.config.run_check import check_run, check_run_or_exit
+from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError, Section
 
 FOLDER = Path(verl_atgrpo.recipes.__file__).parent
 QUICK = ("at_grpo.train_tasks=64", "at_grpo.val_tasks=8")

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from verl_atgrpo import ScriptedTeam, check_environment, play
-from verl_atgrpo.estimators.presets import PRESETS
-from verl_atgrpo.estimators.spec import EstimatorSpec
-from verl_atgrpo.tiny_models.demonstrations import demonstrator_of
+from verl_atgrpo.lab.tiny_models.demonstrations import demonstrator_of
+from verl_atgrpo.train.estimators.presets import PRESETS
+from verl_atgrpo.train.estimators.spec import EstimatorSpec
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -91,8 +91,8 @@ def test_the_documented_demonstrations_are_of_the_documented_prompts(
 
 def test_the_documented_recipe_would_start(documented: Path) -> None:
     pytest.importorskip("verl")
-    from verl_atgrpo.config.run_check import check_run
     from verl_atgrpo.recipes import compose
+    from verl_atgrpo.train.config.run_check import check_run
 
     config = compose("sums", folder=documented)
     check_run(config)
@@ -103,8 +103,8 @@ def test_the_documented_data_sets_are_read(tmp_path: Path, monkeypatch: pytest.M
     pytest.importorskip("verl")
     pytest.importorskip("math_verify")
     pandas = pytest.importorskip("pandas")
-    from verl_atgrpo.config.run_check import check_run
     from verl_atgrpo.recipes import compose
+    from verl_atgrpo.train.config.run_check import check_run
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
@@ -136,12 +136,12 @@ def test_a_documented_recipe_is_accepted(
 ) -> None:
     pytest.importorskip("verl")
     from verl_atgrpo import platform_choice
-    from verl_atgrpo.config.job import Job
-    from verl_atgrpo.config.run_check import check_policies
-    from verl_atgrpo.config.schema import AtGrpoConfig
-    from verl_atgrpo.config.view import View
     from verl_atgrpo.play import registry
     from verl_atgrpo.recipes import compose
+    from verl_atgrpo.train.config.job import Job
+    from verl_atgrpo.train.config.run_check import check_policies
+    from verl_atgrpo.train.config.schema import AtGrpoConfig
+    from verl_atgrpo.train.config.view import View
 
     monkeypatch.setattr(platform_choice, "wants_cpu", lambda: False)  # the memory of GPUs is shared out
     (tmp_path / "mine.yaml").write_text(blocks(page, "yaml")[number])
@@ -164,9 +164,9 @@ def test_the_documented_overrides_for_a_running_cluster_leave_ray_no_sizes() -> 
 
 def test_the_documented_branching_of_a_refining_team_is_accepted() -> None:
     pytest.importorskip("verl")
-    from verl_atgrpo.config.schema import AtGrpoConfig
     from verl_atgrpo.play import registry
     from verl_atgrpo.recipes import compose
+    from verl_atgrpo.train.config.schema import AtGrpoConfig
 
     shown = blocks("workflows", "sh")[0]
     words = shlex.split(shown.replace("\\\n", ""))
@@ -199,8 +199,8 @@ def test_the_documented_estimators_are_accepted(example: str) -> None:
     omegaconf = pytest.importorskip("omegaconf")
     from fakes.jobs import asked
 
-    from verl_atgrpo.config.job_rules import of_agents
-    from verl_atgrpo.config.schema import AtGrpoConfig
+    from verl_atgrpo.train.config.job_rules import of_agents
+    from verl_atgrpo.train.config.schema import AtGrpoConfig
 
     section = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.create(example))["at_grpo"]
     settings = AtGrpoConfig.from_mapping({"environment": {"name": "plan_path"}, **section})

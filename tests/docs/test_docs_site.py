@@ -15,8 +15,8 @@ from typing import Any, Literal
 import pytest
 import yaml
 
-from verl_atgrpo.config import schema
-from verl_atgrpo.config.key_table import RULES
+from verl_atgrpo.train.config import schema
+from verl_atgrpo.train.config.key_table import RULES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

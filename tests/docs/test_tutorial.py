@@ -16,7 +16,7 @@ import pytest
 from training_jobs import FRESH, end
 from waiting import TRAINING
 
-from verl_atgrpo.tiny_models.demonstrations import DEMONSTRATORS
+from verl_atgrpo.lab.tiny_models.demonstrations import DEMONSTRATORS
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "tutorial.md").read_text()
@@ -109,7 +109,7 @@ def test_the_models_of_the_page_are_those_that_can_be_made() -> None:
 @pytest.mark.training
 def test_the_team_is_trained_reported_and_evaluated(harbour: Path, tied_model: Path) -> None:
     pytest.importorskip("vllm")
-    from verl_atgrpo.tiny_models.warm_start import WarmStart
+    from verl_atgrpo.lab.tiny_models.warm_start import WarmStart
 
     # A barely trained model in the place of the one that takes minutes; make-model keeps what has the same settings.
     model = harbour / "runs/models/plan_path_tiny"

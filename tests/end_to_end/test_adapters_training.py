@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from training_jobs import FRESH, SMALL, Start, finish, weights
 
-from verl_atgrpo.export import export
+from verl_atgrpo.lab.export import export
 
 pytestmark = [pytest.mark.slow, pytest.mark.training]
 

@@ -15,7 +15,7 @@ pytest.importorskip("vllm")
 import torch
 from training_jobs import FRESH, SMALL, Start, finish, trained, weights
 
-from verl_atgrpo.report.records import find, read
+from verl_atgrpo.lab.report.records import find, read
 
 pytestmark = [pytest.mark.slow, pytest.mark.training]
 

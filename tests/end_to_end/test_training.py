@@ -34,9 +34,9 @@ from training_jobs import (
 )
 from waiting import TRAINING
 
-from verl_atgrpo.report.records import find, read
-from verl_atgrpo.serving.workers import WeightTarget, check_wiring
-from verl_atgrpo.tiny_models.warm_start import WarmStart, make
+from verl_atgrpo.lab.report.records import find, read
+from verl_atgrpo.lab.tiny_models.warm_start import WarmStart, make
+from verl_atgrpo.train.serving.workers import WeightTarget, check_wiring
 
 pytestmark = [pytest.mark.slow, pytest.mark.training]
 

@@ -17,8 +17,8 @@ from fakes.other_tokenizer import renumber
 from torch import Tensor
 from training_jobs import FRESH, SMALL, Start, finish, weights
 
-from verl_atgrpo.export import export
-from verl_atgrpo.report.records import find, read
+from verl_atgrpo.lab.export import export
+from verl_atgrpo.lab.report.records import find, read
 
 pytestmark = [pytest.mark.slow, pytest.mark.training]
 

@@ -150,9 +150,9 @@ def test_demonstrated_prompts_are_the_frameworks(module: str, replies: str) -> N
     pytest.importorskip("agents" if module == "desks_handoff" else "pydantic_ai", reason=EXTRA)
     pytest.importorskip("transformers")
     pytest.importorskip("verl")
-    from verl_atgrpo.rollout.chat import Chat
-    from verl_atgrpo.tiny_models.demonstrations import demonstrator_of
-    from verl_atgrpo.tiny_models.tiny import build_tokenizer
+    from verl_atgrpo.lab.tiny_models.demonstrations import demonstrator_of
+    from verl_atgrpo.lab.tiny_models.tiny import build_tokenizer
+    from verl_atgrpo.train.rollout.chat import Chat
 
     shown = demonstrator_of(f"{module}:SHOWN")
     chat, env, rng = Chat(build_tokenizer(shown.words)), shown.make_environment(Path()), random.Random(0)
@@ -294,7 +294,7 @@ def test_an_agent_of_smolagents_calls_a_tool_and_answers() -> None:
 def test_the_recipes_would_start(recipe: str, package: str) -> None:
     pytest.importorskip("verl")
     pytest.importorskip(package, reason=EXTRA)
-    from verl_atgrpo.config.run_check import check_run
     from verl_atgrpo.recipes import compose
+    from verl_atgrpo.train.config.run_check import check_run
 
     check_run(compose(recipe, folder=FOLDER))

@@ -13,12 +13,12 @@ from fakes.scripted_episodes import of, prompt_of
 from fakes.scripted_policy import bounded, team_of
 
 from verl_atgrpo import ScriptedTeam, Team, play
-from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.environments.math import MathDrafts, MathJudged, MathRefined
 from verl_atgrpo.environments.math.refinement import vote
 from verl_atgrpo.play.branching import play_branched
 from verl_atgrpo.play.types import Mode
-from verl_atgrpo.rollout.rows import training_rows
+from verl_atgrpo.train.config.schema import BranchSettings
+from verl_atgrpo.train.rollout.rows import training_rows
 
 RIGHT, WRONG = box(GOLD), box("7")
 

@@ -225,8 +225,8 @@ def test_options_are_refused_with_one_line(options: dict[str, Any], message: str
 
 def test_the_example_recipe_would_start() -> None:
     pytest.importorskip("verl")
-    from verl_atgrpo.config.run_check import check_run
     from verl_atgrpo.recipes import compose
+    from verl_atgrpo.train.config.run_check import check_run
 
     check_run(compose("pettingzoo_cpu", folder=EXAMPLE))
 

@@ -11,10 +11,10 @@ import pytest
 from fakes.scripted_policy import bounded, team_of
 
 from verl_atgrpo import Team, check_environment
-from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.play.branching import play_branched
 from verl_atgrpo.play.testing import Script
 from verl_atgrpo.play.types import Mode
+from verl_atgrpo.train.config.schema import BranchSettings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "router"
 sys.path.append(str(EXAMPLE))
@@ -67,7 +67,7 @@ def test_nothing_tells_the_router_who_has_what() -> None:
 @pytest.mark.parametrize("overrides", [[], ["at_grpo.scheme=parallel", "~at_grpo.branch"]])
 def test_the_recipe_would_start(overrides: list[str]) -> None:
     pytest.importorskip("verl")
-    from verl_atgrpo.config.run_check import check_run
     from verl_atgrpo.recipes import compose
+    from verl_atgrpo.train.config.run_check import check_run
 
     check_run(compose("desks_cpu", overrides, folder=EXAMPLE))

@@ -9,11 +9,11 @@ import pytest
 import torch
 from fakes.advantage_rows import ROW_PRESETS, estimate, ids, tensor
 
-from verl_atgrpo.estimators.advantages import group_advantages
-from verl_atgrpo.estimators.choice import resolve_spec
-from verl_atgrpo.estimators.dr_mas import inflation_factors
-from verl_atgrpo.estimators.plain_job import at_grpo_advantage
-from verl_atgrpo.estimators.presets import PRESETS
+from verl_atgrpo.train.estimators.advantages import group_advantages
+from verl_atgrpo.train.estimators.choice import resolve_spec
+from verl_atgrpo.train.estimators.dr_mas import inflation_factors
+from verl_atgrpo.train.estimators.plain_job import at_grpo_advantage
+from verl_atgrpo.train.estimators.presets import PRESETS
 
 # --- by hand
 

@@ -8,9 +8,9 @@ from fakes.advantage_rows import ids, tensor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_atgrpo.estimators.advantages import group_advantages
-from verl_atgrpo.estimators.choice import resolve_spec
-from verl_atgrpo.estimators.presets import PRESETS
+from verl_atgrpo.train.estimators.advantages import group_advantages
+from verl_atgrpo.train.estimators.choice import resolve_spec
+from verl_atgrpo.train.estimators.presets import PRESETS
 
 
 @st.composite

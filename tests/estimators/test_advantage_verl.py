@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from verl_atgrpo.estimators.plain_job import at_grpo_advantage
+from verl_atgrpo.train.estimators.plain_job import at_grpo_advantage
 
 
 def batch(seed: int, sizes: list[int], length: int = 5) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from verl_atgrpo.estimators.advantages import team_advantages
-from verl_atgrpo.estimators.arithmetic import deviations, group_sum
-from verl_atgrpo.estimators.choice import follows_verls_switch, resolve_spec
-from verl_atgrpo.estimators.presets import ENTRY_POINTS, PRESETS, presets
-from verl_atgrpo.estimators.spec import EstimatorSpec, Labels
+from verl_atgrpo.train.estimators.advantages import team_advantages
+from verl_atgrpo.train.estimators.arithmetic import deviations, group_sum
+from verl_atgrpo.train.estimators.choice import follows_verls_switch, resolve_spec
+from verl_atgrpo.train.estimators.presets import ENTRY_POINTS, PRESETS, presets
+from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels
 
 
 @pytest.mark.parametrize(
@@ -282,13 +282,13 @@ def test_an_installed_preset_that_is_refused(
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_in_the_file_of_its_name_with_its_source(name: str) -> None:
-    paper = importlib.import_module(f"verl_atgrpo.estimators.{name}")
+    paper = importlib.import_module(f"verl_atgrpo.train.estimators.{name}")
     assert paper.PRESET is PRESETS[name]
     assert "arXiv" in paper.__doc__.partition("Source:")[2]
 
 
 def test_configurations_are_read_without_torch() -> None:
-    code = "import sys, verl_atgrpo.estimators.choice; print({'torch', 'verl', 'numpy'} & {*sys.modules})"
+    code = "import sys, verl_atgrpo.train.estimators.choice; print({'torch', 'verl', 'numpy'} & {*sys.modules})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
 
 

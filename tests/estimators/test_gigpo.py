@@ -11,9 +11,9 @@ from fakes.advantage_rows import estimate, ids, tensor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_atgrpo.estimators.advantages import group_advantages
-from verl_atgrpo.estimators.choice import resolve_spec
-from verl_atgrpo.estimators.presets import PRESETS
+from verl_atgrpo.train.estimators.advantages import group_advantages
+from verl_atgrpo.train.estimators.choice import resolve_spec
+from verl_atgrpo.train.estimators.presets import PRESETS
 
 
 def gigpo(**options: Any) -> dict[str, Any]:

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_atgrpo import Outcome, Score, Team
-from verl_atgrpo.estimators.advantages import group_advantages, team_advantages
-from verl_atgrpo.estimators.choice import resolve_spec
-from verl_atgrpo.estimators.presets import PRESETS
-from verl_atgrpo.estimators.spec import EstimatorSpec
-from verl_atgrpo.rollout.rows import training_rows
+from verl_atgrpo.train.estimators.advantages import group_advantages, team_advantages
+from verl_atgrpo.train.estimators.choice import resolve_spec
+from verl_atgrpo.train.estimators.presets import PRESETS
+from verl_atgrpo.train.estimators.spec import EstimatorSpec
+from verl_atgrpo.train.rollout.rows import training_rows
 
 
 def m_grpo(calls: int, **options: Any) -> dict[str, Any]:

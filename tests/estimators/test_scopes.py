@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_atgrpo import Candidate, Outcome, Score
-from verl_atgrpo.estimators.advantages import group_advantages
-from verl_atgrpo.estimators.choice import resolve_spec
-from verl_atgrpo.estimators.presets import PRESETS
-from verl_atgrpo.estimators.spec import EstimatorSpec
 from verl_atgrpo.play.types import Decision, EpisodeRecord, Generation
-from verl_atgrpo.rollout.rows import training_rows
+from verl_atgrpo.train.estimators.advantages import group_advantages
+from verl_atgrpo.train.estimators.choice import resolve_spec
+from verl_atgrpo.train.estimators.presets import PRESETS
+from verl_atgrpo.train.estimators.spec import EstimatorSpec
+from verl_atgrpo.train.rollout.rows import training_rows
 
 CELLS = list(itertools.product(("group", "agent"), repeat=2))
 """(centre scope, scale scope): (mu, s), (mu, s_k), (mu_k, s), (mu_k, s_k)."""

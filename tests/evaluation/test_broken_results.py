@@ -14,9 +14,9 @@ from fakes.broken_files import LINES, changed, in_place_of, refused, safetensors
 pytest.importorskip("verl")
 
 from verl_atgrpo.cli import main
-from verl_atgrpo.evaluation import command
-from verl_atgrpo.evaluation import plan as plans
-from verl_atgrpo.evaluation.results import AgentUsage, EpisodeRow, Failure, ResultFile
+from verl_atgrpo.lab.evaluation import command
+from verl_atgrpo.lab.evaluation import plan as plans
+from verl_atgrpo.lab.evaluation.results import AgentUsage, EpisodeRow, Failure, ResultFile
 from verl_atgrpo.recipes import compose
 
 Capture = pytest.CaptureFixture[str]

@@ -17,11 +17,11 @@ from fakes.scripted_policy import Numbered
 from waiting import HANG
 
 from verl_atgrpo import EpisodeFailed, Outcome
-from verl_atgrpo.config.schema import ValidationAnswers
-from verl_atgrpo.evaluation.episodes import Lineup, play_one
-from verl_atgrpo.evaluation.results import EpisodeKey
+from verl_atgrpo.lab.evaluation.episodes import Lineup, play_one
+from verl_atgrpo.lab.evaluation.results import EpisodeKey
 from verl_atgrpo.play.remote import RemoteModel, RemotePolicy
 from verl_atgrpo.play.types import Generation, PolicyUnusable
+from verl_atgrpo.train.config.schema import ValidationAnswers
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Wörter? 🙂"}]
 

@@ -17,8 +17,8 @@ from fakes.scripted_policy import Numbered
 from waiting import wait_until
 
 from verl_atgrpo import Environment, EpisodeFailed, Message, Outcome, Score, stable_hash
-from verl_atgrpo.evaluation.episodes import Lineup, pending, play_all, wanted
-from verl_atgrpo.evaluation.results import EpisodeKey, EpisodeRow, Failure, ResultFile, read
+from verl_atgrpo.lab.evaluation.episodes import Lineup, pending, play_all, wanted
+from verl_atgrpo.lab.evaluation.results import EpisodeKey, EpisodeRow, Failure, ResultFile, read
 from verl_atgrpo.play.seeds import episode_seed
 from verl_atgrpo.play.types import Generation, PolicyUnusable
 

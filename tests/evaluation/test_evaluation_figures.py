@@ -10,7 +10,7 @@ from itertools import combinations, product
 
 import pytest
 
-from verl_atgrpo.evaluation.figures import (
+from verl_atgrpo.lab.evaluation.figures import (
     Figures,
     by_task,
     compare,
@@ -19,7 +19,7 @@ from verl_atgrpo.evaluation.figures import (
     figures_table,
     pass_at_k,
 )
-from verl_atgrpo.evaluation.results import AgentUsage, EpisodeRow, Failure
+from verl_atgrpo.lab.evaluation.results import AgentUsage, EpisodeRow, Failure
 
 
 def row(

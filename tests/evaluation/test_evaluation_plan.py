@@ -13,9 +13,9 @@ import pytest
 from fakes.broken_files import small_model as model_at
 
 from verl_atgrpo import platform_choice
-from verl_atgrpo.evaluation import sources
-from verl_atgrpo.evaluation.episodes import _fingerprint
-from verl_atgrpo.evaluation.sources import assignments, of_checkpoint, parse, weights_digest
+from verl_atgrpo.lab.evaluation import sources
+from verl_atgrpo.lab.evaluation.episodes import _fingerprint
+from verl_atgrpo.lab.evaluation.sources import assignments, of_checkpoint, parse, weights_digest
 from verl_atgrpo.play.remote import RemoteModel
 
 
@@ -132,7 +132,7 @@ def composed(recipe: str, overrides: tuple[str, ...]) -> Any:
 
 def plan(recipe: str = "plan_path_cpu", *overrides: str, **options: Any) -> Any:
     pytest.importorskip("verl")
-    from verl_atgrpo.evaluation import plan as plans
+    from verl_atgrpo.lab.evaluation import plan as plans
 
     with pytest.MonkeyPatch.context() as patch:  # Hydra takes half a second
         patch.setattr(plans, "compose", lambda name, given, _: copy.deepcopy(composed(name, tuple(given))))
@@ -304,8 +304,8 @@ def test_as_many_episodes_as_a_file_holds_are_planned() -> None:
 @pytest.mark.parametrize("overrides_last", [False, True])
 def test_the_command_passes_its_options(monkeypatch: pytest.MonkeyPatch, overrides_last: bool) -> None:
     from verl_atgrpo import cli
-    from verl_atgrpo.evaluation import command
-    from verl_atgrpo.evaluation import plan as plans
+    from verl_atgrpo.lab.evaluation import command
+    from verl_atgrpo.lab.evaluation import plan as plans
 
     seen: list[Any] = []
     monkeypatch.setattr(command, "evaluate", lambda *given, **named: seen.append((*given, named)) or "figures")
@@ -333,9 +333,9 @@ def test_the_command_passes_its_options(monkeypatch: pytest.MonkeyPatch, overrid
 def test_figures_of_a_complete_file_need_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs the whole command with an endpoint that does not exist, which gets no request."""
     pytest.importorskip("verl")
-    from verl_atgrpo.evaluation import command
-    from verl_atgrpo.evaluation import plan as plans
-    from verl_atgrpo.evaluation.results import AgentUsage, EpisodeRow, ResultFile
+    from verl_atgrpo.lab.evaluation import command
+    from verl_atgrpo.lab.evaluation import plan as plans
+    from verl_atgrpo.lab.evaluation.results import AgentUsage, EpisodeRow, ResultFile
 
     monkeypatch.setattr(plans, "compose", lambda name, given, _: copy.deepcopy(composed(name, tuple(given))))
     options = plans.Options("plan_path_cpu", tasks=2, policies=["shared=big@http://h/v1"])

@@ -12,7 +12,7 @@ from fakes.outcomes import binomial, coverage, paired, passes, shares, true_pass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_atgrpo.evaluation.intervals import mean_interval, ratio_interval, student
+from verl_atgrpo.lab.evaluation.intervals import mean_interval, ratio_interval, student
 
 DIFFERENCE = partial(mean_interval, low=-1.0)
 SIZES = (20, 30, 50, 100, 200, 500)

@@ -19,7 +19,7 @@ def make_engine(model: str, names: Sequence[str], precision: str = "fp32") -> tu
     from omegaconf import OmegaConf, open_dict
 
     from verl_atgrpo import recipes
-    from verl_atgrpo.prefix_tree.engine import TreeEngine
+    from verl_atgrpo.train.engine.prefix_tree.engine import TreeEngine
 
     overrides = [f"actor_rollout_ref.model.path={model}", f"precision={precision}"]
     config = recipes.compose("plan_path_cpu", overrides).actor_rollout_ref

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_atgrpo.estimators.advantages import team_advantages
-from verl_atgrpo.estimators.choice import configured_spec
-from verl_atgrpo.estimators.plain_job import at_grpo_advantage
+from verl_atgrpo.train.estimators.advantages import team_advantages
+from verl_atgrpo.train.estimators.choice import configured_spec
+from verl_atgrpo.train.estimators.plain_job import at_grpo_advantage
 
 ROW_PRESETS = ["at_grpo", "grpo", "dr_grpo", "rloo"]
 

@@ -19,12 +19,12 @@ from fakes.scripted_policy import Numbered
 from numpy.typing import NDArray
 
 from verl_atgrpo import EpisodeFailed, Message, Outcome, Score, Team, play
-from verl_atgrpo.config.schema import BranchSettings
-from verl_atgrpo.estimators.spec import EstimatorSpec
 from verl_atgrpo.play.branching import play_branched
 from verl_atgrpo.play.types import TREE, EpisodeRecord, Generation, Mode, TeamOptions
-from verl_atgrpo.rollout.rows import training_rows
-from verl_atgrpo.rows.credit import loss_weights, policy_advantages, weights_of
+from verl_atgrpo.train.config.schema import BranchSettings
+from verl_atgrpo.train.estimators.spec import EstimatorSpec
+from verl_atgrpo.train.rollout.rows import training_rows
+from verl_atgrpo.train.rows.credit import loss_weights, policy_advantages, weights_of
 
 Gradient = dict[Any, NDArray[np.float64]]
 """Parameters -> derivatives by the logits of the replies."""

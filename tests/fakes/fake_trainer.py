@@ -17,18 +17,18 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from verl_atgrpo import Candidate, Outcome, Score
-from verl_atgrpo.config.schema import AtGrpoConfig
-from verl_atgrpo.estimators.presets import PRESETS
 from verl_atgrpo.play.types import Decision, EpisodeRecord, Generation
-from verl_atgrpo.rollout.rows import DEAL, RECORDED, training_rows, untrained_rows
-from verl_atgrpo.rollout.worker import WorkerReport
-from verl_atgrpo.rows.batch import Batch
-from verl_atgrpo.trainer import schedule
-from verl_atgrpo.trainer.metrics import AgentProgress
-from verl_atgrpo.trainer.policy_unit import PolicyUnit, Update
-from verl_atgrpo.trainer.rollout_watch import RolloutWatch
-from verl_atgrpo.trainer.schedule import make_schedule
-from verl_atgrpo.trainer.trainer import AtGrpoTrainer
+from verl_atgrpo.train.config.schema import AtGrpoConfig
+from verl_atgrpo.train.estimators.presets import PRESETS
+from verl_atgrpo.train.rollout.rows import DEAL, RECORDED, training_rows, untrained_rows
+from verl_atgrpo.train.rollout.worker import WorkerReport
+from verl_atgrpo.train.rows.batch import Batch
+from verl_atgrpo.train.trainer import schedule
+from verl_atgrpo.train.trainer.metrics import AgentProgress
+from verl_atgrpo.train.trainer.policy_unit import PolicyUnit, Update
+from verl_atgrpo.train.trainer.rollout_watch import RolloutWatch
+from verl_atgrpo.train.trainer.schedule import make_schedule
+from verl_atgrpo.train.trainer.trainer import AtGrpoTrainer
 
 AT_GRPO = PRESETS["at_grpo"]
 Tags = dict[str, Any]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from verl_atgrpo.tiny_models.tiny import build_model, build_tokenizer
+from verl_atgrpo.lab.tiny_models.tiny import build_model, build_tokenizer
 
 ROWS = 12
 """Of each rank."""

@@ -30,8 +30,8 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.losses import ppo_loss
 
-from verl_atgrpo.serving.workers import PolicyWorker
-from verl_atgrpo.tiny_models.tiny import build_model, build_tokenizer
+from verl_atgrpo.lab.tiny_models.tiny import build_model, build_tokenizer
+from verl_atgrpo.train.serving.workers import PolicyWorker
 
 
 @contextmanager

@@ -7,11 +7,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_atgrpo.config.job import Job
-from verl_atgrpo.config.rules import check
-from verl_atgrpo.config.schema import AtGrpoConfig
-from verl_atgrpo.config.view import View
 from verl_atgrpo.play.environment import Environment
+from verl_atgrpo.train.config.job import Job
+from verl_atgrpo.train.config.rules import check
+from verl_atgrpo.train.config.schema import AtGrpoConfig
+from verl_atgrpo.train.config.view import View
 
 
 def asked(rule: Any, settings: AtGrpoConfig, env: Environment | None = None, **sections: Any) -> None:

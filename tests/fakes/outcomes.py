@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from verl_atgrpo.evaluation.figures import pass_at_k
-from verl_atgrpo.evaluation.intervals import Array
+from verl_atgrpo.lab.evaluation.figures import pass_at_k
+from verl_atgrpo.lab.evaluation.intervals import Array
 
 
 def binomial(n: int, p: float) -> Array:

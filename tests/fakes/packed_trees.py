@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from verl_atgrpo.prefix_tree.tree import TokenRows, Tree, cut, pack, sort
+from verl_atgrpo.train.engine.prefix_tree.tree import TokenRows, Tree, cut, pack, sort
 
 Made = Sequence[tuple[Sequence[int], int]]
 """Rows: tokens, and how many of them are the prompt."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from verl_atgrpo.report.records import METRICS, TRAIN, VAL, RecordFiles, metrics_row
+from verl_atgrpo.train.trainer.record_files import METRICS, TRAIN, VAL, RecordFiles, metrics_row
 
 ABOUT = {
     "experiment": "made up",

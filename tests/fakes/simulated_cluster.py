@@ -22,7 +22,7 @@ import transfer_queue
 from fakes.local_queue import LocalQueue
 from verl.workers.rollout.replica import TokenOutput
 
-from verl_atgrpo.serving.server import GroupResponses, Result
+from verl_atgrpo.train.serving.server import GroupResponses, Result
 
 Seen = Callable[[str, dict[str, Any], Any], None]
 """Is called with what a caller receives: method, arguments by name, value or exception."""

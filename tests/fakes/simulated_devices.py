@@ -23,11 +23,11 @@ from fakes.simulated_replicas import Ref, Replica, Server, World, get
 from omegaconf import OmegaConf
 from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
 
-from verl_atgrpo.config.schema import AtGrpoConfig
-from verl_atgrpo.estimators.presets import PRESETS
-from verl_atgrpo.serving.workers import PolicyServers, PolicyWorker
-from verl_atgrpo.trainer import policy_unit
-from verl_atgrpo.trainer.policy_unit import PolicyUnit
+from verl_atgrpo.train.config.schema import AtGrpoConfig
+from verl_atgrpo.train.estimators.presets import PRESETS
+from verl_atgrpo.train.serving.workers import PolicyServers, PolicyWorker
+from verl_atgrpo.train.trainer import policy_unit
+from verl_atgrpo.train.trainer.policy_unit import PolicyUnit
 
 _RUNNING: contextvars.ContextVar[Worker] = contextvars.ContextVar("worker")
 """The worker whose process the code runs in."""

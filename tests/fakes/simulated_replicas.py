@@ -10,7 +10,7 @@ import ray
 from verl.checkpoint_engine import CheckpointEngineManager
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-from verl_atgrpo.serving.workers import WeightTarget
+from verl_atgrpo.train.serving.workers import WeightTarget
 
 
 class Ref:

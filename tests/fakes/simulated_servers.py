@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-from verl_atgrpo.serving.client import AvoidingBalancer, DecisionClient
-from verl_atgrpo.serving.requests import Gate, PatientClient
-from verl_atgrpo.serving.server import GroupResponses
+from verl_atgrpo.train.serving.client import AvoidingBalancer, DecisionClient
+from verl_atgrpo.train.serving.requests import Gate, PatientClient
+from verl_atgrpo.train.serving.server import GroupResponses
 
 RESPONSE = [102 + number for number in range(10)]
 """The response to `Servers.sample`."""

@@ -13,12 +13,12 @@ from unittest import mock
 from fakes.simulated_engine import Lengths, SimulatedEngine, Turns
 from omegaconf import OmegaConf
 
-from verl_atgrpo.config.schema import AtGrpoConfig
-from verl_atgrpo.rollout import worker
-from verl_atgrpo.rollout.chat import Chat
-from verl_atgrpo.rollout.rows import DEAL, RECORDED
-from verl_atgrpo.rows import queue as trainer_queue
-from verl_atgrpo.serving.requests import Gate
+from verl_atgrpo.train.config.schema import AtGrpoConfig
+from verl_atgrpo.train.rollout import worker
+from verl_atgrpo.train.rollout.chat import Chat
+from verl_atgrpo.train.rollout.rows import DEAL, RECORDED
+from verl_atgrpo.train.rows import queue as trainer_queue
+from verl_atgrpo.train.serving.requests import Gate
 
 Put = Callable[[list[str], list[dict[str, Any]]], None]
 _CONFIG = {

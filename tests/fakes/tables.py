@@ -15,9 +15,9 @@ from fakes.scripted_policy import Numbered
 from numpy.typing import NDArray
 
 from verl_atgrpo import Message, Outcome, Score, Team, play, stable_hash
-from verl_atgrpo.config.schema import BranchSettings
 from verl_atgrpo.play.branching import play_branched
 from verl_atgrpo.play.types import TREE, EpisodeRecord, Generation, Mode, TeamOptions
+from verl_atgrpo.train.config.schema import BranchSettings
 
 REPLIES = "012"
 ORDER = ("left", "right", "left", "right")

@@ -16,7 +16,7 @@ pytest.importorskip("verl")
 from fakes.fsdp_rows import batch as of_engine
 from fakes.fsdp_rows import join, make, save_model, some_rows, spawn
 
-from verl_atgrpo.prefix_tree.tree import Tree, pack
+from verl_atgrpo.train.engine.prefix_tree.tree import Tree, pack
 
 pytestmark = pytest.mark.slow
 
@@ -36,8 +36,8 @@ def _train(rank: int, ranks: int, port: int, model: str, overrides: Sequence[str
     from verl.workers.utils.losses import ppo_loss
 
     from verl_atgrpo import recipes
-    from verl_atgrpo.prefix_tree import engine as product
-    from verl_atgrpo.prefix_tree.engine import TreeEngine
+    from verl_atgrpo.train.engine.prefix_tree import engine as product
+    from verl_atgrpo.train.engine.prefix_tree.engine import TreeEngine
 
     config = recipes.compose("plan_path_cpu", [f"actor_rollout_ref.model.path={model}", *overrides]).actor_rollout_ref
     rows = some_rows(rank)

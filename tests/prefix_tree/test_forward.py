@@ -16,7 +16,7 @@ from fakes.packed_trees import trees_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl_atgrpo.prefix_tree.forward import Packed, entropies, log_probs, model_inputs
+from verl_atgrpo.train.engine.prefix_tree.forward import Packed, entropies, log_probs, model_inputs
 
 SIZES = {
     "vocab_size": 40,

@@ -10,7 +10,7 @@ from fakes.packed_trees import Made, rows_of, trees_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_atgrpo.prefix_tree.tree import Tree, best_cut, cost, cut, sort
+from verl_atgrpo.train.engine.prefix_tree.tree import Tree, best_cut, cost, cut, sort
 
 
 @st.composite

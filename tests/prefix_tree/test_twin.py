@@ -15,8 +15,8 @@ pytest.importorskip("transformers")
 
 from fakes.small_configs import small
 
-from verl_atgrpo.prefix_tree import twin
-from verl_atgrpo.prefix_tree.tree import Tree, pack, sort
+from verl_atgrpo.train.engine.prefix_tree import twin
+from verl_atgrpo.train.engine.prefix_tree.tree import Tree, pack, sort
 
 WINDOWED = {"sliding_window": 4096, "layer_types": ["full_attention", "sliding_attention"] * 2, "num_hidden_layers": 4}
 EXACT: list[tuple[str, dict[str, Any]]] = [

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("verl")
 
-from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.recipes.gone import KEYS
+from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
 
 
 @pytest.mark.parametrize("key", KEYS)

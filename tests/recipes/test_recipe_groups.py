@@ -12,13 +12,13 @@ pytest.importorskip("verl")
 import composing
 from verl.trainer import main_ppo
 
-from verl_atgrpo.config.job import Job
-from verl_atgrpo.config.policies import expand_policies, job_of
-from verl_atgrpo.config.run_check import check_policies
-from verl_atgrpo.config.schema import AtGrpoConfig
-from verl_atgrpo.config.view import View
 from verl_atgrpo.cpu.platform import SERVER_THREADS, PlatformCPU
 from verl_atgrpo.recipes import compose
+from verl_atgrpo.train.config.job import Job
+from verl_atgrpo.train.config.policies import expand_policies, job_of
+from verl_atgrpo.train.config.run_check import check_policies
+from verl_atgrpo.train.config.schema import AtGrpoConfig
+from verl_atgrpo.train.config.view import View
 
 
 @pytest.mark.parametrize(

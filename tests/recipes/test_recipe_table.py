@@ -18,9 +18,9 @@ from hydra.errors import CompactHydraException
 from omegaconf import OmegaConf
 
 from verl_atgrpo import compat, platform_choice, recipes
-from verl_atgrpo.config.run_check import check_run
-from verl_atgrpo.config.schema import ConfigError
 from verl_atgrpo.recipes import gone
+from verl_atgrpo.train.config.run_check import check_run
+from verl_atgrpo.train.config.schema import ConfigError
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "scripts"))

@@ -12,7 +12,7 @@ from fakes.recorded_run import write_run
 
 from verl_atgrpo import files
 from verl_atgrpo.cli import main
-from verl_atgrpo.report import learning_curve, page
+from verl_atgrpo.lab.report import learning_curve, page
 
 SUCCESS = "val-core/plan_path/acc/mean@1"
 Capture = pytest.CaptureFixture[str]

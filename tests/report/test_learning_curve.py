@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from verl_atgrpo.cli import main
-from verl_atgrpo.report.learning_curve import read
+from verl_atgrpo.lab.report.learning_curve import read
 
 SUCCESS = "val-core/plan_path/acc/mean@1"
 

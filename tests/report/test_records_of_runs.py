@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from fakes.recorded_run import ABOUT, candidate, decision, write_run
 
-from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError, RecordSettings
-from verl_atgrpo.report import records
-from verl_atgrpo.report.records import METRICS, TRAIN, VAL, RecordFiles, find, metrics_row, read
+from verl_atgrpo.lab.report import records
+from verl_atgrpo.lab.report.records import find, read
+from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError, RecordSettings
+from verl_atgrpo.train.trainer.record_files import METRICS, TRAIN, VAL, RecordFiles, metrics_row
 
 
 def files(folder: Path, from_step: int = 0, max_megabytes: float = 64) -> RecordFiles:

@@ -22,8 +22,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 from waiting import HANG
 
-from verl_atgrpo.report.page import write
-from verl_atgrpo.report.records import METRICS, TRAIN, RecordFiles, metrics_row
+from verl_atgrpo.lab.report.page import write
+from verl_atgrpo.train.trainer.record_files import METRICS, TRAIN, RecordFiles, metrics_row
 
 
 @pytest.fixture(scope="module")

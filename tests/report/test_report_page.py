@@ -12,10 +12,11 @@ import pytest
 from fakes.recorded_run import HOSTILE, step_metrics, write_run
 
 from verl_atgrpo.cli import main
-from verl_atgrpo.report.page import contents, embedded, render, thinned
-from verl_atgrpo.report.panels import averaged, figures, panels
-from verl_atgrpo.report.records import METRICS as METRICS_FILE
-from verl_atgrpo.report.records import RecordFiles, Run, find, metrics_row, read
+from verl_atgrpo.lab.report.page import contents, embedded, render, thinned
+from verl_atgrpo.lab.report.panels import averaged, figures, panels
+from verl_atgrpo.lab.report.records import Run, find, read
+from verl_atgrpo.train.trainer.record_files import METRICS as METRICS_FILE
+from verl_atgrpo.train.trainer.record_files import RecordFiles, metrics_row
 
 
 def titled(found: list[dict[str, Any]], title: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from fakes.recorded_run import ABOUT, candidate, decision, write_run
 
 from verl_atgrpo.cli import main
-from verl_atgrpo.report.records import VAL, RecordFiles, metrics_row
+from verl_atgrpo.train.trainer.record_files import VAL, RecordFiles, metrics_row
 
 SYSTEM = "<|im_start|>system\nYou are a helpful team.<|im_end|>\n<|im_start|>user\n"
 END = "<|im_end|>\n<|im_start|>assistant\n"

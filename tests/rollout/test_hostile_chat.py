@@ -15,12 +15,12 @@ pytest.importorskip("transformers")
 from fakes.hostile_replies import LITERALS, REPLIES
 from tokenizers import AddedToken
 
+from verl_atgrpo.lab.tiny_models.tiny import build_tokenizer
 from verl_atgrpo.play.messages import MessageError, Reply, ToolCall
 from verl_atgrpo.play.quoting import quoted
 from verl_atgrpo.play.tool_use import observe
 from verl_atgrpo.play.tools import tools_of
-from verl_atgrpo.rollout.chat import Chat
-from verl_atgrpo.tiny_models.tiny import build_tokenizer
+from verl_atgrpo.train.rollout.chat import Chat
 
 _DSML = "\uff5cDSML\uff5c"
 CALLS = {

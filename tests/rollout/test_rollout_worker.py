@@ -15,15 +15,15 @@ from fakes.simulated_engine import SimulatedEngine, Turns, run_virtually
 from fakes.simulated_worker import SimulatedWorker, without_tensors
 
 from verl_atgrpo import EpisodeFailed, Outcome, Score, Team
-from verl_atgrpo.config.schema import BranchSettings
-from verl_atgrpo.estimators.presets import PRESETS
 from verl_atgrpo.play.endpoints import drain_refused
-from verl_atgrpo.rollout.worker import MOST_SCORE_ERRORS
-from verl_atgrpo.rows.credit import rows_with_signal
-from verl_atgrpo.rows.step_rows import StepRows
 from verl_atgrpo.sandbox.pool import POOL
-from verl_atgrpo.serving.requests import engine_params
-from verl_atgrpo.trainer.metrics import rollout_metrics, step_metrics
+from verl_atgrpo.train.config.schema import BranchSettings
+from verl_atgrpo.train.estimators.presets import PRESETS
+from verl_atgrpo.train.rollout.worker import MOST_SCORE_ERRORS
+from verl_atgrpo.train.rows.credit import rows_with_signal
+from verl_atgrpo.train.rows.step_rows import StepRows
+from verl_atgrpo.train.serving.requests import engine_params
+from verl_atgrpo.train.trainer.metrics import rollout_metrics, step_metrics
 
 ENDING = (SystemExit, asyncio.CancelledError, GeneratorExit, type("Exit", (BaseException,), {}))
 """Kinds of exceptions that are no `Exception`."""

@@ -18,8 +18,8 @@ from verl.utils.model import compute_position_id_with_mask
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_atgrpo.play.types import Generation
-from verl_atgrpo.rollout.rows import Row, episode_fields, failed_validation_row
-from verl_atgrpo.rollout.worker import TeamRolloutWorker
+from verl_atgrpo.train.rollout.rows import Row, episode_fields, failed_validation_row
+from verl_atgrpo.train.rollout.worker import TeamRolloutWorker
 
 UNREAD = {"metrics", "multi_modal_inputs", "session_id", "index", "global_steps"}
 """What verl's own loop writes and nothing in its V1 trainer, workers and engines reads, or reads with a default."""

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from verl_atgrpo import Candidate, Outcome, Score, ScriptedTeam
-from verl_atgrpo.estimators.advantages import team_advantages
-from verl_atgrpo.estimators.choice import resolve_spec
-from verl_atgrpo.estimators.presets import PRESETS
 from verl_atgrpo.play.types import Decision, EpisodeRecord, Generation
-from verl_atgrpo.rollout.rows import failed_validation_row, training_rows, untrained_rows, validation_rows
-from verl_atgrpo.rows.credit import rows_with_signal
-from verl_atgrpo.trainer.metrics import (
+from verl_atgrpo.train.estimators.advantages import team_advantages
+from verl_atgrpo.train.estimators.choice import resolve_spec
+from verl_atgrpo.train.estimators.presets import PRESETS
+from verl_atgrpo.train.rollout.rows import failed_validation_row, training_rows, untrained_rows, validation_rows
+from verl_atgrpo.train.rows.credit import rows_with_signal
+from verl_atgrpo.train.trainer.metrics import (
     AgentProgress,
     every_episode_failed,
     policy_metrics,

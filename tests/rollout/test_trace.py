@@ -17,13 +17,13 @@ from fakes.jobs import asked
 from verl.utils.rollout_trace import RolloutTraceConfig, rollout_trace_op
 
 from verl_atgrpo import Score
-from verl_atgrpo.config.job_rules import of_traces
-from verl_atgrpo.config.run_check import check_run
-from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.play.scripted import ScriptedPolicy
 from verl_atgrpo.play.types import TeamOptions
-from verl_atgrpo.rollout.trace import TraceBudget, TracedTeam
-from verl_atgrpo.serving.client import TeamClient
+from verl_atgrpo.train.config.job_rules import of_traces
+from verl_atgrpo.train.config.run_check import check_run
+from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.train.rollout.trace import TraceBudget, TracedTeam
+from verl_atgrpo.train.serving.client import TeamClient
 
 
 class Served(ScriptedPolicy):

@@ -13,7 +13,7 @@ from fakes.simulated_servers import RESPONSE, Server, Servers, interrupt
 from waiting import until
 
 from verl_atgrpo import EpisodeFailed
-from verl_atgrpo.serving.requests import Gate
+from verl_atgrpo.train.serving.requests import Gate
 
 pytestmark = pytest.mark.usefixtures("cancelled_calls")
 

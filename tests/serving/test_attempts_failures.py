@@ -16,7 +16,7 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer
 from waiting import until
 
 from verl_atgrpo import EpisodeFailed
-from verl_atgrpo.serving.client import slots_per_server
+from verl_atgrpo.train.serving.client import slots_per_server
 
 pytestmark = pytest.mark.usefixtures("cancelled_calls")
 

@@ -18,10 +18,10 @@ from verl.workers.rollout.replica import TokenOutput
 from waiting import HANG
 
 from verl_atgrpo import EpisodeFailed
-from verl_atgrpo.serving import client
-from verl_atgrpo.serving.client import AvoidingBalancer, DecisionClient
-from verl_atgrpo.serving.requests import Gate, PatientClient
-from verl_atgrpo.serving.server import GroupResponses, Result
+from verl_atgrpo.train.serving import client
+from verl_atgrpo.train.serving.client import AvoidingBalancer, DecisionClient
+from verl_atgrpo.train.serving.requests import Gate, PatientClient
+from verl_atgrpo.train.serving.server import GroupResponses, Result
 
 pytestmark = pytest.mark.slow
 

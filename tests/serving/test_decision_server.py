@@ -20,9 +20,9 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 from vllm.logprobs import append_logprobs_for_next_position, create_sample_logprobs
 from vllm.sampling_params import RequestOutputKind
 
-from verl_atgrpo.serving.decision_server import DecisionServer
-from verl_atgrpo.serving.requests import engine_params
-from verl_atgrpo.serving.workers import PolicyServers, replica_class
+from verl_atgrpo.train.serving.decision_server import DecisionServer
+from verl_atgrpo.train.serving.requests import engine_params
+from verl_atgrpo.train.serving.workers import PolicyServers, replica_class
 
 
 class Engine:

@@ -85,7 +85,7 @@ def _worker(engine: Any, section: Any, config: Any, adapter: Adapter) -> Any:
     from verl.workers.engine_workers import TrainingWorker
     from verl.workers.utils.losses import ppo_loss
 
-    from verl_atgrpo.serving.workers import PolicyWorker
+    from verl_atgrpo.train.serving.workers import PolicyWorker
 
     trainer = TrainingWorker.__new__(TrainingWorker)
     trainer.engine, trainer.engine_config, trainer.device_name = engine, section.engine, "cpu"
@@ -124,7 +124,7 @@ def _step(rank: int, ranks: int, port: int, model: str, channel: str) -> None:
     from verl.utils.device import get_torch_device
 
     from verl_atgrpo import recipes
-    from verl_atgrpo.prefix_tree.engine import TreeEngine
+    from verl_atgrpo.train.engine.prefix_tree.engine import TreeEngine
 
     config = recipes.compose(
         "plan_path_cpu",

@@ -16,8 +16,8 @@ from fakes.simulated_servers import RESPONSE, Server, Servers, StreamingCall, sy
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_atgrpo import EpisodeFailed
-from verl_atgrpo.serving import client
-from verl_atgrpo.serving.server import TOGETHER, GroupResponses
+from verl_atgrpo.train.serving import client
+from verl_atgrpo.train.serving.server import TOGETHER, GroupResponses
 
 K = 4
 

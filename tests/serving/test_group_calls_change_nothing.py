@@ -16,7 +16,7 @@ from fakes.simulated_servers import Call, Server, Servers, sync_weights
 from verl.workers.rollout.replica import TokenOutput
 
 from verl_atgrpo import EpisodeFailed
-from verl_atgrpo.serving.client import DecisionClient, TooLate
+from verl_atgrpo.train.serving.client import DecisionClient, TooLate
 
 K = 4
 

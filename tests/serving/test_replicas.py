@@ -12,8 +12,8 @@ import ray
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer, and the worker with it)
 from fakes.simulated_replicas import Method, World, get
 
-from verl_atgrpo.serving.health import PolicyFailed
-from verl_atgrpo.serving.replicas import Replicas
+from verl_atgrpo.train.serving.health import PolicyFailed
+from verl_atgrpo.train.serving.replicas import Replicas
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import logging
 import pytest
 from omegaconf import OmegaConf
 
-from verl_atgrpo.serving.served_weights import ServedWeights, ServedWeightsError, computing_dtype
+from verl_atgrpo.train.serving.served_weights import ServedWeights, ServedWeightsError, computing_dtype
 
 
 @pytest.mark.parametrize(

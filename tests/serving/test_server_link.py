@@ -20,10 +20,10 @@ from omegaconf import OmegaConf
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
-from verl_atgrpo.config.policies import ADAPTERS
-from verl_atgrpo.serving import workers
-from verl_atgrpo.serving.server import ADAPTER
-from verl_atgrpo.serving.workers import PolicyWorker, ServerLink, set_socket_timeouts
+from verl_atgrpo.train.config.policies import ADAPTERS
+from verl_atgrpo.train.serving import workers
+from verl_atgrpo.train.serving.server import ADAPTER
+from verl_atgrpo.train.serving.workers import PolicyWorker, ServerLink, set_socket_timeouts
 
 NAMES = ["embed", "layer", "head"]
 

@@ -12,7 +12,7 @@ pytest.importorskip("vllm")
 import ray
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
-from verl_atgrpo.serving.server import name_receiver, name_sender
+from verl_atgrpo.train.serving.server import name_receiver, name_sender
 
 
 def _in_job(monkeypatch: pytest.MonkeyPatch, cluster: str) -> None:

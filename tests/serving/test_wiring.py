@@ -8,7 +8,7 @@ pytest.importorskip("verl")
 
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer, and the worker with it)
 
-from verl_atgrpo.serving.workers import WeightTarget, check_wiring
+from verl_atgrpo.train.serving.workers import WeightTarget, check_wiring
 
 
 def target(replica: int, server: str | None = None, channel: int | None = None) -> WeightTarget:

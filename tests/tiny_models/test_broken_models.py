@@ -16,8 +16,8 @@ from fakes.broken_files import LINES, in_place_of, refused, safetensors, small_m
 pytest.importorskip("transformers")
 
 from verl_atgrpo.cli import main
-from verl_atgrpo.tiny_models import smollm2, warm_start
-from verl_atgrpo.tiny_models.warm_start import WarmStart
+from verl_atgrpo.lab.tiny_models import smollm2, warm_start
+from verl_atgrpo.lab.tiny_models.warm_start import WarmStart
 
 Capture = pytest.CaptureFixture[str]
 KNOWN: dict[str, Any] = {"parameters": 4, "seconds": 1.0, "tasks": 200, "success": 0.25}

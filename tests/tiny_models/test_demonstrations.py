@@ -12,11 +12,11 @@ import pytest
 from verl_atgrpo import Score, Split
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, walk
 from verl_atgrpo.environments.sudoku.grid import EMPTY, SudokuTask
+from verl_atgrpo.lab.tiny_models.demonstrations import DEMONSTRATORS
+from verl_atgrpo.lab.tiny_models.demonstrations.demonstrator import END, Demonstration
+from verl_atgrpo.lab.tiny_models.demonstrations.plan_path import path
+from verl_atgrpo.lab.tiny_models.demonstrations.sudoku import fill
 from verl_atgrpo.play.registry import make
-from verl_atgrpo.tiny_models.demonstrations import DEMONSTRATORS
-from verl_atgrpo.tiny_models.demonstrations.demonstrator import END, Demonstration
-from verl_atgrpo.tiny_models.demonstrations.plan_path import path
-from verl_atgrpo.tiny_models.demonstrations.sudoku import fill
 
 NAMES = sorted(DEMONSTRATORS)
 
@@ -43,7 +43,7 @@ def test_the_environment_is_the_recipes(name: str, compose: Any) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_demonstrations_fit_the_recipe_and_the_tokenizer(name: str, compose: Any) -> None:
     pytest.importorskip("transformers")
-    from verl_atgrpo.tiny_models.tiny import build_tokenizer
+    from verl_atgrpo.lab.tiny_models.tiny import build_tokenizer
 
     demonstrator, tokenizer = DEMONSTRATORS[name], build_tokenizer(DEMONSTRATORS[name].words)
     data = compose(f"{name}_cpu").data
@@ -61,7 +61,7 @@ def test_a_model_that_knows_nothing_plays_with_tools() -> None:
     """As `make-model` does to measure what it has made."""
     pytest.importorskip("transformers")
     pytest.importorskip("verl")
-    from verl_atgrpo.tiny_models.tiny import LocalPolicy, build_model, build_tokenizer, evaluate
+    from verl_atgrpo.lab.tiny_models.tiny import LocalPolicy, build_model, build_tokenizer, evaluate
 
     tokenizer = build_tokenizer(())
     policy = LocalPolicy(build_model(tokenizer, 0), tokenizer, 10)

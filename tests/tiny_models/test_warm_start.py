@@ -13,8 +13,8 @@ import torch
 
 from verl_atgrpo import cli
 from verl_atgrpo.files import FileError
-from verl_atgrpo.tiny_models import warm_start
-from verl_atgrpo.tiny_models.warm_start import WarmStart, make
+from verl_atgrpo.lab.tiny_models import warm_start
+from verl_atgrpo.lab.tiny_models.warm_start import WarmStart, make
 
 BRIEF = WarmStart(clean_steps=3, noisy_steps=2, batch_size=4, hidden=16, layers=1)
 

@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-from verl_atgrpo.config.schema import AtGrpoConfig
-from verl_atgrpo.rows.queue import unfinished_tasks
-from verl_atgrpo.trainer import checkpoints, schedule
-from verl_atgrpo.trainer.schedule import make_schedule
-from verl_atgrpo.trainer.trainer import AtGrpoTrainer
+from verl_atgrpo.train.config.schema import AtGrpoConfig
+from verl_atgrpo.train.rows.queue import unfinished_tasks
+from verl_atgrpo.train.trainer import checkpoints, schedule
+from verl_atgrpo.train.trainer.schedule import make_schedule
+from verl_atgrpo.train.trainer.trainer import AtGrpoTrainer
 
 
 def asynchronous(rollout: FakeRollout, **changes: Any) -> FakeTrainer:

@@ -13,8 +13,8 @@ pytest.importorskip("verl")
 
 from omegaconf import OmegaConf
 
-from verl_atgrpo.serving.health import PolicyFailed
-from verl_atgrpo.trainer import checkpoints
+from verl_atgrpo.train.serving.health import PolicyFailed
+from verl_atgrpo.train.trainer import checkpoints
 
 
 class Unit:

@@ -15,15 +15,15 @@ from fakes.local_queue import LocalQueue
 from fakes.scripted_policy import Play, bounded
 
 from verl_atgrpo import Outcome, Score, ScriptedTeam, play
-from verl_atgrpo.estimators.choice import resolve_spec
-from verl_atgrpo.estimators.presets import PRESETS
-from verl_atgrpo.rollout.rows import training_rows
-from verl_atgrpo.rows import batch as batches
-from verl_atgrpo.rows.batch import Batch
-from verl_atgrpo.rows.credit import loss_weights, policy_advantages, rows_with_signal
-from verl_atgrpo.rows.step_rows import StepRows, groups_with_signal
-from verl_atgrpo.trainer.metrics import AgentProgress, step_metrics
-from verl_atgrpo.trainer.update import write_advantages
+from verl_atgrpo.train.estimators.choice import resolve_spec
+from verl_atgrpo.train.estimators.presets import PRESETS
+from verl_atgrpo.train.rollout.rows import training_rows
+from verl_atgrpo.train.rows import batch as batches
+from verl_atgrpo.train.rows.batch import Batch
+from verl_atgrpo.train.rows.credit import loss_weights, policy_advantages, rows_with_signal
+from verl_atgrpo.train.rows.step_rows import StepRows, groups_with_signal
+from verl_atgrpo.train.trainer.metrics import AgentProgress, step_metrics
+from verl_atgrpo.train.trainer.update import write_advantages
 
 Tags = dict[str, Any]
 

@@ -13,9 +13,9 @@ pytest.importorskip("verl")
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer)
 
 from verl_atgrpo import Split
-from verl_atgrpo.config.run_check import check_run
-from verl_atgrpo.config.schema import AtGrpoConfig
-from verl_atgrpo.trainer.dataset import TeamTaskDataset, wire
+from verl_atgrpo.train.config.run_check import check_run
+from verl_atgrpo.train.config.schema import AtGrpoConfig
+from verl_atgrpo.train.trainer.dataset import TeamTaskDataset, wire
 
 
 def wire_checked(config: Any) -> None:

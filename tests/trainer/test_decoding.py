@@ -13,10 +13,10 @@ import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer)
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_atgrpo.config.schema import AtGrpoConfig
-from verl_atgrpo.rows.queue import on_validation_sample
-from verl_atgrpo.trainer.dataset import TeamTokenizer
-from verl_atgrpo.trainer.trainer import AtGrpoTrainer
+from verl_atgrpo.train.config.schema import AtGrpoConfig
+from verl_atgrpo.train.rows.queue import on_validation_sample
+from verl_atgrpo.train.trainer.dataset import TeamTokenizer
+from verl_atgrpo.train.trainer.trainer import AtGrpoTrainer
 
 
 class Letters:

@@ -18,11 +18,11 @@ from fakes.simulated_devices import Device, Unit, simulated
 from verl.single_controller.base.decorator import MAGIC_ATTR, Dispatch
 
 from verl_atgrpo import platform_choice, recipes
-from verl_atgrpo.trainer import policy_unit
-from verl_atgrpo.trainer.policies import TeamSync, for_all
-from verl_atgrpo.trainer.policy_unit import PolicyUnit
-from verl_atgrpo.trainer.standalone import StandaloneUnit
-from verl_atgrpo.trainer.trainer import AtGrpoTrainer
+from verl_atgrpo.train.trainer import policy_unit
+from verl_atgrpo.train.trainer.policies import TeamSync, for_all
+from verl_atgrpo.train.trainer.policy_unit import PolicyUnit
+from verl_atgrpo.train.trainer.standalone import StandaloneUnit
+from verl_atgrpo.train.trainer.trainer import AtGrpoTrainer
 
 
 class DeviceTrainer(FakeTrainer):

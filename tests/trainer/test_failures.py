@@ -9,8 +9,8 @@ import pytest
 
 ray = pytest.importorskip("ray")
 
-from verl_atgrpo.serving import health
-from verl_atgrpo.serving.health import PolicyFailed, dead_replicas, naming, watched
+from verl_atgrpo.train.serving import health
+from verl_atgrpo.train.serving.health import PolicyFailed, dead_replicas, naming, watched
 
 
 class Server:

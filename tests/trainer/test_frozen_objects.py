@@ -13,9 +13,9 @@ import ray
 from fakes.fake_trainer import FLAT, STEEP, FakeRollout, FakeTrainer, FakeUnit
 
 from verl_atgrpo import compat
-from verl_atgrpo.rows import queue
-from verl_atgrpo.trainer.policy_unit import PolicyUnit
-from verl_atgrpo.trainer.standalone import StandaloneUnit
+from verl_atgrpo.train.rows import queue
+from verl_atgrpo.train.trainer.policy_unit import PolicyUnit
+from verl_atgrpo.train.trainer.standalone import StandaloneUnit
 
 
 class Actor:

@@ -17,12 +17,12 @@ pytest.importorskip("verl")
 from fakes.fake_trainer import AT_GRPO, FLAT, STEEP, FakeRollout, FakeTrainer, FakeUnit, Tags, episode
 from transfer_queue import KVBatchMeta
 
-from verl_atgrpo.config.schema import GroupFilter, RecordSettings
-from verl_atgrpo.estimators.advantages import team_advantages
-from verl_atgrpo.estimators.choice import resolve_spec
 from verl_atgrpo.play.types import EpisodeRecord
-from verl_atgrpo.rollout.rows import training_rows
-from verl_atgrpo.rows.step_rows import StepRows, groups_with_signal, sample_rows
+from verl_atgrpo.train.config.schema import GroupFilter, RecordSettings
+from verl_atgrpo.train.estimators.advantages import team_advantages
+from verl_atgrpo.train.estimators.choice import resolve_spec
+from verl_atgrpo.train.rollout.rows import training_rows
+from verl_atgrpo.train.rows.step_rows import StepRows, groups_with_signal, sample_rows
 
 
 def row(group: str, reward: float, policy: str = "shared") -> Tags:

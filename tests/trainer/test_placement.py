@@ -12,9 +12,9 @@ pytest.importorskip("verl")
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer, and the unit with it)
 from waiting import HANG
 
-from verl_atgrpo.config.run_check import check_run
-from verl_atgrpo.config.schema import ConfigError
-from verl_atgrpo.trainer.policies import for_all
+from verl_atgrpo.train.config.run_check import check_run
+from verl_atgrpo.train.config.schema import ConfigError
+from verl_atgrpo.train.trainer.policies import for_all
 
 
 class Unit:

@@ -28,20 +28,20 @@ from torch import Tensor
 from transfer_queue import KVBatchMeta
 
 from verl_atgrpo import recipes
-from verl_atgrpo.config.schema import AtGrpoConfig, ConfigError
-from verl_atgrpo.estimators.presets import PRESETS
 from verl_atgrpo.play.types import Generation
-from verl_atgrpo.rollout.rows import Row, episode_fields
-from verl_atgrpo.rows.batch import Batch
-from verl_atgrpo.serving.arrival import ARRIVED, CHANGED, figures, sums
-from verl_atgrpo.serving.client import DecisionClient, balancer_class
-from verl_atgrpo.serving.health import PolicyFailed
-from verl_atgrpo.serving.workers import PolicyWorker
-from verl_atgrpo.trainer import policy_unit
-from verl_atgrpo.trainer.metrics import PROBS_DIFF
-from verl_atgrpo.trainer.policies import TeamSync
-from verl_atgrpo.trainer.policy_unit import PolicyUnit
-from verl_atgrpo.trainer.update import deal
+from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.train.estimators.presets import PRESETS
+from verl_atgrpo.train.rollout.rows import Row, episode_fields
+from verl_atgrpo.train.rows.batch import Batch
+from verl_atgrpo.train.serving.arrival import ARRIVED, CHANGED, figures, sums
+from verl_atgrpo.train.serving.client import DecisionClient, balancer_class
+from verl_atgrpo.train.serving.health import PolicyFailed
+from verl_atgrpo.train.serving.workers import PolicyWorker
+from verl_atgrpo.train.trainer import policy_unit
+from verl_atgrpo.train.trainer.metrics import PROBS_DIFF
+from verl_atgrpo.train.trainer.policies import TeamSync
+from verl_atgrpo.train.trainer.policy_unit import PolicyUnit
+from verl_atgrpo.train.trainer.update import deal
 
 VOCABULARY = 102
 RATE = 0.5

@@ -22,18 +22,19 @@ from fakes.local_queue import LocalQueue
 from tensordict import TensorDict
 
 from verl_atgrpo import Candidate, Outcome, Score
-from verl_atgrpo.config.schema import RecordSettings
+from verl_atgrpo.lab.report.records import read
 from verl_atgrpo.play.branching import NONE_COMMITTED
 from verl_atgrpo.play.types import Decision, EpisodeRecord, Generation
-from verl_atgrpo.report.records import FORMAT, RecordFiles, read
-from verl_atgrpo.rollout.rows import Row, failed_validation_row, training_rows, untrained_rows, validation_rows
-from verl_atgrpo.rows import batch as batches
-from verl_atgrpo.rows import queue as trainer_queue
-from verl_atgrpo.rows.batch import Batch
-from verl_atgrpo.trainer import checkpoints
-from verl_atgrpo.trainer import trainer as trainer_module
-from verl_atgrpo.trainer.recorder import Recorder, SampledRow, decisions, selected_rows
-from verl_atgrpo.trainer.trainer import AtGrpoTrainer
+from verl_atgrpo.train.config.schema import RecordSettings
+from verl_atgrpo.train.rollout.rows import Row, failed_validation_row, training_rows, untrained_rows, validation_rows
+from verl_atgrpo.train.rows import batch as batches
+from verl_atgrpo.train.rows import queue as trainer_queue
+from verl_atgrpo.train.rows.batch import Batch
+from verl_atgrpo.train.trainer import checkpoints
+from verl_atgrpo.train.trainer import trainer as trainer_module
+from verl_atgrpo.train.trainer.record_files import FORMAT, RecordFiles
+from verl_atgrpo.train.trainer.recorder import Recorder, SampledRow, decisions, selected_rows
+from verl_atgrpo.train.trainer.trainer import AtGrpoTrainer
 
 
 class Letters:

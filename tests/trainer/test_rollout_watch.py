@@ -15,12 +15,12 @@ ray = pytest.importorskip("ray")
 from fakes.fake_trainer import FakeRollout, FakeTrainer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_atgrpo.rollout import manager
-from verl_atgrpo.rollout.manager import TeamRolloutManager
-from verl_atgrpo.rollout.worker import WorkerReport
-from verl_atgrpo.rows import queue
-from verl_atgrpo.rows.queue import pace
-from verl_atgrpo.serving.health import PolicyFailed, RolloutFailed
+from verl_atgrpo.train.rollout import manager
+from verl_atgrpo.train.rollout.manager import TeamRolloutManager
+from verl_atgrpo.train.rollout.worker import WorkerReport
+from verl_atgrpo.train.rows import queue
+from verl_atgrpo.train.rows.queue import pace
+from verl_atgrpo.train.serving.health import PolicyFailed, RolloutFailed
 
 
 class Worker:

@@ -17,13 +17,13 @@ from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_atgrpo.estimators.presets import PRESETS
-from verl_atgrpo.rows import batch as batches
-from verl_atgrpo.rows import queue as trainer_queue
-from verl_atgrpo.rows.batch import Batch
-from verl_atgrpo.rows.step_rows import StepRows
-from verl_atgrpo.trainer.metrics import training_metrics
-from verl_atgrpo.trainer.update import (
+from verl_atgrpo.train.estimators.presets import PRESETS
+from verl_atgrpo.train.rows import batch as batches
+from verl_atgrpo.train.rows import queue as trainer_queue
+from verl_atgrpo.train.rows.batch import Batch
+from verl_atgrpo.train.rows.step_rows import StepRows
+from verl_atgrpo.train.trainer.metrics import training_metrics
+from verl_atgrpo.train.trainer.update import (
     bypass_old_log_probs,
     write_advantages,
     write_old_log_probs,

@@ -11,8 +11,8 @@ pytest.importorskip("verl")
 
 from fakes.fake_trainer import FakeRollout, FakeTrainer
 
-from verl_atgrpo.trainer.policies import TeamSync
-from verl_atgrpo.trainer.policy_unit import PolicyUnit
+from verl_atgrpo.train.trainer.policies import TeamSync
+from verl_atgrpo.train.trainer.policy_unit import PolicyUnit
 
 
 def test_a_synchronous_step_sleeps_and_wakes(rollout: FakeRollout) -> None:

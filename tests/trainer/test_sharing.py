@@ -14,10 +14,10 @@ pytest.importorskip("verl")
 import ray
 from waiting import HANG
 
-from verl_atgrpo.serving.health import PolicyFailed
-from verl_atgrpo.trainer.policy_unit import PolicyUnit
-from verl_atgrpo.trainer.sharing import SharingUnit
-from verl_atgrpo.trainer.trainer import AtGrpoTrainer
+from verl_atgrpo.train.serving.health import PolicyFailed
+from verl_atgrpo.train.trainer.policy_unit import PolicyUnit
+from verl_atgrpo.train.trainer.sharing import SharingUnit
+from verl_atgrpo.train.trainer.trainer import AtGrpoTrainer
 
 
 class Workers:

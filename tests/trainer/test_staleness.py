@@ -13,13 +13,13 @@ pytest.importorskip("verl")
 
 import transfer_queue as tq
 
-from verl_atgrpo.estimators.presets import PRESETS
-from verl_atgrpo.rows import batch as batches
-from verl_atgrpo.rows.batch import Batch
-from verl_atgrpo.serving.served_weights import ServedWeights
-from verl_atgrpo.trainer import policy_unit
-from verl_atgrpo.trainer.metrics import PROBS_DIFF, staleness_metrics
-from verl_atgrpo.trainer.policy_unit import PolicyUnit, Update
+from verl_atgrpo.train.estimators.presets import PRESETS
+from verl_atgrpo.train.rows import batch as batches
+from verl_atgrpo.train.rows.batch import Batch
+from verl_atgrpo.train.serving.served_weights import ServedWeights
+from verl_atgrpo.train.trainer import policy_unit
+from verl_atgrpo.train.trainer.metrics import PROBS_DIFF, staleness_metrics
+from verl_atgrpo.train.trainer.policy_unit import PolicyUnit, Update
 
 
 def row(group: str, first: int, last: int, resumed: int = 0, policy: str = "shared") -> dict[str, Any]:

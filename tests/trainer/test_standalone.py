@@ -17,13 +17,13 @@ import zmq
 from omegaconf import OmegaConf
 from verl.checkpoint_engine.base import CheckpointEngineWorker
 
-from verl_atgrpo.config.schema import AtGrpoConfig
-from verl_atgrpo.estimators.presets import PRESETS
-from verl_atgrpo.serving import replicas
-from verl_atgrpo.serving.health import PolicyFailed
-from verl_atgrpo.serving.workers import PolicyServers, ServerWorker, WeightTarget
-from verl_atgrpo.trainer.policy_unit import PolicyUnit
-from verl_atgrpo.trainer.standalone import StandaloneReplicas, StandaloneUnit
+from verl_atgrpo.train.config.schema import AtGrpoConfig
+from verl_atgrpo.train.estimators.presets import PRESETS
+from verl_atgrpo.train.serving import replicas
+from verl_atgrpo.train.serving.health import PolicyFailed
+from verl_atgrpo.train.serving.workers import PolicyServers, ServerWorker, WeightTarget
+from verl_atgrpo.train.trainer.policy_unit import PolicyUnit
+from verl_atgrpo.train.trainer.standalone import StandaloneReplicas, StandaloneUnit
 
 
 class Call:

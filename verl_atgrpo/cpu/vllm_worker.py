@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from verl_atgrpo.serving.vllm_worker import AdapterWorkerExtension
+from verl_atgrpo.train.serving.vllm_worker import AdapterWorkerExtension
 
 
 class CpuWorkerExtension(AdapterWorkerExtension):

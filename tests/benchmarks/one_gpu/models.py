@@ -24,7 +24,7 @@ def random_model(folder: Path, size: str) -> Path:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     from verl_atgrpo.files import move_into, temporary_folder
-    from verl_atgrpo.tiny_models.tiny import build_tokenizer
+    from verl_atgrpo.lab.tiny_models.tiny import build_tokenizer
 
     if (folder / "config.json").exists():
         return folder
@@ -84,14 +84,14 @@ def start_model(folder: Path, given: Path | None, reduced: bool) -> Path:
     if given is not None:
         return given.expanduser().resolve()
     if reduced:
-        from verl_atgrpo.tiny_models.warm_start import WarmStart, make
+        from verl_atgrpo.lab.tiny_models.warm_start import WarmStart, make
 
         make(folder / "tiny", WarmStart(clean_steps=60, noisy_steps=0))
         return folder / "tiny"
     there = Path(__file__).resolve().parents[3] / "runs/models/smollm2"
     if (there / "config.json").exists():
         return there
-    from verl_atgrpo.tiny_models.smollm2 import convert
+    from verl_atgrpo.lab.tiny_models.smollm2 import convert
 
     convert(folder / "smollm2")
     return folder / "smollm2"

@@ -109,7 +109,7 @@ def engines(folder: Path, report: Report, device: str) -> None:
     """Compares verl's engine and ours: FSDP2 in each dtype, FSDP1 where it runs."""
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-    from verl_atgrpo.prefix_tree.engine import TreeEngine
+    from verl_atgrpo.train.engine.prefix_tree.engine import TreeEngine
 
     pairs = [("fsdp2", "fp32"), ("fsdp2", "bf16"), ("fsdp", "fp32"), ("fsdp", "bf16"), ("fsdp2", "fp16")]
     for strategy, dtype in pairs[:2] if device == "cpu" else pairs:
@@ -138,8 +138,8 @@ def small_trees(
     import numpy as np
     from transformers import AutoModelForCausalLM
 
-    from verl_atgrpo.prefix_tree.forward import FLEX, Packed, log_probs, model_inputs
-    from verl_atgrpo.prefix_tree.tree import TokenRows, cut, pack, sort
+    from verl_atgrpo.train.engine.prefix_tree.forward import FLEX, Packed, log_probs, model_inputs
+    from verl_atgrpo.train.engine.prefix_tree.tree import TokenRows, cut, pack, sort
 
     net = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
     worst, seconds = 0.0, []

@@ -141,7 +141,7 @@ def walk(
         apart: most that a token's probability may differ between server and actor.
         timed: whether nothing runs beside it.
     """
-    from verl_atgrpo.serving.arrival import ARRIVED
+    from verl_atgrpo.train.serving.arrival import ARRIVED
 
     every = 10
     if setting.reduced:
@@ -234,7 +234,7 @@ def resume(setting: Setting, precision: str | None = None) -> None:
 
 def evaluate(setting: Setting, recipe: str, checkpoint: Path, overrides: Sequence[str]) -> float:
     """Returns the success of a checkpoint by `verl-atgrpo eval`; raises SystemExit with its output if that fails."""
-    from verl_atgrpo.evaluation.results import read
+    from verl_atgrpo.lab.evaluation.results import read
 
     out = setting.folder / "eval.jsonl"
     command = [

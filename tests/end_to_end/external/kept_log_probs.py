@@ -32,4 +32,4 @@ def _keep(policy_unit: ModuleType) -> None:
     policy_unit.write_advantages = keeping
 
 
-when_imported("verl_atgrpo.trainer.policy_unit", _keep)
+when_imported("verl_atgrpo.train.trainer.policy_unit", _keep)

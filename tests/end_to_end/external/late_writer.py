@@ -95,4 +95,4 @@ def _updates(units: ModuleType) -> None:
 
 
 when_imported("verl.workers.rollout.vllm_rollout.vllm_async_server", _requests)
-when_imported("verl_atgrpo.trainer.policy_unit", _updates)
+when_imported("verl_atgrpo.train.trainer.policy_unit", _updates)

@@ -68,5 +68,5 @@ def _wiring(replicas: ModuleType) -> None:
     replicas.check_wiring = noted
 
 
-when_imported("verl_atgrpo.rollout.policy", _responses)
-when_imported("verl_atgrpo.serving.replicas", _wiring)
+when_imported("verl_atgrpo.train.rollout.policy", _responses)
+when_imported("verl_atgrpo.train.serving.replicas", _wiring)

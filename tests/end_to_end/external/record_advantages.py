@@ -13,7 +13,7 @@ from verl_atgrpo.compat import when_imported
 
 
 def _record(core_algos: ModuleType) -> None:
-    from verl_atgrpo.estimators import plain_job
+    from verl_atgrpo.train.estimators import plain_job
 
     original = plain_job.at_grpo_advantage
 

@@ -17,7 +17,7 @@ from verl_atgrpo.compat import when_imported
 
 
 def _record(requests: ModuleType) -> None:
-    from verl_atgrpo.serving.client import actor_id
+    from verl_atgrpo.train.serving.client import actor_id
 
     attempt = requests.DecisionClient.attempt
     answered: Counter[int] = Counter()
@@ -44,4 +44,4 @@ def _record(requests: ModuleType) -> None:
 
 
 # Not the client's module: importing it imports verl, which loads this file.
-when_imported("verl_atgrpo.serving.requests", _record)
+when_imported("verl_atgrpo.train.serving.requests", _record)

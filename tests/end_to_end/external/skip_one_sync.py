@@ -18,4 +18,4 @@ def _skip(schedule: ModuleType) -> None:
     schedule.Sync.step_end = step_end_without_sync
 
 
-when_imported("verl_atgrpo.trainer.schedule", _skip)
+when_imported("verl_atgrpo.train.trainer.schedule", _skip)

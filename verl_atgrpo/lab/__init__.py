@@ -1,0 +1,1 @@
+"""What surrounds a training: evaluation, reports, tiny models, export."""

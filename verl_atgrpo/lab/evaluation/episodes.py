@@ -1,0 +1,194 @@
+"""Plays the episodes of an evaluation concurrently and writes each to the result file when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from verl_atgrpo.lab.evaluation.results import AgentUsage, EpisodeKey, EpisodeRow, Failure, ResultFile
+from verl_atgrpo.play.environment import Environment, play
+from verl_atgrpo.play.sampler import Sampler
+from verl_atgrpo.play.seeds import episode_seed
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import EVALUATE, Decision, EpisodeFailed, Outcome, PolicyUnusable, TeamOptions
+from verl_atgrpo.play.user_code import contained
+
+logger = logging.getLogger(__name__)
+
+_REPORTS = 10
+"""Number of progress logs per run."""
+
+
+@dataclass(frozen=True)
+class Lineup:
+    """The agents' policies."""
+
+    agents: Mapping[str, str]
+    """Agent -> policy."""
+    samplers: Mapping[str, Sampler]
+    """Agent -> its sampler, shared by all episodes."""
+
+
+def wanted(tasks: int, seeds: Sequence[int], episodes: int) -> list[EpisodeKey]:
+    """Returns the episodes of an evaluation, ordered by seed, sample, task."""
+    return [EpisodeKey(task, seed, sample) for seed in seeds for sample in range(episodes) for task in range(tasks)]
+
+
+def pending(keys: Iterable[EpisodeKey], rows: Mapping[EpisodeKey, EpisodeRow]) -> list[EpisodeKey]:
+    """Returns the episodes that were not played or that failed."""
+    return [key for key in keys if key not in rows or rows[key].failed is not None]
+
+
+def check_tasks(environment: Environment, rows: Iterable[EpisodeRow]) -> None:
+    """Raises ValueError if a task is not the problem that it was when its episodes were played."""
+    known: dict[int, str] = {}
+    for row in rows:
+        if row.task not in known:
+            known[row.task] = _fingerprint(environment, environment.task("val", row.task))
+        if row.fingerprint != known[row.task]:
+            raise ValueError(f"task {row.task} has changed since its episodes were played: name another file")
+
+
+def _fingerprint(environment: Environment, task: object) -> str:
+    return hashlib.blake2b(environment.fingerprint(task).encode(), digest_size=16).hexdigest()
+
+
+async def play_all(
+    environment: Environment,
+    lineup: Lineup,
+    keys: Sequence[EpisodeKey],
+    results: ResultFile,
+    *,
+    in_flight: int,
+    max_failed: int,
+) -> None:
+    """Plays `keys` and adds each to `results` when it ends; an error cancels the episodes in flight.
+
+    Args:
+        environment: source of the validation tasks.
+        lineup: the agents' policies.
+        keys: the episodes.
+        results: the result file.
+        in_flight: number of concurrent episodes.
+        max_failed: most failed episodes before the run stops.
+
+    Raises:
+        PolicyUnusable: a policy cannot answer any request.
+        RuntimeError: too many episodes failed, or the environment has a defect.
+    """
+    queue = iter(keys)
+    progress = _Progress(len(keys), max_failed)
+
+    async def play_next() -> None:
+        for key in queue:
+            row = await play_one(environment, lineup, key)
+            results.add(row)
+            progress.count(row)
+
+    players = [asyncio.ensure_future(play_next()) for _ in range(min(in_flight, len(keys)))]
+    try:
+        await asyncio.gather(*players)
+    finally:
+        for player in players:
+            player.cancel()
+        await asyncio.gather(*players, return_exceptions=True)
+
+
+async def play_one(environment: Environment, lineup: Lineup, key: EpisodeKey) -> EpisodeRow:
+    """Plays an episode with the seeds of validation during training; a failed episode is a row with `failed`.
+
+    Raises:
+        PolicyUnusable: a policy cannot answer any request.
+        RuntimeError: the environment has a defect.
+    """
+    with contained(f"{type(environment).__name__}.task"):
+        task = environment.task("val", key.task)
+    team = Team(
+        lineup.samplers,
+        TeamOptions(),
+        EVALUATE,
+        policies=lineup.agents,
+        episode_id=".".join(map(str, key)),
+        seed=episode_seed(key.seed, "val", "val", key.task, key.sample),
+        on_score_error=_fail,
+    )
+    started = time.monotonic()
+    failure = None
+    try:
+        outcome = (await play(environment, task, team)).outcome
+    except EpisodeFailed as failed:
+        outcome, failure = Outcome(success=False), Failure(failed.reason, str(failed))
+    except PolicyUnusable:
+        raise
+    except Exception as error:  # any error of a user's environment, reported with its episode
+        raise RuntimeError(f"task {key.task}, seed {key.seed}, sample {key.sample}: {error!r}") from error
+    decided = Counter(decision.agent for decision in team.decisions)
+    return EpisodeRow(
+        task=key.task,
+        fingerprint=_fingerprint(environment, task),
+        seed=key.seed,
+        sample=key.sample,
+        success=bool(outcome.success),
+        team_reward=float(outcome.team_reward),
+        metrics={name: float(value) for name, value in outcome.metrics.items()},
+        turns=max(decided.values(), default=0),
+        decisions=len(team.decisions),
+        agents={agent: _usage(agent, policy, team.decisions) for agent, policy in lineup.agents.items()},
+        failed=failure,
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+def _fail(agent: str, turn: int, reply: str, error: Exception) -> None:
+    message = f"agent {agent!r}, turn {turn}: scoring {reply[:500]!r} raises {error!r}"
+    raise EpisodeFailed("score", message) from error
+
+
+def _usage(agent: str, policy: str, decisions: Sequence[Decision]) -> AgentUsage:
+    mine = [decision for decision in decisions if decision.agent == agent]
+    sampled = [(decision, candidate.generation) for decision in mine for candidate in decision.candidates]
+    return AgentUsage(
+        policy=policy,
+        decisions=len(mine),
+        prompt_tokens=sum(len(d.prompt_ids) if made.usage is None else made.usage[0] for d, made in sampled),
+        generated_tokens=sum(made.tokens for _, made in sampled),
+        truncated=sum(made.truncated for _, made in sampled),
+    )
+
+
+class _Progress:
+    """Counts the episodes of a run, logs progress, and raises RuntimeError if too many failed."""
+
+    def __init__(self, total: int, max_failed: int) -> None:
+        self._total = total
+        self._max_failed = max_failed
+        self._done = self._solved = 0
+        self._failed: Counter[str] = Counter()
+        self._started = time.monotonic()
+
+    def count(self, row: EpisodeRow) -> None:
+        self._done += 1
+        self._solved += row.success
+        if row.failed is not None:
+            self._failed[row.failed.reason] += 1
+            logger.warning("task %d, seed %d, sample %d failed: %s", *row.key, row.failed.message)
+            if self._failed.total() > self._max_failed:
+                raise RuntimeError(
+                    f"{self._failed.total()} episodes of this run failed ({dict(self._failed)}), more than "
+                    f"at_grpo.max_failed_episodes={self._max_failed}; the same command retries them"
+                )
+        if self._done * _REPORTS // self._total > (self._done - 1) * _REPORTS // self._total:
+            seconds = time.monotonic() - self._started
+            logger.info(
+                "%d of %d episodes, %d solved, %d failed, %.1f episodes/s",
+                self._done,
+                self._total,
+                self._solved,
+                self._failed.total(),
+                self._done / max(seconds, 1e-9),
+            )

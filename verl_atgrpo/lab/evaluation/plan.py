@@ -1,0 +1,308 @@
+"""Turns a recipe and the command's options into the plan of an evaluation: tasks, agents' policies, settings."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl_atgrpo import platform_choice
+from verl_atgrpo.lab.evaluation.engine import engine_args
+from verl_atgrpo.lab.evaluation.results import MAX_EPISODES
+from verl_atgrpo.lab.evaluation.sources import Adapter, Source, assignments, of_checkpoint, parse, weights_digest
+from verl_atgrpo.lab.report import counted
+from verl_atgrpo.play.environment import Environment
+from verl_atgrpo.play.environment_check import tasks_of
+from verl_atgrpo.play.remote import RemoteModel
+from verl_atgrpo.recipes import compose, readable
+from verl_atgrpo.train.config.job import Job, Policy
+from verl_atgrpo.train.config.job_rules import of_answers, of_assignments, of_sampling
+from verl_atgrpo.train.config.key_check import check_keys, check_types
+from verl_atgrpo.train.config.machine_check import check_cpu_prefill
+from verl_atgrpo.train.config.policies import expand_policies, job_of
+from verl_atgrpo.train.config.policy_rules import of_memory, of_room, of_temperatures
+from verl_atgrpo.train.config.rules import check
+from verl_atgrpo.train.config.schema import AtGrpoConfig, ValidationAnswers
+from verl_atgrpo.train.config.view import View
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command's options, by the names that its parser gives them."""
+
+    config_name: str
+    """The recipe."""
+    overrides: Sequence[str] = ()
+    config_dir: Path | None = None
+    """Additional folder of recipes."""
+    episodes: int | None = None
+    """Episodes per task and seed; None for the recipe's `val_kwargs.n`."""
+    tasks: int | None = None
+    """Number of tasks, the first ones; None for all of validation during training."""
+    seeds: Sequence[int] | None = None
+    """None for `at_grpo.seed`."""
+    policies: Sequence[str] = ()
+    """`NAME=SOURCE`."""
+    agents: Sequence[str] = ()
+    """`AGENT=POLICY` or `AGENT=SOURCE`."""
+    checkpoint: Path | None = None
+    """A folder `global_step_<n>`."""
+
+
+@dataclass(frozen=True)
+class Player:
+    """A policy of the evaluation."""
+
+    source: Source
+    engine: dict[str, Any] | None
+    """vLLM's arguments; None behind an endpoint."""
+    model: DictConfig | None
+    """verl's `model` section with the source's path; None behind an endpoint."""
+    tool_format: str = ""
+    """`rollout.multi_turn.format`, how the model calls tools; empty behind an endpoint."""
+    adapter: dict[str, Any] | None = None
+    """vLLM's arguments of a LoRA request, if the source is an adapter; equal engines have different ones."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything an evaluation needs."""
+
+    environment: Environment
+    agents: dict[str, str]
+    """Agent -> player."""
+    players: dict[str, Player]
+    tasks: int
+    seeds: list[int]
+    episodes: int
+    sampling: dict[str, Any]
+    """Sampling parameters of agents without their own."""
+    answers: dict[str, ValidationAnswers]
+    """Agent -> what it has of its own."""
+    max_prompt_length: int
+    max_response_length: int
+    chat_template_kwargs: dict[str, Any]
+    request_timeout: float
+    max_failed: int
+    header: dict[str, Any] = field(repr=False)
+    """Everything that the distribution of episodes depends on; a result file has exactly one header."""
+
+
+def make(options: Options) -> Plan:
+    """Returns the plan for a recipe and options; raises ValueError if they are invalid."""
+    with readable(options.config_name, options.config_dir):
+        config = compose(options.config_name, options.overrides, options.config_dir)
+        settings = AtGrpoConfig.from_config(config)
+        view = View(config)
+        check_types(view)
+        check_keys(view)
+        training = Job(view, settings)
+        check(of_sampling(training))
+        expand_policies(config, settings)
+        environment = training.env
+        rollout, data = config.actor_rollout_ref.rollout, config.data
+        check(of_assignments(training))
+        check(of_answers(training))
+        check(itertools.chain.from_iterable(map(of_temperatures, training.policies.values())))
+        agents, players = _players(training, options)
+        answers = {agent: settings.answers_of(agent, validate=True) for agent in agents}
+        own = {agent: given for agent, one in answers.items() if (given := one.model_dump(exclude_none=True))}
+        sampling = {key: rollout.val_kwargs[key] for key in ("temperature", "top_p", "top_k")}
+        if rollout.ignore_eos:
+            sampling["ignore_eos"] = True
+        lengths = {key: int(data[key]) for key in ("max_prompt_length", "max_response_length")}
+        template = OmegaConf.to_container(data.get("apply_chat_template_kwargs") or OmegaConf.create(), resolve=True)
+        assert isinstance(template, dict)
+        tasks, seeds = _tasks(settings, environment, options.tasks), _seeds(options.seeds, settings.seed)
+        episodes = _at_least_one("--episodes", options.episodes, int(rollout.val_kwargs.n))
+        if (total := tasks * len(seeds) * episodes) > MAX_EPISODES:
+            raise ValueError(
+                f"--tasks {tasks} with {counted(len(seeds), 'seed')} and --episodes {episodes}: {total:,} episodes, a "
+                f"result file holds at most {MAX_EPISODES:,}; lower --tasks, --seeds or --episodes"
+            )
+        header = {
+            "recipe": options.config_name,
+            "environment": settings.environment,
+            "agents": agents,
+            "players": {name: _described(player) for name, player in players.items()},
+            "sampling": sampling,
+            **lengths,
+            "chat_template_kwargs": template,
+            **({"answers": own} if own else {}),
+            "versions": _versions(players),
+        }
+        return Plan(
+            environment=environment,
+            agents=agents,
+            players=players,
+            tasks=tasks,
+            seeds=seeds,
+            episodes=episodes,
+            sampling=sampling,
+            answers=answers,
+            **lengths,
+            chat_template_kwargs={str(key): value for key, value in template.items()},
+            request_timeout=settings.request_timeout,
+            max_failed=settings.max_failed_episodes,
+            header=header,
+        )
+
+
+def _at_least_one(option: str, given: int | None, default: int) -> int:
+    if given is not None and given < 1:
+        raise ValueError(f"{option} {given}: at least 1")
+    return default if given is None else given
+
+
+def _tasks(settings: AtGrpoConfig, environment: Environment, given: int | None) -> int:
+    if given is None:
+        return settings.split_size(environment, "val")
+    available = tasks_of(environment, "val")
+    if available is not None and given > available:
+        raise ValueError(f"--tasks {given}: the environment has {available} validation tasks")
+    return _at_least_one("--tasks", given, given)
+
+
+def _seeds(given: Sequence[int] | None, default: int) -> list[int]:
+    seeds = [default] if given is None else list(given)
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"--seeds {' '.join(map(str, seeds))}: a seed is given twice")
+    return seeds
+
+
+def _players(training: Job, options: Options) -> tuple[dict[str, str], dict[str, Player]]:
+    """Returns agent -> name of its player, and name -> player."""
+    policies, environment = training.settings.policy_settings(), training.env
+    sources: dict[str, Source] = {}
+    if options.checkpoint is not None:
+        trainable = {name: policy.trainable for name, policy in policies.items()}
+        sources.update(of_checkpoint(options.checkpoint, trainable))
+    given = assignments(options.policies, "--policy", list(policies), "policy")
+    sources.update({name: parse(text) for name, text in given.items()})
+    # Player -> the policy whose section configures its serving.
+    agents = training.validation_agents
+    sections = {name: name for name in policies}
+    for agent, text in assignments(options.agents, "--agent", environment.agents, "agent").items():
+        if text in policies:
+            agents[agent] = text
+            continue
+        name = f"{agent}={text.partition('#')[0]}"
+        sources[name], sections[name] = parse(text), agents[agent]
+        agents[agent] = name
+    for name in given:
+        if name not in agents.values():
+            raise ValueError(f"--policy {name}=... has no effect: no agent has the policy {name!r}")
+    players = {
+        name: _player(training.policies[sections[name]], sources.get(name)) for name in sorted(set(agents.values()))
+    }
+    players = _numbered(players)
+    _check_memory(players)
+    return agents, players
+
+
+def _numbered(players: Mapping[str, Player]) -> dict[str, Player]:
+    """Returns players in which engines have room for all their adapters, and these have numbers."""
+    made = dict(players)
+    for engine in [player.engine for player in players.values() if isinstance(player.source, Adapter)]:
+        same = {name: player.source for name, player in players.items() if player.engine == engine}
+        ranks = [source.rank for source in same.values() if isinstance(source, Adapter)]
+        shared = {**(engine or {}), "max_loras": len(same), "max_lora_rank": max(ranks)}
+        for number, (name, source) in enumerate(same.items(), 1):
+            adapter = {"lora_name": name, "lora_int_id": number, "lora_path": str(Path(str(source)).resolve())}
+            made[name] = replace(players[name], engine=shared, adapter=adapter)
+        # The base itself, too; but on the CPU a request without an adapter comes out as another adapter's.
+        plain = {key: value for key, value in (engine or {}).items() if key != "enable_lora"}
+        for name, player in players.items():
+            if player.engine == plain and not platform_choice.wants_cpu():
+                made[name] = replace(player, engine=shared)
+    return made
+
+
+def _check_base(key: str, adapter: Adapter, path: str) -> None:
+    """Raises ValueError if an adapter's base is there and is not the recipe's model."""
+    trained_on = Path(adapter.base)
+    moved = trained_on.is_absolute() and not trained_on.is_dir()
+    if not moved and trained_on != (Path(path).resolve() if Path(path).is_dir() else Path(path)):
+        raise ValueError(
+            f"{adapter}: the adapter was trained on {adapter.base}, and {key}.model.path={path}; set that to its base"
+        )
+
+
+def _player(trained: Policy, source: Source | None) -> Player:
+    key, section = trained.key, trained.name
+    job = job_of(trained.job.config, section)
+    check_keys(View(job), key)
+    policy = job.actor_rollout_ref
+    if source is None:
+        if policy.model.get("lora_adapter_path"):
+            raise ValueError(
+                f"{key}.model.lora_adapter_path={policy.model.lora_adapter_path}: an evaluation needs a whole model; "
+                f"merge the adapter and name the result with --policy {section}=FOLDER"
+            )
+        source = parse(str(policy.model.path))
+    elif isinstance(source, str):
+        with open_dict(policy.model):
+            # Other settings of the model are kept, except paths to parts of the old one.
+            policy.model.update(path=source, tokenizer_path=None, hf_config_path=None, lora_adapter_path=None)
+    if isinstance(source, RemoteModel):
+        return Player(source, None, None)
+    path = str(policy.model.path)  # the recipe's, also with an adapter; or the given model's
+    if isinstance(source, Adapter):
+        _check_base(key, source, path)
+    if platform_choice.wants_cpu():
+        check_cpu_prefill(key, policy.rollout)
+    check(of_room(trained))
+    engine = engine_args(key, path, policy)
+    if isinstance(source, Adapter):
+        engine["enable_lora"] = True
+    return Player(source, engine, policy.model, policy.rollout.multi_turn.format)
+
+
+def _check_memory(players: Mapping[str, Player]) -> None:
+    """Raises ConfigError if the engines, which share the devices, request more memory than there is."""
+    engines: list[dict[str, Any]] = []
+    shares: dict[str, float] = {}
+    for name, player in players.items():
+        if player.engine is not None and player.engine not in engines:
+            engines.append(player.engine)
+            shares[name] = float(player.engine["gpu_memory_utilization"])
+    check(of_memory("an evaluation", shares, "lower them"))
+
+
+_OF_THE_MACHINE = (
+    *("model", "worker_extension_cls", "disable_log_stats", "trust_remote_code", "max_num_seqs"),
+    *("max_num_batched_tokens", "enable_chunked_prefill", "enable_prefix_caching", "enforce_eager"),
+    *("gpu_memory_utilization", "kv_cache_memory_bytes", "tensor_parallel_size", "data_parallel_size", "block_size"),
+)
+"""Engine arguments that the model's answers do not depend on, but for rounding."""
+_OF_THE_MODEL = ("custom_chat_template", "override_config")
+
+
+def _described(player: Player) -> dict[str, Any]:
+    """Returns what a player's answers depend on, without memory and number of devices."""
+    described: dict[str, Any] = {"source": str(player.source)}
+    if not isinstance(player.source, RemoteModel) and player.engine is not None:
+        described["weights"] = weights_digest(str(player.source))
+        if isinstance(player.source, Adapter):
+            described["base"] = weights_digest(player.engine["model"])
+        described |= {name: value for name, value in player.engine.items() if name not in _OF_THE_MACHINE}
+        model = OmegaConf.to_container(player.model or OmegaConf.create(), resolve=True)
+        assert isinstance(model, dict)
+        described["model"] = {name: model.get(name) for name in _OF_THE_MODEL if model.get(name)}
+        described["tool_format"] = player.tool_format
+    return described
+
+
+def _versions(players: Mapping[str, Player]) -> dict[str, str]:
+    local = any(player.engine is not None for player in players.values())
+    found = dict.fromkeys(("verl-atgrpo", "vllm") if local else ("verl-atgrpo",), "unknown")
+    for name in found:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

@@ -1,0 +1,1 @@
+"""What trains: configuration, estimators, rows, serving, engine, rollout and trainer. Knows verl."""

@@ -1,0 +1,138 @@
+"""Checks how agents answer, `at_grpo.sampling`, against the models' tokenizers and their chat templates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jinja2
+from jinja2 import meta
+from omegaconf import DictConfig
+
+from verl_atgrpo.train.config.schema import SECTION, AtGrpoConfig, ConfigError, ValidationAnswers
+
+_SENTINELS = ("one prompt", "another prompt")
+_GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize"}
+"""What transformers gives a template itself."""
+
+
+def check_chats(settings: AtGrpoConfig, policy: str, tokenizer: Any) -> None:
+    """Raises ConfigError if a setting of an agent of `policy` does not come through the policy's tokenizer.
+
+    Args:
+        settings: the section `at_grpo`.
+        policy: the policy's name.
+        tokenizer: of transformers, with a chat template.
+    """
+    for key, own in _blocks_of(settings, policy):
+        check_chat(own, key, f"policy {policy!r}", tokenizer)
+
+
+def check_chat(own: ValidationAnswers, key: str, policy: str, tokenizer: Any) -> None:
+    """Raises ConfigError if one of an agent's settings does not come through a tokenizer.
+
+    Args:
+        own: the settings.
+        key: theirs, for messages.
+        policy: whose tokenizer it is, for messages.
+        tokenizer: of transformers, with a chat template.
+    """
+    for stop in own.stop or ():
+        if tokenizer.decode(tokenizer.encode(stop, add_special_tokens=False), skip_special_tokens=True) != stop:
+            raise ConfigError(
+                f"{key}.stop: {policy} never answers {stop!r}, its tokenizer cuts that or reads it as a special "
+                "token; use another text"
+            )
+    check_template_kwargs(own.chat_template_kwargs or {}, f"{key}.chat_template_kwargs", {policy: tokenizer})
+    _check_rendering(own.chat_template_kwargs or {}, f"{key}.chat_template_kwargs", policy, tokenizer)
+    if own.system is not None:
+        _check_system(key, policy, tokenizer, own.system, own.chat_template_kwargs or {})
+
+
+def check_template_kwargs(given: Mapping[str, Any], key: str, tokenizers: Mapping[str, Any]) -> None:
+    """Raises ConfigError for an argument that no chat template of some policies' tokenizers reads.
+
+    Args:
+        given: the arguments.
+        key: theirs, for messages.
+        tokenizers: by policy, in the words of messages.
+    """
+    if not given:
+        return
+    read = [_variables(tokenizer.chat_template) for tokenizer in tokenizers.values()]
+    known = {name for names in read if names is not None for name in names}
+    for name in given:
+        if None not in read and name not in known:
+            shown = ", ".join(sorted(known - _GIVEN)) or "no others"
+            raise ConfigError(
+                f"{key}.{name} has no effect: the chat template of {', '.join(tokenizers)} reads {shown}; remove it"
+            )
+
+
+def check_template_arguments(data: DictConfig, tokenizers: Mapping[str, Any]) -> None:
+    """Raises ConfigError if a policy's chat template cannot be given the arguments that all policies are given.
+
+    No template reads one of them, or with them a template refuses a prompt or shows every prompt alike.
+    """
+    key, given = "data.apply_chat_template_kwargs", dict(data.get("apply_chat_template_kwargs") or {})
+    check_template_kwargs(given, key, tokenizers)
+    for policy, tokenizer in tokenizers.items():
+        _check_rendering(given, key, policy, tokenizer)
+
+
+def _check_rendering(given: Mapping[str, Any], key: str, policy: str, tokenizer: Any) -> None:
+    """Raises ConfigError if a policy is not shown what a user's message says."""
+    from verl_atgrpo.train.rollout.chat import Chat
+
+    chat = Chat(tokenizer, given)
+    shown = f"{key}={dict(given)}" if given else f"the chat template of {policy}"
+    prompts = [[{"role": "user", "content": text}] for text in _SENTINELS]
+    try:
+        ids = list(map(chat.encode, prompts))
+        texts = [
+            tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False, **given)
+            for prompt in prompts
+        ]
+    except Exception as error:
+        raise ConfigError(
+            f"{shown}: {policy} cannot be given a prompt, {type(error).__name__}: {str(error)[:200]}; "
+            f"{'remove it' if given else 'set its model.custom_chat_template'}"
+        ) from error
+    if not all(isinstance(one, list) and one for one in ids) or texts[0] == texts[1]:
+        raise ConfigError(
+            f"{shown}: {policy} is shown the same for every prompt; "
+            f"{'remove it' if given else 'set its model.custom_chat_template'}"
+        )
+
+
+def _blocks_of(settings: AtGrpoConfig, policy: str) -> Iterator[tuple[str, ValidationAnswers]]:
+    """Yields the settings of agents that have a policy in training or validation, with their keys."""
+    training = settings.agents
+    own = settings.val_agents or {}
+    validation = {**({} if "all" in own else training), **own}
+    for agent in settings.sampling or {}:
+        policies = {agents.get(agent, agents.get("all")) for agents in (training, validation)}
+        if agent == "all" or policy in policies:
+            for validate in (False, True):
+                yield f"{SECTION}.sampling.{agent}", settings.answers_of(agent, validate)
+
+
+def _variables(template: Any) -> set[str] | None:
+    """Returns the variables that a chat template reads, or None if they cannot be told."""
+    if not isinstance(template, str):  # several templates, by purpose
+        return None
+    try:
+        parsed = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+        return meta.find_undeclared_variables(parsed)
+    except jinja2.TemplateError:  # a syntax of transformers' own, such as generation blocks
+        return None
+
+
+def _check_system(key: str, policy: str, tokenizer: Any, text: str, arguments: Mapping[str, Any]) -> None:
+    messages = [{"role": "system", "content": text}, {"role": "user", "content": "?"}]
+    try:
+        shown = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **arguments)
+    except jinja2.TemplateError as error:
+        raise ConfigError(f"{key}.system: the chat template of {policy} refuses it: {error}") from error
+    if text.strip() not in shown:
+        raise ConfigError(f"{key}.system has no effect: the chat template of {policy} shows no system message")

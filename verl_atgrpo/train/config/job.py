@@ -1,0 +1,111 @@
+"""A job as its rules see it: its configuration, its settings, its environment and its policies, each derived once."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from verl_atgrpo.play.environment import Environment
+from verl_atgrpo.play.environment_check import check_first_tasks
+from verl_atgrpo.train.config.policies import unresolved_job
+from verl_atgrpo.train.config.schema import SECTION, AtGrpoConfig, PolicySettings
+from verl_atgrpo.train.config.view import POLICY, View
+
+SEPARATE = "separate_async"
+
+
+def longest_row(data: Any) -> tuple[int, str]:
+    """Returns the tokens of a job's longest row, and words for a message, from its section `data`."""
+    row = int(data.max_prompt_length + data.max_response_length)
+    return row, (
+        f"data.max_prompt_length={data.max_prompt_length} and data.max_response_length={data.max_response_length} "
+        f"make rows of up to {row} tokens"
+    )
+
+
+class Job:
+    """A team's job. What is expensive is made when a rule first asks for it."""
+
+    def __init__(self, view: View, settings: AtGrpoConfig) -> None:
+        """Needs the configuration, whose keys have been checked, and its section `at_grpo`."""
+        self.view = view
+        self.settings = settings
+        self.config = view.config
+        self.data: Any = self.config.get("data")
+        self.trainer: Any = self.config.get("trainer")
+        self.rollout: Any = OmegaConf.select(self.config, f"{POLICY}.rollout")
+        self.name = settings.environment["name"]
+        """The environment's name in the recipe."""
+        self.policies = {name: Policy(self, name, block) for name, block in settings.policy_settings().items()}
+
+    @functools.cached_property
+    def env(self) -> Environment:
+        """The environment; raises ConfigError or EnvironmentConfigError if it cannot be made or makes no tasks."""
+        env = self.settings.make_environment()
+        check_first_tasks(env, self.name)
+        return env
+
+    @property
+    def known(self) -> str:
+        """The environment's agents, for messages."""
+        return ", ".join(self.env.agents)
+
+    @functools.cached_property
+    def agents(self) -> dict[str, str]:
+        """Agent -> its policy in training."""
+        return self.settings.policies_of(self.env)
+
+    @property
+    def validation_agents(self) -> dict[str, str]:
+        """The same in validation."""
+        return self.settings.validation_policies_of(self.env)
+
+    def is_trained(self, agent: str) -> bool:
+        """Returns whether an agent's policy is trained."""
+        return self.policies[self.agents[agent]].settings.trainable
+
+    @functools.cached_property
+    def tasks(self) -> int:
+        """The number of training tasks of the run."""
+        return self.settings.split_size(self.env, "train")
+
+
+class Policy:
+    """A policy of a job, with its own `actor_rollout_ref`."""
+
+    def __init__(self, job: Job, name: str, settings: PolicySettings) -> None:
+        """Needs its job, its name and its block of `at_grpo.policies`."""
+        self.job = job
+        self.name = name
+        self.settings = settings
+        self.key = f"{SECTION}.policies.{name}" if job.settings.policies else POLICY
+        """The section that messages name for its keys."""
+
+    @functools.cached_property
+    def view(self) -> View:
+        """The job with the policy's own `actor_rollout_ref`; raises ConfigError for a key that verl's has not."""
+        if not self.job.settings.policies:
+            return self.job.view
+        return View(unresolved_job(self.job.config, self.name, self.settings))
+
+    @property
+    def section(self) -> Any:
+        """Its `actor_rollout_ref`."""
+        return self.view.config.actor_rollout_ref
+
+    @property
+    def actor(self) -> Any:
+        """Its `actor`."""
+        return self.section.actor
+
+    @property
+    def model(self) -> Any:
+        """Its `model`."""
+        return self.section.model
+
+    @property
+    def rollout(self) -> Any:
+        """Its `rollout`."""
+        return self.section.rollout

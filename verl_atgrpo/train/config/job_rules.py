@@ -1,0 +1,300 @@
+"""Rules of a job: its keys against each other, its environment, its agents and its tasks."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import inspect
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from verl_atgrpo.play import contamination, data_check
+from verl_atgrpo.play.types import Split
+from verl_atgrpo.play.user_code import asking
+from verl_atgrpo.train.config.job import Job
+from verl_atgrpo.train.config.key_table import LOGGERS
+from verl_atgrpo.train.estimators.choice import follows_verls_switch
+
+logger = logging.getLogger(__name__)
+
+_TRACERS = ("mlflow", "weave", "trackio")
+_ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def loggers(trainer: Any) -> list[Any]:
+    """Returns the names in `trainer.logger`."""
+    return [trainer.logger] if isinstance(trainer.logger, str) else list(trainer.logger)
+
+
+def of_loggers(job: Job) -> Iterator[str]:
+    """Loggers of verl's whose package is not installed."""
+    for name in loggers(job.trainer):
+        if (module := LOGGERS[name]) is not None and importlib.util.find_spec(module) is None:
+            yield f"trainer.logger={name}: its package is not installed: pip install {module}, or leave it out"
+
+
+def of_ray(job: Job) -> Iterator[str]:
+    """Arguments that Ray's `init` does not have."""
+    import ray
+
+    known = inspect.signature(ray.init).parameters
+    for name, value in (OmegaConf.select(job.config, "ray_kwargs.ray_init") or {}).items():
+        if name not in known and not str(name).startswith("_"):  # Ray's own for tests
+            close = difflib.get_close_matches(str(name), known, n=1)
+            hint = f", or did you mean {close[0]}?" if close else ""
+            yield f"ray_kwargs.ray_init.{name}={value}: ray.init has no such argument; remove it{hint}"
+
+
+def of_traces(job: Job) -> Iterator[str]:
+    """Trace backends that do not exist or are not installed, or options without one."""
+    key, trace, choices = f"{_ROLLOUT}.trace", job.rollout.trace, ", ".join(_TRACERS)
+    if trace.backend is None:
+        for option in ("token2text", "max_samples_per_step_per_worker"):
+            if trace.get(option):
+                yield (
+                    f"{key}.{option}={trace[option]} has no effect without {key}.backend: set that to one of {choices}"
+                )
+    elif trace.backend not in _TRACERS:
+        yield f"{key}.backend={trace.backend}: use one of {choices}, or null"
+    elif importlib.util.find_spec(trace.backend) is None:
+        yield f"{key}.backend={trace.backend}: it is not installed, pip install {trace.backend}"
+
+
+def of_verls_switch(config: Any, key: str, choice: str | Mapping[str, Any]) -> Iterator[str]:
+    """verl's switch off the scale of estimators that have their own; `choice` is the estimator under `key`."""
+    if not config.algorithm.norm_adv_by_std_in_grpo and not follows_verls_switch(choice):
+        yield (
+            "algorithm.norm_adv_by_std_in_grpo=false takes the scale off the presets at_grpo and grpo as they stand, "
+            f"not off {key}={choice}: set it to true, and scale: none in the estimator"
+        )
+
+
+def of_sampling(job: Job) -> Iterator[str]:
+    """Sampling that verl's V1 rollout ignores, or that makes log-probs and samples disagree."""
+    rollout = job.rollout
+    if not rollout.val_kwargs.do_sample and rollout.val_kwargs.temperature:
+        yield (
+            f"{_ROLLOUT}.val_kwargs.do_sample=false has no effect beside temperature="
+            f"{rollout.val_kwargs.temperature}: set {_ROLLOUT}.val_kwargs.temperature to 0 for greedy answers, or "
+            "do_sample to true"
+        )
+    if rollout.temperature != 1 and rollout.logprobs_mode != "processed_logprobs":
+        yield (
+            f"{_ROLLOUT}.logprobs_mode={rollout.logprobs_mode}: with temperature={rollout.temperature} the server's "
+            "log-probs would not be those that were sampled from, set it to processed_logprobs"
+        )
+
+
+def of_the_start(job: Job) -> Iterator[str]:
+    """Runs that would validate nothing, or start from what is no checkpoint."""
+    trainer = job.trainer
+    if trainer.val_only and not trainer.val_before_train:
+        yield "trainer.val_only=true has no effect beside trainer.val_before_train=false: set that to true"
+    folder = Path(str(trainer.resume_from_path))
+    if trainer.resume_mode == "resume_path" and not (
+        re.fullmatch(r"global_step_\d+", folder.name) and folder.is_dir()
+    ):
+        yield (
+            f"trainer.resume_from_path={trainer.resume_from_path}: name a checkpoint's folder, "
+            "<trainer.default_local_dir>/global_step_<n>"
+        )
+
+
+# ---------------------------------------------------------------------- agents; from here on the environment is made
+
+
+def of_assignments(job: Job) -> Iterator[str]:
+    """Agents without a policy of this job, and policies without an agent."""
+    yield from _of_mapping(job, "agents", job.settings.agents, job.agents)
+    for policy in job.policies:
+        if policy not in job.agents.values():
+            yield f"at_grpo.policies.{policy} has no agent: give it one in at_grpo.agents, or remove it"
+    yield from _of_mapping(job, "val_agents", job.settings.val_agents or {}, job.validation_agents)
+
+
+def _of_mapping(job: Job, key: str, given: Mapping[str, str], policies: Mapping[str, str]) -> Iterator[str]:
+    for agent in given:
+        if agent not in ("all", *job.env.agents):
+            yield f"at_grpo.{key}.{agent} is not an agent of {job.name!r}: it has {job.known} (or use all)"
+    first = next(iter(job.policies))
+    for agent, policy in policies.items():
+        if not policy:
+            yield f"at_grpo.{key} has no policy for {agent!r}: add {agent}: {first}, or all: {first}"
+        if policy not in job.policies:
+            yield (
+                f"at_grpo.{key}.{agent}={policy!r} is not a policy of this job: it has {', '.join(job.policies)} "
+                "(at_grpo.policies)"
+            )
+
+
+def of_agents(job: Job) -> Iterator[str]:
+    """What the section says of agents that are not there or not trained, or leaves unsaid of others."""
+    spec, candidates = job.settings.spec, job.settings.candidates
+    points = job.settings.branch.at if job.settings.branch is not None else None
+    for key, named in (("estimator.agents", spec.agents), ("branch.at", points), ("candidates", candidates)):
+        for agent in named if isinstance(named, Mapping) else ():
+            if agent not in job.env.agents and (key, agent) != ("candidates", "all"):
+                yield f"at_grpo.{key}.{agent} is not an agent of {job.name!r}: it has {job.known}"
+    for agent in spec.agents:
+        if not job.is_trained(agent):
+            yield (
+                f"at_grpo.estimator.agents.{agent} has no effect: its policy {job.agents[agent]!r} is frozen; remove "
+                "it"
+            )
+    for agent in candidates if isinstance(candidates, dict) else ():
+        if isinstance(points, Mapping) and agent not in ("all", *points):
+            yield (
+                f"at_grpo.candidates.{agent} has no effect: episodes do not branch at its decisions; add it to "
+                "at_grpo.branch.at, or remove it"
+            )
+    if spec.main_agent not in (None, *job.env.agents):
+        yield f"at_grpo.estimator.main_agent={spec.main_agent!r} is not an agent of {job.name!r}: it has {job.known}"
+    if spec.main_agent is not None and len(job.env.agents) == 1:
+        yield (
+            f"at_grpo.estimator.sub_calls={spec.sub_calls} has no effect: {spec.main_agent!r} is the only agent of "
+            f"{job.name!r}; use estimator: mas_grpo"
+        )
+    for agent in job.env.agents:
+        if isinstance(candidates, dict) and not {agent, "all"} & set(candidates):
+            yield f"at_grpo.candidates has no number for {agent!r}: add {agent}: 4, or all: 4"
+
+
+def of_branch_points(job: Job) -> Iterator[str]:
+    """Branch points that no episode has."""
+    if (branch := job.settings.branch) is None:
+        return
+    longest = job.data.max_prompt_length
+    if branch.min_tokens > longest:
+        yield (
+            f"at_grpo.branch.min_tokens={branch.min_tokens}: no prompt has as many tokens with "
+            f"data.max_prompt_length={longest}; lower it"
+        )
+    for agent in branch.at if isinstance(branch.at, Mapping) else ():
+        if not job.is_trained(agent):
+            yield (
+                f"at_grpo.branch.at.{agent}: the policy {job.agents[agent]!r} is not trained, so its decisions are no "
+                "branch points; remove it, or name an agent that is trained"
+            )
+
+
+def of_answers(job: Job) -> Iterator[str]:
+    """Settings of agents that are not there, and answers for which there is no room."""
+    longest = job.data.max_response_length
+    for agent, block in (job.settings.sampling or {}).items():
+        key = f"at_grpo.sampling.{agent}"
+        if agent not in ("all", *job.env.agents):
+            yield f"{key} is not an agent of {job.name!r}: it has {job.known} (or use all)"
+        for where, answers in ((key, block), (f"{key}.validation", block.validation)):
+            most = None if answers is None else answers.max_response_length
+            if most is not None and most > longest:
+                yield (
+                    f"{where}.max_response_length={most}: more than data.max_response_length={longest}, for which "
+                    "servers and micro-batches have room; raise that, or lower this"
+                )
+
+
+def of_schemes(job: Job) -> Iterator[str]:
+    """Schemes that give an agent whose policy is trained no reward of its own."""
+    # Own rewards of parallel episodes are scores, as in a tree.
+    own, scheme = job.settings.episode_reward == "own", job.settings.scheme
+    for agent in job.agents if not job.trainer.val_only else ():
+        accepted = job.env.schemes.get(agent)
+        if accepted is None or ("tree" if own else scheme) in accepted or not job.is_trained(agent):
+            continue
+        key = "episode_reward=own" if own else f"scheme={scheme}"
+        instead = f"{'outcome with scheme: ' if own else ''}{' or '.join(accepted)}"
+        yield (
+            f"at_grpo.{key} has no reward for {agent!r} of {job.name!r}: set it to {instead}, or give {agent} a "
+            "policy with trainable: false"
+        )
+
+
+# ---------------------------------------------------------------------- tasks
+
+
+def of_tasks(job: Job) -> Iterator[str]:
+    """Fewer training tasks than a step plays, or none to validate on."""
+    settings, batch, tasks = job.settings, job.data.train_batch_size, job.tasks
+    if tasks < batch and tasks == settings.train_tasks:
+        yield f"at_grpo.train_tasks={tasks}: less than data.train_batch_size={batch}"
+    if tasks < batch:
+        yield (
+            f"data.train_batch_size={batch}: {job.name!r} has only {tasks} training tasks; lower it (and "
+            "actor.ppo_mini_batch_size)"
+        )
+    if not settings.split_size(job.env, "val"):
+        yield f"at_grpo.environment.name={job.name!r} has no validation tasks"
+    most = settings.group_filter.max_tasks if settings.group_filter else None
+    key = f"at_grpo.group_filter.max_tasks={most}"
+    if most is not None and most <= batch:
+        yield (
+            f"{key}: the step plays data.train_batch_size={batch} tasks anyway; set it higher, or remove it with "
+            "min_groups"
+        )
+    if most is not None and most > tasks:
+        yield (
+            f"{key}: there are {tasks} training tasks, and one played twice in a step gives the same rows twice; "
+            "lower it, or raise at_grpo.train_tasks"
+        )
+
+
+def of_steps(job: Job) -> Iterator[str]:
+    """Epochs that end before the last step, which would not be saved, and steps that TransferQueue cannot hold.
+
+    Episodes may take more decisions than one, whose number is not known here: a run stops at the first row that does
+    not fit.
+    """
+    trainer, batch, k = job.trainer, job.data.train_batch_size, job.settings.fewest_candidates
+    steps = job.tasks // batch * trainer.total_epochs
+    if trainer.total_training_steps is not None and trainer.total_training_steps > steps and not trainer.val_only:
+        yield (
+            f"trainer.total_training_steps={trainer.total_training_steps}: {trainer.total_epochs} epochs of "
+            f"{job.tasks} tasks, data.train_batch_size={batch} a step, are {steps} steps; raise trainer.total_epochs, "
+            "or lower it"
+        )
+    backend, group_filter = OmegaConf.select(job.config, "transfer_queue.backend"), job.settings.group_filter
+    tasks = (group_filter.max_tasks if group_filter else None) or batch
+    size = OmegaConf.select(backend, "SimpleStorage.total_storage_size")
+    if backend.storage_backend == "SimpleStorage" and size is not None and size < tasks * k:
+        yield (
+            f"transfer_queue.backend.SimpleStorage.total_storage_size={size}: a step makes at least {tasks * k} rows, "
+            f"{tasks} tasks x {k} candidates x decisions of an episode: set it to a few times what all decisions "
+            "make, or to null for no limit"
+        )
+
+
+def of_overlap(job: Job) -> Iterator[str]:
+    """Validation tasks that are also training tasks, or near duplicates of them by their texts.
+
+    Makes every task of the run; `contamination.overlaps` documents the cost.
+    """
+    if job.settings.allow_overlap:
+        return
+    with asking(job.name, "making its tasks"):
+        overlap = next(contamination.overlaps(job.env, job.tasks, job.settings.split_size(job.env, "val")), None)
+    if overlap is not None:
+        yield (
+            f"at_grpo.environment: {overlap}; make the splits disjoint, or set at_grpo.allow_overlap=true to accept it"
+        )
+
+
+def of_bad_rows(job: Job) -> Iterator[str]:
+    """Too many bad ones in a sample of rows of data, which is graded; logs what it shows."""
+    settings, env = job.settings, job.env
+    if not data_check.has_rows(env):
+        return
+    splits: tuple[Split, ...] = ("train", "val")
+    for split in splits:
+        with asking(job.name, "grading its rows"):
+            graded = data_check.check_rows(env, split, data_check.sample(env, split, settings.split_size(env, split)))
+        logger.log(logging.WARNING if graded.defects else logging.INFO, "at_grpo.environment: %s", graded)
+        if graded.share > settings.max_bad_rows:
+            yield (
+                f"at_grpo.environment.{split}: {graded}, such as row {next(iter(graded.defects))}; see all with "
+                f"verl-atgrpo data check, leave them out, or raise at_grpo.max_bad_rows={settings.max_bad_rows}"
+            )

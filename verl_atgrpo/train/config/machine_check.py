@@ -1,0 +1,274 @@
+"""Checks what a job needs of the machine: models that can be read, folders that can be written, loggers' packages."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_atgrpo import platform_choice
+from verl_atgrpo.train.config.answer_check import check_chats, check_template_arguments
+from verl_atgrpo.train.config.job_rules import loggers
+from verl_atgrpo.train.config.policies import job_of
+from verl_atgrpo.train.config.policy_rules import of_context
+from verl_atgrpo.train.config.rules import check
+from verl_atgrpo.train.config.schema import SECTION, AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.view import POLICY
+
+_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "generation_config.json")
+"""Files of a model that are parsed first: the error of transformers names none of them."""
+_SHARED = "/dev/shm"
+_FLASH = "flash_attention_2"
+"""What verl has models compute attention with."""
+
+
+def check_models(config: DictConfig, settings: AtGrpoConfig) -> None:
+    """Raises ConfigError if a policy's model is a folder that cannot be loaded, or does not suit the job.
+
+    In CPU mode also if there is no such folder, if prefill is chunked, or if the vocabulary is padded: verl masks
+    logits beyond the tokenizer's length in vLLM but not in the actor, so that with a padded vocabulary the two
+    disagree on the log-prob of every token. Trained models give those logits almost no probability; the untrained tiny
+    models of CPU mode do not.
+    """
+    cpu = platform_choice.wants_cpu()
+    if cpu and config.trainer.device != "cpu":
+        raise ConfigError(
+            f"trainer.device={config.trainer.device}: this torch is built for the CPU, or VERL_PLATFORM=cpu; use "
+            "hardware=cpu, or install verl-atgrpo[gpu] on a machine with a GPU (docs/one_gpu.md)"
+        )
+    policies = {
+        name: (f"{SECTION}.policies.{name}" if settings.policies else POLICY, job_of(config, name).actor_rollout_ref)
+        for name in settings.policy_settings()
+    }
+    for key, policy in policies.values():  # first what needs no model
+        if not cpu:
+            _check_attention(policy.model)
+        _check_library(f"{key}.model.external_lib", policy.model.external_lib)
+        _check_quantization(f"{key}.rollout.quantization", policy.rollout.quantization)
+        if cpu:
+            check_cpu_prefill(key, policy.rollout)
+            check_shared_memory(key, policy.rollout)
+    tokenizers = {}
+    for name, (key, policy) in policies.items():
+        if cpu or os.path.isdir(policy.model.path):  # else a name on the hub, which the workers download
+            longest, tokenizer = _check_model(key, policy.model, padded=not cpu)
+            check(of_context(key, policy.rollout, config.data, longest))
+            check_chats(settings, name, tokenizer)
+            tokenizers[f"policy {name!r}"] = tokenizer
+        else:
+            _check_hub_name(f"{key}.model.path={policy.model.path}", policy.model.path)
+            if (tokenizer := _downloaded_tokenizer(policy.model)) is not None:
+                check_chats(settings, name, tokenizer)
+                tokenizers[f"policy {name!r}"] = tokenizer
+    if len(tokenizers) == len(settings.policy_settings()):  # else the trainer checks it
+        check_template_arguments(config.data, tokenizers)
+
+
+def _check_attention(model: DictConfig) -> None:
+    """Raises ConfigError where transformers would miss the package of verl's default attention."""
+    chosen = OmegaConf.select(model, "override_config.attn_implementation") or _FLASH
+    # transformers takes `kernels` in its place, and torch_npu has its own.
+    if chosen != _FLASH or any(importlib.util.find_spec(name) for name in ("flash_attn", "kernels", "torch_npu")):
+        return
+    raise ConfigError(
+        f"{POLICY}.model: actors compute attention by {_FLASH}, whose package flash_attn is not installed; use "
+        f"hardware=1_gpu, or set {POLICY}.model.use_remove_padding=false and "
+        f"++{POLICY}.model.override_config.attn_implementation=sdpa"
+    )
+
+
+def _check_hub_name(where: str, name: str) -> None:
+    """Raises ConfigError for what is neither a folder, an address nor a name on the hub."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
+
+    if "://" in name or os.path.isabs(name):  # verl copies it from there; a folder of the other nodes'
+        return
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise ConfigError(
+            f"{where}: there is no such folder, and it is no owner/name of the hub's ({error})"
+        ) from None
+
+
+def _downloaded_tokenizer(model: DictConfig) -> Any:
+    """Returns the tokenizer of a model on the hub if this machine has it, or None; the trainer checks all."""
+    if model.trust_remote_code:  # whose code may do anything, such as download
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model.tokenizer_path or model.path, local_files_only=True)
+    except (OSError, ValueError):
+        return None
+    if model.custom_chat_template:
+        tokenizer.chat_template = model.custom_chat_template
+    return tokenizer if tokenizer.chat_template else None
+
+
+def _check_library(key: str, module: str | None) -> None:
+    """Raises ConfigError for a module that the workers could not import."""
+    if module is None:
+        return
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        raise ConfigError(
+            f"{key}={module}: it cannot be imported, {type(error).__name__}: {str(error)[:200]}; name a module that "
+            "the job's Python finds"
+        ) from error
+
+
+def _check_quantization(key: str, method: str | None) -> None:
+    """Raises ConfigError for a method that vLLM does not have."""
+    if method is None or importlib.util.find_spec("vllm") is None:
+        return
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS as known
+
+    if method not in known:
+        raise ConfigError(f"{key}={method}: vLLM has no such method; use one of {', '.join(sorted(known))}, or null")
+
+
+def check_cpu_prefill(key: str, rollout: DictConfig) -> None:
+    """Raises ConfigError if the `rollout` section under `key` has vLLM for CPU chunk prompts.
+
+    A seeded sample from a chunked prompt crashes its engine.
+    """
+    if rollout.enable_chunked_prefill:
+        raise ConfigError(
+            f"{key}.rollout.enable_chunked_prefill=true: samples have seeds, and vLLM for CPU fails on seeded "
+            "sampling from a prompt in chunks; set it to false"
+        )
+
+
+def check_shared_memory(key: str, rollout: DictConfig) -> None:
+    """Raises ConfigError if a bucket of weights does not fit into `/dev/shm`: writing to it would be a bus error."""
+    bucket = rollout.checkpoint_engine.update_weights_bucket_megabytes
+    if os.path.isdir(_SHARED) and (free := shutil.disk_usage(_SHARED).free >> 20) < bucket:
+        raise ConfigError(
+            f"{key}.rollout.checkpoint_engine.update_weights_bucket_megabytes={bucket}: weights go to the servers "
+            f"through {_SHARED}, where {free} MiB are free; enlarge it, in Docker with --shm-size=1g"
+        )
+
+
+def _check_model(key: str, model: DictConfig, padded: bool) -> tuple[int, Any]:
+    """Returns the model's number of positions and its tokenizer; `padded` accepts more logits than tokens."""
+    where, folder = f"{key}.model.path={model.path}", Path(model.path)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"{where}: there is no model; make one with verl-atgrpo make-model {model.path} --environment <name>"
+        )
+    for name in _FILES:
+        _check_json(where, folder / name)
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig, AutoTokenizer
+
+    trusted = bool(model.trust_remote_code)
+    try:
+        read = AutoConfig.from_pretrained(model.hf_config_path or model.path, trust_remote_code=trusted)
+        tokenizer = AutoTokenizer.from_pretrained(model.tokenizer_path or model.path, trust_remote_code=trusted)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError, StrictDataclassError) as error:
+        raise ConfigError(
+            f"{where}: transformers cannot load its configuration or tokenizer, {type(error).__name__}: "
+            f"{str(error)[:200]}; make it anew, or set another path"
+        ) from error
+    text = read.get_text_config()
+    if text.vocab_size != len(tokenizer) and not padded:
+        raise ConfigError(
+            f"{where}: the model has {text.vocab_size} logits, its tokenizer {len(tokenizer)} tokens; resize the "
+            "model's embeddings to the tokenizer"
+        )
+    if not tokenizer.chat_template and not model.custom_chat_template:
+        raise ConfigError(f"{where}: the tokenizer has no chat template; a team's prompts are chats")
+    if model.custom_chat_template:
+        tokenizer.chat_template = model.custom_chat_template
+    return int(text.max_position_embeddings), tokenizer
+
+
+def _check_json(where: str, file: Path) -> None:
+    if not file.is_file():
+        return
+    try:
+        whole = isinstance(json.loads(file.read_bytes()), dict)
+        why = "is no JSON object"
+    except (OSError, ValueError) as error:
+        whole, why = False, f"cannot be read: {error}"
+    if not whole:
+        raise ConfigError(f"{where}: its {file.name} {why}; make the model anew, or set another path")
+
+
+# ---------------------------------------------------------------------- folders
+
+
+def check_folders(config: DictConfig) -> None:
+    """Raises ConfigError if the run could not write where it will."""
+    check(of_folders(config))
+
+
+def of_folders(config: DictConfig) -> Iterator[str]:
+    """Folders in which the run could not write: writes a temporary file there and removes it."""
+    for where, path in _folders(config):
+        if str(path).startswith("~"):
+            yield f"{where}: ~ would be the name of a folder here; write ${{oc.env:HOME}} in its place"
+        if "://" in str(path):
+            yield f"{where}: it is an address, and would be a folder of this name; name a folder"
+        if (why := _unwritable(Path(path))) is not None:
+            yield f"{where}: {why}; set it to a folder that this job may write"
+
+
+def _folders(config: DictConfig) -> Iterator[tuple[str, str]]:
+    """Yields key and value, and the folder that must be writable."""
+    trainer = config.trainer
+    for name in ("default_local_dir", "rollout_data_dir", "validation_data_dir"):
+        if trainer[name] is not None:
+            yield f"trainer.{name}={trainer[name]}", trainer[name]
+    if config.global_profiler.tool is not None and config.global_profiler.save_path is not None:
+        yield f"global_profiler.save_path={config.global_profiler.save_path}", config.global_profiler.save_path
+    # As verl's `Tracking` chooses them.
+    if "file" in loggers(trainer):
+        file = os.environ.get("VERL_FILE_LOGGER_PATH")
+        if file is not None:
+            yield f"trainer.logger=file with VERL_FILE_LOGGER_PATH={file}", os.path.dirname(file) or "."
+        else:
+            root = os.path.expanduser(os.environ.get("VERL_FILE_LOGGER_ROOT", "."))
+            yield (
+                f"trainer.logger=file with trainer.project_name={trainer.project_name}",
+                os.path.join(root, trainer.project_name),
+            )
+    if "tensorboard" in loggers(trainer):
+        default = f"tensorboard_log/{trainer.project_name}/{trainer.experiment_name}"
+        folder = os.environ.get("TENSORBOARD_DIR", default)
+        yield f"trainer.logger=tensorboard with TENSORBOARD_DIR={folder}", folder
+
+
+def _unwritable(folder: Path) -> str | None:
+    """Returns why a file cannot be written to a folder, or None; makes the folder, and removes what was not there."""
+    try:
+        folder = folder.absolute()
+        existing = next(part for part in (folder, *folder.parents) if os.path.lexists(part))
+        if not existing.is_dir():
+            return f"{existing} is no folder"
+        missing = [part for part in (folder, *folder.parents) if not part.exists()]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return None
+        finally:
+            for part in missing:
+                with contextlib.suppress(OSError):  # somebody else may use it by now
+                    part.rmdir()
+    except OSError as error:
+        named = error.filename if isinstance(error.filename, str) else folder
+        return f"{str(named)[:200]} cannot be written ({error.strerror})"
+    except ValueError as error:  # NUL
+        return f"it is no name of a folder ({error})"

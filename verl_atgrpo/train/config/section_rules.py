@@ -1,0 +1,131 @@
+"""Rules of the section `at_grpo` by itself: values that do not fit each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from verl_atgrpo.play.registry import registered
+from verl_atgrpo.train.estimators.spec import EstimatorSpec
+
+if TYPE_CHECKING:
+    from verl_atgrpo.train.config.schema import AtGrpoConfig, PolicySettings
+
+SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "n", "name", "mode", "val_kwargs", "agent", "trace")
+"""Keys of `actor_rollout_ref.rollout` that a policy's block cannot set."""
+_OF_LORA = ("lora_rank", "lora_alpha", "target_modules")
+"""verl's keys in `model` for which `lora` has its own."""
+
+
+def of_section(c: AtGrpoConfig) -> Iterator[str]:
+    """Yields the messages of a section, each beginning with the key without `at_grpo`."""
+    if not isinstance(name := c.environment.get("name"), str):
+        yield f"environment.name={name!r}: one of {', '.join(registered())}, or 'module:Class'"
+    not_here = f" has no effect with scheme: {c.scheme}; remove it"
+    for key, weight in (("alpha", c.alpha), ("local_weight", c.local_weight)):
+        if c.reward_is_outcome and weight != 1:
+            scores = "episode_reward: scores or own (parallel), or branch.score_weight (branch)"
+            yield f"{key}={weight!r}{not_here}, or use {scores}"
+    if c.scheme != "parallel" and c.episode_reward != "outcome":
+        yield (
+            f"episode_reward={c.episode_reward!r} has no effect with scheme: {c.scheme}, where every candidate has "
+            "its own reward; remove it"
+        )
+    if isinstance(c.candidates, dict) and (c.scheme == "parallel" or not c.candidates):
+        yield (
+            f"candidates={c.candidates!r}: with scheme: {c.scheme} set one number, or for tree and branch a section "
+            "such as {all: 4, <agent>: 8}"
+        )
+    if c.scheme != "tree" and c.selection != "greedy":
+        yield f"selection={c.selection!r}{not_here}"
+    yield from _of_branch(c)
+    if c.alpha == c.local_weight == 0:
+        yield f"local_weight={c.local_weight!r} beside alpha=0 leaves no reward; set one of them above 0"
+    if c.group_filter and c.group_filter.min_groups and not c.group_filter.max_tasks:
+        yield (
+            f"group_filter.min_groups={c.group_filter.min_groups!r}: a policy that is always right never has them; "
+            "bound the tasks of a step with max_tasks"
+        )
+    if c.group_filter and c.group_filter.max_tasks and not c.group_filter.min_groups:
+        yield (
+            f"group_filter.max_tasks={c.group_filter.max_tasks!r} has no effect without min_groups; set that, or "
+            "remove it"
+        )
+    for name, block in c.policy_settings().items():
+        yield from _of_block(f"policies.{name}", block)
+    if not any(block.trainable for block in c.policy_settings().values()):
+        yield "policies has no trainable policy: set trainable: true for one of them"
+    yield from _of_estimator(c, c.spec, f"estimator={c.spec.name!r}")
+    for agent, spec in c.spec.agents.items():
+        yield from _of_estimator(c, spec, f"estimator.agents.{agent} ({c.spec.name!r})")
+
+
+def _of_branch(c: AtGrpoConfig) -> Iterator[str]:
+    branch, places = c.branch, "every, first, random or {<agent>: <n>}"
+    if branch is None:
+        if c.scheme == "branch":
+            yield f"scheme='branch' needs to know where to branch: set branch.at to {places}"
+        return
+    if c.scheme != "branch":
+        yield (f"branch.at={branch.at!r} has no effect with scheme: {c.scheme}; remove branch, or use scheme: branch")
+    if branch.at == {}:
+        yield f"branch.at={branch.at!r} names no decision; set it to {places}"
+    if branch.nested and branch.at in ("first", "random"):
+        yield (
+            f"branch.nested=True has no effect with at: {branch.at}, one branch point; use at: every or "
+            "{<agent>: <n>, ...}"
+        )
+    if branch.max_tokens is not None and branch.max_tokens < branch.min_tokens:
+        yield (
+            f"branch.max_tokens={branch.max_tokens!r} is less than min_tokens={branch.min_tokens}: no decision is "
+            "between"
+        )
+
+
+def _of_block(key: str, block: PolicySettings) -> Iterator[str]:
+    for name in SAMPLING:
+        if name in block.rollout:
+            yield f"{key}.rollout.{name}: the same for every policy of a job; set actor_rollout_ref.rollout.{name}"
+    if "optim" in block.actor:
+        yield f"{key}.actor.optim: set at_grpo.{key}.optim"
+    for name in _OF_LORA:
+        if name in block.model and block.lora is not None:
+            yield f"{key}.model.{name} has no effect beside at_grpo.{key}.lora: set it there"
+    for name in ("lora", "optim", "actor"):
+        if not block.trainable and getattr(block, name):
+            yield f"{key}.{name} has no effect on a frozen policy: remove it"
+
+
+def _of_estimator(c: AtGrpoConfig, spec: EstimatorSpec, key: str) -> Iterator[str]:
+    parallel, several = c.scheme == "parallel", len(c.policies or {}) > 1
+    if not parallel and spec.unit == "trajectory":
+        yield f"{key} compares whole trajectories: use scheme: parallel, or estimator: at_grpo"
+    if not parallel and spec.unit == "call":
+        yield f"{key} aligns the calls of whole episodes: use scheme: parallel, or estimator: at_grpo"
+    if not parallel and spec.step_weight:
+        yield (
+            f"{key}: step_weight={spec.step_weight} compares equal prompts of different episodes, but with scheme: "
+            f"{c.scheme} a group has one prompt; use scheme: parallel, or step_weight: 0"
+        )
+    if not parallel and "agent" in spec.scopes:
+        yield (
+            f"{key}: the scope agent has no effect with scheme: {c.scheme}, where a group has one agent; use scheme: "
+            "parallel, or estimator: at_grpo"
+        )
+    if c.episode_reward == "own" and spec.unit == "trajectory":
+        yield (
+            f"{key} has one reward for an episode, but with episode_reward: own every row has its own; use estimator: "
+            "grpo or dr_mas, or another episode_reward"
+        )
+    # A policy's update has only its own agents' rows, which do not give the team's mean and std.
+    rows = f"each of several policies ({', '.join(c.policies or {})}) has only its own agents'"
+    if parallel and several and spec.unit != "trajectory" and "group" in spec.scopes:
+        yield (
+            f"{key} compares the rows of all agents of a task, but {rows}: use estimator: dr_mas as it stands (per "
+            "agent), estimator: mas_grpo, or one policy"
+        )
+    if several and spec.step_weight and spec.step_scope == "group":
+        yield (
+            f"{key} compares all rows with the same prompt, of any agent, but {rows}: use step_scope: agent, or one "
+            "policy"
+        )

@@ -1,0 +1,1 @@
+"""What changes in verl's engine: prefix trees, adapters, the scaled loss of float16."""

@@ -1,0 +1,159 @@
+"""A packed prefix tree through a transformers model: inputs, mask, and what the model predicts of every row.
+
+Nothing of the model changes: positions are depths, and the mask lets a token see its ancestors alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl_atgrpo.train.engine.prefix_tree.tree import Tree
+
+SLIDING = "sliding_attention"
+FULL = "full_attention"
+FLEX = "flex_attention"
+"""The attention implementation of transformers that skips blocks of which nothing is visible."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A tree's tensors on the model's device."""
+
+    tokens: Tensor
+    """[L], as all of the next three."""
+    depths: Tensor
+    ends: Tensor
+    predictors: Tensor
+    """Where each response token is predicted, as an index into `nodes`, [M]."""
+    nodes: Tensor
+    """The tokens at which anything is predicted, ascending, [N]: `lm_head` runs on these."""
+    labels: Tensor
+    """[M]."""
+    counts: Sequence[int]
+    """Response tokens of each row."""
+
+    @classmethod
+    def of(cls, tree: Tree, device: torch.device | str) -> Packed:
+        """Moves a tree to a device."""
+        nodes, predictors = torch.from_numpy(tree.predictors).unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        return cls(
+            tokens=torch.from_numpy(tree.tokens).to(device),
+            depths=torch.from_numpy(tree.depths).to(device),
+            ends=torch.from_numpy(tree.ends).to(device),
+            predictors=predictors.to(device),
+            nodes=nodes.to(device),
+            labels=torch.from_numpy(tree.labels).to(device),
+            counts=tree.counts.tolist(),
+        )
+
+
+def dense_mask(packed: Packed, window: int | None = None) -> Tensor:
+    """Returns which tokens see which, [1, 1, L, L] of bool: ancestors and themselves.
+
+    Args:
+        packed: the tree.
+        window: how many positions back a token sees, itself included; None for all.
+    """
+    index = torch.arange(len(packed.tokens), device=packed.tokens.device)
+    visible = (index <= index[:, None]) & (index[:, None] < packed.ends)
+    if window is not None:
+        visible &= packed.depths[:, None] - packed.depths < window
+    return visible[None, None]
+
+
+def block_mask(packed: Packed, window: int | None = None) -> Any:
+    """Returns the same as FlexAttention's block mask."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    ends, depths = packed.ends, packed.depths
+
+    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        seen = (key <= query) & (query < ends[key])
+        return seen if window is None else seen & (depths[query] - depths[key] < window)
+
+    size = len(packed.tokens)
+    return create_block_mask(visible, None, None, size, size, device=str(packed.tokens.device))
+
+
+def model_inputs(packed: Packed, config: Any) -> dict[str, Any]:
+    """Returns the keyword arguments of a transformers causal language model.
+
+    Args:
+        packed: the tree.
+        config: the model's; names its attention implementation, sliding windows and which layers have them.
+
+    Raises ValueError for an attention implementation that takes no mask of one's own.
+    """
+    text = config.get_text_config()
+    implementation = text._attn_implementation
+    if implementation not in ("sdpa", "eager", FLEX):
+        raise ValueError(f"attention implementation {implementation!r} takes no tree's mask: sdpa, eager or {FLEX} do")
+
+    def mask(window: int | None) -> Any:
+        if implementation == FLEX:
+            return block_mask(packed, window)
+        visible = dense_mask(packed, window)
+        if implementation == "sdpa":
+            return visible
+        return torch.zeros(visible.shape, device=visible.device).masked_fill(~visible, torch.finfo(torch.float32).min)
+
+    window = getattr(text, "sliding_window", None)
+    kinds = set(getattr(text, "layer_types", None) or [FULL if window is None else SLIDING])
+    if not kinds <= {FULL, SLIDING}:
+        raise ValueError(f"layers of the kinds {sorted(kinds - {FULL, SLIDING})} know no tree")
+    masks = {kind: mask(window if kind == SLIDING else None) for kind in kinds}
+    # For fewer than 128 tokens FlexAttention would choose a kernel for decoding, which takes no symbolic sizes.
+    options = {"kernel_options": {"FORCE_USE_FLEX_ATTENTION": True}} if implementation == FLEX else {}
+    return {
+        **options,
+        "input_ids": packed.tokens[None],
+        "position_ids": packed.depths[None],
+        "attention_mask": masks if len(masks) > 1 else next(iter(masks.values())),
+        "logits_to_keep": packed.nodes,
+    }
+
+
+def log_probs(logits: Tensor, packed: Packed, temperature: float | Tensor = 1.0) -> Tensor:
+    """Returns every response token's log-probability, [M] of float32.
+
+    Args:
+        logits: at `packed.nodes`, [N, vocabulary].
+        packed: the tree.
+        temperature: of the distribution; of all rows, or of each, [rows].
+    """
+    return _of_tokens(logits, packed, temperature, lambda logs, places, labels: logs[places, labels])
+
+
+def entropies(logits: Tensor, packed: Packed, temperature: float | Tensor = 1.0) -> Tensor:
+    """Returns the entropy of the distribution that each response token was sampled from, [M] of float32, in nats.
+
+    The arguments are those of `log_probs`.
+    """
+    return _of_tokens(logits, packed, temperature, lambda logs, places, _: -(logs.exp() * logs).sum(-1)[places])
+
+
+def _of_tokens(
+    logits: Tensor,
+    packed: Packed,
+    temperature: float | Tensor,
+    read: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> Tensor:
+    """Returns what `read` makes of log-distributions [n, vocabulary], the places of m tokens in them, and labels."""
+    if not isinstance(temperature, Tensor):
+        scaled = logits.float() / temperature if temperature != 1.0 else logits.float()
+        return read(scaled.log_softmax(-1), packed.predictors, packed.labels)
+    counts = torch.tensor(packed.counts, device=logits.device)
+    of_tokens = temperature.to(logits.device).flatten().repeat_interleave(counts)
+    made = logits.new_zeros(len(packed.labels), dtype=torch.float32)
+    # A node that rows of different temperatures share is computed at each of them, the others once.
+    for each in sorted(set(of_tokens.tolist())):
+        (mine,) = torch.nonzero(of_tokens == each, as_tuple=True)
+        nodes, places = packed.predictors[mine].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        values = read((logits[nodes].float() / each).log_softmax(-1), places, packed.labels[mine])
+        made = made.index_put((mine,), values)
+    return made

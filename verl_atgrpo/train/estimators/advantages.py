@@ -1,0 +1,79 @@
+"""From the rewards of a batch to its advantages: which paper's formula computes which fields."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl_atgrpo.train.estimators import dr_mas, gigpo, grpo, m_grpo, mas_grpo
+from verl_atgrpo.train.estimators.labels import TAGS, row_ids, rows_of_agent
+from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels
+
+
+def team_advantages(rewards: Tensor, rows: Sequence[Mapping[str, Any]], spec: EstimatorSpec) -> Tensor:
+    """Returns the advantages of a team's rows with these rewards and tags, each by its agent's spec: (N,) -> (N,).
+
+    Raises as `row_ids` and `group_advantages`.
+    """
+    shared = replace(spec, agents={})
+    result = group_advantages(rewards, spec=shared, **row_ids(rows, shared))
+    for agent, own in spec.agents.items():
+        theirs = group_advantages(rewards, spec=own, **row_ids(rows, own))
+        result = torch.where(rows_of_agent(rows, agent, spec), theirs, result)
+    return result
+
+
+def group_advantages(rewards: Tensor, groups: Tensor, spec: EstimatorSpec, **inputs: Tensor | None) -> Tensor:
+    """Computes each row's advantage over its group; exactly 0 in a group without spread that is centred on itself.
+
+    Shapes: rewards (N,) floating; groups (N,) int64, any integers -> (N,) with dtype and device of `rewards`. `inputs`
+    are exactly the other `Labels` that `spec.needs`, None is the same as missing; episodes (`units`) are
+    distinct across groups.
+
+    Raises:
+        ValueError: other shapes or dtypes; a reward is not finite; an input is missing, or given without need;
+            a trajectory with two rewards or in two groups; `spec` has specs of single agents, which need
+            `team_advantages`.
+    """
+    if rewards.dim() != 1 or not rewards.is_floating_point():
+        raise ValueError(f"rewards: expected floating (N,), got {rewards.dtype} {tuple(rewards.shape)}")
+    labels = {"groups": groups, **{name: ids for name, ids in inputs.items() if ids is not None}}
+    _check_labels(rewards, labels, spec)
+
+    # float64: in float32 a large common offset would leave no digits for the spread.
+    values = rewards.detach().double()
+    finite = values.isfinite()
+    if not bool(finite.all()):
+        raise ValueError(f"rewards: {values[~finite][0].item()} is not finite")
+    return _advantages(values, labels, spec).to(rewards.dtype)
+
+
+def _advantages(values: Tensor, labels: Labels, spec: EstimatorSpec) -> Tensor:
+    own = spec.formula(values, labels)
+    if own is not None:
+        return own
+    if spec.unit == "call":
+        return m_grpo.advantages(values, labels, spec)
+    if spec.unit == "trajectory":
+        result = mas_grpo.advantages(values, labels, spec)
+    elif "agent" in spec.scopes:
+        result = dr_mas.advantages(values, labels, spec)
+    else:
+        result = grpo.advantages(values, labels, spec)
+    return result + spec.step_weight * gigpo.step_term(values, labels, spec) if spec.step_weight else result
+
+
+def _check_labels(rewards: Tensor, labels: Labels, spec: EstimatorSpec) -> None:
+    for name, tensor in labels.items():
+        dtype = torch.bool if name == "mains" else torch.int64
+        if tensor.shape != rewards.shape or tensor.dtype != dtype:
+            found = f"{tensor.dtype} {tuple(tensor.shape)}"
+            raise ValueError(f"{name}: expected {dtype} ({len(rewards)},), got {found}")
+    if spec.agents:
+        raise ValueError(f"spec: {spec.name!r} changes single agents ({', '.join(spec.agents)}); pass one spec a call")
+    needed = {"groups"} | {TAGS[need][1] for need in spec.needs} | ({"mains"} if spec.unit == "call" else set())
+    for name in sorted(needed ^ labels.keys()):
+        found, has = ("missing", "needs") if name in needed else ("given", "does not need")
+        raise ValueError(f"{name}: {found}, but estimator {spec.name!r} {has} them")

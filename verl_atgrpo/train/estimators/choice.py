@@ -1,0 +1,112 @@
+"""From what a user wrote in `at_grpo.estimator` (a text or a section) to the fields of an estimator."""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from verl_atgrpo.train.estimators.presets import presets
+from verl_atgrpo.train.estimators.spec import CONFIG_KEY, EstimatorSpec, refuse
+
+
+def resolve_spec(choice: str | Mapping[str, Any]) -> EstimatorSpec:
+    """Returns the spec of a configured estimator.
+
+    Args:
+        choice: a preset; or `{preset: <name>, <field>: <value>, ...}`; or, without a preset,
+            `{name: <name>, <field>: <value>, ...}`. In both mappings, `agents: {<agent>: {<field>: <value>, ...}}`
+            changes fields for single agents.
+
+    Raises:
+        ValueError: unknown preset or key, or a value that is invalid, missing or without effect; one line with the
+            config key, the value and the valid ones.
+    """
+    options = dict(choice if isinstance(choice, Mapping) else {"preset": choice})
+    base = _base(options)
+    overrides = options.pop("agents", None)
+    _check_keys(options, CONFIG_KEY, _fields_of(base), ("preset", "name", *_fields_of(base), "agents"))
+    spec = _complete(replace(base, **options))
+    if overrides is None:
+        return spec
+    if not isinstance(overrides, Mapping) or not overrides:
+        refuse("agents", f"{overrides!r} is not a mapping of agents to fields, such as {{planner: {{scale: none}}}}")
+    return replace(spec, agents={str(agent): _of_agent(spec, str(agent), own) for agent, own in overrides.items()})
+
+
+def _base(options: dict[str, Any]) -> EstimatorSpec:
+    """Removes `preset` or `name` from the options and returns the spec that the other options change."""
+    name, preset = options.pop("name", None), options.pop("preset", None)
+    if name is None:
+        if not isinstance(preset, str) or preset not in presets():
+            raise ValueError(
+                f"{CONFIG_KEY}: unknown preset {preset!r}; valid presets: {', '.join(presets())} "
+                "(or name: <a name of your own>, and fields)"
+            )
+        return presets()[preset]
+    if preset is not None:
+        refuse("name", f"{name!r} has no effect beside preset: {preset}; remove one of them")
+    if not isinstance(name, str) or not name:
+        refuse("name", f"{name!r} is not a text")
+    if name in presets():
+        valid = ", ".join(presets())
+        refuse("name", f"{name!r} is a preset; use preset: {name}, or a name that is not one of {valid}")
+    return EstimatorSpec(name=name)
+
+
+def _fields_of(spec: EstimatorSpec) -> tuple[str, ...]:
+    return tuple(item.name for item in fields(spec) if item.name not in ("name", "agents"))
+
+
+def _check_keys(options: Mapping[str, Any], key: str, valid: tuple[str, ...], named: tuple[str, ...]) -> None:
+    for option in options:
+        if option not in valid:
+            raise ValueError(f"{key}: unknown key {option!r}; valid keys: {', '.join(named)}")
+
+
+def _complete(spec: EstimatorSpec) -> EstimatorSpec:
+    for option in ("main_agent", "sub_calls"):
+        if spec.unit == "call" and getattr(spec, option) is None:
+            refuse(option, f"missing; {spec.name!r} (unit: call) needs main_agent: <agent> and sub_calls: <number>")
+    return spec
+
+
+def _of_agent(spec: EstimatorSpec, agent: str, options: Any) -> EstimatorSpec:
+    key = f"{CONFIG_KEY}.agents.{agent}"
+    valid = tuple(name for name in _fields_of(spec) if name != "main_agent")
+    if not isinstance(options, Mapping) or not options:
+        raise ValueError(f"{key}: {options!r} is not a mapping of fields; valid keys: {', '.join(valid)}")
+    _check_keys(options, key, valid, valid)
+    if agent == spec.main_agent and "sub_calls" in options:
+        raise ValueError(f"{key}.sub_calls: {options['sub_calls']!r} has no effect for the main agent; remove it")
+    try:
+        return _complete(replace(spec, **options))
+    except ValueError as error:
+        # A spec does not know its place in the configuration.
+        raise ValueError(key + str(error).removeprefix(CONFIG_KEY)) from None
+
+
+def configured_spec(choice: str | Mapping[str, Any], norm_by_std: bool = True) -> EstimatorSpec:
+    """Returns the spec of a configured estimator with verl's switch `algorithm.norm_adv_by_std_in_grpo` applied.
+
+    False sets `scale: none` in the presets `at_grpo` and `grpo`, unless the mapping (or that of an agent in it) sets
+    `scale` or `scale_scope` itself. Raises as `resolve_spec` does.
+    """
+    spec = resolve_spec(choice)
+    if norm_by_std or not follows_verls_switch(choice):
+        return spec
+    agents = {
+        agent: own if _sets_scale(choice["agents"][agent]) else replace(own, scale="none")  # type: ignore[index]
+        for agent, own in spec.agents.items()
+    }
+    return replace(spec, scale="none", agents=agents)
+
+
+def follows_verls_switch(choice: str | Mapping[str, Any]) -> bool:
+    """Returns whether `algorithm.norm_adv_by_std_in_grpo: false` sets `scale: none` in a configured estimator.
+
+    It does with the presets `at_grpo` and `grpo`, unless the mapping sets the scale. Raises as `resolve_spec` does.
+    """
+    return resolve_spec(choice).name in ("at_grpo", "grpo") and not _sets_scale(choice)
+
+
+def _sets_scale(options: str | Mapping[str, Any]) -> bool:
+    return isinstance(options, Mapping) and ("scale" in options or "scale_scope" in options)

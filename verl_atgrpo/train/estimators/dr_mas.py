@@ -1,0 +1,59 @@
+"""Dr. MAS: an agent's rows are compared with each other, since agents differ in how often they act and what they earn.
+
+    A = (r - mu_k) / (s_k + eps)
+
+r is the reward of a row of agent k, mu_k and s_k are mean and standard deviation over the rows of the same task and
+agent. The ablation (mu, s), (mu_k, s), (mu, s_k), (mu_k, s_k) is the fields `center_scope` and `scale_scope`, `group`
+or `agent` each. All four count rows.
+
+Source: arXiv 2602.08847, Eq. 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from verl_atgrpo.train.estimators.arithmetic import deviations, group_sum, pairs, standardise
+from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PRESET = EstimatorSpec(name="dr_mas", center_scope="agent", scale_scope="agent")
+
+
+def advantages(values: Tensor, labels: Labels, spec: EstimatorSpec, weights: Tensor | None = None) -> Tensor:
+    """Returns the advantages of rows with the scope "agent" in the centre or the scale: (N,) float64 -> (N,).
+
+    A row counts as often as `weights` (N,) says, by default once.
+    """
+    scopes = {"group": labels["groups"], "agent": pairs(labels["groups"], labels["agents"])}
+    same = spec.scale == "none" or spec.scale_scope == spec.center_scope
+    scale_groups = None if same else scopes[spec.scale_scope]
+    return standardise(values, scopes[spec.center_scope], spec, scale_groups, weights)
+
+
+def inflation_factors(rewards: Tensor, agents: Sequence[str]) -> dict[str, float]:
+    """Returns the factor by which pooled normalisation inflates each agent's gradient: (s_k^2 + (mu_k - mu)^2) / s^2.
+
+    With 1 the pooled statistics fit the agent; above 1 its updates are larger than with its own statistics. Uses
+    population variances, so that the row-weighted mean of the factors is 1. Without spread all are 1.
+
+    Shapes: rewards (N,) of real rows only; agents: N names -> one factor for each distinct name.
+
+    Raises:
+        ValueError: rewards of another shape than (N,), or not finite.
+    """
+    if rewards.shape != (len(agents),) or not bool(rewards.isfinite().all()):
+        raise ValueError(f"rewards: expected ({len(agents)},) finite values, got shape {tuple(rewards.shape)}")
+    names = list(dict.fromkeys(agents))
+    number = {name: position for position, name in enumerate(names)}
+    codes = rewards.double().new_tensor([number[name] for name in agents]).long()
+    _, _, deviation = deviations(rewards.detach().double(), codes.new_zeros(len(codes)))
+    # The mean of (r - mu)^2 over the rows of agent k is s_k^2 + (mu_k - mu)^2.
+    squares = deviation.square()
+    variance = squares.mean()
+    own = group_sum(squares, codes, len(names)) / codes.bincount(minlength=len(names))
+    factors = own / variance if variance > 0 else own.new_ones(len(own))
+    return dict(zip(names, map(float, factors.tolist()), strict=True))

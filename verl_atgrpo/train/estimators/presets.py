@@ -1,0 +1,52 @@
+"""The names for `at_grpo.estimator`: one file of this package for each, and the entry points of installed packages."""
+
+import functools
+import importlib.metadata
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from verl_atgrpo.train.estimators import at_grpo, dr_grpo, dr_mas, gigpo, grpo, m_grpo, mas_grpo, rloo
+from verl_atgrpo.train.estimators.spec import CONFIG_KEY, EstimatorSpec
+
+_PAPERS: tuple[EstimatorSpec, ...] = (
+    at_grpo.PRESET,
+    grpo.PRESET,
+    dr_grpo.PRESET,
+    rloo.PRESET,
+    mas_grpo.PRESET,
+    dr_mas.PRESET,
+    gigpo.PRESET,
+    m_grpo.PRESET,
+)
+PRESETS: Mapping[str, EstimatorSpec] = MappingProxyType({preset.name: preset for preset in _PAPERS})
+"""Name -> fields. `m_grpo` also needs `main_agent` and `sub_calls`."""
+
+ENTRY_POINTS = "verl_atgrpo.train.estimators"
+"""Group of entry points with which installed packages register presets: a name and "module:spec"."""
+
+
+@functools.cache
+def presets() -> Mapping[str, EstimatorSpec]:
+    """Returns `PRESETS` and the presets of installed packages.
+
+    Raises:
+        ValueError: an entry point's name is taken, it cannot be loaded, or it is no spec of that name.
+    """
+    found = dict(PRESETS)
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            spec = point.load()
+        except (ImportError, AttributeError) as error:
+            why = f"cannot be loaded ({type(error).__name__}: {error}); mend or uninstall its package"
+            raise _refused(point, why) from error
+        if point.name in found and found[point.name] != spec:
+            raise _refused(point, "has the name of another preset; uninstall its package")
+        if not isinstance(spec, EstimatorSpec) or spec.name != point.name:
+            raise _refused(point, f"is no EstimatorSpec(name={point.name!r}, ...)")
+        found[point.name] = spec
+    return found
+
+
+def _refused(point: importlib.metadata.EntryPoint, why: str) -> ValueError:
+    place = f"the entry point {point.value!r} (group {ENTRY_POINTS})"
+    return ValueError(f"{CONFIG_KEY}={point.name!r}: {place} {why}")

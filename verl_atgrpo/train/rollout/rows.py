@@ -1,0 +1,247 @@
+"""Converts an episode's record to rows of the trainer's queue: keys, tags, rewards and tensors.
+
+A row is one candidate. Its key orders it within the episode, its group names the rows that it is compared with, and
+its tags hold what the update and the metrics need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+from torch import Tensor
+
+from verl_atgrpo.play.types import Candidate, Decision, EpisodeRecord, Generation
+from verl_atgrpo.train.estimators.labels import anchor_of
+from verl_atgrpo.train.estimators.spec import Need
+from verl_atgrpo.train.rows.jagged import jagged
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate, ready to be written to the trainer's queue."""
+
+    key: str
+    """`{uid}_{session}_{index}`, verl's convention; `uid` has no underscore."""
+    group: str
+    """Goes into verl's `uid` field, by which advantages are grouped."""
+    prompt_ids: list[int]
+    generation: Generation
+    reward: float
+    tags: dict[str, Any]
+
+
+def training_rows(
+    uid: str,
+    session: int,
+    record: EpisodeRecord,
+    scheme: str,
+    needs: Collection[Need] = (),
+    episode_reward: str = "outcome",
+) -> Iterator[Row]:
+    """Yields a row for every candidate of an episode's trained decisions.
+
+    `tree`, `branch`: the group is the decision and the reward is the candidate's own.
+    `parallel`: the group is the task, and the reward is the episode's, or the candidate's own.
+
+    Args:
+        needs: `EstimatorSpec.needs`, the labels that the estimator reads beside the group. `left` counts decisions
+            in the order in which they finished.
+        episode_reward: the reward of a row in `parallel`: the `outcome`'s, the sum of all answers' `scores`, or its
+            `own`.
+    """
+    trained = [(first, decision) for first, decision in _numbered(record) if decision.trained]
+    whole = record.outcome.team_reward
+    if episode_reward == "scores":
+        whole = sum(decision.candidates[decision.committed].reward for _, decision in trained)
+    for position, (first, decision) in enumerate(trained):
+        group = uid if scheme == "parallel" else f"{uid}.{session}.{decision.name}"
+        compared: dict[str, Any] = {}
+        if "left" in needs:
+            compared["left"] = len(trained) - 1 - position
+        if "anchor" in needs:
+            compared["anchor"] = anchor_of(decision.prompt_ids)
+        for number, candidate in enumerate(decision.candidates):
+            reward = whole if scheme == "parallel" and episode_reward != "own" else candidate.reward
+            tags = {
+                **_tags(record, decision, candidate),
+                "group": group,
+                "candidate": number,
+                "committed": number == decision.committed,
+                "reward": reward,
+                # However many candidates it has, a decision counts once.
+                "weight": decision.weight / len(decision.candidates),
+                "resumed": candidate.generation.resumed,
+                "episode": f"{uid}_{session}",
+                **compared,
+            }
+            key = f"{uid}_{session}_{first + number}"
+            yield Row(key, group, decision.prompt_ids, candidate.generation, reward, tags)
+
+
+def untrained_rows(uid: str, session: int, record: EpisodeRecord, scheme: str) -> Iterator[Row]:
+    """Yields the rows of decisions that are not trained on, for the records: drafts, and what branches start from.
+
+    The reward is the candidate's own in `tree`, the episode's in the others, where scores may not have been called.
+    """
+    for first, decision in _numbered(record):
+        for number, candidate in enumerate(() if decision.trained else decision.candidates):
+            key, committed = f"{uid}_{session}_{first + number}", number == decision.committed
+            reward = candidate.reward if scheme == "tree" else record.outcome.team_reward
+            tags = {**_tags(record, decision, candidate), "trained": False, "committed": committed, "reward": reward}
+            yield Row(key, uid, decision.prompt_ids, candidate.generation, reward, tags)
+
+
+def _numbered(record: EpisodeRecord) -> Iterator[tuple[int, Decision]]:
+    """Yields every decision with the number of its first candidate in the episode."""
+    first = 0
+    for decision in record.decisions:
+        yield first, decision
+        first += len(decision.candidates)
+
+
+def validation_rows(uid: str, session: int, record: EpisodeRecord) -> Iterator[Row]:
+    """Yields a row for every committed answer. verl takes an episode's score from its last row."""
+    for index, decision in enumerate(record.decisions):
+        candidate = decision.candidates[decision.committed]
+        tags = {**_tags(record, decision, candidate), "committed": True, "reward": candidate.reward}
+        reward = record.outcome.team_reward
+        yield Row(f"{uid}_{session}_{index}", uid, decision.prompt_ids, candidate.generation, reward, tags)
+
+
+def _tags(record: EpisodeRecord, decision: Decision, candidate: Candidate) -> dict[str, Any]:
+    return {
+        "agent": decision.agent,
+        "turn": decision.turn,
+        "scope": decision.scope,
+        "policy": decision.policy,
+        "team_reward": candidate.score.team,
+        "local_reward": candidate.score.local,
+        "truncated": candidate.generation.truncated,
+        "temperature": candidate.generation.temperature,
+        "episode_success": record.outcome.success,
+        "episode_reward": record.outcome.team_reward,
+    }
+
+
+def failed_validation_row(uid: str, session: int, policy: str, token_id: int) -> Row:
+    """Returns the row of a failed validation episode: no text, no reward, no success."""
+    return Row(
+        f"{uid}_{session}_0",
+        uid,
+        [token_id],
+        Generation([token_id], [0.0], ""),
+        0.0,
+        {"failed": True, "policy": policy, "episode_success": False, "episode_reward": 0.0},
+    )
+
+
+DEAL = "deal"
+"""Field of a submitted task: its number of earlier submissions in the same step."""
+RECORDED = "recorded"
+"""Field of a submitted training task: whether rows that are not trained on are written, for the records."""
+WHOLE = "whole"
+"""Tag: whether all rows of the row's episode were written."""
+PositionIds = Callable[[Tensor], Tensor]
+"""Token ids of one row (T,) -> its positions, the last dimension T."""
+
+
+def episode_fields(
+    rows: Sequence[Row], turns: int, info: dict[str, float], data_source: str, position_ids: PositionIds | None = None
+) -> TensorDict:
+    """Returns the fields of an episode's rows that verl's V1 trainer and workers read, with batch size (N,).
+
+    Equal to what `verl.utils.tensordict_utils.list_of_dict_to_tensordict` makes of `AgentLoopOutput`s, without the
+    fields that are not read after the rollout (`metrics`, `multi_modal_inputs`, `session_id`, `index`,
+    `global_steps`). Token ids and masks are int64, log-probs and rewards float32, (N, T) if all rows have the same
+    length and jagged otherwise; the others are non-tensors.
+
+    Args:
+        rows: the rows of one episode. Log-probs are left out if a row has none, since TransferQueue needs a field
+            for every row of a batch.
+        turns: decisions of the episode.
+        info: `reward_extra_info` of every row.
+        data_source: the name that validation reports the task under.
+        position_ids: for models whose positions are not 0, 1, 2, ...
+
+    Raises:
+        ValueError: there is no row, or an answer has no token to place its reward on.
+    """
+    if not rows:
+        raise ValueError("the episode has no row: run() made no decision")
+    answers = [row.generation.token_ids for row in rows]
+    lengths = np.fromiter(map(len, answers), dtype=np.int64)
+    if not lengths.all():
+        raise ValueError(f"row {rows[int(lengths.argmin())].key!r}: the answer has no token")
+    # Candidates of a decision share its prompt.
+    prompts = {id(row.prompt_ids): torch.from_numpy(np.array(row.prompt_ids, dtype=np.int64)) for row in rows}
+    of_rows = [prompts[id(row.prompt_ids)] for row in rows]
+    prompt_lengths = np.fromiter(map(len, of_rows), dtype=np.int64)
+    total = lengths + prompt_lengths
+    responses = _flat(answers, np.int64, int(lengths.sum()))
+    sequences = list(
+        chain.from_iterable(zip(of_rows, torch.split_with_sizes(responses, lengths.tolist()), strict=True))
+    )
+    input_ids = torch.cat(sequences)
+    if position_ids is None:
+        starts = np.cumsum(total) - total
+        positions = _column(torch.from_numpy(np.arange(total.sum()) - np.repeat(starts, total)), total)
+    else:
+        positions = _stack([position_ids(ids) for ids in torch.split_with_sizes(input_ids, total.tolist())])
+    mask = _column(torch.ones_like(responses), lengths)
+    scores = torch.zeros(len(responses))
+    scores[torch.from_numpy(np.cumsum(lengths) - 1)] = torch.tensor([row.reward for row in rows], dtype=torch.float32)
+    versions = [row.generation.weights_version for row in rows]
+    fields: dict[str, Any] = {
+        "prompts": _column(torch.cat(of_rows), prompt_lengths),
+        "responses": _column(responses, lengths),
+        "response_mask": mask,
+        "loss_mask": mask,
+        "rm_scores": _column(scores, lengths),
+        "input_ids": _column(input_ids, total),
+        "position_ids": positions,
+        "num_turns": _stack_of([turns] * len(rows), lambda value: value),
+        "extra_fields": _stack_of(
+            versions,
+            lambda version: {
+                "min_global_steps": version[0],
+                "max_global_steps": version[1],
+                "reward_extra_info": info,
+            },
+        ),
+        "uid": _stack_of([row.group for row in rows], lambda value: value),
+        "data_source": _stack_of([data_source] * len(rows), lambda value: value),
+    }
+    if all(row.generation.log_probs for row in rows):
+        log_probs = _flat([row.generation.log_probs for row in rows], np.float32, len(responses))
+        fields["rollout_log_probs"] = _column(log_probs, lengths)
+    return TensorDict(fields, batch_size=[len(rows)])
+
+
+def _flat(lists: Iterable[Iterable[float]], dtype: Any, count: int) -> Tensor:
+    # Several times faster than torch.tensor, which checks the type of every element.
+    return torch.from_numpy(np.fromiter(chain.from_iterable(lists), dtype=dtype, count=count))
+
+
+def _column(values: Tensor, lengths: Any) -> Tensor:
+    """Splits values into rows of these lengths: (N, T), jagged if the lengths differ."""
+    if (lengths == lengths[0]).all():
+        return values.view(len(lengths), -1)
+    return jagged(values, torch.from_numpy(lengths))
+
+
+def _stack(rows: list[Tensor]) -> Tensor:
+    if all(row.shape == rows[0].shape for row in rows):
+        return torch.stack(rows)
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+def _stack_of(values: Sequence[Any], content: Callable[[Any], Any]) -> NonTensorStack:
+    """Stacks `content` of every value; wraps it once per distinct value, since wrapping is slow."""
+    wrapped = {value: NonTensorData(content(value)) for value in dict.fromkeys(values)}
+    return NonTensorStack(*(wrapped[value] for value in values))

@@ -1,0 +1,193 @@
+"""Saves and resumes all policies of a team together: an incomplete step is never resumed from."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from omegaconf import DictConfig
+from verl.utils.checkpoint.checkpoint_manager import find_latest_ckpt_path, get_checkpoint_tracker_filename
+from verl.utils.dataset.rl_dataset import collate_fn
+
+from verl_atgrpo.train.config.policies import POLICIES_FILE
+from verl_atgrpo.train.serving.health import in_a_line
+
+if TYPE_CHECKING:
+    from verl_atgrpo.train.trainer.policy_unit import PolicyUnit
+
+logger = logging.getLogger(__name__)
+
+_STEP = "global_step_"
+_TASKS = "data.pt"
+_UNFINISHED = "pending.json"
+
+
+class SaveFailed(RuntimeError):
+    """A checkpoint could not be written; the message has its folder, the space there and the cause."""
+
+
+def save(
+    trainer: DictConfig,
+    units: Sequence[PolicyUnit],
+    global_steps: int,
+    tasks: dict[str, Any],
+    unfinished: Sequence[int] = (),
+) -> Path:
+    """Saves every trainable policy and the order of tasks, then marks the step complete, then removes old steps.
+
+    Returns the step's folder.
+
+    Args:
+        trainer: verl's `trainer` section.
+        units: the policies.
+        global_steps: the step just done.
+        tasks: the state of the training data loader.
+        unfinished: tasks that were submitted and not trained on.
+
+    Raises SaveFailed.
+    """
+    root = Path(trainer.default_local_dir)
+    folder = root / f"{_STEP}{global_steps}"
+    try:
+        # If an earlier run saved this step here, it is no longer complete.
+        (folder / POLICIES_FILE).unlink(missing_ok=True)
+        for unit in units:
+            unit.save(str(folder), global_steps)
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(tasks, folder / _TASKS)
+        (folder / _UNFINISHED).write_text(json.dumps({"tasks": list(unfinished)}))
+        (folder / POLICIES_FILE).write_text(json.dumps(_trainable(units)))
+        tracker = Path(get_checkpoint_tracker_filename(str(root)))
+        written = tracker.with_suffix(".new")
+        written.write_text(str(global_steps))
+        written.replace(tracker)
+    except (OSError, RuntimeError) as error:  # torch and Ray have errors of their own for a full disk
+        free = shutil.disk_usage(next(part for part in (root, *root.absolute().parents) if part.is_dir())).free
+        raise SaveFailed(
+            f"{folder} could not be saved; {free >> 20:,} MiB are free there: {in_a_line(error)}"
+        ) from error
+    if trainer.get("max_actor_ckpt_to_keep"):
+        _remove_old(root, int(trainer.max_actor_ckpt_to_keep), global_steps)
+    return folder
+
+
+def _trainable(units: Sequence[PolicyUnit]) -> dict[str, str]:
+    return {unit.name: unit.folder for unit in units if unit.trainable}
+
+
+def _remove_old(root: Path, keep: int, global_steps: int) -> None:
+    numbers = [path.name.removeprefix(_STEP) for path in root.glob(f"{_STEP}*")]
+    steps = sorted(int(number) for number in numbers if number.isdigit())
+    for step in [step for step in steps if step <= global_steps][:-keep]:
+        folder = root / f"{_STEP}{step}"
+        try:
+            (folder / POLICIES_FILE).unlink(missing_ok=True)  # first, so that what may be left is not complete
+            shutil.rmtree(folder)
+        except OSError as error:
+            logger.warning("an old checkpoint could not be removed: %s", error)
+
+
+class Resumed(NamedTuple):
+    """Where a run resumes."""
+
+    global_steps: int = 0
+    tasks: dict[str, Any] | None = None
+    """The state of the training data loader; None where training starts from scratch."""
+    unfinished: Sequence[int] = ()
+    """Tasks that were submitted and not trained on."""
+    folder: Path | None = None
+
+
+def load(trainer: DictConfig, units: Sequence[PolicyUnit]) -> Resumed:
+    """Loads the checkpoint selected by `trainer.resume_mode` into the policies.
+
+    Raises:
+        ValueError: the checkpoint is not a team's, or its trainable policies are not this job's.
+    """
+    if trainer.resume_mode == "disable":
+        return Resumed()
+    if trainer.resume_mode == "resume_path":
+        found = os.path.abspath(trainer.resume_from_path)
+    else:
+        found = last_complete(trainer)
+    if found is None:
+        return Resumed()
+    folder = Path(found)
+    if not (folder / POLICIES_FILE).is_file():
+        raise ValueError(
+            f"{folder} has no {POLICIES_FILE}: it is no complete checkpoint of a team; name another with "
+            "trainer.resume_from_path, or set trainer.resume_mode=disable"
+        )
+    saved = json.loads((folder / POLICIES_FILE).read_text())
+    if saved != _trainable(units):
+        raise ValueError(
+            f"{folder} holds the policies {', '.join(saved)}, this job trains {', '.join(_trainable(units))}: "
+            "resume with the policies it was saved with, or set trainer.resume_mode=disable"
+        )
+    for unit in units:
+        unit.load(str(folder))
+    tasks: dict[str, Any] = torch.load(folder / _TASKS, weights_only=False)
+    logger.info("resuming from %s", folder)
+    file = folder / _UNFINISHED
+    # Checkpoints from before they were saved have none.
+    unfinished = map(int, json.loads(file.read_text())["tasks"]) if file.is_file() else ()
+    return Resumed(int(folder.name.removeprefix(_STEP)), tasks, list(unfinished), folder)
+
+
+def last_complete(trainer: DictConfig) -> Path | None:
+    """Returns the folder of the last complete step, or None."""
+    found = find_latest_ckpt_path(os.path.abspath(trainer.default_local_dir))
+    return None if found is None else Path(found)
+
+
+def resume_hint(trainer: DictConfig, checkpoint: Path | None) -> str:
+    """Returns the end of a failed run's error message: where the next run can resume.
+
+    Args:
+        trainer: verl's `trainer` section.
+        checkpoint: the run's last one, or the one it began from; the folder may have others that it does not continue.
+    """
+    if checkpoint is None:
+        return "there is no complete checkpoint yet: the same command begins where this one did"
+    complete = f"the last complete checkpoint is {checkpoint}"
+    named = trainer.resume_mode == "resume_path" and Path(os.path.abspath(trainer.resume_from_path)) == checkpoint
+    if trainer.resume_mode == "auto" or named:
+        return f"{complete}: the same command goes on from it"
+    return f"{complete}: go on with trainer.resume_mode=resume_path trainer.resume_from_path={checkpoint}"
+
+
+def announce(trainer: DictConfig, began: float) -> None:
+    """Writes to stderr where the next run can resume, as the last words of a command, however it ends.
+
+    Args:
+        trainer: verl's `trainer` section.
+        began: when the command began, in seconds since the epoch; it continues no older checkpoint with
+            `resume_mode: disable`.
+    """
+    found = last_complete(trainer)
+    if found is not None and trainer.resume_mode == "disable":
+        tracker = Path(get_checkpoint_tracker_filename(str(found.parent)))
+        found = found if tracker.stat().st_mtime >= began else None
+    sys.stderr.write(f"verl-atgrpo: {resume_hint(trainer, found)}\n")
+
+
+def replay_unfinished(dataset: Any, tasks: deque[int]) -> Iterator[dict[str, Any]]:
+    """Yields tasks in the form of verl's data loader, one at a time, and removes each from `tasks`.
+
+    Raises ValueError if the data set has become smaller.
+    """
+    while tasks:
+        if tasks[0] >= len(dataset):
+            raise ValueError(
+                f"{_UNFINISHED} of the checkpoint names task {tasks[0]}, but there are {len(dataset)} training tasks: "
+                "resume with as many as it was saved with, or set trainer.resume_mode=disable"
+            )
+        yield collate_fn([dataset[tasks.popleft()]])

@@ -1,0 +1,191 @@
+"""Writes the report's records from a step's rows in the queue."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_atgrpo.train.config.schema import SECTION, RecordSettings
+from verl_atgrpo.train.rollout.rows import WHOLE
+from verl_atgrpo.train.rows.batch import VALIDATION, Batch, Tags
+from verl_atgrpo.train.trainer.record_files import METRICS, TRAIN, VAL, RecordFiles, metrics_row, plain
+
+if TYPE_CHECKING:
+    from verl_atgrpo.train.trainer.policy_unit import PolicyUnit
+
+
+def about_run(config: DictConfig, units: Sequence[PolicyUnit]) -> dict[str, Any]:
+    """Returns the description of the run in the first line of every record file."""
+    return {
+        "project": config.trainer.project_name,
+        "experiment": config.trainer.experiment_name,
+        "section": OmegaConf.to_container(config[SECTION], resolve=True),
+        "models": {unit.name: unit.config.actor_rollout_ref.model.path for unit in units},
+        "frozen": [unit.name for unit in units if not unit.trainable],
+    }
+
+
+@dataclass(frozen=True)
+class SampledRow:
+    """A row copied from the queue for the records."""
+
+    key: str
+    tags: Tags
+    prompt_ids: list[int]
+    response_ids: list[int]
+    advantage: float | str | None
+    """As used by the update; None for a row that was not trained on."""
+
+
+def selected_rows(tags: Sequence[Tags], split: str, settings: RecordSettings) -> list[int]:
+    """Returns the indices of the rows to record: all rows of the tasks with the lowest numbers.
+
+    In training of those with all of their rows: of other tasks, those that are not trained on were not written.
+    """
+    if split == VAL:
+        return [index for index, row in enumerate(tags) if row["task"] < settings.val_tasks]
+    lacking = {row["task"] for row in tags if not row[WHOLE]}
+    tasks = set(sorted({row["task"] for row in tags} - lacking)[: settings.train_tasks])
+    return [index for index, row in enumerate(tags) if row["task"] in tasks]
+
+
+def decisions(
+    rows: Sequence[SampledRow], split: str, step: int, tokenizers: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Returns the records of rows: one per decision, or one for a failed episode.
+
+    Args:
+        rows: whole episodes, in any order.
+        split: `train` or `val`.
+        step: the training step.
+        tokenizers: policy -> tokenizer.
+    """
+    by_decision: dict[tuple[Any, ...], list[tuple[int, SampledRow]]] = defaultdict(list)
+    episodes: dict[int, list[tuple[str, int]]] = defaultdict(list)
+    for row in rows:
+        uid, session, index = row.key.rsplit("_", 2)
+        episode = uid, int(session)
+        if episode not in episodes[row.tags["task"]]:
+            episodes[row.tags["task"]].append(episode)
+        decision = (row.tags.get("scope"), row.tags.get("agent"), row.tags.get("turn"))
+        by_decision[(*episode, *decision)].append((int(index), row))
+    numbers = {episode: number for of_task in episodes.values() for number, episode in enumerate(sorted(of_task))}
+    records = []
+    for (uid, session, *_), unordered in by_decision.items():
+        first, mine = min(unordered)[0], [row for _, row in sorted(unordered, key=lambda pair: pair[0])]
+        tags = mine[0].tags
+        record = {
+            "step": step,
+            "split": split,
+            "task": tags["task"],
+            "episode": numbers[uid, session],
+            "decision": first,
+            "success": tags["episode_success"],
+            "episode_reward": tags["episode_reward"],
+        }
+        records.append({**record, "failed": True} if tags.get("failed") else {**record, **_decision(mine, tokenizers)})
+    return sorted(records, key=lambda record: (record["task"], record["episode"], record["decision"]))
+
+
+def _decision(rows: Sequence[SampledRow], tokenizers: Mapping[str, Any]) -> dict[str, Any]:
+    tags = rows[0].tags
+    tokenizer = tokenizers[tags["policy"]]
+    return {
+        "agent": tags["agent"],
+        "turn": tags["turn"],
+        "scope": tags["scope"],
+        "policy": tags["policy"],
+        "prompt": tokenizer.decode(rows[0].prompt_ids, skip_special_tokens=False),
+        "prompt_tokens": len(rows[0].prompt_ids),
+        "committed": next(number for number, row in enumerate(rows) if row.tags["committed"]),
+        "candidates": [
+            {
+                # As the environment sees it.
+                "text": tokenizer.decode(row.response_ids, skip_special_tokens=True),
+                "tokens": len(row.response_ids),
+                "team": row.tags["team_reward"],
+                "local": row.tags["local_reward"],
+                "reward": row.tags["reward"],
+                "advantage": row.advantage,
+                "truncated": row.tags["truncated"],
+                "version": [row.tags["min_global_steps"], row.tags["max_global_steps"]],
+            }
+            for row in rows
+        ],
+    }
+
+
+class Recorder:
+    """Writes a run's records; also one of verl's loggers (`log`)."""
+
+    def __init__(
+        self,
+        settings: RecordSettings,
+        files: RecordFiles,
+        tokenizers: Mapping[str, Any],
+        in_background: Callable[..., None],
+    ) -> None:
+        """Writes nothing yet.
+
+        Args:
+            settings: what to record.
+            files: where to.
+            tokenizers: policy -> tokenizer.
+            in_background: runs a function with arguments without blocking the training.
+        """
+        self._settings = settings
+        self._files = files
+        self._tokenizers = tokenizers
+        self._in_background = in_background
+        self._seconds = 0.0
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._seconds += time.perf_counter() - began
+
+    def take_seconds(self) -> float:
+        """Returns the seconds for which the records have blocked the training since the last call."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def log(self, data: Mapping[str, Any], step: int) -> None:
+        """Writes a step's metrics (interface of verl's loggers)."""
+        with self._timed():
+            self._files.append(METRICS, [metrics_row(step, time.time(), data)])
+
+    def record(self, step: int, batch: Batch) -> None:
+        """Fetches a batch's selected episodes, then decodes and writes them in the background.
+
+        Args:
+            step: the training step.
+            batch: rows of whole episodes, still in the queue. Those that were trained on have advantages.
+        """
+        with self._timed():
+            split = VAL if batch.partition_id == VALIDATION else TRAIN
+            rows = _fetch(batch.take(selected_rows(batch.tags, split, self._settings)))
+            if rows:
+                self._in_background(self._write, split, step, rows)
+
+    def _write(self, split: str, step: int, rows: Sequence[SampledRow]) -> None:
+        self._files.append(split, decisions(rows, split, step, self._tokenizers))
+
+
+def _fetch(batch: Batch) -> list[SampledRow]:
+    if not batch:
+        return []
+    data = batch.fetch("prompts", "responses")
+    texts = zip(data["prompts"].unbind(), data["responses"].unbind(), strict=True)
+    return [
+        SampledRow(
+            key, tags, prompt.tolist(), response.tolist(), plain(tags["advantage"]) if "advantage" in tags else None
+        )
+        for key, tags, (prompt, response) in zip(batch.keys, batch.tags, texts, strict=True)
+    ]

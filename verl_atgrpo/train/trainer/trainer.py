@@ -1,0 +1,448 @@
+"""verl's trainer, extended by episodes, several policies and per-agent metrics."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from itertools import chain
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, open_dict
+from tensordict import TensorDict
+from verl.single_controller.ray import RayResourcePool, ResourcePoolManager
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.utils.debug import marked_timer
+from verl.utils.tracking import Tracking
+
+from verl_atgrpo import compat, platform_choice
+from verl_atgrpo.train.config.answer_check import check_template_arguments
+from verl_atgrpo.train.config.policies import base_of, job_of
+from verl_atgrpo.train.config.run_check import MODE
+from verl_atgrpo.train.config.schema import EXPANDED, AtGrpoConfig, PolicySettings
+from verl_atgrpo.train.estimators.choice import configured_spec
+from verl_atgrpo.train.rollout.rows import DEAL, RECORDED
+from verl_atgrpo.train.rows import queue
+from verl_atgrpo.train.rows.batch import PARTITION, Batch, Rows
+from verl_atgrpo.train.rows.credit import rows_with_signal
+from verl_atgrpo.train.rows.step_rows import StepRows, sample_rows
+from verl_atgrpo.train.serving.client import TeamClient
+from verl_atgrpo.train.serving.health import PolicyFailed, RolloutFailed
+from verl_atgrpo.train.trainer import checkpoints, schedule
+from verl_atgrpo.train.trainer.dataset import TeamTokenizer, wire
+from verl_atgrpo.train.trainer.metrics import (
+    AgentProgress,
+    Signal,
+    every_episode_failed,
+    policy_metrics,
+    staleness_metrics,
+    step_metrics,
+    training_metrics,
+)
+from verl_atgrpo.train.trainer.policies import TeamSync, for_all, train_all
+from verl_atgrpo.train.trainer.policy_unit import PolicyUnit
+from verl_atgrpo.train.trainer.record_files import FOLDER, RecordFiles
+from verl_atgrpo.train.trainer.recorder import Recorder, about_run
+from verl_atgrpo.train.trainer.rollout_watch import RolloutWatch
+from verl_atgrpo.train.trainer.schedule import make_schedule
+from verl_atgrpo.train.trainer.sharing import SharingUnit
+from verl_atgrpo.train.trainer.standalone import StandaloneUnit
+
+_POOL = "global_pool"
+
+
+@register_trainer(MODE)
+class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
+    """Trains a team's policies on the episodes it plays."""
+
+    _dump_futures: list[Future[None]]
+    _frozen = False
+    """Whether garbage collectors skip what was there after the first step."""
+    _step_over: float | None = None
+    """When the last step and its validation ended."""
+
+    def __init__(self, config: DictConfig) -> None:
+        compat.check_symbols(compat.SYMBOLS + (compat.CPU_SYMBOLS if platform_choice.wants_cpu() else ()))
+        self.settings = AtGrpoConfig.from_config(config)
+        wire(config, self.settings, self.settings.make_environment())
+        self._spec = configured_spec(self.settings.estimator, config.algorithm.norm_adv_by_std_in_grpo)
+        self.schedule = make_schedule(self.settings.mode, config.trainer)
+        self._unfinished: deque[int] = deque()
+        self._deals = schedule.Deals()
+        self._tags: list[dict[str, Any]] = []
+        self._sampled: dict[str, Any] = {}
+        """The step's metrics as far as they are known."""
+        self._progress = AgentProgress()
+        self._updated = False
+        self._checkpoint: Path | None = None
+        self.recorder: Recorder | None = None
+        super().__init__(config)
+        queue.pace(self.replay_buffer, queue.POLL_INTERVAL, check=self.collect_report)
+        queue.on_validation_sample(self.replay_buffer, self.on_validation_sample)
+
+    @property
+    def trainer_mode(self) -> str:
+        """The mode for verl's base class, which compares it with the literal "sync" in several places."""
+        return self.settings.mode
+
+    @trainer_mode.setter
+    def trainer_mode(self, mode: str) -> None:
+        assert mode == MODE, mode
+
+    # ------------------------------------------------------------ policies
+
+    def _setup(self) -> None:
+        """Starts every policy's workers and servers, and resumes from a checkpoint if there is one."""
+        self._init_tokenizer()
+        self._init_dataloader()
+        self._init_dump_executor()
+        policies = self.settings.policy_settings()
+        pools = self._make_pools(policies)
+        kind = StandaloneUnit if self.settings.mode == "separate_async" else PolicyUnit
+        made: dict[str, PolicyUnit] = {}
+        replicas = 0
+        for host, names in self.settings.bases().items():
+            for name in sorted(names, key=lambda name: name != host):
+                # A single policy is saved where verl's tools expect it.
+                folder = "actor" if len(policies) == 1 else f"policies/{name}"
+                given = (folder, policies[name].trainable)
+                if name == host:
+                    job = base_of(self.config, self.settings, host)
+                    made[name] = kind(name, job, *given, replicas, self.settings, self._spec)
+                    replicas += made[name].server_devices(pools[name])  # at least as many as the policy has servers
+                else:
+                    job = job_of(self.config, name)
+                    made[name] = SharingUnit(name, job, *given, made[host], self.settings, self._spec)
+        self.units = [made[name] for name in policies]
+        tokenizers = {f"policy {unit.name!r}": unit.tokenizer for unit in self.units}
+        check_template_arguments(self.config.data, tokenizers)
+        hosts = self.hosts
+        for unit in hosts:
+            unit.place(pools[unit.name])
+        for_all(hosts, PolicyUnit.start, self.concurrent)
+        self.checkpoint_manager = TeamSync(hosts, self.concurrent)
+        self.tokenizer = TeamTokenizer({unit.name: unit.tokenizer for unit in self.units})
+        # Environments compute rewards; verl only checks whether there is a reward model.
+        self.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])
+        self.teacher_model_manager = None
+        self.distillation_config = None
+        # verl's profiling supports one policy.
+        self.actor_rollout_wg, self.ref_policy_wg = hosts[0].actor_rollout_wg, hosts[0].ref_policy_wg
+        self.llm_server_manager = hosts[0].servers
+        self.watch = RolloutWatch(hosts, self.settings.max_failed_episodes, self.settings.training_episodes)
+        self._load_checkpoint()
+        self.recorder = self._make_recorder()
+
+    @property
+    def hosts(self) -> list[PolicyUnit]:
+        """The policies that have workers and servers; others are adapters beside one of them."""
+        return [unit for unit in self.units if unit.host is unit]
+
+    @property
+    def _split(self) -> bool:
+        return self.settings.placement == "split"
+
+    @property
+    def concurrent(self) -> bool:
+        """Whether policies start, update and sync weights concurrently instead of one after the other.
+
+        Colocated policies on GPUs take turns: two updates may not fit into a GPU's memory, and servers that start at
+        the same time misjudge how much is free. On the CPU, one policy uses the cores that another leaves idle.
+        """
+        return self._split or platform_choice.wants_cpu()
+
+    def _make_pools(self, policies: Mapping[str, PolicySettings]) -> dict[str, RayResourcePool]:
+        """Returns policy -> resource pool: one for all policies, or one for each."""
+        trainer = self.config.trainer
+        bases = self.settings.bases()
+        own = {host: policies[host].gpus or trainer.n_gpus_per_node for host in bases}
+        host_of = {name: host for host, names in bases.items() for name in names}
+        spec = own if self._split else {_POOL: trainer.n_gpus_per_node}
+        self.resource_pool_manager = ResourcePoolManager(
+            resource_pool_spec={name: [gpus] * trainer.nnodes for name, gpus in spec.items()},
+            mapping={},
+            max_colocate_count=max(3, len(policies)),
+        )
+        self.resource_pool_manager.create_resource_pool()
+        pools = self.resource_pool_manager.resource_pool_dict
+        return {name: pools[host_of[name] if self._split else _POOL] for name in policies}
+
+    def _init_dataloader(self) -> None:
+        """Sets every policy's number of training steps, which verl derives from the data."""
+        super()._init_dataloader()
+        steps = self.config.actor_rollout_ref.actor.optim.total_training_steps
+        for policy in self.config.get(EXPANDED, {}).values():
+            with open_dict(policy):
+                policy.actor.optim.total_training_steps = steps
+
+    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> Batch:
+        """Samples a step's rows and updates every trainable policy on its own rows."""
+        with marked_timer("gen", timing_raw, color="red"):
+            self.on_sample_begin()
+            rows = self.sample_step(sample_batch_size)
+            self.on_sample_end()
+        metrics.update(rows.metrics)
+        self._tags, self._sampled = rows.tags, metrics
+        with marked_timer("bookkeeping", timing_raw):
+            batches = {unit.name: rows.rows_for({unit.name}) for unit in self.units}
+            learning = [unit for unit in self.units if unit.can_learn_from(len(batches[unit.name]))]
+            by_policy = {
+                unit.name: {
+                    "team/rows": float(len(batches[unit.name])),
+                    "team/updated": float(unit in learning),
+                    **self._dropped(rows, unit),
+                    **unit.metrics(),
+                }
+                for unit in self.units
+            }
+        self._updated = bool(learning)
+        updates = train_all(learning, batches, self.global_steps, self.concurrent, timing_raw)
+        for name, update in updates.items():
+            by_policy[name] |= update.metrics
+        metrics.update(policy_metrics(by_policy))
+        with marked_timer("bookkeeping", timing_raw):
+            if self.recorder is not None:
+                # While they are in the queue, including what is dropped, frozen or not trained on.
+                self.recorder.record(self.global_steps, rows + rows.untrained)
+            return rows.close({name: update.rows for name, update in updates.items()})
+
+    def _dropped(self, rows: StepRows, unit: PolicyUnit) -> dict[str, float]:
+        if self.settings.group_filter is None or not unit.trainable:
+            return {}
+        return {"team/tokens_dropped_share": rows.tokens_dropped_share(unit.name)}
+
+    def sample_step(self, tasks: int) -> StepRows:
+        """Returns a step's rows; in sync mode all were sampled with the same weights."""
+        buffer = self.replay_buffer
+        rows = sample_rows(
+            sample=lambda number: buffer.sample(
+                global_steps=self.global_steps, partition_id=PARTITION, batch_size=number
+            ),
+            add_tasks=super()._add_prompts_to_generate,  # not ours, which is for failed episodes
+            tasks=tasks,
+            group_filter=self.settings.group_filter,
+            trainable={unit.name for unit in self.units if unit.trainable},
+            spec=self._spec,
+        )
+        rows.sort()
+        return rows
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """Trains; when a process dies, the error names the checkpoint that the next run can resume from."""
+        try:
+            super().fit(agent_loop_manager)
+        except (PolicyFailed, RolloutFailed, checkpoints.SaveFailed) as failure:
+            raise type(failure)(
+                f"{failure}; {checkpoints.resume_hint(self.config.trainer, self._checkpoint)}"
+            ) from failure
+
+    # ------------------------------------------------------------ schedule
+
+    def on_init_end(self) -> None:
+        """Sends the servers the initial or resumed weights."""
+        self.checkpoint_manager.update_weights(self.global_steps)
+
+    def on_step_begin(self) -> None:
+        """Counts the time since the last step, without its validation: metrics, records and removal of rows."""
+        if self._step_over is not None:
+            self.timing_raw["between_steps"] = time.perf_counter() - self._step_over
+
+    def on_sample_end(self) -> None:
+        """Ends the rollout before the update, or interrupts it."""
+        with marked_timer("end_rollout", self.timing_raw, color="red"):
+            self.schedule.sample_end(self.checkpoint_manager, self.agent_loop_manager)
+        if self.curr_step_profile:
+            self._stop_rollout_profiling()
+
+    def on_step_end(self) -> None:
+        """Sends the servers the new weights."""
+        with marked_timer("update_weights", self.timing_raw, color="red"):
+            self.schedule.step_end(self.checkpoint_manager, self.agent_loop_manager, self.global_steps)
+
+    # ------------------------------------------------------------ episodes
+
+    def get_llm_client(self) -> TeamClient:
+        """Returns the clients that rollout workers sample candidates with."""
+        return TeamClient({unit.name: unit.client() for unit in self.units})
+
+    def prepare_step(self) -> dict[str, Any]:
+        """Submits the step's tasks to the rollout; before the first asynchronous step also the warm-up's."""
+        with marked_timer("submit", self.timing_raw):
+            self._submit_tasks()
+        return {}
+
+    def _submit_tasks(self) -> None:
+        batch = self.config.data.train_batch_size
+        last_step = min(self.total_training_steps, self.steps_per_epoch * self.config.trainer.total_epochs)
+        steps_left = last_step - self.global_steps + 1
+        tasks = schedule.tasks_to_submit(len(queue.unfinished_tasks()), batch, self.schedule.prefetch, steps_left)
+        if tasks:
+            super()._add_prompts_to_generate(tasks)
+
+    def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
+        """Submits tasks to the rollout workers, and records them in the queue for a restart."""
+        tasks = list(batch["index"])
+        batch[DEAL] = torch.tensor(self._deals.number(tasks, self.global_steps))
+        most = 0 if self.settings.record is None else self.settings.record.train_tasks
+        lowest = set(sorted(set(tasks))[:most])
+        batch[RECORDED] = torch.tensor([task in lowest for task in tasks])
+        queue.put_tasks(batch["uid"], tasks, self.global_steps)
+        self.agent_loop_manager.generate_sequences(batch)
+        return len(batch)
+
+    def _add_prompts_to_generate(self, num_prompts: int) -> int:
+        """Replaces tasks that verl's replay buffer has evicted because their episodes failed."""
+        self.collect_report()
+        self.watch.check_servers()
+        submitted: int = super()._add_prompts_to_generate(num_prompts)
+        return submitted
+
+    def collect_report(self) -> None:
+        """Collects the rollout workers' counts; raises what `RolloutWatch.collect` does."""
+        self.watch.collect(self.agent_loop_manager, self.global_steps)
+
+    def _validate(self) -> dict[str, float]:
+        """Returns the team's success on the validation tasks (`val-core/<environment or data set>/acc/mean@n`)."""
+        try:
+            metrics: dict[str, float] = super()._validate()
+            self.tokenizer.check_complete()
+        finally:
+            # After a defect in a rollout worker verl gets an empty batch, and its error would not name the cause.
+            self.collect_report()
+        if every_episode_failed(metrics):
+            for unit in self.hosts:
+                unit.replicas.check()
+            raise RuntimeError("every validation episode failed; the rollout workers' log says why")
+        return metrics
+
+    def on_validation_sample(self, batch: Batch) -> None:
+        """Registers a validation batch with the tokenizer, and records it."""
+        self.tokenizer.expect(batch.tags)
+        if self.recorder is not None:
+            self.recorder.record(self.global_steps, batch)
+
+    # ------------------------------------------------------------ records
+
+    def _make_recorder(self) -> Recorder | None:
+        """Returns the writer of the report's records; needs the step that the run resumes from."""
+        settings = self.settings.record
+        if settings is None:
+            return None
+        about = about_run(self.config, self.units)
+        files = RecordFiles(
+            Path(self.config.trainer.default_local_dir) / FOLDER, settings.max_megabytes, self.global_steps, about
+        )
+        return Recorder(settings, files, {unit.name: unit.tokenizer for unit in self.units}, self.in_background)
+
+    def in_background(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Submits work to verl's executor for rollout dumps; raises the error of earlier work."""
+        earlier, self._dump_futures = self._dump_futures, []
+        for future in earlier:
+            if future.done():
+                future.result()
+            else:
+                self._dump_futures.append(future)
+        self._dump_futures.append(self._dump_executor.submit(work, *arguments))
+
+    @property
+    def logger(self) -> Tracking:
+        """verl's logger, with the report's records as one more backend."""
+        return self._logger
+
+    @logger.setter
+    def logger(self, tracking: Tracking) -> None:
+        if self.recorder is not None:
+            tracking.logger["record"] = self.recorder
+        self._logger = tracking
+
+    # ------------------------------------------------------------ checkpoints
+
+    def _save_checkpoint(self) -> None:
+        """Saves all policies and the unfinished tasks as one step; an incomplete step is never resumed from.
+
+        The step's records come first: whatever ends the run afterwards, a step to resume from has them.
+        """
+        if self.recorder is not None:
+            wait(self._dump_futures)  # their errors are raised by the next work
+            self.recorder.log({**self._sampled, **step_metrics(self._tags, self._signal)}, self.global_steps)
+        unfinished = [*queue.unfinished_tasks(), *self._unfinished]
+        tasks = self.train_dataloader.state_dict()
+        folder = checkpoints.save(self.config.trainer, self.units, self.global_steps, tasks, unfinished)
+        self._checkpoint = folder
+        self.checkpoint_callback.on_save(
+            trainer=self, global_step=self.global_steps, checkpoint_dir=str(folder), async_save=False
+        )
+
+    def _load_checkpoint(self) -> None:
+        """Resumes all policies and the order of tasks from the last complete step; unfinished tasks come first."""
+        resumed = checkpoints.load(self.config.trainer, self.units)
+        self.global_steps, tasks, unfinished, self._checkpoint = resumed
+        if tasks is not None:
+            self.train_dataloader.load_state_dict(tasks)
+        self._unfinished = deque(unfinished)
+        self.train_dataloader_it = chain(
+            checkpoints.replay_unfinished(self.train_dataset, self._unfinished), self.train_dataloader
+        )
+
+    # ------------------------------------------------------------ metrics
+
+    @property
+    def _trainable(self) -> set[str]:
+        return {unit.name for unit in self.units if unit.trainable}
+
+    @property
+    def _signal(self) -> Signal:
+        return rows_with_signal(self._tags, self._spec, self._trainable)
+
+    def _get_n_gpus_for_throughput(self) -> int:
+        """Returns the number of the job's devices, including those that only serve."""
+        devices: int = super()._get_n_gpus_for_throughput()
+        return devices + sum(unit.own_server_devices for unit in self.hosts)
+
+    def _compute_metrics(
+        self, batch: Rows, metrics: dict[str, Any], timing_raw: dict[str, float], global_steps: int, epoch: int
+    ) -> None:
+        """Adds verl's metrics of the rows that were trained on, and the team's metrics of all rows.
+
+        verl calls this after a step's validation, if one was due, so training episodes are resumed here.
+        """
+        self._step_over = time.perf_counter()
+        self.schedule.step_over(self.agent_loop_manager)
+        if self.recorder is not None:
+            timing_raw["record"] = self.recorder.take_seconds()
+        if self._updated:
+            gpus = self._get_n_gpus_for_throughput()
+            metrics.update(training_metrics(batch.tags, timing_raw, global_steps, epoch, gpus))
+        else:
+            metrics.update({"training/global_step": global_steps, "training/epoch": epoch})
+            metrics.update({f"timing_s/{stage}": seconds for stage, seconds in timing_raw.items()})
+        signal = self._signal
+        metrics.update(step_metrics(self._tags, signal))
+        metrics.update(self._progress.metrics(self._tags, signal))
+        if self.settings.mode != "sync":
+            trained = [tags for tags in self._tags if tags["policy"] in self._trainable]
+            metrics.update(staleness_metrics(trained, global_steps))
+        self.collect_report()
+        metrics.update(self.watch.take_metrics())
+        if self._updated and not self._frozen:
+            self._frozen = True
+            self._freeze()
+
+    def _freeze(self) -> None:
+        """Has the garbage collectors of all processes skip what the start and the first step have made.
+
+        Does not wait for the actors; the next call finds one that has died.
+        """
+        for actor in chain(queue.actors(), *(unit.actors() for unit in self.hosts)):
+            actor.__ray_call__.remote(compat.freeze_startup_objects)
+        compat.freeze_startup_objects()
+
+    def _log_rollout_data(self, batch: Rows, timing_raw: dict[str, float], rollout_data_dir: str) -> None:
+        """Writes the step's rows as text, each decoded with its policy's tokenizer."""
+        self.tokenizer.expect(batch.tags)
+        super()._log_rollout_data(batch, timing_raw, rollout_data_dir)
+        self.tokenizer.check_complete()
