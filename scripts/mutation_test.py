@@ -38,7 +38,8 @@ PACKAGE = "verl_atgrpo"
 TESTS = {
     "environments/code/environment.py": "coding coding_formats single_agent hostile_replies",
     "environments/math/answers.py": "math_answers math_team replies bought_rewards",
-    "train/estimators/spec.py": "estimator_spec advantage agent_estimators gigpo m_grpo scopes estimator_config",
+    "train/estimators/spec.py": "estimator_spec advantage agent_estimators gigpo m_grpo scopes row_ids "
+    "estimator_config",
     "train/estimators/choice.py": "estimator_spec agent_estimators estimator_config",
     "train/estimators/arithmetic.py": "advantage scopes gigpo m_grpo agent_estimators row_ids rows_and_metrics",
     "train/estimators/advantages.py": "advantage estimator_spec scopes gigpo m_grpo agent_estimators",
