@@ -131,7 +131,6 @@ def test_the_team_is_trained_reported_and_evaluated(harbour: Path, tied_model: P
     success = {step: data[SUCCESS] for step, data in metrics.items() if SUCCESS in data}
     assert sorted(success) == [0, 4, 8, 12]
     assert success[12] > success[0]
-    assert (harbour / "curve.png").stat().st_size > 0
     assert "helmsman" in (harbour / "runs/harbour/report.html").read_text()
     # The checkpoint plays as validation did.
     episodes = [json.loads(line) for line in (harbour / "after.jsonl").read_text().splitlines()[1:]]
