@@ -18,7 +18,7 @@ name = "{name}"
 version = "1.0"
 [project.entry-points."verl_atgrpo.environments"]
 {environments}
-[project.entry-points."verl_atgrpo.train.estimators"]
+[project.entry-points."verl_atgrpo.estimators"]
 {estimators}
 [tool.setuptools]
 py-modules = ["{name}"]

@@ -21,7 +21,7 @@ _PAPERS: tuple[EstimatorSpec, ...] = (
 PRESETS: Mapping[str, EstimatorSpec] = MappingProxyType({preset.name: preset for preset in _PAPERS})
 """Name -> fields. `m_grpo` also needs `main_agent` and `sub_calls`."""
 
-ENTRY_POINTS = "verl_atgrpo.train.estimators"
+ENTRY_POINTS = "verl_atgrpo.estimators"
 """Group of entry points with which installed packages register presets: a name and "module:spec"."""
 
 
