@@ -28,6 +28,7 @@ from verl_atgrpo import EnvironmentConfigError, make, platform_choice, recipes
 from verl_atgrpo.play.registry import load, registered
 from verl_atgrpo.train.config import kinds, machine_check
 from verl_atgrpo.train.config.key_check import check_keys, check_types, kind_of, row_of
+from verl_atgrpo.train.config.rules import check
 from verl_atgrpo.train.config.run_check import check_run, check_run_or_exit
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.train.config.view import View, verls_defaults
@@ -382,13 +383,13 @@ def test_a_folder_has_no_nul(name: str) -> None:
     config = copy.deepcopy(composed("plan_path_cpu")[0])
     config.trainer[name] = "a\0b"
     with pytest.raises(ConfigError, match=rf"trainer\.{name}=a.*it is no name of a folder \(embedded null"):
-        machine_check.check_folders(config)
+        check(machine_check.of_folders(config))
 
 
 @pytest.mark.usefixtures("here")
 def test_checking_a_folder_leaves_nothing(tmp_path: Path) -> None:
     with overridden("plan_path_cpu", f"trainer.default_local_dir={tmp_path}/a/b/c") as config:
-        machine_check.check_folders(config)
+        check(machine_check.of_folders(config))
     assert not (tmp_path / "a").exists()
 
 
@@ -442,17 +443,17 @@ def test_folders_are_checked_by_writing_and_left_as_they_were(here: Path, monkey
     tempfile_of = machine_check.tempfile.TemporaryFile
     monkeypatch.setattr(machine_check.tempfile, "TemporaryFile", refuse)  # root may write anywhere
     config = composed("plan_path_cpu")[0]
-    machine_check.check_folders(config)
+    check(machine_check.of_folders(config))
     assert sorted(path.name for path in here.iterdir()) == ["file", "read_only"]
     for value, why in ((read_only / "deep" / "er", "Permission denied"), (here / "file" / "x", "file is no folder")):
         with (
             overridden("plan_path_cpu", f"trainer.default_local_dir={value}") as config,
             pytest.raises(ConfigError, match=re.escape(f"trainer.default_local_dir={value}: ") + f".*{why}"),
         ):
-            machine_check.check_folders(config)
+            check(machine_check.of_folders(config))
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(read_only / "metrics.jsonl"))
     with pytest.raises(ConfigError, match=r"^trainer\.logger=file with VERL_FILE_LOGGER_PATH=.*metrics\.jsonl: "):
-        machine_check.check_folders(composed("plan_path_cpu")[0])
+        check(machine_check.of_folders(composed("plan_path_cpu")[0]))
 
 
 def test_a_logger_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

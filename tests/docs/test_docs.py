@@ -135,21 +135,25 @@ def test_a_documented_recipe_is_accepted(
     page: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("verl")
+    from fakes.jobs import check_policies
+
     from verl_atgrpo import platform_choice
     from verl_atgrpo.play import registry
     from verl_atgrpo.recipes import compose
     from verl_atgrpo.train.config.job import Job
-    from verl_atgrpo.train.config.run_check import check_policies
+    from verl_atgrpo.train.config.job_rules import of_assignments
+    from verl_atgrpo.train.config.rules import check
     from verl_atgrpo.train.config.schema import AtGrpoConfig
     from verl_atgrpo.train.config.view import View
 
     monkeypatch.setattr(platform_choice, "wants_cpu", lambda: False)  # the memory of GPUs is shared out
     (tmp_path / "mine.yaml").write_text(blocks(page, "yaml")[number])
     config = compose("mine", folder=tmp_path)
-    settings = AtGrpoConfig.from_config(config)
+    job = Job(View(config), AtGrpoConfig.from_config(config))
     # The class will do: its options may name data that are not here.
-    settings.policies_of(registry.load(settings.environment["name"]))  # type: ignore[arg-type]
-    check_policies(Job(View(config), settings))
+    job.env = registry.load(job.name)  # type: ignore[assignment]
+    check(of_assignments(job))
+    check_policies(job)
 
 
 def test_the_documented_overrides_for_a_running_cluster_leave_ray_no_sizes() -> None:

@@ -10,13 +10,13 @@ import pytest
 pytest.importorskip("verl")
 
 import composing
+from fakes.jobs import check_policies
 from verl.trainer import main_ppo
 
 from verl_atgrpo.cpu.platform import SERVER_THREADS, PlatformCPU
 from verl_atgrpo.recipes import compose
 from verl_atgrpo.train.config.job import Job
 from verl_atgrpo.train.config.policies import expand_policies, job_of
-from verl_atgrpo.train.config.run_check import check_policies
 from verl_atgrpo.train.config.schema import AtGrpoConfig
 from verl_atgrpo.train.config.view import View
 

@@ -210,11 +210,6 @@ def _check_json(where: str, file: Path) -> None:
 # ---------------------------------------------------------------------- folders
 
 
-def check_folders(config: DictConfig) -> None:
-    """Raises ConfigError if the run could not write where it will."""
-    check(of_folders(config))
-
-
 def of_folders(config: DictConfig) -> Iterator[str]:
     """Folders in which the run could not write: writes a temporary file there and removes it."""
     for where, path in _folders(config):

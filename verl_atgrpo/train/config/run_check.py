@@ -151,12 +151,6 @@ RULES: tuple[Rule, ...] = (
 """All rules of a team's job whose keys are verl's and have values of their types, in order, cheap ones first."""
 
 
-def check_policies(job: Job) -> None:
-    """Raises ConfigError if a policy cannot be trained and served with its `actor_rollout_ref`."""
-    check_keys_of_policies(job)
-    check(itertools.chain.from_iterable(rule(job) for rule in OF_POLICIES))
-
-
 def check_job(job: Job) -> None:
     """Raises ConfigError if a rule refuses something of a team's job."""
     check_keys(job.view)

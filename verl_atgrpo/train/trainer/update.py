@@ -238,7 +238,8 @@ def write_old_log_probs(batch: Batch, actor: DictConfig, version: int | None = N
         version: rows of other weights are expected to differ and are not in `PROBS_DIFF`; None for all rows.
     """
     # Totals of all rows, so that the parts' values add up. Every response token of a real row counts.
-    rows, tokens, longest = len(batch.real), int(batch.real.lengths.sum()), int(batch.lengths.max())
+    real = batch.real
+    rows, tokens, longest = len(real), int(real.lengths.sum()), int(batch.lengths.max())
     entropy, difference = 0.0, ProbsDifference()
     for part in batch.parts():
         data, lengths = part.fetch("entropy", "log_probs", "response_mask", "rollout_log_probs"), part.lengths
