@@ -25,13 +25,14 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
     def replaced(match: re.Match[str]) -> str:
         if match["to"] is None:
             return match[0]
-        path = posixpath.normpath(posixpath.join(folder, match["to"]))
+        to, hash_sign, heading = match["to"].partition("#")
+        path = posixpath.normpath(posixpath.join(folder, to))
         if not (root / path).exists():
             log.warning(
                 "Doc file '%s' contains a link '%s', but there is no %s.", page.file.src_uri, match["to"], path
             )
         if config.repo_url:
-            return f"[{match['text']}]({config.repo_url.rstrip('/')}/blob/main/{path})"
+            return f"[{match['text']}]({config.repo_url.rstrip('/')}/blob/main/{path}{hash_sign}{heading})"
         return f"`{path}`" if match["text"].strip("`") == path else f"{match['text']} (`{path}`)"
 
     return _FENCED_OR_LINK.sub(replaced, markdown)

@@ -195,9 +195,8 @@ def test_links_to_source_lead_to_files(tmp_path: Path, caplog: pytest.LogCapture
         "[it](../README.md)", "it (`README.md`)"
     )
     config.repo_url = "https://host/us/it/"
-    assert links.on_page_markdown(text, page=page, config=config).startswith(
-        "[it](https://host/us/it/blob/main/README.md)"
-    )
+    to_heading = links.on_page_markdown("[it](../README.md#use)", page=page, config=config)
+    assert to_heading == "[it](https://host/us/it/blob/main/README.md#use)"
     with caplog.at_level(logging.WARNING):
         links.on_page_markdown("[gone](../no_such_file.py)", page=page, config=config)
     assert "there is no no_such_file.py" in caplog.text
