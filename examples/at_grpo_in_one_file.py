@@ -79,7 +79,7 @@ class Team:
         tokens = self.policies[agent].sample(prompt, self.k)
         replies = ["".join(VOCABULARY[token] for token in row[PROMPT:]) for row in tokens.tolist()]
         rewards = torch.tensor([self.alpha * team + local for team, local in map(score, replies)])
-        # The K candidates are a group: rows with the same tag, verl_atgrpo/train/rollout/rows.py.
+        # The K candidates are a group: rows with the same tag, verl_atgrpo/train/rollout/episode_rows.py.
         self.groups.append((self.policies[agent], tokens, rewards))
         # Committed before the next agent acts: the pilot reads the best of K notes, the walker moves by the best keys.
         self.said.append(replies[int(rewards.argmax())])
@@ -132,7 +132,7 @@ def advantages(rewards: Tensor) -> Tensor:
     return deviation / (rewards.std() + 1e-6) if deviation.abs().max() > 1e-6 else torch.zeros_like(rewards)
 
 
-# -------------------- the update of a policy: verl_atgrpo/train/trainer/update.py
+# -------------------- the update of a policy: verl_atgrpo/train/trainer/update_inputs.py
 
 
 def update(policy: Policy, groups: list[tuple[Policy, Tensor, Tensor]], clip: float = 0.2, batches: int = 2) -> None:

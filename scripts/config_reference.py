@@ -20,7 +20,6 @@ from config_reference_text import HEAD, OF_BASE, OF_ENVIRONMENTS, OF_KEYS, OF_SE
 
 from verl_atgrpo.environments.ports.replayed_game import ReplayedGame
 from verl_atgrpo.play import registry
-from verl_atgrpo.train.config.key_table import NEEDED, NO_MEANING, REFUSED
 from verl_atgrpo.train.config.kinds import words
 from verl_atgrpo.train.config.schema import (
     AgentAnswers,
@@ -33,6 +32,7 @@ from verl_atgrpo.train.config.schema import (
     Section,
     ValidationAnswers,
 )
+from verl_atgrpo.train.config.verl_key_table import NEEDED, NO_MEANING, REFUSED
 
 SHORTER = (
     (r"a (whole )?number, at least (-?[\d.,]+) and at most ([\d.,]+)", r"\2 to \3"),

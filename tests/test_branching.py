@@ -13,7 +13,7 @@ from verl_atgrpo import EpisodeFailed, Outcome, Score, Team
 from verl_atgrpo.play.branching import play_branched
 from verl_atgrpo.play.types import Decision, EpisodeRecord, Mode, TeamOptions
 from verl_atgrpo.train.config.schema import BranchSettings
-from verl_atgrpo.train.rollout.rows import training_rows, untrained_rows
+from verl_atgrpo.train.rollout.episode_rows import training_rows, untrained_rows
 
 Answer = Callable[[str, int], str]
 

@@ -23,7 +23,7 @@ from fakes.exact_teams import (
 from verl_atgrpo.play import branching
 from verl_atgrpo.train.config.schema import BranchSettings
 from verl_atgrpo.train.estimators.presets import PRESETS
-from verl_atgrpo.train.rollout.rows import training_rows
+from verl_atgrpo.train.rollout.episode_rows import training_rows
 
 RLOO, STD = PRESETS["rloo"], PRESETS["at_grpo"]
 NESTED = BranchSettings(at="every", nested=True)

@@ -16,7 +16,7 @@ from fakes.scripted_policy import Play, bounded, run, team_of
 
 from verl_atgrpo import EpisodeFailed, Message, Outcome, Score, ScriptedTeam, Team, play
 from verl_atgrpo.play.types import Decision, Selection
-from verl_atgrpo.train.rollout.rows import training_rows
+from verl_atgrpo.train.rollout.episode_rows import training_rows
 
 # ------------------------------------------------------------------ seeds and ids
 

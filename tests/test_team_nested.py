@@ -14,7 +14,7 @@ from verl_atgrpo import EpisodeFailed, Score, Team, check_environment
 from verl_atgrpo.environments.common.workflow import once
 from verl_atgrpo.play.testing import EnvironmentContractError
 from verl_atgrpo.play.types import EpisodeRecord
-from verl_atgrpo.train.rollout.rows import training_rows
+from verl_atgrpo.train.rollout.episode_rows import training_rows
 
 
 async def judged(team: Team) -> None:

@@ -134,10 +134,10 @@ def drive(queue: str, answer_tokens: int) -> Costs:
     from verl_atgrpo.train.estimators.presets import PRESETS
     from verl_atgrpo.train.rows import batch as batches
     from verl_atgrpo.train.rows.batch import Batch
-    from verl_atgrpo.train.rows.credit import rows_with_signal
+    from verl_atgrpo.train.rows.row_advantages import rows_with_signal
     from verl_atgrpo.train.rows.step_rows import StepRows, groups_with_signal
     from verl_atgrpo.train.trainer.metrics import step_metrics, training_metrics
-    from verl_atgrpo.train.trainer.update import deal, write_advantages, write_old_log_probs
+    from verl_atgrpo.train.trainer.update_inputs import deal, write_advantages, write_old_log_probs
 
     before = peak()
     rows = StepRows()

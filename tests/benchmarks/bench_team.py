@@ -24,7 +24,7 @@ from verl_atgrpo.play.branching import play_branched
 from verl_atgrpo.play.scripted import ScriptedPolicy
 from verl_atgrpo.play.types import EpisodeRecord, Mode, TeamOptions
 from verl_atgrpo.train.config.schema import BranchSettings
-from verl_atgrpo.train.rollout.rows import training_rows
+from verl_atgrpo.train.rollout.episode_rows import training_rows
 
 
 async def step(environment: Turns, episodes: int, candidates: int) -> tuple[int, int]:

@@ -25,10 +25,10 @@ from waiting import HANG
 
 from verl_atgrpo import Environment, EpisodeFailed, Outcome, Score, Team, recipes
 from verl_atgrpo.sandbox.runner import Limits, run_python
+from verl_atgrpo.train.chat import Chat
 from verl_atgrpo.train.config.policies import expand_policies, job_of
 from verl_atgrpo.train.config.schema import AtGrpoConfig
 from verl_atgrpo.train.estimators.presets import PRESETS
-from verl_atgrpo.train.rollout.chat import Chat
 from verl_atgrpo.train.rollout.manager import TeamRolloutManager
 from verl_atgrpo.train.serving.client import AvoidingBalancer, DecisionClient, TeamClient
 from verl_atgrpo.train.serving.requests import Gate

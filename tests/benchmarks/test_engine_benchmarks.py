@@ -28,7 +28,7 @@ from waiting import HANG, wait_until
 
 from verl_atgrpo import ScriptedTeam, play
 from verl_atgrpo.lab.report.learning_curve import Point
-from verl_atgrpo.train.rollout.rows import training_rows
+from verl_atgrpo.train.rollout.episode_rows import training_rows
 
 
 def test_recorded_requests_are_read_back(tmp_path: Path) -> None:

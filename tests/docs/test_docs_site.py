@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from verl_atgrpo.train.config import schema
-from verl_atgrpo.train.config.key_table import RULES
+from verl_atgrpo.train.config.verl_key_table import RULES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

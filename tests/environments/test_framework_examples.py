@@ -152,7 +152,7 @@ def test_demonstrated_prompts_are_the_frameworks(module: str, replies: str) -> N
     pytest.importorskip("verl")
     from verl_atgrpo.lab.tiny_models.demonstrations import demonstrator_of
     from verl_atgrpo.lab.tiny_models.tiny import build_tokenizer
-    from verl_atgrpo.train.rollout.chat import Chat
+    from verl_atgrpo.train.chat import Chat
 
     shown = demonstrator_of(f"{module}:SHOWN")
     chat, env, rng = Chat(build_tokenizer(shown.words)), shown.make_environment(Path()), random.Random(0)

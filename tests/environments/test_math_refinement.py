@@ -18,7 +18,7 @@ from verl_atgrpo.environments.math.refinement import vote
 from verl_atgrpo.play.branching import play_branched
 from verl_atgrpo.play.types import Mode
 from verl_atgrpo.train.config.schema import BranchSettings
-from verl_atgrpo.train.rollout.rows import training_rows
+from verl_atgrpo.train.rollout.episode_rows import training_rows
 
 RIGHT, WRONG = box(GOLD), box("7")
 

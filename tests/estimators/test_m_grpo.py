@@ -17,7 +17,7 @@ from verl_atgrpo.train.estimators.advantages import group_advantages, team_advan
 from verl_atgrpo.train.estimators.choice import resolve_spec
 from verl_atgrpo.train.estimators.presets import PRESETS
 from verl_atgrpo.train.estimators.spec import EstimatorSpec
-from verl_atgrpo.train.rollout.rows import training_rows
+from verl_atgrpo.train.rollout.episode_rows import training_rows
 
 
 def m_grpo(calls: int, **options: Any) -> dict[str, Any]:

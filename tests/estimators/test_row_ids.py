@@ -16,7 +16,7 @@ from verl_atgrpo.train.estimators.advantages import team_advantages
 from verl_atgrpo.train.estimators.choice import resolve_spec
 from verl_atgrpo.train.estimators.labels import anchor_of, factorise, row_ids
 from verl_atgrpo.train.estimators.presets import PRESETS
-from verl_atgrpo.train.rollout.rows import Row, training_rows
+from verl_atgrpo.train.rollout.episode_rows import Row, training_rows
 
 
 def test_rows_are_numbered_by_what_the_estimator_reads_of_them_and_by_nothing_else() -> None:

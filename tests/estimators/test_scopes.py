@@ -18,7 +18,7 @@ from verl_atgrpo.train.estimators.advantages import group_advantages
 from verl_atgrpo.train.estimators.choice import resolve_spec
 from verl_atgrpo.train.estimators.presets import PRESETS
 from verl_atgrpo.train.estimators.spec import EstimatorSpec
-from verl_atgrpo.train.rollout.rows import training_rows
+from verl_atgrpo.train.rollout.episode_rows import training_rows
 
 CELLS = list(itertools.product(("group", "agent"), repeat=2))
 """(centre scope, scale scope): (mu, s), (mu, s_k), (mu_k, s), (mu_k, s_k)."""

@@ -23,8 +23,8 @@ from verl_atgrpo.play.branching import play_branched
 from verl_atgrpo.play.types import TREE, EpisodeRecord, Generation, Mode, TeamOptions
 from verl_atgrpo.train.config.schema import BranchSettings
 from verl_atgrpo.train.estimators.spec import EstimatorSpec
-from verl_atgrpo.train.rollout.rows import training_rows
-from verl_atgrpo.train.rows.credit import loss_weights, policy_advantages, weights_of
+from verl_atgrpo.train.rollout.episode_rows import training_rows
+from verl_atgrpo.train.rows.row_advantages import loss_weights, policy_advantages, weights_of
 
 Gradient = dict[Any, NDArray[np.float64]]
 """Parameters -> derivatives by the logits of the replies."""

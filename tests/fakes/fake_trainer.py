@@ -20,7 +20,7 @@ from verl_atgrpo import Candidate, Outcome, Score
 from verl_atgrpo.play.types import Decision, EpisodeRecord, Generation
 from verl_atgrpo.train.config.schema import AtGrpoConfig
 from verl_atgrpo.train.estimators.presets import PRESETS
-from verl_atgrpo.train.rollout.rows import DEAL, RECORDED, training_rows, untrained_rows
+from verl_atgrpo.train.rollout.episode_rows import RECORDED, SUBMISSION, training_rows, untrained_rows
 from verl_atgrpo.train.rollout.worker import WorkerReport
 from verl_atgrpo.train.rows.batch import Batch
 from verl_atgrpo.train.trainer import schedule
@@ -88,7 +88,9 @@ class FakeRollout:
             self._left[uid] = self.polls(int(task))
         self._recorded |= dict(zip(batch["uid"], batch[RECORDED].tolist(), strict=True))
         step = int(batch["global_steps"])
-        self.seeds += [(step, int(task), int(deal)) for task, deal in zip(batch["index"], batch[DEAL], strict=True)]
+        self.seeds += [
+            (step, int(task), int(deal)) for task, deal in zip(batch["index"], batch[SUBMISSION], strict=True)
+        ]
         self._play()
 
     def pause(self) -> None:
@@ -252,7 +254,7 @@ class FakeTrainer(AtGrpoTrainer):
         self.timing_raw: dict[str, float] = {}
         self.curr_step_profile = False
         self.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
-        self._updated, self.recorder, self._deals = False, None, schedule.Deals()
+        self._updated, self.recorder, self._submissions = False, None, schedule.Submissions()
         self._progress = AgentProgress()
         self._spec = AT_GRPO
         self.saved: list[dict[str, Any]] = []

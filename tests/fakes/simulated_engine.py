@@ -24,7 +24,7 @@ from fakes.scripted_policy import Numbered
 from verl_atgrpo import Outcome, Score, Team, play
 from verl_atgrpo.play.seeds import episode_seed
 from verl_atgrpo.play.types import EpisodeRecord, TeamOptions
-from verl_atgrpo.train.rollout.chat import Chat
+from verl_atgrpo.train.chat import Chat
 from verl_atgrpo.train.rollout.policy import ServedPolicy
 
 # ------------------------------------------------------------------ clock

@@ -13,10 +13,10 @@ from unittest import mock
 from fakes.simulated_engine import Lengths, SimulatedEngine, Turns
 from omegaconf import OmegaConf
 
+from verl_atgrpo.train.chat import Chat
 from verl_atgrpo.train.config.schema import AtGrpoConfig
 from verl_atgrpo.train.rollout import worker
-from verl_atgrpo.train.rollout.chat import Chat
-from verl_atgrpo.train.rollout.rows import DEAL, RECORDED
+from verl_atgrpo.train.rollout.episode_rows import RECORDED, SUBMISSION
 from verl_atgrpo.train.rows import queue as trainer_queue
 from verl_atgrpo.train.serving.requests import Gate
 
@@ -91,7 +91,7 @@ class SimulatedWorker(worker.TeamRolloutWorker):  # type: ignore[misc]
         def play(number: int) -> Awaitable[None]:
             deal, index = divmod(number, tasks or episodes)
             prompt = {"uid": f"t{number}", "split": "train", "index": index, "global_steps": 1}
-            prompt |= {DEAL: deal, RECORDED: recorded, "data_source": "turns"}
+            prompt |= {SUBMISSION: deal, RECORDED: recorded, "data_source": "turns"}
             return self._run_prompt(prompt, dict(_SAMPLING), {"validate": False})
 
         queue = SimpleNamespace(async_kv_put=self._put_status or ignore, async_kv_batch_put=put_rows)

@@ -19,8 +19,8 @@ from waiting import until
 from verl_atgrpo import Outcome, Team, stable_hash
 from verl_atgrpo.play.branching import play_branched
 from verl_atgrpo.play.types import EpisodeRecord, Mode, TeamOptions
+from verl_atgrpo.train.chat import Chat
 from verl_atgrpo.train.config.schema import BranchSettings
-from verl_atgrpo.train.rollout.chat import Chat
 from verl_atgrpo.train.rollout.policy import ServedPolicy
 
 pytestmark = pytest.mark.usefixtures("cancelled_calls")

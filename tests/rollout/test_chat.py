@@ -17,7 +17,7 @@ from verl_atgrpo.lab.tiny_models.tiny import build_tokenizer
 from verl_atgrpo.play.messages import Reply
 from verl_atgrpo.play.tool_use import observe
 from verl_atgrpo.play.tools import Tool, ToolError, tools_of
-from verl_atgrpo.train.rollout.chat import Chat, _channels
+from verl_atgrpo.train.chat import Chat, _channels
 
 # In the form of Qwen3's: tools in a system message, calls and results in tags.
 TEMPLATE = (

@@ -20,7 +20,7 @@ from verl_atgrpo.play.messages import MessageError, Reply, ToolCall
 from verl_atgrpo.play.quoting import quoted
 from verl_atgrpo.play.tool_use import observe
 from verl_atgrpo.play.tools import tools_of
-from verl_atgrpo.train.rollout.chat import Chat
+from verl_atgrpo.train.chat import Chat
 
 _DSML = "\uff5cDSML\uff5c"
 CALLS = {

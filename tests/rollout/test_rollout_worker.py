@@ -20,7 +20,7 @@ from verl_atgrpo.sandbox.pool import POOL
 from verl_atgrpo.train.config.schema import BranchSettings
 from verl_atgrpo.train.estimators.presets import PRESETS
 from verl_atgrpo.train.rollout.worker import MOST_SCORE_ERRORS
-from verl_atgrpo.train.rows.credit import rows_with_signal
+from verl_atgrpo.train.rows.row_advantages import rows_with_signal
 from verl_atgrpo.train.rows.step_rows import StepRows
 from verl_atgrpo.train.serving.requests import engine_params
 from verl_atgrpo.train.trainer.metrics import rollout_metrics, step_metrics

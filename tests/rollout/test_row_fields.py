@@ -18,7 +18,7 @@ from verl.utils.model import compute_position_id_with_mask
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_atgrpo.play.types import Generation
-from verl_atgrpo.train.rollout.rows import Row, episode_fields, failed_validation_row
+from verl_atgrpo.train.rollout.episode_rows import Row, episode_fields, failed_validation_row
 from verl_atgrpo.train.rollout.worker import TeamRolloutWorker
 
 UNREAD = {"metrics", "multi_modal_inputs", "session_id", "index", "global_steps"}

@@ -16,8 +16,13 @@ from verl_atgrpo.play.types import Decision, EpisodeRecord, Generation
 from verl_atgrpo.train.estimators.advantages import team_advantages
 from verl_atgrpo.train.estimators.choice import resolve_spec
 from verl_atgrpo.train.estimators.presets import PRESETS
-from verl_atgrpo.train.rollout.rows import failed_validation_row, training_rows, untrained_rows, validation_rows
-from verl_atgrpo.train.rows.credit import rows_with_signal
+from verl_atgrpo.train.rollout.episode_rows import (
+    failed_validation_row,
+    training_rows,
+    untrained_rows,
+    validation_rows,
+)
+from verl_atgrpo.train.rows.row_advantages import rows_with_signal
 from verl_atgrpo.train.trainer.metrics import (
     AgentProgress,
     every_episode_failed,

@@ -17,8 +17,8 @@ from verl_atgrpo import EpisodeFailed
 from verl_atgrpo.lab.tiny_models.tiny import build_tokenizer
 from verl_atgrpo.play.thoughts import split_thought
 from verl_atgrpo.play.types import ReplyLimits
+from verl_atgrpo.train.chat import Chat
 from verl_atgrpo.train.config.schema import ValidationAnswers
-from verl_atgrpo.train.rollout.chat import Chat
 from verl_atgrpo.train.rollout.policy import ServedPolicy
 
 

@@ -17,8 +17,8 @@ from verl_atgrpo.lab.tiny_models.tiny import build_tokenizer
 from verl_atgrpo.play.messages import MessageError
 from verl_atgrpo.play.thoughts import split_thought
 from verl_atgrpo.play.tools import tools_of
-from verl_atgrpo.train.rollout import template
-from verl_atgrpo.train.rollout.chat import Chat
+from verl_atgrpo.train import template
+from verl_atgrpo.train.chat import Chat
 
 _ANY = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 _ASK = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

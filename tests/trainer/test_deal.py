@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
-from verl_atgrpo.train.trainer.update import deal
+from verl_atgrpo.train.trainer.update_inputs import deal
 
 
 def rows_of(*sizes: int, padding: int = 0, prompt: int = 10, seed: int = 0) -> list[dict[str, Any]]:

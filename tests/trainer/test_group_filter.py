@@ -21,7 +21,7 @@ from verl_atgrpo.play.types import EpisodeRecord
 from verl_atgrpo.train.config.schema import GroupFilter, RecordSettings
 from verl_atgrpo.train.estimators.advantages import team_advantages
 from verl_atgrpo.train.estimators.choice import resolve_spec
-from verl_atgrpo.train.rollout.rows import training_rows
+from verl_atgrpo.train.rollout.episode_rows import training_rows
 from verl_atgrpo.train.rows.step_rows import StepRows, groups_with_signal, sample_rows
 
 

@@ -31,7 +31,7 @@ from verl_atgrpo import recipes
 from verl_atgrpo.play.types import Generation
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.train.estimators.presets import PRESETS
-from verl_atgrpo.train.rollout.rows import Row, episode_fields
+from verl_atgrpo.train.rollout.episode_rows import Row, episode_fields
 from verl_atgrpo.train.rows.batch import Batch
 from verl_atgrpo.train.serving.arrival import ARRIVED, CHANGED, figures, sums
 from verl_atgrpo.train.serving.client import DecisionClient, balancer_class
@@ -41,7 +41,7 @@ from verl_atgrpo.train.trainer import policy_unit
 from verl_atgrpo.train.trainer.metrics import PROBS_DIFF
 from verl_atgrpo.train.trainer.policies import TeamSync
 from verl_atgrpo.train.trainer.policy_unit import PolicyUnit
-from verl_atgrpo.train.trainer.update import deal
+from verl_atgrpo.train.trainer.update_inputs import deal
 
 VOCABULARY = 102
 RATE = 0.5

@@ -26,7 +26,13 @@ from verl_atgrpo.lab.report.records import read
 from verl_atgrpo.play.branching import NONE_COMMITTED
 from verl_atgrpo.play.types import Decision, EpisodeRecord, Generation
 from verl_atgrpo.train.config.schema import RecordSettings
-from verl_atgrpo.train.rollout.rows import Row, failed_validation_row, training_rows, untrained_rows, validation_rows
+from verl_atgrpo.train.rollout.episode_rows import (
+    Row,
+    failed_validation_row,
+    training_rows,
+    untrained_rows,
+    validation_rows,
+)
 from verl_atgrpo.train.rows import batch as batches
 from verl_atgrpo.train.rows import queue as trainer_queue
 from verl_atgrpo.train.rows.batch import Batch

@@ -23,7 +23,7 @@ from verl_atgrpo.train.rows import queue as trainer_queue
 from verl_atgrpo.train.rows.batch import Batch
 from verl_atgrpo.train.rows.step_rows import StepRows
 from verl_atgrpo.train.trainer.metrics import training_metrics
-from verl_atgrpo.train.trainer.update import (
+from verl_atgrpo.train.trainer.update_inputs import (
     bypass_old_log_probs,
     write_advantages,
     write_old_log_probs,

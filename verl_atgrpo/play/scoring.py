@@ -1,6 +1,9 @@
-"""The scores of a decision's candidates, the scope in which a score runs, and which candidate is committed.
+"""The scores of a decision's candidates (`Scorer`, which the team calls), the scope in which a score runs, and which
+candidate is committed.
 
-A score may make decisions itself. asyncio's context variables tell to which candidate they belong.
+A score may make decisions itself. asyncio's context variables tell to which candidate they belong. With `scheme:
+branch` the reward of a candidate is that of its continuations (`branching`), with `parallel` its episode's
+(`train.rollout.episode_rows`).
 """
 
 from __future__ import annotations
@@ -72,7 +75,7 @@ class Scorer:
         """Returns a candidate with its score."""
         try:
             with contained(f"{_place(decision)}: the score"):
-                scored = Score() if score is None else score(_to_score(candidate))
+                scored = Score() if score is None else score(_what_is_scored(candidate))
                 if inspect.isawaitable(scored):
                     scored = await scored
             return self._mixed(candidate, scored, decision)
@@ -90,7 +93,7 @@ class Scorer:
         where = _place(decision)
         try:
             with contained(f"{where}: score_all"):
-                scores = score_all([_to_score(candidate) for candidate in candidates])
+                scores = score_all([_what_is_scored(candidate) for candidate in candidates])
                 if inspect.isawaitable(scores):
                     scores = await scores
         except Exception:
@@ -136,7 +139,7 @@ def _place(decision: Decision) -> str:
     return f"agent {decision.agent!r}, turn {decision.turn}"
 
 
-def _to_score(candidate: Candidate) -> str | Reply:
+def _what_is_scored(candidate: Candidate) -> str | Reply:
     return candidate.text if candidate.reply is None else candidate.reply
 
 

@@ -16,7 +16,12 @@ def stable_hash(*parts: object) -> int:
 
 
 def episode_seed(
-    seed: int, split: Literal["train", "val"], step: int | Literal["val"], index: int, session: int, deal: int = 0
+    seed: int,
+    split: Literal["train", "val"],
+    step: int | Literal["val"],
+    index: int,
+    session: int,
+    earlier: int = 0,
 ) -> int:
     """Returns the seed of an episode's samples.
 
@@ -29,6 +34,6 @@ def episode_seed(
         step: the training step.
         index: of the task in its split.
         session: index of the episode among the task's.
-        deal: how often the task was submitted before in the same step, which happens when a data set starts again.
+        earlier: how often the task was submitted before in the same step, which happens when a data set starts again.
     """
-    return stable_hash(seed, split, step, index, session, *([deal] if deal else []))
+    return stable_hash(seed, split, step, index, session, *([earlier] if earlier else []))

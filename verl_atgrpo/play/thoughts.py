@@ -1,7 +1,7 @@
 """What a model thinks and what it says: one rule for parsers, scores, tools and prompts.
 
 What stands in thoughts, finished or not, is no answer: it is graded by nothing and shown to no other agent. A policy
-whose tokenizer or chat template marks thoughts in a way of its own writes them in `<think>` (`rollout.chat`).
+whose tokenizer or chat template marks thoughts in a way of its own writes them in `<think>` (`train.chat`).
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ async def _served(
     from verl.workers.rollout.utils import get_max_position_embeddings
 
     from verl_atgrpo.lab.evaluation.engine import Engine
-    from verl_atgrpo.train.rollout.chat import Chat
+    from verl_atgrpo.train.chat import Chat
     from verl_atgrpo.train.rollout.policy import ServedPolicy
     from verl_atgrpo.train.serving.server import ADAPTER
 

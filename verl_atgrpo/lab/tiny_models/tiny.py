@@ -19,7 +19,7 @@ from verl_atgrpo.play.seeds import stable_hash
 from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.tools import Tool
 from verl_atgrpo.play.types import EVALUATE, EpisodeRecord, Generation, ReplyLimits, TeamOptions
-from verl_atgrpo.train.rollout.chat import Chat
+from verl_atgrpo.train.chat import Chat
 
 PAD, END = "<|pad|>", "<|end|>"
 _SPECIAL = (PAD, END, "<|user|>", "<|assistant|>", "<|system|>", "<|unknown|>")

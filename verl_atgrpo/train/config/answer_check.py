@@ -9,6 +9,7 @@ import jinja2
 from jinja2 import meta
 from omegaconf import DictConfig
 
+from verl_atgrpo.train.chat import Chat
 from verl_atgrpo.train.config.schema import SECTION, AtGrpoConfig, ConfigError, ValidationAnswers
 
 _SENTINELS = ("one prompt", "another prompt")
@@ -82,8 +83,6 @@ def check_template_arguments(data: DictConfig, tokenizers: Mapping[str, Any]) ->
 
 def _check_rendering(given: Mapping[str, Any], key: str, policy: str, tokenizer: Any) -> None:
     """Raises ConfigError if a policy is not shown what a user's message says."""
-    from verl_atgrpo.train.rollout.chat import Chat
-
     chat = Chat(tokenizer, given)
     shown = f"{key}={dict(given)}" if given else f"the chat template of {policy}"
     prompts = [[{"role": "user", "content": text}] for text in _SENTINELS]

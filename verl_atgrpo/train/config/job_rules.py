@@ -17,7 +17,7 @@ from verl_atgrpo.play import contamination, data_check
 from verl_atgrpo.play.types import Split
 from verl_atgrpo.play.user_code import asking
 from verl_atgrpo.train.config.job import Job
-from verl_atgrpo.train.config.key_table import LOGGERS
+from verl_atgrpo.train.config.verl_key_table import LOGGERS
 from verl_atgrpo.train.estimators.choice import follows_verls_switch
 
 logger = logging.getLogger(__name__)

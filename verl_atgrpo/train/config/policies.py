@@ -13,8 +13,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_atgrpo.train.config.key_check import is_known
 from verl_atgrpo.train.config.schema import EXPANDED, SHARED, AtGrpoConfig, ConfigError, Lora, PolicySettings
+from verl_atgrpo.train.config.verl_keys import is_known
 
 logger = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_atgrpo import platform_choice
+from verl_atgrpo.train.chat import tool_formats
 from verl_atgrpo.train.config.job import SEPARATE, Job, Policy, longest_row
 
 _CLIP_RATIO = 0.2
@@ -186,8 +187,6 @@ def of_tool_calls(policy: Policy) -> Iterator[str]:
     name = policy.rollout.multi_turn.format
     if name == "hermes":  # verl's default; the list of the others takes seconds to import
         return
-    from verl_atgrpo.train.rollout.chat import tool_formats
-
     if name not in tool_formats():
         yield (
             f"{policy.key}.rollout.multi_turn.format={name!r}: verl has no such parser of tool calls; use one of "

@@ -14,11 +14,11 @@ from verl_atgrpo.play.types import EnvironmentConfigError
 from verl_atgrpo.train.config import job_rules, mode_rules, policy_rules
 from verl_atgrpo.train.config.cpu_memory import return_large_blocks
 from verl_atgrpo.train.config.job import Job, Policy
-from verl_atgrpo.train.config.key_check import check_keys, check_present, check_types
 from verl_atgrpo.train.config.machine_check import check_models, of_folders
 from verl_atgrpo.train.config.policies import expand_policies
 from verl_atgrpo.train.config.rules import check
 from verl_atgrpo.train.config.schema import MODES, SECTION, AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.verl_keys import check_keys, check_present, check_types
 from verl_atgrpo.train.config.view import POLICY, View, shown_as
 from verl_atgrpo.train.estimators.choice import resolve_spec
 

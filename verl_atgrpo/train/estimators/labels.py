@@ -1,4 +1,4 @@
-"""The labels of rows as integers: what `rollout.rows` writes as tags, and the formulas read as tensors."""
+"""The labels of rows as integers: what `rollout.episode_rows` writes as tags, and the formulas read as tensors."""
 
 import hashlib
 from collections import defaultdict

@@ -12,8 +12,8 @@ from typing import Any
 from verl_atgrpo.play.messages import Message, Reply, text_of
 from verl_atgrpo.play.tools import Tool
 from verl_atgrpo.play.types import EpisodeFailed, Generation, ReplyLimits
+from verl_atgrpo.train.chat import Chat
 from verl_atgrpo.train.config.schema import ValidationAnswers
-from verl_atgrpo.train.rollout.chat import Chat
 
 SAMPLED = ("temperature", "top_p", "top_k")
 """Sampling parameters that an agent may have of its own."""

@@ -25,13 +25,12 @@ from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.types import EVALUATE, TREE, EpisodeFailed, EpisodeRecord, Mode
 from verl_atgrpo.play.user_code import contained
 from verl_atgrpo.sandbox.pool import POOL
+from verl_atgrpo.train.chat import Chat
 from verl_atgrpo.train.config.policies import job_of
 from verl_atgrpo.train.config.schema import AtGrpoConfig
-from verl_atgrpo.train.rollout.chat import Chat
-from verl_atgrpo.train.rollout.policy import ServedPolicy
-from verl_atgrpo.train.rollout.rows import (
-    DEAL,
+from verl_atgrpo.train.rollout.episode_rows import (
     RECORDED,
+    SUBMISSION,
     WHOLE,
     Row,
     episode_fields,
@@ -40,6 +39,7 @@ from verl_atgrpo.train.rollout.rows import (
     untrained_rows,
     validation_rows,
 )
+from verl_atgrpo.train.rollout.policy import ServedPolicy
 from verl_atgrpo.train.rollout.trace import TraceBudget, TracedTeam
 from verl_atgrpo.train.rows import queue
 from verl_atgrpo.train.serving.requests import Gate, PatientClient, engine_params
@@ -217,7 +217,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             "val" if validate else step,
             index,
             session,
-            deal=0 if validate else int(prompt[DEAL]),
+            earlier=0 if validate else int(prompt[SUBMISSION]),
         )
 
         def make_team(mode: Mode) -> Team:

@@ -11,7 +11,7 @@ from typing import Any
 from verl_atgrpo.train.config.schema import GroupFilter
 from verl_atgrpo.train.estimators.spec import EstimatorSpec
 from verl_atgrpo.train.rows.batch import Batch, Rows, Tags
-from verl_atgrpo.train.rows.credit import rows_with_signal
+from verl_atgrpo.train.rows.row_advantages import rows_with_signal
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def groups_with_signal(rows: Iterable[Tags], spec: EstimatorSpec) -> dict[Group,
     unchanged.
 
     Args:
-        rows: the tags of real rows (see `rollout.rows.training_rows`), groups complete.
+        rows: the tags of real rows (see `rollout.episode_rows.training_rows`), groups complete.
         spec: the estimator.
     """
     every = list(rows)

@@ -97,7 +97,7 @@ def step_metrics(rows: Sequence[Tags], signal: Signal) -> dict[str, float]:
     groups count.
 
     Args:
-        rows: the tags of the real rows (see `rollout.rows.training_rows`); not empty.
+        rows: the tags of the real rows (see `rollout.episode_rows.training_rows`); not empty.
         signal: theirs.
 
     `agent/<name>/inflation_factor` is Dr. MAS' gradient-inflation factor (arXiv 2602.08847).

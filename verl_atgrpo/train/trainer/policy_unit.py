@@ -38,7 +38,7 @@ from verl_atgrpo.train.serving.replicas import Replicas
 from verl_atgrpo.train.serving.served_weights import ServedWeights, computing_dtype
 from verl_atgrpo.train.serving.workers import PolicyServers, PolicyWorker, TrainerWorker
 from verl_atgrpo.train.trainer.metrics import PROBS_DIFF
-from verl_atgrpo.train.trainer.update import (
+from verl_atgrpo.train.trainer.update_inputs import (
     bypass_old_log_probs,
     deal,
     write_advantages,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_atgrpo.train.config.schema import SECTION, RecordSettings
-from verl_atgrpo.train.rollout.rows import WHOLE
+from verl_atgrpo.train.rollout.episode_rows import WHOLE
 from verl_atgrpo.train.rows.batch import VALIDATION, Batch, Tags
 from verl_atgrpo.train.trainer.record_files import METRICS, TRAIN, VAL, RecordFiles, metrics_row, plain
 

@@ -88,7 +88,7 @@ def make_schedule(mode: str, trainer: DictConfig) -> Sync:
     return SeparateAsync(prefetch) if mode == "separate_async" else ColocateAsync(prefetch)
 
 
-class Deals:
+class Submissions:
     """Counts how often each task was submitted in a step, so that two submissions of a task have different seeds.
 
     A task is submitted twice where a new epoch begins within a step. The count follows the data loader's order, so it
@@ -97,16 +97,16 @@ class Deals:
 
     def __init__(self) -> None:
         self._step: int | None = None
-        self._dealt: Counter[int] = Counter()
+        self._counts: Counter[int] = Counter()
 
     def number(self, tasks: Sequence[Any], global_steps: int) -> list[int]:
         """Returns, for each newly submitted task, how often it was already submitted in this step."""
         if global_steps != self._step:
-            self._step, self._dealt = global_steps, Counter()
+            self._step, self._counts = global_steps, Counter()
         numbers = []
         for task in map(int, tasks):
-            numbers.append(self._dealt[task])
-            self._dealt[task] += 1
+            numbers.append(self._counts[task])
+            self._counts[task] += 1
         return numbers
 
 

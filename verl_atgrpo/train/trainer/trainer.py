@@ -25,10 +25,10 @@ from verl_atgrpo.train.config.policies import base_of, job_of
 from verl_atgrpo.train.config.run_check import MODE
 from verl_atgrpo.train.config.schema import EXPANDED, AtGrpoConfig, PolicySettings
 from verl_atgrpo.train.estimators.choice import configured_spec
-from verl_atgrpo.train.rollout.rows import DEAL, RECORDED
+from verl_atgrpo.train.rollout.episode_rows import RECORDED, SUBMISSION
 from verl_atgrpo.train.rows import queue
 from verl_atgrpo.train.rows.batch import PARTITION, Batch, Rows
-from verl_atgrpo.train.rows.credit import rows_with_signal
+from verl_atgrpo.train.rows.row_advantages import rows_with_signal
 from verl_atgrpo.train.rows.step_rows import StepRows, sample_rows
 from verl_atgrpo.train.serving.client import TeamClient
 from verl_atgrpo.train.serving.health import PolicyFailed, RolloutFailed
@@ -72,7 +72,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         self._spec = configured_spec(self.settings.estimator, config.algorithm.norm_adv_by_std_in_grpo)
         self.schedule = make_schedule(self.settings.mode, config.trainer)
         self._unfinished: deque[int] = deque()
-        self._deals = schedule.Deals()
+        self._submissions = schedule.Submissions()
         self._tags: list[dict[str, Any]] = []
         self._sampled: dict[str, Any] = {}
         """The step's metrics as far as they are known."""
@@ -286,7 +286,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
         """Submits tasks to the rollout workers, and records them in the queue for a restart."""
         tasks = list(batch["index"])
-        batch[DEAL] = torch.tensor(self._deals.number(tasks, self.global_steps))
+        batch[SUBMISSION] = torch.tensor(self._submissions.number(tasks, self.global_steps))
         most = 0 if self.settings.record is None else self.settings.record.train_tasks
         lowest = set(sorted(set(tasks))[:most])
         batch[RECORDED] = torch.tensor([task in lowest for task in tasks])

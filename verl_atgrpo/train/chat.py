@@ -17,7 +17,7 @@ import jinja2
 from verl_atgrpo.play.messages import Message, MessageError, Reply, ToolCall, text_of, valid, with_system
 from verl_atgrpo.play.thoughts import CLOSE, OPEN, begins, marks, split_thought
 from verl_atgrpo.play.tools import Tool, ToolError
-from verl_atgrpo.train.rollout import template
+from verl_atgrpo.train import template
 
 _CHANNEL = re.compile(
     r"(?:<\|start\|>([^<]*))?<\|channel\|>(\w+)\b([^<]*(?:<\|constrain\|>[^<]*)?)<\|message\|>(.*?)(?=<\|(?:end|return|call|start)\|>|$)",

@@ -24,8 +24,8 @@ from verl.workers.utils.padding import response_to_nested
 
 from verl_atgrpo.train.estimators.spec import EstimatorSpec
 from verl_atgrpo.train.rows.batch import Batch, is_padding
-from verl_atgrpo.train.rows.credit import loss_weights, policy_advantages, weights_of
 from verl_atgrpo.train.rows.jagged import jagged, slices
+from verl_atgrpo.train.rows.row_advantages import loss_weights, policy_advantages, weights_of
 from verl_atgrpo.train.trainer.metrics import PROBS_DIFF, versions
 
 Part = tuple[dict[str, float], int, int]

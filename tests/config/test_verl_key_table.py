@@ -18,10 +18,10 @@ from omegaconf import OmegaConf, open_dict
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl_atgrpo import recipes
-from verl_atgrpo.train.config.key_check import check_key, check_keys, is_known, row_of
-from verl_atgrpo.train.config.key_table import RULES
 from verl_atgrpo.train.config.policies import expand_policies, job_of
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.verl_key_table import RULES
+from verl_atgrpo.train.config.verl_keys import check_key, check_keys, is_known, row_of
 from verl_atgrpo.train.config.view import View, leaves, shown_as, verls_defaults
 from verl_atgrpo.train.trainer.dataset import wire
 

@@ -24,7 +24,7 @@ def policy_advantages(rows: Sequence[Tags], spec: EstimatorSpec) -> Tensor:
     Rewards stay float64 until then: in float32 an offset of a million leaves no digits for differences of .01.
 
     Args:
-        rows: the tags of real rows (see `rollout.rows.training_rows`), groups complete.
+        rows: the tags of real rows (see `rollout.episode_rows.training_rows`), groups complete.
         spec: the estimator.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Refuses values of verl's keys that would have no effect in a team's job, or an unexpected one (`key_table`)."""
+"""Refuses values of verl's keys that would have no effect in a team's job, or an unexpected one (`verl_key_table`)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Annotated, Any
 from annotated_types import Ge, Le
 from omegaconf import OmegaConf
 
-from verl_atgrpo.train.config.key_table import RULES, KeyRule
 from verl_atgrpo.train.config.kinds import Text, fits, words
 from verl_atgrpo.train.config.schema import EXPANDED, SECTION, AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.verl_key_table import RULES, KeyRule
 from verl_atgrpo.train.config.view import (
     POLICY,
     Place,

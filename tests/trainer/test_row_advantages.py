@@ -17,13 +17,13 @@ from fakes.scripted_policy import Play, bounded
 from verl_atgrpo import Outcome, Score, ScriptedTeam, play
 from verl_atgrpo.train.estimators.choice import resolve_spec
 from verl_atgrpo.train.estimators.presets import PRESETS
-from verl_atgrpo.train.rollout.rows import training_rows
+from verl_atgrpo.train.rollout.episode_rows import training_rows
 from verl_atgrpo.train.rows import batch as batches
 from verl_atgrpo.train.rows.batch import Batch
-from verl_atgrpo.train.rows.credit import loss_weights, policy_advantages, rows_with_signal
+from verl_atgrpo.train.rows.row_advantages import loss_weights, policy_advantages, rows_with_signal
 from verl_atgrpo.train.rows.step_rows import StepRows, groups_with_signal
 from verl_atgrpo.train.trainer.metrics import AgentProgress, step_metrics
-from verl_atgrpo.train.trainer.update import write_advantages
+from verl_atgrpo.train.trainer.update_inputs import write_advantages
 
 Tags = dict[str, Any]
 

@@ -141,7 +141,7 @@ def failed_validation_row(uid: str, session: int, policy: str, token_id: int) ->
     )
 
 
-DEAL = "deal"
+SUBMISSION = "submission"
 """Field of a submitted task: its number of earlier submissions in the same step."""
 RECORDED = "recorded"
 """Field of a submitted training task: whether rows that are not trained on are written, for the records."""

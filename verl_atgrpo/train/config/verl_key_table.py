@@ -1,6 +1,6 @@
 """The rules of verl's keys in a team's job: what is refused, and what a key accepts that its default does not say.
 
-Every other key of verl's accepts what has the type of verl's default (`key_check.kind_of`). Keys are separated by
+Every other key of verl's accepts what has the type of verl's default (`verl_keys.kind_of`). Keys are separated by
 spaces; those of `actor_rollout_ref` are written without that. Tests compare the rules with the installed verl.
 """
 
