@@ -91,7 +91,7 @@ bench-prefill: BENCH = bench_prefill
 bench-grpo: BENCH = bench_against_grpo
 profile: BENCH = profile_step
 bench-engine bench-prefill bench-grpo profile: $(VENV)/package $(MODELS)
-	$(BIN)/python tests/benchmarks/$(BENCH).py --recipe $(RECIPE) --model $(MODEL) $(ARGS)
+	$(BIN)/python benchmarks/$(BENCH).py --recipe $(RECIPE) --model $(MODEL) $(ARGS)
 
 test: lint test-fast test-slow
 

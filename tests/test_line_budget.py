@@ -19,16 +19,29 @@ FILES = {
     "verl_atgrpo/notes.md": "not counted\n",
     "verl_atgrpo/play/team.py": "a\n",
     "verl_atgrpo/play/deep/er.py": "a\nb",  # without a newline at its end
+    "verl_atgrpo/train/chat.py": "a\nb\n",
+    "verl_atgrpo/train/rows/queue.py": "a\n",
     "environments/walk/__init__.py": "a\n",
     "recipes/walk.yaml": "a: 1\n",
     "recipes/model/tiny.yaml": "a: 1\nb: 2\n",
     "recipes/gone.py": "not counted\n",
+    "benchmarks/speed.py": "a\nb\n",
     "tests/test_walk.py": "a\n",
     "README.md": "three words here\n",
     "docs/page.md": "two words\n",
     "docs/images/page.svg": "not counted\n",
 }
-SIZES = {"verl_atgrpo": 3, "verl_atgrpo/play": 3, "environments": 1, "recipes": 3, "tests": 1, "docs": 5}
+SIZES = {
+    "verl_atgrpo": 3,
+    "verl_atgrpo/train": 2,
+    "verl_atgrpo/train/rows": 1,
+    "verl_atgrpo/play": 3,
+    "environments": 1,
+    "recipes": 3,
+    "benchmarks": 2,
+    "tests": 1,
+    "docs": 5,
+}
 
 
 @pytest.fixture

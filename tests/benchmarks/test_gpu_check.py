@@ -112,7 +112,7 @@ child.wait()
 
 def run(tmp_path: Path, scripts: dict[str, str], clock: Any = None) -> dict[str, Result]:
     """Runs scripts as parts; returns their results by name."""
-    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    paths = [str(Path(gpu_check.__file__).parent), str(Path(__file__).parents[1])]
 
     def command(part: Part) -> list[str]:
         return [sys.executable, "-c", scripts[part.name], str(tmp_path / part.name / jobs.MEASURES), *paths]

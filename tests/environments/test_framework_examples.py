@@ -155,7 +155,7 @@ def test_demonstrated_prompts_are_the_frameworks(module: str, replies: str) -> N
     from verl_atgrpo.train.chat import Chat
 
     shown = demonstrator_of(f"{module}:SHOWN")
-    chat, env, rng = Chat(build_tokenizer(shown.words)), shown.make_environment(Path()), random.Random(0)
+    chat, env, rng = Chat(build_tokenizer(shown.words)), shown.make_environment(), random.Random(0)
     demonstrations = [shown.demonstrate(env, rng, 0.0) for _ in range(200)]
     assert all(len(one.answer) < shown.response_length for one in demonstrations)
     asked: list[tuple[int, ...]] = []

@@ -18,7 +18,7 @@ DIFFERENCE = partial(mean_interval, low=-1.0)
 SIZES = (20, 30, 50, 100, 200, 500)
 LEAST = 0.92
 REPETITIONS = 1000
-"""Of a simulation; tests/benchmarks/interval_coverage.py has more of them, and of cells."""
+"""Of a simulation; benchmarks/interval_coverage.py has more of them, and of cells."""
 
 
 @pytest.mark.parametrize(

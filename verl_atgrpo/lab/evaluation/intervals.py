@@ -5,7 +5,7 @@ added, with the smallest and the largest possible number: one task that is never
 difference of two systems, one that only the first and one that only the second solves. For shares of single samples
 that is one success and one failure for a sample (Agresti and Caffo 2000, The American Statistician 54:280), for paired
 ones Bonett and Price 2012 (Journal of Educational and Behavioral Statistics 37:479). A task's number may be a mean of
-samples that depend on each other, since only tasks are counted. Coverage: tests/benchmarks/interval_coverage.py.
+samples that depend on each other, since only tasks are counted. Coverage: benchmarks/interval_coverage.py.
 """
 
 from __future__ import annotations

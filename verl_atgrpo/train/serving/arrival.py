@@ -5,7 +5,7 @@ vanishes while a weight is where a checkpoint in that dtype had it: half a spaci
 lie anywhere between two numbers, few change in a step, those by a whole spacing, and on average the update arrives.
 
 So the norm of the rounded change over that of the update misleads: SmolLM2 in bfloat16 at a learning rate of 1e-5 has
-1.8 in its twelfth step, where 17% of the update arrive (tests/benchmarks/update_arrival.py). What is measured instead
+1.8 in its twelfth step, where 17% of the update arrive (benchmarks/update_arrival.py). What is measured instead
 is the part of the update along which the rounded weights moved: <rounded change, change> / <change, change>.
 """
 

@@ -1,6 +1,6 @@
 """Measures trivial programs per second in the sandbox and in bare interpreters, and checks for leftovers.
 
-python tests/benchmarks/bench_sandbox.py [--runs 200] [--at-once 2] [--limit 40] [--libraries sympy numpy]
+python benchmarks/bench_sandbox.py [--runs 200] [--at-once 2] [--limit 40] [--libraries sympy numpy]
 
 The limit is for an idle machine with two cores; use `--limit 0` on a busy one. Also prints the CPU time per program,
 which hardly depends on other load. With libraries, programs import these, and their largest memory is printed.
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 from processes import children
 

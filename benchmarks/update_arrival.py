@@ -1,6 +1,6 @@
 """How much of an optimizer step arrives in weights that are rounded to another dtype, on a real model.
 
-    python tests/benchmarks/update_arrival.py --model runs/models/smollm2
+    python benchmarks/update_arrival.py --model runs/models/smollm2
 
 Two prompts, six sampled tokens of each, random advantages, AdamW as verl's, weights in float32. Prints for each
 learning rate and dtype, with dithered weights (`at_grpo.dither`) and without, the mean over the first ten steps and

@@ -4,7 +4,7 @@
 two adapters in turn. Three rounds with prompts of their own; CPU seconds beside the wall's, as the machine may have
 other work.
 
-python tests/benchmarks/bench_adapters.py --model runs/models/smollm2 --products none|grouped|vllm
+python benchmarks/bench_adapters.py --model runs/models/smollm2 --products none|grouped|vllm
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 from real_stack import ENGINE
 

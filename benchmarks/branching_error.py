@@ -1,6 +1,6 @@
 """Shows how far estimated gradients are from the exact one of the expected outcome: branching, and AT-GRPO's groups.
 
-python tests/benchmarks/branching_error.py [--episodes 10000] [--out error.png]
+python benchmarks/branching_error.py [--episodes 10000] [--out error.png]
 
 Two agents speak twice each, their policies are tables, so every path can be enumerated (tests/fakes/tables.py).
 AT-GRPO is given the exact value of every reply as its score, which no real score is. Errors are those of the mean over
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 from fakes.tables import Play, Tables, branched, distance, tree
 

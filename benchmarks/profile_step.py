@@ -4,7 +4,7 @@ Trains a recipe, skips the first steps, then samples the Python stacks of all pr
 for the innermost frame in one of the packages below, so time in torch or the standard library counts for its caller;
 waiting is not sampled. CPU seconds are the system's and include threads without Python.
 
-python tests/benchmarks/profile_step.py --model runs/models/plan_path_tiny [--steps 4] [--rate 50] [--top 5]
+python benchmarks/profile_step.py --model runs/models/plan_path_tiny [--steps 4] [--rate 50] [--top 5]
     [--keep folder] [override ...]
 
 Needs py-spy ('py-spy>=0.4,<0.5' from pip; on the PATH or --py-spy) and permission to trace processes (root, or
@@ -31,7 +31,7 @@ from pathlib import Path
 
 import psutil
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 import real_stack
 import training_jobs

@@ -3,7 +3,7 @@
 Both play the same episodes with the same seeds on real servers, all of a step's at once, in jobs without updates; the
 rows must be equal. Prints the median of the native rollouts' seconds over the others', each step with its twin.
 
-python tests/benchmarks/bench_endpoints.py --model runs/models/plan_path_tiny [--rollouts 4] [--sessions 200]
+python benchmarks/bench_endpoints.py --model runs/models/plan_path_tiny [--rollouts 4] [--sessions 200]
     [--limit 0.8] [override ...]
 """
 
@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-EXTERNAL = Path(__file__).resolve().parents[1] / "end_to_end" / "external"
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+EXTERNAL = Path(__file__).resolve().parents[1] / "tests" / "end_to_end" / "external"
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 import real_stack
 from processes import exit_on_sigterm

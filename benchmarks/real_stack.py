@@ -202,7 +202,7 @@ def run_part(script: str, *arguments: str) -> Any:
 
 def environment() -> dict[str, str]:
     """Returns the environment of a job that imports modules of the tests."""
-    paths = [str(Path(__file__).parents[1]), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).parents[1] / "tests"), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 

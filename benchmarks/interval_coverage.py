@@ -1,6 +1,6 @@
 """Shows how often the 95% intervals of `verl-atgrpo eval` and `compare` contain the true figure, and their widths.
 
-python tests/benchmarks/interval_coverage.py [--repetitions 500] [--tasks 20 30 50 100 200 500]
+python benchmarks/interval_coverage.py [--repetitions 500] [--tasks 20 30 50 100 200 500]
 
 Single samples are enumerated with their exact chances, for 193 rates from .02 to .98. The rest is simulated: the
 success of tasks is Beta distributed, with a correlation of a task's samples from 0 to 1 (all or nothing). The lowest
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 from fakes.outcomes import binomial, coverage, paired, passes, shares, true_pass_at_k
 

@@ -1,6 +1,6 @@
 """Times verl's GRPO advantage and ours on the same rows, including string uids.
 
-python tests/benchmarks/bench_advantage.py [--rows 1000000 --group 8 --response-length 1]
+python benchmarks/bench_advantage.py [--rows 1000000 --group 8 --response-length 1]
 """
 
 import argparse

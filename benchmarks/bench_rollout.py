@@ -6,7 +6,7 @@ wait before every decision), candidates sampled one after the other, and 1 to 32
 time, to measure our code: team and policy alone, and the rollout worker without Ray and TransferQueue. One process
 has all episodes; in training they are distributed over `rollout.agent.num_workers`.
 
-python tests/benchmarks/bench_rollout.py [--episodes 512 --turns 4 --candidates 8] [--limit 1.10] [--no-real-time]
+python benchmarks/bench_rollout.py [--episodes 512 --turns 4 --candidates 8] [--limit 1.10] [--no-real-time]
 
 The limit is for our schedule in virtual time with few slots (bounded by work) and with the default engine, and for the
 team in real time. If work and longest chain are similar, no schedule need reach the larger of them.
@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 from fakes.simulated_engine import Bound, SimulatedEngine, lower_bound, rollout, run_virtually
 

@@ -6,7 +6,7 @@ policy, balanced over ranks and split into mini-batches; then log-probs (generat
 written), advantages and metrics are computed. Every size and part runs in a process of its own; memory is its peak
 above that of the imports.
 
-python tests/benchmarks/bench_step_rows.py [--sizes 1000 10000 100000 1000000] [--no-tensors] [--max-bend 2]
+python benchmarks/bench_step_rows.py [--sizes 1000 10000 100000 1000000] [--no-tensors] [--max-bend 2]
                                            [--parts worker driver] [--answer-tokens 1024]
 
 In training many workers share a step's episodes; here one has them all. Status 1 if a candidate of the largest size
@@ -28,7 +28,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 Costs = dict[str, float]
 """Seconds of every stage, `rows` and `megabytes`."""

@@ -5,7 +5,7 @@ SDPA. Rows are decisions with `--candidates` random responses each; plain rows a
 that they fill micro-batches without padding, with SDPA's causal kernel, and the head runs on responses alone in both.
 First in float32, where log-probs and gradients must agree; then in bfloat16, timed; then trees of many sizes.
 
-python tests/benchmarks/bench_tree_attention.py [--layers 28] [--hidden 1024] [--prompt 1024] [--response 128]
+python benchmarks/bench_tree_attention.py [--layers 28] [--hidden 1024] [--prompt 1024] [--response 128]
     [--decisions 32] [--candidates 8] [--budget 8192] [--rounds 5]
 """
 

@@ -4,8 +4,8 @@ Both runs start from the same model with a learning rate of 0, so they sample th
 rows; only the policies differ. Memory is the proportional set size of all of a run's processes together, the largest
 of samples a second apart.
 
-python tests/benchmarks/bench_policies.py --model runs/models/plan_path_tiny [--steps 8] [--limit 1.2] [override ...]
-python tests/benchmarks/bench_policies.py --model runs/models/smollm2 --adapters 4 --steps 3 --limit 1.15
+python benchmarks/bench_policies.py --model runs/models/plan_path_tiny [--steps 8] [--limit 1.2] [override ...]
+python benchmarks/bench_policies.py --model runs/models/smollm2 --adapters 4 --steps 3 --limit 1.15
     [override ...]
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 import training_jobs
 from processes import exit_on_sigterm

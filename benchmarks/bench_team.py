@@ -1,6 +1,6 @@
 """Measures framework time per decision: everything but model and score.
 
-python tests/benchmarks/bench_team.py [--episodes 64] [--turns 4] [--candidates 8] [--limit-ms 2] [--branch every]
+python benchmarks/bench_team.py [--episodes 64] [--turns 4] [--candidates 8] [--limit-ms 2] [--branch every]
 
 With --branch episodes are played again for every candidate of their branch points; decisions are then those that were
 sampled, in episodes and continuations, not those that were replayed.
@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 from fakes.simulated_engine import Turns
 

@@ -1,6 +1,6 @@
 """Which causal language models of transformers take prefix trees: a small one of every kind, with trees and without.
 
-python tests/benchmarks/tree_families.py [KIND ...] [--device cuda]
+python benchmarks/tree_families.py [KIND ...] [--device cuda]
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 from fakes.small_configs import kinds, small
 

@@ -180,10 +180,8 @@ def walk(
 
 def roles(setting: Setting, precision: str | None = None) -> None:
     """The same with a policy for each role, whose states take turns on the card."""
-    extra = ["+placement=colocated"]
-    if setting.reduced:
-        extra = [f"at_grpo.policies.{name}.model.path={setting.start}" for name in ("tool_user", "planner")]
-    walk(setting, "_roles", precision, extra)
+    agents = "tool_user_planner" if setting.reduced else "navigator_pacer"
+    walk(setting, "", precision, [f"+roles={agents}", "+placement=colocated"])
 
 
 def resume(setting: Setting, precision: str | None = None) -> None:

@@ -5,7 +5,7 @@ simulated servers (soak_job.py). Engines raise, requests hang, a replica of each
 killed. Every row must be trained once or dropped for lack of signal; the counts of servers, environment, queue and
 devices must agree with the metrics; and processes, files, memory, tasks and leases must not leak.
 
-python tests/benchmarks/soak.py [--steps 2000] [--minutes 60] [--seed 0] [--branches]
+python benchmarks/soak.py [--steps 2000] [--minutes 60] [--seed 0] [--branches]
 
 Status 1 if a line says FAIL.
 """
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 if __name__ == "__main__":  # before the imports: verl's modules read them
     os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")  # hundreds of episodes fail on purpose

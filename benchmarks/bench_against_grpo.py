@@ -5,7 +5,7 @@ many optimizer steps; verl with its estimator `grpo`, we with `at_grpo` and a te
 alternate. A cycle is the time between two steps' lines in the metrics file, so it includes what verl does not count as
 the step, such as metrics. The limit is for the cycle without `timing_s/gen`, as a median over all runs.
 
-python tests/benchmarks/bench_against_grpo.py --model runs/models/plan_path_tiny [--rounds 2 --steps 8]
+python benchmarks/bench_against_grpo.py --model runs/models/plan_path_tiny [--rounds 2 --steps 8]
     [--tasks 32 --candidates 8 --prompt-letters 40 --answer-tokens 64] [--limit 1.05] [override ...]
 """
 
@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 from processes import exit_on_sigterm
 

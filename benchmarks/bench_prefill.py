@@ -7,7 +7,7 @@ and all concurrently with one candidate of each sent ahead of its siblings. A ca
 matters: the first servers have the recipe's, the second `--block-size`, vLLM's default for CPUs, the last no cache.
 Seconds are the median of `--rounds` with different prompts.
 
-python tests/benchmarks/bench_prefill.py --model runs/models/plan_path_tiny [--decisions 12] [--rounds 3]
+python benchmarks/bench_prefill.py --model runs/models/plan_path_tiny [--decisions 12] [--rounds 3]
     [--block-size 128] [--limit 0.9] [override ...]
 
 The limit is for K > 1 with the recipe's blocks, in every order.
@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 import real_stack
 from processes import exit_on_sigterm

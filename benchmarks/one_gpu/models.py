@@ -88,7 +88,7 @@ def start_model(folder: Path, given: Path | None, reduced: bool) -> Path:
 
         make(folder / "tiny", WarmStart(clean_steps=60, noisy_steps=0))
         return folder / "tiny"
-    there = Path(__file__).resolve().parents[3] / "runs/models/smollm2"
+    there = Path(__file__).resolve().parents[2] / "runs/models/smollm2"
     if (there / "config.json").exists():
         return there
     from verl_atgrpo.lab.tiny_models.smollm2 import convert

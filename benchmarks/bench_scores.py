@@ -1,6 +1,6 @@
 """Measures scores per second on one core, for complete, partial and invalid replies to puzzles.
 
-python tests/benchmarks/bench_scores.py [--tasks 300] [--limit 20000]
+python benchmarks/bench_scores.py [--tasks 300] [--limit 20000]
 """
 
 from __future__ import annotations

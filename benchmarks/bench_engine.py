@@ -5,7 +5,7 @@ tasks to having its rows. Offline: `LLM.generate` with all requests of a rollout
 numbers of tokens, and the servers' engine arguments, sampling parameters and number of threads. Rounds alternate;
 every rollout and its replay give a ratio, and the result is the median. Then the CPU time of a rollout by process.
 
-python tests/benchmarks/bench_engine.py --model runs/models/plan_path_tiny [--rounds 2 --rollouts 5] [--limit 0.85]
+python benchmarks/bench_engine.py --model runs/models/plan_path_tiny [--rounds 2 --rollouts 5] [--limit 0.85]
     [--plain] [--answer-tokens 64] [override ...]
 
 --plain replays without seeds and log-probs, which training needs.
@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 import real_stack
 from processes import exit_on_sigterm

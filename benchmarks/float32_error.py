@@ -1,6 +1,6 @@
 """Shows how far float32 is from float64: the probabilities of sampled tokens, by vLLM and by transformers.
 
-    python tests/benchmarks/float32_error.py --model runs/models/smollm2 [--tasks 6] [--candidates 8]
+    python benchmarks/float32_error.py --model runs/models/smollm2 [--tasks 6] [--candidates 8]
 
 vLLM samples answers to prompts of walks among walls. Of every token the probability by the server and that by a
 float32 pass of transformers, with the actor's attention, are compared with that by a float64 pass, and
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 from fakes.scripted_episodes import prompt_of, scripted
 from real_stack import ENGINE
