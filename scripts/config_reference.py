@@ -6,7 +6,6 @@ add it to SECTIONS. Needs neither verl nor a model.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import typing
@@ -16,10 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from config_reference_text import HEAD, OF_BASE, OF_ENVIRONMENTS, OF_KEYS, OF_SEVERAL, OF_WIRING, WIRED
+from config_reference_text import (
+    GROUPS,
+    HEAD,
+    OF_ENVIRONMENTS,
+    OF_KEYS,
+    OF_NEEDED,
+    OF_NO_MEANING,
+    OF_SEVERAL,
+)
 
 from verl_atgrpo.environments.ports.replayed_game import ReplayedGame
 from verl_atgrpo.play import registry
+from verl_atgrpo.train.config.key_table import NEEDED, NO_MEANING, REFUSED, KeyRule
 from verl_atgrpo.train.config.kinds import words
 from verl_atgrpo.train.config.schema import (
     AgentAnswers,
@@ -35,11 +43,14 @@ from verl_atgrpo.train.config.schema import (
 from verl_atgrpo.train.config.verl_key_table import NEEDED, NO_MEANING, REFUSED
 
 SHORTER = (
-    (r"a (whole )?number, at least (-?[\d.,]+) and at most ([\d.,]+)", r"\2 to \3"),
-    (r"a (whole )?number above (-?[\d.,]+)( and at most (?=\d)|)", r"above \2\3"),
+    (r"a (whole )?number, at least (-?[\d.,]+) and at most ([\d.,]+)", "\\2\N{EN DASH}\\3"),
+    (r"a (whole )?number above (-?[\d.,]+) and at most (?=\d)", r"above \2, at most "),
+    (r"a (whole )?number above (-?[\d.,]+)", r"above \2"),
     (r"a (whole )?number, at least (-?\d+)", r"\2 or more"),
-    (r"auto or true or false", "`auto` or true or false"),
+    (r"auto or true or false", "`auto`, true, false"),
     (r"a text that is not empty", "a text"),
+    (r"list \(each: a text[^)]*\)", "list"),
+    (r"\ba (?=text|section|number|whole|list)", ""),
 )
 """What types accept, in fewer words than messages have."""
 ROOT = Path(__file__).resolve().parents[1]
@@ -63,7 +74,7 @@ def page() -> str:
     parts = [HEAD]
     parts += [field_section(prefix, cls) for prefix, cls in SECTIONS]
     parts += [OF_ENVIRONMENTS, *environment_sections()]
-    parts += [OF_BASE, OF_WIRING, wiring_list(), OF_KEYS, key_list()]
+    parts += [OF_KEYS, key_list(REFUSED), OF_NEEDED, key_list(NEEDED), OF_NO_MEANING, key_list(NO_MEANING)]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
@@ -73,9 +84,10 @@ def bullets(lines: Iterable[str]) -> str:
 
 
 def literal(text: str) -> str:
-    """Returns a text with HTML (outside of code) escaped."""
+    """Returns a text with HTML (outside of code) escaped, and with links to the pages that it names."""
     parts = re.split(r"(`[^`]*`)", text)
-    return "".join(part if part[:1] == "`" else part.replace("<", "&lt;") for part in parts)
+    text = "".join(part if part[:1] == "`" else part.replace("<", "&lt;") for part in parts)
+    return re.sub(r"docs/(\w+)\.md", lambda page: f"[{page[1]}]({page[1]}.md)", text)
 
 
 # ---------------------------------------------------------------------- sections and dataclasses
@@ -89,8 +101,10 @@ def field_section(prefix: str, cls: type[Section]) -> str:
             raise ValueError(f"{cls.__name__}.{name} has no docstring under it, which the docs need")
         if cls is not ValidationAnswers or name in cls.__annotations__:  # whose others are those of an agent
             default = "" if field.is_required() else yaml_words(field.default)
+            if cls is AtGrpoConfig and name in GROUPS:
+                rows.append(f"\n**{GROUPS[name]}**\n")
             rows.append(entry(name, field.rebuild_annotation(), default, one_line(field.description)))
-    return f"## `{prefix}`\n\n{one_line(inspect.getdoc(cls) or '', first=True)}\n\n{bullets(rows)}"
+    return f"## `{prefix}`\n\n{one_line(inspect.getdoc(cls) or '', first=True)}\n\n{bullets(rows).strip()}"
 
 
 def entry(name: str, hint: Any, default: str, text: str) -> str:
@@ -104,9 +118,13 @@ def entry(name: str, hint: Any, default: str, text: str) -> str:
         else None
     ):
         names = [f"`{choice}`" for choice in choices[1].split(", ")]
+        if default in names and all(name in text for name in names):
+            names = [default]  # the text has the others
         accepted = ", ".join(sorted(names, key=lambda choice: choice != default)) + choices[2]
         default = "" if default in names else default
+    default = "" if accepted.startswith(default) else default
     accepted = re.sub(r"one of ([\w, ]+?) or ", r"\1 or ", accepted)
+    accepted = re.sub(r"section \(each: [^)]*\)", "section", accepted)  # the key's text says more of it
     if default == "`null`":
         accepted, default = accepted.replace(", or null", ""), "null"
     told = [part for part in ("" if hint is bool else accepted, default if default != "`{}`" else "") if part]
@@ -137,16 +155,20 @@ def environment_sections() -> Iterator[str]:
     common = [row for row, number in uses.items() if number > 1]
     yield OF_SEVERAL + "\n" + bullets(common)
     for cls, names in together.values():
-        title = ", ".join(f"`{name}`" for name in names)
         if cls in families:
-            theirs = inspect.signature(typing.cast(type, registry.load(families[cls]))).parameters
-            left = [f"`{name}`" for name in theirs if name not in inspect.signature(cls).parameters]
-            yield f"### {title}\n\nAs `{families[cls]}`{' without ' if left else ''}{' and '.join(left)}."
             continue
+        variants = {name: of for of, others in together.values() if families.get(of) in names for name in others}
         own = [row for row in rows[cls] if row not in common]
         also = ", ".join(row.split()[1] for row in rows[cls] if row in common)
-        parts = (f"### {title}", bullets(own), f"{'And ' * bool(own)}{also}." if also else "")
-        yield "\n\n".join(part for part in parts if part)
+        lines = [f"{'And ' * bool(own)}{also}."] if also else []
+        missing: dict[str, list[str]] = {}
+        for variant, of in variants.items():
+            theirs = inspect.signature(of).parameters
+            left = [f"`{name}`" for name in inspect.signature(cls).parameters if name not in theirs]
+            missing.setdefault(" and ".join(left), []).append(f"`{variant}`")
+        lines += [f"Not of {', '.join(of)}: {left}." for left, of in missing.items() if left]
+        title = ", ".join(f"`{name}`" for name in (*names, *variants))
+        yield "\n\n".join(part for part in (f"### {title}", bullets(own), " ".join(lines)) if part)
 
 
 def documented(cls: type) -> bool:
@@ -192,29 +214,31 @@ def sentence(text: str) -> str:
 # ---------------------------------------------------------------------- verl's keys
 
 
-def wiring_list() -> str:
-    """Returns the table of the keys that `wire` sets; raises ValueError if WIRED has others."""
-    tree = ast.parse((ROOT / "verl_atgrpo" / "train" / "trainer" / "dataset.py").read_text())
-    wire = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "wire")
-    targets = [target for node in ast.walk(wire) if isinstance(node, ast.Assign) for target in node.targets]
-    names = [name for target in targets for name in (target.elts if isinstance(target, ast.Tuple) else [target])]
-    keys = {ast.unparse(name).removeprefix("config.") for name in names if ast.unparse(name).startswith("config.")}
-    names = {"[SECTION]": ".at_grpo", "[SIZES]": ".at_grpo_tasks", "[DATA_SETS]": ".at_grpo_data_sets"}
-    written = {re.sub(r"\[.*\]", lambda name: names.get(name[0], name[0]), key) for key in keys}
-    if written != set(WIRED):
-        raise ValueError(f"WIRED does not fit trainer/dataset.py: {sorted(written ^ set(WIRED))}")
-    return bullets(f"- `{key}`: {meaning}" for key, meaning in WIRED.items())
-
-
-def key_list() -> str:
-    """Returns verl's keys of which a rule says something, those for one reason together."""
-    together: dict[str, list[str]] = {}
+def key_list(rules: Iterable[KeyRule]) -> str:
+    """Returns the keys of these rules with the values that they accept, those for one reason together."""
+    together: dict[str, dict[str, list[str]]] = {}
     sections = {key for rule in (*REFUSED, *NEEDED) for key in rule.keys.split()}
-    for rule in (*REFUSED, *NEEDED, *NO_MEANING):
+    for rule in rules:
+        accepted, reason = told(rule.note)
         for key in rule.keys.split():
             if key.rpartition(".")[0] not in sections:  # else the section's line will do
-                together.setdefault(rule.note, []).append(f"`{key}`")
-    return bullets(f"- {', '.join(keys)}: {note}" for note, keys in together.items())
+                together.setdefault(reason, {}).setdefault(accepted, []).append(f"`{key}`")
+    keys = {
+        reason: ", ".join(", ".join(names) + accepted for accepted, names in parts.items())
+        for reason, parts in together.items()
+    }
+    return bullets(f"- {names}: {reason}" for reason, names in keys.items())
+
+
+def told(note: str) -> tuple[str, str]:
+    """Returns the accepted values of a note in brackets, if it names some, and its reason."""
+    accepted, _, reason = note.removeprefix("only ").partition("; ") if note.startswith("only `") else ("", "", note)
+    if reason.startswith("needs "):
+        for long, short in (("a text that is not empty", "any"), *SHORTER):
+            reason = re.sub(long, short, reason)
+    reason = re.sub(r"^no meaning: |one of (?=\w+, \w+$)", "", reason)
+    reason = re.sub(r"^needs `(.*)`: (.*)$", lambda other: f"`{other[1]}: {other[2].replace(', ', ' or ')}`", reason)
+    return f" ({accepted})" if accepted else "", reason
 
 
 if __name__ == "__main__":

@@ -44,14 +44,13 @@ class MathEnsemble(MathEnvironment):
         """Reads the problems.
 
         Args:
-            train: training problems: a section with `path` and, if needed, `columns` (question, answer), `split` and
-                `subset`.
+            train: training problems: `path` and, if needed, `columns` (question, answer), `split` and `subset`.
             val: validation problems, in the same form.
             reasoners: number of reasoners.
             tool_users: number of agents that answer by a program.
             require_isolation: refuses machines where programs cannot run in separate namespaces.
-            libraries: packages that programs can import besides the standard library, checked at the start. By default
-                sympy and numpy if they are installed.
+            libraries: packages that programs can import besides the standard library; by default sympy and numpy, if
+                installed.
 
         Raises EnvironmentConfigError like `MathEnvironment`, for a number below 1, or if programs cannot be run as
         required.
@@ -94,11 +93,10 @@ class MathDebate(MathEnvironment):
         """Reads the problems.
 
         Args:
-            train: training problems: a section with `path` and, if needed, `columns` (question, answer), `split` and
-                `subset`.
+            train: training problems: `path` and, if needed, `columns` (question, answer), `split` and `subset`.
             val: validation problems, in the same form.
-            debaters: number of debaters, at least 2.
-            rounds: number of rounds; from the second on prompts show the others' answers.
+            debaters: number of debaters.
+            rounds: rounds; from the second on, prompts show the others' answers.
 
         Raises EnvironmentConfigError like `MathEnvironment`, or for fewer than 2 debaters or 1 round.
         """

@@ -41,8 +41,7 @@ class MathRefined(MathEnvironment):
         """Reads the problems.
 
         Args:
-            train: training problems: a section with `path` and, if needed, `columns` (question, answer), `split` and
-                `subset`.
+            train: training problems: `path` and, if needed, `columns` (question, answer), `split` and `subset`.
             val: validation problems, in the same form.
 
         Raises EnvironmentConfigError like `MathEnvironment`.
@@ -90,11 +89,9 @@ class MathDrafts(MathEnvironment):
         """Reads the problems.
 
         Args:
-            train: training problems: a section with `path` and, if needed, `columns` (question, answer), `split` and
-                `subset`.
+            train: training problems: `path` and, if needed, `columns` (question, answer), `split` and `subset`.
             val: validation problems, in the same form.
-            drafts: number of drafts in training, of which the one with the best score is refined; one in evaluation,
-                where scores are not known.
+            drafts: drafts in training, of which the best by score is refined; one in evaluation.
 
         Raises EnvironmentConfigError like `MathEnvironment`.
         """
@@ -140,10 +137,9 @@ class MathJudged(MathEnvironment):
         """Reads the problems.
 
         Args:
-            train: training problems: a section with `path` and, if needed, `columns` (question, answer), `split` and
-                `subset`.
+            train: training problems: `path` and, if needed, `columns` (question, answer), `split` and `subset`.
             val: validation problems, in the same form.
-            votes: number of the judge's votes on each candidate in training.
+            votes: the judge's votes on each candidate in training.
 
         Raises EnvironmentConfigError like `MathEnvironment`.
         """

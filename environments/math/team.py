@@ -205,13 +205,12 @@ class Math(MathEnvironment):
         """Reads the problems.
 
         Args:
-            train: training problems: a section with `path` and, if needed, `columns` (question, answer), `split` and
-                `subset`.
+            train: training problems: `path` and, if needed, `columns` (question, answer), `split` and `subset`.
             val: validation problems, in the same form.
-            max_turns: most turns until the two agree (T).
+            max_turns: most turns until the two agree.
             require_isolation: refuses machines where programs cannot run in separate namespaces.
-            libraries: packages that programs can import besides the standard library, checked at the start. By default
-                sympy and numpy if they are installed.
+            libraries: packages that programs can import besides the standard library; by default sympy and numpy, if
+                installed.
 
         Raises EnvironmentConfigError like `MathEnvironment`, for an invalid value, or if programs cannot be run as
         required.

@@ -65,9 +65,9 @@ class NumberSearch(Environment):
         """Sets the size of the tasks.
 
         Args:
-            numbers: how many numbers the range has.
-            starts: how many numbers the range may start with; the first is 10.
-            max_turns: guesses of an episode (T).
+            numbers: numbers in the range.
+            starts: numbers that the range may start with; the first is 10.
+            max_turns: guesses of an episode.
             seed: tasks derive from it.
 
         Raises EnvironmentConfigError if the best guesses do not always find the number.

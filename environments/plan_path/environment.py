@@ -53,11 +53,11 @@ class PlanPath(MoveGame[State]):
 
         Args:
             size: side length of the grid.
-            wall_density: probability of each cell to be a wall.
+            wall_density: probability of a cell to be a wall.
             min_distance: fewest steps between start and goal.
-            max_turns: turns of an episode (T).
+            max_turns: turns of an episode.
             max_moves: most moves in one answer.
-            tool: `python` if the tool user writes a program that prints moves, `moves` if it drafts them itself.
+            tool: `python`: the tool user writes a program that prints moves; `moves`: it drafts them itself.
             style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
             few_shot: solved examples shown before the question (`style: full`, `tool: moves`).
             seed: tasks derive from it.

@@ -44,15 +44,15 @@ class PettingZooGame(ReplayedGame):
         """Makes the environment to get its agents, and plays a few steps twice to check that it is deterministic.
 
         Args:
-            env: "module:function", which returns the environment; or a module of PettingZoo, whose `env` is called.
+            env: `module:function`, which returns the environment, or a module of PettingZoo.
             options: keyword arguments of that function.
-            actions: names of the actions of a Discrete space, in order; by default they are numbers.
-            observe: "module:function", which returns the text that an agent sees, given (agent, observation).
-            task_key: "module:function", which returns, given the environment after its reset, a text that no action
-                changes; it decides the split. By default the environment's whole state after reset decides, which is
-                right only if actions never lead to the start of another game.
-            style: `full` prompts say what an answer looks like and read the action from its last line; with `compact`
-                the prompt is the observation and the reply is the action.
+            actions: names of the actions of a Discrete space, in order; by default numbers.
+            observe: `module:function`: (agent, observation) -> the text that the agent sees.
+            task_key: `module:function`: the environment after its reset -> a text that no action changes, by which
+                tasks are split. By default the whole state: right only if actions never lead to the start of another
+                game.
+            style: `full` prompts explain the form of an answer, whose last line is read; with `compact` the prompt is
+                the observation, the reply the action.
             team, max_steps, success_return, illegal_reward, on_illegal, shared_openings, seed: as in `ReplayedGame`.
 
         Raises EnvironmentConfigError for an invalid value, and for an environment that has no text interface or is

@@ -95,14 +95,13 @@ class ReplayedGame(Environment):
 
         Args:
             agents: names of the players.
-            team: the agents whose mean reward is the team's part and whose mean return is the episode's; null: all.
-                The others are opponents: they get only their own reward.
-            max_steps: decisions after which an episode is truncated, which is not success.
-            success_return: least mean return of a solved episode that the game itself ended.
-            illegal_reward: both parts of the reward of an illegal reply; no reward may be less.
-            on_illegal: what follows an illegal reply for which the game has no rule: the episode ends, or the agent is
-                prompted again.
-            shared_openings: use the same openings in training and validation, for games that have only one.
+            team: agents whose mean reward is the team's part and whose mean return is the episode's; null: all. The
+                others are opponents with their own reward only.
+            max_steps: decisions after which an episode is truncated, without success.
+            success_return: least mean return of a success; the game itself must have ended the episode.
+            illegal_reward: team and local reward of an illegal reply; no reward may be less.
+            on_illegal: what follows an illegal reply for which the game has no rule.
+            shared_openings: the same openings in training and validation, for games that have only one.
             seed: tasks derive from it.
 
         Raises EnvironmentConfigError for an invalid value.

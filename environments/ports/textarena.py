@@ -45,8 +45,8 @@ class TextArenaGame(ReplayedGame):
         """Makes the game a few times to check that it is deterministic.
 
         Args:
-            game: its name, as `textarena.make` takes it, without "-raw".
-            players: number of players; the agents are player_0, player_1 and so on.
+            game: its name for `textarena.make`, without "-raw".
+            players: the number of agents: player_0, player_1, ...
             options: keyword arguments of the game.
             team, max_steps, success_return, illegal_reward, on_illegal, shared_openings, seed: as in `ReplayedGame`.
 

@@ -69,18 +69,16 @@ class SearchEnvironment(DataSetEnvironment[Question]):
         """Reads the questions, or generates them if there are none.
 
         Args:
-            train: training questions: a section with `path` and, if needed, `columns` (question, answer, context,
-                supporting_facts), `split` and `subset`; null, with `val`, for generated ones.
+            train: training questions: `path` and, if needed, `columns` (question, answer, context, supporting_facts),
+                `split` and `subset`; null for both: generated ones.
             val: validation questions, in the same form.
-            corpus: documents: a section with `path` and, if needed, `columns` (title, text); null for the contexts of
-                all questions together.
+            corpus: documents: `path` and, if needed, `columns` (title, text); null: the contexts of all questions.
             results: documents that a search returns.
             max_turns: replies of the agent that answers; rounds of the routed team.
-            max_searches: replies of a worker, which searches or answers with each.
-            people: of a generated task, 48 by default; each lives in one of its cities. With few of them a guessed
-                query is often right.
-            cities: of a generated task, 24 by default; each lies on a river.
-            seed: generated tasks derive from it; 0 by default.
+            max_searches: replies of a worker, each a search or its answer.
+            people: people of a generated task (48). With few of them a guessed query is often right.
+            cities: cities of a generated task (24), in which they live.
+            seed: generated tasks derive from it (0).
 
         Raises EnvironmentConfigError if bm25s is missing, or a section is unreadable or has no documents.
         """

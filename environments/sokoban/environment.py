@@ -58,15 +58,15 @@ class Sokoban(MoveGame[State]):
         """Sets the source of the boards and the form of the prompts.
 
         Args:
-            size: side length of a generated board, the walls around it included (6).
+            size: side length of a generated board, walls around it included (6).
             boxes: boxes on a generated board (1).
-            wall_density: probability of each inner cell of a generated board to be a wall (0.1).
-            min_solution: least moves that solve a generated board (1); more than 1 takes a search for each board.
-            seed: generated boards derive from it (0).
-            levels: a file of Boxoban levels to use instead of the generator; excludes all options above.
-            max_turns: turns of an episode (T).
+            wall_density: probability of an inner cell to be a wall (0.1).
+            min_solution: least moves that solve a board (1); more than 1 takes a search for each.
+            seed: boards derive from it (0).
+            levels: a file of Boxoban levels instead of the generator; excludes all options above.
+            max_turns: turns of an episode.
             max_moves: most moves in one answer.
-            tool: `python` if the tool user writes a program that prints moves, `moves` if it drafts them itself.
+            tool: `python`: the tool user writes a program that prints moves; `moves`: it drafts them itself.
             require_isolation: refuses machines where programs cannot run in separate namespaces.
 
         Raises:

@@ -51,10 +51,10 @@ class Sudoku(DraftingGame[State, str]):
         """Sets the size of the tasks and the form of the prompts.
 
         Args:
-            size: side length of the grid, 4 or 9.
-            clues: number of givens; null: half of the cells, rounded down.
-            max_turns: turns of an episode (T).
-            tool: `python` if the tool user writes a program that prints a grid, `grid` if it drafts one itself.
+            size: side length of the grid.
+            clues: filled cells at the start; null: half of them, rounded down.
+            max_turns: turns of an episode.
+            tool: `python`: the tool user writes a program that prints a grid; `grid`: it drafts one itself.
             style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
             seed: tasks derive from it.
             require_isolation: refuses machines where programs cannot run in separate namespaces.

@@ -161,7 +161,7 @@ class Walk(_Told):
 
         Args:
             size: rows and columns of the field.
-            max_turns: turns of an episode (T); two suffice.
+            max_turns: turns; two suffice.
             seed: tasks derive from it.
         """
         self.size, self.max_turns, self.seed = size, max_turns, seed
@@ -270,10 +270,10 @@ class WalledWalk(_Told):
 
         Args:
             size: rows and columns of the field.
-            wall_density: probability of each cell to be a wall.
+            wall_density: probability of a cell to be a wall.
             min_distance: fewest steps between start and goal.
-            max_turns: turns of an episode (T), each of one step; two more than the most steps to a goal.
-            wall_questions: share of the turns, in training, in which the checker is also asked about a wall.
+            max_turns: turns, each one step; two more than the most steps to a goal.
+            wall_questions: share of the training turns in which the checker is also asked about a wall.
             seed: tasks derive from it.
 
         Raises EnvironmentConfigError if the goal is out of reach within the turns.

@@ -62,9 +62,9 @@ class Untold(schema.Section):
 def test_a_section_gets_a_line_for_each_field() -> None:
     section = script("config_reference").field_section("top", Told)
     assert section.startswith(
-        "## `top`\n\nHow it is.\n\n- `deep` (a whole number; null): How deep it is, for &lt;this>.\n"
+        "## `top`\n\nHow it is.\n\n- `deep` (whole number; null): How deep it is, for &lt;this>.\n"
     )
-    assert "\n- `lists` (a list (each: a text); null): Several.\n" in section
+    assert "\n- `lists` (list; null): Several.\n" in section
     assert section.endswith("\n- `shape` (`flat`, `round`): Which.")
 
 

@@ -57,54 +57,52 @@ class Section(BaseModel):
 
 
 class Lora(Section):
-    """An adapter instead of full training: `at_grpo.policies.<name>.lora`."""
+    """An adapter, which is trained instead of the whole model."""
 
     rank: Annotated[int, Ge(1), Le(512)]
-    """The adapter's rank: verl's `model.lora_rank`."""
+    """verl's `model.lora_rank`."""
     alpha: Count | None = None
-    """verl's `model.lora_alpha`; null: the job's."""
+    """`model.lora_alpha`; null: the job's."""
     target_modules: str | list[str] | None = None
-    """verl's `model.target_modules`; null: the job's."""
+    """`model.target_modules`; null: the job's."""
 
 
 class PolicySettings(Section):
-    """One block of `at_grpo.policies`: the policy's changes to the job's `actor_rollout_ref`."""
+    """Changes to the job's `actor_rollout_ref`."""
 
     model: Options = {}
     """Merged into `actor_rollout_ref.model`."""
     optim: Options = {}
     """Merged into `actor_rollout_ref.actor.optim`."""
     base: Name | None = None
-    """A name of your own for a model that several policies share. They differ by their adapters, `lora` (a policy that
-    is not trained has none), and their `optim`; their other blocks are equal. null: a model of its own."""
+    """A name for a model that several policies share. They differ in `lora` (none if not trained) and `optim` only."""
     lora: Annotated[Lora | None, BeforeValidator(lambda block: None if block == {} else block)] = None
-    """`rank`, `alpha`, `target_modules`: an adapter instead of full training."""
+    """Its adapter."""
     actor: Options = {}
     """Merged into `actor_rollout_ref.actor`."""
     rollout: Options = {}
-    """Merged into `actor_rollout_ref.rollout`; sampling parameters are the job's, not a policy's."""
+    """Merged into `actor_rollout_ref.rollout`; sampling parameters stay the job's."""
     trainable: bool = True
     """False: the policy answers but is not trained."""
     gpus: Annotated[int, Ge(1), Le(1024)] | None = None
-    """Devices of its own on every node, with `placement: split`."""
+    """Its devices on every node, with `placement: split`."""
 
 
 class Answers(Section):
     """How an agent answers, in training or in validation; null: as the next wider setting says."""
 
     max_response_length: Count | None = None
-    """Most tokens of an answer, at most `data.max_response_length`."""
+    """Most tokens of an answer, up to `data.max_response_length`."""
     stop: list[Text] | None = None
-    """Texts at which an answer ends; they are not in its text."""
+    """Texts that end an answer and are left out of it."""
     chat_template_kwargs: Options | None = None
-    """Arguments of the chat template beside those of `data.apply_chat_template_kwargs`, such as
-    `{enable_thinking: false}`."""
+    """Added to `data.apply_chat_template_kwargs`, such as `{enable_thinking: false}`."""
     system: Text | None = None
-    """Text of a system message before all others, or of the first part of the environment's own."""
+    """A system message before all others; it begins the environment's if there is one."""
 
 
 class ValidationAnswers(Answers):
-    """How an agent answers in validation and evaluation, where it differs: its other keys, and these."""
+    """The keys above where they differ in validation and evaluation, and these."""
 
     temperature: Annotated[float, Ge(0), Le(100)] | None = None
     """null: `actor_rollout_ref.rollout.val_kwargs.temperature`."""
@@ -115,128 +113,125 @@ class ValidationAnswers(Answers):
 
 
 class AgentAnswers(Answers):
-    """One agent of `at_grpo.sampling`."""
+    """How one agent answers, or `all`."""
 
     temperature: Annotated[float, Gt(0), Le(100)] | None = None
-    """null: `actor_rollout_ref.rollout.temperature`. Log-probs are computed at the temperature of each row."""
+    """null: `actor_rollout_ref.rollout.temperature`. Log-probs are computed at each row's temperature."""
     validation: ValidationAnswers | None = None
-    """Changes in validation and evaluation, where `temperature` is `val_kwargs`' unless it is here."""
+    """What differs in validation and evaluation."""
 
 
 class GroupFilter(Section):
-    """Drops groups without signal (every advantage is 0), and plays further tasks in their place."""
+    """Drops groups without signal: every advantage is 0."""
 
     min_groups: Count | None = None
-    """Groups with signal that a step needs, over all trainable policies; tasks are added until it has them. null: no
-    tasks are added."""
+    """Groups with signal that a step needs, over all trainable policies; tasks are added until then. null: none."""
     max_tasks: Tasks | None = None
-    """Maximum number of tasks of a step, including those of `data.train_batch_size`."""
+    """Most tasks of a step, `data.train_batch_size` included."""
 
 
 class BranchSettings(Section):
-    """Rewards by what becomes of an episode after each candidate: `at_grpo.branch`, with `scheme: branch`.
+    """Where episodes branch with `scheme: branch`, and what a candidate earns.
 
     K is the decision's (`Decision.k`).
     """
 
     at: Literal["first", "random", "every"] | dict[str, Index] = "every"
-    """Where an episode branches: at its `first` decision, a `random` one (all equally likely), `every` one, or
-    `{<agent>: <n>}`: at these agents' n-th decisions, counted from 0."""
+    """Where an episode branches: at its `first` decision, a `random` one, `every` one, or `{<agent>: <n>}`: these
+    agents' n-th decisions, counted from 0."""
     continuations: Annotated[int, Ge(1), Le(4096)] = 1
-    """Continuations of every candidate; its reward is the mean of their team rewards."""
+    """Continuations of a candidate; its reward is the mean of their team rewards."""
     nested: bool = False
-    """Whether continuations branch as well: a candidate's value is then the mean of the values of the next group's,
-    down to the ends of episodes (MALT, arXiv 2412.01928). A group counts 1 / (K * continuations) for each above it."""
+    """Continuations branch as well (MALT, arXiv 2412.01928): a candidate's value is the mean of the next group's
+    values. A group counts 1 / (K * continuations) for each above it."""
     score_weight: Weight = 0.0
-    """Weight of a candidate's own mixed score beside the mean of its continuations; 0: scores are not called."""
+    """Weight of a candidate's mixed score beside the mean of its continuations; 0: no scores are computed."""
     min_tokens: Annotated[int, Ge(0)] = 0
-    """Fewest tokens of the prompt of a decision to branch at."""
+    """Fewest prompt tokens of a decision to branch at."""
     max_tokens: Count | None = None
-    """Most tokens of the prompt of a decision to branch at; null: no limit."""
+    """Most prompt tokens of a decision to branch at."""
 
 
 class RecordSettings(Section):
     """Episodes recorded for `verl-atgrpo report`."""
 
     train_tasks: Annotated[int, Ge(0), Le(1_000_000)] = 4
-    """Tasks of every step whose episodes are recorded: those with the lowest indices in the batch."""
+    """Recorded tasks of a step: those with the lowest indices."""
     val_tasks: Annotated[int, Ge(0), Le(1_000_000)] = 4
-    """Tasks of every validation whose episodes are recorded: always the first ones."""
+    """Recorded tasks of a validation: always the first ones."""
     max_megabytes: Annotated[float, Gt(0), Le(1_000_000)] = 64.0
-    """Disk space for episodes (MB); the oldest are deleted first. Metrics are not counted and never deleted."""
+    """Disk space for episodes in MB; the oldest are deleted first, metrics never."""
 
 
 class AtGrpoConfig(Section):
-    """The `at_grpo:` section of a recipe."""
+    """The section of a recipe."""
 
     environment: Options
-    """`name` (registered, or "module:Class") and the environment's own options."""
+    """`name`, and the options of that environment (below)."""
     agents: dict[str, str] = {"all": SHARED}
     """Agent -> policy. `all: shared` trains one policy for every agent."""
     val_agents: dict[str, str] | None = None
-    """Agent -> policy in validation, where it differs from training: swapped roles."""
+    """Agent -> policy in validation, where it differs: swapped roles."""
     sampling: dict[str, AgentAnswers] | None = None
-    """Agent, or `all` -> how it answers (docs/policies.md); an agent's own settings come before those of `all`."""
+    """Agent -> how it answers; its own keys come before those of `all` (docs/policies.md)."""
     policies: dict[Name, PolicySettings | None] | None = None
     """Policy -> its changes to `actor_rollout_ref`. null: one policy, `shared`."""
     placement: Literal["colocated", "split"] = "colocated"
-    """`colocated`: all policies share all devices, in turns. `split`: each has `gpus` of its own on every node."""
+    """`colocated`: all policies share all devices, in turns. `split`: each has its own `gpus` on every node."""
     mode: Mode = "sync"
-    """`sync`: a step updates once all its tasks have finished. `colocate_async`: it updates once enough tasks have
-    finished, and the others continue with the new weights. `separate_async`: servers have devices of their own and
-    keep sampling during the update (see docs/async.md)."""
+    """`sync`: the update waits for all tasks of a step. `colocate_async`: it waits for enough of them; the others
+    continue with the new weights. `separate_async`: servers have their own devices and sample during the update
+    (docs/async.md)."""
     prefix_tree: Literal["auto"] | bool = "auto"
-    """Whether log-probs and updates run every shared token once (docs/prefix_trees.md). `auto`: where a comparison
-    with rows one by one agrees at the start."""
+    """Log-probs and updates run every shared token once (docs/prefix_trees.md). `auto`: if a comparison with rows one
+    by one agrees at the start."""
     dither: bool = True
-    """Whether weights that are trained start at a random place among those that the servers' dtype rounds to the same
-    number. In bfloat16 and float16 small updates reach the servers so; in float32 it changes nothing (see
-    docs/precision.md)."""
+    """Lets small updates reach servers in bfloat16 and float16: trained weights start at a random place among those
+    that round to the same number (docs/precision.md)."""
     candidates: Candidates | dict[str, Candidates] = 4
-    """K: candidates at every decision (`tree`) or branch point (`branch`), or episodes of every task (`parallel`). Or
-    `{all: 4, <agent>: 8}`, a K for each agent (not with `parallel`)."""
+    """K: candidates at a decision (`tree`) or branch point (`branch`), or episodes of a task (`parallel`). `{all: 4,
+    <agent>: 8}` is a K for each agent (not with `parallel`)."""
     alpha: Weight = 1.0
-    """Weight of the team part in the mixed reward alpha * team + local_weight * local (`tree`, or with
-    `episode_reward: scores` or `own`, or `branch.score_weight`)."""
+    """Weight of the team part in a mixed score, alpha * team + local_weight * local: the reward with `tree`; elsewhere
+    for `episode_reward: scores` or `own` and for `branch.score_weight`."""
     local_weight: Weight = 1.0
-    """Weight of the local part: 1 as in the paper; 0 leaves only the team part."""
+    """Weight of the local part, 1 in the paper."""
     scheme: Literal["tree", "parallel", "branch"] = "tree"
-    """`tree`: AT-GRPO. `parallel`: independent episodes, each with one reward for all its rows. `branch`: candidates
-    are rewarded by what becomes of the episode after them, for teams without scores (see docs/branching.md)."""
+    """`tree`: AT-GRPO. `parallel`: independent episodes, each with one reward. `branch`: a candidate's reward is what
+    becomes of the episode after it, for teams without scores (docs/branching.md)."""
     branch: BranchSettings | None = None
-    """Where episodes branch, with `scheme: branch`."""
+    """Settings of `scheme: branch`."""
     episode_reward: Literal["outcome", "scores", "own"] = "outcome"
-    """The reward of an episode's rows (`parallel`): its `outcome`'s team reward, the sum of its answers' mixed
-    `scores` (which pays for long episodes), or every row's `own` mixed score."""
+    """The reward of an episode's rows (`parallel`): the team reward of its `outcome`, the sum of its mixed `scores`
+    (pays for long episodes), or each row's `own` mixed score."""
     selection: Selection = "greedy"
     """Which candidate is committed (`tree`)."""
     estimator: str | Options = "at_grpo"
-    """A preset, `{preset: ..., <field>: ..., agents: {<agent>: ...}}`, or `{name: ..., <field>: ...}`: see
-    docs/estimators.md."""
+    """A preset, `{preset: ..., <field>: ..., agents: {<agent>: ...}}`, or `{name: ..., <field>: ...}`
+    (docs/estimators.md)."""
     group_filter: GroupFilter | None = None
-    """Drops comparison groups without signal: `{}`, or `{min_groups: ..., max_tasks: ...}` to play further tasks in
-    their place."""
+    """Drops groups without signal (`{}`), and may play further tasks in their place."""
     seed: int = 0
-    """Seeds of samples derive from it, the task, the step, the agent, the turn and the candidate."""
+    """A sample's seed derives from it, the task, step, agent, turn and candidate."""
     train_tasks: Tasks = 4096
-    """Tasks in an epoch, for environments that generate tasks without end."""
+    """Tasks in an epoch, if the environment generates them without end."""
     val_tasks: Tasks = 200
-    """Tasks of the validation split, for environments that generate tasks without end."""
+    """Tasks of validation, likewise."""
     allow_overlap: bool = False
-    """Accept validation tasks that are also training tasks, or near duplicates of them by their texts."""
+    """Accepts validation tasks that are training tasks, or have nearly the same text."""
     max_bad_rows: Annotated[float, Ge(0), Le(1)] = 0.25
-    """Largest share of bad rows in a sample of 32 of each split that is graded at the start: their own solution fails,
-    the empty reply passes, or their answer cannot be verified. `verl-atgrpo data check` grades all rows."""
+    """Largest share of bad rows among the 32 of each split that are graded at the start: their own solution fails, the
+    empty reply passes, or their answer cannot be verified."""
     request_timeout: Seconds = 600.0
-    """Seconds that a server has for a candidate, or for the rest of an interrupted one."""
+    """Seconds for a candidate, or for the rest of an interrupted one."""
     request_retries: Retries = 2
-    """Retries on another replica for a candidate that timed out or whose server died; then its episode fails."""
+    """Retries after a time-out or a server's death; then the episode fails."""
     max_failed_episodes: Count = 64
-    """The run stops after more failed episodes than this in one step: the engine or a task is defective."""
+    """More failed episodes than this in a step stop the run."""
     restart_servers: Retries = 3
-    """Restarts of dead servers per policy and run, each before the next weight sync; 0: never."""
+    """Restarts of dead servers per policy and run, before the next weight sync; 0: never."""
     record: RecordSettings | None = RecordSettings()
-    """Episodes recorded for `verl-atgrpo report`; null: none."""
+    """Recorded episodes; null: none."""
 
     @classmethod
     def from_config(cls, config: DictConfig) -> AtGrpoConfig:
