@@ -120,11 +120,11 @@ def test_the_documented_data_sets_are_read(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_documented_workflows_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(blocks("workflows", "python")) == 9
+    assert len(blocks("workflows", "python")) == 7
     (tmp_path / "workflows_of_the_docs.py").write_text("\n".join(blocks("workflows", "python")))
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("workflows_of_the_docs")  # the assertions are in the blocks
-    for name in ("Loop", "Debate", "Ensemble", "Router", "Judged", "Refined", "Parts"):
+    for name in ("Loop", "Debate", "Router", "Judged", "Refined", "Parts"):
         # A partial is made in this process alone, which saves five starts of Python. A checker who always says no may
         # be right: floor is 1.
         check_environment(functools.partial(getattr(module, name)), tasks=1, episodes=1, floor=1.0)
