@@ -103,10 +103,13 @@ def check(where: str, entry: Mapping[str, Any], known: set[str], required: set[s
 
 
 def table() -> str:
-    """Returns the table of docs/sandbox.md, in which a "no" is an empty cell."""
+    """Returns the table of docs/sandbox.md, in which a "no" is an empty cell, and what works at no level."""
     head = ["a program can ...", *(f"`{level}`" for level in LEVELS)]
-    rows = [[row.can, *(row.cell(level).removeprefix("no") for level in LEVELS)] for row in corpus()]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows))
+    cells = {row.can: [row.cell(level).removeprefix("no") for level in LEVELS] for row in corpus()}
+    rows = [[can, *found] for can, found in cells.items() if any(found)]
+    never = "; ".join(can for can, found in cells.items() if not any(found))
+    lines = "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows))
+    return f"{lines}\n\nAt no level: {never}."
 
 
 def seen_users() -> tuple[str, ...]:
