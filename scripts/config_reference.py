@@ -166,7 +166,7 @@ def environment_sections() -> Iterator[str]:
             theirs = inspect.signature(of).parameters
             left = [f"`{name}`" for name in inspect.signature(cls).parameters if name not in theirs]
             missing.setdefault(" and ".join(left), []).append(f"`{variant}`")
-        lines += [f"Not of {', '.join(of)}: {left}." for left, of in missing.items() if left]
+        lines += [f"No {left} in {', '.join(of)}." for left, of in missing.items() if left]
         title = ", ".join(f"`{name}`" for name in (*names, *variants))
         yield "\n\n".join(part for part in (f"### {title}", bullets(own), " ".join(lines)) if part)
 
