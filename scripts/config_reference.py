@@ -27,7 +27,7 @@ from config_reference_text import (
 
 from verl_atgrpo.environments.ports.replayed_game import ReplayedGame
 from verl_atgrpo.play import registry
-from verl_atgrpo.train.config.key_table import NEEDED, NO_MEANING, REFUSED, KeyRule
+from verl_atgrpo.train.config.verl_key_table import NEEDED, NO_MEANING, REFUSED, KeyRule
 from verl_atgrpo.train.config.kinds import words
 from verl_atgrpo.train.config.schema import (
     AgentAnswers,

@@ -364,7 +364,7 @@ REFUSED = (
         remedy="set rollout.tensor_model_parallel_size or rollout.data_parallel_size",
     ),
     _no_effect(
-        "a team's workflow is its environment's `run`",
+        "a team's workflow is its environment's `run`; of `multi_turn` only `format` is used",
         "rollout.{multi_turn,agent.default_agent_loop,agent.agent_loop_config_path}",
     ),
     _only(
