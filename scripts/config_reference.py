@@ -27,7 +27,6 @@ from config_reference_text import (
 
 from verl_atgrpo.environments.ports.replayed_game import ReplayedGame
 from verl_atgrpo.play import registry
-from verl_atgrpo.train.config.verl_key_table import NEEDED, NO_MEANING, REFUSED, KeyRule
 from verl_atgrpo.train.config.kinds import words
 from verl_atgrpo.train.config.schema import (
     AgentAnswers,
@@ -40,7 +39,7 @@ from verl_atgrpo.train.config.schema import (
     Section,
     ValidationAnswers,
 )
-from verl_atgrpo.train.config.verl_key_table import NEEDED, NO_MEANING, REFUSED
+from verl_atgrpo.train.config.verl_key_table import NEEDED, NO_MEANING, REFUSED, KeyRule
 
 SHORTER = (
     (r"a (whole )?number, at least (-?[\d.,]+) and at most ([\d.,]+)", "\\2\N{EN DASH}\\3"),
