@@ -28,6 +28,9 @@ class Environment(ABC):
     schemes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Agent -> values of `at_grpo.scheme` that give it a reward of its own; any, for agents that are not named."""
 
+    ordered: ClassVar[bool] = False
+    """Whether training tasks are played in the order of their index, as in a mixture, and are not shuffled."""
+
     @abstractmethod
     def task(self, split: Split, index: int) -> Any:
         """Returns task `index` of `split`: the same task for the same arguments in every process."""

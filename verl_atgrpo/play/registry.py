@@ -26,6 +26,7 @@ _REGISTRY: dict[str, str | Callable[..., Environment]] = {
     "math_judged": "verl_atgrpo.environments.math:MathJudged",
     "math_refined": "verl_atgrpo.environments.math:MathRefined",
     "math_single": "verl_atgrpo.environments.math:SingleMath",
+    "mixture": "verl_atgrpo.play.mixture:Mixture",
     "number_search": "verl_atgrpo.environments.number_search:NumberSearch",
     "number_search_single": "verl_atgrpo.environments.number_search:SingleNumberSearch",
     "pettingzoo": "verl_atgrpo.environments.ports.pettingzoo:PettingZooGame",

@@ -31,7 +31,17 @@ from verl_atgrpo.play.scoring import (
 )
 from verl_atgrpo.play.seeds import stable_hash
 from verl_atgrpo.play.tools import Tool, ToolError
-from verl_atgrpo.play.types import TREE, Candidate, Decision, EpisodeFailed, Generation, Mode, Score, TeamOptions
+from verl_atgrpo.play.types import (
+    TREE,
+    Candidate,
+    Decision,
+    EpisodeFailed,
+    Generation,
+    Mode,
+    Score,
+    TeamOptions,
+    for_agent,
+)
 from verl_atgrpo.play.user_code import gather_or_cancel
 
 if TYPE_CHECKING:
@@ -46,7 +56,9 @@ def check_agents(agents: object) -> None:
     if not isinstance(agents, tuple | list) or not agents:
         raise ValueError(f"agents={agents!r:.200}: a tuple of names, such as ('planner',)")
     for place, name in enumerate(agents):
-        if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
+        # A mixture's have the part before the name.
+        parts = name.split(".", 1) if isinstance(name, str) else [""]
+        if not all(part.isidentifier() and not part.startswith("_") for part in parts):
             raise ValueError(f"agents: {name!r:.200} is no identifier that begins with a letter")
         if hasattr(Team, name) or name in _TAKEN:
             raise ValueError(f"agents: {name!r} is taken: team.{name} is something else; use another name")
@@ -201,7 +213,7 @@ class Team:
         turn, order = self._started[f"{scope.name}{agent}"], self._started[scope.name]
         self._started.update((f"{scope.name}{agent}", scope.name))
         options, train = self._options, ask.train
-        k = ask.candidates or (options.agent_candidates.get(agent, options.candidates) if train else 1)
+        k = ask.candidates or (for_agent(options.agent_candidates, agent, options.candidates) if train else 1)
         # Prompt and candidates follow.
         decision = Decision(
             agent, turn, self._policies[agent], [], (), 0, scope.name, order, train, k, ask.limits, scope.weight

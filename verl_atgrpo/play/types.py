@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeVar
 
 from verl_atgrpo.play.messages import Reply, ToolCall
 from verl_atgrpo.play.thoughts import split_thought
 
+Value = TypeVar("Value")
 Split = Literal["train", "val"]
 Scheme = Literal["tree", "parallel", "evaluate"]
 Selection = Literal["greedy", "first", "random"]
@@ -256,6 +257,17 @@ class Decision:
         return f"{self.scope}{self.agent}.{self.turn}"
 
 
+def names_of(agent: str) -> tuple[str, ...]:
+    """Returns the names under which a recipe may speak of an agent, the narrowest first: `walk.navigator`, `walk`."""
+    part = agent.partition(".")[0]
+    return (agent,) if part == agent else (agent, part)
+
+
+def for_agent(given: Mapping[str, Value], agent: str, default: Value) -> Value:
+    """Returns what a recipe says of an agent, or of the part of a mixture that it is of."""
+    return next((given[name] for name in names_of(agent) if name in given), default)
+
+
 @dataclass(frozen=True)
 class TeamOptions:
     """How many candidates are sampled, how their rewards are mixed, and which is selected."""
@@ -263,7 +275,7 @@ class TeamOptions:
     candidates: int = 4
     """K, the number of candidates of a decision with the scheme `tree`."""
     agent_candidates: Mapping[str, int] = field(default_factory=dict)
-    """Agent -> its own K."""
+    """Agent, or part of a mixture -> its own K."""
     alpha: float = 1.0
     """Weight of the team part in r = alpha * team + local_weight * local (paper, Eq. 3)."""
     local_weight: float = 1.0

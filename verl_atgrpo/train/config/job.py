@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.environment_check import check_first_tasks
+from verl_atgrpo.play.types import names_of
 from verl_atgrpo.train.config.policies import unresolved_job
 from verl_atgrpo.train.config.schema import SECTION, AtGrpoConfig, PolicySettings
 from verl_atgrpo.train.config.view import POLICY, View
@@ -51,6 +52,11 @@ class Job:
     def known(self) -> str:
         """The environment's agents, for messages."""
         return ", ".join(self.env.agents)
+
+    @functools.cached_property
+    def named(self) -> tuple[str, ...]:
+        """What a key may name instead of an agent: the agents, and the parts of a mixture."""
+        return tuple(dict.fromkeys(name for agent in self.env.agents for name in names_of(agent)))
 
     @functools.cached_property
     def agents(self) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_atgrpo.play import contamination, data_check
-from verl_atgrpo.play.types import Split
+from verl_atgrpo.play.types import Split, names_of
 from verl_atgrpo.play.user_code import asking
 from verl_atgrpo.train.config.job import Job
 from verl_atgrpo.train.config.verl_key_table import LOGGERS
@@ -119,7 +119,7 @@ def of_assignments(job: Job) -> Iterator[str]:
 
 def _of_mapping(job: Job, key: str, given: Mapping[str, str], policies: Mapping[str, str]) -> Iterator[str]:
     for agent in given:
-        if agent not in ("all", *job.env.agents):
+        if agent not in ("all", *job.named):
             yield f"at_grpo.{key}.{agent} is not an agent of {job.name!r}: it has {job.known} (or use all)"
     first = next(iter(job.policies))
     for agent, policy in policies.items():
@@ -138,14 +138,13 @@ def of_agents(job: Job) -> Iterator[str]:
     points = job.settings.branch.at if job.settings.branch is not None else None
     for key, named in (("estimator.agents", spec.agents), ("branch.at", points), ("candidates", candidates)):
         for agent in named if isinstance(named, Mapping) else ():
-            if agent not in job.env.agents and (key, agent) != ("candidates", "all"):
+            known = job.env.agents if key == "branch.at" else job.named
+            if agent not in known and (key, agent) != ("candidates", "all"):
                 yield f"at_grpo.{key}.{agent} is not an agent of {job.name!r}: it has {job.known}"
-    for agent in spec.agents:
-        if not job.is_trained(agent):
-            yield (
-                f"at_grpo.estimator.agents.{agent} has no effect: its policy {job.agents[agent]!r} is frozen; remove "
-                "it"
-            )
+    for name in spec.agents:
+        policies = [job.agents[agent] for agent in job.env.agents if name in names_of(agent)]
+        if not any(job.policies[policy].settings.trainable for policy in policies):
+            yield f"at_grpo.estimator.agents.{name} has no effect: its policy {policies[0]!r} is frozen; remove it"
     for agent in candidates if isinstance(candidates, dict) else ():
         if isinstance(points, Mapping) and agent not in ("all", *points):
             yield (
@@ -160,7 +159,7 @@ def of_agents(job: Job) -> Iterator[str]:
             f"{job.name!r}; use estimator: mas_grpo"
         )
     for agent in job.env.agents:
-        if isinstance(candidates, dict) and not {agent, "all"} & set(candidates):
+        if isinstance(candidates, dict) and not {*names_of(agent), "all"} & set(candidates):
             yield f"at_grpo.candidates has no number for {agent!r}: add {agent}: 4, or all: 4"
 
 
@@ -187,7 +186,7 @@ def of_answers(job: Job) -> Iterator[str]:
     longest = job.data.max_response_length
     for agent, block in (job.settings.sampling or {}).items():
         key = f"at_grpo.sampling.{agent}"
-        if agent not in ("all", *job.env.agents):
+        if agent not in ("all", *job.named):
             yield f"{key} is not an agent of {job.name!r}: it has {job.known} (or use all)"
         for where, answers in ((key, block), (f"{key}.validation", block.validation)):
             most = None if answers is None else answers.max_response_length

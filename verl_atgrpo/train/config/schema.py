@@ -16,7 +16,7 @@ from verl_atgrpo.files import place_of
 from verl_atgrpo.play import registry
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.environment_check import check_declared, tasks_of
-from verl_atgrpo.play.types import EnvironmentConfigError, Selection, Split, TeamOptions
+from verl_atgrpo.play.types import EnvironmentConfigError, Selection, Split, TeamOptions, for_agent, names_of
 from verl_atgrpo.recipes import gone
 from verl_atgrpo.train.config.kinds import Count, Seconds, Text, Weight, words
 from verl_atgrpo.train.config.rules import SECTION as SECTION
@@ -299,20 +299,24 @@ class AtGrpoConfig(Section):
 
     def policies_of(self, env: Environment) -> dict[str, str]:
         """Returns agent -> policy for the environment's agents, with `all` expanded; empty texts if there is none."""
-        return {agent: self.agents.get(agent, self.agents.get("all", "")) for agent in env.agents}
+        default = self.agents.get("all", "")
+        return {agent: for_agent(self.agents, agent, default) for agent in env.agents}
 
     def validation_policies_of(self, env: Environment) -> dict[str, str]:
         """Returns agent -> policy in validation: that of training, updated with `val_agents`."""
         given = self.val_agents or {}
-        return {agent: given.get(agent, given.get("all", policy)) for agent, policy in self.policies_of(env).items()}
+        policies = self.policies_of(env).items()
+        return {agent: for_agent(given, agent, given.get("all", policy)) for agent, policy in policies}
 
     def answers_of(self, agent: str, validate: bool) -> ValidationAnswers:
         """Returns how an agent answers: `all`, `all.validation`, its own, its own `validation`, each before the last.
 
+        In a mixture its part's come between the two.
+
         What none of them says is null, and as the rest of the job says.
         """
         parts: list[Answers] = []
-        for block in ((self.sampling or {}).get(name) for name in ("all", agent)):
+        for block in ((self.sampling or {}).get(name) for name in ("all", *reversed(names_of(agent)))):
             if block is not None:
                 parts += [block] if block.validation is None or not validate else [block, block.validation]
         given: dict[str, Any] = {}

@@ -57,8 +57,9 @@ def row_ids(rows: Sequence[Mapping[str, Any]], spec: EstimatorSpec) -> dict[str,
 
 
 def rows_of_agent(rows: Sequence[Mapping[str, Any]], agent: str, spec: EstimatorSpec) -> Tensor:
-    """Returns which rows are an agent's: (N,) bool. Raises as `row_ids`."""
-    return torch.tensor([name == agent for name in _tags(rows, "agent", spec)], dtype=torch.bool)
+    """Returns which rows are those of an agent, or of a mixture's part: (N,) bool. Raises as `row_ids`."""
+    own = f"{agent}."
+    return torch.tensor([name == agent or name.startswith(own) for name in _tags(rows, "agent", spec)])
 
 
 def _tags(rows: Sequence[Mapping[str, Any]], need: Need, spec: EstimatorSpec) -> list[Any]:

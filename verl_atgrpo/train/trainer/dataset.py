@@ -74,6 +74,8 @@ def wire(config: DictConfig, settings: AtGrpoConfig, environment: Environment) -
         config.data[DATA_SETS] = {
             split: [[*pair] for pair in environment.data_sets(split).items()] for split in splits
         }
+        if environment.ordered:
+            config.data.shuffle = False
         # verl replaces a failed episode itself, and fetches tasks one by one to do so.
         config.trainer.v1.sampler.sync_refill_failed_groups = True
         config.data.gen_batch_size = 1

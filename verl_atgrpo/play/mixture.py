@@ -1,0 +1,213 @@
+"""Several environments in one run: each step plays tasks of each of them, as many as its weight says.
+
+A mixture is an environment: its agents are its parts' as `<part>.<agent>`, its tasks are theirs. So whatever is said
+of agents, splits, validation and evaluation holds of a mixture as of one environment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from verl_atgrpo.play import registry
+from verl_atgrpo.play.environment import Environment, RowDefect
+from verl_atgrpo.play.environment_check import check_declared, tasks_of
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import EnvironmentConfigError, Outcome, Split
+
+if TYPE_CHECKING:
+    from verl_atgrpo.play.endpoints import CallScore, Endpoint
+
+_KEY = "at_grpo.environment"
+_OWN = ("name", "val_tasks", "weight")
+"""Keys of a part beside the options of its environment."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """An environment of a mixture."""
+
+    name: str
+    environment: Environment
+    weight: float
+    val_tasks: int
+    """Validation tasks."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of a mixture."""
+
+    part: str
+    task: Any
+    """Its environment's."""
+
+
+class Mixture(Environment):
+    """Several environments by weight.
+
+    Training tasks come in an order in which every environment has its share of any number of tasks in a row, to less
+    than one task (the largest deficit is next). Validation tasks are each environment's own, one after another.
+    """
+
+    ordered = True
+
+    def __init__(self, parts: Mapping[str, Mapping[str, Any] | None]) -> None:
+        """Makes the environments.
+
+        Args:
+            parts: a name of your own -> `weight` (1), the environment's `name` (the part's name), `val_tasks` (100, or
+                all that it has if they are fewer), and its options.
+
+        Raises EnvironmentConfigError for a refused weight, name or option.
+        """
+        if not isinstance(parts, Mapping) or not parts:
+            raise EnvironmentConfigError(
+                f"{_KEY}.parts={parts!r:.200}: environments by name, such as {{walk: {{weight: 2}}, sudoku: {{}}}}"
+            )
+        self.parts = {str(name): _part(str(name), {} if own is None else own) for name, own in parts.items()}
+        weights = [part.weight for part in self.parts.values()]
+        if not any(weights):
+            raise EnvironmentConfigError(f"{_KEY}.parts: all weights are 0; give one of them a weight above 0")
+        self.agents = tuple(  # type: ignore[misc]  # of the parts
+            f"{part.name}.{agent}" for part in self.parts.values() for agent in part.environment.agents
+        )
+        self.schemes = {  # type: ignore[misc]
+            f"{part.name}.{agent}": schemes
+            for part in self.parts.values()
+            for agent, schemes in part.environment.schemes.items()
+        }
+        self._order: list[tuple[Part, int]] = []
+        """Training tasks so far: a part, and how many of its tasks came before."""
+        self._counts = dict.fromkeys(self.parts, 0)
+
+    def _place(self, split: Split, index: int) -> tuple[Part, int]:
+        """Returns the part of a task, and the task's index there."""
+        if split == "val":
+            for part in self.parts.values():
+                if index < part.val_tasks:
+                    return part, index
+                index -= part.val_tasks
+            raise IndexError(f"a mixture has {self.num_tasks('val')} validation tasks")
+        total = math.fsum(part.weight for part in self.parts.values())
+        while len(self._order) <= index:
+            number = len(self._order) + 1
+            # Ties go to the first part, in every process.
+            part = max(self.parts.values(), key=lambda one: one.weight / total * number - self._counts[one.name])
+            self._order.append((part, self._counts[part.name]))
+            self._counts[part.name] += 1
+        part, before = self._order[index]
+        size = tasks_of(part.environment, "train")
+        return part, before if size is None else before % size
+
+    def task(self, split: Split, index: int) -> Task:
+        """Returns a part's task."""
+        part, place = self._place(split, index)
+        return Task(part.name, part.environment.task(split, place))
+
+    def _of(self, task: Task) -> Environment:
+        return self.parts[task.part].environment
+
+    def fingerprint(self, task: Task) -> str:
+        """Returns its part's, with the part's name."""
+        return f"{task.part}: {self._of(task).fingerprint(task.task)}"
+
+    def task_key(self, task: Task) -> str:
+        """Returns its part's, with the part's name."""
+        return f"{task.part}: {self._of(task).task_key(task.task)}"
+
+    def dedup_text(self, task: Task) -> str | None:
+        """Returns its part's."""
+        return self._of(task).dedup_text(task.task)
+
+    async def row_defect(self, task: Task) -> RowDefect | None:
+        """Returns its part's."""
+        return await self._of(task).row_defect(task.task)
+
+    def num_tasks(self, split: Split) -> int | None:
+        """Returns the validation tasks of all parts; training goes on without end, through a part's data again."""
+        return sum(part.val_tasks for part in self.parts.values()) if split == "val" else None
+
+    def data_sets(self, split: Split) -> Mapping[str, int]:
+        """Returns the parts, or a part's data sets as `<part>.<data set>`, with their validation tasks."""
+        if split == "train":
+            return {}
+        found: dict[str, int] = {}
+        for part in self.parts.values():
+            left = part.val_tasks
+            for name, size in part.environment.data_sets("val").items():
+                if used := min(size, left):
+                    found[f"{part.name}.{name}"] = used
+                left -= used
+            if left:
+                found[part.name] = left
+        return found
+
+    async def run(self, task: Task, team: Team) -> Outcome:
+        """Plays the task in its environment, whose agents have their own names there."""
+        environment = self._of(task)
+        return await environment.run(task.task, cast(Team, PartTeam(team, task.part, environment.agents)))
+
+
+class PartTeam:
+    """A team as the environment of a part sees it: `team.navigator` is the agent `walk.navigator`."""
+
+    def __init__(self, team: Team, part: str, agents: Sequence[str]) -> None:
+        """Needs the team, the part's name and its agents."""
+        self._team = team
+        self._names = {agent: f"{part}.{agent}" for agent in agents}
+
+    def __getattr__(self, name: str) -> Any:
+        names = self.__dict__.get("_names", {})
+        return self._team[names[name]] if name in names else getattr(self._team, name)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._team[self._names[name]]
+
+    def serve(
+        self, score: CallScore | None = None, *, agents: Sequence[str] | None = None, **limits: Any
+    ) -> AbstractAsyncContextManager[Mapping[str, Endpoint]]:
+        """Opens endpoints for the part's agents, under their names there; see `Team.serve`."""
+        short = {name: agent for agent, name in self._names.items()}
+        chosen = self._names if agents is None else {agent: self._names[agent] for agent in agents}
+
+        def scored(agent: str, *reply: Any) -> Any:
+            return None if score is None else score(short[agent], *reply)
+
+        @asynccontextmanager
+        async def served() -> AsyncIterator[Mapping[str, Endpoint]]:
+            own = None if score is None else scored
+            async with self._team.serve(own, agents=list(chosen.values()), **limits) as endpoints:
+                yield {short[name]: endpoint for name, endpoint in endpoints.items()}
+
+        return served()
+
+
+def _part(name: str, options: Mapping[str, Any]) -> Part:
+    key = f"{_KEY}.parts.{name}"
+    if not name.isidentifier():
+        raise EnvironmentConfigError(f"{key}: use letters, digits and underscores for a name")
+    if name == "all":
+        raise EnvironmentConfigError(f"{key}: taken, at_grpo.agents means all agents by it; use another name")
+    if not isinstance(options, Mapping):
+        raise EnvironmentConfigError(f"{key}={options!r:.200}: a section, such as {{weight: 2}}")
+    weight, most = options.get("weight", 1), options.get("val_tasks", 100)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+        raise EnvironmentConfigError(f"{key}.weight={weight!r}: a number of at least 0")
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise EnvironmentConfigError(f"{key}.val_tasks={most!r}: a whole number of at least 1")
+    own = {option: value for option, value in options.items() if option not in _OWN}
+    chosen = options.get("name", name)
+    try:
+        if not isinstance(chosen, str):
+            raise EnvironmentConfigError(f"{_KEY}.name={chosen!r}: the name of an environment")
+        environment = registry.make(chosen, **own)
+        check_declared(environment, chosen)
+    except EnvironmentConfigError as error:
+        # An environment does not know its place in the configuration.
+        raise EnvironmentConfigError(str(error).replace(_KEY, key, 1)) from error
+    available = tasks_of(environment, "val")
+    return Part(name, environment, float(weight), most if available is None else min(most, available))
