@@ -228,6 +228,12 @@ def of_tasks(job: Job) -> Iterator[str]:
         )
     if not settings.split_size(job.env, "val"):
         yield f"at_grpo.environment.name={job.name!r} has no validation tasks"
+    validated = job.env.num_tasks("val")
+    if job.env.ordered and validated is not None and validated > settings.val_tasks:
+        yield (
+            f"at_grpo.val_tasks={settings.val_tasks}: less than the {validated} of the parts, of which the last would "
+            "be left out; raise it, or lower val_tasks of parts"
+        )
     most = settings.group_filter.max_tasks if settings.group_filter else None
     key = f"at_grpo.group_filter.max_tasks={most}"
     if most is not None and most <= batch:
