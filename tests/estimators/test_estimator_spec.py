@@ -35,7 +35,7 @@ from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels
             {"preset": "grpo", "centre": "mean"},
             r"^at_grpo\.estimator: unknown key 'centre'; "
             r"valid keys: preset, name, unit, center, scale, ddof, eps, singleton, center_scope, scale_scope, "
-            r"main_agent, sub_calls, step_weight, step_gamma, step_scope, agents$",
+            r"main_agent, sub_calls, step_weight, step_gamma, step_scope, by_task, agents$",
         ),
         (
             {"preset": "grpo", "name": "mine"},
@@ -316,7 +316,9 @@ def test_a_formula_of_its_own(installed: dict[str, object]) -> None:
     assert of("mine") == pytest.approx([-2 / 3, 1, -1 / 3, 1, -1])
     assert of({"preset": "mine", "power": 2}) == pytest.approx([-2 / 9, 1, -1 / 9, 1 / 3, -1])
     assert of({"preset": "mine", "agents": {"b": {"power": 0}}}) == pytest.approx([-2 / 3, 1, -1, 1, -1])
-    with pytest.raises(ValueError, match=r"unknown key 'powr'; valid keys: preset, .*, step_scope, power, agents$"):
+    with pytest.raises(
+        ValueError, match=r"unknown key 'powr'; valid keys: preset, .*, step_scope, by_task, power, agents$"
+    ):
         resolve_spec({"preset": "mine", "powr": 2})
     with pytest.raises(ValueError, match=r"unknown key 'power'"):
         resolve_spec({"preset": "grpo", "power": 2})

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_atgrpo.train.estimators import dr_mas, gigpo, grpo, m_grpo, mas_grpo
-from verl_atgrpo.train.estimators.labels import TAGS, row_ids, rows_of_agent
+from verl_atgrpo.train.estimators import agentrl, dr_mas, gigpo, grpo, m_grpo, mas_grpo
+from verl_atgrpo.train.estimators.labels import TAGS, parts_of, row_ids, rows_of_agent
 from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels
 
 
@@ -17,12 +17,17 @@ def team_advantages(rewards: Tensor, rows: Sequence[Mapping[str, Any]], spec: Es
 
     Raises as `row_ids` and `group_advantages`.
     """
-    shared = replace(spec, agents={})
+    shared = replace(spec, agents={}, by_task="none")
     result = group_advantages(rewards, spec=shared, **row_ids(rows, shared))
     for agent, own in spec.agents.items():
+        own = replace(own, by_task="none")
         theirs = group_advantages(rewards, spec=own, **row_ids(rows, own))
         result = torch.where(rows_of_agent(rows, agent, spec), theirs, result)
-    return result
+    if spec.by_task == "none":
+        return result
+    tokens = [row["response_len"] if spec.by_task == "tokens" else 1 for row in rows]
+    weights = torch.tensor(tokens, dtype=torch.float64)
+    return agentrl.by_task(result.double(), parts_of(rows, spec), weights, spec.eps).to(result.dtype)
 
 
 def group_advantages(rewards: Tensor, groups: Tensor, spec: EstimatorSpec, **inputs: Tensor | None) -> Tensor:

@@ -71,7 +71,7 @@ def _complete(spec: EstimatorSpec) -> EstimatorSpec:
 
 def _of_agent(spec: EstimatorSpec, agent: str, options: Any) -> EstimatorSpec:
     key = f"{CONFIG_KEY}.agents.{agent}"
-    valid = tuple(name for name in _fields_of(spec) if name != "main_agent")
+    valid = tuple(name for name in _fields_of(spec) if name not in ("by_task", "main_agent"))
     if not isinstance(options, Mapping) or not options:
         raise ValueError(f"{key}: {options!r} is not a mapping of fields; valid keys: {', '.join(valid)}")
     _check_keys(options, key, valid, valid)

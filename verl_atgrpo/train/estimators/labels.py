@@ -59,7 +59,13 @@ def row_ids(rows: Sequence[Mapping[str, Any]], spec: EstimatorSpec) -> dict[str,
 def rows_of_agent(rows: Sequence[Mapping[str, Any]], agent: str, spec: EstimatorSpec) -> Tensor:
     """Returns which rows are those of an agent, or of a mixture's part: (N,) bool. Raises as `row_ids`."""
     own = f"{agent}."
-    return torch.tensor([name == agent or name.startswith(own) for name in _tags(rows, "agent", spec)])
+    named = [name == agent or name.startswith(own) for name in _tags(rows, "agent", spec)]
+    return torch.tensor(named, dtype=torch.bool)
+
+
+def parts_of(rows: Sequence[Mapping[str, Any]], spec: EstimatorSpec) -> Tensor:
+    """Returns the rows' parts of a mixture, one for all without one: (N,) int64. Raises as `row_ids`."""
+    return factorise([name.rpartition(".")[0] for name in _tags(rows, "agent", spec)])[0]
 
 
 def _tags(rows: Sequence[Mapping[str, Any]], need: Need, spec: EstimatorSpec) -> list[Any]:

@@ -19,6 +19,7 @@ Center = Literal["mean", "leave_one_out", "none"]
 Scale = Literal["std", "none"]
 Singleton = Literal["zero", "raw"]
 Scope = Literal["group", "agent"]
+ByTask = Literal["none", "rows", "tokens"]
 Need = Literal["trajectory", "agent", "left", "anchor"]
 Labels: TypeAlias = Mapping[str, "Tensor"]
 """What a formula reads of N rows beside their rewards, (N,) each: `groups`, `units` (episodes), `agents` and `anchors`
@@ -81,6 +82,10 @@ class EstimatorSpec:
 
     step_scope: Scope = "group"
     """The rows with the same prompt that the step term compares: the whole group's, or the row's own agent's."""
+
+    by_task: ByTask = "none"
+    """Whether the advantages of each environment of a mixture are standardised over its `rows` or `tokens` in the
+    update (AgentRL), after all else."""
 
     agents: Mapping[str, "EstimatorSpec"] = field(default_factory=dict)
     """Agent -> the specification for its rows. Its statistics are over the rows that its own fields select, including
@@ -146,7 +151,7 @@ class EstimatorSpec:
             needs |= {"trajectory", "agent", "left"}
         if self.step_weight:
             needs |= {"left", "anchor"}
-        if "agent" in (*self.scopes, self.step_scope) or self.agents:
+        if "agent" in (*self.scopes, self.step_scope) or self.agents or self.by_task != "none":
             needs.add("agent")
         return frozenset(needs.union(*(spec.needs for spec in self.agents.values())))
 

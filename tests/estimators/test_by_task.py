@@ -1,0 +1,87 @@
+"""AgentRL's normalisation by environment: by hand, and what it leaves alone."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+import pytest
+import torch
+
+from verl_atgrpo.train.estimators.advantages import team_advantages
+from verl_atgrpo.train.estimators.agentrl import by_task
+from verl_atgrpo.train.estimators.choice import resolve_spec
+from verl_atgrpo.train.rows.row_advantages import policy_advantages
+
+
+def rows(*groups: tuple[str, str, list[tuple[float, int]]]) -> list[dict[str, Any]]:
+    """Rows of groups: (group, agent, [(reward, tokens of the answer)])."""
+    return [
+        {"group": group, "agent": agent, "reward": reward, "response_len": tokens}
+        for group, agent, answers in groups
+        for reward, tokens in answers
+    ]
+
+
+def advantages(choice: dict[str, Any], made: list[dict[str, Any]]) -> list[float]:
+    rewards = torch.tensor([row["reward"] for row in made], dtype=torch.float64)
+    found: list[float] = team_advantages(rewards, made, resolve_spec(choice)).tolist()
+    return found
+
+
+MADE = rows(
+    ("w", "walk.navigator", [(0.0, 1), (1.0, 3)]),
+    ("w2", "walk.pacer", [(1.0, 2), (1.0, 5)]),  # without signal
+    ("s", "search.judge", [(0.0, 10), (8.0, 10), (1.0, 20)]),
+)
+PLAIN = {"preset": "at_grpo", "scale": "none"}
+
+
+def test_rows_of_an_environment_have_mean_0_and_deviation_1() -> None:
+    # Centred: -1/2, 1/2; 0, 0; -3, 5, -2. Those of walk have deviation 1/2 over the rows with signal, those of search
+    # the root of 38 / 3.
+    root = math.sqrt(38 / 3)
+    expected = [-1.0, 1.0, 0.0, 0.0, -3 / root, 5 / root, -2 / root]
+    assert advantages({**PLAIN, "by_task": "rows"}, MADE) == pytest.approx(expected, abs=1e-5)
+    assert statistics.pstdev(expected[4:]) == pytest.approx(1.0)
+
+
+def test_tokens_weight_the_rows() -> None:
+    # walk: mean (-1/2 + 3/2) / 4 = 1/4, deviations -3/4 and 1/4, variance (9/16 + 3/16) / 4 = 3/16.
+    # search: mean (-30 + 50 - 40) / 40 = -1/2, deviations -5/2, 11/2, -3/2, variance (62.5 + 302.5 + 45) / 40 = 10.25.
+    walk, search = math.sqrt(3) / 4, math.sqrt(10.25)
+    expected = [-0.75 / walk, 0.25 / walk, 0.0, 0.0, -2.5 / search, 5.5 / search, -1.5 / search]
+    assert advantages({**PLAIN, "by_task": "tokens"}, MADE) == pytest.approx(expected, abs=1e-5)
+
+
+def test_it_follows_the_fields_of_single_agents_and_is_none_of_them() -> None:
+    own = {"preset": "at_grpo", "agents": {"search": {"scale": "none"}}, "by_task": "rows"}
+    scaled = advantages({"preset": "at_grpo", "by_task": "rows"}, MADE)
+    # One group of an environment: its scale is gone either way.
+    assert advantages(own, MADE) == pytest.approx(scaled, abs=1e-5)
+    with pytest.raises(ValueError, match=r"^at_grpo\.estimator\.agents\.search: unknown key 'by_task'"):
+        resolve_spec({"preset": "at_grpo", "agents": {"search": {"by_task": "rows"}}})
+    with pytest.raises(ValueError, match=r"^at_grpo\.estimator\.by_task: 'tasks' is not one of none, rows, tokens"):
+        resolve_spec({"preset": "at_grpo", "by_task": "tasks"})
+
+
+def test_without_a_mixture_all_rows_are_of_one_environment() -> None:
+    single = rows(("a", "navigator", [(0.0, 1), (2.0, 1)]), ("b", "pacer", [(0.0, 1), (4.0, 1)]))
+    # Centred -1, 1, -2, 2: the deviation is the root of 2.5.
+    expected = [value / math.sqrt(2.5) for value in (-1, 1, -2, 2)]
+    assert advantages({**PLAIN, "by_task": "rows"}, single) == pytest.approx(expected, abs=1e-5)
+
+
+def test_advantages_that_are_alike_stay() -> None:
+    kept = by_task(torch.tensor([0.5, 0.5, 0.0]).double(), torch.tensor([4, 4, 9]), torch.ones(3).double(), 1e-6)
+    assert kept.tolist() == [0.5, 0.5, 0.0]
+    nothing = torch.tensor([], dtype=torch.float64)
+    assert by_task(nothing, nothing.long(), nothing, 1e-6).tolist() == []
+
+
+def test_scale_of_an_environment_does_not_matter() -> None:
+    larger = [{**row, "reward": row["reward"] * (1000 if row["agent"].startswith("walk") else 1)} for row in MADE]
+    for over in ("rows", "tokens"):
+        spec = resolve_spec({**PLAIN, "by_task": over})
+        assert torch.allclose(policy_advantages(larger, spec), policy_advantages(MADE, spec), atol=1e-4)
