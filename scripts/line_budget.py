@@ -22,7 +22,7 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo/cpu": 600,
     "verl_atgrpo/train/estimators": 1_000,
     "verl_atgrpo/lab/evaluation": 1_600,
-    "verl_atgrpo/play": 3_920,
+    "verl_atgrpo/play": 4_150,
     "verl_atgrpo/train/engine": 1_200,
     "verl_atgrpo/lab/report": 800,
     "verl_atgrpo/train/rollout": 900,
@@ -34,8 +34,8 @@ BUDGETS: dict[str, int] = {
     "environments": 8_500,
     "recipes": 1_000,
     "benchmarks": 5_600,
-    "tests": 41_400,
-    "docs": 30_200,
+    "tests": 41_900,
+    "docs": 30_400,
 }
 """Folder -> most lines of its Python: of `verl_atgrpo` and of layers those of their own files, of others also those
 of the folders in them. `recipes` are lines of YAML, `docs` words of README.md and the pages."""

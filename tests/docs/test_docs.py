@@ -108,7 +108,7 @@ def test_the_documented_data_sets_are_read(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
-    (tmp_path / "own.yaml").write_text(block("yaml", 1))
+    (tmp_path / "own.yaml").write_text(block("yaml", 2))
     train = [{"statement": f"Add {number} and 1.", "solution": f"#### {number + 1}"} for number in range(128)]
     pandas.DataFrame(train).to_json("mine/train.jsonl", orient="records", lines=True)
     pandas.DataFrame([{"problem": "Take 1 from 3.", "answer": "2"}]).to_parquet("mine/val.parquet")
@@ -154,6 +154,23 @@ def test_a_documented_recipe_is_accepted(
     job.env = registry.load(job.name)  # type: ignore[assignment]
     check(of_assignments(job))
     check_policies(job)
+
+
+def test_the_documented_mixture_is_accepted(tmp_path: Path) -> None:
+    pytest.importorskip("verl")
+    from verl_atgrpo.recipes import compose
+    from verl_atgrpo.train.config.run_check import check_run
+
+    # Its agents are not those of the recipe below it.
+    (tmp_path / "mine.yaml").write_text("defaults: [walk_smollm2, _self_]\n" + block("yaml", 1))
+    settings = check_run(compose("mine", ["~at_grpo.agents.all", "+at_grpo.agents.all=shared"], folder=tmp_path))
+    assert settings is not None
+    assert settings.policies_of(settings.make_environment()) == {
+        "walk.navigator": "shared",
+        "walk.pacer": "counter",
+        "hard.navigator": "shared",
+        "hard.checker": "shared",
+    }
 
 
 def test_the_documented_overrides_for_a_running_cluster_leave_ray_no_sizes() -> None:
