@@ -22,7 +22,7 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo/cpu": 600,
     "verl_atgrpo/train/estimators": 1_000,
     "verl_atgrpo/lab/evaluation": 1_600,
-    "verl_atgrpo/play": 4_150,
+    "verl_atgrpo/play": 4_420,
     "verl_atgrpo/train/engine": 1_200,
     "verl_atgrpo/lab/report": 800,
     "verl_atgrpo/train/rollout": 900,
@@ -30,12 +30,12 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo/sandbox": 1_300,
     "verl_atgrpo/train/serving": 1_950,
     "verl_atgrpo/lab/tiny_models": 800,
-    "verl_atgrpo/train/trainer": 2_620,
+    "verl_atgrpo/train/trainer": 2_640,
     "environments": 8_500,
     "recipes": 1_000,
     "benchmarks": 5_600,
-    "tests": 41_900,
-    "docs": 30_400,
+    "tests": 42_150,
+    "docs": 30_500,
 }
 """Folder -> most lines of its Python: of `verl_atgrpo` and of layers those of their own files, of others also those
 of the folders in them. `recipes` are lines of YAML, `docs` words of README.md and the pages."""

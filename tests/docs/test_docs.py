@@ -108,7 +108,7 @@ def test_the_documented_data_sets_are_read(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
-    (tmp_path / "own.yaml").write_text(block("yaml", 2))
+    (tmp_path / "own.yaml").write_text(block("yaml", 3))
     train = [{"statement": f"Add {number} and 1.", "solution": f"#### {number + 1}"} for number in range(128)]
     pandas.DataFrame(train).to_json("mine/train.jsonl", orient="records", lines=True)
     pandas.DataFrame([{"problem": "Take 1 from 3.", "answer": "2"}]).to_parquet("mine/val.parquet")
@@ -171,6 +171,22 @@ def test_the_documented_mixture_is_accepted(tmp_path: Path) -> None:
         "hard.navigator": "shared",
         "hard.checker": "shared",
     }
+
+
+def test_the_documented_curriculum_is_accepted(tmp_path: Path) -> None:
+    pytest.importorskip("verl")
+    from verl_atgrpo.play.curriculum import Curriculum
+    from verl_atgrpo.recipes import compose
+    from verl_atgrpo.train.config.run_check import check_run
+
+    (tmp_path / "mine.yaml").write_text(
+        "defaults: [at_grpo_trainer, hardware: cpu, model: tiny, _self_]\n" + block("yaml", 2)
+    )
+    settings = check_run(compose("mine", folder=tmp_path))
+    assert settings is not None
+    made = settings.make_environment()
+    assert isinstance(made, Curriculum)
+    assert [made.task("train", index).level for index in range(4)] == [0, 1, 2, 0]
 
 
 def test_the_documented_overrides_for_a_running_cluster_leave_ray_no_sizes() -> None:

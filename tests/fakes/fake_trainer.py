@@ -17,6 +17,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from verl_atgrpo import Candidate, Outcome, Score
+from verl_atgrpo.play.curriculum import LevelOrder
 from verl_atgrpo.play.types import Decision, EpisodeRecord, Generation
 from verl_atgrpo.train.config.schema import AtGrpoConfig
 from verl_atgrpo.train.estimators.presets import PRESETS
@@ -226,6 +227,7 @@ class FakeTrainer(AtGrpoTrainer):
         steps: int = 100,
         failures: int = 2,
         folder: Path | None = None,
+        levels: LevelOrder | None = None,
     ) -> None:
         self.rollout = rollout
         self.settings = AtGrpoConfig.from_mapping(
@@ -269,6 +271,7 @@ class FakeTrainer(AtGrpoTrainer):
         self.agent_loop_manager = self.checkpoint_manager = rollout  # type: ignore[assignment]
         self.train_dataset = [{"raw_prompt": [], "index": index} for index in range(tasks)]
         self.train_dataloader = StatefulDataLoader(self.train_dataset, batch_size=1, collate_fn=collate_fn)
+        self._levels = levels
         self._load_checkpoint()
         rollout.update_weights(self.global_steps)
         rollout.calls.clear()

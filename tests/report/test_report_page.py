@@ -59,6 +59,16 @@ def test_panels() -> None:
     assert panels({}, []) == []
 
 
+def test_panels_of_a_mixture_and_of_a_curriculum() -> None:
+    rows = {
+        1: {"agent/walk.navigator/reward": 0.5, "agent/walk.navigator/turn_0/reward": 0.1, "curriculum/level": 0.0},
+        2: {"agent/walk.navigator/reward": 0.75, "agent/hard.checker/reward": 0.25, "curriculum/level": 1.0},
+    }
+    found = panels(rows, ["shared"])
+    assert lines(titled(found, "Reward")) == {"hard.checker": [(2, 0.25)], "walk.navigator": [(1, 0.5), (2, 0.75)]}
+    assert lines(titled(found, "Level of the curriculum")) == {"level": [(1, 0.0), (2, 1.0)]}
+
+
 @pytest.mark.parametrize(
     ("section", "described"),
     [

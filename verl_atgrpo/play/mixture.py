@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from verl_atgrpo.play import registry
 from verl_atgrpo.play.environment import Environment, RowDefect
 from verl_atgrpo.play.environment_check import check_declared, tasks_of
+from verl_atgrpo.play.shares import Shares
 from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.types import EnvironmentConfigError, Outcome, Split
 
@@ -49,8 +50,8 @@ class Task:
 class Mixture(Environment):
     """Several environments by weight.
 
-    Training tasks come in an order in which every environment has its share of any number of tasks in a row, to less
-    than one task (the largest deficit is next). Validation tasks are each environment's own, one after another.
+    Training tasks come in an order in which every environment has its share (`Shares`). Validation tasks are each
+    environment's own, one after another.
     """
 
     ordered = True
@@ -83,6 +84,7 @@ class Mixture(Environment):
         self._order: list[tuple[Part, int]] = []
         """Training tasks so far: a part, and how many of its tasks came before."""
         self._counts = dict.fromkeys(self.parts, 0)
+        self._shares = Shares([0.0] * len(self.parts))
 
     def _place(self, split: Split, index: int) -> tuple[Part, int]:
         """Returns the part of a task, and the task's index there."""
@@ -92,11 +94,9 @@ class Mixture(Environment):
                     return part, index
                 index -= part.val_tasks
             raise IndexError(f"a mixture has {self.num_tasks('val')} validation tasks")
-        total = math.fsum(part.weight for part in self.parts.values())
+        parts = list(self.parts.values())
         while len(self._order) <= index:
-            number = len(self._order) + 1
-            # Ties go to the first part, in every process.
-            part = max(self.parts.values(), key=lambda one: one.weight / total * number - self._counts[one.name])
+            part = parts[self._shares.next([one.weight for one in parts])]
             self._order.append((part, self._counts[part.name]))
             self._counts[part.name] += 1
         part, before = self._order[index]

@@ -19,6 +19,7 @@ ENTRY_POINTS = "verl_atgrpo.environments"
 _REGISTRY: dict[str, str | Callable[..., Environment]] = {
     "code": "verl_atgrpo.environments.code:Code",
     "code_single": "verl_atgrpo.environments.code:SingleCode",
+    "curriculum": "verl_atgrpo.play.curriculum:Curriculum",
     "math": "verl_atgrpo.environments.math:Math",
     "math_debate": "verl_atgrpo.environments.math:MathDebate",
     "math_drafts": "verl_atgrpo.environments.math:MathDrafts",

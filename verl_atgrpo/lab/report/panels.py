@@ -59,7 +59,7 @@ def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
     """
     names = {name for row in metrics.values() for name in row}
     policies = list(policies)
-    agents = sorted({found[1] for name in names if (found := re.fullmatch(r"agent/(\w+)/reward", name))})
+    agents = sorted({found[1] for name in names if (found := re.fullmatch(r"agent/([\w.]+)/reward", name))})
 
     def panel(title: str, unit: str, help: str, series: Iterable[tuple[str, str, int]], zero: bool = False) -> Panel:
         scale = 100.0 if unit == "%" else 1.0
@@ -96,6 +96,13 @@ def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
             "%",
             "share of episodes solved; in training, with the best of K candidates committed at every decision",
             [*success, ("training", "team/success", len(success))],
+            zero=True,
+        ),
+        panel(
+            "Level of the curriculum",
+            "",
+            "counted from 0; tasks of easier levels stay in the mixture",
+            [("level", "curriculum/level", 0)],
             zero=True,
         ),
         per_agent("reward", "Reward", "", "mean of alpha x team + local_weight x local over all candidates"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from itertools import chain
 from pathlib import Path
@@ -16,10 +16,12 @@ from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from verl.single_controller.ray import RayResourcePool, ResourcePoolManager
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.utils.dataset.rl_dataset import collate_fn
 from verl.utils.debug import marked_timer
 from verl.utils.tracking import Tracking
 
 from verl_atgrpo import compat, platform_choice
+from verl_atgrpo.play.curriculum import Curriculum, LevelOrder
 from verl_atgrpo.train.config.answer_check import check_template_arguments
 from verl_atgrpo.train.config.policies import base_of, job_of
 from verl_atgrpo.train.config.run_check import MODE
@@ -62,13 +64,18 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
     _dump_futures: list[Future[None]]
     _frozen = False
     """Whether garbage collectors skip what was there after the first step."""
+    _levels: LevelOrder | None = None
+    """The order of tasks if they follow a curriculum; else it is the data loader's."""
     _step_over: float | None = None
     """When the last step and its validation ended."""
 
     def __init__(self, config: DictConfig) -> None:
         compat.check_symbols(compat.SYMBOLS + (compat.CPU_SYMBOLS if platform_choice.wants_cpu() else ()))
         self.settings = AtGrpoConfig.from_config(config)
-        wire(config, self.settings, self.settings.make_environment())
+        environment = self.settings.make_environment()
+        wire(config, self.settings, environment)
+        if isinstance(environment, Curriculum):
+            self._levels = LevelOrder(environment, self.settings.split_size(environment, "train"))
         self._spec = configured_spec(self.settings.estimator, config.algorithm.norm_adv_by_std_in_grpo)
         self.schedule = make_schedule(self.settings.mode, config.trainer)
         self._unfinished: deque[int] = deque()
@@ -187,6 +194,10 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             self.on_sample_end()
         metrics.update(rows.metrics)
         self._tags, self._sampled = rows.tags, metrics
+        if self._levels is not None:
+            for episode in {tags["episode"]: tags for tags in rows.tags}.values():
+                self._levels.add(episode["task"], episode["episode_success"])
+            metrics.update(self._levels.metrics())
         with marked_timer("bookkeeping", timing_raw):
             batches = {unit.name: rows.rows_for({unit.name}) for unit in self.units}
             learning = [unit for unit in self.units if unit.can_learn_from(len(batches[unit.name]))]
@@ -370,7 +381,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             wait(self._dump_futures)  # their errors are raised by the next work
             self.recorder.log({**self._sampled, **step_metrics(self._tags, self._signal)}, self.global_steps)
         unfinished = [*queue.unfinished_tasks(), *self._unfinished]
-        tasks = self.train_dataloader.state_dict()
+        tasks = self.train_dataloader.state_dict() if self._levels is None else self._levels.state()
         folder = checkpoints.save(self.config.trainer, self.units, self.global_steps, tasks, unfinished)
         self._checkpoint = folder
         self.checkpoint_callback.on_save(
@@ -382,11 +393,15 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         resumed = checkpoints.load(self.config.trainer, self.units)
         self.global_steps, tasks, unfinished, self._checkpoint = resumed
         if tasks is not None:
-            self.train_dataloader.load_state_dict(tasks)
+            (self.train_dataloader.load_state_dict if self._levels is None else self._levels.restore)(tasks)
         self._unfinished = deque(unfinished)
-        self.train_dataloader_it = chain(
-            checkpoints.replay_unfinished(self.train_dataset, self._unfinished), self.train_dataloader
-        )
+        further = self.train_dataloader if self._levels is None else self._tasks_by_level(self._levels)
+        self.train_dataloader_it = chain(checkpoints.replay_unfinished(self.train_dataset, self._unfinished), further)
+
+    def _tasks_by_level(self, order: LevelOrder) -> Iterator[dict[str, Any]]:
+        """Yields tasks in the form of verl's data loader, each chosen when it is asked for."""
+        while True:
+            yield collate_fn([self.train_dataset[order.next()]])
 
     # ------------------------------------------------------------ metrics
 

@@ -1,0 +1,50 @@
+"""The trainer submits the tasks that a curriculum chooses, tells it how they went, and resumes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+
+from fakes.fake_trainer import FakeRollout, FakeTrainer
+
+from verl_atgrpo import make
+from verl_atgrpo.play.curriculum import Curriculum, LevelOrder
+
+
+def order(**options: Any) -> LevelOrder:
+    given = {"window": 4, "review": 0, **options}
+    made = make("curriculum", of={"name": "walk"}, levels=[{"size": 3}, {"size": 4}, {"size": 5}], **given)
+    assert isinstance(made, Curriculum)
+    return LevelOrder(made, 48)
+
+
+@pytest.mark.parametrize(("mode", "ahead", "levels"), [("sync", 4, [1, 2, 2]), ("colocate_async", 8, [1, 1, 2])])
+def test_solved_tasks_lead_to_harder_ones(rollout: FakeRollout, mode: str, ahead: int, levels: list[int]) -> None:
+    """Every episode of the fake is solved; asynchronously eight tasks are submitted before the first has ended."""
+    trainer = FakeTrainer(rollout, levels=order(), mode=mode, tasks=48, warmup=1)
+    steps = trainer.run(3)
+    assert [step["curriculum/level"] for step in steps] == levels
+    assert rollout.submitted[:ahead] == [3 * number for number in range(ahead)]
+    assert rollout.submitted[ahead : ahead + 4] == [1, 4, 7, 10]
+
+
+def test_a_resumed_run_plays_what_the_interrupted_one_would_have(rollout: FakeRollout, tmp_path: Path) -> None:
+    trainer = FakeTrainer(rollout, levels=order(review=0.25), tasks=48, folder=tmp_path)
+    trainer.run(1)
+    batch, metrics = trainer.play()
+    trainer.save()
+    trainer.finish(batch, metrics)
+    trainer.run(2)
+    whole = list(rollout.submitted)
+    del rollout.submitted[8:]
+    resumed = FakeTrainer(rollout, levels=order(review=0.25), tasks=48, folder=tmp_path)
+    resumed.run(2)
+    assert rollout.submitted == whole
+    with pytest.raises(ValueError, match=r"^at_grpo\.environment\.levels: the checkpoint has 3 levels, the recipe 2;"):
+        made = make("curriculum", of={"name": "walk"}, levels=[{"size": 3}, {"size": 4}])
+        assert isinstance(made, Curriculum)
+        FakeTrainer(rollout, levels=LevelOrder(made, 48), tasks=48, folder=tmp_path)

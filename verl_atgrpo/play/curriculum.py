@@ -1,0 +1,211 @@
+"""A curriculum: one environment at several levels of difficulty, of which the team trains at those it half solves.
+
+The level rises where success is above a bound and falls where it is below another, as RLAnything adapts its tasks
+(arXiv 2602.02488, bounds .2 and .8). Easier levels stay in the mixture, so that nothing is forgotten. Validation is at
+the last level from the first step on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from verl_atgrpo.play import registry
+from verl_atgrpo.play.environment import Environment, RowDefect
+from verl_atgrpo.play.environment_check import check_declared, tasks_of
+from verl_atgrpo.play.shares import Shares
+from verl_atgrpo.play.team import Team
+from verl_atgrpo.play.types import EnvironmentConfigError, Outcome, Split
+
+_KEY = "at_grpo.environment"
+
+
+@dataclass(frozen=True)
+class LevelTask:
+    """A task of a curriculum."""
+
+    level: int
+    task: Any
+    """Its environment's."""
+
+
+class Curriculum(Environment):
+    """One environment at several levels."""
+
+    ordered = True
+
+    def __init__(
+        self,
+        of: Mapping[str, Any],
+        levels: Sequence[Mapping[str, Any]],
+        lower: float = 0.2,
+        upper: float = 0.8,
+        window: int = 32,
+        review: float = 0.2,
+    ) -> None:
+        """Makes the environment at each level.
+
+        Args:
+            of: the environment: its `name` and the options that all levels share.
+            levels: each level's options, from the easiest to the one that is validated.
+            lower: success below which the level falls.
+            upper: success above which it rises.
+            window: episodes at the level, the last ones, whose success counts; a change of level starts anew.
+            review: share of the tasks that are of easier levels.
+
+        Raises EnvironmentConfigError for levels that are none, bounds out of order, or what the environment refuses.
+        """
+        if not isinstance(levels, Sequence) or isinstance(levels, str) or len(levels) < 2:
+            raise EnvironmentConfigError(
+                f"{_KEY}.levels={levels!r:.200}: two levels or more, such as [{{size: 4}}, {{size: 6}}]"
+            )
+        for key, share in (("lower", lower), ("upper", upper), ("review", review)):
+            if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+                raise EnvironmentConfigError(f"{_KEY}.{key}={share!r}: a number from 0 to 1")
+        if lower >= upper:
+            raise EnvironmentConfigError(f"{_KEY}.lower={lower!r} is not below upper={upper!r}")
+        if review == 1:
+            raise EnvironmentConfigError(f"{_KEY}.review={review!r} leaves no tasks of the level itself; lower it")
+        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+            raise EnvironmentConfigError(f"{_KEY}.window={window!r}: a whole number of at least 1")
+        self.levels = [_level(number, of, own) for number, own in enumerate(levels)]
+        self.agents = self.levels[-1].agents  # type: ignore[misc]  # of the environment
+        self.schemes = self.levels[-1].schemes  # type: ignore[misc]
+        for number, level in enumerate(self.levels):
+            if level.agents != self.agents:
+                raise EnvironmentConfigError(
+                    f"{_KEY}.levels[{number}] has the agents {', '.join(level.agents)}, the last level has "
+                    f"{', '.join(self.agents)}; levels have the same agents"
+                )
+        self.lower, self.upper, self.window, self.review = float(lower), float(upper), window, float(review)
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Returns the level of a training task, and the task's index there."""
+        before, level = divmod(index, len(self.levels))
+        return level, before
+
+    def task(self, split: Split, index: int) -> LevelTask:
+        """Returns a task of the level that a training index names, or of the last level."""
+        level, place = (len(self.levels) - 1, index) if split == "val" else self.place(index)
+        size = tasks_of(self.levels[level], split)
+        return LevelTask(level, self.levels[level].task(split, place if size is None else place % size))
+
+    def _of(self, task: LevelTask) -> Environment:
+        return self.levels[task.level]
+
+    def fingerprint(self, task: LevelTask) -> str:
+        """Returns its environment's."""
+        return self._of(task).fingerprint(task.task)
+
+    def task_key(self, task: LevelTask) -> str:
+        """Returns its environment's."""
+        return self._of(task).task_key(task.task)
+
+    def dedup_text(self, task: LevelTask) -> str | None:
+        """Returns its environment's."""
+        return self._of(task).dedup_text(task.task)
+
+    async def row_defect(self, task: LevelTask) -> RowDefect | None:
+        """Returns its environment's."""
+        return await self._of(task).row_defect(task.task)
+
+    def num_tasks(self, split: Split) -> int | None:
+        """Returns the validation tasks of the last level; training goes on without end."""
+        return tasks_of(self.levels[-1], "val") if split == "val" else None
+
+    def data_sets(self, split: Split) -> Mapping[str, int]:
+        """Returns the last level's for validation."""
+        return self.levels[-1].data_sets("val") if split == "val" else {}
+
+    async def run(self, task: LevelTask, team: Team) -> Outcome:
+        """Plays the task at its level."""
+        return await self._of(task).run(task.task, team)
+
+
+class LevelOrder:
+    """The order of a curriculum's training tasks, which follows the team's success."""
+
+    def __init__(self, curriculum: Curriculum, tasks: int) -> None:
+        """Begins at the first level; `tasks` is the number of training tasks of all levels together."""
+        number = len(curriculum.levels)
+        self._tasks = max(1, tasks // number)
+        self._curriculum = curriculum
+        self._shares = Shares([0.0] * number)
+        self._counts = [0] * number
+        """Tasks so far of each level."""
+        self._results: deque[bool] = deque(maxlen=curriculum.window)
+        """Of episodes at the level."""
+        self.level = 0
+
+    def next(self) -> int:
+        """Returns the index of the next training task."""
+        review = self._curriculum.review if self.level else 0.0
+        # All easier levels alike.
+        weights = [review / max(1, self.level)] * self.level + [1 - review]
+        weights += [0.0] * (len(self._counts) - len(weights))
+        level = self._shares.next(weights)
+        index = self._counts[level] % self._tasks * len(self._counts) + level
+        self._counts[level] += 1
+        return index
+
+    def add(self, index: int, success: bool) -> None:
+        """Counts an episode of a task, and moves to another level if the level's last episodes say so."""
+        if self._curriculum.place(index)[0] != self.level:
+            return
+        self._results.append(success)
+        if len(self._results) < self._curriculum.window:
+            return
+        rate = sum(self._results) / len(self._results)
+        step = (rate > self._curriculum.upper) - (rate < self._curriculum.lower)
+        level = min(max(self.level + step, 0), len(self._counts) - 1)
+        if level != self.level:
+            self.level = level
+            self._results.clear()
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the level, counted from 0, and the success of the window's episodes at it, if there are any."""
+        found = {"curriculum/level": float(self.level)}
+        if self._results:
+            found["curriculum/success"] = math.fsum(self._results) / len(self._results)
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a checkpoint needs."""
+        return {
+            "level": self.level,
+            "credit": list(self._shares.credit),
+            "counts": list(self._counts),
+            "results": list(self._results),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from a checkpoint's state; raises ValueError if it is of another number of levels."""
+        levels = len(state.get("counts", ()))
+        if levels != len(self._counts):
+            raise ValueError(
+                f"{_KEY}.levels: the checkpoint has {levels} levels, the recipe {len(self._counts)}; use as many, or "
+                "set trainer.resume_mode=disable"
+            )
+        self.level, self._counts = state["level"], list(state["counts"])
+        self._shares = Shares(state["credit"])
+        self._results.extend(state["results"])
+
+
+def _level(number: int, of: Mapping[str, Any], own: Mapping[str, Any]) -> Environment:
+    key = f"{_KEY}.levels[{number}]"
+    if not isinstance(of, Mapping) or not isinstance(of.get("name"), str):
+        raise EnvironmentConfigError(f"{_KEY}.of={of!r:.200}: an environment, such as {{name: plan_path}}")
+    if not isinstance(own, Mapping) or "name" in own:
+        raise EnvironmentConfigError(f"{key}={own!r:.200}: options of {of['name']!r}, such as {{size: 4}}")
+    options = {**of, **own}
+    name = options.pop("name")
+    try:
+        environment = registry.make(name, **options)
+        check_declared(environment, name)
+    except EnvironmentConfigError as error:
+        # An environment does not know its place in the configuration.
+        raise EnvironmentConfigError(str(error).replace(_KEY, key, 1)) from error
+    return environment
