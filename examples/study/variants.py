@@ -169,6 +169,7 @@ WORDS: Mapping[str, Variant] = {
 }
 """Ways to train an instruct model on games told in words."""
 SETTINGS: Mapping[str, Variant] = {
+    "clip_1": Variant("gradients clipped to 1", ("actor_rollout_ref.actor.optim.clip_grad=1",)),
     "k_4": Variant("K = 4", ("at_grpo.candidates=4",)),
     "k_16": Variant("K = 16", ("at_grpo.candidates=16",)),
     "entropy_0": Variant("no entropy bonus", (_NO_BONUS,)),
@@ -234,7 +235,7 @@ GAMES: Mapping[str, Game] = {
     # The recipe's learning rate, three times this one, is for a short run: the entropy soon collapses.
     # Learned in a few steps, so every other step is validated.
     "sudoku": Game("sudoku_cpu", 60_000, "sudoku_single", 2.5e-4, VARIANTS, "SudokuPlanner", 2),
-    "walk": _told_in_words("walk", 15_000, WORDS),
+    "walk": _told_in_words("walk", 15_000, {**WORDS, **SETTINGS}),
     "walk_walls": _told_in_words("walk_walls", 30_000, WORDS),
     "number_search": _told_in_words("number_search", 30_000, {**WORDS, **SETTINGS}),
 }
