@@ -100,7 +100,7 @@ def exploits(style: str, agents: int) -> Any:
 
 
 def test_every_environment_is_checked_here() -> None:
-    elsewhere = {"code", "search", "search_routed"}  # in tests of their own
+    elsewhere = {"code", "curriculum", "mixture", "search", "search_routed"}  # in tests of their own
     assert {name.partition("_single")[0] for name in registered()} == {
         *BASE,
         *IN_WORDS,
@@ -417,7 +417,7 @@ class Unsolvable(Sums):
         (SucceedsOnTimeOut, r"floor: task \(train, 0\), empty team: it succeeds"),
         (PaysBouncing, r"gold: task \(train, 0\), exploits 0 team: its team parts add up to 1\.6.* gold only 1"),
         (PaysHesitation, r"gold: task \(train, 0\), gold team: .* earns 0\.3; the exploits 0 team's 'to', 0\.4"),
-        (OtherKeys, r"metrics: the episodes of split 'train' have \[\(\), \('length',\)\]"),
+        (OtherKeys, r"metrics: the episodes of 'val' have \[\(\), \('length',\)\]"),
         (InfiniteMetrics, r"outcome: task \(train, 0\), empty team: Outcome\.metrics: length=inf"),
         (NoBool, r"outcome: task \(train, 0\), empty team: Outcome\.success=0\.0"),
         (NoChat, r"prompt: task \(train, 0\), empty team: 'guesser' gets .*, not a text or a chat"),

@@ -188,7 +188,7 @@ def test_shares_keep_what_changed_weights_owe() -> None:
         ({"upper": 1.2}, r"^at_grpo\.environment\.upper=1\.2: a number from 0 to 1$"),
         ({"review": 1}, r"^at_grpo\.environment\.review=1 leaves no tasks of the level itself"),
         ({"review": float("nan")}, r"^at_grpo\.environment\.review=nan: a number from 0 to 1$"),
-        ({"window": 0}, r"^at_grpo\.environment\.window=0: a whole number of at least 1$"),
+        ({"window": 0}, r"^at_grpo\.environment\.window=0: a whole number from 1 to 1,000,000$"),
         ({"of": {}}, r"^at_grpo\.environment\.of=\{\}: an environment, such as"),
         ({"levels": [{"size": 1}, 2]}, r"^at_grpo\.environment\.levels\[1\]=2: options of 'count', such as"),
         ({"levels": [{}, {"name": "walk"}]}, r"^at_grpo\.environment\.levels\[1\]=\{'name': 'walk'\}: options of"),

@@ -455,6 +455,36 @@ def test_games_in_words_keep_the_contract(name: str) -> None:
     )
 
 
+def test_a_mixture_keeps_the_contract() -> None:
+    options = {"parts": {"walk": {"weight": 2}, "search": {"name": "number_search"}}}
+    mixture = make("mixture", **options)
+
+    def of_parts(scripts: Any) -> Any:
+        own = {name: scripts(part.environment) for name, part in mixture.parts.items()}
+
+        def of_task(task: Any) -> dict[str, Script]:
+            played = {f"{task.part}.{agent}": script for agent, script in own[task.part](task.task).items()}
+            return {**dict.fromkeys(mixture.agents, lambda prompt, k: ""), **played}
+
+        return of_task
+
+    check_environment(
+        "mixture", options, gold=of_parts(gold), legal=of_parts(legal), plays=100, tasks=10, bounds=(0, 1), floor=0.1
+    )
+
+
+def test_a_curriculum_keeps_the_contract() -> None:
+    options = {"of": {"name": "walk"}, "levels": [{"size": 4}, {"size": 6}]}
+    curriculum = make("curriculum", **options)
+
+    def of_levels(scripts: Any) -> Any:
+        own = [scripts(level) for level in curriculum.levels]
+        return lambda task: own[task.level](task.task)
+
+    scripts = {"gold": of_levels(gold), "legal": of_levels(legal)}
+    check_environment("curriculum", options, **scripts, plays=100, tasks=10, bounds=(0, 1), floor=0.1)
+
+
 @pytest.mark.parametrize("name", ["walk", "walk_walls", "number_search"])
 def test_a_single_agent_has_its_teams_tasks(name: str) -> None:
     team, single = make(name), make(f"{name}_single")

@@ -11,7 +11,9 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge, Le
 
 from verl_atgrpo.play import registry
 from verl_atgrpo.play.environment import Environment, RowDefect
@@ -21,6 +23,7 @@ from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.types import EnvironmentConfigError, Outcome, Split
 
 _KEY = "at_grpo.environment"
+_Share = Annotated[float, Ge(0), Le(1)]
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,10 @@ class Curriculum(Environment):
         self,
         of: Mapping[str, Any],
         levels: Sequence[Mapping[str, Any]],
-        lower: float = 0.2,
-        upper: float = 0.8,
-        window: int = 32,
-        review: float = 0.2,
+        lower: _Share = 0.2,
+        upper: _Share = 0.8,
+        window: Annotated[int, Ge(1), Le(1_000_000)] = 32,
+        review: _Share = 0.2,
     ) -> None:
         """Makes the environment at each level.
 
@@ -69,8 +72,8 @@ class Curriculum(Environment):
             raise EnvironmentConfigError(f"{_KEY}.lower={lower!r} is not below upper={upper!r}")
         if review == 1:
             raise EnvironmentConfigError(f"{_KEY}.review={review!r} leaves no tasks of the level itself; lower it")
-        if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-            raise EnvironmentConfigError(f"{_KEY}.window={window!r}: a whole number of at least 1")
+        if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= 1_000_000:
+            raise EnvironmentConfigError(f"{_KEY}.window={window!r}: a whole number from 1 to 1,000,000")
         self.levels = [_level(number, of, own) for number, own in enumerate(levels)]
         self.agents = self.levels[-1].agents  # type: ignore[misc]  # of the environment
         self.schemes = self.levels[-1].schemes  # type: ignore[misc]

@@ -129,10 +129,15 @@ def check_environment(
             Trial(env, split, index, bounds, alpha, floor, max_decisions)
             for index in range(min(episodes, len(known[split])))
         ]
-        outcomes = [outcome for trial in trials for outcome in _check_episodes(trial, gold, exploits)]
-        # verl averages metrics over the episodes of a split, which must all have the same ones.
-        if len(kinds := {tuple(sorted(outcome.metrics)) for outcome in outcomes}) > 1:
-            raise EnvironmentContractError(f"metrics: the episodes of split {split!r} have {sorted(kinds)}")
+        names = [data_set for data_set, number in env.data_sets(split).items() for _ in range(number)]
+        kinds: dict[str, set[tuple[str, ...]]] = {}
+        for trial in trials:
+            of = kinds.setdefault(names[trial.index] if trial.index < len(names) else split, set())
+            of |= {tuple(sorted(outcome.metrics)) for outcome in _check_episodes(trial, gold, exploits)}
+        # Validation averages metrics over the episodes of a data set, which must all have the same ones.
+        for where, found in kinds.items() if split == "val" else ():
+            if len(found) > 1:
+                raise EnvironmentContractError(f"metrics: the episodes of {where!r} have {sorted(found)}")
     played = {split: _prompts(env, split, min(episodes, len(marks))) for split, marks in known.items()}
     _check_other_process(make, options, known, played)
     if legal is not None:
