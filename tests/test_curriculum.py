@@ -154,6 +154,13 @@ def test_indices_name_levels_and_validation_is_the_last() -> None:
     assert not list(contamination.overlaps(made, 12, 3))
 
 
+def test_levels_without_end_have_tasks_of_their_own() -> None:
+    made = make("curriculum", of={"name": "walk"}, levels=[{"size": 4}, {"size": 5}])
+    tasks = [made.task("train", index) for index in (0, 1, 4000)]
+    assert [one.task.size for one in tasks] == [4, 5, 4]
+    assert made.num_tasks("val") is None
+
+
 def test_a_level_that_has_a_validation_task_is_found() -> None:
     class Leaks(Count):
         def fingerprint(self, task: tuple[int, str, int]) -> str:

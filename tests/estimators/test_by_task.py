@@ -76,6 +76,8 @@ def test_without_a_mixture_all_rows_are_of_one_environment() -> None:
 def test_advantages_that_are_alike_stay() -> None:
     kept = by_task(torch.tensor([0.5, 0.5, 0.0]).double(), torch.tensor([4, 4, 9]), torch.ones(3).double(), 1e-6)
     assert kept.tolist() == [0.5, 0.5, 0.0]
+    half = torch.tensor([-0.5, 0.5]).double()
+    assert by_task(half, torch.tensor([1, 1]), torch.ones(2).double(), 1.0).tolist() == pytest.approx([-1 / 3, 1 / 3])
     nothing = torch.tensor([], dtype=torch.float64)
     assert by_task(nothing, nothing.long(), nothing, 1e-6).tolist() == []
 

@@ -174,12 +174,10 @@ class PartTeam:
         short = {name: agent for agent, name in self._names.items()}
         chosen = self._names if agents is None else {agent: self._names[agent] for agent in agents}
 
-        def scored(agent: str, *reply: Any) -> Any:
-            return None if score is None else score(short[agent], *reply)
+        own = None if score is None else lambda agent, *reply: score(short[agent], *reply)
 
         @asynccontextmanager
         async def served() -> AsyncIterator[Mapping[str, Endpoint]]:
-            own = None if score is None else scored
             async with self._team.serve(own, agents=list(chosen.values()), **limits) as endpoints:
                 yield {short[name]: endpoint for name, endpoint in endpoints.items()}
 
