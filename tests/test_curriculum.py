@@ -201,6 +201,10 @@ def test_shares_keep_what_changed_weights_owe() -> None:
         ({"levels": [{}, {"name": "walk"}]}, r"^at_grpo\.environment\.levels\[1\]=\{'name': 'walk'\}: options of"),
         ({"levels": [{"size": 10}, {}]}, r"^at_grpo\.environment\.levels\[0\]\.size=10: at most 9$"),
         ({"levels": [{}, {"sizes": 1}]}, r"^at_grpo\.environment\.levels\[1\]\.sizes is not an option of 'count'"),
+        (
+            {"of": {"name": "curriculum", "of": {"name": "count"}}, "levels": [{"levels": [{}, {}]}] * 2},
+            r"^at_grpo\.environment\.levels\[0\]\.name='curriculum' orders its tasks itself",
+        ),
         ({"levels": [{"players": 2}, {}]}, r"^at_grpo\.environment\.levels\[0\] has the agents counter, second, the"),
     ],
 )

@@ -183,6 +183,10 @@ def test_endpoints_have_the_parts_own_names() -> None:
         ({"a": {"name": "sums", "size": 1}}, r"^at_grpo\.environment\.parts\.a\.size is not an option of 'sums'"),
         ({"a": {"name": "sums", "offset": 10}}, r"^at_grpo\.environment\.parts\.a\.offset=10: at most 9$"),
         ({"a": {"name": 3}}, r"^at_grpo\.environment\.parts\.a\.name=3: the name of an environment$"),
+        (
+            {"a": {"name": "mixture", "parts": {"sums": {}}}},
+            r"^at_grpo\.environment\.parts\.a\.name='mixture' orders its tasks itself, which has no effect within",
+        ),
         ({"a.b": {"name": "sums"}}, r"^at_grpo\.environment\.parts\.a\.b: use letters"),
         ({"all": {"name": "sums"}}, r"^at_grpo\.environment\.parts\.all: taken"),
         ({"a": "sums"}, r"^at_grpo\.environment\.parts\.a='sums': a section"),

@@ -15,9 +15,8 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 
-from verl_atgrpo.play import registry
 from verl_atgrpo.play.environment import Environment, RowDefect
-from verl_atgrpo.play.environment_check import check_declared, tasks_of
+from verl_atgrpo.play.environment_check import make_inner, tasks_of
 from verl_atgrpo.play.shares import Shares
 from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.types import EnvironmentConfigError, Outcome, Split
@@ -204,11 +203,4 @@ def _level(number: int, of: Mapping[str, Any], own: Mapping[str, Any]) -> Enviro
     if not isinstance(own, Mapping) or "name" in own:
         raise EnvironmentConfigError(f"{key}={own!r:.200}: options of {of['name']!r}, such as {{size: 4}}")
     options = {**of, **own}
-    name = options.pop("name")
-    try:
-        environment = registry.make(name, **options)
-        check_declared(environment, name)
-    except EnvironmentConfigError as error:
-        # An environment does not know its place in the configuration.
-        raise EnvironmentConfigError(str(error).replace(_KEY, key, 1)) from error
-    return environment
+    return make_inner(options.pop("name"), options, key)

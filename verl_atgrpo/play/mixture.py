@@ -12,9 +12,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from verl_atgrpo.play import registry
 from verl_atgrpo.play.environment import Environment, RowDefect
-from verl_atgrpo.play.environment_check import check_declared, tasks_of
+from verl_atgrpo.play.environment_check import make_inner, tasks_of
 from verl_atgrpo.play.shares import Shares
 from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.types import EnvironmentConfigError, Outcome, Split
@@ -199,13 +198,8 @@ def _part(name: str, options: Mapping[str, Any]) -> Part:
         raise EnvironmentConfigError(f"{key}.val_tasks={most!r}: a whole number of at least 1")
     own = {option: value for option, value in options.items() if option not in _OWN}
     chosen = options.get("name", name)
-    try:
-        if not isinstance(chosen, str):
-            raise EnvironmentConfigError(f"{_KEY}.name={chosen!r}: the name of an environment")
-        environment = registry.make(chosen, **own)
-        check_declared(environment, chosen)
-    except EnvironmentConfigError as error:
-        # An environment does not know its place in the configuration.
-        raise EnvironmentConfigError(str(error).replace(_KEY, key, 1)) from error
+    if not isinstance(chosen, str):
+        raise EnvironmentConfigError(f"{key}.name={chosen!r}: the name of an environment")
+    environment = make_inner(chosen, own, key)
     available = tasks_of(environment, "val")
     return Part(name, environment, float(weight), most if available is None else min(most, available))
