@@ -10,6 +10,7 @@ pytest.importorskip("verl")
 
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer)
 
+from verl_atgrpo.environments.walk.environment import Walk
 from verl_atgrpo.train.config.run_check import check_run
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.train.trainer.dataset import TeamTaskDataset, wire
@@ -90,3 +91,12 @@ def test_tasks_are_played_in_the_mixtures_order_and_validated_by_part(compose: A
 def test_what_names_no_part_is_refused(compose: Any, override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         settings_of(compose, override)
+
+
+def test_a_curriculum_may_validate_fewer_tasks_than_there_are(compose: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As every environment may; only a mixture would lose whole parts."""
+    monkeypatch.setattr(Walk, "num_tasks", lambda self, split: 9 if split == "val" else None)
+    of_walk = "+at_grpo.environment={name: curriculum, of: {name: walk}, levels: [{size: 4}, {size: 6}]}"
+    settings = check_run(compose("plan_path_cpu", "~at_grpo.environment", of_walk, "at_grpo.val_tasks=2"))
+    assert settings is not None
+    assert settings.split_size(settings.make_environment(), "val") == 2

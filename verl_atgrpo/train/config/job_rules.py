@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_atgrpo.play import contamination, data_check
+from verl_atgrpo.play.mixture import Mixture
 from verl_atgrpo.play.types import Split, names_of
 from verl_atgrpo.play.user_code import asking
 from verl_atgrpo.train.config.job import Job
@@ -229,7 +230,7 @@ def of_tasks(job: Job) -> Iterator[str]:
     if not settings.split_size(job.env, "val"):
         yield f"at_grpo.environment.name={job.name!r} has no validation tasks"
     validated = job.env.num_tasks("val")
-    if job.env.ordered and validated is not None and validated > settings.val_tasks:
+    if isinstance(job.env, Mixture) and validated is not None and validated > settings.val_tasks:
         yield (
             f"at_grpo.val_tasks={settings.val_tasks}: less than the {validated} of the parts, of which the last would "
             "be left out; raise it, or lower val_tasks of parts"
