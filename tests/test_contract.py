@@ -100,7 +100,15 @@ def exploits(style: str, agents: int) -> Any:
 
 
 def test_every_environment_is_checked_here() -> None:
-    elsewhere = {"code", "curriculum", "mixture", "search", "search_routed"}  # in tests of their own
+    elsewhere = {
+        "code",
+        "connect_four",
+        "curriculum",
+        "mixture",
+        "search",
+        "search_routed",
+        "tic_tac_toe",
+    }  # in tests of their own
     assert {name.partition("_single")[0] for name in registered()} == {
         *BASE,
         *IN_WORDS,

@@ -26,7 +26,7 @@ from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels
         (
             "gae",
             r"^at_grpo\.estimator: unknown preset 'gae'; "
-            r"valid presets: at_grpo, grpo, dr_grpo, rloo, mas_grpo, dr_mas, gigpo, m_grpo "
+            r"valid presets: at_grpo, grpo, dr_grpo, rloo, mas_grpo, dr_mas, gigpo, m_grpo, rae "
             r"\(or name: <a name of your own>, and fields\)$",
         ),
         (None, r"^at_grpo\.estimator: unknown preset None; valid presets: at_grpo, "),
@@ -104,6 +104,7 @@ def test_needs_are_those_of_all_agents() -> None:
         **dict.fromkeys(["at_grpo", "grpo", "dr_grpo", "rloo"], frozenset()),
         "mas_grpo": {"trajectory"},
         "dr_mas": {"agent"},
+        "rae": {"baseline"},
         "gigpo": {"trajectory", "left", "anchor"},
         "m_grpo": {"trajectory", "agent", "left"},
     }

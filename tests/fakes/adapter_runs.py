@@ -133,3 +133,16 @@ def check(rank: int, ranks: int, model: str, folder: Path) -> None:
     for (_, logs, *numbers), (_, own, *others) in zip(beside.computed[-2:], resumed.computed, strict=True):
         assert torch.equal(logs, own) and numbers == others
     assert all(_same(beside.weights(name), resumed.weights(name)) for name in RANKS)
+
+    # A past self stays as it was, is saved beside it, and never takes part in an update.
+    past, at_first = beside.engine.past, beside.weights("small")
+    past.freeze("small", 2)
+    beside.train("small", 6)
+    assert past.selves.keys() == {2} and past.selves[2][0] == "small"
+    assert _same({key: one.cpu() for key, one in at_first.items()}, past.selves[2][1])
+    assert not _same(beside.weights("small"), at_first)
+    past.freeze("small", 1)
+    past.save(folder / "past")
+    resumed.engine.past.load("small", folder / "past")
+    assert resumed.engine.past.selves.keys() == {1, 2}
+    assert all(_same(kept, past.selves[slot][1]) for slot, (_, kept) in resumed.engine.past.selves.items())

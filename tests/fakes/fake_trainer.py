@@ -18,10 +18,12 @@ from verl.utils.dataset.rl_dataset import collate_fn
 
 from verl_atgrpo import Candidate, Outcome, Score
 from verl_atgrpo.play.curriculum import LevelOrder
+from verl_atgrpo.play.opponents import OpponentPool
 from verl_atgrpo.play.types import Decision, EpisodeRecord, Generation
 from verl_atgrpo.train.config.schema import AtGrpoConfig
 from verl_atgrpo.train.estimators.presets import PRESETS
-from verl_atgrpo.train.rollout.episode_rows import RECORDED, SUBMISSION, training_rows, untrained_rows
+from verl_atgrpo.train.estimators.rae import Baselines
+from verl_atgrpo.train.rollout.episode_rows import OPPONENT, RECORDED, SUBMISSION, training_rows, untrained_rows
 from verl_atgrpo.train.rollout.worker import WorkerReport
 from verl_atgrpo.train.rows.batch import Batch
 from verl_atgrpo.train.trainer import schedule
@@ -71,6 +73,10 @@ class FakeRollout:
         self.submitted: list[int] = []
         self.seeds: list[tuple[int, int, int]] = []
         """What the seeds of every submission depend on: step, task, and how often it was submitted in the step."""
+        self.sides = True
+        """Whether tasks have opponents."""
+        self.opponents: dict[str, str] = {}
+        """Who answers for the other side, by the task's uid."""
         self.calls: list[str] = []
         self.weights = 0
         self._left: dict[str, int] = {}
@@ -88,6 +94,8 @@ class FakeRollout:
             self.submitted.append(int(task))
             self._left[uid] = self.polls(int(task))
         self._recorded |= dict(zip(batch["uid"], batch[RECORDED].tolist(), strict=True))
+        if OPPONENT in batch and self.sides:
+            self.opponents |= dict(zip(batch["uid"], list(batch[OPPONENT]), strict=True))
         step = int(batch["global_steps"])
         self.seeds += [
             (step, int(task), int(deal)) for task, deal in zip(batch["index"], batch[SUBMISSION], strict=True)
@@ -171,6 +179,7 @@ class FakeRollout:
             for item in (*training_rows(uid, 0, played, "tree"), *untrained_rows(uid, 0, played, "tree")):
                 self.items[item.key] = {
                     **item.tags,
+                    **({OPPONENT: self.opponents[uid]} if uid in self.opponents else {}),
                     "task": task,
                     "num_turns": len(rewards),
                     "global_steps": self.items[uid]["global_steps"],
@@ -228,6 +237,7 @@ class FakeTrainer(AtGrpoTrainer):
         failures: int = 2,
         folder: Path | None = None,
         levels: LevelOrder | None = None,
+        opponents: OpponentPool | None = None,
     ) -> None:
         self.rollout = rollout
         self.settings = AtGrpoConfig.from_mapping(
@@ -271,7 +281,7 @@ class FakeTrainer(AtGrpoTrainer):
         self.agent_loop_manager = self.checkpoint_manager = rollout  # type: ignore[assignment]
         self.train_dataset = [{"raw_prompt": [], "index": index} for index in range(tasks)]
         self.train_dataloader = StatefulDataLoader(self.train_dataset, batch_size=1, collate_fn=collate_fn)
-        self._levels = levels
+        self._levels, self._opponents, self._baselines = levels, opponents, Baselines(self._spec)
         self._load_checkpoint()
         rollout.update_weights(self.global_steps)
         rollout.calls.clear()

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from verl_atgrpo.train.chat import Chat
 from verl_atgrpo.train.config.schema import AtGrpoConfig
 from verl_atgrpo.train.rollout import worker
-from verl_atgrpo.train.rollout.episode_rows import RECORDED, SUBMISSION
+from verl_atgrpo.train.rollout.episode_rows import OPPONENT, RECORDED, SUBMISSION
 from verl_atgrpo.train.rows import queue as trainer_queue
 from verl_atgrpo.train.serving.requests import Gate
 
@@ -75,7 +75,9 @@ class SimulatedWorker(worker.TeamRolloutWorker):  # type: ignore[misc]
         await super()._write(*args, **kwargs)
         self.writing += time.process_time() - started - (self.queueing - queued)
 
-    async def play_all(self, episodes: int, tasks: int | None = None, recorded: bool = True) -> None:
+    async def play_all(
+        self, episodes: int, tasks: int | None = None, recorded: bool = True, opponent: str | None = None
+    ) -> None:
         """Plays episodes concurrently, of tasks 0 to `tasks` - 1 repeatedly, and puts their rows.
 
         Raises RuntimeError after a defect.
@@ -92,6 +94,7 @@ class SimulatedWorker(worker.TeamRolloutWorker):  # type: ignore[misc]
             deal, index = divmod(number, tasks or episodes)
             prompt = {"uid": f"t{number}", "split": "train", "index": index, "global_steps": 1}
             prompt |= {SUBMISSION: deal, RECORDED: recorded, "data_source": "turns"}
+            prompt |= {} if opponent is None else {OPPONENT: opponent}
             return self._run_prompt(prompt, dict(_SAMPLING), {"validate": False})
 
         queue = SimpleNamespace(async_kv_put=self._put_status or ignore, async_kv_batch_put=put_rows)

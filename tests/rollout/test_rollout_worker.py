@@ -266,3 +266,52 @@ def test_answers_come_as_a_whole_where_none_is_interrupted() -> None:
     assert engine_params("vllm", "sync") == {**always, "output_kind": kinds.FINAL_ONLY}
     assert engine_params("vllm", "colocate_async") == always
     assert engine_params("sglang", "sync") == {}
+
+
+class Sides(Turns):
+    """The tool user plays against the planner in every other task."""
+
+    def opponents(self, task: int) -> tuple[str, ...]:
+        return ("tool_user",) if task % 2 else ()
+
+
+class Numbers(SimulatedEngine):
+    """An engine that notes which adapter which agent's request names."""
+
+    async def attempt(self, replica: int, request_id: str, *request: Any) -> Any:
+        self.asked: set[tuple[str, int | None]] = getattr(self, "asked", set())
+        self.asked.add((request_id.rpartition(".")[0], request[2].pop("adapter", None)))
+        return await super().attempt(replica, request_id, *request)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "numbers"),
+    [("/0/0", (1, 1)), ("shared/2/40", (1, 3)), ("judge/0/0", (1, 7))],
+)
+def test_opponents_are_answered_by_whom_the_trainer_drew_and_not_trained(
+    drawn: str, numbers: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, written = Numbers(replicas=1, slots=4), list[dict[str, Any]]()
+    worker = SimulatedWorker(engine, lambda keys, tags: written.extend(tags), turns=1, candidates=2)
+    worker._environment = Sides(1)
+    kind = type(worker._settings)
+    monkeypatch.setattr(kind, "adapter_number", lambda self, policy: {"shared": 1, "judge": 7}[policy])
+    monkeypatch.setattr(kind, "past_number", lambda self, slot: 1 + slot)
+    worker._chats["judge"] = worker._chats["shared"]
+    for clients in (worker._training_clients, worker.llm_client.clients):
+        clients["judge"] = clients["shared"]
+    run_virtually(worker.play_all(2, opponent=drawn))
+    assert engine.asked == {
+        ("t0.0.planner", 1),
+        ("t0.0.tool_user", 1),
+        ("t1.0.planner", numbers[0]),
+        ("t1.0.tool_user", numbers[1]),
+    }
+    of_game = [tags for tags in written if tags["task"] == 1]
+    assert {(tags["agent"], tags.get("trained", True)) for tags in of_game} == {
+        ("planner", True),
+        ("tool_user", False),
+    }
+    assert sum(tags["agent"] == "tool_user" for tags in of_game) == 1, "it selects nothing"
+    assert {tags.get("opponent") for tags in of_game} == {drawn}
+    assert {tags.get("opponent") for tags in written if tags["task"] == 0} == {None}

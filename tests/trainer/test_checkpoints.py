@@ -186,9 +186,9 @@ def test_a_frozen_policy_may_be_added_or_removed(tmp_path: Path) -> None:
 
 
 def test_without_a_checkpoint_training_starts_from_scratch(tmp_path: Path) -> None:
-    assert checkpoints.load(trainer(tmp_path), [Unit("coder")]) == (0, None, (), None)
+    assert checkpoints.load(trainer(tmp_path), [Unit("coder")]) == (0, None, (), None, {})
     checkpoints.save(trainer(tmp_path), [Unit("coder")], 1, {})
-    assert checkpoints.load(trainer(tmp_path, resume_mode="disable"), [Unit("coder")]) == (0, None, (), None)
+    assert checkpoints.load(trainer(tmp_path, resume_mode="disable"), [Unit("coder")]) == (0, None, (), None, {})
 
 
 def test_a_named_step_is_resumed_from(tmp_path: Path) -> None:

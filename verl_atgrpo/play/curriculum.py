@@ -15,8 +15,9 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 
-from verl_atgrpo.play.environment import Environment, RowDefect
-from verl_atgrpo.play.environment_check import make_inner, tasks_of
+from verl_atgrpo.play.environment import Environment
+from verl_atgrpo.play.environment_check import tasks_of
+from verl_atgrpo.play.nested import Nested, make_inner
 from verl_atgrpo.play.shares import Shares
 from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.types import EnvironmentConfigError, Outcome, Split
@@ -34,10 +35,8 @@ class LevelTask:
     """Its environment's."""
 
 
-class Curriculum(Environment):
+class Curriculum(Nested):
     """One environment at several levels."""
-
-    ordered = True
 
     def __init__(
         self,
@@ -95,24 +94,9 @@ class Curriculum(Environment):
         size = tasks_of(self.levels[level], split)
         return LevelTask(level, self.levels[level].task(split, place if size is None else place % size))
 
-    def _of(self, task: LevelTask) -> Environment:
+    def environment_of(self, task: LevelTask) -> Environment:
+        """Returns the task's level."""
         return self.levels[task.level]
-
-    def fingerprint(self, task: LevelTask) -> str:
-        """Returns its environment's."""
-        return self._of(task).fingerprint(task.task)
-
-    def task_key(self, task: LevelTask) -> str:
-        """Returns its environment's."""
-        return self._of(task).task_key(task.task)
-
-    def dedup_text(self, task: LevelTask) -> str | None:
-        """Returns its environment's."""
-        return self._of(task).dedup_text(task.task)
-
-    async def row_defect(self, task: LevelTask) -> RowDefect | None:
-        """Returns its environment's."""
-        return await self._of(task).row_defect(task.task)
 
     def num_tasks(self, split: Split) -> int | None:
         """Returns the validation tasks of the last level; training goes on without end."""
@@ -124,7 +108,7 @@ class Curriculum(Environment):
 
     async def run(self, task: LevelTask, team: Team) -> Outcome:
         """Plays the task at its level."""
-        return await self._of(task).run(task.task, team)
+        return await self.environment_of(task).run(task.task, team)
 
 
 class LevelOrder:

@@ -7,7 +7,7 @@ A new environment subclasses `Environment`, names its agents, makes tasks from (
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from verl_atgrpo.play.team import Team
@@ -66,6 +66,14 @@ class Environment(ABC):
         rows to check (`data_check`).
         """
         return None
+
+    def opponents(self, task: Any) -> Sequence[str]:
+        """Returns the agents that play against the others in a task, some of `agents`; none in most environments.
+
+        They are not trained on this task, whose outcome is that of the others, and at_grpo.opponents may have others
+        answer for them, such as past selves. In training some agent that is none must act.
+        """
+        return ()
 
     def num_tasks(self, split: Split) -> int | None:
         """Returns the number of tasks of `split`, or None if they are generated without end."""

@@ -6,7 +6,6 @@ import inspect
 import typing
 from collections.abc import Mapping
 
-from verl_atgrpo.play import registry
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.team import check_agents
 from verl_atgrpo.play.types import EnvironmentConfigError, Split, plain_of
@@ -38,26 +37,6 @@ def check_declared(env: Environment, name: object) -> None:
             sets = env.data_sets(split)
         if not isinstance(sets, Mapping) or not all(isinstance(size, int) for size in sets.values()):
             raise EnvironmentConfigError(f"{where}: {kind}.data_sets({split!r}) is {sets!r:.200}: name -> number")
-
-
-def make_inner(name: str, options: Mapping[str, object], key: str) -> Environment:
-    """Returns an environment that another one consists of; `key` is its place in the recipe, for messages.
-
-    Raises EnvironmentConfigError as `registry.make` and `check_declared`, or if it orders its own tasks: the order is
-    that of the outer one.
-    """
-    try:
-        made = registry.make(name, **options)
-        check_declared(made, name)
-    except EnvironmentConfigError as error:
-        # An environment does not know its place in the configuration.
-        raise EnvironmentConfigError(str(error).replace("at_grpo.environment", key, 1)) from error
-    if made.ordered:
-        raise EnvironmentConfigError(
-            f"{key}.name={name!r} orders its tasks itself, which has no effect within another environment; name "
-            "one of its environments"
-        )
-    return made
 
 
 def check_first_tasks(env: Environment, name: object) -> None:

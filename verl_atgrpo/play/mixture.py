@@ -12,8 +12,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from verl_atgrpo.play.environment import Environment, RowDefect
-from verl_atgrpo.play.environment_check import make_inner, tasks_of
+from verl_atgrpo.play.environment import Environment
+from verl_atgrpo.play.environment_check import tasks_of
+from verl_atgrpo.play.nested import Nested, make_inner
 from verl_atgrpo.play.shares import Shares
 from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.types import EnvironmentConfigError, Outcome, Split
@@ -46,14 +47,12 @@ class Task:
     """Its environment's."""
 
 
-class Mixture(Environment):
+class Mixture(Nested):
     """Several environments by weight.
 
     Training tasks come in an order in which every environment has its share (`Shares`). Validation tasks are each
     environment's own, one after another.
     """
-
-    ordered = True
 
     def __init__(self, parts: Mapping[str, Mapping[str, Any] | None]) -> None:
         """Makes the environments.
@@ -107,24 +106,21 @@ class Mixture(Environment):
         part, place = self._place(split, index)
         return Task(part.name, part.environment.task(split, place))
 
-    def _of(self, task: Task) -> Environment:
+    def environment_of(self, task: Task) -> Environment:
+        """Returns the task's part."""
         return self.parts[task.part].environment
 
     def fingerprint(self, task: Task) -> str:
         """Returns its part's, with the part's name."""
-        return f"{task.part}: {self._of(task).fingerprint(task.task)}"
+        return f"{task.part}: {super().fingerprint(task)}"
 
     def task_key(self, task: Task) -> str:
         """Returns its part's, with the part's name."""
-        return f"{task.part}: {self._of(task).task_key(task.task)}"
+        return f"{task.part}: {super().task_key(task)}"
 
-    def dedup_text(self, task: Task) -> str | None:
-        """Returns its part's."""
-        return self._of(task).dedup_text(task.task)
-
-    async def row_defect(self, task: Task) -> RowDefect | None:
-        """Returns its part's."""
-        return await self._of(task).row_defect(task.task)
+    def opponents(self, task: Task) -> Sequence[str]:
+        """Returns its part's, under their names here."""
+        return [f"{task.part}.{agent}" for agent in super().opponents(task)]
 
     def num_tasks(self, split: Split) -> int | None:
         """Returns the validation tasks of all parts; training goes on without end, through a part's data again."""
@@ -147,7 +143,7 @@ class Mixture(Environment):
 
     async def run(self, task: Task, team: Team) -> Outcome:
         """Plays the task in its environment, whose agents have their own names there."""
-        environment = self._of(task)
+        environment = self.environment_of(task)
         return await environment.run(task.task, cast(Team, PartTeam(team, task.part, environment.agents)))
 
 

@@ -19,6 +19,7 @@ ENTRY_POINTS = "verl_atgrpo.environments"
 _REGISTRY: dict[str, str | Callable[..., Environment]] = {
     "code": "verl_atgrpo.environments.code:Code",
     "code_single": "verl_atgrpo.environments.code:SingleCode",
+    "connect_four": "verl_atgrpo.environments.in_a_row:ConnectFour",
     "curriculum": "verl_atgrpo.play.curriculum:Curriculum",
     "math": "verl_atgrpo.environments.math:Math",
     "math_debate": "verl_atgrpo.environments.math:MathDebate",
@@ -40,6 +41,7 @@ _REGISTRY: dict[str, str | Callable[..., Environment]] = {
     "sudoku": "verl_atgrpo.environments.sudoku:Sudoku",
     "sudoku_single": "verl_atgrpo.environments.sudoku:SingleSudoku",
     "textarena": "verl_atgrpo.environments.ports.textarena:TextArenaGame",
+    "tic_tac_toe": "verl_atgrpo.environments.in_a_row:TicTacToe",
     "walk": "verl_atgrpo.environments.walk:Walk",
     "search": "verl_atgrpo.environments.search:Search",
     "search_routed": "verl_atgrpo.environments.search:RoutedSearch",

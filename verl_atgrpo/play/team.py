@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -76,6 +76,7 @@ class Team:
         mode: Mode = TREE,
         *,
         policies: Mapping[str, str] | None = None,
+        opponents: Collection[str] = (),
         episode_id: str = "episode",
         seed: int | None = 0,
         on_score_error: OnScoreError | None = None,
@@ -87,6 +88,7 @@ class Team:
             options: K, alpha, selection.
             mode: how the episode is played.
             policies: agent -> the name of its policy, for records; None for the agents' own names.
+            opponents: agents whose decisions are not trained, as with `train=False` (`Environment.opponents`).
             episode_id: unique among the episodes of a step; decision ids derive from it.
             seed: from which the seed of every sample derives; None leaves seeding to the policy.
             on_score_error: called if scoring a reply raises, and may raise to end the episode; if it returns, the
@@ -98,6 +100,7 @@ class Team:
         check_agents(tuple(samplers))
         self._samplers = samplers
         self._policies = {agent: agent for agent in samplers} if policies is None else policies
+        self._opponents = opponents
         self._options = options
         self._mode = mode
         self._episode_id = episode_id
@@ -212,7 +215,7 @@ class Team:
             end_in_evaluation()
         turn, order = self._started[f"{scope.name}{agent}"], self._started[scope.name]
         self._started.update((f"{scope.name}{agent}", scope.name))
-        options, train = self._options, ask.train
+        options, train = self._options, ask.train and agent not in self._opponents
         k = ask.candidates or (for_agent(options.agent_candidates, agent, options.candidates) if train else 1)
         # Prompt and candidates follow.
         decision = Decision(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
@@ -335,3 +335,5 @@ class EpisodeRecord:
 
     decisions: list[Decision]
     outcome: Outcome
+    opponents: Sequence[str] = ()
+    """Agents that played against the others (`Environment.opponents`)."""

@@ -14,6 +14,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_atgrpo.play import contamination, data_check
+from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.mixture import Mixture
 from verl_atgrpo.play.types import Split, names_of
 from verl_atgrpo.play.user_code import asking
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 _TRACERS = ("mlflow", "weave", "trackio")
 _ROLLOUT = "actor_rollout_ref.rollout"
+_OPPONENTS_ASKED = 64
+"""Training tasks that are asked for their opponents."""
 
 
 def loggers(trainer: Any) -> list[Any]:
@@ -113,7 +116,7 @@ def of_assignments(job: Job) -> Iterator[str]:
     """Agents without a policy of this job, and policies without an agent."""
     yield from _of_mapping(job, "agents", job.settings.agents, job.agents)
     for policy in job.policies:
-        if policy not in job.agents.values():
+        if policy not in (*job.agents.values(), *(job.settings.opponents.others if job.settings.opponents else ())):
             yield f"at_grpo.policies.{policy} has no agent: give it one in at_grpo.agents, or remove it"
     yield from _of_mapping(job, "val_agents", job.settings.val_agents or {}, job.validation_agents)
 
@@ -196,6 +199,26 @@ def of_answers(job: Job) -> Iterator[str]:
                     f"{where}.max_response_length={most}: more than data.max_response_length={longest}, for which "
                     "servers and micro-batches have room; raise that, or lower this"
                 )
+
+
+def of_opponents(job: Job) -> Iterator[str]:
+    """Opponents of an environment that has none, or that are no agents, or all of them."""
+    # Tasks of data may take long to make.
+    tasks = 0 if type(job.env).opponents is Environment.opponents else min(job.tasks, _OPPONENTS_ASKED)
+    with asking(job.name, "opponents of its first tasks"):
+        found = [set(job.env.opponents(job.env.task("train", index))) for index in range(tasks)]
+    agents = {*job.env.agents}
+    for index, opponents in enumerate(found):
+        if not opponents < agents:
+            yield (
+                f"at_grpo.environment.name={job.name!r}: the opponents of task ('train', {index}) are "
+                f"{sorted(opponents)}: some of {job.known}, and not all, as one side is in training"
+            )
+    if job.settings.opponents is not None and not any(found):
+        yield (
+            f"at_grpo.opponents has no effect: no agent of {job.name!r} plays against the others "
+            "(Environment.opponents); remove it, or use an environment of two sides, such as tic_tac_toe"
+        )
 
 
 def of_schemes(job: Job) -> Iterator[str]:

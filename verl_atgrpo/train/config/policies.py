@@ -26,6 +26,8 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 ADAPTERS = "adapters"
 """Key of verl's section `model.lora` under which workers and servers find the policies of a shared base, by name:
 `trainable`, `rank`, `alpha`, `target_modules`, `exclude_modules` and `optim`."""
+PAST = "past_selves"
+"""Key of the same section: for how many past selves of a policy the servers have room beside those adapters."""
 _FULL_MODEL = "hf_model"
 
 
@@ -107,7 +109,9 @@ def base_of(config: DictConfig, settings: AtGrpoConfig, host: str) -> DictConfig
             "exclude_modules": own.model.exclude_modules,
             "optim": own.actor.optim,
         }
+    past = settings.opponents.size if settings.opponents is not None and settings.self_played in names else 0
     with open_dict(job):
+        job.actor_rollout_ref.model.lora[PAST] = past
         job.actor_rollout_ref.model.lora_rank = max(adapter["rank"] for adapter in adapters.values())
         job.actor_rollout_ref.model.lora[ADAPTERS] = adapters
     return job

@@ -48,7 +48,7 @@ def of_bases(job: Job) -> Iterator[str]:
         if base is None:
             continue
         where = f"{job.policies[host].key}.base={base!r}"
-        if len(names) == 1:
+        if len(names) == 1 and job.settings.self_played not in names:
             yield f"{where} has no effect: no other policy has it; give it to another one, or remove it"
         if not job.policies[host].settings.trainable:
             yield f"{where}: none of its policies is trained, so they are equal; use one policy for their agents"

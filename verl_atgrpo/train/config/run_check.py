@@ -142,6 +142,7 @@ RULES: tuple[Rule, ...] = (
     job_rules.of_answers,
     _each(policy_rules.of_temperatures),
     job_rules.of_schemes,
+    job_rules.of_opponents,
     job_rules.of_tasks,
     job_rules.of_steps,
     # Tasks are made from here on, and solutions are run.

@@ -152,6 +152,26 @@ class BranchSettings(Section):
     """Most prompt tokens of a decision to branch at."""
 
 
+class Opponents(Section):
+    """Who answers for agents that play against those in training (`Environment.opponents`): drawn for each task."""
+
+    policy: Name | None = None
+    """The policy whose past selves play; null: the only one that is trained."""
+    current: Weight = 1.0
+    """Weight of the policies of `agents` as they are."""
+    past: Weight = 1.0
+    """Weight of the policy's past selves together. They are adapters: the policy has `base` and `lora`."""
+    others: dict[Name, Weight] = {}
+    """Weights of further policies, such as a frozen model."""
+    size: Annotated[int, Ge(1), Le(64)] = 4
+    """Most past selves. The one that is beaten most often makes room for the next."""
+    every: Count = 5
+    """Training steps between two past selves; the first is the policy before training."""
+    choose: Literal["prioritized", "uniform"] = "prioritized"
+    """How one of the past selves is drawn: in proportion to (1 - w)^2, w the share of games won against it, or all
+    alike."""
+
+
 class RecordSettings(Section):
     """Episodes recorded for `verl-atgrpo report`."""
 
@@ -211,6 +231,8 @@ class AtGrpoConfig(Section):
     (docs/estimators.md)."""
     group_filter: GroupFilter | None = None
     """Drops groups without signal (`{}`), and may play further tasks in their place."""
+    opponents: Opponents | None = None
+    """Who answers for the other side of a game (docs/self_play.md); null: the policies of `agents`."""
     seed: int = 0
     """A sample's seed derives from it, the task, step, agent, turn and candidate."""
     train_tasks: Tasks = 4096
@@ -281,6 +303,20 @@ class AtGrpoConfig(Section):
         if self.policy_settings()[policy].base is None:
             return None
         return 1 + next(names.index(policy) for names in self.bases().values() if policy in names)
+
+    @property
+    def self_played(self) -> str | None:
+        """The policy of which past selves play, if any do."""
+        if self.opponents is None or not self.opponents.past:
+            return None
+        trained = [name for name, policy in self.policy_settings().items() if policy.trainable]
+        return self.opponents.policy or (trained[0] if len(trained) == 1 else None)
+
+    def past_number(self, slot: int) -> int:
+        """Returns the number by which the servers know the past self in a slot, from 1: after all adapters."""
+        assert self.self_played is not None
+        names = next(names for names in self.bases().values() if self.self_played in names)
+        return len(names) + slot
 
     def make_environment(self) -> Environment:
         """Builds the environment; raises ConfigError for unknown names or options, or one that cannot be played."""

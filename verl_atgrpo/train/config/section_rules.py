@@ -9,7 +9,7 @@ from verl_atgrpo.play.registry import registered
 from verl_atgrpo.train.estimators.spec import EstimatorSpec
 
 if TYPE_CHECKING:
-    from verl_atgrpo.train.config.schema import AtGrpoConfig, PolicySettings
+    from verl_atgrpo.train.config.schema import AtGrpoConfig, Opponents, PolicySettings
 
 SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "n", "name", "mode", "val_kwargs", "agent", "trace")
 """Keys of `actor_rollout_ref.rollout` that a policy's block cannot set."""
@@ -55,6 +55,8 @@ def of_section(c: AtGrpoConfig) -> Iterator[str]:
         yield from _of_block(f"policies.{name}", block)
     if not any(block.trainable for block in c.policy_settings().values()):
         yield "policies has no trainable policy: set trainable: true for one of them"
+    if c.opponents is not None:
+        yield from _of_opponents(c, c.opponents)
     yield from _of_estimator(c, c.spec, f"estimator={c.spec.name!r}")
     for agent, spec in c.spec.agents.items():
         yield from _of_estimator(c, spec, f"estimator.agents.{agent} ({c.spec.name!r})")
@@ -79,6 +81,31 @@ def _of_branch(c: AtGrpoConfig) -> Iterator[str]:
         yield (
             f"branch.max_tokens={branch.max_tokens!r} is less than min_tokens={branch.min_tokens}: no decision is "
             "between"
+        )
+
+
+def _of_opponents(c: AtGrpoConfig, given: Opponents) -> Iterator[str]:
+    policies = c.policy_settings()
+    if not (given.current or given.past or any(given.others.values())):
+        yield "opponents: all weights are 0; give current, past or one of others a weight above 0"
+    for name in given.others:
+        if name not in policies or name in ("current", "past"):
+            yield f"opponents.others.{name} is not a policy of this job: it has {', '.join(policies)}"
+        if policies[name].trainable:
+            yield f"opponents.others.{name}: a policy that is trained; use current, or one with trainable: false"
+    if not given.past:
+        for key in ("policy", "size", "every", "choose"):
+            if (value := getattr(given, key)) != type(given).model_fields[key].default:
+                yield f"opponents.{key}={value!r} has no effect with past: 0; remove it"
+        return
+    played = c.self_played
+    if played is None or played not in policies or not policies[played].trainable:
+        trained = ", ".join(one for one, block in policies.items() if block.trainable)
+        yield f"opponents.policy={played!r}: name the policy whose past selves play, one that is trained ({trained})"
+    elif policies[played].base is None or policies[played].lora is None:
+        yield (
+            f"opponents.past={given.past}: past selves are adapters; set policies.{played} to {{base: <a name>, lora: "
+            "{rank: 16}}, or past: 0"
         )
 
 

@@ -48,6 +48,7 @@ class AdapterEngine(_Engine):  # type: ignore[misc]
     """What makes verl's FSDP engine train the adapters of `model.lora.adapters`, if there are any, one at a time."""
 
     optimizer_config: Any
+    past: PastSelves
     _training: dict[str, _Training]
 
     @property
@@ -58,6 +59,7 @@ class AdapterEngine(_Engine):  # type: ignore[misc]
     def initialize(self) -> None:
         """Builds the model with its adapters, and an optimizer for each; the first is in use."""
         super().initialize()
+        self.past = PastSelves(self)
         if self._settings:
             self._training = {name: self._training_of(name) for name in self._settings}
             self.use(next(iter(self._settings)))
@@ -216,6 +218,42 @@ class AdapterEngine(_Engine):  # type: ignore[misc]
         if self._is_offload_optimizer:
             offload_fsdp_optimizer(training.optimizer)
         torch.distributed.barrier()
+
+
+class PastSelves:
+    """Adapters as they were, by slot: each rank has all of their weights, in memory of the CPU."""
+
+    def __init__(self, engine: AdapterEngine) -> None:
+        """Begins with none; `engine` has the adapters as they are."""
+        self._engine = engine
+        self.selves: dict[int, tuple[str, dict[str, Tensor]]] = {}
+        """Slot -> the policy, and its adapter's whole tensors by peft's names."""
+
+    def freeze(self, name: str, slot: int) -> None:
+        """Keeps an adapter as it is, in place of the one in the slot; on every rank together."""
+        weights = {key: tensor.cpu().clone() for key, tensor in self._engine.adapter_weights(name)}
+        self.selves[slot] = name, weights
+
+    def save(self, folder: Path) -> None:
+        """Writes all of them; on every rank together."""
+        from safetensors.torch import save_file
+
+        if self._engine.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            for slot, (_, weights) in self.selves.items():
+                save_file({key: tensor.contiguous() for key, tensor in weights.items()}, folder / _past_file(slot))
+        torch.distributed.barrier()
+
+    def load(self, name: str, folder: Path) -> None:
+        """Loads what `save` has written of a policy; on every rank together."""
+        from safetensors.torch import load_file
+
+        self.selves = {int(file.stem): (name, load_file(file)) for file in folder.glob(_past_file("*"))}
+
+
+def _past_file(slot: int | str) -> str:
+    return f"{slot}.safetensors"
 
 
 def _inner(name: str) -> str:

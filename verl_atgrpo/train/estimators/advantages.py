@@ -72,7 +72,7 @@ def _advantages(values: Tensor, labels: Labels, spec: EstimatorSpec) -> Tensor:
 
 def _check_labels(rewards: Tensor, labels: Labels, spec: EstimatorSpec) -> None:
     for name, tensor in labels.items():
-        dtype = torch.bool if name == "mains" else torch.int64
+        dtype = {"mains": torch.bool, "baselines": torch.float64}.get(name, torch.int64)
         if tensor.shape != rewards.shape or tensor.dtype != dtype:
             found = f"{tensor.dtype} {tuple(tensor.shape)}"
             raise ValueError(f"{name}: expected {dtype} ({len(rewards)},), got {found}")

@@ -18,8 +18,12 @@ TAGS: Mapping[Need, tuple[str, str]] = {
     "trajectory": ("episode", "units"),
     "left": ("left", "left"),
     "anchor": ("anchor", "anchors"),
+    "baseline": ("baseline", "baselines"),
 }
 """Label that an estimator needs beside the group -> the row's tag, and its name in `spec.Labels`."""
+
+_NUMBERS: Mapping[Need, torch.dtype] = {"left": torch.int64, "baseline": torch.float64}
+"""Labels that are numbers, not names."""
 
 
 def anchor_of(prompt_ids: Sequence[int]) -> str:
@@ -50,7 +54,7 @@ def row_ids(rows: Sequence[Mapping[str, Any]], spec: EstimatorSpec) -> dict[str,
     for need, (_, name) in TAGS.items():
         if need in needs:
             found = _tags(rows, need, spec)
-            ids[name] = torch.tensor(found, dtype=torch.int64) if need == "left" else factorise(found)[0]
+            ids[name] = torch.tensor(found, dtype=_NUMBERS[need]) if need in _NUMBERS else factorise(found)[0]
     if spec.main_agent is not None:
         ids["mains"] = rows_of_agent(rows, spec.main_agent, spec)
     return ids

@@ -5,7 +5,7 @@ import importlib.metadata
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from verl_atgrpo.train.estimators import at_grpo, dr_grpo, dr_mas, gigpo, grpo, m_grpo, mas_grpo, rloo
+from verl_atgrpo.train.estimators import at_grpo, dr_grpo, dr_mas, gigpo, grpo, m_grpo, mas_grpo, rae, rloo
 from verl_atgrpo.train.estimators.spec import CONFIG_KEY, EstimatorSpec
 
 _PAPERS: tuple[EstimatorSpec, ...] = (
@@ -17,6 +17,7 @@ _PAPERS: tuple[EstimatorSpec, ...] = (
     dr_mas.PRESET,
     gigpo.PRESET,
     m_grpo.PRESET,
+    rae.PRESET,
 )
 PRESETS: Mapping[str, EstimatorSpec] = MappingProxyType({preset.name: preset for preset in _PAPERS})
 """Name -> fields. `m_grpo` also needs `main_agent` and `sub_calls`."""

@@ -145,6 +145,8 @@ SUBMISSION = "submission"
 """Field of a submitted task: its number of earlier submissions in the same step."""
 RECORDED = "recorded"
 """Field of a submitted training task: whether rows that are not trained on are written, for the records."""
+OPPONENT = "opponent"
+"""Field of a submitted training task, and tag of its rows: who answers for the other side (`play.opponents`)."""
 WHOLE = "whole"
 """Tag: whether all rows of the row's episode were written."""
 PositionIds = Callable[[Tensor], Tensor]

@@ -7,7 +7,7 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from verl_atgrpo.compat import freeze_startup_objects
 from verl_atgrpo.play.branching import play_branched
 from verl_atgrpo.play.endpoints import drain_refused
 from verl_atgrpo.play.environment import play
+from verl_atgrpo.play.opponents import Opponent
 from verl_atgrpo.play.seeds import episode_seed
 from verl_atgrpo.play.team import Team
 from verl_atgrpo.play.types import EVALUATE, TREE, EpisodeFailed, EpisodeRecord, Mode
@@ -29,6 +30,7 @@ from verl_atgrpo.train.chat import Chat
 from verl_atgrpo.train.config.policies import job_of
 from verl_atgrpo.train.config.schema import AtGrpoConfig
 from verl_atgrpo.train.rollout.episode_rows import (
+    OPPONENT,
     RECORDED,
     SUBMISSION,
     WHOLE,
@@ -183,13 +185,23 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         traced: bool | None,
     ) -> EpisodeRecord:
         split, index, step = prompt["split"], int(prompt["index"]), int(prompt["global_steps"])
-        policy_of = self._validation_policy_of if validate else self._policy_of
+        environment, policy_of = self._environment, self._validation_policy_of if validate else self._policy_of
+        with contained(f"{type(environment).__name__}.task"):
+            task = environment.task(split, index)
+            opponents = environment.opponents(task)
+        other = Opponent.parse(prompt[OPPONENT]) if opponents and OPPONENT in prompt else Opponent()
+        if other.policy:
+            policy_of = {**policy_of, **dict.fromkeys(opponents, other.policy)}
         clients = self._validation_clients if validate else self._training_clients
         samplers = {
             agent: ServedPolicy.of(
                 self._settings.answers_of(agent, validate),
                 self._chats[policy],
-                sampling_params={**sampling_params, **self._engine_params, **self._adapter_of(policy)},
+                sampling_params={
+                    **sampling_params,
+                    **self._engine_params,
+                    **self._adapter_of(policy, other.slot if agent in opponents else 0),
+                },
                 client=clients[policy],
                 max_prompt_length=int(self.config.data.max_prompt_length),
                 max_response_length=int(self.config.data.max_response_length),
@@ -226,6 +238,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
                 settings.team_options(),
                 mode,
                 policies=policy_of,
+                opponents=opponents,
                 episode_id=episode,
                 seed=seed,
                 on_score_error=functools.partial(self._count_score_error, f"task {index} ({split}), {episode}"),
@@ -233,18 +246,16 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             teams.append(team)
             return team
 
-        environment = self._environment
-        with contained(f"{type(environment).__name__}.task"):
-            task = environment.task(split, index)
         try:
             if settings.branch is not None and not validate:
                 frozen = {name for name, one in settings.policy_settings().items() if not one.trainable}
-                return await play_branched(environment, task, make_team, settings.branch, seed, frozen)
+                record = await play_branched(environment, task, make_team, settings.branch, seed, frozen)
+                return replace(record, opponents=opponents)
             mode = EVALUATE if validate else TREE if settings.scheme == "tree" else Mode("parallel")
             record = await play(environment, task, make_team(mode))
             if not validate and record.decisions and not any(one.trained for one in record.decisions):
                 raise EpisodeFailed("nothing_to_train", "no decision of the episode is trained (train=False)")
-            return record
+            return replace(record, opponents=opponents)
         finally:
             if not validate:
                 for sampler in samplers.values():
@@ -253,8 +264,9 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
                     self._report.counts["tokens"] += team.generated_tokens
                     self._report.counts.update(team.counts)
 
-    def _adapter_of(self, policy: str) -> dict[str, int]:
-        number = self._settings.adapter_number(policy)
+    def _adapter_of(self, policy: str, past: int) -> dict[str, int]:
+        """Returns the sampling parameter that names a policy's adapter, or that of its past self in a slot."""
+        number = self._settings.past_number(past) if past else self._settings.adapter_number(policy)
         return {} if number is None else {ADAPTER: number}
 
     async def _write(
@@ -276,7 +288,10 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             if rows and prompt[RECORDED]:
                 rows += untrained_rows(uid, session, result, settings.scheme)
         whole = validate or bool(prompt[RECORDED]) or all(one.trained for one in played)
-        tags = [{**self._tags(row, turns, prompt), WHOLE: whole} for row in rows]
+        of_all = {WHOLE: whole}
+        if OPPONENT in prompt and isinstance(result, EpisodeRecord) and result.opponents:
+            of_all[OPPONENT] = prompt[OPPONENT]
+        tags = [{**self._tags(row, turns, prompt), **of_all} for row in rows]
         fields = self._fields(rows, turns, info, prompt)
         await queue.write([row.key for row in rows], fields, tags, "val" if validate else "train")
 

@@ -11,7 +11,7 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 from vllm.lora.request import LoRARequest
 
 from verl_atgrpo.compat import freeze_startup_objects
-from verl_atgrpo.train.config.policies import ADAPTERS
+from verl_atgrpo.train.config.policies import ADAPTERS, PAST
 from verl_atgrpo.train.serving.server import ADAPTER, GroupResponses, adapter_request, name_receiver
 
 _ADAPTER: contextvars.ContextVar[int] = contextvars.ContextVar("adapter")
@@ -34,8 +34,9 @@ class DecisionServer(GroupResponses, vLLMHttpServer):  # type: ignore[misc]
 
     @property
     def _adapters(self) -> int:
-        """How many adapters share the model; 0 if verl's single one is on it, or none."""
-        return len((self.model_config.lora or {}).get(ADAPTERS) or {})
+        """How many adapters share the model, past selves included; 0 if verl's single one is on it, or none."""
+        lora = self.model_config.lora or {}
+        return len(lora.get(ADAPTERS) or {}) + int(lora.get(PAST) or 0)
 
     def _get_worker_extension_cls(self) -> str:
         return "verl_atgrpo.train.serving.vllm_worker.AdapterWorkerExtension"

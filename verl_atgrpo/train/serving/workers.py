@@ -109,6 +109,21 @@ class TrainerWorker(ActorRolloutRefWorker):  # type: ignore[misc]
         self.actor.engine.load_adapter(name, Path(folder))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def freeze_self(self, name: str, slot: int) -> None:
+        """Keeps a policy's adapter as it is as its past self in a slot, from 1, in place of the one there."""
+        self.actor.engine.past.freeze(name, slot)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def save_past(self, folder: str) -> None:
+        """Writes all past selves to a folder."""
+        self.actor.engine.past.save(Path(folder))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def load_past(self, name: str, folder: str) -> None:
+        """Loads the past selves of a policy that `save_past` has written."""
+        self.actor.engine.past.load(name, Path(folder))
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def tree_refusal(self) -> str | None:
         """Returns why this worker's models run every row with its whole prompt; None if they use prefix trees."""
         engines = [worker.engine for worker in (self.actor, self.ref) if worker is not None]
@@ -272,7 +287,10 @@ class PolicyWorker(TrainerWorker):
         return {} if link.failure is None else {adapter.replica_rank: link.failure}
 
     def _loras(self) -> Iterator[Lora]:
-        """Yields what the servers of a shared base get: every adapter, and zeros for a policy that is not trained."""
+        """Yields what the servers of a shared base get: every adapter, or zeros for a policy that is not trained.
+
+        Then come past selves.
+        """
         engine = self.actor.engine
         adapters = engine.model_config.lora[ADAPTERS]
         trained = [name for name, settings in adapters.items() if settings["trainable"]]
@@ -282,6 +300,8 @@ class PolicyWorker(TrainerWorker):
             if not settings["trainable"]:
                 weights = ((key, torch.zeros_like(tensor)) for key, tensor in weights)
             yield {**engine.adapter_config(source), ADAPTER: number}, weights
+        for slot, (name, kept) in sorted(engine.past.selves.items()):
+            yield {**engine.adapter_config(name), ADAPTER: len(adapters) + slot}, iter(kept.items())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def weights_sent(self) -> int:

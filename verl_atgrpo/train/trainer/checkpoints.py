@@ -8,8 +8,9 @@ import os
 import shutil
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 _STEP = "global_step_"
 _TASKS = "data.pt"
 _UNFINISHED = "pending.json"
+_STATES = "trainer.pt"
 
 
 class SaveFailed(RuntimeError):
@@ -40,6 +42,7 @@ def save(
     global_steps: int,
     tasks: dict[str, Any],
     unfinished: Sequence[int] = (),
+    states: Mapping[str, Any] | None = None,
 ) -> Path:
     """Saves every trainable policy and the order of tasks, then marks the step complete, then removes old steps.
 
@@ -51,6 +54,7 @@ def save(
         global_steps: the step just done.
         tasks: the state of the training data loader.
         unfinished: tasks that were submitted and not trained on.
+        states: further state of the trainer, by name.
 
     Raises SaveFailed.
     """
@@ -63,6 +67,7 @@ def save(
             unit.save(str(folder), global_steps)
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(tasks, folder / _TASKS)
+        torch.save(dict(states or {}), folder / _STATES)
         (folder / _UNFINISHED).write_text(json.dumps({"tasks": list(unfinished)}))
         (folder / POLICIES_FILE).write_text(json.dumps(_trainable(units)))
         tracker = Path(get_checkpoint_tracker_filename(str(root)))
@@ -104,6 +109,8 @@ class Resumed(NamedTuple):
     unfinished: Sequence[int] = ()
     """Tasks that were submitted and not trained on."""
     folder: Path | None = None
+    states: Mapping[str, Any] = MappingProxyType({})
+    """Further state of the trainer, by name; what the run that was saved did not have is missing."""
 
 
 def load(trainer: DictConfig, units: Sequence[PolicyUnit]) -> Resumed:
@@ -139,7 +146,8 @@ def load(trainer: DictConfig, units: Sequence[PolicyUnit]) -> Resumed:
     file = folder / _UNFINISHED
     # Checkpoints from before they were saved have none.
     unfinished = map(int, json.loads(file.read_text())["tasks"]) if file.is_file() else ()
-    return Resumed(int(folder.name.removeprefix(_STEP)), tasks, list(unfinished), folder)
+    states = torch.load(folder / _STATES, weights_only=False) if (folder / _STATES).is_file() else {}
+    return Resumed(int(folder.name.removeprefix(_STEP)), tasks, list(unfinished), folder, states)
 
 
 def last_complete(trainer: DictConfig) -> Path | None:

@@ -49,6 +49,9 @@ from verl_atgrpo.train.trainer.update_inputs import (
 
 logger = logging.getLogger(__name__)
 
+_PAST = "past_selves"
+"""Folder of past selves in a policy's folder of a checkpoint."""
+
 
 class Update(NamedTuple):
     """A policy's update of a step, and what its stages have found out."""
@@ -72,6 +75,8 @@ class PolicyUnit:
     _turns: threading.RLock | None = None
     """Where policies share the workers: held by the one whose adapter these have in use."""
     _client: DecisionClient | None = None
+    _has_past = False
+    """Whether its past selves play, which are saved with it."""
 
     def __init__(
         self,
@@ -126,6 +131,7 @@ class PolicyUnit:
         self._trees = False
         # Each policy of a run draws its own; a frozen one stays as it is.
         self._dither = stable_hash("dither", settings.seed, name) % 2**31 if trainable and settings.dither else None
+        self._has_past = settings.self_played == name
         if OmegaConf.select(model, f"lora.{ADAPTERS}"):
             self._turns = threading.RLock()
         self._served = ServedWeights(name, computing_dtype(job.actor_rollout_ref))
@@ -321,6 +327,11 @@ class PolicyUnit:
             self._add_metrics(update, output, began)
             return update
 
+    def freeze_self(self, slot: int) -> None:
+        """Keeps the policy as it is as its past self in a slot of the pool of opponents."""
+        with naming(self.name, "freezing its past self"):
+            self.actor_rollout_wg.freeze_self(self.name, slot)
+
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Has the workers use this policy's adapter, where others share them, and no other one meanwhile."""
@@ -423,6 +434,8 @@ class PolicyUnit:
         with naming(self.name, "saving its checkpoint"):
             if self.host._turns is not None:
                 self.actor_rollout_wg.save_adapter(self.name, folder)
+                if self._has_past:
+                    self.actor_rollout_wg.save_past(f"{folder}/{_PAST}")
             else:
                 self.actor_rollout_wg.save_checkpoint(folder, None, global_steps)
 
@@ -434,5 +447,7 @@ class PolicyUnit:
         with naming(self.name, "loading its checkpoint"):
             if self.host._turns is not None:
                 self.actor_rollout_wg.load_adapter(self.name, folder)
+                if self._has_past:
+                    self.actor_rollout_wg.load_past(self.name, f"{folder}/{_PAST}")
             else:
                 self.actor_rollout_wg.load_checkpoint(local_path=folder, del_local_after_load=False)

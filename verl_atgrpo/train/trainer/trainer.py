@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig, open_dict
-from tensordict import TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.single_controller.ray import RayResourcePool, ResourcePoolManager
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils.dataset.rl_dataset import collate_fn
@@ -22,12 +22,14 @@ from verl.utils.tracking import Tracking
 
 from verl_atgrpo import compat, platform_choice
 from verl_atgrpo.play.curriculum import Curriculum, LevelOrder
+from verl_atgrpo.play.opponents import Opponent, OpponentPool
 from verl_atgrpo.train.config.answer_check import check_template_arguments
 from verl_atgrpo.train.config.policies import base_of, job_of
 from verl_atgrpo.train.config.run_check import MODE
 from verl_atgrpo.train.config.schema import EXPANDED, AtGrpoConfig, PolicySettings
 from verl_atgrpo.train.estimators.choice import configured_spec
-from verl_atgrpo.train.rollout.episode_rows import RECORDED, SUBMISSION
+from verl_atgrpo.train.estimators.rae import Baselines
+from verl_atgrpo.train.rollout.episode_rows import OPPONENT, RECORDED, SUBMISSION
 from verl_atgrpo.train.rows import queue
 from verl_atgrpo.train.rows.batch import PARTITION, Batch, Rows
 from verl_atgrpo.train.rows.row_advantages import rows_with_signal
@@ -66,6 +68,8 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
     """Whether garbage collectors skip what was there after the first step."""
     _levels: LevelOrder | None = None
     """The order of tasks if they follow a curriculum; else it is the data loader's."""
+    _opponents: OpponentPool | None = None
+    """Who answers for the other side of a game, if the recipe says."""
     _step_over: float | None = None
     """When the last step and its validation ended."""
 
@@ -76,7 +80,13 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         wire(config, self.settings, environment)
         if isinstance(environment, Curriculum):
             self._levels = LevelOrder(environment, self.settings.split_size(environment, "train"))
+        if (given := self.settings.opponents) is not None:
+            weights = {"current": given.current, "past": given.past, **given.others}
+            self._opponents = OpponentPool(
+                self.settings.self_played, weights, given.size, given.every, given.choose, self.settings.seed
+            )
         self._spec = configured_spec(self.settings.estimator, config.algorithm.norm_adv_by_std_in_grpo)
+        self._baselines = Baselines(self._spec)
         self.schedule = make_schedule(self.settings.mode, config.trainer)
         self._unfinished: deque[int] = deque()
         self._submissions = schedule.Submissions()
@@ -194,10 +204,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             self.on_sample_end()
         metrics.update(rows.metrics)
         self._tags, self._sampled = rows.tags, metrics
-        if self._levels is not None:
-            for episode in {tags["episode"]: tags for tags in rows.tags}.values():
-                self._levels.add(episode["task"], episode["episode_success"])
-            metrics.update(self._levels.metrics())
+        self._learn_from(rows)
         with marked_timer("bookkeeping", timing_raw):
             batches = {unit.name: rows.rows_for({unit.name}) for unit in self.units}
             learning = [unit for unit in self.units if unit.can_learn_from(len(batches[unit.name]))]
@@ -212,6 +219,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             }
         self._updated = bool(learning)
         updates = train_all(learning, batches, self.global_steps, self.concurrent, timing_raw)
+        self._freeze_self(self.global_steps)
         for name, update in updates.items():
             by_policy[name] |= update.metrics
         metrics.update(policy_metrics(by_policy))
@@ -221,18 +229,49 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
                 self.recorder.record(self.global_steps, rows + rows.untrained)
             return rows.close({name: update.rows for name, update in updates.items()})
 
+    def _learn_from(self, rows: StepRows) -> None:
+        """Has the curriculum and the opponents follow the results of a step's episodes."""
+        episodes = {tags["episode"]: tags for tags in rows.tags}.values()
+        if self._levels is not None:
+            for episode in episodes:
+                self._levels.add(episode["task"], episode["episode_success"])
+            self._sampled.update(self._levels.metrics())
+        if self._opponents is not None:
+            games = [(Opponent.parse(one[OPPONENT]), one["episode_reward"]) for one in episodes if OPPONENT in one]
+            self._opponents.add(games, self.global_steps)
+            self._sampled.update(self._opponents.metrics())
+        if "baseline" in self._spec.needs:
+            self._sampled.update(self._baselines.metrics())
+            self._baselines.update(rows.tags)
+
+    def _freeze_self(self, step: int) -> None:
+        """Adds a past self to the pool of opponents if one is due after a step; 0 is before the first."""
+        if self._opponents is not None and self._opponents.is_due(step):
+            self._self_played.freeze_self(self._opponents.freeze(step))
+
+    @property
+    def _self_played(self) -> PolicyUnit:
+        """The policy of which past selves play."""
+        return next(unit for unit in self.units if unit.name == self.settings.self_played)
+
     def _dropped(self, rows: StepRows, unit: PolicyUnit) -> dict[str, float]:
         if self.settings.group_filter is None or not unit.trainable:
             return {}
         return {"team/tokens_dropped_share": rows.tokens_dropped_share(unit.name)}
 
+    def _sample(self, tasks: int) -> tuple[Rows, dict[str, float]]:
+        """Waits for a number of tasks; returns their rows, labelled, and verl's metrics of the wait."""
+        rows, metrics = self.replay_buffer.sample(
+            global_steps=self.global_steps, partition_id=PARTITION, batch_size=tasks
+        )
+        if "baseline" in self._spec.needs:
+            self._baselines.write(rows.tags)
+        return rows, metrics
+
     def sample_step(self, tasks: int) -> StepRows:
         """Returns a step's rows; in sync mode all were sampled with the same weights."""
-        buffer = self.replay_buffer
         rows = sample_rows(
-            sample=lambda number: buffer.sample(
-                global_steps=self.global_steps, partition_id=PARTITION, batch_size=number
-            ),
+            sample=self._sample,
             add_tasks=super()._add_prompts_to_generate,  # not ours, which is for failed episodes
             tasks=tasks,
             group_filter=self.settings.group_filter,
@@ -300,6 +339,13 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         batch[SUBMISSION] = torch.tensor(self._submissions.number(tasks, self.global_steps))
         most = 0 if self.settings.record is None else self.settings.record.train_tasks
         lowest = set(sorted(set(tasks))[:most])
+        if self._opponents is not None:
+            earlier = batch[SUBMISSION].tolist()
+            drawn = [
+                str(self._opponents.draw(self.global_steps, int(task), number))
+                for task, number in zip(tasks, earlier, strict=True)
+            ]
+            batch[OPPONENT] = NonTensorStack(*map(NonTensorData, drawn))
         batch[RECORDED] = torch.tensor([task in lowest for task in tasks])
         queue.put_tasks(batch["uid"], tasks, self.global_steps)
         self.agent_loop_manager.generate_sequences(batch)
@@ -382,7 +428,10 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             self.recorder.log({**self._sampled, **step_metrics(self._tags, self._signal)}, self.global_steps)
         unfinished = [*queue.unfinished_tasks(), *self._unfinished]
         tasks = self.train_dataloader.state_dict() if self._levels is None else self._levels.state()
-        folder = checkpoints.save(self.config.trainer, self.units, self.global_steps, tasks, unfinished)
+        states: dict[str, Any] = {"baselines": dict(self._baselines.values)}
+        if self._opponents is not None:
+            states["opponents"] = self._opponents.state()
+        folder = checkpoints.save(self.config.trainer, self.units, self.global_steps, tasks, unfinished, states)
         self._checkpoint = folder
         self.checkpoint_callback.on_save(
             trainer=self, global_step=self.global_steps, checkpoint_dir=str(folder), async_save=False
@@ -391,7 +440,12 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
     def _load_checkpoint(self) -> None:
         """Resumes all policies and the order of tasks from the last complete step; unfinished tasks come first."""
         resumed = checkpoints.load(self.config.trainer, self.units)
-        self.global_steps, tasks, unfinished, self._checkpoint = resumed
+        self.global_steps, tasks, unfinished, self._checkpoint, states = resumed
+        self._baselines.values.update(states.get("baselines", {}))
+        if self._opponents is not None and "opponents" in states:
+            self._opponents.restore(states["opponents"])
+        else:
+            self._freeze_self(self.global_steps)
         if tasks is not None:
             (self.train_dataloader.load_state_dict if self._levels is None else self._levels.restore)(tasks)
         self._unfinished = deque(unfinished)

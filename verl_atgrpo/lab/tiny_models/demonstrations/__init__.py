@@ -3,10 +3,11 @@
 import importlib
 
 from verl_atgrpo.lab.tiny_models.demonstrations.demonstrator import Demonstrator
+from verl_atgrpo.lab.tiny_models.demonstrations.in_a_row import TIC_TAC_TOE
 from verl_atgrpo.lab.tiny_models.demonstrations.plan_path import PLAN_PATH
 from verl_atgrpo.lab.tiny_models.demonstrations.sudoku import SUDOKU
 
-DEMONSTRATORS = {one.environment: one for one in (PLAN_PATH, SUDOKU)}
+DEMONSTRATORS = {one.environment: one for one in (PLAN_PATH, SUDOKU, TIC_TAC_TOE)}
 """Environment -> its demonstrator."""
 
 

@@ -1,0 +1,199 @@
+"""Tic-tac-toe and Connect Four, played against oneself or against players that follow a program.
+
+A task is an opening, the side in training and who plays the other one. Training tasks are played against the other
+agent (`Environment.opponents`), validation tasks against a random player and against one that looks ahead.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from annotated_types import Ge, Le
+
+from verl_atgrpo import Environment, Outcome, Split, Team, stable_hash
+from verl_atgrpo.environments.common.options import checked_options
+from verl_atgrpo.environments.common.workflow import Style
+from verl_atgrpo.environments.in_a_row.board import STONES, Rules, choose
+
+Opponent = Literal["self", "random", "search"]
+_MARK = re.compile(r"move:\s*(\d{1,2})\W*$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Game:
+    """A task."""
+
+    opening: tuple[int, ...]
+    """Moves that were played before."""
+    side: str
+    """Who is in training: `x` or `o`."""
+    opponent: Opponent
+    seed: int
+    """Of the other side's random numbers."""
+
+
+class InARow(Environment):
+    """A game of two sides; the subclasses have the rules."""
+
+    agents = ("x", "o")
+    # A move is worth what becomes of the game.
+    schemes: ClassVar[Mapping[str, tuple[str, ...]]] = {agent: ("branch", "parallel") for agent in agents}
+    rules: ClassVar[Rules]
+    title: ClassVar[str]
+    depth: int
+
+    def set_form(self, opening: int, opponent: Opponent, val_games: int, style: Style, seed: int) -> None:
+        """Sets the options that all games of this kind have.
+
+        Args:
+            opening: most random moves with which a training game begins.
+            opponent: who plays the other side in training; `self` for the other agent.
+            val_games: validation games against each of the players that follow a program.
+            style: `full` prompts explain the game; with `compact` ones the reply is the move.
+            seed: tasks derive from it.
+        """
+        self.opening, self.opponent, self.val_games, self.style, self.seed = opening, opponent, val_games, style, seed
+
+    def task(self, split: Split, index: int) -> Game:
+        """Returns game `index` of `split`; the sides take turns. Validation games begin with an empty board."""
+        rng = random.Random(stable_hash("in a row", self.title, self.seed, split, index))
+        side, moves, board = STONES[index % 2], [], self.rules.start()
+        if split == "val":
+            return Game((), side, "random" if index < self.val_games else "search", rng.getrandbits(31))
+        for _ in range(rng.randint(0, self.opening)):
+            move = rng.choice(self.rules.moves(board))
+            if not self.rules.moves(after := self.rules.play(board, move)):
+                break
+            board = after
+            moves.append(move)
+        return Game(tuple(moves), side, self.opponent, rng.getrandbits(31))
+
+    def fingerprint(self, task: Game) -> str:
+        """Returns opening, side and opponent; games against a program also differ by its random numbers."""
+        seed = "" if task.opponent == "self" else f" {task.seed}"
+        return f"{task.opening} {task.side} {task.opponent}{seed}"
+
+    def num_tasks(self, split: Split) -> int | None:
+        """Returns the number of validation games; training goes on without end."""
+        return 2 * self.val_games if split == "val" else None
+
+    def data_sets(self, split: Split) -> Mapping[str, int]:
+        """Returns the validation games by opponent."""
+        return {"random": self.val_games, "search": self.val_games} if split == "val" else {}
+
+    def opponents(self, task: Game) -> tuple[str, ...]:
+        """Returns the other side, in games against it."""
+        return tuple(agent for agent in self.agents if agent != task.side) if task.opponent == "self" else ()
+
+    async def run(self, task: Game, team: Team) -> Outcome:
+        """Plays a game. An illegal move loses; the other side makes a random one instead.
+
+        Success means that it is not lost. The reward is 1 if it is won, 0 for a draw, -1 if it is lost.
+        """
+        rules, board, rng = self.rules, self.rules.start(), random.Random(task.seed)
+        for move in task.opening:
+            board = rules.play(board, move)
+        illegal, decisions = False, 0
+        while legal := rules.moves(board):
+            agent = rules.turn(board)
+            if agent != task.side and task.opponent != "self":
+                board = rules.play(board, choose(rules, board, self.depth * (task.opponent == "search"), rng))
+                continue
+            chosen = self.move_in((await team[agent].act(self.prompt(board), train=agent == task.side)).text)
+            if chosen not in legal:
+                if illegal := agent == task.side:
+                    break
+                chosen = rng.choice(legal)
+            decisions += agent == task.side
+            board = rules.play(board, chosen)
+        won = rules.winner(board)
+        reward = -1.0 if illegal or won not in ("", task.side) else float(won == task.side)
+        results = {"win": reward > 0, "draw": reward == 0, "loss": reward < 0, "illegal": illegal}
+        metrics = {name: float(happened) for name, happened in results.items()}
+        return Outcome(reward >= 0, reward, {**metrics, "moves": float(decisions)})
+
+    # ------------------------------------------------------------------ prompts
+
+    def prompt(self, board: str) -> str:
+        """Returns what the player whose turn it is sees; empty cells, or columns, are numbered from 1."""
+        rules, numbered = self.rules, list(board)
+        if not rules.falls:
+            for place in rules.moves(board):
+                numbered[place] = str(place + 1)
+        rows = [numbered[start : start + rules.columns] for start in range(0, len(board), rules.columns)]
+        gap = "" if self.style == "compact" else " "
+        drawn = "\n".join(gap.join(row) for row in rows)
+        if self.style == "compact":
+            return f"{drawn}\n{rules.turn(board)}"
+        if rules.falls:
+            drawn += "\n" + gap.join(str(column + 1) for column in range(rules.columns))
+        legal = ", ".join(str(move + 1) for move in rules.moves(board))
+        name = "column" if rules.falls else "cell"
+        falls = " A stone falls to the lowest empty cell of its column." if rules.falls else ""
+        return (
+            f"You play {self.title} as {rules.turn(board)}: {rules.length} of your stones in a row, column or "
+            f"diagonal win.{falls} The board:\n{drawn}\n"
+            f"Free {name}s: {legal}.\nEnd with one line of the form 'Move: <number of a free {name}>'."
+        )
+
+    def move_in(self, reply: str) -> int | None:
+        """Returns the move in a reply of this environment's style, counted from 0, or None."""
+        text = reply.strip()
+        if self.style == "full":
+            found = _MARK.search(text.rpartition("\n")[2])
+            return int(found[1]) - 1 if found else None
+        return int(text) - 1 if re.fullmatch(r"\d{1,2}", text, re.ASCII) else None
+
+
+class TicTacToe(InARow):
+    """Tic-tac-toe: three in a row on nine cells; the player that looks ahead is perfect."""
+
+    rules = Rules(3, 3, 3, falls=False)
+    title = "tic-tac-toe"
+    depth = 9
+
+    @checked_options
+    def __init__(
+        self,
+        opening: Annotated[int, Ge(0), Le(6)] = 2,
+        opponent: Opponent = "self",
+        val_games: Annotated[int, Ge(1), Le(100_000)] = 100,
+        style: Style = "full",
+        seed: int = 0,
+    ) -> None:
+        """Sets how games begin, who plays the other side, and the form of the prompts, as in `InARow.set_form`."""
+        self.set_form(opening, opponent, val_games, style, seed)
+
+
+class ConnectFour(InARow):
+    """Connect Four: four in a row, in columns from the bottom."""
+
+    title = "Connect Four"
+
+    @checked_options
+    def __init__(
+        self,
+        rows: Annotated[int, Ge(4), Le(9)] = 6,
+        columns: Annotated[int, Ge(4), Le(9)] = 7,
+        opening: Annotated[int, Ge(0), Le(6)] = 2,
+        opponent: Opponent = "self",
+        val_games: Annotated[int, Ge(1), Le(100_000)] = 100,
+        depth: Annotated[int, Ge(1), Le(6)] = 3,
+        style: Style = "full",
+        seed: int = 0,
+    ) -> None:
+        """Sets the board, and what all such games have.
+
+        Args:
+            rows: of the board.
+            columns: of the board.
+            depth: moves that the player `search` looks ahead.
+            opening, opponent, val_games, style, seed: as in `InARow.set_form`.
+        """
+        self.rules = Rules(rows, columns, 4, falls=True)  # type: ignore[misc]  # of the options
+        self.depth = depth
+        self.set_form(opening, opponent, val_games, style, seed)

@@ -1,0 +1,119 @@
+"""What a recipe says of opponents: each value that cannot work is one line before Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+
+import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer)
+
+from verl_atgrpo import Environment, Outcome, Team
+from verl_atgrpo.train.config.policies import ADAPTERS, PAST, base_of, expand_policies
+from verl_atgrpo.train.config.run_check import check_run
+from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
+
+FROZEN = "+at_grpo.policies.judge={base: tiny, trainable: false}"
+HERE = "at_grpo.environment.name=test_opponent_settings"
+
+
+class Sides(Environment):
+    """A game whose opponents are those of the class."""
+
+    agents = ("x", "o")
+    others: tuple[str, ...] = ("o",)
+
+    def task(self, split: str, index: int) -> str:
+        return f"{split} {index}"
+
+    def fingerprint(self, task: str) -> str:
+        return task
+
+    def opponents(self, task: str) -> tuple[str, ...]:
+        return self.others
+
+    async def run(self, task: str, team: Team) -> Outcome:
+        return Outcome(True)
+
+
+class BothSides(Sides):
+    """A game with nobody in training."""
+
+    others = ("x", "o")
+
+
+class NoAgent(Sides):
+    """A game with an opponent that is no agent."""
+
+    others = ("z",)
+
+
+def checked(compose: Any, *overrides: str) -> Any:
+    config = compose("tic_tac_toe_cpu", *overrides)
+    settings = check_run(config)
+    assert isinstance(settings, AtGrpoConfig)
+    return config, settings
+
+
+def test_the_servers_have_room_for_the_adapters_and_the_pool(compose: Any) -> None:
+    config, settings = checked(compose, FROZEN, "+at_grpo.opponents.others={judge: 1}", "at_grpo.opponents.size=3")
+    expand_policies(config, settings)
+    lora = base_of(config, settings, "player").actor_rollout_ref.model.lora
+    assert (list(lora[ADAPTERS]), lora[PAST]) == (["player", "judge"], 3)
+    assert [settings.adapter_number(name) for name in ("player", "judge")] == [1, 2]
+    assert [settings.past_number(slot) for slot in (1, 3)] == [3, 5]
+
+
+def test_a_policy_without_a_pool_needs_no_room(compose: Any) -> None:
+    without = "+at_grpo.opponents={past: 0, others: {judge: 1}}"
+    with pytest.raises(ConfigError, match=r"base='tiny' has no effect: no other policy has it"):
+        checked(compose, "~at_grpo.opponents", "+at_grpo.opponents={past: 0}")
+    config, settings = checked(compose, FROZEN, "~at_grpo.opponents", without)
+    assert settings.self_played is None
+    expand_policies(config, settings)
+    assert base_of(config, settings, "player").actor_rollout_ref.model.lora[PAST] == 0
+
+
+def only(section: str) -> list[str]:
+    """Overrides that replace the recipe's opponents."""
+    return ["~at_grpo.opponents", f"+at_grpo.opponents={section}"]
+
+
+OTHER = "+at_grpo.policies.other={model: {path: ${actor_rollout_ref.model.path}}}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["at_grpo.opponents.size=0"], r"^at_grpo\.opponents\.size=0: "),
+        (["at_grpo.opponents.every=0"], r"^at_grpo\.opponents\.every=0: "),
+        (["at_grpo.opponents.past=-1"], r"^at_grpo\.opponents\.past=-1: "),
+        (["+at_grpo.opponents.choose=best"], r"^at_grpo\.opponents\.choose='best': "),
+        (only("{current: 0, past: 0}"), r"^at_grpo\.opponents: all weights are 0; give current, past"),
+        (only("{past: 0, size: 2}"), r"^at_grpo\.opponents\.size=2 has no effect with past: 0"),
+        (only("{past: 0, policy: player}"), r"^at_grpo\.opponents\.policy='player' has no effect with"),
+        (["+at_grpo.opponents.policy=me"], r"^at_grpo\.opponents\.policy='me': name the policy .* \(player\)"),
+        (["+at_grpo.opponents.others={me: 1}"], r"^at_grpo\.opponents\.others\.me is not a policy of this job"),
+        (["+at_grpo.opponents.others={player: 1}"], r"^at_grpo\.opponents\.others\.player: a policy that is trained"),
+        (
+            ["~at_grpo.policies.player", "+at_grpo.policies.player={}"],
+            r"^at_grpo\.opponents\.past=1\.0: past selves are adapters; set policies\.player to \{base: <a name>, ",
+        ),
+        (
+            [OTHER, "~at_grpo.agents", "+at_grpo.agents={x: player, o: other}"],
+            r"^at_grpo\.opponents\.policy=None: name the policy .* \(player, other\)",
+        ),
+        (
+            ["~at_grpo.environment", "+at_grpo.environment={name: walk}", "at_grpo.estimator=mas_grpo"],
+            r"^at_grpo\.opponents has no effect: ",
+        ),
+        ([f"{HERE}:BothSides", "~at_grpo.environment.style"], r"opponents of task \('train', 0\) are \['o', 'x'\]: "),
+        ([f"{HERE}:NoAgent", "~at_grpo.environment.style"], r"opponents of task \('train', 0\) are \['z'\]: some of"),
+        (["at_grpo.scheme=tree", "at_grpo.estimator=at_grpo"], r"^at_grpo\.scheme=tree has no reward for 'x' of "),
+    ],
+)
+def test_refusals(compose: Any, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        checked(compose, *overrides)

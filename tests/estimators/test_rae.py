@@ -1,0 +1,69 @@
+"""Role-conditioned advantages: SPIRAL's moving average of each role, by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from verl_atgrpo.train.estimators.advantages import team_advantages
+from verl_atgrpo.train.estimators.choice import resolve_spec
+from verl_atgrpo.train.estimators.rae import Baselines
+from verl_atgrpo.train.rows.row_advantages import policy_advantages
+
+
+def row(episode: str, agent: str, reward: float, **tags: Any) -> dict[str, Any]:
+    return {"episode": episode, "agent": agent, "reward": reward, "group": episode[0], "response_len": 1, **tags}
+
+
+def test_a_step_is_compared_with_the_average_before_it() -> None:
+    baselines = Baselines(resolve_spec({"preset": "rae", "decay": 0.5}))
+    first = [row("a0", "x", 1.0), row("a0", "x", 1.0), row("a1", "x", -1.0), row("b0", "o", -1.0)]
+    baselines.write(first)
+    assert policy_advantages(first, resolve_spec("rae")).tolist() == [1.0, 1.0, -1.0, -1.0]
+    baselines.update(first)
+    # x: 0 -> .5 (episode a0, its two rows count once) -> -.25 (a1); o: 0 -> -.5.
+    assert baselines.values == {"x": -0.25, "o": -0.5}
+    second = [row("c0", "x", 1.0), row("c0", "o", -1.0)]
+    baselines.write(second)
+    assert policy_advantages(second, resolve_spec("rae")).tolist() == [1.25, -0.5]
+    assert baselines.metrics() == {"agent/x/baseline": -0.25, "agent/o/baseline": -0.5}
+
+
+def test_an_episode_counts_by_the_mean_of_a_roles_rows() -> None:
+    baselines = Baselines(resolve_spec("rae"))
+    baselines.update([row("a0", "x", 3.0), row("a0", "x", 1.0)])
+    assert baselines.values["x"] == pytest.approx(0.05 * 2.0)
+
+
+def test_rows_that_are_not_trained_get_no_average() -> None:
+    untrained = {"agent": "x", "reward": 0.0, "trained": False}
+    Baselines(resolve_spec("rae")).write([untrained])
+    assert "baseline" not in untrained
+
+
+def test_an_agent_may_have_a_decay_of_its_own_and_others_another_formula() -> None:
+    spec = resolve_spec({"preset": "rae", "agents": {"o": {"decay": 0.0}}})
+    baselines = Baselines(spec)
+    rows = [row("a0", "x", 1.0), row("a0", "o", 1.0)]
+    baselines.write(rows)
+    baselines.update(rows)
+    assert baselines.values == {"x": pytest.approx(0.05), "o": 1.0}
+    rewards = torch.tensor([1.0, 1.0], dtype=torch.float64)
+    assert team_advantages(rewards, rows, spec).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"decay": 1.5}, r"^at_grpo\.estimator\.decay: 1\.5 is not a number from 0 to 1$"),
+        ({"decay": True}, r"^at_grpo\.estimator\.decay: True is not"),
+        ({"scale": "none"}, r"^at_grpo\.estimator\.scale: 'none' has no effect with rae"),
+        ({"center": "leave_one_out"}, r"^at_grpo\.estimator\.center: .* has no effect with rae"),
+        ({"agents": {"x": {"ddof": 0}}}, r"^at_grpo\.estimator\.agents\.x\.ddof: 0 has no effect with rae"),
+    ],
+)
+def test_refusals(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        resolve_spec({"preset": "rae", **given})

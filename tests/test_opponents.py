@@ -1,0 +1,157 @@
+"""The pool of opponents, and the ratings of its players."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from verl_atgrpo.play.opponents import Opponent, OpponentPool
+from verl_atgrpo.play.ratings import elo, results
+
+
+def pool(**options: Any) -> OpponentPool:
+    given = {"policy": "player", "weights": {"current": 1, "past": 1}, "size": 3, "every": 5, **options}
+    return OpponentPool(**given)
+
+
+def filled(**options: Any) -> OpponentPool:
+    made = pool(weights={"past": 1}, **options)
+    for step in (0, 5, 10):
+        made.freeze(step)
+    return made
+
+
+def drawn(made: OpponentPool, number: int = 2000) -> dict[int, float]:
+    """Step of the past self -> its share of the draws."""
+    counts = Counter(made.draw(7, task, 0).step for task in range(number))
+    return {step: count / number for step, count in counts.items()}
+
+
+def test_the_policy_as_it_is_plays_until_there_is_a_past_self() -> None:
+    made = pool()
+    assert {made.draw(1, task, 0) for task in range(50)} == {Opponent()}
+    assert [made.is_due(step) for step in (0, 1, 5, 9, 10)] == [True, False, True, False, True]
+    assert made.freeze(0) == 1
+    assert {made.draw(1, task, 0) for task in range(50)} == {Opponent(), Opponent("player", 1, 0)}
+
+
+def test_weights_are_shares_of_the_draws_and_a_draw_follows_from_its_place() -> None:
+    made = pool(weights={"current": 1, "past": 2, "judge": 1, "never": 0})
+    made.freeze(0)
+    places = [(step, task, again) for step in (1, 2) for task in range(1000) for again in (0, 1)]
+    kinds = Counter(str(made.draw(*place)) for place in places)
+    shares = {kind: count / len(places) for kind, count in kinds.items()}
+    assert shares == pytest.approx({"/0/0": 0.25, "judge/0/0": 0.25, "player/1/0": 0.5}, abs=0.03)
+    assert [made.draw(*place) for place in places[:100]] == [made.draw(*place) for place in places[:100]]
+    assert len({made.draw(1, task, 0) for task in range(20)} | {made.draw(1, task, 1) for task in range(20)}) > 1
+
+
+def test_those_that_are_hard_to_beat_play_more_often() -> None:
+    made = filled()
+    # Won 2 of 2, 1 of 2, 0 of 2, with one won and one lost in advance: w = .75, .5, .25.
+    rewards = {0: (1.0, 1.0), 5: (1.0, -1.0), 10: (-1.0, -1.0)}
+    made.add([(Opponent("player", 1 + step // 5, step), one) for step, both in rewards.items() for one in both], 11)
+    chances = [(1 - won) ** 2 for won in (0.75, 0.5, 0.25)]
+    expected = {step: chance / sum(chances) for step, chance in zip((0, 5, 10), chances, strict=True)}
+    assert drawn(made) == pytest.approx(expected, abs=0.04)
+    uniform = filled(choose="uniform")
+    uniform.add([(Opponent("player", 3, 10), -1.0)] * 20, 11)
+    assert drawn(uniform) == pytest.approx(dict.fromkeys((0, 5, 10), 1 / 3), abs=0.04)
+
+
+def test_the_most_beaten_makes_room_and_among_equals_the_oldest() -> None:
+    made = filled()
+    made.add([(Opponent("player", 2, 5), 1.0)], 11)
+    assert made.freeze(15) == 2
+    assert made.slots == {1: 0, 2: 15, 3: 10}
+    assert made.freeze(20) == 1
+    assert made.slots == {1: 20, 2: 15, 3: 10}
+
+
+def test_old_games_do_not_decide() -> None:
+    made = filled()
+    made.add([(Opponent("player", 1, 0), -1.0)] * 100, 11)
+    made.add([(Opponent("player", 1, 0), 1.0)] * 32, 12)
+    assert made.freeze(15) == 1
+
+
+def test_metrics_tell_kinds_apart_and_rate_the_policy() -> None:
+    made = pool(weights={"current": 1, "past": 1, "judge": 1}, every=10)
+    made.freeze(0)
+    past, judge = Opponent("player", 1, 0), Opponent("judge")
+    made.add([(past, 1.0), (past, 1.0), (past, 0.0), (past, -1.0), (Opponent(), -1.0), (judge, 0.0)], 3)
+    found = made.metrics()
+    shares = {name.removeprefix("opponents/"): value for name, value in found.items() if "elo" not in name}
+    assert shares == {
+        "past_selves": 1.0,
+        **{"past/win": 0.5, "past/draw": 0.25, "past/loss": 0.25},
+        **{"current/win": 0.0, "current/draw": 0.0, "current/loss": 1.0},
+        **{"judge/win": 0.0, "judge/draw": 1.0, "judge/loss": 0.0},
+    }
+    # 2.5 of 4 are odds of 5 to 3, of which the prior takes a little.
+    assert 60 < found["opponents/elo"] < 400 * math.log10(5 / 3)
+    made.add([], 4)
+    assert {"opponents/past/win", "opponents/judge/win"}.isdisjoint(made.metrics())
+
+
+def test_what_is_drawn_before_a_freeze_and_ends_after_it_is_not_rated() -> None:
+    made = filled()
+    made.add([(Opponent("player", 3, 10), 1.0)], 10)
+    assert "opponents/elo" not in made.metrics()
+
+
+def test_a_checkpoint_has_all_that_draws_and_ratings_follow_from() -> None:
+    made = filled()
+    made.add([(Opponent("player", 1, 0), 1.0), (Opponent("player", 3, 10), -1.0)] * 9, 11)
+    again = pool(weights={"past": 1})
+    again.restore(made.state())
+    assert drawn(again) == drawn(made)
+    assert again.freeze(15) == made.freeze(15)
+    elo_of = {name: value for name, value in made.metrics().items() if "elo" in name}
+    assert {name: again.metrics()[name] for name in elo_of} == elo_of
+    with pytest.raises(ValueError, match=r"^at_grpo\.opponents\.size=2: the checkpoint has a pool of 3; set it to"):
+        pool(size=2).restore(made.state())
+
+
+# --- ratings
+
+
+def test_ratings_of_many_games_are_the_players_strengths() -> None:
+    strengths = {"a": 0.0, "b": 200.0, "c": -150.0}
+    games = {}
+    for one, other in (("a", "b"), ("b", "c"), ("a", "c")):
+        chance = 1 / (1 + 10 ** ((strengths[other] - strengths[one]) / 400))
+        games[one, other] = (chance * 1e6, 1e6)
+    ratings = elo(games, "a")
+    assert {player: rating.points for player, rating in ratings.items()} == pytest.approx(strengths, abs=0.5)
+    assert all(rating.margin < 2 for rating in ratings.values())
+    assert ratings["a"] == (0.0, 0.0)
+
+
+def test_intervals_hold() -> None:
+    """200 points are a chance of .76; at least 93 of 100 intervals of 40 games have them."""
+    rng = random.Random(0)
+    held = 0
+    for _ in range(200):
+        wins = sum(rng.random() < 1 / (1 + 10**-0.5) for _ in range(40))
+        rating = elo({("b", "a"): (float(wins), 40.0)}, "a")["b"]
+        held += abs(rating.points - 200) <= rating.margin
+    assert held >= 186
+
+
+def test_players_that_won_or_lost_everything_have_ratings() -> None:
+    ratings = elo({("b", "a"): (30.0, 30.0), ("c", "a"): (0.0, 1.0)}, "a")
+    assert 300 < ratings["b"].points < 2000
+    assert ratings["c"].points < 0
+    assert ratings["c"].margin > ratings["b"].points / 2
+    with pytest.raises(ValueError, match=r"a score of 3\.0 in 2\.0 games"):
+        elo({("b", "a"): (3.0, 2.0)}, "a")
+
+
+def test_no_game_has_no_results() -> None:
+    assert results([]) == {}
+    assert results([2.0, -0.5, 0.0, 0.0]) == {"win": 0.25, "draw": 0.5, "loss": 0.25}

@@ -1,0 +1,82 @@
+"""Role-conditioned advantages (RAE): a reward is compared with what its role has earned so far, not with a group.
+
+    A = r - b[role]          then          b[role] <- decay b[role] + (1 - decay) r
+
+A role is an agent, in a mixture an agent of an environment, and b begins at 0. All rows of a step are compared with b
+as it was before the step, whose episodes then change it one after the other, each by the mean reward of the role's
+rows. In a game of two sides this takes away what one side earns by moving first.
+
+Source: SPIRAL, arXiv 2506.24119, section 3.3 (decay .95).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels, Need, refuse
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TAG = "baseline"
+_OWN = ("name", "decay", "by_task", "agents")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaeSpec(EstimatorSpec):
+    """Rewards minus a moving average for each role."""
+
+    decay: float = 0.95
+    """Weight of the average so far; 1 keeps it at 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.decay, bool) or not isinstance(self.decay, int | float) or not 0 <= self.decay <= 1:
+            refuse("decay", f"{self.decay!r} is not a number from 0 to 1")
+        for item in fields(EstimatorSpec):
+            if item.name not in _OWN and (value := getattr(self, item.name)) != item.default:
+                refuse(item.name, f"{value!r} has no effect with {self.name}, which compares with no group; remove it")
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """The role's average, which the trainer keeps."""
+        return super().needs | {"baseline"}
+
+    def formula(self, values: Tensor, labels: Labels) -> Tensor:
+        """Returns the rows' advantages: (N,) float64 -> (N,)."""
+        return values - labels["baselines"]
+
+
+PRESET = RaeSpec(name="rae")
+
+
+class Baselines:
+    """The moving average of each role."""
+
+    def __init__(self, spec: EstimatorSpec) -> None:
+        """Begins at 0; `spec` has the decay, and for single agents their own."""
+        self._spec = spec
+        self.values: dict[str, float] = defaultdict(float)
+
+    def write(self, rows: Iterable[MutableMapping[str, Any]]) -> None:
+        """Writes the average of its role into the tags of every row of a trained agent."""
+        for tags in rows:
+            if "group" in tags:
+                tags[TAG] = self.values[tags["agent"]]
+
+    def update(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Adds the rewards of a step's rows, whose tags are in the order of episodes."""
+        rewards: dict[tuple[str, str], list[float]] = defaultdict(list)
+        for tags in rows:
+            rewards[tags["episode"], tags["agent"]].append(tags["reward"])
+        for (_, agent), given in rewards.items():
+            decay = getattr(self._spec.agents.get(agent, self._spec), "decay", PRESET.decay)
+            self.values[agent] = decay * self.values[agent] + (1 - decay) * math.fsum(given) / len(given)
+
+    def metrics(self) -> dict[str, float]:
+        """Returns every role's average."""
+        return {f"agent/{agent}/baseline": value for agent, value in self.values.items()}
