@@ -11,7 +11,7 @@ from verl_atgrpo import EnvironmentConfigError, stable_hash
 from verl_atgrpo.environments.common.options import check_installed, checked_options
 from verl_atgrpo.environments.common.workflow import Style
 from verl_atgrpo.environments.ports.foreign import FAULTS, canonical, line, load, seeded
-from verl_atgrpo.environments.ports.replayed_game import Move, OnIllegal, Refused, ReplayedGame, Steps
+from verl_atgrpo.environments.ports.replayed_game import Move, OnIllegal, Refused, ReplayedGame, Side, Steps
 from verl_atgrpo.train.config.kinds import Finite
 
 _MARK = "Action:"
@@ -33,7 +33,7 @@ class PettingZooGame(ReplayedGame):
         observe: str | None = None,
         task_key: str | None = None,
         style: Style = "full",
-        team: Sequence[str] | None = None,
+        team: Side = None,
         max_steps: Steps = 50,
         success_return: Finite = 1.0,
         illegal_reward: Finite = -1.0,

@@ -24,6 +24,8 @@ from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.environments.ports.foreign import FAULTS, line, seeded
 
 OnIllegal = Literal["end", "again"]
+Side = Sequence[str] | Literal["turns"] | None
+"""Whose return counts."""
 Steps = Annotated[int, Ge(1), Le(10_000)]
 """Decisions of an episode; each is scored by playing those before it again."""
 logger = logging.getLogger(__name__)
@@ -83,7 +85,7 @@ class ReplayedGame(Environment):
     def set_rules(
         self,
         agents: Sequence[object],
-        team: Sequence[str] | None,
+        team: Side,
         max_steps: int,
         success_return: float,
         illegal_reward: float,
@@ -96,7 +98,8 @@ class ReplayedGame(Environment):
         Args:
             agents: names of the players.
             team: agents whose mean reward is the team's part and whose mean return is the episode's; null: all. The
-                others are opponents with their own reward only.
+                others have their own reward only. `turns`: a single one, another in every task, and the others are
+                its opponents (`Environment.opponents`).
             max_steps: decisions after which an episode is truncated, without success.
             success_return: least mean return of a success; the game itself must have ended the episode.
             illegal_reward: team and local reward of an illegal reply; no reward may be less.
@@ -110,18 +113,32 @@ class ReplayedGame(Environment):
             if not isinstance(agent, str) or not agent.isidentifier():
                 raise EnvironmentConfigError(f"{self.where}: its agent {agent!r} is no identifier; rename it")
         self.agents = tuple(map(str, agents))  # type: ignore[misc]  # depend on the options
-        for agent in team or ():
+        self.in_turn = team == "turns"
+        if self.in_turn and len(self.agents) < 2:
+            raise EnvironmentConfigError(
+                f"at_grpo.environment.team='turns': {self.agents[0]!r} has no opponent here; leave it out"
+            )
+        team = self.agents if team is None or isinstance(team, str) else team
+        for agent in team:
             if agent not in self.agents:
                 raise EnvironmentConfigError(
                     f"at_grpo.environment.team: {agent!r} is not an agent here, use some of {', '.join(self.agents)}"
                 )
-        self.side = tuple(team or self.agents)
+        self._team = tuple(team) or self.agents
         self.max_steps = max_steps
         self.success_return = success_return
         self.illegal_reward = illegal_reward
         self.on_illegal = on_illegal
         self.shared_openings = shared_openings
         self.seed = seed
+
+    def side(self, task: int) -> tuple[str, ...]:
+        """Returns the agents whose return counts in a game."""
+        return (self.agents[task % len(self.agents)],) if self.in_turn else self._team
+
+    def opponents(self, task: int) -> Sequence[str]:
+        """Returns those that play against a single one (`team: turns`); none otherwise."""
+        return [agent for agent in self.agents if agent not in self.side(task)] if self.in_turn else ()
 
     @abstractmethod
     def begin(self, seed: int) -> LiveGame:
@@ -172,7 +189,7 @@ class ReplayedGame(Environment):
         replies: tuple[str, ...] = ()
         position = self._start(task)
         returns = dict.fromkeys(self.agents, 0.0)
-        steps = illegal = 0
+        steps, illegal, side = 0, 0, self.side(task)
         refused = False
         while position.asked and steps < self.max_steps and not (refused and self.on_illegal == "end"):
             agent, seen = position.asked
@@ -189,7 +206,7 @@ class ReplayedGame(Environment):
                 return known[reply]
 
             reply = await team[agent].act(
-                _AFTER_ILLEGAL + seen if refused else seen, functools.partial(self._score, agent, follow)
+                _AFTER_ILLEGAL + seen if refused else seen, functools.partial(self._score, agent, side, follow)
             )
             after = await follow(reply.text)
             steps += 1
@@ -201,7 +218,7 @@ class ReplayedGame(Environment):
             for name, reward in after.move.rewards.items():
                 returns[name] += reward
             replies, position = (*replies, reply.text), after
-        mean = sum(returns[name] for name in self.side) / len(self.side)
+        mean = sum(returns[name] for name in side) / len(side)
         success = position.asked is None and mean >= self.success_return - _ROUNDING
         metrics = {"steps": float(steps), "illegal": float(illegal)}
         return Outcome(success, mean, metrics | {f"return_{name}": total for name, total in returns.items()})
@@ -254,10 +271,12 @@ class ReplayedGame(Environment):
                 "finite, and none is less than that of an illegal reply: lower it"
             )
 
-    async def _score(self, agent: str, follow: Callable[[str], Awaitable[Position | None]], reply: str) -> Score:
+    async def _score(
+        self, agent: str, side: Sequence[str], follow: Callable[[str], Awaitable[Position | None]], reply: str
+    ) -> Score:
         after = await follow(reply)
         if after is None or not after.move.legal:
             return Score(team=self.illegal_reward, local=self.illegal_reward)
         rewards = after.move.rewards
-        team = sum(rewards.get(name, 0.0) for name in self.side) / len(self.side) if agent in self.side else 0.0
+        team = sum(rewards.get(name, 0.0) for name in side) / len(side) if agent in side else 0.0
         return Score(team=team, local=rewards.get(agent, 0.0))

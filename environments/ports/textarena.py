@@ -15,7 +15,7 @@ from verl_atgrpo.environments.common.limited import LimitedProcess
 from verl_atgrpo.environments.common.options import Players, check_installed, checked_options
 from verl_atgrpo.environments.common.replies import without_echo
 from verl_atgrpo.environments.ports.foreign import FAULTS, canonical, line, seeded
-from verl_atgrpo.environments.ports.replayed_game import Move, OnIllegal, Position, ReplayedGame, Steps, logger
+from verl_atgrpo.environments.ports.replayed_game import Move, OnIllegal, Position, ReplayedGame, Side, Steps, logger
 from verl_atgrpo.play.quoting import READ
 from verl_atgrpo.train.config.kinds import Finite
 
@@ -34,7 +34,7 @@ class TextArenaGame(ReplayedGame):
         game: str = "",
         players: Players = 1,
         options: Mapping[str, Any] | None = None,
-        team: Sequence[str] | None = None,
+        team: Side = None,
         max_steps: Steps = 50,
         success_return: Finite = 1.0,
         illegal_reward: Finite = -1.0,

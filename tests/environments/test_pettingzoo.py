@@ -83,6 +83,23 @@ def test_opponents_earn_their_own_reward_alone() -> None:
     assert record.outcome.team_reward == record.outcome.metrics["return_north"]
 
 
+def test_each_player_may_be_in_training_in_turn() -> None:
+    env = make("pettingzoo", env=f"{THIS}:uneven", actions=["up", "down"], style="compact", team="turns")
+    sides = set()
+    for index in range(6):
+        task = env.task("train", index)
+        (opponent,) = env.opponents(task)
+        (side,) = {"north", "south"} - {opponent}
+        record = scripted(env, task, walkers(lambda prompt, k: "up"))
+        assert record.outcome.team_reward == record.outcome.metrics[f"return_{side}"]
+        for decision in record.decisions:
+            score = decision.candidates[0].score
+            assert score.team == (score.local if decision.agent == side else 0)
+        sides.add(side)
+    assert sides == {"north", "south"}
+    assert make("pettingzoo", env=f"{THIS}:uneven", actions=["up", "down"], style="compact").opponents(0) == ()
+
+
 def test_an_illegal_reply_earns_the_least_and_ends_the_episode_or_repeats_the_prompt() -> None:
     replies = ["sideways", "Action: up", "up", "UP", " "]
     team = walkers(lambda prompt, k: replies[k % 5])

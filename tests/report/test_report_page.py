@@ -69,6 +69,17 @@ def test_panels_of_a_mixture_and_of_a_curriculum() -> None:
     assert lines(titled(found, "Level of the curriculum")) == {"level": [(1, 0.0), (2, 1.0)]}
 
 
+def test_panels_of_games() -> None:
+    rows = {
+        1: {"opponents/current/win": 0.5, "opponents/current/loss": 0.25, "opponents/past_selves": 1.0},
+        2: {"opponents/past/win": 1.0, "opponents/past/loss": 0.0, "opponents/elo": 80.0, "opponents/elo_margin": 9.0},
+    }
+    found = panels(rows, ["player"])
+    assert lines(titled(found, "Games won")) == {"against current": [(1, 50.0)], "against past": [(2, 100.0)]}
+    assert lines(titled(found, "Games lost")) == {"against current": [(1, 25.0)], "against past": [(2, 0.0)]}
+    assert lines(titled(found, "Rating")) == {"policy": [(2, 80.0)]}
+
+
 @pytest.mark.parametrize(
     ("section", "described"),
     [

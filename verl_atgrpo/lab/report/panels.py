@@ -24,6 +24,7 @@ _STAGES = (
     ("checkpoint", ("save_checkpoint",)),
 )
 _VALIDATION = re.compile(r"val-core/(.+)/acc/mean@(\d+)")
+_GAMES = re.compile(r"opponents/(\w+)/win")
 _PROBS = "training/rollout_probs_diff_max"
 
 
@@ -88,6 +89,7 @@ def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
         for place, (label, metric) in enumerate((("update", "update_arrived"), ("weights", "weights_changed_share")))
     ]
     validation = sorted(name for name in names if _VALIDATION.fullmatch(name))
+    opponents = sorted(name.split("/")[1] for name in names if _GAMES.fullmatch(name))
     label = "validation" if len(validation) == 1 else "validation, {}"
     success = [(label.format(name.split("/")[1]), name, number) for number, name in enumerate(validation)]
     drawn = [
@@ -104,6 +106,22 @@ def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
             "counted from 0; tasks of easier levels stay in the mixture",
             [("level", "curriculum/level", 0)],
             zero=True,
+        ),
+        panel(
+            "Rating",
+            "Elo points",
+            "above the oldest past self that is rated; half of the 95% interval is opponents/elo_margin",
+            [("policy", "opponents/elo", 0)],
+        ),
+        *(
+            panel(
+                f"Games {what}",
+                "%",
+                "of the side in training, by opponent",
+                [(f"against {kind}", f"opponents/{kind}/{name}", number) for number, kind in enumerate(opponents)],
+                zero=True,
+            )
+            for what, name in (("won", "win"), ("lost", "loss"))
         ),
         per_agent("reward", "Reward", "", "mean of alpha x team + local_weight x local over all candidates"),
         per_agent("team_reward", "Team part of the reward", "", "mean over all candidates, before alpha"),
