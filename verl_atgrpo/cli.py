@@ -137,6 +137,7 @@ def _add_evaluation(commands: Any) -> None:
     play.add_argument(
         "--agent", dest="agents", action="append", default=[], metavar="AGENT=POLICY|SOURCE", help="the agent's policy"
     )
+    play.add_argument("--versus", metavar="SOURCE", help="answers for the opponents in a game of two sides")
     play.add_argument("--checkpoint", type=Path, help="a folder global_step_<n> with trained policies")
     play.add_argument("--k", type=int, nargs="+", help="k of pass@k (default: powers of two)")
     play.add_argument("--in-flight", type=int, default=128, help="concurrent episodes (default 128)")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
-from verl_atgrpo import Environment, Outcome, Split, Team, stable_hash
+from verl_atgrpo import Environment, EnvironmentConfigError, Outcome, Split, Team, stable_hash
 from verl_atgrpo.environments.common.options import checked_options
 from verl_atgrpo.environments.common.workflow import Style
 from verl_atgrpo.environments.in_a_row.board import STONES, Rules, choose
@@ -46,24 +46,30 @@ class InARow(Environment):
     title: ClassVar[str]
     depth: int
 
-    def set_form(self, opening: int, opponent: Opponent, val_games: int, style: Style, seed: int) -> None:
+    def set_form(
+        self, opening: int, opponent: Opponent, against: Sequence[Opponent], val_games: int, style: Style, seed: int
+    ) -> None:
         """Sets the options that all games of this kind have.
 
         Args:
             opening: most random moves with which a training game begins.
             opponent: who plays the other side in training; `self` for the other agent.
-            val_games: validation games against each of the players that follow a program.
+            against: who plays the other side in validation, each in as many games; `self` needs allow_overlap.
+            val_games: validation games against each of them.
             style: `full` prompts explain the game; with `compact` ones the reply is the move.
             seed: tasks derive from it.
         """
-        self.opening, self.opponent, self.val_games, self.style, self.seed = opening, opponent, val_games, style, seed
+        if not against or len(set(against)) < len(against):
+            raise EnvironmentConfigError(f"at_grpo.environment.against={list(against)}: one or more, each once")
+        self.opening, self.opponent, self.against = opening, opponent, tuple(against)
+        self.val_games, self.style, self.seed = val_games, style, seed
 
     def task(self, split: Split, index: int) -> Game:
         """Returns game `index` of `split`; the sides take turns. Validation games begin with an empty board."""
         rng = random.Random(stable_hash("in a row", self.title, self.seed, split, index))
         side, moves, board = STONES[index % 2], [], self.rules.start()
         if split == "val":
-            return Game((), side, "random" if index < self.val_games else "search", rng.getrandbits(31))
+            return Game((), side, self.against[index // self.val_games], rng.getrandbits(31))
         for _ in range(rng.randint(0, self.opening)):
             move = rng.choice(self.rules.moves(board))
             if not self.rules.moves(after := self.rules.play(board, move)):
@@ -79,11 +85,11 @@ class InARow(Environment):
 
     def num_tasks(self, split: Split) -> int | None:
         """Returns the number of validation games; training goes on without end."""
-        return 2 * self.val_games if split == "val" else None
+        return len(self.against) * self.val_games if split == "val" else None
 
     def data_sets(self, split: Split) -> Mapping[str, int]:
         """Returns the validation games by opponent."""
-        return {"random": self.val_games, "search": self.val_games} if split == "val" else {}
+        return dict.fromkeys(self.against, self.val_games) if split == "val" else {}
 
     def opponents(self, task: Game) -> tuple[str, ...]:
         """Returns the other side, in games against it."""
@@ -161,12 +167,13 @@ class TicTacToe(InARow):
         self,
         opening: Annotated[int, Ge(0), Le(6)] = 2,
         opponent: Opponent = "self",
+        against: Sequence[Opponent] = ("random", "search"),
         val_games: Annotated[int, Ge(1), Le(100_000)] = 100,
         style: Style = "full",
         seed: int = 0,
     ) -> None:
         """Sets how games begin, who plays the other side, and the form of the prompts, as in `InARow.set_form`."""
-        self.set_form(opening, opponent, val_games, style, seed)
+        self.set_form(opening, opponent, against, val_games, style, seed)
 
 
 class ConnectFour(InARow):
@@ -181,6 +188,7 @@ class ConnectFour(InARow):
         columns: Annotated[int, Ge(4), Le(9)] = 7,
         opening: Annotated[int, Ge(0), Le(6)] = 2,
         opponent: Opponent = "self",
+        against: Sequence[Opponent] = ("random", "search"),
         val_games: Annotated[int, Ge(1), Le(100_000)] = 100,
         depth: Annotated[int, Ge(1), Le(6)] = 3,
         style: Style = "full",
@@ -192,8 +200,8 @@ class ConnectFour(InARow):
             rows: of the board.
             columns: of the board.
             depth: moves that the player `search` looks ahead.
-            opening, opponent, val_games, style, seed: as in `InARow.set_form`.
+            opening, opponent, against, val_games, style, seed: as in `InARow.set_form`.
         """
         self.rules = Rules(rows, columns, 4, falls=True)  # type: ignore[misc]  # of the options
         self.depth = depth
-        self.set_form(opening, opponent, val_games, style, seed)
+        self.set_form(opening, opponent, against, val_games, style, seed)

@@ -109,8 +109,14 @@ OTHER = "+at_grpo.policies.other={model: {path: ${actor_rollout_ref.model.path}}
             ["~at_grpo.environment", "+at_grpo.environment={name: walk}", "at_grpo.estimator=mas_grpo"],
             r"^at_grpo\.opponents has no effect: ",
         ),
-        ([f"{HERE}:BothSides", "~at_grpo.environment.style"], r"opponents of task \('train', 0\) are \['o', 'x'\]: "),
-        ([f"{HERE}:NoAgent", "~at_grpo.environment.style"], r"opponents of task \('train', 0\) are \['z'\]: some of"),
+        (
+            [f"{HERE}:BothSides", "~at_grpo.environment.style", "~at_grpo.environment.against"],
+            r"opponents of task \('train', 0\) are \['o', 'x'\]: ",
+        ),
+        (
+            [f"{HERE}:NoAgent", "~at_grpo.environment.style", "~at_grpo.environment.against"],
+            r"opponents of task \('train', 0\) are \['z'\]: some of",
+        ),
         (["at_grpo.scheme=tree", "at_grpo.estimator=at_grpo"], r"^at_grpo\.scheme=tree has no reward for 'x' of "),
     ],
 )

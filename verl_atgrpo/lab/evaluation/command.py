@@ -66,21 +66,26 @@ def evaluate(options: Options, out: Path, *, ks: Sequence[int] | None = None, in
                 f"{out}: all {len(rows)} episodes failed ({reasons}), so there are no figures; the same command "
                 f"retries them. The last failure: {failed[-1].message}"
             )
-        return figures.figures_table(figures.figures(rows, ks, data_sets=plan.environment.data_sets("val")))
+        table = figures.figures_table(figures.figures(rows, ks, data_sets=plan.environment.data_sets("val")))
+        return f"{table}\n{figures.games(rows, str(options.versus))}" if plan.versus else table
 
 
 async def _play(plan: Plan, keys: Sequence[EpisodeKey], results: ResultFile, in_flight: int) -> None:
     async with AsyncExitStack() as stack:
         engines: dict[str, Engine] = {}
         models: dict[str, Any] = {}
-        samplers: dict[str, Sampler] = {}
-        for agent, name in plan.agents.items():
-            player = plan.players[name]
-            if isinstance(player.source, RemoteModel):
-                samplers[agent] = await stack.enter_async_context(_remote(plan, agent, player.source))
-            else:
-                samplers[agent] = await _served(plan, agent, engines, models, stack)
-        lineup = Lineup(plan.agents, samplers)
+
+        async def sampler(agent: str, name: str) -> Sampler:
+            source = plan.players[name].source
+            if isinstance(source, RemoteModel):
+                return await stack.enter_async_context(_remote(plan, agent, source))
+            return await _served(plan, agent, name, engines, models, stack)
+
+        sides = [
+            (players, {agent: await sampler(agent, name) for agent, name in players.items()})
+            for players in (plan.agents, plan.versus)
+        ]
+        lineup = Lineup(*sides[0], *sides[1])
         await play_all(plan.environment, lineup, keys, results, in_flight=in_flight, max_failed=plan.max_failed)
 
 
@@ -96,13 +101,14 @@ def _remote(plan: Plan, agent: str, endpoint: RemoteModel) -> RemotePolicy:
 
 
 async def _served(
-    plan: Plan, agent: str, engines: dict[str, Engine], models: dict[str, Any], stack: AsyncExitStack
+    plan: Plan, agent: str, name: str, engines: dict[str, Engine], models: dict[str, Any], stack: AsyncExitStack
 ) -> ServedPolicy:
     """Returns an agent's sampler.
 
     Args:
         plan: the evaluation's.
         agent: the agent's name.
+        name: its player's.
         engines: those that run, by their arguments; equal ones are one engine.
         models: verl's `model` sections that were loaded, with their tokenizers, by player.
         stack: closes the engines.
@@ -115,7 +121,6 @@ async def _served(
     from verl_atgrpo.train.rollout.policy import ServedPolicy
     from verl_atgrpo.train.serving.server import ADAPTER
 
-    name = plan.agents[agent]
     player = plan.players[name]
     if name not in models:
         models[name] = omega_conf_to_dataclass(player.model)

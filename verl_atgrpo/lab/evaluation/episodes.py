@@ -8,7 +8,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from verl_atgrpo.lab.evaluation.results import AgentUsage, EpisodeKey, EpisodeRow, Failure, ResultFile
 from verl_atgrpo.play.environment import Environment, play
@@ -32,6 +32,17 @@ class Lineup:
     """Agent -> policy."""
     samplers: Mapping[str, Sampler]
     """Agent -> its sampler, shared by all episodes."""
+    versus: Mapping[str, str] = field(default_factory=dict)
+    """Agent -> policy where the agent is an opponent, if that is another one."""
+    versus_samplers: Mapping[str, Sampler] = field(default_factory=dict)
+
+    def against(self, opponents: Sequence[str]) -> Lineup:
+        """Returns the policies for a task with these opponents."""
+        if not self.versus:
+            return self
+        policies = {agent: self.versus[agent] for agent in opponents}
+        samplers = {agent: self.versus_samplers[agent] for agent in opponents}
+        return Lineup({**self.agents, **policies}, {**self.samplers, **samplers})
 
 
 def wanted(tasks: int, seeds: Sequence[int], episodes: int) -> list[EpisodeKey]:
@@ -108,6 +119,7 @@ async def play_one(environment: Environment, lineup: Lineup, key: EpisodeKey) ->
     """
     with contained(f"{type(environment).__name__}.task"):
         task = environment.task("val", key.task)
+        lineup = lineup.against(environment.opponents(task))
     team = Team(
         lineup.samplers,
         TeamOptions(),

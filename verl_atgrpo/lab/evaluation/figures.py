@@ -17,6 +17,7 @@ import numpy as np
 from verl_atgrpo.lab.evaluation.intervals import LEVEL, Array, mean_interval, ratio_interval
 from verl_atgrpo.lab.evaluation.results import EpisodeRow
 from verl_atgrpo.lab.report import counted
+from verl_atgrpo.play import ratings
 
 
 @dataclass(frozen=True)
@@ -290,3 +291,20 @@ def _table(lines: Iterable[tuple[str, str]]) -> str:
     pairs = list(lines)
     width = max(len(name) for name, _ in pairs)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in pairs)
+
+
+def games(rows: Iterable[EpisodeRow], other: str) -> str:
+    """Returns how games against another source of answers ended, and the difference in Elo points, as text.
+
+    A game is won with a `team_reward` above 0 and drawn with 0; failed episodes are no games.
+    """
+    rewards = [row.team_reward for row in rows if row.failed is None]
+    shares = ratings.results(rewards)
+    score = math.fsum(map(ratings.score_of, rewards))
+    rating = ratings.elo({("team", "other"): (score, float(len(rewards)))}, "other")["team"]
+    won, drawn, lost = (f"{shares[name]:.1%}" for name in ("win", "draw", "loss"))
+    return (
+        f"against {other}: {won} won, {drawn} drawn, {lost} lost of {counted(len(rewards), 'game')}; "
+        f"{rating.points:+.0f} Elo points, 95% interval {rating.points - rating.margin:+.0f} to "
+        f"{rating.points + rating.margin:+.0f}"
+    )

@@ -53,6 +53,8 @@ class Options:
     """`AGENT=POLICY` or `AGENT=SOURCE`."""
     checkpoint: Path | None = None
     """A folder `global_step_<n>`."""
+    versus: str | None = None
+    """Source of the opponents' answers (`Environment.opponents`); None for those of their policies."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class Plan:
     environment: Environment
     agents: dict[str, str]
     """Agent -> player."""
+    versus: dict[str, str]
+    """The same where the agent is an opponent; empty without another source for them."""
     players: dict[str, Player]
     tasks: int
     seeds: list[int]
@@ -110,7 +114,10 @@ def make(options: Options) -> Plan:
         check(of_assignments(training))
         check(of_answers(training))
         check(itertools.chain.from_iterable(map(of_temperatures, training.policies.values())))
-        agents, players = _players(training, options)
+        tasks, seeds = _tasks(settings, environment, options.tasks), _seeds(options.seeds, settings.seed)
+        if options.versus is not None:
+            _check_sides(environment, training.name, tasks)
+        agents, versus, players = _players(training, options)
         answers = {agent: settings.answers_of(agent, validate=True) for agent in agents}
         own = {agent: given for agent, one in answers.items() if (given := one.model_dump(exclude_none=True))}
         sampling = {key: rollout.val_kwargs[key] for key in ("temperature", "top_p", "top_k")}
@@ -119,7 +126,6 @@ def make(options: Options) -> Plan:
         lengths = {key: int(data[key]) for key in ("max_prompt_length", "max_response_length")}
         template = OmegaConf.to_container(data.get("apply_chat_template_kwargs") or OmegaConf.create(), resolve=True)
         assert isinstance(template, dict)
-        tasks, seeds = _tasks(settings, environment, options.tasks), _seeds(options.seeds, settings.seed)
         episodes = _at_least_one("--episodes", options.episodes, int(rollout.val_kwargs.n))
         if (total := tasks * len(seeds) * episodes) > MAX_EPISODES:
             raise ValueError(
@@ -135,11 +141,13 @@ def make(options: Options) -> Plan:
             **lengths,
             "chat_template_kwargs": template,
             **({"answers": own} if own else {}),
+            **({"versus": versus} if versus else {}),
             "versions": _versions(players),
         }
         return Plan(
             environment=environment,
             agents=agents,
+            versus=versus,
             players=players,
             tasks=tasks,
             seeds=seeds,
@@ -176,8 +184,16 @@ def _seeds(given: Sequence[int] | None, default: int) -> list[int]:
     return seeds
 
 
-def _players(training: Job, options: Options) -> tuple[dict[str, str], dict[str, Player]]:
-    """Returns agent -> name of its player, and name -> player."""
+def _check_sides(environment: Environment, name: str, tasks: int) -> None:
+    if not any(environment.opponents(environment.task("val", index)) for index in range(tasks)):
+        raise ValueError(
+            f"--versus has no effect: none of the {tasks} validation tasks of {name!r} has an opponent "
+            "(Environment.opponents); with tic_tac_toe and connect_four set at_grpo.environment.against=[self]"
+        )
+
+
+def _players(training: Job, options: Options) -> tuple[dict[str, str], dict[str, str], dict[str, Player]]:
+    """Returns agent -> name of its player, the same where it is an opponent, and name -> player."""
     policies, environment = training.settings.policy_settings(), training.env
     sources: dict[str, Source] = {}
     if options.checkpoint is not None:
@@ -198,12 +214,17 @@ def _players(training: Job, options: Options) -> tuple[dict[str, str], dict[str,
     for name in given:
         if name not in agents.values():
             raise ValueError(f"--policy {name}=... has no effect: no agent has the policy {name!r}")
-    players = {
-        name: _player(training.policies[sections[name]], sources.get(name)) for name in sorted(set(agents.values()))
-    }
+    versus: dict[str, str] = {}
+    if options.versus is not None:
+        # Each with the settings of the policy in whose place it answers.
+        for agent, name in training.validation_agents.items():
+            versus[agent] = f"versus {name}={options.versus.partition('#')[0]}"
+            sources[versus[agent]], sections[versus[agent]] = parse(options.versus), name
+    names = sorted({*agents.values(), *versus.values()})
+    players = {name: _player(training.policies[sections[name]], sources.get(name)) for name in names}
     players = _numbered(players)
     _check_memory(players)
-    return agents, players
+    return agents, versus, players
 
 
 def _numbered(players: Mapping[str, Player]) -> dict[str, Player]:

@@ -1,0 +1,76 @@
+"""`verl-atgrpo eval --versus`: another source answers for the opponents, and only for them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.broken_files import small_model as model_at
+
+from verl_atgrpo import make
+from verl_atgrpo.lab.evaluation.episodes import Lineup, play_one
+from verl_atgrpo.lab.evaluation.figures import games
+from verl_atgrpo.lab.evaluation.results import EpisodeKey, EpisodeRow, Failure
+from verl_atgrpo.play.scripted import ScriptedPolicy
+
+SELF = "at_grpo.environment.against=[self]"
+
+
+def plan(*overrides: str, **options: Any) -> Any:
+    pytest.importorskip("verl")
+    from verl_atgrpo.lab.evaluation import plan as plans
+
+    return plans.make(plans.Options("tic_tac_toe_cpu", overrides, **options))
+
+
+def test_every_agent_has_another_player_where_it_is_an_opponent(tmp_path: Path) -> None:
+    own, other = (str(model_at(tmp_path / name)) for name in ("own", "other"))
+    made = plan(SELF, f"actor_rollout_ref.model.path={own}", versus=other, tasks=4)
+    assert made.agents == {"x": "player", "o": "player"}
+    name = f"versus player={other}"
+    assert made.versus == made.header["versus"] == {"x": name, "o": name}
+    assert {key: str(player.source) for key, player in made.players.items()} == {"player": own, name: other}
+    alone = plan(SELF, f"actor_rollout_ref.model.path={own}", tasks=4)
+    assert alone.versus == {}
+    assert "versus" not in alone.header
+
+
+def test_it_is_refused_where_nobody_is_an_opponent(tmp_path: Path) -> None:
+    own = str(model_at(tmp_path / "own"))
+    with pytest.raises(ValueError, match=r"^--versus has no effect: none of the 4 validation tasks of 'tic_tac_toe'"):
+        plan(f"actor_rollout_ref.model.path={own}", versus=own, tasks=4)
+
+
+@pytest.mark.parametrize(("task", "side"), [(0, "x"), (1, "o")])
+def test_only_opponents_are_answered_for(task: int, side: str) -> None:
+    env = make("tic_tac_toe", style="compact", against=["self"], val_games=2)
+    first = ScriptedPolicy(lambda prompt, k: next(cell for cell in prompt if cell.isdigit()))
+    last = ScriptedPolicy(lambda prompt, k: [cell for cell in prompt if cell.isdigit()][-1])
+    both = ("x", "o")
+    lineup = Lineup(
+        dict.fromkeys(both, "own"), dict.fromkeys(both, first), dict.fromkeys(both, "other"), dict.fromkeys(both, last)
+    )
+    row = asyncio.run(play_one(env, lineup, EpisodeKey(task, 0, 0)))
+    assert {agent: usage.policy for agent, usage in row.agents.items()} == {
+        agent: "own" if agent == side else "other" for agent in both
+    }
+    # 1, 2, 3 against 9, 8, 7: x is there first.
+    assert row.team_reward == (1.0 if side == "x" else -1.0)
+    assert sum(first.calls.values()) == (3 if side == "x" else 2)
+    alone = Lineup(dict.fromkeys(both, "own"), dict.fromkeys(both, first))
+    assert {usage.policy for usage in asyncio.run(play_one(env, alone, EpisodeKey(0, 0, 0))).agents.values()} == {
+        "own"
+    }
+
+
+def row(reward: float, failed: Failure | None = None) -> EpisodeRow:
+    return EpisodeRow(0, "", 0, 0, reward >= 0, reward, {}, 1, 1, {}, failed, 0.0)
+
+
+def test_games_are_counted_by_their_reward() -> None:
+    rows = [row(1.0)] * 6 + [row(0.0)] * 2 + [row(-1.0)] * 2 + [row(0.0, Failure("engine", "gone"))]
+    text = games(rows, "runs/other")
+    assert text.startswith("against runs/other: 60.0% won, 20.0% drawn, 20.0% lost of 10 games; +1")
+    assert "Elo points, 95% interval -" in text
