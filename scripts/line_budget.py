@@ -22,7 +22,7 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo/cpu": 600,
     "verl_atgrpo/train/estimators": 1_060,
     "verl_atgrpo/lab/evaluation": 1_640,
-    "verl_atgrpo/play": 4_700,
+    "verl_atgrpo/play": 4_770,
     "verl_atgrpo/train/engine": 1_210,
     "verl_atgrpo/lab/report": 800,
     "verl_atgrpo/train/rollout": 900,

@@ -53,6 +53,7 @@ TESTS = {
     "play/curriculum.py": "curriculum curriculum_tasks",
     "play/mixture.py": "mixture mixture_settings",
     "play/opponents.py": "opponents",
+    "play/task_order.py": "task_order",
     "play/ratings.py": "opponents versus",
     "environments/in_a_row/board.py": "in_a_row",
     "environments/in_a_row/environment.py": "in_a_row",

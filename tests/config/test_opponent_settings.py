@@ -123,3 +123,11 @@ OTHER = "+at_grpo.policies.other={model: {path: ${actor_rollout_ref.model.path}}
 def test_refusals(compose: Any, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         checked(compose, *overrides)
+
+
+def test_an_order_of_tasks_is_refused_where_the_environment_has_its_own(compose: Any) -> None:
+    order = "at_grpo.task_order=half_solved"
+    assert checked(compose, order)[1].task_order == "half_solved"
+    mixture = "+at_grpo.environment={name: mixture, parts: {tic_tac_toe: {style: compact}}}"
+    with pytest.raises(ConfigError, match=r"^at_grpo\.task_order=half_solved has no effect: 'mixture' orders its own"):
+        checked(compose, "~at_grpo.environment", mixture, order)

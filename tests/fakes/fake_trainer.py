@@ -19,6 +19,7 @@ from verl.utils.dataset.rl_dataset import collate_fn
 from verl_atgrpo import Candidate, Outcome, Score
 from verl_atgrpo.play.curriculum import LevelOrder
 from verl_atgrpo.play.opponents import OpponentPool
+from verl_atgrpo.play.task_order import HalfSolvedFirst
 from verl_atgrpo.play.types import Decision, EpisodeRecord, Generation
 from verl_atgrpo.train.config.schema import AtGrpoConfig
 from verl_atgrpo.train.estimators.presets import PRESETS
@@ -236,7 +237,7 @@ class FakeTrainer(AtGrpoTrainer):
         steps: int = 100,
         failures: int = 2,
         folder: Path | None = None,
-        levels: LevelOrder | None = None,
+        levels: LevelOrder | HalfSolvedFirst | None = None,
         opponents: OpponentPool | None = None,
     ) -> None:
         self.rollout = rollout
@@ -281,7 +282,7 @@ class FakeTrainer(AtGrpoTrainer):
         self.agent_loop_manager = self.checkpoint_manager = rollout  # type: ignore[assignment]
         self.train_dataset = [{"raw_prompt": [], "index": index} for index in range(tasks)]
         self.train_dataloader = StatefulDataLoader(self.train_dataset, batch_size=1, collate_fn=collate_fn)
-        self._levels, self._opponents, self._baselines = levels, opponents, Baselines(self._spec)
+        self._order, self._opponents, self._baselines = levels, opponents, Baselines(self._spec)
         self._load_checkpoint()
         rollout.update_weights(self.global_steps)
         rollout.calls.clear()

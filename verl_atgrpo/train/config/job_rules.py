@@ -243,6 +243,8 @@ def of_schemes(job: Job) -> Iterator[str]:
 def of_tasks(job: Job) -> Iterator[str]:
     """Fewer training tasks than a step plays, or none to validate on."""
     settings, batch, tasks = job.settings, job.data.train_batch_size, job.tasks
+    if settings.task_order != "shuffled" and job.env.ordered:
+        yield f"at_grpo.task_order={settings.task_order} has no effect: {job.name!r} orders its own tasks; remove it"
     if tasks < batch and tasks == settings.train_tasks:
         yield f"at_grpo.train_tasks={tasks}: less than data.train_batch_size={batch}"
     if tasks < batch:

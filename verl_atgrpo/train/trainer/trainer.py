@@ -23,6 +23,7 @@ from verl.utils.tracking import Tracking
 from verl_atgrpo import compat, platform_choice
 from verl_atgrpo.play.curriculum import Curriculum, LevelOrder
 from verl_atgrpo.play.opponents import Opponent, OpponentPool
+from verl_atgrpo.play.task_order import HalfSolvedFirst
 from verl_atgrpo.train.config.answer_check import check_template_arguments
 from verl_atgrpo.train.config.policies import base_of, job_of
 from verl_atgrpo.train.config.run_check import MODE
@@ -66,8 +67,8 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
     _dump_futures: list[Future[None]]
     _frozen = False
     """Whether garbage collectors skip what was there after the first step."""
-    _levels: LevelOrder | None = None
-    """The order of tasks if they follow a curriculum; else it is the data loader's."""
+    _order: LevelOrder | HalfSolvedFirst | None = None
+    """The order of tasks if it follows from their success; else it is the data loader's."""
     _opponents: OpponentPool | None = None
     """Who answers for the other side of a game, if the recipe says."""
     _step_over: float | None = None
@@ -79,7 +80,9 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         environment = self.settings.make_environment()
         wire(config, self.settings, environment)
         if isinstance(environment, Curriculum):
-            self._levels = LevelOrder(environment, self.settings.split_size(environment, "train"))
+            self._order = LevelOrder(environment, self.settings.split_size(environment, "train"))
+        elif self.settings.task_order == "half_solved":
+            self._order = HalfSolvedFirst(self.settings.split_size(environment, "train"), self.settings.seed)
         if (given := self.settings.opponents) is not None:
             weights = {"current": given.current, "past": given.past, **given.others}
             self._opponents = OpponentPool(
@@ -230,12 +233,12 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             return rows.close({name: update.rows for name, update in updates.items()})
 
     def _learn_from(self, rows: StepRows) -> None:
-        """Has the curriculum and the opponents follow the results of a step's episodes."""
+        """Has the order of tasks and the opponents follow the results of a step's episodes."""
         episodes = {tags["episode"]: tags for tags in rows.tags}.values()
-        if self._levels is not None:
+        if self._order is not None:
             for episode in episodes:
-                self._levels.add(episode["task"], episode["episode_success"])
-            self._sampled.update(self._levels.metrics())
+                self._order.add(episode["task"], episode["episode_success"])
+            self._sampled.update(self._order.metrics())
         if self._opponents is not None:
             games = [(Opponent.parse(one[OPPONENT]), one["episode_reward"]) for one in episodes if OPPONENT in one]
             self._opponents.add(games, self.global_steps)
@@ -427,7 +430,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             wait(self._dump_futures)  # their errors are raised by the next work
             self.recorder.log({**self._sampled, **step_metrics(self._tags, self._signal)}, self.global_steps)
         unfinished = [*queue.unfinished_tasks(), *self._unfinished]
-        tasks = self.train_dataloader.state_dict() if self._levels is None else self._levels.state()
+        tasks = self.train_dataloader.state_dict() if self._order is None else self._order.state()
         states: dict[str, Any] = {"baselines": dict(self._baselines.values)}
         if self._opponents is not None:
             states["opponents"] = self._opponents.state()
@@ -447,12 +450,12 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         else:
             self._freeze_self(self.global_steps)
         if tasks is not None:
-            (self.train_dataloader.load_state_dict if self._levels is None else self._levels.restore)(tasks)
+            (self.train_dataloader.load_state_dict if self._order is None else self._order.restore)(tasks)
         self._unfinished = deque(unfinished)
-        further = self.train_dataloader if self._levels is None else self._tasks_by_level(self._levels)
+        further = self.train_dataloader if self._order is None else self._tasks_in_order(self._order)
         self.train_dataloader_it = chain(checkpoints.replay_unfinished(self.train_dataset, self._unfinished), further)
 
-    def _tasks_by_level(self, order: LevelOrder) -> Iterator[dict[str, Any]]:
+    def _tasks_in_order(self, order: LevelOrder | HalfSolvedFirst) -> Iterator[dict[str, Any]]:
         """Yields tasks in the form of verl's data loader, each chosen when it is asked for."""
         while True:
             yield collate_fn([self.train_dataset[order.next()]])
