@@ -1,4 +1,4 @@
-"""Three policies on one base: an adapter that is trained, one without rows, and one that is not trained."""
+"""Three policies on one base: an adapter that is trained, with its past selves, one without rows, one not trained."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ OVERRIDES = (
     "trainer.test_freq=1",
     "trainer.save_freq=1",
     "~at_grpo.environment",
-    "+at_grpo.environment={name: 'lone_learner:LoneLearner'}",
+    "+at_grpo.environment={name: 'lone_learner:WithRival'}",
     "~at_grpo.agents",
-    "+at_grpo.agents={left: left, right: right, judge: judge}",
+    "+at_grpo.agents={left: left, right: right, judge: judge, rival: right}",
+    "at_grpo.opponents={policy: left, current: 0, size: 2, every: 2}",
     # In validation the agent `right` answers with the adapter that is trained.
     "at_grpo.val_agents={left: right, right: left}",
     f"at_grpo.policies={{{', '.join(f'{name}: {block}' for name, block in POLICIES.items())}}}",
@@ -65,6 +66,12 @@ def test_one_adapter_learns_and_its_base_and_the_others_stay(start: Start, tied_
     }
     ups = {name: [one for key, one in found.items() if "lora_B" in key] for name, found in adapters.items()}
     assert all(one.any() for one in ups["left"]) and not any(one.any() for one in ups["right"])
+    # What was frozen after step 2 is what was saved then; the first past self was the base, and has made room.
+    saved_then = load_file(tmp_path / f"checkpoints/global_step_{saved}/policies/left" / ADAPTER)
+    past = {slot: load_file(folder / f"left/past_selves/{slot}.safetensors") for slot in (1, 2)}
+    assert all(torch.equal(saved_then[key], past[2][key]) for key in saved_then)
+    assert not any(torch.equal(past[1][key], past[2][key]) for key in past[1])
+    assert [metrics[step]["opponents/past_selves"] for step in range(saved + 1, saved + 4)] == [2, 2, 2]
     assert not (folder / "judge").exists()
     exported = export(folder.parent, tmp_path / "exported")
     base, left, right = (weights(one) for one in (tied_model, exported["left"], exported["right"]))
@@ -77,7 +84,7 @@ def test_one_adapter_learns_and_its_base_and_the_others_stay(start: Start, tied_
 
 @torch.no_grad()
 def check_servers(notes: Path, model: Path) -> None:
-    """The policy that is not trained answers as the base does, and the trained one does not."""
+    """The policy that is not trained and the first past self answer as the base does, the trained one does not."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -93,6 +100,13 @@ def check_servers(notes: Path, model: Path) -> None:
     }
     assert apart["judge"] < FRESH
     assert apart["right"] > 0.1, "in validation it is the trained adapter's"
+    rival = [
+        (one["weights"], abs(one["log_prob"] - float(expected[one["token"]])))
+        for one in noted
+        if one.get("agent") == "rival"
+    ]
+    assert max(far for version, far in rival if version < 2) < FRESH
+    assert max(far for version, far in rival if version >= 2) > 0.01
 
 
 def _megabytes(model: Path) -> float:

@@ -149,18 +149,16 @@ def test_answers_keep_within_the_limit() -> None:
 
 
 def test_the_best_moves_are_shown_and_other_legal_ones_by_mistake() -> None:
-    env = DEMONSTRATORS["tic_tac_toe"].make_environment()
+    one = DEMONSTRATORS["tic_tac_toe"]
+    env = one.make_environment()
     for seed in range(30):
-        sure, unsure = (
-            DEMONSTRATORS["tic_tac_toe"].demonstrate(env, random.Random(seed), noise) for noise in (0, 0.6)
-        )
+        sure, unsure = (one.demonstrate(env, random.Random(seed), noise) for noise in (0, 0.6))
         assert sure.prompt == unsure.prompt
-        shown = sure.prompt[0]["content"]
         best = {move for move, chance in sure.choices[0].items() if chance}
-        assert set(sure.choices[0]) == set(unsure.choices[0]) == {cell for cell in shown if cell.isdigit()}
+        legal = {cell for cell in str(sure.prompt[0]["content"]) if cell.isdigit()}
+        assert set(sure.choices[0]) == set(unsure.choices[0]) == legal
         for move, chance in unsure.choices[0].items():
-            others = 0.6 / len(unsure.choices[0])
-            assert chance == pytest.approx(others + (0.4 / len(best) if move in best else 0))
+            assert chance == pytest.approx(0.6 / len(legal) + (0.4 / len(best) if move in best else 0))
 
 
 # ------------------------------------------------------------------ grids

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from verl_atgrpo import Environment, Outcome, Score, Split, Team
 from verl_atgrpo.compat import when_imported
@@ -20,7 +20,7 @@ from verl_atgrpo.play.types import Generation
 class LoneLearner(Environment):
     """`left` and `judge` are rewarded for every U; `right` acts only in validation."""
 
-    agents = ("left", "right", "judge")
+    agents: ClassVar[tuple[str, ...]] = ("left", "right", "judge")
 
     def task(self, split: Split, index: int) -> tuple[Split, int]:
         return split, index
@@ -31,9 +31,18 @@ class LoneLearner(Environment):
     async def run(self, task: tuple[Split, int], team: Team) -> Outcome:
         answer = await team.left.act("draft", lambda reply: Score(local=reply.count("U")))
         await team.judge.act("plan", lambda reply: Score(local=reply.count("U")))
-        if task[0] == "val":
-            await team.right.act("plan", lambda reply: Score(local=reply.count("U")))
+        for agent in ("right",) if task[0] == "val" else self.opponents(task):
+            await team[agent].act("plan", lambda reply: Score(local=reply.count("U")))
         return Outcome(success="U" in answer.text)
+
+
+class WithRival(LoneLearner):
+    """The same with an opponent, which acts only in training."""
+
+    agents = (*LoneLearner.agents, "rival")
+
+    def opponents(self, task: tuple[Split, int]) -> Sequence[str]:
+        return ("rival",) if task[0] == "train" else ()
 
 
 def _note(what: str, **noted: Any) -> None:
