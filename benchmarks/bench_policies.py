@@ -1,4 +1,4 @@
-"""Measures the cost of further policies: steps with one policy, and with one per role or with adapters on one base.
+"""Measures the cost of further policies: one per role, adapters on one base, or past selves to play against.
 
 Both runs start from the same model with a learning rate of 0, so they sample the same tokens and train on the same
 rows; only the policies differ. Memory is the proportional set size of all of a run's processes together, the largest
@@ -7,6 +7,7 @@ of samples a second apart.
 python benchmarks/bench_policies.py --model runs/models/plan_path_tiny [--steps 8] [--limit 1.2] [override ...]
 python benchmarks/bench_policies.py --model runs/models/smollm2 --adapters 4 --steps 3 --limit 1.15
     [override ...]
+python benchmarks/bench_policies.py --model runs/models/smollm2 --pool 8 --steps 8 --limit 1.15 [override ...]
 """
 
 from __future__ import annotations
@@ -83,6 +84,19 @@ def adapters(number: int, policies: int) -> list[str]:
     ]
 
 
+def pool(size: int) -> list[str]:
+    """Returns the overrides of a game of two agents, one of which so many past selves answer for in turns."""
+    return [
+        "~at_grpo.environment",
+        "+at_grpo.environment={name: 'many_agents:Duel', number: 2}",
+        "~at_grpo.agents",
+        "+at_grpo.agents={all: player}",
+        f"at_grpo.policies={{player: {{{LORA}, base: one}}}}",
+        f"at_grpo.opponents={{current: 0, size: {size}, every: 1, choose: uniform}}",
+        "actor_rollout_ref.rollout.ignore_eos=true",
+    ]
+
+
 def main() -> int:
     """Prints medians and their ratio; status 1 if it is above the limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -90,16 +104,22 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--limit", type=float, default=1.2)
     parser.add_argument("--adapters", type=int, default=0, help="how many on one base, against one adapter")
-    parser.add_argument("--recipe", default="walk_smollm2", help="with --adapters")
+    parser.add_argument("--pool", type=int, default=0, help="how many past selves, against one")
+    parser.add_argument("--recipe", default="walk_smollm2", help="with --adapters or --pool")
     parser.add_argument("overrides", nargs="*", help="overrides of verl's command, for both runs")
     options = parser.parse_args()
     exit_on_sigterm()
     model, number = options.model.resolve(), options.adapters
     own = [f"at_grpo.policies.{role}.model.path={model}" for role in ("tool_user", "planner")]
     names = ("one adapter", f"{number} adapters") if number else ("shared", "per role")
+    if options.pool:
+        names = ("one past self", f"{options.pool} past selves")
     with tempfile.TemporaryDirectory() as name:
         given = (Path(name) / "first", model, options.steps), (Path(name) / "second", model, options.steps)
-        if number:
+        if options.pool:
+            first = run(options.recipe, *given[0], *pool(1), *options.overrides)
+            second = run(options.recipe, *given[1], *pool(options.pool), *options.overrides)
+        elif number:
             first = run(options.recipe, *given[0], *adapters(number, 1), *options.overrides)
             second = run(options.recipe, *given[1], *adapters(number, number), *options.overrides)
         else:
@@ -114,14 +134,15 @@ def main() -> int:
         print(f"{stage:15} {names[0]} {one:6.2f} s   {names[1]} {two:6.2f} s   ratio {two / one:.2f}")
     one, two = first[1], second[1]
     print(f"{'memory':15} {names[0]} {one:6.2f} GiB   {names[1]} {two:6.2f} GiB   ratio {two / one:.2f}")
-    sent = [data.get("policy/p0/weights_megabytes") for data in second[0]]
+    sent = [data.get(f"policy/{'player' if options.pool else 'p0'}/weights_megabytes") for data in second[0]]
     if sent[-1]:
         print(f"a weight sync sends {sent[-1]:.1f} MB")
     ratio = statistics.median(data["timing_s/step"] for data in second[0]) / statistics.median(
         data["timing_s/step"] for data in first[0]
     )
     print(f"median step, {names[1]} / {names[0]}: {ratio:.2f} (limit {options.limit})")
-    return 0 if ratio <= options.limit and (not number or second[1] <= options.limit * first[1]) else 1
+    measured = number or options.pool
+    return 0 if ratio <= options.limit and (not measured or second[1] <= options.limit * first[1]) else 1
 
 
 if __name__ == "__main__":

@@ -224,6 +224,7 @@ def test_a_comparison_ends_with_the_first_run_with_different_rows(monkeypatch: p
         ([], 1011.0, 1.0, None),
         (["--adapters", "4", "--limit", "1.15"], 1000.0, 1.14, 0),
         (["--adapters", "4", "--limit", "1.15"], 1000.0, 1.16, 1),  # memory counts as time does
+        (["--pool", "8", "--limit", "1.15"], 1000.0, 1.16, 1),
     ],
 )
 def test_policies_are_compared_at_equal_tokens(

@@ -23,3 +23,10 @@ class ManyAgents(Environment):
             question = f"{name}, you are one of {len(self.agents)} travellers. This is trip {task[1]}. " * 4
             await team[name].act(f"{question}Where do you go?", lambda reply: Score(stable_hash(reply) % 997 / 997))
         return Outcome(success=True)
+
+
+class Duel(ManyAgents):
+    """The last agent is an opponent."""
+
+    def opponents(self, task: tuple[Split, int]) -> tuple[str, ...]:
+        return self.agents[-1:]
