@@ -25,6 +25,7 @@ from config_reference_text import (
     OF_SEVERAL,
 )
 
+from verl_atgrpo.environments.in_a_row.environment import InARow
 from verl_atgrpo.environments.ports.replayed_game import ReplayedGame
 from verl_atgrpo.play import registry
 from verl_atgrpo.train.config.kinds import words
@@ -34,6 +35,7 @@ from verl_atgrpo.train.config.schema import (
     BranchSettings,
     GroupFilter,
     Lora,
+    Opponents,
     PolicySettings,
     RecordSettings,
     Section,
@@ -62,9 +64,13 @@ SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("at_grpo.sampling.<agent>.validation", ValidationAnswers),
     ("at_grpo.branch", BranchSettings),
     ("at_grpo.group_filter", GroupFilter),
+    ("at_grpo.opponents", Opponents),
     ("at_grpo.record", RecordSettings),
 )
-SHARED_ARGUMENTS: Mapping[str, Callable[..., Any]] = {"ReplayedGame": ReplayedGame.set_rules}
+SHARED_ARGUMENTS: Mapping[str, Callable[..., Any]] = {
+    "InARow": InARow.set_form,
+    "ReplayedGame": ReplayedGame.set_rules,
+}
 """What "as in `...`" in the documentation of an argument refers to."""
 
 

@@ -172,7 +172,13 @@ class TicTacToe(InARow):
         style: Style = "full",
         seed: int = 0,
     ) -> None:
-        """Sets how games begin, who plays the other side, and the form of the prompts, as in `InARow.set_form`."""
+        """Sets how games begin, who plays the other side, and the form of the prompts.
+
+        Args:
+            opening, opponent, against, val_games, style, seed: as in `InARow`.
+
+        Raises EnvironmentConfigError for an invalid value.
+        """
         self.set_form(opening, opponent, against, val_games, style, seed)
 
 
@@ -200,7 +206,7 @@ class ConnectFour(InARow):
             rows: of the board.
             columns: of the board.
             depth: moves that the player `search` looks ahead.
-            opening, opponent, against, val_games, style, seed: as in `InARow.set_form`.
+            opening, opponent, against, val_games, style, seed: as in `InARow`.
         """
         self.rules = Rules(rows, columns, 4, falls=True)  # type: ignore[misc]  # of the options
         self.depth = depth
