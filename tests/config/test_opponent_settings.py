@@ -106,7 +106,7 @@ OTHER = "+at_grpo.policies.other={model: {path: ${actor_rollout_ref.model.path}}
             r"^at_grpo\.opponents\.policy=None: name the policy .* \(player, other\)",
         ),
         (
-            ["~at_grpo.environment", "+at_grpo.environment={name: walk}", "at_grpo.estimator=mas_grpo"],
+            ["~at_grpo.environment", "+at_grpo.environment={name: walk}"],
             r"^at_grpo\.opponents has no effect: ",
         ),
         (
@@ -117,7 +117,7 @@ OTHER = "+at_grpo.policies.other={model: {path: ${actor_rollout_ref.model.path}}
             [f"{HERE}:NoAgent", "~at_grpo.environment.style", "~at_grpo.environment.against"],
             r"opponents of task \('train', 0\) are \['z'\]: some of",
         ),
-        (["at_grpo.scheme=tree", "at_grpo.estimator=at_grpo"], r"^at_grpo\.scheme=tree has no reward for 'x' of "),
+        (["at_grpo.scheme=tree", "at_grpo.branch=null"], r"^at_grpo\.scheme=tree has no reward for 'x' of "),
     ],
 )
 def test_refusals(compose: Any, overrides: list[str], message: str) -> None:
