@@ -35,7 +35,7 @@ BUDGETS: dict[str, int] = {
     "recipes": 1_040,
     "benchmarks": 5_600,
     "tests": 43_200,
-    "docs": 31_300,
+    "docs": 31_350,
 }
 """Folder -> most lines of its Python: of `verl_atgrpo` and of layers those of their own files, of others also those
 of the folders in them. `recipes` are lines of YAML, `docs` words of README.md and the pages."""
