@@ -17,8 +17,8 @@ Graph = Mapping[str, set[str]]
 
 LAYERS = ("train", "lab")
 """Folders whose folders are nodes of the graph."""
-THIRD_PARTY = {"aiohttp", "annotated_types", "openai", "pydantic"}
-"""What `play` imports beside the standard library: for endpoints, and for types of options and of tools' arguments."""
+THIRD_PARTY = {"aiohttp", "annotated_types", "numpy", "openai", "pydantic"}
+"""What `play` imports beside the standard library: for endpoints, types of options and arguments, and for ratings."""
 
 
 def sources() -> Iterator[tuple[str, Path]]:

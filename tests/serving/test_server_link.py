@@ -162,7 +162,7 @@ def test_a_worker_returns_whether_its_replica_loaded_the_weights(
 
 
 class Engine:
-    """A fake of our engine: two adapters that are trained and one that is not."""
+    """A fake of our engine: two adapters that are trained, one that is not, and a past self of the second."""
 
     model_config = SimpleNamespace(
         lora={ADAPTERS: {name: {"trainable": name != "judge"} for name in ("judge", "coder", "planner")}}
@@ -170,6 +170,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.gathered: list[str] = []
+        self.past = SimpleNamespace(selves={2: ("planner", {"A": torch.full((2,), 5.0)})})
 
     def adapter_config(self, name: str) -> dict[str, Any]:
         return {"r": {"coder": 4, "planner": 8}[name]}
@@ -203,7 +204,7 @@ def test_every_adapter_of_a_shared_base_is_sent_under_its_number(
     asyncio.run(worker.update_weights(global_steps=7, mode="naive", dead=dead))
     # All ranks gather the same tensors in the same order, whether their server lives or not.
     assert worker.actor.engine.gathered == ["coder.A", "coder.B", *(["coder.A", "coder.B", "planner.A", "planner.B"])]
-    assert worker.weights_sent() == 3 * 8 + 3 * 2 * 8
+    assert worker.weights_sent() == 3 * 8 + 3 * 2 * 8 + 8
     if dead:
         assert not received
         return
@@ -215,6 +216,8 @@ def test_every_adapter_of_a_shared_base_is_sent_under_its_number(
         ({**same, "peft_config": {"r": 4, ADAPTER: 1}}, {"A": [0.0, 0.0], "B": [0.0, 0.0]}),
         ({**same, "peft_config": {"r": 4, ADAPTER: 2}}, {"A": [1.0, 1.0], "B": [1.0, 1.0]}),
         ({**same, "peft_config": {"r": 8, ADAPTER: 3}}, {"A": [1.0, 1.0], "B": [1.0, 1.0]}),
+        # A past self in slot 2, after the three; it was kept and is not gathered.
+        ({**same, "peft_config": {"r": 8, ADAPTER: 5}}, {"A": [5.0, 5.0]}),
     ]
 
 

@@ -175,7 +175,7 @@ def test_a_grid_keeps_its_givens_whatever_the_mistakes() -> None:
     assert choices[hole + hole // 4] == pytest.approx(wanted)  # a line break after every four
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["plan_path", "sudoku"])
 def test_right_answers_solve_the_game(name: str) -> None:
     env: Any = DEMONSTRATORS[name].make_environment()
     for index in range(20):

@@ -27,7 +27,7 @@ def demonstrate(env: InARow, rng: random.Random, noise: float) -> Demonstration:
 
 TIC_TAC_TOE = Demonstrator(
     "tic_tac_toe",
-    {"style": "compact"},
+    {"style": "compact", "against": ["random", "search"]},
     demonstrate,
     response_length=2,
     training={"clean_steps": 600},
