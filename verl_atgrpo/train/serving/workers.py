@@ -301,7 +301,8 @@ class PolicyWorker(TrainerWorker):
                 weights = ((key, torch.zeros_like(tensor)) for key, tensor in weights)
             yield {**engine.adapter_config(source), ADAPTER: number}, weights
         for slot, (name, kept) in sorted(engine.past.selves.items()):
-            yield {**engine.adapter_config(name), ADAPTER: len(adapters) + slot}, iter(kept.items())
+            moved = ((key, tensor.to(get_device_name())) for key, tensor in kept.items())
+            yield {**engine.adapter_config(name), ADAPTER: len(adapters) + slot}, moved
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def weights_sent(self) -> int:
