@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 EMPTY, STONES = ".", "xo"
@@ -38,6 +38,10 @@ class Rules:
         if self.falls:
             cell = max(place for place in range(move, len(board), self.columns) if board[place] == EMPTY)
         return board[:cell] + self.turn(board) + board[cell + 1 :]
+
+    def after(self, moves: Iterable[int]) -> str:
+        """Returns the board after these moves from the start."""
+        return functools.reduce(self.play, moves, self.start())
 
     def turn(self, board: str) -> str:
         """Returns whose turn it is: x begins."""
@@ -86,9 +90,22 @@ def value(rules: Rules, board: str, depth: int) -> int:
 def best_moves(rules: Rules, board: str, depth: int) -> list[int]:
     """Returns the legal moves of the largest value, of a position that is not over."""
     values = {move: -value(rules, rules.play(board, move), depth - 1) for move in rules.moves(board)}
-    return [move for move, worth in values.items() if worth == max(values.values())]
+    best = max(values.values())
+    return [move for move, worth in values.items() if worth == best]
 
 
 def choose(rules: Rules, board: str, depth: int, rng: random.Random) -> int:
     """Returns a move of a player who looks `depth` moves ahead, a random one of the best; of any with a depth of 0."""
     return rng.choice(best_moves(rules, board, depth) if depth else rules.moves(board))
+
+
+def random_moves(rules: Rules, board: str, number: int, rng: random.Random) -> list[int]:
+    """Returns so many random moves from a position, or fewer: none that ends the game."""
+    moves: list[int] = []
+    for _ in range(number):
+        move = rng.choice(rules.moves(board))
+        board = rules.play(board, move)
+        if not rules.moves(board):
+            break
+        moves.append(move)
+    return moves

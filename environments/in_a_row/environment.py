@@ -17,7 +17,7 @@ from annotated_types import Ge, Le
 from verl_atgrpo import Environment, EnvironmentConfigError, Outcome, Split, Team, stable_hash
 from verl_atgrpo.environments.common.options import checked_options
 from verl_atgrpo.environments.common.workflow import Style
-from verl_atgrpo.environments.in_a_row.board import STONES, Rules, choose
+from verl_atgrpo.environments.in_a_row.board import STONES, Rules, choose, random_moves
 
 Opponent = Literal["self", "random", "search"]
 _MARK = re.compile(r"move:\s*(\d{1,2})\W*$", re.IGNORECASE)
@@ -67,15 +67,10 @@ class InARow(Environment):
     def task(self, split: Split, index: int) -> Game:
         """Returns game `index` of `split`; the sides take turns. Validation games begin with an empty board."""
         rng = random.Random(stable_hash("in a row", self.title, self.seed, split, index))
-        side, moves, board = STONES[index % 2], [], self.rules.start()
+        side = STONES[index % 2]
         if split == "val":
             return Game((), side, self.against[index // self.val_games], rng.getrandbits(31))
-        for _ in range(rng.randint(0, self.opening)):
-            move = rng.choice(self.rules.moves(board))
-            if not self.rules.moves(after := self.rules.play(board, move)):
-                break
-            board = after
-            moves.append(move)
+        moves = random_moves(self.rules, self.rules.start(), rng.randint(0, self.opening), rng)
         return Game(tuple(moves), side, self.opponent, rng.getrandbits(31))
 
     def fingerprint(self, task: Game) -> str:
@@ -100,9 +95,7 @@ class InARow(Environment):
 
         Success means that it is not lost. The reward is 1 if it is won, 0 for a draw, -1 if it is lost.
         """
-        rules, board, rng = self.rules, self.rules.start(), random.Random(task.seed)
-        for move in task.opening:
-            board = rules.play(board, move)
+        rules, board, rng = self.rules, self.rules.after(task.opening), random.Random(task.seed)
         illegal, decisions = False, 0
         while legal := rules.moves(board):
             agent = rules.turn(board)

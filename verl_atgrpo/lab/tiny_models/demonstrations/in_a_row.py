@@ -5,21 +5,16 @@ from __future__ import annotations
 import random
 
 from verl_atgrpo.environments.common.workflow import chat
-from verl_atgrpo.environments.in_a_row.board import best_moves
+from verl_atgrpo.environments.in_a_row.board import best_moves, random_moves
 from verl_atgrpo.environments.in_a_row.environment import InARow
 from verl_atgrpo.lab.tiny_models.demonstrations.demonstrator import Demonstration, Demonstrator, write
 
 
 def demonstrate(env: InARow, rng: random.Random, noise: float) -> Demonstration:
     """Returns a position of a random training game with the best moves, or with probability `noise` any legal one."""
-    rules, board = env.rules, env.rules.start()
-    for move in env.task("train", rng.randrange(1 << 20)).opening:
-        board = rules.play(board, move)
-    for _ in range(rng.randint(0, len(board) - 1)):
-        after = rules.play(board, rng.choice(rules.moves(board)))
-        if not rules.moves(after):
-            break
-        board = after
+    rules, opening = env.rules, env.task("train", rng.randrange(1 << 20)).opening
+    board = rules.after(opening)
+    board = rules.after([*opening, *random_moves(rules, board, rng.randint(0, len(board) - 1), rng)])
     legal, best = rules.moves(board), best_moves(rules, board, env.depth)
     chances = {str(move + 1): noise / len(legal) + (1 - noise) * (move in best) / len(best) for move in legal}
     return Demonstration(chat(env.prompt(board)), *write([chances], rng))
