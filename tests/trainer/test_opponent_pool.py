@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -26,13 +28,15 @@ class Unit(FakeUnit):
         self.frozen.append((slot, len(self.updates)))
 
 
-def trainer_of(rollout: FakeRollout, **options: Any) -> tuple[FakeTrainer, Unit]:
+def trainer_of(
+    rollout: FakeRollout, weights: Mapping[str, float] = MappingProxyType({"current": 1, "past": 3}), **options: Any
+) -> tuple[FakeTrainer, Unit]:
     unit = Unit()
 
     class Trainer(FakeTrainer):
         _self_played = unit  # type: ignore[assignment]
 
-    pool = OpponentPool("p_a", {"current": 1, "past": 3}, size=2, every=2, choose="prioritized", seed=3)
+    pool = OpponentPool("p_a", weights, size=2, every=2, choose="prioritized", seed=3)
     return Trainer(rollout, unit, opponents=pool, tasks=48, **options), unit
 
 
@@ -92,3 +96,16 @@ def test_a_checkpoint_without_a_pool_gets_its_first_past_self(rollout: FakeRollo
     _, unit = trainer_of(rollout, folder=tmp_path)
     assert [slot for slot, _ in unit.frozen] == [1]
     assert again.global_steps < 3
+
+
+def test_a_run_that_resumes_between_two_past_selves_without_a_pool_has_an_opponent(
+    rollout: FakeRollout, tmp_path: Path
+) -> None:
+    plain = FakeTrainer(rollout, Unit(), tasks=48, folder=tmp_path)
+    batch, metrics = plain.play()
+    plain.save()
+    plain.finish(batch, metrics)
+    resumed, unit = trainer_of(rollout, folder=tmp_path, weights={"past": 1})
+    assert [slot for slot, _ in unit.frozen] == [1]
+    resumed.play()
+    assert set(rollout.opponents.values()) == {"p_a/1/1"}

@@ -207,8 +207,8 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             self.on_sample_end()
         metrics.update(rows.metrics)
         self._tags, self._sampled = rows.tags, metrics
-        self._learn_from(rows)
         with marked_timer("bookkeeping", timing_raw):
+            self._learn_from(rows)
             batches = {unit.name: rows.rows_for({unit.name}) for unit in self.units}
             learning = [unit for unit in self.units if unit.can_learn_from(len(batches[unit.name]))]
             by_policy = {
@@ -247,10 +247,13 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             self._sampled.update(self._baselines.metrics())
             self._baselines.update(rows.tags)
 
-    def _freeze_self(self, step: int) -> None:
-        """Adds a past self to the pool of opponents if one is due after a step; 0 is before the first."""
-        if self._opponents is not None and self._opponents.is_due(step):
-            self._self_played.freeze_self(self._opponents.freeze(step))
+    def _freeze_self(self, due: int) -> None:
+        """Adds the policy as it is to the pool of opponents if a past self is due after a step; 0 is before the first.
+
+        A run that has no pool yet needs the first one wherever it begins.
+        """
+        if self._opponents is not None and self._opponents.is_due(due):
+            self._self_played.freeze_self(self._opponents.freeze(self.global_steps))
 
     @property
     def _self_played(self) -> PolicyUnit:
@@ -339,16 +342,16 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
         """Submits tasks to the rollout workers, and records them in the queue for a restart."""
         tasks = list(batch["index"])
-        batch[SUBMISSION] = torch.tensor(self._submissions.number(tasks, self.global_steps))
-        most = 0 if self.settings.record is None else self.settings.record.train_tasks
-        lowest = set(sorted(set(tasks))[:most])
+        earlier = self._submissions.number(tasks, self.global_steps)
+        batch[SUBMISSION] = torch.tensor(earlier)
         if self._opponents is not None:
-            earlier = batch[SUBMISSION].tolist()
             drawn = [
                 str(self._opponents.draw(self.global_steps, int(task), number))
                 for task, number in zip(tasks, earlier, strict=True)
             ]
             batch[OPPONENT] = NonTensorStack(*map(NonTensorData, drawn))
+        most = 0 if self.settings.record is None else self.settings.record.train_tasks
+        lowest = set(sorted(set(tasks))[:most])
         batch[RECORDED] = torch.tensor([task in lowest for task in tasks])
         queue.put_tasks(batch["uid"], tasks, self.global_steps)
         self.agent_loop_manager.generate_sequences(batch)
@@ -448,7 +451,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         if self._opponents is not None and "opponents" in states:
             self._opponents.restore(states["opponents"])
         else:
-            self._freeze_self(self.global_steps)
+            self._freeze_self(0)
         if tasks is not None:
             (self.train_dataloader.load_state_dict if self._order is None else self._order.restore)(tasks)
         self._unfinished = deque(unfinished)
