@@ -40,25 +40,28 @@ def elo(games: Mapping[tuple[Player, Player], tuple[float, float]], anchor: Play
     """
     players = list(dict.fromkeys(player for pair in games for player in pair if player != anchor))
     place = {player: number for number, player in enumerate(players)}
-    ratings = np.zeros(len(players))
     for pair, (score, number) in games.items():
         if not 0 <= score <= number:
             raise ValueError(f"games of {pair}: a score of {score} in {number} games")
-    information = np.eye(len(players))
+    scores, numbers = np.array(list(games.values())).reshape(-1, 2).T
+    # A row for each pair: 1 for the first player and -1 for the second; the anchor has no column.
+    sides = np.zeros((len(games), len(players)))
+    for row, pair in enumerate(games):
+        for player, sign in zip(pair, (1.0, -1.0), strict=True):
+            if player != anchor:
+                sides[row, place[player]] = sign
+    prior = (_SCALE / _PRIOR) ** 2
+    ratings = np.zeros(len(players))
+    information = prior * np.eye(len(players))
     for _ in range(100):
-        gradient = -ratings * (_SCALE / _PRIOR) ** 2
-        information = np.eye(len(players)) * (_SCALE / _PRIOR) ** 2
-        for (one, other), (score, number) in games.items():
-            sides = [(place[player], sign) for player, sign in ((one, 1.0), (other, -1.0)) if player != anchor]
-            chance = 1 / (1 + math.exp(-math.fsum(sign * ratings[row] for row, sign in sides)))
-            for row, sign in sides:
-                gradient[row] += sign * (score - number * chance)
-                for column, other_sign in sides:
-                    information[row, column] += sign * other_sign * number * chance * (1 - chance)
+        chances = 1 / (1 + np.exp(-sides @ ratings))
+        gradient = sides.T @ (scores - numbers * chances) - prior * ratings
+        information = prior * np.eye(len(players)) + sides.T * (numbers * chances * (1 - chances)) @ sides
         step = np.linalg.solve(information, gradient)
+        largest = float(np.abs(step).max(initial=0.0))
         # Newton's method overshoots from far away.
-        ratings += step / max(1.0, float(np.abs(step).max(initial=0.0)))
-        if np.abs(step).max(initial=0.0) < 1e-9:
+        ratings += step / max(1.0, largest)
+        if largest < 1e-9:
             break
     deviations = np.sqrt(np.diag(np.linalg.inv(information)))
     made = {

@@ -2,8 +2,8 @@
 
 Each task has a Beta distribution of its success so far. For every task to submit, one success is drawn from each of
 them (Thompson sampling), and the task whose draw is nearest to one half is chosen. So tasks that were half solved come
-often, those never tried now and then, those always or never solved rarely. Of groups without signal the filter
-(`at_grpo.group_filter`) is to be left in charge: together they were worth more than either alone (marin, issue 8765).
+often, those never tried now and then, those always or never solved rarely. Use it with `at_grpo.group_filter`, which
+drops groups without signal: together they gained more than the filter alone (marin, issue 8765).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class HalfSolvedFirst:
         """Begins without results, of the tasks with indices below `tasks`."""
         self._solved, self._failed = np.zeros(tasks), np.zeros(tasks)
         self._waiting = np.zeros(tasks, dtype=np.int64)
-        """Submissions of each task without a result so far."""
+        """Submissions of each task without a result so far; one whose episodes failed keeps its."""
         self._seed, self._drawn = seed, 0
         self._chances: list[float] = []
         """Of the tasks chosen since the last call of `metrics`: their mean success so far."""

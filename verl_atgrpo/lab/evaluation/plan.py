@@ -216,10 +216,11 @@ def _players(training: Job, options: Options) -> tuple[dict[str, str], dict[str,
             raise ValueError(f"--policy {name}=... has no effect: no agent has the policy {name!r}")
     versus: dict[str, str] = {}
     if options.versus is not None:
+        other = parse(options.versus)
         # Each with the settings of the policy in whose place it answers.
         for agent, name in training.validation_agents.items():
             versus[agent] = f"versus {name}={options.versus.partition('#')[0]}"
-            sources[versus[agent]], sections[versus[agent]] = parse(options.versus), name
+            sources[versus[agent]], sections[versus[agent]] = other, name
     names = sorted({*agents.values(), *versus.values()})
     players = {name: _player(training.policies[sections[name]], sources.get(name)) for name in names}
     players = _numbered(players)

@@ -89,7 +89,9 @@ def _of_opponents(c: AtGrpoConfig, given: Opponents) -> Iterator[str]:
     if not (given.current or given.past or any(given.others.values())):
         yield "opponents: all weights are 0; give current, past or one of others a weight above 0"
     for name in given.others:
-        if name not in policies or name in ("current", "past"):
+        if name in ("current", "past"):
+            yield f"opponents.others.{name}: taken, metrics name other opponents so; give the policy another name"
+        if name not in policies:
             yield f"opponents.others.{name} is not a policy of this job: it has {', '.join(policies)}"
         if policies[name].trainable:
             yield f"opponents.others.{name}: a policy that is trained; use current, or one with trainable: false"

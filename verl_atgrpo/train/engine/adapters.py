@@ -231,7 +231,7 @@ class PastSelves:
 
     def freeze(self, name: str, slot: int) -> None:
         """Keeps an adapter as it is, in place of the one in the slot; on every rank together."""
-        weights = {key: tensor.cpu().clone() for key, tensor in self._engine.adapter_weights(name)}
+        weights = {key: tensor.to("cpu", copy=True) for key, tensor in self._engine.adapter_weights(name)}
         self.selves[slot] = name, weights
 
     def save(self, folder: Path) -> None:

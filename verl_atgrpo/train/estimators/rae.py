@@ -6,7 +6,7 @@ A role is an agent, in a mixture an agent of an environment, and b begins at 0. 
 as it was before the step, whose episodes then change it one after the other, each by the mean reward of the role's
 rows. In a game of two sides this takes away what one side earns by moving first.
 
-Source: SPIRAL, arXiv 2506.24119, section 3.3 (decay .95).
+Source: SPIRAL, arXiv 2506.24119. That b is taken before its update and begins at 0 is prime-rl's; .95 is our default.
 """
 
 from __future__ import annotations
