@@ -61,7 +61,7 @@ def play(walker: Cell, goal: Cell, team: Team) -> bool:
     return False
 
 
-# -------------------- a decision: verl_atgrpo/play/team.py and decision.py
+# -------------------- a decision: verl_atgrpo/play/team.py and scoring.py
 
 
 @dataclass
@@ -123,7 +123,7 @@ class Policy(nn.Module):
         return torch.cat([self.next_letter(tokens, at).gather(1, tokens[:, at, None]) for at in places], dim=1)
 
 
-# -------------------- advantages: verl_atgrpo/train/estimators/at_grpo.py
+# -------------------- advantages: verl_atgrpo/train/estimators/at_grpo.py, grpo.py
 
 
 def advantages(rewards: Tensor) -> Tensor:

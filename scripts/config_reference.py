@@ -68,7 +68,7 @@ SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("at_grpo.record", RecordSettings),
 )
 SHARED_ARGUMENTS: Mapping[str, Callable[..., Any]] = {
-    "InARow": InARow.set_form,
+    "InARow": InARow.__init__,
     "ReplayedGame": ReplayedGame.set_rules,
 }
 """What "as in `...`" in the documentation of an argument refers to."""

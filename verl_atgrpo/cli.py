@@ -25,6 +25,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="verl-atgrpo", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
 
+    new = commands.add_parser("new", help="write a package with an environment, its test and a recipe, to be changed")
+    new.add_argument("name", help="of the package, such as my_team")
+    new.add_argument("--folder", type=Path, default=Path(), help="where its folder is made (default: here)")
+    new.add_argument("--model", help="a model of the hub, or a folder with one (default: SmolLM2-135M-Instruct)")
+    new.set_defaults(run=_new)
+
     make_model = commands.add_parser("make-model", help="make the tiny starting model of a CPU recipe")
     make_model.add_argument("directory", type=Path, help="the folder to write; kept if it exists")
     own = f"the environment to train on: {', '.join(DEMONSTRATORS)}, or module:NAME of a Demonstrator"
@@ -149,6 +155,12 @@ def _add_evaluation(commands: Any) -> None:
     compare.add_argument("second", type=Path)
     compare.add_argument("--common", action="store_true", help="only the tasks that both files have")
     compare.set_defaults(run=_compare)
+
+
+def _new(options: argparse.Namespace) -> str:
+    from verl_atgrpo.lab import scaffold
+
+    return scaffold.new(options.name, options.folder, options.model or scaffold.MODEL)
 
 
 def _make_model(options: argparse.Namespace) -> str:

@@ -46,10 +46,17 @@ class InARow(Environment):
     title: ClassVar[str]
     depth: int
 
-    def set_form(
-        self, opening: int, opponent: Opponent, against: Sequence[Opponent], val_games: int, style: Style, seed: int
+    @checked_options
+    def __init__(
+        self,
+        opening: Annotated[int, Ge(0), Le(6)] = 2,
+        opponent: Opponent = "self",
+        against: Sequence[Opponent] = ("random", "search"),
+        val_games: Annotated[int, Ge(1), Le(100_000)] = 100,
+        style: Style = "full",
+        seed: int = 0,
     ) -> None:
-        """Sets the options that all games of this kind have.
+        """Sets how games begin, who plays the other side, and the form of the prompts.
 
         Args:
             opening: most random moves with which a training game begins.
@@ -58,6 +65,8 @@ class InARow(Environment):
             val_games: validation games against each of them.
             style: `full` prompts explain the game; with `compact` ones the reply is the move.
             seed: tasks derive from it.
+
+        Raises EnvironmentConfigError for an invalid value.
         """
         if not against or len(set(against)) < len(against):
             raise EnvironmentConfigError(f"at_grpo.environment.against={list(against)}: one or more, each once")
@@ -155,25 +164,6 @@ class TicTacToe(InARow):
     title = "tic-tac-toe"
     depth = 9
 
-    @checked_options
-    def __init__(
-        self,
-        opening: Annotated[int, Ge(0), Le(6)] = 2,
-        opponent: Opponent = "self",
-        against: Sequence[Opponent] = ("random", "search"),
-        val_games: Annotated[int, Ge(1), Le(100_000)] = 100,
-        style: Style = "full",
-        seed: int = 0,
-    ) -> None:
-        """Sets how games begin, who plays the other side, and the form of the prompts.
-
-        Args:
-            opening, opponent, against, val_games, style, seed: as in `InARow`.
-
-        Raises EnvironmentConfigError for an invalid value.
-        """
-        self.set_form(opening, opponent, against, val_games, style, seed)
-
 
 class ConnectFour(InARow):
     """Connect Four: four in a row, in columns from the bottom."""
@@ -203,4 +193,4 @@ class ConnectFour(InARow):
         """
         self.rules = Rules(rows, columns, 4, falls=True)  # type: ignore[misc]  # of the options
         self.depth = depth
-        self.set_form(opening, opponent, against, val_games, style, seed)
+        super().__init__(opening, opponent, against, val_games, style, seed)

@@ -62,6 +62,7 @@ def test_the_tree_takes_single_agents_and_specs_of_ones_own() -> None:
     [
         ("gigpo", "='gigpo' compares all rows with the same prompt, .* use step_scope: agent, or one policy"),
         ({"preset": "gigpo", "step_scope": "agent"}, None),
+        ("rae", None),
         (M_GRPO, None),
         (
             {**M_GRPO, "scale_scope": "group"},

@@ -400,6 +400,8 @@ def test_statistics_over_all_agents_need_one_policy(estimator: Any, accepted: bo
     parallel = {"environment": {"name": "plan_path"}, "scheme": "parallel", "estimator": estimator}
     AtGrpoConfig.from_mapping(parallel)
     AtGrpoConfig.from_mapping({**parallel, "policies": {"shared": None}})
+    # All rows of the update are one policy's.
+    AtGrpoConfig.from_mapping({**parallel, "policies": {"coder": None, "planner": {"trainable": False}}})
     several = {**parallel, "policies": {"coder": None, "planner": None}}
     if accepted:
         AtGrpoConfig.from_mapping(several)

@@ -263,9 +263,8 @@ def test_what_the_sandbox_went_through_is_reported_once() -> None:
 def test_answers_come_as_a_whole_where_none_is_interrupted() -> None:
     kinds = pytest.importorskip("vllm.sampling_params").RequestOutputKind
     always = {"detokenize": False, "flat_logprobs": True}
-    assert engine_params("vllm", "sync") == {**always, "output_kind": kinds.FINAL_ONLY}
-    assert engine_params("vllm", "colocate_async") == always
-    assert engine_params("sglang", "sync") == {}
+    assert engine_params("sync") == {**always, "output_kind": kinds.FINAL_ONLY}
+    assert engine_params("colocate_async") == always
 
 
 class Sides(Turns):

@@ -125,7 +125,7 @@ def test_verls_server_takes_what_we_give_it() -> None:
 @virtually
 async def test_every_request_is_one_of_the_engines_with_its_own_parameters() -> None:
     server = fake_server()
-    params = {"max_tokens": 20, "logprobs": True, "temperature": 0.5, **engine_params("vllm", "sync")}
+    params = {"max_tokens": 20, "logprobs": True, "temperature": 0.5, **engine_params("sync")}
     both = [{**params, "seed": 8}, {**params, "seed": 9, "max_tokens": 18}]
     answers = await responses(server.generate_group([1, 2], ["x", "y"], [[3], [4, 5]], both, 100.0))
     assert [answer.token_ids for answer in answers] == [[7] * 3, [7] * 5]

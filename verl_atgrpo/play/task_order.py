@@ -1,9 +1,10 @@
 """The order of training tasks by their own success: those that are just hard enough come first.
 
 Each task has a Beta distribution of its success so far. One success is drawn from each of them (Thompson sampling),
-and the tasks whose draws are nearest to one half are submitted, before all are drawn again. So tasks that were half solved come
-often, those never tried now and then, those always or never solved rarely. Use it with `at_grpo.group_filter`, which
-drops groups without signal: together they gained more than the filter alone (marin, issue 8765).
+and the tasks whose draws are nearest to one half are submitted, before all are drawn again. So tasks that were half
+solved come often, those never tried now and then, those always or never solved rarely. Use it with
+`at_grpo.group_filter`, which drops groups without signal: together they gained more than the filter alone (marin,
+issue 8765).
 """
 
 from __future__ import annotations

@@ -126,7 +126,9 @@ def _of_block(key: str, block: PolicySettings) -> Iterator[str]:
 
 
 def _of_estimator(c: AtGrpoConfig, spec: EstimatorSpec, key: str) -> Iterator[str]:
-    parallel, several = c.scheme == "parallel", len(c.policies or {}) > 1
+    parallel = c.scheme == "parallel"
+    trained = [name for name, policy in c.policy_settings().items() if policy.trainable]
+    several = len(trained) > 1
     if not parallel and spec.unit == "trajectory":
         yield f"{key} compares whole trajectories: use scheme: parallel, or estimator: at_grpo"
     if not parallel and spec.unit == "call":
@@ -147,7 +149,7 @@ def _of_estimator(c: AtGrpoConfig, spec: EstimatorSpec, key: str) -> Iterator[st
             "grpo or dr_mas, or another episode_reward"
         )
     # A policy's update has only its own agents' rows, which do not give the team's mean and std.
-    rows = f"each of several policies ({', '.join(c.policies or {})}) has only its own agents'"
+    rows = f"each of several policies ({', '.join(trained)}) has only its own agents'"
     if parallel and several and spec.unit != "trajectory" and "group" in spec.scopes:
         yield (
             f"{key} compares the rows of all agents of a task, but {rows}: use estimator: dr_mas as it stands (per "

@@ -429,7 +429,6 @@ REFUSED = (
     _only(f"{_C}.loss_type", "is ignored by verl's V1 trainer", "ppo_clip"),
     _only("algorithm.at_grpo_estimator", "is for plain jobs", None, remedy="remove it, a team's is at_grpo.estimator"),
     # The trainer.
-    _only("trainer.use_v1", "the legacy trainer is not supported", True),
     _only(
         "trainer.del_local_ckpt_after_load",
         "has no effect, verl deletes none on a local file system",

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels, Need, refuse
+from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels, Need, Scope, refuse
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +40,11 @@ class RaeSpec(EstimatorSpec):
         for item in fields(EstimatorSpec):
             if item.name not in _OWN and (value := getattr(self, item.name)) != item.default:
                 refuse(item.name, f"{value!r} has no effect with {self.name}, which compares with no group; remove it")
+
+    @property
+    def scopes(self) -> frozenset[Scope]:
+        """None: it compares with no rows of the update."""
+        return frozenset()
 
     @property
     def needs(self) -> frozenset[Need]:

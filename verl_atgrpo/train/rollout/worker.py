@@ -79,7 +79,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
             name: Chat(omega_conf_to_dataclass(job.model).tokenizer, template_kwargs, job.rollout.multi_turn.format)
             for name, job in jobs.items()
         }
-        self._engine_params = engine_params(self.rollout_config.name, self._settings.mode)
+        self._engine_params = engine_params(self._settings.mode)
         self._report = WorkerReport()
         self._score_errors: set[tuple[str, str, int, str]] = set()
         """Episode, agent, turn and reply of each score that raised."""

@@ -28,8 +28,8 @@ def groups_with_signal(rows: Iterable[Tags], spec: EstimatorSpec) -> dict[Group,
     """Returns, for every group, whether one of its rows has an advantage other than 0.
 
     Computes the advantages as the policy's update does, so a group of equal rewards counts if the estimator does not
-    centre. No estimator has statistics over several groups, so dropping a group leaves the others' advantages
-    unchanged.
+    centre. Dropping a group leaves the others' advantages unchanged: `by_task`, the only statistic over several
+    groups, leaves out rows without signal.
 
     Args:
         rows: the tags of real rows (see `rollout.episode_rows.training_rows`), groups complete.

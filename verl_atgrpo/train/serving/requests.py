@@ -175,15 +175,8 @@ class PatientClient:
             logger.warning("request %s failed at server %s: %s", request_id, server_id, failure)
 
 
-def engine_params(engine: str, mode: str) -> dict[str, Any]:
-    """Returns additional sampling parameters for every request.
-
-    Args:
-        engine: `rollout.name`; only vLLM's server accepts parameters for which verl has no key.
-        mode: `at_grpo.mode`.
-    """
-    if engine != "vllm":
-        return {}
+def engine_params(mode: str) -> dict[str, Any]:
+    """Returns additional sampling parameters of vLLM for every request, in a mode of `at_grpo.mode`."""
     # The rollout worker decodes a whole response at once, so vLLM need not detokenize. Flat log-probs are a few
     # objects per response instead of three per token.
     params: dict[str, Any] = {"detokenize": False, "flat_logprobs": True}

@@ -33,8 +33,7 @@ _SAME = 1e-6
 
 
 Signal = Sequence[bool | None]
-"""For every row whether its advantage is other than 0, None where its policy is not trained
-(`credit.rows_with_signal`)."""
+"""For every row whether its advantage is other than 0, None where its policy is not trained."""
 
 
 class _Columns:
@@ -267,7 +266,7 @@ def training_metrics(
     throughput.
 
     Args:
-        rows: tags of the rows with padding, after `update.write_advantages`.
+        rows: tags of the rows with padding, after `update_inputs.write_advantages`.
         timing: seconds of every stage, including `step`.
         gpus: number of the job's devices.
     """

@@ -81,7 +81,7 @@ class SeparateAsync(Sync):
 
 
 def make_schedule(mode: str, trainer: DictConfig) -> Sync:
-    """Returns the schedule of `at_grpo.mode`, one of `config.MODES`, with verl's `trainer` section."""
+    """Returns the schedule of `at_grpo.mode`, one of `schema.MODES`, with verl's `trainer` section."""
     if mode == "sync":
         return Sync()
     prefetch = float(trainer.v1[mode].num_warmup_batches)

@@ -281,7 +281,7 @@ def write_advantages(
     Args:
         batch: rows with padding; groups complete.
         spec: the estimator.
-        loss_agg_mode: verl's, by which rows are weighted (`credit.loss_weights`).
+        loss_agg_mode: verl's, by which rows are weighted (`row_advantages.loss_weights`).
         correction: verl's section `algorithm.rollout_correction`, or None.
     """
     for tags in batch.tags:

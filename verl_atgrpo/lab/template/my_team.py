@@ -1,0 +1,87 @@
+"""Two agents send a lift to a guest: a porter names the direction, a driver the number of floors.
+
+Replace it by a task of your own: each CHANGE says what. `python -m pytest -q` then says what does not hold.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass
+
+from verl_atgrpo import Environment, Outcome, Score, Split, Team, stable_hash
+from verl_atgrpo.environments.common.splits import draw_for
+
+WAYS = {"up": 1, "down": -1}
+
+
+@dataclass(frozen=True)
+class Call:
+    """CHANGE: what a task consists of, such as a question and its answer. It does not change in an episode."""
+
+    lift: int
+    guest: int
+
+
+class MyTeam(Environment):
+    """CHANGE: what the team does."""
+
+    # CHANGE: your agents. Recipes give each of them a policy, a K and sampling settings by these names.
+    agents = ("porter", "driver")
+
+    def __init__(self, floors: int = 30, max_turns: int = 2, seed: int = 0) -> None:
+        """CHANGE: the options that a recipe may set under `at_grpo.environment`.
+
+        Args:
+            floors: floors of the house.
+            max_turns: rides at most.
+            seed: tasks derive from it.
+        """
+        self.floors, self.max_turns, self.seed = floors, max_turns, seed
+
+    def task(self, split: Split, index: int) -> Call:
+        """CHANGE: task `index` of a split, the same in every process: drawn as here, or a row of your data.
+
+        With data, `num_tasks(split)` returns the number of rows.
+        """
+        rng = random.Random(stable_hash("my_team", self.seed, split, index))
+        # Drawn again until the fingerprint is one of this split: no validation task is trained on.
+        return draw_for(split, lambda: Call(*rng.sample(range(1, self.floors + 1), 2)), self.fingerprint)
+
+    def fingerprint(self, task: Call) -> str:
+        """CHANGE: a text that two tasks share if they are the same problem."""
+        return f"{task.lift} {task.guest}"
+
+    async def run(self, task: Call, team: Team) -> Outcome:
+        """CHANGE: one episode. Each `act` samples K candidates, scores them, and returns the best one."""
+        lift = task.lift
+        for turn in range(self.max_turns):
+            missing = task.guest - lift
+            seen = f"The guest waits {abs(missing)} floors {'above' if missing > 0 else 'below'} the lift."
+            way = await team.porter.act(
+                f"Should the lift go up or down? Answer with one word. {seen}",
+                # `local`: how well the agent does its part. The guest is not there yet.
+                lambda reply, missing=missing: Score(local=float(WAYS.get(word(reply), 0) * missing > 0)),
+            )
+            step = WAYS.get(word(way.text), 0)
+            number = await team.driver.act(
+                f"How many floors does the lift go? Answer with the number only. {seen} It goes {word(way.text)}.",
+                # `team`: what the reply does for the team's goal. An episode's state is in `run`, not in `self`.
+                lambda reply, missing=missing: Score(team=float(floors(reply) == abs(missing))),
+            )
+            lift = min(max(lift + step * floors(number.text), 1), self.floors)
+            if lift == task.guest:
+                return Outcome(success=True, team_reward=1.0, metrics={"turns": turn + 1.0})
+        return Outcome(success=False, metrics={"turns": float(self.max_turns)})
+
+
+def word(reply: str) -> str:
+    """Returns a reply of one word in small letters without its punctuation, `nowhere` for any other."""
+    found = re.fullmatch(r"\W*([a-z]+)\W*", reply.lower())
+    return found[1] if found and found[1] in WAYS else "nowhere"
+
+
+def floors(reply: str) -> int:
+    """Returns the number that a reply consists of, 0 for any other."""
+    found = re.fullmatch(r"\W*(\d{1,3})\W*", reply)
+    return int(found[1]) if found else 0
