@@ -10,7 +10,7 @@ import inspect
 import re
 import typing
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,7 @@ from config_reference_text import (
     OF_SEVERAL,
 )
 
-from verl_atgrpo.environments.in_a_row.environment import InARow
-from verl_atgrpo.environments.ports.replayed_game import ReplayedGame
+from verl_atgrpo.lab.json_schema import argument_docstrings
 from verl_atgrpo.play import registry
 from verl_atgrpo.train.config.kinds import words
 from verl_atgrpo.train.config.schema import (
@@ -67,11 +66,6 @@ SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("at_grpo.opponents", Opponents),
     ("at_grpo.record", RecordSettings),
 )
-SHARED_ARGUMENTS: Mapping[str, Callable[..., Any]] = {
-    "InARow": InARow.__init__,
-    "ReplayedGame": ReplayedGame.set_rules,
-}
-"""What "as in `...`" in the documentation of an argument refers to."""
 
 
 def page() -> str:
@@ -192,28 +186,9 @@ def option_rows(cls: type) -> Iterator[str]:
         yield entry(name, hints[name], default, texts[name])
 
 
-def argument_docstrings(function: Callable[..., Any]) -> dict[str, str]:
-    """Returns argument -> its text in the `Args:` of a docstring."""
-    text = inspect.getdoc(function) or ""
-    found = re.search(r"(?ms)^Args:\n(.*?)(?=^\S|\Z)", text)
-    texts: dict[str, str] = {}
-    for entry in re.split(r"(?m)^    (?=\S)", found[1] if found else "")[1:]:
-        names, _, meaning = entry.partition(":")
-        elsewhere = re.fullmatch(r"as in `(\w+)`\.", one_line(meaning))
-        for name in names.split(", "):
-            shared = SHARED_ARGUMENTS.get(elsewhere[1]) if elsewhere else None
-            texts[name] = argument_docstrings(shared)[name] if shared else sentence(one_line(meaning))
-    return texts
-
-
 def one_line(text: str, first: bool = False) -> str:
     """Returns a text without line breaks; its first paragraph alone if asked."""
     return " ".join((text.split("\n\n")[0] if first else text).split())
-
-
-def sentence(text: str) -> str:
-    """Returns a text with a capital."""
-    return text if text[:1] in "`0123456789" else text[:1].upper() + text[1:]
 
 
 # ---------------------------------------------------------------------- verl's keys

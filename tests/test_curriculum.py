@@ -57,8 +57,7 @@ def curriculum(sizes: Sequence[int] = (1, 2, 3), **options: Any) -> Curriculum:
 def play_step(order: LevelOrder, tasks: int, success: Any) -> Counter[int]:
     """Plays a step's tasks; `success` is a level's. Returns the tasks of each level."""
     indices = [order.next() for _ in range(tasks)]
-    for index in indices:
-        order.add(index, success(index % 3))
+    order.learn([(index, success(index % 3)) for index in indices])
     return Counter(index % 3 for index in indices)
 
 
@@ -103,12 +102,21 @@ def test_bounds_are_passed_not_met(solved: int, level: int) -> None:
 def test_episodes_of_another_level_do_not_count() -> None:
     order = LevelOrder(curriculum(window=2), 300)
     started = [order.next() for _ in range(4)]
-    for index in started[:2]:
-        order.add(index, True)
+    order.learn([(index, True) for index in started[:2]])
     assert order.level == 1
     # In flight since before the level rose.
-    for index in started[2:]:
-        order.add(index, False)
+    order.learn([(index, False) for index in started[2:]])
+    assert order.level == 1
+
+
+def test_a_lucky_streak_within_a_step_does_not_move_the_level() -> None:
+    # Episodes of a task follow each other: some tasks are solved by all of theirs.
+    order = LevelOrder(curriculum(window=4, review=0), 300)
+    streaks = [True] * 8 + [False] * 8 + [True] * 4
+    order.learn([(order.next(), success) for success in streaks])
+    assert (order.level, order.metrics()["curriculum/success"]) == (0, 0.6)
+    # A step with more episodes than the window counts whole.
+    order.learn([(order.next(), success) for success in [False] * 3 + [True] * 17])
     assert order.level == 1
 
 
@@ -123,10 +131,10 @@ def test_a_resumed_order_goes_on_as_it_would_have(results: list[bool], stop: int
             resumed.restore(order.state())
         index = order.next()
         told.append(index)
-        order.add(index, result)
+        order.learn([(index, result)])
         if resumed is not None:
             assert resumed.next() == index
-            resumed.add(index, result)
+            resumed.learn([(index, result)])
             assert (resumed.level, resumed.state()) == (order.level, order.state())
     assert all(0 <= index < 30 for index in told)
 

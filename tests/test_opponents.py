@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from verl_atgrpo.play import opponents as opponents_module
 from verl_atgrpo.play.opponents import Opponent, OpponentPool
 from verl_atgrpo.play.ratings import elo, results
 
@@ -83,7 +84,7 @@ def test_metrics_tell_kinds_apart_and_rate_the_policy() -> None:
     made = pool(weights={"current": 1, "past": 1, "judge": 1}, every=10)
     made.freeze(0)
     past, judge = Opponent("player", 1, 0), Opponent("judge")
-    made.add([(past, 1.0), (past, 1.0), (past, 0.0), (past, -1.0), (Opponent(), -1.0), (judge, 0.0)], 3)
+    made.add([(past, 1.0), (past, 1.0), (past, 0.0), (past, -1.0), (Opponent(), -1.0), (judge, 0.0)], 7)
     found = made.metrics()
     shares = {name.removeprefix("opponents/"): value for name, value in found.items() if "elo" not in name}
     assert shares == {
@@ -94,14 +95,62 @@ def test_metrics_tell_kinds_apart_and_rate_the_policy() -> None:
     }
     # 2.5 of 4 are odds of 5 to 3, of which the prior takes a little.
     assert 60 < found["opponents/elo"] < 400 * math.log10(5 / 3)
-    made.add([], 4)
+    made.add([], 8)
     assert {"opponents/past/win", "opponents/judge/win"}.isdisjoint(made.metrics())
 
 
-def test_what_is_drawn_before_a_freeze_and_ends_after_it_is_not_rated() -> None:
+@pytest.mark.parametrize(("step", "rated"), [(8, True), (9, False), (10, False), (13, False), (14, True)])
+def test_games_against_itself_are_not_rated(step: int, rated: bool) -> None:
+    """A past self of step 10 is as strong as the policy in steps 9 to 13, more or less."""
     made = filled()
-    made.add([(Opponent("player", 3, 10), 1.0)], 10)
-    assert "opponents/elo" not in made.metrics()
+    made.add([(Opponent("player", 3, 10), 1.0)], step)
+    assert ("opponents/elo" in made.metrics()) == rated
+
+
+def test_games_that_end_after_their_opponent_was_replaced_count_for_nobody() -> None:
+    made = filled()
+    made.add([(Opponent("player", 1, 0), 1.0)], 11)
+    before = made.state()
+    assert made.freeze(15) == 1
+    made.add([(Opponent("player", 1, 0), -1.0)] * 9, 16)
+    assert made.state()["games"] == before["games"]
+    assert 0 not in made.state()["recent"]
+    assert made.metrics()["opponents/past/loss"] == 1.0
+
+
+@pytest.mark.parametrize(("size", "every"), [(8, 5), (4, 5), (8, 1)])
+def test_the_rating_follows_a_policy_that_becomes_stronger(size: int, every: int) -> None:
+    """50 points between two past selves, 64 games a step: the rating is right to within a sixth."""
+    rng, steps, gain = random.Random(0), 20 * every, 50 / every
+    made = pool(weights={"past": 1}, size=size, every=every)
+    made.freeze(0)
+    for step in range(1, steps + 1):
+        games = []
+        for task in range(64):
+            opponent = made.draw(step, task, 0)
+            chance = 1 / (1 + 10 ** (-gain * (step - 1 - opponent.step) / 400))
+            games.append((opponent, 1.0 if rng.random() < chance else -1.0))
+        made.add(games, step)
+        if made.is_due(step):
+            made.freeze(step)
+    assert made.metrics()["opponents/elo"] == pytest.approx(gain * (steps - 1), rel=1 / 6)
+
+
+def test_the_zero_of_the_rating_stays_when_the_oldest_are_no_longer_rated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opponents_module, "_RATED", 3)
+    made = pool(weights={"past": 1}, size=2, every=1)
+    for step in range(8):
+        made.freeze(step)
+        past = {slot: frozen for slot, frozen in made.slots.items() if frozen < step}
+        games = [(Opponent("player", slot, frozen), 1.0) for slot, frozen in past.items() for _ in range(3)]
+        games += [(Opponent("player", slot, frozen), -1.0) for slot, frozen in past.items()]
+        before = made.metrics().get("opponents/elo", 0.0)
+        made.add(games, step + 1)
+        if games:
+            assert made.metrics()["opponents/elo"] > before + 50
+    again = pool(weights={"past": 1}, size=2, every=1)
+    again.restore(made.state())
+    assert again.metrics()["opponents/elo"] == made.metrics()["opponents/elo"]
 
 
 def test_a_checkpoint_has_all_that_draws_and_ratings_follow_from() -> None:
@@ -113,6 +162,8 @@ def test_a_checkpoint_has_all_that_draws_and_ratings_follow_from() -> None:
     assert again.freeze(15) == made.freeze(15)
     elo_of = {name: value for name, value in made.metrics().items() if "elo" in name}
     assert {name: again.metrics()[name] for name in elo_of} == elo_of
+    with pytest.raises(ValueError, match=r"^at_grpo\.opponents: the checkpoint has past selves of player, "):
+        pool(policy="other").restore(made.state())
     with pytest.raises(ValueError, match=r"^at_grpo\.opponents\.size=2: the checkpoint has a pool of 3; set it to"):
         pool(size=2).restore(made.state())
 

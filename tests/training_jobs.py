@@ -38,7 +38,9 @@ Start = Callable[..., subprocess.Popen[bytes]]
 
 def start(recipe: str, folder: Path, model: Path, *overrides: str, **environment: str) -> subprocess.Popen[bytes]:
     """Starts a job with all its files in `folder`."""
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", f"--config-name={recipe}"]
+    options = [one for one in overrides if one.startswith("--")]
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", f"--config-name={recipe}", *options]
+    overrides = tuple(one for one in overrides if one not in options)
     command += [f"actor_rollout_ref.model.path={model}", f"trainer.default_local_dir={folder}/checkpoints", *overrides]
     paths = [str(EXTERNAL), os.environ.get("PYTHONPATH", "")]
     return subprocess.Popen(

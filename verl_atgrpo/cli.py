@@ -51,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     summary.add_argument("metrics", type=Path)
     summary.set_defaults(run=_summary)
 
+    schema = commands.add_parser("schema", help="print a JSON schema of recipes, for editors")
+    schema.set_defaults(run=_schema)
+
     report = commands.add_parser("report", help="write a run's curves and episodes as one HTML page")
     report.add_argument(
         "folder", metavar="run", type=Path, help="the run's folder: trainer.default_local_dir, or the one it is in"
@@ -203,6 +206,12 @@ def _summary(options: argparse.Namespace) -> str:
 
 def _place(point: Point) -> str:
     return f"step {point.step}, {point.seconds / 60:.1f} min of training, {point.tokens:,.0f} tokens generated"
+
+
+def _schema(_: argparse.Namespace) -> str:
+    from verl_atgrpo.lab.json_schema import recipe_schema
+
+    return json.dumps(recipe_schema(), indent=1)
 
 
 def _report(options: argparse.Namespace) -> str:

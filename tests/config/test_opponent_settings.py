@@ -96,6 +96,10 @@ OTHER = "+at_grpo.policies.other={model: {path: ${actor_rollout_ref.model.path}}
         (only("{past: 0, policy: player}"), r"^at_grpo\.opponents\.policy='player' has no effect with"),
         (["+at_grpo.opponents.policy=me"], r"^at_grpo\.opponents\.policy='me': name the policy .* \(player\)"),
         (["+at_grpo.opponents.others={me: 1}"], r"^at_grpo\.opponents\.others\.me is not a policy of this job"),
+        (
+            [FROZEN, "+at_grpo.opponents.others={judge: 0}"],
+            r"^at_grpo\.opponents\.others\.judge: a weight of 0",
+        ),
         (["+at_grpo.opponents.others={player: 1}"], r"^at_grpo\.opponents\.others\.player: a policy that is trained"),
         (
             ["~at_grpo.policies.player", "+at_grpo.policies.player={}"],
@@ -104,6 +108,14 @@ OTHER = "+at_grpo.policies.other={model: {path: ${actor_rollout_ref.model.path}}
         (
             [OTHER, "~at_grpo.agents", "+at_grpo.agents={x: player, o: other}"],
             r"^at_grpo\.opponents\.policy=None: name the policy .* \(player, other\)",
+        ),
+        (
+            [OTHER, "~at_grpo.agents", "+at_grpo.agents={x: player, o: other}", "+at_grpo.opponents.policy=player"],
+            r"^at_grpo\.opponents\.past: in task \('train', 0\) \['o'\] answer with the policy other, whose role past",
+        ),
+        (
+            [FROZEN, "~at_grpo.agents", "+at_grpo.agents={x: player, o: judge}", *only("{past: 0}")],
+            r"^at_grpo\.agents: nothing is trained on task \('train', 1\), in which \['x'\] play against \['o'\]: ",
         ),
         (
             ["~at_grpo.environment", "+at_grpo.environment={name: walk}"],

@@ -231,18 +231,6 @@ def _largest_move(log_probs: dict[tuple[int, int], float]) -> float:
     return max(abs(log_probs[0, token] - log_probs[2, token]) for token in common)
 
 
-def test_parallel_scheme_of_one_agent(start: Start, tied_model: Path, tmp_path: Path) -> None:
-    # The estimator that needs the most tags of a row.
-    overrides = (*SHORT, "at_grpo.estimator=gigpo", "trainer.total_training_steps=1")
-    job = start("plan_path_cpu_single", tmp_path, tied_model, *overrides)
-    data = finish(job, tmp_path)[1]
-    assert math.isfinite(data["actor/pg_loss"])
-    assert data["team/episodes"] == 4 * 4
-    # With one agent nothing is inflated.
-    assert data["agent/solo/inflation_factor"] == pytest.approx(1.0)
-    assert data["training/rollout_probs_diff_max"] < FRESH
-
-
 def test_plain_job_with_the_stock_trainer_equals_grpo(start: Start, tied_model: Path, tmp_path: Path) -> None:
     import pandas
     from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage

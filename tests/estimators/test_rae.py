@@ -23,12 +23,23 @@ def test_a_step_is_compared_with_the_average_before_it() -> None:
     baselines.write(first)
     assert policy_advantages(first, resolve_spec("rae")).tolist() == [1.0, 1.0, -1.0, -1.0]
     baselines.update(first)
-    # x: 0 -> .5 (episode a0, its two rows count once) -> -.25 (a1); o: 0 -> -.5.
-    assert baselines.values == {"x": -0.25, "o": -0.5}
+    # x: a mean of 0 over a0, whose two rows count once, and a1; o: 0 -> -.5.
+    assert baselines.values == {"x": 0.0, "o": -0.5}
     second = [row("c0", "x", 1.0), row("c0", "o", -1.0)]
     baselines.write(second)
-    assert policy_advantages(second, resolve_spec("rae")).tolist() == [1.25, -0.5]
-    assert baselines.metrics() == {"agent/x/baseline": -0.25, "agent/o/baseline": -0.5}
+    assert policy_advantages(second, resolve_spec("rae")).tolist() == [1.0, -0.5]
+    baselines.update([*second, row("c1", "x", 0.4), row("c2", "x", 1.0)])
+    # .5^3 of 0 and the rest of .8; -.5 and -1.
+    assert baselines.metrics() == {"agent/x/baseline": pytest.approx(0.7), "agent/o/baseline": -0.75}
+
+
+def test_the_order_of_a_steps_episodes_does_not_matter() -> None:
+    easy = [row(f"a{number}", "x", 1.0) for number in range(40)]
+    hard = [row(f"b{number}", "x", 0.0) for number in range(40)]
+    found = [Baselines(resolve_spec("rae")), Baselines(resolve_spec("rae"))]
+    for baselines, rows in zip(found, (easy + hard, hard + easy), strict=True):
+        baselines.update(rows)
+    assert found[0].values == found[1].values == {"x": pytest.approx(0.5 * (1 - 0.95**80))}
 
 
 def test_an_episode_counts_by_the_mean_of_a_roles_rows() -> None:
@@ -52,6 +63,12 @@ def test_an_agent_may_have_a_decay_of_its_own_and_others_another_formula() -> No
     assert baselines.values == {"x": pytest.approx(0.05), "o": 1.0}
     rewards = torch.tensor([1.0, 1.0], dtype=torch.float64)
     assert team_advantages(rewards, rows, spec).tolist() == [1.0, 1.0]
+
+
+def test_a_part_of_a_mixture_may_have_a_decay_of_its_own() -> None:
+    baselines = Baselines(resolve_spec({"preset": "rae", "agents": {"walk": {"decay": 0.5}}}))
+    baselines.update([row("a0", "walk.navigator", 1.0), row("a0", "sudoku.planner", 1.0)])
+    assert baselines.values == {"walk.navigator": 0.5, "sudoku.planner": pytest.approx(0.05)}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from fakes.broken_files import small_model as model_at
 from verl_atgrpo import make
 from verl_atgrpo.lab.evaluation.episodes import Lineup, play_one
 from verl_atgrpo.lab.evaluation.figures import games
-from verl_atgrpo.lab.evaluation.results import EpisodeKey, EpisodeRow, Failure
+from verl_atgrpo.lab.evaluation.results import AgentUsage, EpisodeKey, EpisodeRow, Failure
 from verl_atgrpo.play.scripted import ScriptedPolicy
 
 SELF = "at_grpo.environment.against=[self]"
@@ -65,12 +65,16 @@ def test_only_opponents_are_answered_for(task: int, side: str) -> None:
     }
 
 
-def row(reward: float, failed: Failure | None = None) -> EpisodeRow:
-    return EpisodeRow(0, "", 0, 0, reward >= 0, reward, {}, 1, 1, {}, failed, 0.0)
+def row(reward: float, failed: Failure | None = None, against: str = "other") -> EpisodeRow:
+    sides = {"x": AgentUsage("own", 1, 1, 1, 0), "o": AgentUsage(against, 1, 1, 1, 0)}
+    return EpisodeRow(0, "", 0, 0, reward >= 0, reward, {}, 1, 1, sides, failed, 0.0)
 
 
 def test_games_are_counted_by_their_reward() -> None:
     rows = [row(1.0)] * 6 + [row(0.0)] * 2 + [row(-1.0)] * 2 + [row(0.0, Failure("engine", "gone"))]
-    text = games(rows, "runs/other")
+    # Against a program.
+    rows += [row(1.0, against="own")] * 50
+    text = games(rows, "runs/other", ["other"])
     assert text.startswith("against runs/other: 60.0% won, 20.0% drawn, 20.0% lost of 10 games; +1")
     assert "Elo points, 95% interval -" in text
+    assert games(rows[10:], "runs/other", ["other"]) == "against runs/other: no game, all failed"

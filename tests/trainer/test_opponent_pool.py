@@ -101,11 +101,13 @@ def test_a_checkpoint_without_a_pool_gets_its_first_past_self(rollout: FakeRollo
 def test_a_run_that_resumes_between_two_past_selves_without_a_pool_has_an_opponent(
     rollout: FakeRollout, tmp_path: Path
 ) -> None:
-    plain = FakeTrainer(rollout, Unit(), tasks=48, folder=tmp_path)
+    # With opponents, but without past selves.
+    plain = FakeTrainer(rollout, Unit(), tasks=48, folder=tmp_path, opponents=OpponentPool(None, {"current": 1}))
     batch, metrics = plain.play()
     plain.save()
     plain.finish(batch, metrics)
     resumed, unit = trainer_of(rollout, folder=tmp_path, weights={"past": 1})
     assert [slot for slot, _ in unit.frozen] == [1]
+    rollout.opponents.clear()
     resumed.play()
     assert set(rollout.opponents.values()) == {"p_a/1/1"}

@@ -8,8 +8,7 @@ the last level from the first step on.
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -122,8 +121,8 @@ class LevelOrder:
         self._shares = Shares([0.0] * number)
         self._counts = [0] * number
         """Tasks so far of each level."""
-        self._results: deque[bool] = deque(maxlen=curriculum.window)
-        """Of episodes at the level."""
+        self._results: list[bool] = []
+        """Of episodes at the level, the last `window` of them, or all of the last step if they are more."""
         self.level = 0
 
     def next(self) -> int:
@@ -137,19 +136,21 @@ class LevelOrder:
         self._counts[level] += 1
         return index
 
-    def add(self, index: int, success: bool) -> None:
-        """Counts an episode of a task, and moves to another level if the level's last episodes say so."""
-        if self._curriculum.place(index)[0] != self.level:
-            return
-        self._results.append(success)
-        if len(self._results) < self._curriculum.window:
+    def learn(self, results: Iterable[tuple[int, bool]]) -> None:
+        """Counts a step's episodes of tasks; then moves to another level if the level's last episodes say so.
+
+        Not after every episode: those of one task follow each other, and a few lucky ones would move it.
+        """
+        of_step = [success for index, success in results if self._curriculum.place(index)[0] == self.level]
+        self._results = [*self._results, *of_step][-max(self._curriculum.window, len(of_step)) :]
+        if not of_step or len(self._results) < self._curriculum.window:
             return
         rate = sum(self._results) / len(self._results)
         step = (rate > self._curriculum.upper) - (rate < self._curriculum.lower)
         level = min(max(self.level + step, 0), len(self._counts) - 1)
         if level != self.level:
             self.level = level
-            self._results.clear()
+            self._results = []
 
     def metrics(self) -> dict[str, float]:
         """Returns the level, counted from 0, and the success of the window's episodes at it, if there are any."""
@@ -177,7 +178,7 @@ class LevelOrder:
             )
         self.level, self._counts = state["level"], list(state["counts"])
         self._shares = Shares(state["credit"])
-        self._results.extend(state["results"])
+        self._results = list(state["results"])
 
 
 def _level(number: int, of: Mapping[str, Any], own: Mapping[str, Any]) -> Environment:

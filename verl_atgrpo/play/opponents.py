@@ -71,7 +71,9 @@ class OpponentPool:
         self._recent: dict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_WINDOW))
         """The policy's scores against a past self, by its step."""
         self._games: dict[tuple[int, int], tuple[float, float]] = {}
-        """(The policy until it is frozen after this step, the step of a past self) -> score and games."""
+        """(The policy near this step, a multiple of `every`; the step of a past self) -> score and games."""
+        self._zero = 0.0
+        """Rating of the oldest player that is rated, above the oldest one that ever was."""
         self._last: list[tuple[str, float]] = []
         """Kind of opponent and reward of the games of the last step."""
 
@@ -115,24 +117,29 @@ class OpponentPool:
     def add(self, games: Iterable[tuple[Opponent, float]], step: int) -> None:
         """Adds the games of a step: opponents, and rewards of the policy in training, above 0 for those it won."""
         self._last = []
-        label = -(-step // self._every) * self._every
+        # A step is played with the weights after the one before; a past self of the nearest step is as strong.
+        label = (step - 1 + self._every // 2) // self._every * self._every
         for opponent, reward in games:
             kind = "past" if opponent.slot else opponent.policy or "current"
             self._last.append((kind, reward))
-            if not opponent.slot:
+            if self.slots.get(opponent.slot) != opponent.step:  # no past self, or another one has taken its place
                 continue
             self._recent[opponent.step].append(score_of(reward))
-            if opponent.step == label:  # drawn before the step that froze it was over
+            if opponent.step == label:  # the policy itself
                 continue
             score, number = self._games.get((label, opponent.step), (0.0, 0.0))
             self._games[label, opponent.step] = score + score_of(reward), number + 1
-        latest = sorted({player for pair in self._games for player in pair})[-_RATED:]
-        self._games = {pair: games for pair, games in self._games.items() if {*pair} <= {*latest}}
+        players = sorted({player for pair in self._games for player in pair})
+        if len(players) > _RATED:
+            self._zero += elo(self._games, players[0])[players[-_RATED]].points
+            latest = {*players[-_RATED:]}
+            self._games = {pair: games for pair, games in self._games.items() if {*pair} <= latest}
 
     def metrics(self) -> dict[str, float]:
         """Returns results of the last step by kind of opponent, the number of past selves, and the policy's rating.
 
-        The rating is in Elo points above the oldest past self that is rated, with half of its 95% interval.
+        The rating is in Elo points above the oldest past self. Its margin is half of the 95% interval of its distance
+        from the oldest one that is still rated.
         """
         found = {"opponents/past_selves": float(len(self.slots))} if "past" in self._weights else {}
         for kind in dict.fromkeys(kind for kind, _ in self._last):
@@ -141,19 +148,28 @@ class OpponentPool:
         if self._games:
             players = {player for pair in self._games for player in pair}
             rating = elo(self._games, min(players))[max(players)]
-            found |= {"opponents/elo": rating.points, "opponents/elo_margin": rating.margin}
+            found |= {"opponents/elo": self._zero + rating.points, "opponents/elo_margin": rating.margin}
         return found
 
     def state(self) -> dict[str, Any]:
         """Returns what a checkpoint needs, without the weights of past selves."""
         return {
+            "policy": self._policy,
             "frozen": list(self._frozen),
             "recent": {step: list(scores) for step, scores in self._recent.items()},
             "games": dict(self._games),
+            "zero": self._zero,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a checkpoint's state; raises ValueError if it is of a pool of another size."""
+        """Goes on from a checkpoint's state; raises ValueError if it is of another policy's pool, or another size."""
+        if state["policy"] is None or self._policy is None:  # one of the two runs has no past selves
+            return
+        if state["policy"] != self._policy:
+            raise ValueError(
+                f"at_grpo.opponents: the checkpoint has past selves of {state['policy']}, this job needs those of "
+                f"{self._policy}; set opponents.policy as it had it, or trainer.resume_mode=disable"
+            )
         if len(state["frozen"]) != len(self._frozen):
             raise ValueError(
                 f"at_grpo.opponents.size={len(self._frozen)}: the checkpoint has a pool of {len(state['frozen'])}; "
@@ -162,4 +178,4 @@ class OpponentPool:
         self._frozen = list(state["frozen"])
         for step, scores in state["recent"].items():
             self._recent[step].extend(scores)
-        self._games = dict(state["games"])
+        self._games, self._zero = dict(state["games"]), state["zero"]

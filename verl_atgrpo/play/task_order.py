@@ -1,15 +1,15 @@
 """The order of training tasks by their own success: those that are just hard enough come first.
 
-Each task has a Beta distribution of its success so far. One success is drawn from each of them (Thompson sampling),
-and the tasks whose draws are nearest to one half are submitted, before all are drawn again. So tasks that were half
-solved come often, those never tried now and then, those always or never solved rarely. Use it with
-`at_grpo.group_filter`, which drops groups without signal: together they gained more than the filter alone (marin,
-issue 8765).
+Every other task is a new one, until all were tried. The others are chosen among those that were tried: each has a
+Beta distribution of its success so far, one success is drawn from each of them (Thompson sampling), and the task whose
+draw is nearest to one half is submitted. So half solved tasks come often, those always or never solved rarely. Use it
+with `at_grpo.group_filter`, which drops groups without signal: together they gained more than the filter alone (marin,
+issue 8765; the share of new tasks is ours: of thousands of unknown tasks one is always nearest to one half).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,6 @@ from verl_atgrpo.play.seeds import stable_hash
 
 _KEPT = 0.9
 """What remains of a task's results when a new one comes: the policy changes."""
-_DRAWN_AT_ONCE = 16
-"""Tasks that are chosen by one draw: with a million tasks a draw takes a tenth of a second."""
 
 
 class HalfSolvedFirst:
@@ -27,61 +25,72 @@ class HalfSolvedFirst:
 
     def __init__(self, tasks: int, seed: int) -> None:
         """Begins without results, of the tasks with indices below `tasks`."""
-        self._solved, self._failed = np.zeros(tasks), np.zeros(tasks)
-        self._waiting = np.zeros(tasks, dtype=np.int64)
-        """Submissions of each task without a result so far; one whose episodes failed keeps its."""
-        self._seed, self._drawn = seed, 0
-        self._next: list[int] = []
-        """Tasks chosen by the last draw, the last one first."""
+        self._seed = seed
+        self._new = np.random.default_rng(stable_hash(seed, "new tasks")).permutation(tasks)
+        """All tasks in the order in which they are tried."""
+        self._tried = self._submitted = 0
+        """Numbers of tasks: tried ones, and submissions."""
+        self._results: dict[int, tuple[float, float]] = {}
+        """Task -> solved and failed episodes, the older the less."""
+        self._in_flight: set[int] = set()
         self._chances: list[float] = []
-        """Of the tasks chosen since the last call of `metrics`: their mean success so far."""
+        """Of the tried tasks chosen since the last call of `metrics`: their mean success so far."""
 
     def next(self) -> int:
         """Returns the index of the next training task: one that is not in flight, as long as there is any."""
-        if not self._next:
-            self._next = self._draw()
-        task = self._next.pop()
-        self._waiting[task] += 1
-        self._chances.append(float((1 + self._solved[task]) / (2 + self._solved[task] + self._failed[task])))
+        self._submitted += 1
+        new = self._tried < len(self._new)
+        task = None if new and self._submitted % 2 else self._half_solved()
+        if task is None:
+            # Where all tasks are in flight, they come again in the same order.
+            task = int(self._new[(self._tried if new else self._submitted) % len(self._new)])
+            self._tried += new
+        self._in_flight.add(task)
         return task
 
-    def _draw(self) -> list[int]:
-        rng = np.random.default_rng(stable_hash(self._seed, "half solved", self._drawn))
-        self._drawn += 1
-        far = np.abs(rng.beta(1 + self._solved, 1 + self._failed) - 0.5) + self._waiting
-        few = min(_DRAWN_AT_ONCE, len(far), max(1, len(far) // 4))
-        nearest = np.argpartition(far, few - 1)[:few]
-        return [int(task) for task in nearest[np.argsort(far[nearest])][::-1]]
+    def _half_solved(self) -> int | None:
+        free = [task for task in self._results if task not in self._in_flight]
+        if not free:
+            return None
+        solved, failed = np.array([self._results[task] for task in free]).T
+        rng = np.random.default_rng(stable_hash(self._seed, "half solved", self._submitted))
+        chosen = int(np.argmin(np.abs(rng.beta(1 + solved, 1 + failed) - 0.5)))
+        self._chances.append(float((1 + solved[chosen]) / (2 + solved[chosen] + failed[chosen])))
+        return free[chosen]
 
-    def add(self, task: int, success: bool) -> None:
-        """Adds the result of an episode."""
-        self._waiting[task] = 0
-        self._solved[task] = _KEPT * self._solved[task] + success
-        self._failed[task] = _KEPT * self._failed[task] + (not success)
+    def set_in_flight(self, tasks: Iterable[int]) -> None:
+        """Says which tasks are being played; others whose episodes failed are free again."""
+        self._in_flight = set(tasks)
+
+    def learn(self, results: Iterable[tuple[int, bool]]) -> None:
+        """Adds the results of a step's episodes: tasks, and whether they were solved."""
+        for task, success in results:
+            self._in_flight.discard(task)
+            solved, failed = self._results.get(task, (0.0, 0.0))
+            self._results[task] = _KEPT * solved + success, _KEPT * failed + (not success)
 
     def metrics(self) -> dict[str, float]:
-        """Returns the share of tasks that have results, and the success so far of those chosen since the last call."""
-        found = {"tasks/tried_share": float(np.mean(self._solved + self._failed > 0))}
+        """Returns the share of tasks with results, and the success so far of those chosen since the last call."""
+        found = {"tasks/tried_share": len(self._results) / len(self._new)}
         if self._chances:
             found["tasks/expected_success"] = float(np.mean(self._chances))
         self._chances = []
         return found
 
     def state(self) -> dict[str, Any]:
-        """Returns what a checkpoint needs; tasks in flight are submitted again."""
+        """Returns what a checkpoint needs."""
         return {
-            "solved": self._solved.copy(),
-            "failed": self._failed.copy(),
-            "drawn": self._drawn,
-            "next": list(self._next),
+            "tasks": len(self._new),
+            "results": dict(self._results),
+            "tried": self._tried,
+            "submitted": self._submitted,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from a checkpoint's state; raises ValueError if it is of another number of tasks, or of no order."""
-        if "solved" not in state or len(state["solved"]) != len(self._solved):
+        if state.get("tasks") != len(self._new):
             raise ValueError(
-                f"at_grpo.task_order=half_solved: the checkpoint has no such order of {len(self._solved)} training "
+                f"at_grpo.task_order=half_solved: the checkpoint has no such order of {len(self._new)} training "
                 "tasks; use the one that it was saved with, or set trainer.resume_mode=disable"
             )
-        self._solved, self._failed, self._drawn = state["solved"].copy(), state["failed"].copy(), state["drawn"]
-        self._next = list(state["next"])
+        self._results, self._tried, self._submitted = dict(state["results"]), state["tried"], state["submitted"]

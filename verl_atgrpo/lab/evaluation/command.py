@@ -67,7 +67,9 @@ def evaluate(options: Options, out: Path, *, ks: Sequence[int] | None = None, in
                 f"retries them. The last failure: {failed[-1].message}"
             )
         table = figures.figures_table(figures.figures(rows, ks, data_sets=plan.environment.data_sets("val")))
-        return f"{table}\n{figures.games(rows, str(options.versus))}" if plan.versus else table
+        if not plan.versus:
+            return table
+        return f"{table}\n{figures.games(rows, str(options.versus), plan.versus.values())}"
 
 
 async def _play(plan: Plan, keys: Sequence[EpisodeKey], results: ResultFile, in_flight: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -293,12 +293,16 @@ def _table(lines: Iterable[tuple[str, str]]) -> str:
     return "\n".join(f"{name:<{width}}  {value}" for name, value in pairs)
 
 
-def games(rows: Iterable[EpisodeRow], other: str) -> str:
+def games(rows: Iterable[EpisodeRow], other: str, players: Collection[str]) -> str:
     """Returns how games against another source of answers ended, and the difference in Elo points, as text.
 
-    A game is won with a `team_reward` above 0 and drawn with 0; failed episodes are no games.
+    A game is won with a `team_reward` above 0 and drawn with 0; failed episodes are no games, nor are those in which
+    none of the `players` answers, the names under which the other source does.
     """
-    rewards = [row.team_reward for row in rows if row.failed is None]
+    played = [row for row in rows if any(agent.policy in players for agent in row.agents.values())]
+    rewards = [row.team_reward for row in played if row.failed is None]
+    if not rewards:
+        return f"against {other}: no game, all failed"
     shares = ratings.results(rewards)
     score = math.fsum(map(ratings.score_of, rewards))
     rating = ratings.elo({("team", "other"): (score, float(len(rewards)))}, "other")["team"]

@@ -8,9 +8,9 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import dataclass
+from functools import partial
 
 from verl_atgrpo import Environment, Outcome, Score, Split, Team, stable_hash
-from verl_atgrpo.environments.common.splits import draw_for
 
 WAYS = {"up": 1, "down": -1}
 
@@ -45,8 +45,11 @@ class MyTeam(Environment):
         With data, `num_tasks(split)` returns the number of rows.
         """
         rng = random.Random(stable_hash("my_team", self.seed, split, index))
-        # Drawn again until the fingerprint is one of this split: no validation task is trained on.
-        return draw_for(split, lambda: Call(*rng.sample(range(1, self.floors + 1), 2)), self.fingerprint)
+        while True:
+            call = Call(*rng.sample(range(1, self.floors + 1), 2))
+            # A tenth of all tasks are for validation, and none of them is trained on.
+            if (stable_hash(self.fingerprint(call)) % 10 == 0) == (split == "val"):
+                return call
 
     def fingerprint(self, task: Call) -> str:
         """CHANGE: a text that two tasks share if they are the same problem."""
@@ -59,20 +62,27 @@ class MyTeam(Environment):
             missing = task.guest - lift
             seen = f"The guest waits {abs(missing)} floors {'above' if missing > 0 else 'below'} the lift."
             way = await team.porter.act(
-                f"Should the lift go up or down? Answer with one word. {seen}",
-                # `local`: how well the agent does its part. The guest is not there yet.
-                lambda reply, missing=missing: Score(local=float(WAYS.get(word(reply), 0) * missing > 0)),
+                f"Should the lift go up or down? Answer with one word. {seen}", partial(score_way, missing)
             )
-            step = WAYS.get(word(way.text), 0)
             number = await team.driver.act(
                 f"How many floors does the lift go? Answer with the number only. {seen} It goes {word(way.text)}.",
-                # `team`: what the reply does for the team's goal. An episode's state is in `run`, not in `self`.
-                lambda reply, missing=missing: Score(team=float(floors(reply) == abs(missing))),
+                partial(score_floors, missing),
             )
-            lift = min(max(lift + step * floors(number.text), 1), self.floors)
+            lift += WAYS.get(word(way.text), 0) * floors(number.text)
+            lift = min(max(lift, 1), self.floors)
             if lift == task.guest:
                 return Outcome(success=True, team_reward=1.0, metrics={"turns": turn + 1.0})
         return Outcome(success=False, metrics={"turns": float(self.max_turns)})
+
+
+def score_way(missing: int, reply: str) -> Score:
+    """CHANGE: `local` is how well an agent does its part. The porter cannot know how far the lift will go."""
+    return Score(local=float(WAYS.get(word(reply), 0) * missing > 0))
+
+
+def score_floors(missing: int, reply: str) -> Score:
+    """CHANGE: `team` is what a reply does for the team's goal. It follows from the state and the reply alone."""
+    return Score(team=float(floors(reply) == abs(missing)))
 
 
 def word(reply: str) -> str:

@@ -214,6 +214,19 @@ def of_opponents(job: Job) -> Iterator[str]:
                 f"at_grpo.environment.name={job.name!r}: the opponents of task ('train', {index}) are "
                 f"{sorted(opponents)}: some of {job.known}, and not all, as one side is in training"
             )
+        if opponents and not job.trainer.val_only and not any(job.is_trained(agent) for agent in agents - opponents):
+            yield (
+                f"at_grpo.agents: nothing is trained on task ('train', {index}), in which {sorted(opponents)} play "
+                f"against {sorted(agents - opponents)}: give all agents the policy in training, and those that play "
+                "against it another one by at_grpo.opponents.others"
+            )
+        played = job.settings.self_played
+        if played is not None and (others := {job.agents[agent] for agent in opponents} - {played}):
+            yield (
+                f"at_grpo.opponents.past: in task ('train', {index}) {sorted(opponents)} answer with the policy "
+                f"{sorted(others)[0]}, whose role past selves of {played!r} do not know; give both sides one policy, "
+                "or set past: 0"
+            )
     if job.settings.opponents is not None and not any(found):
         yield (
             f"at_grpo.opponents has no effect: no agent of {job.name!r} plays against the others "

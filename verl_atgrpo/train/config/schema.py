@@ -240,7 +240,7 @@ class AtGrpoConfig(Section):
     val_tasks: Tasks = 200
     """Tasks of validation, likewise."""
     task_order: Literal["shuffled", "half_solved"] = "shuffled"
-    """`half_solved`: training tasks whose success so far is near one half come first, by Thompson sampling."""
+    """`half_solved`: every other training task is one whose success so far is near one half, by Thompson sampling."""
     allow_overlap: bool = False
     """Accepts validation tasks that are training tasks, or have nearly the same text."""
     max_bad_rows: Annotated[float, Ge(0), Le(1)] = 0.25

@@ -89,6 +89,8 @@ def _of_opponents(c: AtGrpoConfig, given: Opponents) -> Iterator[str]:
     if not (given.current or given.past or any(given.others.values())):
         yield "opponents: all weights are 0; give current, past or one of others a weight above 0"
     for name in given.others:
+        if not given.others[name]:
+            yield f"opponents.others.{name}: a weight of 0 has no effect; remove it"
         if name in ("current", "past"):
             yield f"opponents.others.{name}: taken, metrics name other opponents so; give the policy another name"
         if name not in policies:

@@ -3,20 +3,24 @@
     A = r - b[role]          then          b[role] <- decay b[role] + (1 - decay) r
 
 A role is an agent, in a mixture an agent of an environment, and b begins at 0. All rows of a step are compared with b
-as it was before the step, whose episodes then change it one after the other, each by the mean reward of the role's
-rows. In a game of two sides this takes away what one side earns by moving first.
+as it was before the step. Its n episodes then change b at once, so that their order does not matter:
+
+    b <- decay^n b + (1 - decay^n) r,   r the mean over the episodes of the mean reward of the role's rows
+
+In a game of two sides this takes away what one side earns by moving first.
 
 Source: SPIRAL, arXiv 2506.24119. That b is taken before its update and begins at 0 is prime-rl's; .95 is our default.
 """
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, fields
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from verl_atgrpo.play.types import for_agent
 from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels, Need, Scope, refuse
 
 if TYPE_CHECKING:
@@ -74,13 +78,14 @@ class Baselines:
                 tags[TAG] = self.values[tags["agent"]]
 
     def update(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Adds the rewards of a step's rows, whose tags are in the order of episodes."""
-        rewards: dict[tuple[str, str], list[float]] = defaultdict(list)
+        """Adds the rewards of a step's rows."""
+        rewards: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         for tags in rows:
-            rewards[tags["episode"], tags["agent"]].append(tags["reward"])
-        for (_, agent), given in rewards.items():
-            decay = getattr(self._spec.agents.get(agent, self._spec), "decay", PRESET.decay)
-            self.values[agent] = decay * self.values[agent] + (1 - decay) * math.fsum(given) / len(given)
+            rewards[tags["agent"]][tags["episode"]].append(tags["reward"])
+        for agent, episodes in rewards.items():
+            decay = getattr(for_agent(self._spec.agents, agent, self._spec), "decay", PRESET.decay)
+            mean = fmean(fmean(given) for given in episodes.values())
+            self.values[agent] = mean + decay ** len(episodes) * (self.values[agent] - mean)
 
     def metrics(self) -> dict[str, float]:
         """Returns every role's average."""

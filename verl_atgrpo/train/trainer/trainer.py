@@ -236,8 +236,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         """Has the order of tasks and the opponents follow the results of a step's episodes."""
         episodes = {tags["episode"]: tags for tags in rows.tags}.values()
         if self._order is not None:
-            for episode in episodes:
-                self._order.add(episode["task"], episode["episode_success"])
+            self._order.learn((episode["task"], episode["episode_success"]) for episode in episodes)
             self._sampled.update(self._order.metrics())
         if self._opponents is not None:
             games = [(Opponent.parse(one[OPPONENT]), one["episode_reward"]) for one in episodes if OPPONENT in one]
@@ -335,7 +334,10 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         batch = self.config.data.train_batch_size
         last_step = min(self.total_training_steps, self.steps_per_epoch * self.config.trainer.total_epochs)
         steps_left = last_step - self.global_steps + 1
-        tasks = schedule.tasks_to_submit(len(queue.unfinished_tasks()), batch, self.schedule.prefetch, steps_left)
+        in_flight = queue.unfinished_tasks()
+        if isinstance(self._order, HalfSolvedFirst):
+            self._order.set_in_flight([*in_flight, *self._unfinished])
+        tasks = schedule.tasks_to_submit(len(in_flight), batch, self.schedule.prefetch, steps_left)
         if tasks:
             super()._add_prompts_to_generate(tasks)
 
@@ -450,9 +452,14 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         self._baselines.values.update(states.get("baselines", {}))
         if self._opponents is not None and "opponents" in states:
             self._opponents.restore(states["opponents"])
-        else:
+        if self._opponents is not None and not self._opponents.slots:
             self._freeze_self(0)
         if tasks is not None:
+            if self._order is None and {"tried", "counts"} & tasks.keys():
+                raise ValueError(
+                    f"at_grpo.task_order=shuffled: tasks of {self._checkpoint} were in an order that followed their "
+                    "success; use the one that it was saved with, or set trainer.resume_mode=disable"
+                )
             (self.train_dataloader.load_state_dict if self._order is None else self._order.restore)(tasks)
         self._unfinished = deque(unfinished)
         further = self.train_dataloader if self._order is None else self._tasks_in_order(self._order)

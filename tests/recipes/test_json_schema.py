@@ -1,0 +1,82 @@
+"""The schema that editors read: it is that of the code, accepts every recipe, and refuses what a run would refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from verl_atgrpo import cli, recipes
+
+FOLDER = Path(recipes.__file__).parent
+FILE = FOLDER / "at_grpo.schema.json"
+FILES = sorted(FOLDER.rglob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def schema() -> jsonschema.Draft202012Validator:
+    content = json.loads(FILE.read_text())
+    jsonschema.Draft202012Validator.check_schema(content)
+    return jsonschema.Draft202012Validator(content)
+
+
+def test_the_file_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["schema"]) == 0
+    assert capsys.readouterr().out == FILE.read_text(), "run `verl-atgrpo schema > recipes/at_grpo.schema.json`"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(FOLDER)))
+def test_every_recipe_names_it_and_is_accepted(file: Path, schema: jsonschema.Draft202012Validator) -> None:
+    (line,) = [
+        line for line in file.read_text().splitlines()[:2] if line.startswith("# yaml-language-server: $schema=")
+    ]
+    assert (file.parent / line.partition("=")[2]).resolve() == FILE.resolve()
+    assert list(schema.iter_errors(yaml.safe_load(file.read_text()))) == []
+
+
+@pytest.mark.parametrize(
+    ("section", "path"),
+    [
+        ({"candidats": 4}, "$.at_grpo"),
+        ({"candidates": 1}, "$.at_grpo.candidates"),
+        ({"candidates": {"all": 4, "planner": "8"}}, "$.at_grpo.candidates"),
+        ({"scheme": "trees"}, "$.at_grpo.scheme"),
+        ({"policies": {"coder": {"lora": {"rank": 0}}}}, "$.at_grpo.policies"),
+        ({"opponents": {"choose": "best"}}, "$.at_grpo.opponents"),
+        ({"environment": {"name": "walk", "sizes": 3}}, "$.at_grpo.environment.sizes"),
+        ({"environment": {"name": "walk", "size": 1}}, "$.at_grpo.environment.size"),
+        ({"environment": {"name": "connect_four", "opponent": "me"}}, "$.at_grpo.environment.opponent"),
+    ],
+)
+def test_what_a_run_would_refuse_is_refused(
+    section: dict[str, Any], path: str, schema: jsonschema.Draft202012Validator
+) -> None:
+    (error,) = schema.iter_errors({"at_grpo": section})
+    assert error.json_path == path
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        None,
+        {"environment": {"name": "my_module:Mine", "anything": 3}},
+        {"environment": {"name": "walk", "tool": None}},  # takes back an option of another recipe
+        {"estimator": {"preset": "dr_mas", "center_scope": "group"}},
+    ],
+)
+def test_what_a_run_accepts_is_accepted(section: Any, schema: jsonschema.Draft202012Validator) -> None:
+    assert list(schema.iter_errors({"at_grpo": section, "trainer": {"total_training_steps": 3}})) == []
+
+
+def test_options_have_their_texts(schema: jsonschema.Draft202012Validator) -> None:
+    definitions = schema.schema["$defs"]  # type: ignore[index]
+    for name, options in definitions.items():
+        for key, option in options["properties"].items():
+            if name.startswith("environment_") and key != "name":
+                assert option.get("description"), f"{name}: {key}"
+    shared = definitions["environment_connect_four"]["properties"]["opening"]["description"]
+    assert shared == "Most random moves with which a training game begins."

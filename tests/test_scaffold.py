@@ -1,0 +1,103 @@
+"""`verl-atgrpo new`: what it writes can be installed, passes its own test, and trains."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from training_jobs import FRESH, SMALL, Start, finish
+
+from verl_atgrpo import cli
+from verl_atgrpo.lab.scaffold import new
+
+
+def run(folder: Path, *command: str) -> str:
+    done = subprocess.run([sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A new package in `tmp_path/crane_team`; the folder that it is installed into."""
+    new("crane_team", tmp_path)
+    run(tmp_path / "crane_team", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target=../site", ".")
+    return tmp_path / "site"
+
+
+def test_the_command_writes_a_package_and_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    assert cli.main(["new", "crane_team", f"--folder={tmp_path}", f"--model={model}"]) == 0
+    made = tmp_path / "crane_team"
+    names = ["crane_team.py", "crane_team_cpu.yaml", "pyproject.toml", "test_crane_team.py"]
+    assert sorted(path.name for path in made.iterdir()) == names
+    texts = [(made / name).read_text() for name in names]
+    assert not any("my_team" in text or "MyTeam" in text or "MODEL" in text for text in texts)
+    assert f"path: {model} " in texts[1] and 'crane_team = "crane_team:CraneTeam"' in texts[2]
+    assert sum(text.count("CHANGE") for text in texts) > 10
+    said = capsys.readouterr().out.splitlines()
+    assert said[-2:] == [
+        f"    cd {made} && pip install -e . && python -m pytest -q",
+        "    python -m verl.trainer.main_ppo --config-dir=. --config-name=crane_team_cpu",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("My_team", "use small letters"),
+        ("a-b", "use small letters"),
+        ("class", "use small letters"),
+        ("walk", "an environment has this name"),
+        ("random", "a module has this name"),
+        ("pytest", "a module has this name"),
+        ("there", "there exists; remove it"),
+    ],
+)
+def test_names_that_are_taken_are_refused(
+    name: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "there").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["new", name, f"--folder={tmp_path}"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 1 and reason in said and said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [tmp_path / "there"]
+
+
+@pytest.mark.slow
+def test_its_own_test_passes_and_its_environment_has_a_name(installed: Path) -> None:
+    assert "1 passed" in run(installed.parent / "crane_team", "pytest", "-q", "-p", "no:cacheprovider")
+    (found,) = importlib.metadata.distributions(name="crane_team", path=[str(installed)])
+    (point,) = found.entry_points
+    assert (point.group, point.name) == ("verl_atgrpo.environments", "crane_team")
+
+
+@pytest.mark.slow
+@pytest.mark.training
+def test_it_trains(installed: Path, start: Start, tied_model: Path, tmp_path: Path) -> None:
+    job = start(
+        "crane_team_cpu",
+        tmp_path,
+        tied_model,
+        f"--config-dir={tmp_path / 'crane_team'}",
+        *SMALL,
+        "at_grpo.val_tasks=4",
+        "data.max_prompt_length=200",  # of a tokenizer of letters
+        "actor_rollout_ref.rollout.max_model_len=205",
+        # The estimator that needs the most tags of a row.
+        "at_grpo.scheme=parallel",
+        "at_grpo.estimator=gigpo",
+        "trainer.total_training_steps=1",
+        PYTHONPATH=str(installed),
+    )
+    data = finish(job, tmp_path)[1]
+    assert math.isfinite(data["actor/pg_loss"])
+    assert data["team/episodes"] == 4 * 4
+    assert data["agent/porter/rows"] > 0 and data["agent/driver/rows"] > 0
+    assert data["training/rollout_probs_diff_max"] < FRESH

@@ -1,0 +1,102 @@
+"""`verl-atgrpo schema`: a JSON schema of recipes, with which editors complete and check the section `at_grpo`.
+
+It is made of the types, bounds and docstrings that the checks of a run use. Keys of verl are accepted as they are.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from verl_atgrpo.play import registry
+from verl_atgrpo.train.config.schema import AtGrpoConfig
+from verl_atgrpo.train.estimators.presets import PRESETS
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def recipe_schema() -> dict[str, Any]:
+    """Returns the schema: the section's keys, and each environment's options where `environment.name` names it.
+
+    No key is required: a recipe may be based on another one.
+    """
+    section = AtGrpoConfig.model_json_schema()
+    definitions = section.pop("$defs")
+    for one in (section, *definitions.values()):
+        one.pop("required", None)
+        for prop in one.get("properties", {}).values():
+            prop.pop("title", None)
+            if "description" in prop:
+                prop["description"] = " ".join(prop["description"].split())
+    names = list(registry.registered())
+    section["properties"] |= {
+        "environment": {
+            "description": section["properties"]["environment"]["description"],
+            "type": "object",
+            "properties": {
+                "name": {"anyOf": [{"enum": names}, {"type": "string"}]},  # or one of your own
+            },
+            "allOf": [
+                {
+                    "if": {"properties": {"name": {"const": name}}, "required": ["name"]},
+                    "then": {"$ref": f"#/$defs/environment_{name}"},
+                }
+                for name in names
+            ],
+        },
+        "estimator": {
+            "description": section["properties"]["estimator"]["description"],
+            "anyOf": [{"enum": sorted(PRESETS)}, {"type": "string"}, {"type": "object"}],
+        },
+    }
+    definitions |= {f"environment_{name}": _options(typing.cast(type, registry.load(name))) for name in names}
+    return {
+        "$schema": _DIALECT,
+        "title": "A recipe of verl-atgrpo",
+        "type": "object",
+        "properties": {"at_grpo": section | {"type": ["object", "null"]}},
+        "$defs": definitions,
+    }
+
+
+def _options(cls: type) -> dict[str, Any]:
+    init: Any = cls.__init__  # type: ignore[misc]
+    texts, hints = argument_docstrings(init), typing.get_type_hints(init, include_extras=True)
+    parameters = inspect.signature(cls).parameters
+    keys = {name: TypeAdapter(hints[name]).json_schema() if name in hints else {} for name in parameters}
+    for name, key in keys.items():
+        key |= {"description": texts[name]} if name in texts else {}
+        if parameters[name].default not in (inspect.Parameter.empty, None):
+            key["default"] = parameters[name].default
+    # null takes back an option of the recipe that this one is based on.
+    return {"properties": {"name": {}, **keys}, "additionalProperties": {"type": "null"}}
+
+
+def argument_docstrings(function: Callable[..., Any]) -> dict[str, str]:
+    """Returns argument -> its text in the `Args:` of a docstring; "as in `Name`" is that of a class in its module."""
+    text = inspect.getdoc(function) or ""
+    found = re.search(r"(?ms)^Args:\n(.*?)(?=^\S|\Z)", text)
+    texts: dict[str, str] = {}
+    for entry in re.split(r"(?m)^    (?=\S)", found[1] if found else "")[1:]:
+        names, _, meaning = entry.partition(":")
+        elsewhere = re.fullmatch(r"as in `(\w+)`\.", " ".join(meaning.split()))
+        shared = _shared(function, elsewhere[1]) if elsewhere else None
+        for name in names.split(", "):
+            texts[name] = shared[name] if shared else _sentence(meaning)
+    return texts
+
+
+def _sentence(meaning: str) -> str:
+    line = " ".join(meaning.split())
+    return line if line[:1] in "`0123456789" else line[:1].upper() + line[1:]
+
+
+def _shared(function: Callable[..., Any], name: str) -> dict[str, str]:
+    cls = getattr(sys.modules[function.__module__], name)
+    return argument_docstrings(getattr(cls, "set_rules", cls.__init__))
