@@ -19,6 +19,9 @@ at_grpo:
   candidates: 8
 ```
 
+Editors with a YAML language server complete and check it by its first line, `# yaml-language-server:
+$schema=at_grpo.schema.json`, after `verl-atgrpo schema > at_grpo.schema.json`.
+
 `--config-dir=<folder> --config-name=<file>` finds it. Recipes list all keys of `at_grpo:`, so the command line has
 `at_grpo.candidates=8`, without `+`. What cannot work is refused before Ray starts, with what to set instead.
 

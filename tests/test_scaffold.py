@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fakes.recorded_run import write_run
 from training_jobs import FRESH, SMALL, Start, finish
 
 from verl_atgrpo import cli
 from verl_atgrpo.lab.scaffold import new
+
+ROOT = Path(__file__).parents[1]
 
 
 def run(folder: Path, *command: str) -> str:
@@ -76,6 +81,30 @@ def test_its_own_test_passes_and_its_environment_has_a_name(installed: Path) -> 
     (found,) = importlib.metadata.distributions(name="crane_team", path=[str(installed)])
     (point,) = found.entry_points
     assert (point.group, point.name) == ("verl_atgrpo.environments", "crane_team")
+
+
+@pytest.mark.slow
+def test_the_guide_for_coding_assistants_is_short_and_its_commands_run(installed: Path, tmp_path: Path) -> None:
+    guide = (ROOT / "AGENTS.md").read_text()
+    assert len(guide.split()) <= 400
+    write, check, train, debug = re.findall(r"(?ms)^```sh\n(.*?)^```$", guide)
+    made = tmp_path / "crane_team"
+    (printed,) = [line.strip() for line in new("my_team", tmp_path / "other").splitlines() if "main_ppo" in line]
+    assert train.strip() == printed
+    write_run(made / "runs/my_team/checkpoints")
+    commands = (check + debug).replace("my_team", "crane_team").replace("runs/crane_team", "runs/my_team")
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    done = subprocess.run(
+        ["bash", "-eu", "-o", "pipefail", "-c", commands],
+        cwd=made,
+        env={**os.environ, "PATH": path, "PYTHONPATH": os.pathsep.join((str(installed), str(ROOT)))},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout and "0 with equal keys or fingerprints" in done.stdout
+    assert (made / "runs/my_team/report.html").is_file()
+    assert "verl-atgrpo new my_team" in write
 
 
 @pytest.mark.slow

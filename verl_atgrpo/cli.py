@@ -72,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     export = commands.add_parser("export", help="write every policy of a checkpoint as a Hugging Face model")
     export.add_argument("step", type=Path, help="a folder global_step_<n>")
     export.add_argument("out", type=Path, help="the folder to write, with a folder for every policy")
+    export.add_argument("--evaluation", type=Path, metavar="FILE", help="a result file of eval, for the model card")
+    export.add_argument("--push", metavar="OWNER/NAME", help="send it to the Hugging Face hub, with its model card")
     export.set_defaults(run=_export)
 
     _add_evaluation(commands)
@@ -228,8 +230,12 @@ def _episodes(options: argparse.Namespace) -> str:
 
 def _export(options: argparse.Namespace) -> str:
     from verl_atgrpo.lab.export import export
+    from verl_atgrpo.lab.model_card import push, write_cards
 
-    return "\n".join(f"{name}: {folder}" for name, folder in export(options.step, options.out).items())
+    made = export(options.step, options.out)
+    write_cards(options.step, made, options.evaluation)
+    pushed = push(made, options.push) if options.push else []
+    return "\n".join([*(f"{name}: {folder}" for name, folder in made.items()), *pushed])
 
 
 def _evaluate(options: argparse.Namespace) -> str:

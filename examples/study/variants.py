@@ -170,6 +170,10 @@ WORDS: Mapping[str, Variant] = {
 """Ways to train an instruct model on games told in words."""
 SETTINGS: Mapping[str, Variant] = {
     "clip_1": Variant("gradients clipped to 1", ("actor_rollout_ref.actor.optim.clip_grad=1",)),
+    "team_grpo_clip_1": Variant(
+        "team, GRPO, outcome, gradients clipped to 1",
+        (*_OF_OUTCOMES, "at_grpo.estimator=mas_grpo", "actor_rollout_ref.actor.optim.clip_grad=1"),
+    ),
     "k_4": Variant("K = 4", ("at_grpo.candidates=4",)),
     "k_16": Variant("K = 16", ("at_grpo.candidates=16",)),
     "entropy_0": Variant("no entropy bonus", (_NO_BONUS,)),

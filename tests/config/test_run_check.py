@@ -25,7 +25,7 @@ from verl_atgrpo.train.config.machine_check import check_models
 from verl_atgrpo.train.config.policies import expand_policies
 from verl_atgrpo.train.config.policy_rules import of_context
 from verl_atgrpo.train.config.rules import check
-from verl_atgrpo.train.config.run_check import check_run, check_run_or_exit
+from verl_atgrpo.train.config.run_check import check_run, check_run_or_exit, typed_command
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError, Section
 
 FOLDER = Path(verl_atgrpo.recipes.__file__).parent
@@ -504,3 +504,9 @@ def test_missing_distribution(monkeypatch: pytest.MonkeyPatch, module: str, reme
 
 def test_every_private_symbol_is_as_we_need_it() -> None:
     compat.check_symbols(compat.SYMBOLS + compat.CPU_SYMBOLS)
+
+
+def test_the_command_is_kept_without_secrets() -> None:
+    words = ["/usr/bin/python3", "-m", "verl.trainer.main_ppo", "b={x: [1, 2]}", "c.api_key=abc=d", "+t.token=e"]
+    assert typed_command(words) == "python -m verl.trainer.main_ppo 'b={x: [1, 2]}' c.api_key=... +t.token=..."
+    assert typed_command(["python", "a.max_token_len_per_gpu=9"]) == "python a.max_token_len_per_gpu=9"

@@ -9,6 +9,7 @@ from verl_atgrpo.train.trainer.record_files import METRICS, TRAIN, VAL, RecordFi
 
 ABOUT = {
     "experiment": "made up",
+    "command": "python -m verl.trainer.main_ppo --config-name=made_up",
     "section": {"environment": {"name": "plan_path", "size": 4}, "candidates": 2, "estimator": "at_grpo"},
     "models": {"shared": "some/model"},
     "frozen": [],

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_atgrpo import compat, platform_choice
 from verl_atgrpo.play.types import EnvironmentConfigError
@@ -17,7 +20,7 @@ from verl_atgrpo.train.config.job import Job, Policy
 from verl_atgrpo.train.config.machine_check import check_models, of_folders
 from verl_atgrpo.train.config.policies import expand_policies
 from verl_atgrpo.train.config.rules import check
-from verl_atgrpo.train.config.schema import MODES, SECTION, AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.schema import COMMAND, MODES, SECTION, AtGrpoConfig, ConfigError
 from verl_atgrpo.train.config.verl_keys import check_keys, check_present, check_types
 from verl_atgrpo.train.config.view import POLICY, View, shown_as
 from verl_atgrpo.train.estimators.choice import resolve_spec
@@ -26,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 MODE = "at_grpo"
 ESTIMATOR = "at_grpo"
+_SECRET = re.compile(r"(?s)([^=]*(?:api_?key|password|secret|[._]token))=.*", re.IGNORECASE)
 
 
 def check_run_or_exit(config: DictConfig, **_: Any) -> None:
@@ -34,12 +38,19 @@ def check_run_or_exit(config: DictConfig, **_: Any) -> None:
         settings = check_run(config)
         if settings is not None:
             expand_policies(config, settings)
+            with open_dict(config):
+                config[COMMAND] = typed_command(sys.orig_argv)
             check_models(config, settings)
             if platform_choice.wants_cpu():
                 return_large_blocks(config, settings)
     except (ConfigError, EnvironmentConfigError, compat.CompatError) as error:
         logger.debug("refused", exc_info=error)  # VERL_LOGGING_LEVEL=DEBUG shows an environment's traceback
         raise SystemExit(f"verl-atgrpo: {' '.join(str(error).split())}") from None
+
+
+def typed_command(words: Sequence[str]) -> str:
+    """Returns a command as one would type it, without the values of keys that name a secret: a model card has it."""
+    return shlex.join(["python", *(_SECRET.sub(r"\1=...", word) for word in words[1:])])
 
 
 def check_run(config: DictConfig) -> AtGrpoConfig | None:

@@ -28,6 +28,8 @@ from verl_atgrpo.train.estimators.spec import EstimatorSpec
 
 EXPANDED = "at_grpo_policies"
 """Key under which the driver stores every policy's resolved `actor_rollout_ref` for the trainer and the workers."""
+COMMAND = "at_grpo_command"
+"""Key under which the driver stores the command that was typed, for the records."""
 SHARED = "shared"
 """Name of the only policy of a recipe without `policies`, which is the job's `actor_rollout_ref`."""
 Mode = Literal["sync", "colocate_async", "separate_async"]

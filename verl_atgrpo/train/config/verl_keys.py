@@ -12,7 +12,7 @@ from annotated_types import Ge, Le
 from omegaconf import OmegaConf
 
 from verl_atgrpo.train.config.kinds import Text, fits, words
-from verl_atgrpo.train.config.schema import EXPANDED, SECTION, AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.schema import COMMAND, EXPANDED, SECTION, AtGrpoConfig, ConfigError
 from verl_atgrpo.train.config.verl_key_table import RULES, KeyRule
 from verl_atgrpo.train.config.view import (
     POLICY,
@@ -118,7 +118,7 @@ def _check_tops(view: View) -> None:
     written: Any = OmegaConf.to_container(view.config, resolve=False)
     for name, value in written.items():
         key = str(name)
-        if key in _tops() or key in (SECTION, EXPANDED):
+        if key in _tops() or key in (SECTION, EXPANDED, COMMAND):
             if dotted := next(_dotted(value, f"{key}."), None):
                 raise ConfigError(
                     f"{dotted}: a key with a dot is another one than the nested key, and nothing reads it; write its "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_atgrpo.train.config.schema import SECTION, RecordSettings
+from verl_atgrpo.train.config.schema import COMMAND, SECTION, RecordSettings
 from verl_atgrpo.train.rollout.episode_rows import WHOLE
 from verl_atgrpo.train.rows.batch import VALIDATION, Batch, Tags
 from verl_atgrpo.train.trainer.record_files import METRICS, TRAIN, VAL, RecordFiles, metrics_row, plain
@@ -25,6 +25,7 @@ def about_run(config: DictConfig, units: Sequence[PolicyUnit]) -> dict[str, Any]
     return {
         "project": config.trainer.project_name,
         "experiment": config.trainer.experiment_name,
+        "command": config.get(COMMAND, ""),
         "section": OmegaConf.to_container(config[SECTION], resolve=True),
         "models": {unit.name: unit.config.actor_rollout_ref.model.path for unit in units},
         "frozen": [unit.name for unit in units if not unit.trainable],

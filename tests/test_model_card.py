@@ -1,0 +1,154 @@
+"""The model card of an export, and its way to a hub: a server on this machine that answers as the hub does."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fakes.broken_files import small_model
+from fakes.recorded_run import write_run
+
+pytest.importorskip("verl")
+huggingface_hub = pytest.importorskip("huggingface_hub")
+
+from verl_atgrpo import cli
+from verl_atgrpo.lab.evaluation.results import EpisodeRow, ResultFile
+
+TOKEN = "hf_only_a_test"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Keeps what is committed, as path -> content; refuses those without the token."""
+
+    repositories: dict[str, dict[str, bytes]]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            self.answer(401, {"error": "Invalid credentials"})
+        elif self.path == "/api/repos/create":
+            given = json.loads(body)
+            name = f"{given.get('organization', 'me')}/{given['name']}"
+            self.repositories.setdefault(name, {})
+            self.answer(200, {"url": f"http://{self.headers['Host']}/{name}"})
+        elif self.path == "/api/validate-yaml":
+            self.answer(200, {"errors": [], "warnings": []})
+        elif "/preupload/" in self.path:
+            files = [{**one, "uploadMode": "regular", "shouldIgnore": False} for one in json.loads(body)["files"]]
+            self.answer(200, {"files": files})
+        else:
+            name = self.path.removeprefix("/api/models/").partition("/commit/")[0]
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    self.repositories[name][line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            url = f"http://{self.headers['Host']}/{name}/commit/1"
+            self.answer(200, {"commitUrl": url, "commitOid": "1", "success": True})
+
+    def answer(self, status: int, content: Any) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        """Prints nothing."""
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, dict[str, bytes]]]:
+    found: dict[str, dict[str, bytes]] = {}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (Hub,), {"repositories": found}))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    yield found
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def checkpoint(root: Path, *policies: str) -> Path:
+    step = root / "checkpoints/global_step_3"
+    for name in policies:
+        small_model(step / "policies" / name / "huggingface", name.encode())
+    (step / "policies.json").write_text(json.dumps({name: f"policies/{name}" for name in policies}))
+    return step
+
+
+def test_the_card_says_what_was_trained_how_and_how_well(tmp_path: Path) -> None:
+    step = checkpoint(tmp_path, "shared")
+    write_run(step.parent)
+    with ResultFile(tmp_path / "after.jsonl", {"made": "up"}, {}) as results:
+        for task in range(10):
+            results.add(EpisodeRow(task, "", 0, 0, task > 0, 1.0, {}, 1, 1, {}, None, 0.0))
+    command = ["export", str(step), str(tmp_path / "out"), f"--evaluation={tmp_path / 'after.jsonl'}"]
+    assert cli.main(command) == 0
+    text = (tmp_path / "out/shared/README.md").read_text()
+    _, head, body = text.split("---\n")
+    assert yaml.safe_load(head)["base_model"] == "some/model"
+    for line in (
+        "# made up: shared",
+        "| base | some/model |",
+        "| task | plan_path (size: 4) |",
+        "| algorithm | at_grpo, scheme tree, K = 2 |",
+        "| training | 3 steps, 3,000 generated tokens |",
+        "| validation | step 3, plan_path/acc/mean@1: 100.0% (step 0: 0.0%) |",
+        "python -m verl.trainer.main_ppo --config-name=made_up",
+    ):
+        assert line in body.splitlines(), line
+    # Nine of ten, with the two tasks that an interval adds.
+    assert "| evaluation | 90.0% of 10 tasks solved, 95% interval 5" in body
+
+
+def test_without_records_the_card_says_what_is_known(tmp_path: Path) -> None:
+    step = checkpoint(tmp_path, "coder")
+    assert cli.main(["export", str(step), str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out/coder/README.md").read_text()
+    assert "base_model" not in text and "## Command" not in text
+    assert "| training | 3 steps |" in text.splitlines()
+
+
+def test_policies_go_to_the_hub_each_under_its_name(
+    tmp_path: Path, hub: dict[str, dict[str, bytes]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = checkpoint(tmp_path, "coder", "planner")
+    assert cli.main(["export", str(step), str(tmp_path / "out"), "--push=team/mine"]) == 0
+    assert sorted(hub) == ["team/mine-coder", "team/mine-planner"]
+    for policy in ("coder", "planner"):
+        sent, folder = hub[f"team/mine-{policy}"], tmp_path / "out" / policy
+        assert {"README.md", "config.json", "model.safetensors"} <= sent.keys()
+        assert all((folder / name).read_bytes() == content for name, content in sent.items())
+    assert capsys.readouterr().out.splitlines()[-1].endswith("/team/mine-planner")
+    assert cli.main(["export", str(checkpoint(tmp_path / "b", "shared")), str(tmp_path / "one"), "--push=me/it"]) == 0
+    assert "me/it" in hub
+
+
+@pytest.mark.parametrize("problem", ["token", "network", "name"])
+def test_a_hub_that_refuses_is_one_line(
+    problem: str,
+    tmp_path: Path,
+    hub: dict[str, dict[str, bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = "a/b/c" if problem == "name" else "me/it"
+    if problem == "token":
+        monkeypatch.setenv("HF_TOKEN", "hf_another")
+    if problem == "network":
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["export", str(checkpoint(tmp_path, "shared")), str(tmp_path / "out"), f"--push={name}"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 1 and said.count("\n") == 1
+    assert said.startswith(f"verl-atgrpo export: --push {name}: http://127.0.0.1:") and "hf auth login" in said
+    assert (tmp_path / "out/shared/model.safetensors").is_file() and not hub

@@ -1,0 +1,135 @@
+"""The model card of an exported policy, and its way to a hub."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from verl_atgrpo import __version__
+from verl_atgrpo.files import FileError
+from verl_atgrpo.lab.evaluation import figures, results
+from verl_atgrpo.lab.report import records
+
+CARD = "README.md"
+_TOKENS = "rollout/tokens"
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def write_cards(step: Path, exported: Mapping[str, Path], evaluation: Path | None = None) -> None:
+    """Writes a model card into each exported policy's folder.
+
+    Args:
+        step: the checkpoint's folder, `global_step_<n>`; the run's records are beside it.
+        exported: policy -> its folder.
+        evaluation: a result file of `verl-atgrpo eval`, which gives success with its interval.
+
+    Raises FileError if a record or the result file is damaged, FileNotFoundError if there is no such result file.
+    """
+    try:
+        run = records.read(records.find(step.parent))
+    except ValueError as error:
+        if isinstance(error, FileError):
+            raise
+        run = records.Run()  # with at_grpo.record=null
+    measured = None if evaluation is None else figures.figures([*results.read(evaluation).rows.values()])
+    number = int(step.name.rpartition("_")[2])
+    for policy, folder in exported.items():
+        (folder / CARD).write_text(card(policy, number, run, measured))
+
+
+def card(policy: str, step: int, run: records.Run, measured: figures.Figures | None) -> str:
+    """Returns the card of a policy after a step; what the run's records do not have is left out."""
+    about = run.about
+    section: dict[str, Any] = about.get("section", {})
+    base = about.get("models", {}).get(policy, "")
+    environment = section.get("environment", {})
+    agents = sorted(agent for agent, owner in section.get("agents", {}).items() if owner == policy)
+    options = ", ".join(f"{key}: {value}" for key, value in environment.items() if key != "name")
+    tokens = sum(float(data.get(_TOKENS, 0.0)) for number, data in run.metrics.items() if number <= step)
+    lines = {
+        "base": base,
+        "task": f"{environment.get('name', '')}{f' ({options})' if options else ''}",
+        "agents": ", ".join(agents),
+        "algorithm": _algorithm(section),
+        "training": f"{step} steps, {tokens:,.0f} generated tokens" if tokens else f"{step} steps",
+        "validation": _validation(run, step),
+        "evaluation": "" if measured is None else _evaluation(measured),
+    }
+    rows = "\n".join(f"| {name} | {value} |" for name, value in lines.items() if value)
+    named = f"base_model: {base}\n" if _HUB_NAME.fullmatch(base) else ""
+    command = about.get("command")
+    how = f"\n## Command\n\n```sh\n{command}\n```\n" if command else ""
+    return f"""---
+library_name: transformers
+{named}tags: [reinforcement-learning, multi-agent, verl, verl-atgrpo]
+---
+# {about.get("experiment", "verl-atgrpo")}: {policy}
+
+A policy of a team, trained with verl-atgrpo {__version__}.
+
+| | |
+|---|---|
+{rows}
+{how}"""
+
+
+def _algorithm(section: Mapping[str, Any]) -> str:
+    if not section:
+        return ""
+    estimator, candidates = section.get("estimator", ""), section.get("candidates", "")
+    name = estimator if isinstance(estimator, str) else json.dumps(estimator)
+    return f"{name}, scheme {section.get('scheme', 'tree')}, K = {candidates}"
+
+
+def _validation(run: records.Run, step: int) -> str:
+    """Returns the success of the first validation and of the last one until a step."""
+    by_step = {
+        number: {name[9:]: value for name, value in data.items() if name.startswith("val-core/") and "/acc/" in name}
+        for number, data in sorted(run.metrics.items())
+        if number <= step
+    }
+    known = {number: data for number, data in by_step.items() if data}
+    if not known:
+        return ""
+    first, last = min(known), max(known)
+    told = (
+        f"{name}: {float(value):.1%}" + (f" (step {first}: {float(known[first][name]):.1%})" if first < last else "")
+        for name, value in known[last].items()
+    )
+    return f"step {last}, " + ", ".join(told)
+
+
+def _evaluation(measured: figures.Figures) -> str:
+    success = measured.success
+    return (
+        f"{success.value:.1%} of {measured.tasks} tasks solved, 95% interval {success.low:.1%} to {success.high:.1%}"
+    )
+
+
+def push(exported: Mapping[str, Path], name: str) -> list[str]:
+    """Sends exported policies to a hub as `name`, or as `name-<policy>` if there are several; returns their addresses.
+
+    The hub is `HF_ENDPOINT`'s, the token that of `huggingface-cli login` or `HF_TOKEN`.
+
+    Raises RuntimeError if the hub refuses or cannot be reached.
+    """
+    import httpx
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+
+    api, pushed = HfApi(), []
+    for policy, folder in exported.items():
+        repository = name if len(exported) == 1 else f"{name}-{policy}"
+        try:
+            made = api.create_repo(repository, exist_ok=True)
+            api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="verl-atgrpo export")
+        except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, httpx.HTTPError, OSError) as error:
+            raise RuntimeError(
+                f"--push {repository}: {api.endpoint} says {error}; log in with `hf auth login`, or set HF_TOKEN "
+                "(HF_ENDPOINT for another hub)"
+            ) from error
+        pushed.append(str(made))
+    return pushed
