@@ -17,8 +17,8 @@ LAYERS = ("train", "lab")
 BUDGETS: dict[str, int] = {
     "verl_atgrpo": 1_200,
     "verl_atgrpo/train": 480,
-    "verl_atgrpo/lab": 380,
-    "verl_atgrpo/train/config": 3_340,
+    "verl_atgrpo/lab": 540,
+    "verl_atgrpo/train/config": 3_360,
     "verl_atgrpo/cpu": 600,
     "verl_atgrpo/train/estimators": 1_060,
     "verl_atgrpo/lab/evaluation": 1_640,
