@@ -109,7 +109,10 @@ def test_the_guide_for_coding_assistants_is_short_and_its_commands_run(installed
 
 @pytest.mark.slow
 @pytest.mark.training
-def test_it_trains(installed: Path, start: Start, tied_model: Path, tmp_path: Path) -> None:
+def test_it_trains_and_trackers_get_metrics_and_replies(
+    installed: Path, start: Start, tied_model: Path, tmp_path: Path
+) -> None:
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     job = start(
         "crane_team_cpu",
         tmp_path,
@@ -123,10 +126,22 @@ def test_it_trains(installed: Path, start: Start, tied_model: Path, tmp_path: Pa
         "at_grpo.scheme=parallel",
         "at_grpo.estimator=gigpo",
         "trainer.total_training_steps=1",
+        "trainer.test_freq=1",
+        "trainer.log_val_generations=3",
+        "trainer.logger=[console,file,tensorboard,wandb]",
         PYTHONPATH=str(installed),
+        TENSORBOARD_DIR=str(tmp_path / "board"),
+        WANDB_MODE="offline",
+        WANDB_DIR=str(tmp_path),
     )
     data = finish(job, tmp_path)[1]
     assert math.isfinite(data["actor/pg_loss"])
     assert data["team/episodes"] == 4 * 4
-    assert data["agent/porter/rows"] > 0 and data["agent/driver/rows"] > 0
     assert data["training/rollout_probs_diff_max"] < FRESH
+    board = events.EventAccumulator(str(tmp_path / "board")).Reload()
+    for name in ("agent/porter/reward", "agent/driver/reward", "val-core/crane_team/acc/mean@1"):
+        (scalar,) = board.Scalars(name)
+        assert (scalar.step, scalar.value) == (1, pytest.approx(data[name]))
+    (tag,) = board.Tags()["tensors"]
+    assert b"Should the lift go up or down?" in board.Tensors(tag)[0].tensor_proto.string_val[0]
+    assert list(tmp_path.glob("wandb/offline-run-*/files/media/table/val/*.table.json"))
