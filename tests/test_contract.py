@@ -34,8 +34,8 @@ DRAFTS = {"plan_path": "moves", "sokoban": "moves", "sudoku": "grid"}
 REASONING = ("math", "math_ensemble", "math_debate", "math_drafts", "math_refined", "math_judged")
 IN_WORDS = ("walk", "walk_walls", "number_search")
 """Checked in test_games_in_words.py."""
-ADAPTERS = ("pettingzoo", "textarena", "reasoning_gym")
-"""Checked in test_pettingzoo.py, test_textarena.py and test_reasoning_gym.py."""
+ADAPTERS = ("pettingzoo", "textarena", "reasoning_gym", "verifiers")
+"""Checked in test_pettingzoo.py, test_textarena.py, test_reasoning_gym.py and test_verifiers.py."""
 
 
 def everyone(script: Script) -> Mapping[str, Script]:
@@ -407,7 +407,7 @@ class Unsolvable(Sums):
         (NoIdentifiers, "declared: .*'tool user'"),
         (
             AnotherScheme,
-            r"schemes: 'guesser' -> \('tree', 'trees'\) is not an agent and a tuple of branch, parallel, tree",
+            r"schemes: 'guesser' -> \('tree', 'trees'\) is not an agent and a tuple of branch, own, parallel, tree",
         ),
         (AnotherTaskEachTime, r"task: task \(train, 0\) differs when"),
         (HashedTasks, r"task: task \(train, 0\) differs in another process"),

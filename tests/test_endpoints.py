@@ -89,6 +89,7 @@ def test_a_completion_is_a_decision() -> None:
     assert seen == [("planner", 1, text) for text in ("0", "1", "0")]
     (decision,) = team.decisions
     assert [candidate.reward for candidate in decision.candidates] == [0, 1, 0] and decision.committed == 1
+    assert answer.id.endswith(f":{decision.name}")
 
 
 def test_rows_are_those_of_a_native_environment() -> None:

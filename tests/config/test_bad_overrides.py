@@ -179,6 +179,7 @@ ENVIRONMENTS = {
     "math_debate": {"debaters": (1, 10**6), "rounds": (0, True)},
     "pettingzoo": {"max_steps": (0, 10**9), "options": (5,), "team": ("west",), "shared_openings": (1,)},
     "textarena": {"players": (0, 10**6), "illegal_reward": (float("inf"), "low"), "on_illegal": ("stop",)},
+    "verifiers": {"config": (5,), "success_reward": (float("nan"),), "max_turns": (0,), "timeout": (0,)},
     "reasoning_gym": {"max_turns": (0, 10**9), "options": ("easy",), "dataset": (None,)},
 }
 """Environment -> option -> values that it refuses, before it looks at any other option."""

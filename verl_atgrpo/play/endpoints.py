@@ -396,7 +396,7 @@ class EndpointServer:
 
 
 def _completion(asked: _Asked, session: _Session, candidates: Sequence[Candidate]) -> Any:
-    """Returns an OpenAI chat completion."""
+    """Returns an OpenAI chat completion, whose id ends with the name of the first answer's decision."""
     choices = []
     for index, candidate in enumerate(candidates):
         if candidate.reply is None:
@@ -411,7 +411,8 @@ def _completion(asked: _Asked, session: _Session, candidates: Sequence[Candidate
     prompt = sum(len(one.prompt_ids) for one in asked_of)
     new = sum(one.generation.tokens for one in candidates)
     usage = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
-    made = {"id": f"chatcmpl-{secrets.token_hex(8)}", "object": "chat.completion", "created": 0}
+    name = ",".join(one.name for one in asked_of)
+    made = {"id": f"chatcmpl-{secrets.token_hex(8)}:{name}", "object": "chat.completion", "created": 0}
     return {**made, "model": asked.model or session.agent, "choices": choices, "usage": usage}
 
 

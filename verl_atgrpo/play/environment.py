@@ -26,7 +26,8 @@ class Environment(ABC):
     agents: ClassVar[tuple[str, ...]]
     """Names of the agents, for `team.<agent>.act(...)` and `at_grpo.agents`."""
     schemes: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Agent -> values of `at_grpo.scheme` that give it a reward of its own; any, for agents that are not named."""
+    """Agent -> values of `at_grpo.scheme` that give it a reward of its own; any, for agents that are not named. `own`:
+    it is settled with one that is for `parallel` with `episode_reward: own` only."""
 
     ordered: ClassVar[bool] = False
     """Whether training tasks are played in the order of their index, as in a mixture, and are not shuffled."""

@@ -42,6 +42,7 @@ _REGISTRY: dict[str, str | Callable[..., Environment]] = {
     "sudoku_single": "verl_atgrpo.environments.sudoku:SingleSudoku",
     "textarena": "verl_atgrpo.environments.ports.textarena:TextArenaGame",
     "tic_tac_toe": "verl_atgrpo.environments.in_a_row:TicTacToe",
+    "verifiers": "verl_atgrpo.environments.ports.verifiers:VerifiersEnvironment",
     "walk": "verl_atgrpo.environments.walk:Walk",
     "search": "verl_atgrpo.environments.search:Search",
     "search_routed": "verl_atgrpo.environments.search:RoutedSearch",

@@ -61,7 +61,7 @@ Marks = tuple[str, str]
 _Prompts = dict[str, tuple[int, ...]]
 """An episode's decisions -> their prompts, as token ids."""
 _CONTROL = "\x00\x07\x1b[31m\r\u202e\u2028\ufeff\ufffd ٣½ \U0001f9e9 Ⅷ {}%s \\n ```python\n"
-_SCHEMES = {"tree", "parallel", "branch"}
+_SCHEMES = {"tree", "parallel", "branch", "own"}
 _SPLITS: tuple[Split, ...] = ("train", "val")
 
 HOSTILE: dict[str, Script] = {

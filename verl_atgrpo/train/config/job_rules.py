@@ -240,10 +240,11 @@ def of_schemes(job: Job) -> Iterator[str]:
     own, scheme = job.settings.episode_reward == "own", job.settings.scheme
     for agent in job.agents if not job.trainer.val_only else ():
         accepted = job.env.schemes.get(agent)
-        if accepted is None or ("tree" if own else scheme) in accepted or not job.is_trained(agent):
+        rewarded = {"tree", "own"} if own else {scheme}
+        if accepted is None or rewarded & {*accepted} or not job.is_trained(agent):
             continue
         key = "episode_reward=own" if own else f"scheme={scheme}"
-        instead = f"{'outcome with scheme: ' if own else ''}{' or '.join(accepted)}"
+        instead = f"{'outcome with scheme: ' if own else ''}{' or '.join(one for one in accepted if one != 'own')}"
         yield (
             f"at_grpo.{key} has no reward for {agent!r} of {job.name!r}: set it to {instead}, or give {agent} a "
             "policy with trainable: false"
