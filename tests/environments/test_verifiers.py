@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+# Where scripts/install_cpu_stack.sh puts what has other pins than the rest.
+PORTS = Path(sys.prefix) / "ports"
+sys.path += [str(PORTS)] if str(PORTS) not in sys.path else []
 pytest.importorskip("verifiers", reason="verifiers is not installed (extra `verifiers`)")
 
 from aiohttp import web
