@@ -32,11 +32,11 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo/train/serving": 1_950,
     "verl_atgrpo/lab/tiny_models": 800,
     "verl_atgrpo/train/trainer": 2_720,
-    "environments": 8_850,
+    "environments": 10_050,
     "recipes": 1_080,
     "benchmarks": 5_600,
-    "tests": 43_700,
-    "docs": 31_500,
+    "tests": 44_700,
+    "docs": 32_900,
 }
 """Folder -> most lines of its Python: of `verl_atgrpo` and of layers those of their own files, of others also those
 of the folders in them. `recipes` are lines of YAML, `docs` words of README.md and the pages."""

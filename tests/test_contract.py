@@ -105,6 +105,7 @@ def test_every_environment_is_checked_here() -> None:
         "connect_four",
         "curriculum",
         "mixture",
+        "openenv",
         "search",
         "search_routed",
         "tic_tac_toe",

@@ -1,4 +1,4 @@
-"""Turn-based games of other packages, scored by replay.
+"""Turn-based games of other packages: rules and episodes (`TurnGame`), and scores by replay (`ReplayedGame`).
 
 The state of an episode is its seed and the replies committed so far. A candidate is scored in a new game that is
 reset with that seed, plays those replies and then the candidate. So the game's state is never copied or shared, but it
@@ -13,13 +13,13 @@ import math
 import random
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractAsyncContextManager, closing, nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
 
 from annotated_types import Ge, Le
 
-from verl_atgrpo import Environment, EnvironmentConfigError, Outcome, Score, Split, Team, stable_hash
+from verl_atgrpo import Environment, EnvironmentConfigError, Message, Outcome, Score, Split, Team, stable_hash
 from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.environments.ports.foreign import FAULTS, line, seeded
 
@@ -31,6 +31,8 @@ Steps = Annotated[int, Ge(1), Le(10_000)]
 logger = logging.getLogger(__name__)
 
 _ROUNDING = 1e-6
+_SEEDS = tuple(random.Random(stable_hash("steady", number)).getrandbits(31) for number in range(12))
+"""Of the openings that are compared at the start."""
 _AFTER_ILLEGAL = "Your last reply was not a legal action. Give a legal one.\n"
 
 
@@ -76,11 +78,20 @@ class Position:
     move: Move = Move({})
 
 
-class ReplayedGame(Environment):
-    """A turn-based game that is scored by replay; subclasses start games."""
+After = Callable[[Sequence[str], Position, str], Awaitable[Position | None]]
+"""The legal replies of an episode, the position that they led to and a reply there -> the position after it, or None
+if it cannot be played."""
+
+
+class TurnGame(Environment):
+    """A turn-based game; subclasses play replies."""
 
     where: str
     """The option that names the game, with its value, for messages."""
+    origin = ""
+    """What the tasks' seeds derive from; by default `where`."""
+    history = False
+    """Whether an agent's prompt begins with its earlier prompts and replies."""
 
     def set_rules(
         self,
@@ -141,14 +152,14 @@ class ReplayedGame(Environment):
         return [agent for agent in self.agents if agent not in self.side(task)] if self.in_turn else ()
 
     @abstractmethod
-    def begin(self, seed: int) -> LiveGame:
-        """Returns a new game, reset with `seed`; called inside `seeded`."""
+    def episode(self, seed: int) -> AbstractAsyncContextManager[tuple[Position, After]]:
+        """Opens a game: its first position, and what plays replies in it."""
 
     # ------------------------------------------------------------------ tasks
 
     def task(self, split: Split, index: int) -> int:
         """Returns the seed of game `index` of `split`; splits are disjoint because the opening decides the split."""
-        rng = random.Random(stable_hash(self.where, self.seed, split, index))
+        rng = random.Random(stable_hash(self.origin or self.where, self.seed, split, index))
         if self.shared_openings:
             return rng.getrandbits(31)
         seed: int | None = draw_for(split, functools.partial(rng.getrandbits, 31), self.task_key)
@@ -159,16 +170,10 @@ class ReplayedGame(Environment):
             )
         return seed
 
-    def fingerprint(self, task: int) -> str:
-        """Returns a hash of the game's whole state at its opening; the seed is not part of it."""
-        with seeded(task), closing(self.begin(task)) as game:
-            return f"{stable_hash(game.opening()):016x}"
-
-    def check_deterministic(self) -> None:
+    def check_openings(self) -> None:
         """Raises EnvironmentConfigError if one seed gives two openings, or all seeds the same one."""
-        seeds = [random.Random(stable_hash("steady", number)).getrandbits(31) for number in range(12)]
-        openings = [self.fingerprint(seed) for seed in seeds]
-        if self.fingerprint(seeds[0]) != openings[0] or self._start(seeds[0]) != self._start(seeds[0]):
+        openings = [self.fingerprint(seed) for seed in _SEEDS]
+        if self.fingerprint(_SEEDS[0]) != openings[0]:
             raise self._not_deterministic()
         if len(set(openings)) == 1 and not self.shared_openings:
             raise EnvironmentConfigError(
@@ -186,8 +191,12 @@ class ReplayedGame(Environment):
 
     async def run(self, task: int, team: Team) -> Outcome:
         """Plays one episode; success means that the game ended with at least `success_return` for the team."""
+        async with self.episode(task) as (position, after):
+            return await self._play(task, team, position, after)
+
+    async def _play(self, task: int, team: Team, position: Position, play: After) -> Outcome:
         replies: tuple[str, ...] = ()
-        position = self._start(task)
+        said: dict[str, list[Message]] = {agent: [] for agent in self.agents}
         returns = dict.fromkeys(self.agents, 0.0)
         steps, illegal, side = 0, 0, self.side(task)
         refused = False
@@ -202,12 +211,15 @@ class ReplayedGame(Environment):
                 position: Position = position,
             ) -> Position | None:
                 if reply not in known:
-                    known[reply] = await self.after(task, replies, position, reply)
+                    known[reply] = await play(replies, position, reply)
                 return known[reply]
 
+            shown = _AFTER_ILLEGAL + seen if refused else seen
+            asked: Message = {"role": "user", "content": shown}
             reply = await team[agent].act(
-                _AFTER_ILLEGAL + seen if refused else seen, functools.partial(self._score, agent, side, follow)
+                [*said[agent], asked] if self.history else shown, functools.partial(self._score, agent, side, follow)
             )
+            said[agent] += [asked, {"role": "assistant", "content": reply.text}]
             after = await follow(reply.text)
             steps += 1
             refused = after is None
@@ -218,10 +230,55 @@ class ReplayedGame(Environment):
             for name, reward in after.move.rewards.items():
                 returns[name] += reward
             replies, position = (*replies, reply.text), after
-        mean = sum(returns[name] for name in side) / len(side)
+        mean = _mean([returns[name] for name in side])
         success = position.asked is None and mean >= self.success_return - _ROUNDING
         metrics = {"steps": float(steps), "illegal": float(illegal)}
         return Outcome(success, mean, metrics | {f"return_{name}": total for name, total in returns.items()})
+
+    def _check_reward(self, agent: str, reward: float) -> None:
+        if not math.isfinite(reward) or reward < self.illegal_reward:
+            raise EnvironmentConfigError(
+                f"at_grpo.environment.illegal_reward={self.illegal_reward}: {agent!r} earned {reward}; rewards are "
+                "finite, and none is less than that of an illegal reply: lower it"
+            )
+
+    async def _score(
+        self, agent: str, side: Sequence[str], follow: Callable[[str], Awaitable[Position | None]], reply: str
+    ) -> Score:
+        after = await follow(reply)
+        if after is None or not after.move.legal:
+            return Score(team=self.illegal_reward, local=self.illegal_reward)
+        rewards = after.move.rewards
+        team = _mean([rewards.get(name, 0.0) for name in side]) if agent in side else 0.0
+        return Score(team=team, local=rewards.get(agent, 0.0))
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Returns the mean; of equal values it is that value to the last bit, so that shared rewards stay the game's."""
+    return values[0] if len({*values}) == 1 else sum(values) / len(values)
+
+
+class ReplayedGame(TurnGame):
+    """A turn-based game that is scored by replay; subclasses start games."""
+
+    @abstractmethod
+    def begin(self, seed: int) -> LiveGame:
+        """Returns a new game, reset with `seed`; called inside `seeded`."""
+
+    def fingerprint(self, task: int) -> str:
+        """Returns a hash of the game's whole state at its opening; the seed is not part of it."""
+        with seeded(task), closing(self.begin(task)) as game:
+            return f"{stable_hash(game.opening()):016x}"
+
+    def check_deterministic(self) -> None:
+        """Raises EnvironmentConfigError as `check_openings`, or if one seed gives two first prompts."""
+        self.check_openings()
+        if self._start(_SEEDS[0]) != self._start(_SEEDS[0]):
+            raise self._not_deterministic()
+
+    def episode(self, seed: int) -> AbstractAsyncContextManager[tuple[Position, After]]:
+        """Returns the first position and `after`: every reply is played in a game of its own."""
+        return nullcontext((self._start(seed), functools.partial(self.after, seed)))
 
     def _start(self, seed: int) -> Position:
         with seeded(seed), closing(self.begin(seed)) as game:
@@ -263,20 +320,3 @@ class ReplayedGame(Environment):
             for agent, reward in move.rewards.items():
                 self._check_reward(agent, reward)
             return Position(game.asked(), move)
-
-    def _check_reward(self, agent: str, reward: float) -> None:
-        if not math.isfinite(reward) or reward < self.illegal_reward:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.illegal_reward={self.illegal_reward}: {agent!r} earned {reward}; rewards are "
-                "finite, and none is less than that of an illegal reply: lower it"
-            )
-
-    async def _score(
-        self, agent: str, side: Sequence[str], follow: Callable[[str], Awaitable[Position | None]], reply: str
-    ) -> Score:
-        after = await follow(reply)
-        if after is None or not after.move.legal:
-            return Score(team=self.illegal_reward, local=self.illegal_reward)
-        rewards = after.move.rewards
-        team = sum(rewards.get(name, 0.0) for name in side) / len(side) if agent in side else 0.0
-        return Score(team=team, local=rewards.get(agent, 0.0))

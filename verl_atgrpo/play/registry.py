@@ -31,6 +31,7 @@ _REGISTRY: dict[str, str | Callable[..., Environment]] = {
     "mixture": "verl_atgrpo.play.mixture:Mixture",
     "number_search": "verl_atgrpo.environments.number_search:NumberSearch",
     "number_search_single": "verl_atgrpo.environments.number_search:SingleNumberSearch",
+    "openenv": "verl_atgrpo.environments.ports.openenv:OpenEnvGame",
     "pettingzoo": "verl_atgrpo.environments.ports.pettingzoo:PettingZooGame",
     "plan_path": "verl_atgrpo.environments.plan_path:PlanPath",
     "plan_path_single": "verl_atgrpo.environments.plan_path:SinglePlanPath",

@@ -1,0 +1,349 @@
+"""Environments that OpenEnv's servers serve (https://github.com/huggingface/OpenEnv), for one or several agents.
+
+This process speaks the protocol itself: only the server's needs the package. An episode has one session. Where K
+candidates are scored, the session is reset with the episode's seed for each, plays the replies before and then the
+candidate; where there is one, as in evaluation and with `scheme: parallel`, it simply goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Annotated, Any
+from weakref import WeakKeyDictionary
+
+from annotated_types import Ge, Gt, Le
+
+from verl_atgrpo import EnvironmentConfigError, EpisodeFailed, stable_hash
+from verl_atgrpo.environments.common.options import checked_options
+from verl_atgrpo.environments.ports.foreign import FAULTS, canonical, line, load
+from verl_atgrpo.environments.ports.openenv_server import server_of
+from verl_atgrpo.environments.ports.openenv_session import Refusal, Result, Session
+from verl_atgrpo.environments.ports.replayed_game import (
+    After,
+    Move,
+    OnIllegal,
+    Position,
+    Refused,
+    Side,
+    Steps,
+    TurnGame,
+    logger,
+)
+from verl_atgrpo.play.types import float_of
+from verl_atgrpo.train.config.kinds import Finite, Text
+
+_OURS = ("metadata", "done", "reward")
+"""Fields of all observations and actions, which are no content."""
+_JSON = ("integer", "number", "boolean", "array", "object")
+
+
+class OpenEnvGame(TurnGame):
+    """An environment of an OpenEnv server; agents act on it one after the other."""
+
+    origin = "openenv"
+
+    @checked_options
+    def __init__(
+        self,
+        app: Text | None = None,
+        url: Text | None = None,
+        python: Text | None = None,
+        folder: Text | None = None,
+        variables: Mapping[str, Any] | None = None,
+        reset: Mapping[str, Any] | None = None,
+        agents: Sequence[str] = ("player",),
+        turn: Text | None = None,
+        observe: Text | None = None,
+        action: Text | None = None,
+        rewards: Text = "shared",
+        history: bool = False,
+        replays: bool = True,
+        sessions: Annotated[int, Ge(1), Le(10_000)] = 64,
+        timeout: Annotated[float, Gt(0), Le(3600)] = 60.0,
+        team: Side = None,
+        max_steps: Steps = 50,
+        success_return: Finite = 1.0,
+        illegal_reward: Finite = -1.0,
+        on_illegal: OnIllegal = "end",
+        shared_openings: bool = False,
+        seed: int = 0,
+    ) -> None:
+        """Starts the server if it is ours, reads its schemas and resets it a few times to check that it can replay.
+
+        Args:
+            app: "module:app" of a server that this process starts, without a container, and that ends with it.
+            url: http(s)://... of a server that runs already; in place of `app`.
+            python: the interpreter that has the app's packages; null: this one.
+            folder: where the app runs, and from where it is imported; null: here.
+            variables: environment variables of the app, beside ours.
+            reset: arguments of every reset beside `seed`.
+            agents: names of those that act.
+            turn: the observation's field with the name or number of the agent that acts next; null: one after the
+                other.
+            observe: the observation's field that is the prompt, or "module:function": (agent, observation) -> text.
+                null: its only text, or the whole as JSON.
+            action: the action's field that is the reply, "json" for a reply that is the action, or
+                "module:function": (agent, reply) -> action. null: the only required field.
+            rewards: whose the reward of a step is: "shared" for every agent's, "acting" for that of the agent that
+                acted, or the observation's field with all rewards, by name or in the order of `agents`.
+            history: whether a prompt begins with the agent's earlier prompts and replies, as a chat.
+            replays: whether the same seed and actions give the same observations and rewards; false: `scheme:
+                parallel` only.
+            sessions: episodes of this process that are on the server at once.
+            timeout: seconds for an answer of the server, after which the episode fails.
+            team, max_steps, success_return, illegal_reward, on_illegal, shared_openings, seed: as in `TurnGame`.
+
+        Raises EnvironmentConfigError for an invalid value, and for a server that does not start, does not speak the
+        protocol, or cannot replay.
+        """
+        self.where = f"at_grpo.environment.app={app!r}" if url is None else f"at_grpo.environment.url={url!r}"
+        if (app is None) == (url is None) or not (url or "http://").startswith(("http://", "https://")):
+            raise EnvironmentConfigError(f"{self.where}: set either app='module:app' or url='http://host:port'")
+        if not replays and on_illegal == "again":
+            raise EnvironmentConfigError(
+                "at_grpo.environment.replays=false: what an illegal action has changed could not be undone; set "
+                "on_illegal: end"
+            )
+        for option, value in (("python", python), ("folder", folder), ("variables", variables)):
+            if url is not None and value is not None:
+                raise EnvironmentConfigError(f"at_grpo.environment.{option}={value!r}: has no effect on a url")
+        if "seed" in (reset or {}):
+            raise EnvironmentConfigError(
+                f"at_grpo.environment.reset={reset!r}: every task has its own seed; remove it"
+            )
+        told = tuple((name, str(value)) for name, value in (variables or {}).items())
+        self._server = server_of(os.getpid(), self.where, url, app, python, folder, variables=told)
+        self._reset, self._turn, self._rewards = dict(reset or {}), turn, rewards
+        self._timeout, self._sessions = timeout, sessions
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self.history, self.replays = history, replays
+        self.set_rules(agents, team, max_steps, success_return, illegal_reward, on_illegal, shared_openings, seed)
+        if not replays:
+            # Branches play the replies before them again, too.
+            self.schemes = dict.fromkeys(self.agents, ("parallel",))  # type: ignore[misc]
+        try:
+            self._read_schema(observe, action)
+            self._check_sessions()
+            if replays:
+                self.check_openings()
+        except EpisodeFailed as failed:
+            raise EnvironmentConfigError(str(failed)) from failed
+
+    def _read_schema(self, observe: str | None, action: str | None) -> None:
+        schema = self._server.ask("/schema", seconds=self._timeout)
+        try:
+            seen, taken = _properties(schema["observation"]), _properties(schema["action"])
+        except FAULTS as error:
+            raise self._server.failed(f"has no schema as OpenEnv's: {line(error)}") from error
+        texts = [name for name, kind in seen.items() if kind == "string"]
+        self._convert = load("observe", observe) if observe is not None and ":" in observe else None
+        self._field = observe or (texts[0] if len(texts) == 1 else None)
+        self._act = load("action", action) if action is not None and ":" in action else None
+        required = [name for name in schema["action"].get("required", taken) if name in taken]
+        if action is None and len(required) != 1:
+            raise EnvironmentConfigError(
+                f"at_grpo.environment.action=null: {self.where} needs {', '.join(required) or 'no field'} of it; "
+                f"set one of {', '.join(taken)}, or 'json', or 'module:function'"
+            )
+        self._into = action or required[0]
+        if self._act is None and self._into not in (*taken, "json"):
+            raise EnvironmentConfigError(
+                f"at_grpo.environment.action={action!r}: {self.where} has no such field, but {', '.join(taken)}"
+            )
+        self._is_json = taken.get(self._into) in _JSON
+
+    def _check_sessions(self) -> None:
+        """Resets one session, and if there may be more a second at once, in which nothing may differ."""
+
+        async def opened() -> list[Result]:
+            async with AsyncExitStack() as stack:
+                sessions = [
+                    await stack.enter_async_context(Session(self._server, self._timeout, self._sessions))
+                    for _ in range(min(2, self._sessions))
+                ]
+                return [await session.reset(self._arguments(0)) for session in sessions]
+
+        with ThreadPoolExecutor(1) as thread:  # here a loop may run already
+            first, *others = thread.submit(asyncio.run, opened()).result()
+        if self.replays and any(canonical(other) != canonical(first) for other in others):
+            raise self._not_deterministic()
+        self.position(first, 0)
+
+    def _arguments(self, seed: int) -> dict[str, Any]:
+        return {**self._reset, "seed": seed}
+
+    def _not_deterministic(self) -> EnvironmentConfigError:
+        return EnvironmentConfigError(
+            f"{self.where} is not deterministic: the same seed and replies gave another state; derive all its random "
+            "numbers from reset(seed=...), or set at_grpo.environment.replays=false and at_grpo.scheme=parallel"
+        )
+
+    def fingerprint(self, task: int) -> str:
+        """Returns a hash of the first observation; the seed if that does not decide it (`replays`)."""
+        if not self.replays:
+            return str(task)
+        answer = self._server.ask("/reset", self._arguments(task), seconds=self._timeout)
+        return f"{stable_hash(canonical(Result.of(answer).observation)):016x}"
+
+    @asynccontextmanager
+    async def episode(self, seed: int) -> AsyncIterator[tuple[Position, After]]:  # type: ignore[override]
+        """Opens a session when one is free, resets it and closes it at the end."""
+        free = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._sessions))
+        async with free, Session(self._server, self._timeout, self._sessions) as session:
+            playing = _Playing(self, session, self._arguments(seed))
+            yield await playing.reset(), playing.after
+
+    # ------------------------------------------------------------------ between texts and the server
+
+    def position(self, result: Result, steps: int) -> Position:
+        """Returns whose turn it is after so many steps, with its prompt; no rewards.
+
+        Raises EnvironmentConfigError if the observation has not the fields that the options name.
+        """
+        if result.done:
+            return Position(None)
+        turn: Any = steps % len(self.agents) if self._turn is None else self._of(result, "turn", self._turn)
+        if isinstance(turn, int) and not isinstance(turn, bool) and 0 <= turn < len(self.agents):
+            turn = self.agents[turn]
+        if turn not in self.agents:
+            raise EnvironmentConfigError(
+                f"at_grpo.environment.turn={self._turn!r}: the observation says {turn!r}; it has to be one of "
+                f"{', '.join(self.agents)} or its number from 0"
+            )
+        if self._convert is not None:
+            seen = self._convert(turn, result.observation)
+        else:
+            seen = self._of(result, "observe", self._field) if self._field else result.observation
+        return Position((turn, seen if isinstance(seen, str) else json.dumps(seen, ensure_ascii=False)))
+
+    def action_of(self, agent: str, reply: str) -> Mapping[str, Any]:
+        """Returns the action that a reply stands for; raises Refused if it is none."""
+        try:
+            if self._act is not None:
+                action = self._act(agent, reply)
+            elif self._into == "json":
+                action = json.loads(reply)
+            else:
+                action = {self._into: json.loads(reply) if self._is_json else reply.strip()}
+        except FAULTS as error:  # a function of the user's meets replies that it did not think of
+            raise Refused from error
+        if not isinstance(action, Mapping):
+            raise Refused
+        return action
+
+    def move(self, agent: str, result: Result) -> Move:
+        """Returns the rewards of a step; raises EnvironmentConfigError for what is none, or less than allowed."""
+        if self._rewards in ("shared", "acting"):
+            given: Any = dict.fromkeys(self.agents if self._rewards == "shared" else (agent,), result.reward)
+        else:
+            given = self._of(result, "rewards", self._rewards)
+        try:
+            given = given if isinstance(given, Mapping) else dict(zip(self.agents, given, strict=True))
+            rewards = {name: 0.0 if value is None else float_of(value, "reward") for name, value in given.items()}
+        except (TypeError, ValueError) as error:
+            raise EnvironmentConfigError(f"{self.where}: the rewards {given!r:.80} are none: {line(error)}") from error
+        for name, reward in rewards.items():
+            if name not in self.agents:
+                raise EnvironmentConfigError(
+                    f"at_grpo.environment.rewards={self._rewards!r}: has one of {name!r}, which is not in agents"
+                )
+            self._check_reward(name, reward)
+        return Move(rewards)
+
+    def _of(self, result: Result, option: str, name: str) -> Any:
+        if name not in result.observation:
+            raise EnvironmentConfigError(
+                f"at_grpo.environment.{option}={name!r}: {self.where} observes no such field, but "
+                f"{', '.join(result.observation)}"
+            )
+        return result.observation[name]
+
+
+def _properties(schema: Mapping[str, Any]) -> dict[str, str | None]:
+    """Returns the fields of a JSON schema and their types; None for one that may have several."""
+
+    def kind(field: Mapping[str, Any]) -> str | None:
+        kinds = [one.get("type") for one in field.get("anyOf", [field]) if one.get("type") != "null"]
+        return kinds[0] if len(kinds) == 1 else None
+
+    return {name: kind(field) for name, field in schema.get("properties", {}).items() if name not in _OURS}
+
+
+class _Playing:
+    """An episode on its session."""
+
+    def __init__(self, game: OpenEnvGame, session: Session, arguments: Mapping[str, Any]) -> None:
+        self._game, self._session, self._arguments = game, session, arguments
+        self._lock = asyncio.Lock()  # candidates are scored one after the other
+        self._known: dict[tuple[str, ...], Result | None] = {}
+        """Replies since the reset -> what the server answered to the last; None if that is no legal action."""
+        self._at: tuple[str, ...] | None = None
+        """The replies that the session has played; None if that is not known."""
+
+    async def reset(self) -> Position:
+        """Begins the episode."""
+        self._known[()] = await self._play(())
+        return self._position(())
+
+    async def after(self, replies: Sequence[str], position: Position, reply: str) -> Position | None:
+        """Returns the position after a reply, as `After`; raises EnvironmentConfigError if a replay differs."""
+        earlier, path = tuple(replies), (*replies, reply)
+        async with self._lock:
+            if path not in self._known:
+                if self._at != earlier:
+                    await self._replay(earlier)
+                self._known[path] = await self._play(path)
+            result = self._known[path]
+        if result is None:
+            return None
+        assert position.asked is not None
+        return Position(self._position(path).asked, self._game.move(position.asked[0], result))
+
+    async def _replay(self, path: tuple[str, ...]) -> None:
+        if not self._game.replays:
+            raise EnvironmentConfigError(
+                "at_grpo.environment.replays=false: several replies to one prompt need replays; set "
+                "at_grpo.scheme=parallel"
+            )
+        for length in range(len(path) + 1):
+            again = await self._play(path[:length])
+            if canonical(again) != canonical(self._known[path[:length]]):
+                raise self._game._not_deterministic()
+
+    async def _play(self, path: tuple[str, ...]) -> Result | None:
+        """Plays the last reply of a path on a session that is before it, or resets; None if it is no legal action."""
+        if not path:
+            self._at = None
+            result: Result | None = await self._session.reset(self._arguments)
+        else:
+            result = await self._step(path)
+        if result is not None:
+            self._at = path
+        return result
+
+    async def _step(self, path: tuple[str, ...]) -> Result | None:
+        asked = self._position(path[:-1]).asked
+        assert asked is not None  # nobody replies after the end
+        try:
+            action = self._game.action_of(asked[0], path[-1])
+        except Refused:
+            return None
+        self._at = None
+        try:
+            return await self._session.step(action)
+        except Refusal as refusal:
+            if refusal.untouched:
+                self._at = path[:-1]
+            else:
+                logger.warning("%s raises on a reply, which counts as illegal: %s", self._game.where, refusal)
+            return None
+
+    def _position(self, path: tuple[str, ...]) -> Position:
+        result = self._known[path]
+        assert result is not None
+        return self._game.position(result, len(path))
