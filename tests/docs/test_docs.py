@@ -231,16 +231,16 @@ def test_every_preset_and_every_field_of_estimators_is_documented() -> None:
     assert first_cells("Fields") == {field.name for field in fields(EstimatorSpec)} - {"name"}
 
 
-def test_the_documented_formula_is_the_rank_in_the_group(tmp_path: Path) -> None:
+def test_the_documented_formula_is_the_side_of_the_mean(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from verl_atgrpo.train.estimators.advantages import group_advantages
 
     (text,) = blocks("estimators", "python")
-    (tmp_path / "rank.py").write_text(text)
-    spec = runpy.run_path(str(tmp_path / "rank.py"))["RANK"]
-    # Two groups of which one has a single answer; in the other the best, the worst and two alike.
-    ranks = group_advantages(torch.tensor([9.0, 1.0, 2.0, 2.0, 7.0]), torch.tensor([3, 5, 5, 5, 5]), spec)
-    assert ranks.tolist() == pytest.approx([0.0, -1.0, 0.0, 0.0, 1.0])
+    (tmp_path / "sign.py").write_text(text)
+    spec = runpy.run_path(str(tmp_path / "sign.py"))["SIGN"]
+    # Two groups, of which one has a single answer.
+    signs = group_advantages(torch.tensor([9.0, 1.0, 3.0, 2.0, 6.0]), torch.tensor([3, 5, 5, 5, 5]), spec)
+    assert signs.tolist() == [0.0, -1.0, 0.0, -1.0, 1.0]
 
 
 @pytest.mark.parametrize("example", blocks("estimators", "yaml"))

@@ -96,9 +96,3 @@ def test_verls_switch_removes_only_default_scales(norm: bool) -> None:
     everywhere = of({"preset": "at_grpo", "scale": "std", "agents": {"tool": {"eps": 0}}})
     assert everywhere == pytest.approx(scaled, abs=1e-5)
     assert of({"name": "mine", "agents": {"tool": {"eps": 0}}}) == pytest.approx(scaled, abs=1e-5)
-
-
-def test_the_kernel_knows_no_names() -> None:
-    spec = resolve_spec({"preset": "at_grpo", "agents": {"tool": {"scale": "none"}}})
-    with pytest.raises(ValueError, match=r"^spec: 'at_grpo' changes single agents \(tool\); pass one spec a call$"):
-        group_advantages(tensor(1, 2), ids(0, 0), spec, agents=ids(0, 0))

@@ -304,8 +304,15 @@ class OverTheMean(EstimatorSpec):
         return deviation / (group_sum(values, group, len(size)) / size)[group] ** self.power
 
 
+class Broken(EstimatorSpec):
+    """A formula that forgets the rows."""
+
+    def formula(self, values: Tensor, labels: Labels) -> Tensor:
+        return values.mean()[None]
+
+
 def test_a_formula_of_its_own(installed: dict[str, object]) -> None:
-    installed["mine"] = OverTheMean(name="mine")
+    installed |= {"mine": OverTheMean(name="mine"), "broken": Broken(name="broken")}
     # Group g: 1, 2, 6, mean 3; group h: 2, 0, mean 1.
     rows = [{"group": group, "agent": agent} for group, agent in ("ga", "ha", "gb", "ga", "hb")]
     rewards = torch.tensor([1, 2, 2, 6, 0], dtype=torch.float64)
@@ -317,6 +324,10 @@ def test_a_formula_of_its_own(installed: dict[str, object]) -> None:
     assert of("mine") == pytest.approx([-2 / 3, 1, -1 / 3, 1, -1])
     assert of({"preset": "mine", "power": 2}) == pytest.approx([-2 / 9, 1, -1 / 9, 1 / 3, -1])
     assert of({"preset": "mine", "agents": {"b": {"power": 0}}}) == pytest.approx([-2 / 3, 1, -1, 1, -1])
+    with pytest.raises(
+        ValueError, match=r"^estimator 'broken': its formula returns torch.float64 \(1,\), not float64 "
+    ):
+        of("broken")
     with pytest.raises(
         ValueError, match=r"unknown key 'powr'; valid keys: preset, .*, step_scope, by_task, power, agents$"
     ):

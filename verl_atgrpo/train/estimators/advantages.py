@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from verl_atgrpo.train.estimators import agentrl, dr_mas, gigpo, grpo, m_grpo, mas_grpo
-from verl_atgrpo.train.estimators.labels import TAGS, parts_of, row_ids, rows_of_agent
+from verl_atgrpo.train.estimators.labels import parts_of, row_ids, rows_of_agent
 from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels
 
 
@@ -38,15 +38,10 @@ def group_advantages(rewards: Tensor, groups: Tensor, spec: EstimatorSpec, **inp
     distinct across groups.
 
     Raises:
-        ValueError: other shapes or dtypes; a reward is not finite; an input is missing, or given without need;
-            a trajectory with two rewards or in two groups; `spec` has specs of single agents, which need
-            `team_advantages`.
+        ValueError: a reward is not finite; a trajectory with two rewards or in two groups; a formula that returns no
+            advantage for each row.
     """
-    if rewards.dim() != 1 or not rewards.is_floating_point():
-        raise ValueError(f"rewards: expected floating (N,), got {rewards.dtype} {tuple(rewards.shape)}")
     labels = {"groups": groups, **{name: ids for name, ids in inputs.items() if ids is not None}}
-    _check_labels(rewards, labels, spec)
-
     # float64: in float32 a large common offset would leave no digits for the spread.
     values = rewards.detach().double()
     finite = values.isfinite()
@@ -58,6 +53,9 @@ def group_advantages(rewards: Tensor, groups: Tensor, spec: EstimatorSpec, **inp
 def _advantages(values: Tensor, labels: Labels, spec: EstimatorSpec) -> Tensor:
     own = spec.formula(values, labels)
     if own is not None:
+        if own.shape != values.shape or own.dtype != values.dtype:
+            found = f"{own.dtype} {tuple(own.shape)}"
+            raise ValueError(f"estimator {spec.name!r}: its formula returns {found}, not float64 ({len(values)},)")
         return own
     if spec.unit == "call":
         return m_grpo.advantages(values, labels, spec)
@@ -68,17 +66,3 @@ def _advantages(values: Tensor, labels: Labels, spec: EstimatorSpec) -> Tensor:
     else:
         result = grpo.advantages(values, labels, spec)
     return result + spec.step_weight * gigpo.step_term(values, labels, spec) if spec.step_weight else result
-
-
-def _check_labels(rewards: Tensor, labels: Labels, spec: EstimatorSpec) -> None:
-    for name, tensor in labels.items():
-        dtype = {"mains": torch.bool, "baselines": torch.float64}.get(name, torch.int64)
-        if tensor.shape != rewards.shape or tensor.dtype != dtype:
-            found = f"{tensor.dtype} {tuple(tensor.shape)}"
-            raise ValueError(f"{name}: expected {dtype} ({len(rewards)},), got {found}")
-    if spec.agents:
-        raise ValueError(f"spec: {spec.name!r} changes single agents ({', '.join(spec.agents)}); pass one spec a call")
-    needed = {"groups"} | {TAGS[need][1] for need in spec.needs} | ({"mains"} if spec.unit == "call" else set())
-    for name in sorted(needed ^ labels.keys()):
-        found, has = ("missing", "needs") if name in needed else ("given", "does not need")
-        raise ValueError(f"{name}: {found}, but estimator {spec.name!r} {has} them")
