@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fakes.advantage_rows import estimate, ids, tensor
-
-from verl_atgrpo.train.estimators.advantages import group_advantages
-from verl_atgrpo.train.estimators.choice import resolve_spec
+from fakes.advantage_rows import estimate
 
 TREE = ["t.0.tool.0#0@tool"] * 3 + ["t.0.planner.0#0@planner"] * 2
 UIDS = ["q#0@tool~1~A", "q#0@planner~0~B", "q#1@tool~2~A", "q#1@tool~1~A", "q#1@planner~0~B"]
