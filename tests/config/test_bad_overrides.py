@@ -500,6 +500,33 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_model_of_the_hub_is_read_on_the_cpu_too(
+    compose: Any, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    monkeypatch.setattr(platform_choice, "wants_cpu", lambda: True)
+    monkeypatch.chdir(tmp_path)
+    config = compose("plan_path_cpu", f"{_M}.path=owner/tiny")
+    asked: list[str] = []
+
+    def hub(loads: Any) -> Any:
+        return lambda name, **options: asked.append(name) or loads(str(model), **options)
+
+    for cls in (transformers.AutoConfig, transformers.AutoTokenizer):
+        monkeypatch.setattr(cls, "from_pretrained", hub(cls.from_pretrained))
+    machine_check.check_models(config, AtGrpoConfig.from_config(config))
+    assert asked.count("owner/tiny") == 2
+
+    def unreachable(name: str, **_: object) -> None:
+        raise OSError("We couldn't connect")
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", unreachable)
+    message = rf"^{re.escape(_M)}\.path=owner/tiny: .*: We couldn't connect; no folder has this name"
+    with pytest.raises(ConfigError, match=message):
+        machine_check.check_models(config, AtGrpoConfig.from_config(config))
+
+
 # ------------------------------------------------------------------ the real command
 
 

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from verl_atgrpo.train.config.view import POLICY
 
 _FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "generation_config.json")
 """Files of a model that are parsed first: the error of transformers names none of them."""
+_HUB_NAME = r"[\w.-]+/[\w.-]+"
 _SHARED = "/dev/shm"
 _FLASH = "flash_attention_2"
 """What verl has models compute attention with."""
@@ -34,10 +36,10 @@ _FLASH = "flash_attention_2"
 def check_models(config: DictConfig, settings: AtGrpoConfig) -> None:
     """Raises ConfigError if a policy's model is a folder that cannot be loaded, or does not suit the job.
 
-    In CPU mode also if there is no such folder, if prefill is chunked, or if the vocabulary is padded: verl masks
-    logits beyond the tokenizer's length in vLLM but not in the actor, so that with a padded vocabulary the two
-    disagree on the log-prob of every token. Trained models give those logits almost no probability; the untrained tiny
-    models of CPU mode do not.
+    In CPU mode also if neither a folder nor the hub has it, if prefill is chunked, or if the vocabulary is padded:
+    verl masks logits beyond the tokenizer's length in vLLM but not in the actor, so that with a padded vocabulary the
+    two disagree on the log-prob of every token. Trained models give those logits almost no probability; the untrained
+    tiny models of CPU mode do not.
     """
     cpu = platform_choice.wants_cpu()
     if cpu and config.trainer.device != "cpu":
@@ -164,7 +166,8 @@ def check_shared_memory(key: str, rollout: DictConfig) -> None:
 def _check_model(key: str, model: DictConfig, padded: bool) -> tuple[int, Any]:
     """Returns the model's number of positions and its tokenizer; `padded` accepts more logits than tokens."""
     where, folder = f"{key}.model.path={model.path}", Path(model.path)
-    if not (folder / "config.json").is_file():
+    on_hub = not folder.exists() and re.fullmatch(_HUB_NAME, model.path) is not None
+    if not on_hub and not (folder / "config.json").is_file():
         raise ConfigError(
             f"{where}: there is no model; make one with verl-atgrpo make-model {model.path} --environment <name>"
         )
@@ -178,9 +181,12 @@ def _check_model(key: str, model: DictConfig, padded: bool) -> tuple[int, Any]:
         read = AutoConfig.from_pretrained(model.hf_config_path or model.path, trust_remote_code=trusted)
         tokenizer = AutoTokenizer.from_pretrained(model.tokenizer_path or model.path, trust_remote_code=trusted)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError, StrictDataclassError) as error:
+        remedy = "make it anew, or set another path"
+        if on_hub:
+            remedy = "no folder has this name; without the hub verl-atgrpo make-smollm2 <folder> makes a small model"
         raise ConfigError(
             f"{where}: transformers cannot load its configuration or tokenizer, {type(error).__name__}: "
-            f"{str(error)[:200]}; make it anew, or set another path"
+            f"{str(error)[:200]}; {remedy}"
         ) from error
     text = read.get_text_config()
     if text.vocab_size != len(tokenizer) and not padded:
