@@ -31,7 +31,10 @@ def test_the_largest_model_decides_and_the_jobs_own_values_win(
     for number, size in enumerate(sizes):
         with open(tmp_path / f"model-{number}.safetensors", "wb") as file:
             file.truncate(size)
-    config = compose("plan_path_cpu_roles", f"{PLANNERS}={tmp_path}")  # the other's folder is not there
+    (tmp_path / "tiny").mkdir()
+    config = compose(
+        "plan_path_cpu_roles", f"{PLANNERS}={tmp_path}", f"actor_rollout_ref.model.path={tmp_path / 'tiny'}"
+    )
     where = "ray_kwargs.ray_init.runtime_env.env_vars"
     before = OmegaConf.to_container(OmegaConf.select(config, where))
     for name, value in given.items():
@@ -40,3 +43,9 @@ def test_the_largest_model_decides_and_the_jobs_own_values_win(
     expand_policies(config, settings)
     return_large_blocks(config, settings)
     assert OmegaConf.select(config, where) == {**before, **expected}
+
+
+def test_a_model_of_the_hub_is_large(compose: Any) -> None:
+    config = compose("plan_path_cpu", "actor_rollout_ref.model.path=owner/name")
+    return_large_blocks(config, AtGrpoConfig.from_config(config))
+    assert config.ray_kwargs.ray_init.runtime_env.env_vars.MALLOC_ARENA_MAX == RETURNED["MALLOC_ARENA_MAX"]

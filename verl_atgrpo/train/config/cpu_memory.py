@@ -23,7 +23,13 @@ _WHERE = "ray_kwargs.ray_init.runtime_env.env_vars"
 def return_large_blocks(config: DictConfig, settings: AtGrpoConfig) -> None:
     """Sets RETURNED for all processes of a job with a large model, where the job does not set them itself."""
     models = {job_of(config, name).actor_rollout_ref.model.path for name in settings.policy_settings()}
-    if max(sum(file.stat().st_size for file in Path(model).glob("*.safetensors")) for model in models) < LARGE:
+    if max(map(_bytes, models)) < LARGE:
         return
     with open_dict(config):
         OmegaConf.update(config, _WHERE, {**RETURNED, **(OmegaConf.select(config, _WHERE) or {})}, force_add=True)
+
+
+def _bytes(model: str) -> int:
+    if not Path(model).is_dir():  # of a hub, which has no tiny ones
+        return LARGE
+    return sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
