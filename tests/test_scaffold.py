@@ -143,5 +143,5 @@ def test_it_trains_and_trackers_get_metrics_and_replies(
         (scalar,) = board.Scalars(name)
         assert (scalar.step, scalar.value) == (1, pytest.approx(data[name]))
     (tag,) = board.Tags()["tensors"]
-    assert b"Should the lift go up or down?" in board.Tensors(tag)[0].tensor_proto.string_val[0]
+    assert b"The guest waits" in board.Tensors(tag)[0].tensor_proto.string_val[0]
     assert list(tmp_path.glob("wandb/offline-run-*/files/media/table/val/*.table.json"))
