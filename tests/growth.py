@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 
 MOST = 3.0
 """Most CPU time of twice the input, as a multiple: linear work takes twice, quadratic work four times as much."""
 ATTEMPTS = 8
+LEAST = 1e-3
+"""Seconds below which the cost of a call, and of memory, hides how work grows."""
 
 
 def seconds_of(work: Callable[[], object]) -> float:
@@ -38,5 +41,6 @@ def ratio(once: Callable[[], float], twice: Callable[[], float], most: float = M
 
 def assert_linear(work: Callable[[int], object], size: int, what: str = "") -> None:
     """Asserts that `work(2 * size)` takes at most `MOST` times the CPU time of `work(size)`."""
-    found = ratio(lambda: seconds_of(lambda: work(size)), lambda: seconds_of(lambda: work(2 * size)))
+    once, twice = (functools.partial(seconds_of, functools.partial(work, one)) for one in (size, 2 * size))
+    found = ratio(lambda: max(LEAST, once()), lambda: max(LEAST, twice()))
     assert found <= MOST, f"{what}: twice the input takes {found:.1f} times as long"

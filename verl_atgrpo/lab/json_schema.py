@@ -55,7 +55,7 @@ def recipe_schema() -> dict[str, Any]:
             "anyOf": [{"enum": sorted(PRESETS)}, {"type": "string"}, {"type": "object"}],
         },
     }
-    definitions |= {f"environment_{name}": _options(typing.cast(type, registry.load(name))) for name in names}
+    definitions |= {f"environment_{name}": _options(name) for name in names}
     return {
         "$schema": _DIALECT,
         "title": "A recipe of verl-atgrpo",
@@ -65,15 +65,19 @@ def recipe_schema() -> dict[str, Any]:
     }
 
 
-def _options(cls: type) -> dict[str, Any]:
+def _options(name: str) -> dict[str, Any]:
+    cls = typing.cast(type, registry.load(name))
     init: Any = cls.__init__  # type: ignore[misc]
-    texts, hints = argument_docstrings(init), typing.get_type_hints(init, include_extras=True)
+    hints = typing.get_type_hints(init, include_extras=True)
+    family = name.rpartition("_")[0]  # a form for a single agent has the options of its team
+    team: Any = registry.load(family) if family in registry.registered() else cls
+    texts = argument_docstrings(team.__init__) | argument_docstrings(init)
     parameters = inspect.signature(cls).parameters
-    keys = {name: TypeAdapter(hints[name]).json_schema() if name in hints else {} for name in parameters}
-    for name, key in keys.items():
-        key |= {"description": texts[name]} if name in texts else {}
-        if parameters[name].default not in (inspect.Parameter.empty, None):
-            key["default"] = parameters[name].default
+    keys = {option: TypeAdapter(hints[option]).json_schema() if option in hints else {} for option in parameters}
+    for option, key in keys.items():
+        key |= {"description": texts[option]} if option in texts else {}
+        if parameters[option].default not in (inspect.Parameter.empty, None):
+            key["default"] = parameters[option].default
     # null takes back an option of the recipe that this one is based on.
     return {"properties": {"name": {}, **keys}, "additionalProperties": {"type": "null"}}
 
