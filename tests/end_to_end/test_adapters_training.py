@@ -33,7 +33,7 @@ OVERRIDES = (
     "~at_grpo.environment",
     "+at_grpo.environment={name: 'lone_learner:WithRival'}",
     "~at_grpo.agents",
-    "+at_grpo.agents={left: left, right: right, judge: judge, rival: right}",
+    "+at_grpo.agents={left: left, right: right, judge: judge, rival: left}",
     "at_grpo.opponents={policy: left, current: 0, size: 2, every: 2}",
     # In validation the agent `right` answers with the adapter that is trained.
     "at_grpo.val_agents={left: right, right: left}",
