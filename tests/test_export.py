@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.broken_files import safetensors, small_model
+from fakes.broken_files import safetensors, saved_step
 
 pytest.importorskip("verl")
 
@@ -18,12 +18,7 @@ from verl_atgrpo.lab.tiny_models.tiny import build_model, build_tokenizer
 
 
 def checkpoint(root: Path, *names: str) -> Path:
-    """A step whose policies were saved as whole models."""
-    step = root / "global_step_2"
-    for name in names:
-        small_model(step / "policies" / name / "huggingface", name.encode())
-    (step / "policies.json").write_text(json.dumps({name: f"policies/{name}" for name in names}))
-    return step
+    return saved_step(root / "global_step_2", *names)
 
 
 def test_every_policy_gets_a_folder_of_its_name(tmp_path: Path) -> None:

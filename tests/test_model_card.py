@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from fakes.broken_files import small_model
+from fakes.broken_files import saved_step
 from fakes.recorded_run import write_run
 
 pytest.importorskip("verl")
@@ -78,11 +78,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, dict[str, bytes]]
 
 
 def checkpoint(root: Path, *policies: str) -> Path:
-    step = root / "checkpoints/global_step_3"
-    for name in policies:
-        small_model(step / "policies" / name / "huggingface", name.encode())
-    (step / "policies.json").write_text(json.dumps({name: f"policies/{name}" for name in policies}))
-    return step
+    return saved_step(root / "checkpoints/global_step_3", *policies)
 
 
 def test_the_card_says_what_was_trained_how_and_how_well(tmp_path: Path) -> None:
@@ -108,6 +104,12 @@ def test_the_card_says_what_was_trained_how_and_how_well(tmp_path: Path) -> None
         assert line in body.splitlines(), line
     # Nine of ten, with the two tasks that an interval adds.
     assert "| evaluation | 90.0% of 10 tasks solved, 95% interval 5" in body
+
+
+def test_nothing_is_exported_with_an_evaluation_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["export", str(checkpoint(tmp_path, "coder")), str(tmp_path / "out"), "--evaluation=none.jsonl"])
+    assert not (tmp_path / "out").exists()
 
 
 def test_without_records_the_card_says_what_is_known(tmp_path: Path) -> None:

@@ -230,10 +230,12 @@ def _episodes(options: argparse.Namespace) -> str:
 
 def _export(options: argparse.Namespace) -> str:
     from verl_atgrpo.lab.export import export
-    from verl_atgrpo.lab.model_card import push, write_cards
+    from verl_atgrpo.lab.model_card import measured_by, push, write_cards
 
+    # First, so that nothing is exported if it cannot be read.
+    measured = None if options.evaluation is None else measured_by(options.evaluation)
     made = export(options.step, options.out)
-    write_cards(options.step, made, options.evaluation)
+    write_cards(options.step, made, measured)
     pushed = push(made, options.push) if options.push else []
     return "\n".join([*(f"{name}: {folder}" for name, folder in made.items()), *pushed])
 

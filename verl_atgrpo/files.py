@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import reprlib
 import secrets
 import shutil
@@ -31,6 +32,8 @@ MAX_LINES = 1 << 30
 """Most bytes of a file of JSON lines, which is read line by line."""
 MAX_LINE = 16 << 20
 """Most bytes of a line. Python's objects of a line may take twenty times as much."""
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+"""`owner/name` of a model on the Hugging Face hub, where no folder has this name."""
 _BYTE_ORDER_MARK = "\ufeff"
 _PARTIAL = ".partial"
 

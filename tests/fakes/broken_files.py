@@ -121,6 +121,14 @@ def small_model(folder: Path, weights: bytes = b"0123") -> Path:
     return folder
 
 
+def saved_step(folder: Path, *policies: str) -> Path:
+    """Writes a step `folder` whose policies were saved as whole models; returns it."""
+    for name in policies:
+        small_model(folder / "policies" / name / "huggingface", name.encode())
+    (folder / "policies.json").write_text(json.dumps({name: f"policies/{name}" for name in policies}))
+    return folder
+
+
 def safetensors(weights: bytes = b"0123") -> bytes:
     """Returns the content of a safetensors file with one tensor of bytes."""
     header = json.dumps(

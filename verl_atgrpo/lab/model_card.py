@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from verl_atgrpo import __version__
-from verl_atgrpo.files import FileError
+from verl_atgrpo.files import HUB_NAME, FileError
 from verl_atgrpo.lab.evaluation import figures, results
 from verl_atgrpo.lab.report import records
 
 CARD = "README.md"
 _TOKENS = "rollout/tokens"
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def write_cards(step: Path, exported: Mapping[str, Path], evaluation: Path | None = None) -> None:
+def measured_by(evaluation: Path) -> figures.Figures:
+    """Returns the figures of a result file of `verl-atgrpo eval`; raises as `results.read` and `figures.figures`."""
+    return figures.figures([*results.read(evaluation).rows.values()])
+
+
+def write_cards(step: Path, exported: Mapping[str, Path], measured: figures.Figures | None = None) -> None:
     """Writes a model card into each exported policy's folder.
 
     Args:
         step: the checkpoint's folder, `global_step_<n>`; the run's records are beside it.
         exported: policy -> its folder.
-        evaluation: a result file of `verl-atgrpo eval`, which gives success with its interval.
+        measured: of an evaluation, for success with its interval.
 
-    Raises FileError if a record or the result file is damaged, FileNotFoundError if there is no such result file.
+    Raises FileError if a record is damaged.
     """
     try:
         run = records.read(records.find(step.parent))
@@ -34,7 +37,6 @@ def write_cards(step: Path, exported: Mapping[str, Path], evaluation: Path | Non
         if isinstance(error, FileError):
             raise
         run = records.Run()  # with at_grpo.record=null
-    measured = None if evaluation is None else figures.figures([*results.read(evaluation).rows.values()])
     number = int(step.name.rpartition("_")[2])
     for policy, folder in exported.items():
         (folder / CARD).write_text(card(policy, number, run, measured))
@@ -59,7 +61,7 @@ def card(policy: str, step: int, run: records.Run, measured: figures.Figures | N
         "evaluation": "" if measured is None else _evaluation(measured),
     }
     rows = "\n".join(f"| {name} | {value} |" for name, value in lines.items() if value)
-    named = f"base_model: {base}\n" if _HUB_NAME.fullmatch(base) else ""
+    named = f"base_model: {base}\n" if HUB_NAME.fullmatch(base) else ""
     command = about.get("command")
     how = f"\n## Command\n\n```sh\n{command}\n```\n" if command else ""
     return f"""---

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from verl_atgrpo.files import HUB_NAME
 from verl_atgrpo.lab.export import (
     check_adapter,
     check_model,
@@ -54,7 +54,7 @@ def parse(text: str) -> Source:
         if not (Path(text) / "config.json").is_file():
             raise ValueError(f"{text} has no config.json: name the folder of a Hugging Face model or of an adapter")
         check_model(Path(text))
-    elif not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", text):
+    elif not HUB_NAME.fullmatch(text):
         raise ValueError(
             f"{text!r} is not a source of answers: use a folder with a model, owner/name on the hub, or MODEL@http://host/v1"
         )

@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_atgrpo import platform_choice
+from verl_atgrpo.files import HUB_NAME
 from verl_atgrpo.train.config.answer_check import check_chats, check_template_arguments
 from verl_atgrpo.train.config.job_rules import loggers
 from verl_atgrpo.train.config.policies import job_of
@@ -27,7 +27,6 @@ from verl_atgrpo.train.config.view import POLICY
 
 _FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "generation_config.json")
 """Files of a model that are parsed first: the error of transformers names none of them."""
-_HUB_NAME = r"[\w.-]+/[\w.-]+"
 _SHARED = "/dev/shm"
 _FLASH = "flash_attention_2"
 """What verl has models compute attention with."""
@@ -166,7 +165,7 @@ def check_shared_memory(key: str, rollout: DictConfig) -> None:
 def _check_model(key: str, model: DictConfig, padded: bool) -> tuple[int, Any]:
     """Returns the model's number of positions and its tokenizer; `padded` accepts more logits than tokens."""
     where, folder = f"{key}.model.path={model.path}", Path(model.path)
-    on_hub = not folder.exists() and re.fullmatch(_HUB_NAME, model.path) is not None
+    on_hub = not folder.exists() and HUB_NAME.fullmatch(model.path) is not None
     if not on_hub and not (folder / "config.json").is_file():
         raise ConfigError(
             f"{where}: there is no model; make one with verl-atgrpo make-model {model.path} --environment <name>"
