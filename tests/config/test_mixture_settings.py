@@ -100,3 +100,82 @@ def test_a_curriculum_may_validate_fewer_tasks_than_there_are(compose: Any, monk
     settings = check_run(compose("plan_path_cpu", "~at_grpo.environment", of_walk, "at_grpo.val_tasks=2"))
     assert settings is not None
     assert settings.split_size(settings.make_environment(), "val") == 2
+
+
+PARTS = "at_grpo.parts={search: {scheme: parallel, estimator: rae, candidates: 5}}"
+
+
+def test_a_part_has_its_own_scheme_and_the_sections_other_settings(compose: Any) -> None:
+    settings = settings_of(
+        compose, PARTS, "at_grpo.selection=first", "at_grpo.local_weight=0.5", "at_grpo.candidates={all: 2, search: 3}"
+    )
+    search, walk = settings.of_part("search"), settings.of_part("walk")
+    assert walk is settings and (walk.training_episodes, walk.selection, walk.local_weight) == (1, "first", 0.5)
+    # What only a tree has is not inherited, and by the outcome there are no scores to weigh.
+    assert (search.training_episodes, search.selection, search.local_weight) == (5, "greedy", 1.0)
+    assert search.seed == settings.seed and search.spec.name == "rae"
+    assert settings.spec.name == "at_grpo" and settings.spec.parts["search"].name == "rae"
+    assert settings.spec.needs == {"agent", "baseline"}
+    own = "at_grpo.parts={search: {scheme: parallel, estimator: dr_mas, episode_reward: own}}"
+    search = settings_of(compose, own, "at_grpo.local_weight=0.5", "at_grpo.candidates={all: 2, search: 3}").of_part(
+        "search"
+    )
+    assert (search.training_episodes, search.local_weight) == (3, 0.5)
+
+
+def test_a_tree_among_branches_has_no_branch_points(compose: Any) -> None:
+    branches = ("at_grpo.scheme=branch", "+at_grpo.branch={at: {search.judge: 1}}", "at_grpo.candidates=2")
+    settings = settings_of(compose, *branches, "at_grpo.parts={walk: {scheme: tree}}")
+    assert settings.of_part("walk").branch is None and settings.of_part("search").branch is not None
+
+
+def test_verls_switch_holds_for_parts(compose: Any) -> None:
+    settings = settings_of(compose, "at_grpo.parts={walk: {estimator: grpo}, search: {estimator: rloo}}")
+    specs = {"": settings.estimator_spec(False), **settings.estimator_spec(False).parts}
+    assert {part: spec.scale for part, spec in specs.items()} == {"": "none", "walk": "none", "search": "none"}
+    assert settings.spec.parts["walk"].scale == "std"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("{play: {scheme: tree}}", r"^at_grpo\.parts\.play is not a part of 'mixture': it has walk, search$"),
+        ("{walk: {}}", r"^at_grpo\.parts\.walk has no effect: it changes nothing; remove it$"),
+        ("{walk: {schemes: tree}}", r"^at_grpo\.parts\.walk\.schemes is not a known key: use one of scheme, branch,"),
+        ("{walk: {candidates: 1}}", r"^at_grpo\.parts\.walk\.candidates=1: "),
+        ("{walk: {scheme: parallel, selection: first}}", r"^at_grpo\.parts\.walk\.selection='first' has no effect"),
+        ("{walk: {scheme: branch}}", r"^at_grpo\.parts\.walk\.scheme='branch' needs to know where to branch"),
+        (
+            "{walk: {scheme: branch, branch: {at: {search.judge: 0}}}}",
+            r"^at_grpo\.parts\.walk\.branch\.at: search\.judge is not an agent of it: it has walk\.navigator,",
+        ),
+        (
+            "{walk: {scheme: branch, branch: {at: first, min_tokens: 100000}}}",
+            r"^at_grpo\.parts\.walk\.branch\.min_tokens=100000: no prompt has as many tokens",
+        ),
+        ("{walk: {estimator: mas_grpo}}", r"^at_grpo\.parts\.walk\.estimator='mas_grpo' compares whole trajectories"),
+        (
+            "{walk: {estimator: {preset: at_grpo, by_task: rows}}}",
+            r"^at_grpo\.parts\.walk\.estimator\.by_task='rows' has no effect; set estimator\.by_task$",
+        ),
+        (
+            "{walk: {estimator: {preset: at_grpo, agents: {search.judge: {scale: none}}}}}",
+            r"^at_grpo\.parts\.walk\.estimator\.agents: search\.judge is not an agent of it",
+        ),
+        ("{walk: {scheme: parallel, estimator: unknown}}", r"unknown preset 'unknown'"),
+    ],
+)
+def test_what_a_part_cannot_have_is_refused(compose: Any, given: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        settings_of(compose, f"at_grpo.parts={given}")
+
+
+def test_an_agents_estimator_beside_its_parts_is_refused(compose: Any) -> None:
+    agents = "at_grpo.estimator={preset: at_grpo, agents: {search.judge: {scale: none}}}"
+    with pytest.raises(ConfigError, match=r"^at_grpo\.estimator\.agents\.search\.judge has no effect beside parts"):
+        settings_of(compose, PARTS, agents)
+
+
+def test_only_a_mixture_has_parts(compose: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^at_grpo\.parts\.walk is not a part of 'plan_path': only a mixture has"):
+        check_run(compose("plan_path_cpu", "at_grpo.parts={walk: {scheme: tree}}"))

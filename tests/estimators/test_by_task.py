@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -87,3 +88,24 @@ def test_scale_of_an_environment_does_not_matter() -> None:
     for over in ("rows", "tokens"):
         spec = resolve_spec({**PLAIN, "by_task": over})
         assert torch.allclose(policy_advantages(larger, spec), policy_advantages(MADE, spec), atol=1e-4)
+
+
+def test_a_parts_estimator_sees_its_own_rows_only() -> None:
+    """Candidates of one decision have different rewards, which an estimator of whole episodes would refuse."""
+    made = rows(
+        ("w", "walk.navigator", [(0.0, 1), (1.0, 3)]), ("t", "duel.x", [(1.0, 1)]), ("t", "duel.x", [(4.0, 1)])
+    )
+    for number, row in enumerate(made):
+        row |= {"episode": "w" if number < 2 else f"t{number}", "baseline": 3.0}
+    plain, team, roles = (resolve_spec(name) for name in ("dr_grpo", "mas_grpo", "rae"))
+    rewards = torch.tensor([row["reward"] for row in made], dtype=torch.float64)
+    spec = replace(plain, parts={"duel": replace(team, scale="none")})
+    assert team_advantages(rewards, made, spec).tolist() == [-0.5, 0.5, -1.5, 1.5]
+    # The other way round: the section's is that of whole episodes.
+    spec = replace(team, scale="none", parts={"walk": plain})
+    assert team_advantages(rewards, made, spec).tolist() == [-0.5, 0.5, -1.5, 1.5]
+    assert team_advantages(rewards, made, replace(plain, parts={"duel": roles})).tolist() == [-0.5, 0.5, -2.0, 1.0]
+    assert team_advantages(rewards[:2], made[:2], replace(plain, parts={"duel": roles})).tolist() == [-0.5, 0.5]
+    # What all parts share comes last.
+    spec = replace(plain, by_task="rows", parts={"duel": replace(team, scale="none")})
+    assert team_advantages(rewards, made, spec).tolist() == pytest.approx([-1.0, 1.0, -1.0, 1.0], abs=1e-5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from fakes.simulated_worker import SimulatedWorker, without_tensors
 from verl_atgrpo import EpisodeFailed, Outcome, Score, Team
 from verl_atgrpo.play.endpoints import drain_refused
 from verl_atgrpo.sandbox.pool import POOL
-from verl_atgrpo.train.config.schema import BranchSettings
+from verl_atgrpo.train.config.schema import AtGrpoConfig, BranchSettings, PartSettings
 from verl_atgrpo.train.estimators.presets import PRESETS
 from verl_atgrpo.train.rollout.worker import MOST_SCORE_ERRORS
 from verl_atgrpo.train.rows.row_advantages import rows_with_signal
@@ -314,3 +315,27 @@ def test_opponents_are_answered_by_whom_the_trainer_drew_and_not_trained(
     assert sum(tags["agent"] == "tool_user" for tags in of_game) == 1, "it selects nothing"
     assert {tags.get("opponent") for tags in of_game} == {drawn}
     assert {tags.get("opponent") for tags in written if tags["task"] == 0} == {None}
+
+
+def test_a_part_of_a_mixture_is_played_by_its_own_scheme() -> None:
+    """Parts take turns: `walk` in a tree of two, `duel` in four whole episodes of a task."""
+    written: list[dict[str, Any]] = []
+    worker = SimulatedWorker(SimulatedEngine(replicas=1, slots=4), lambda keys, tags: written.extend(tags))
+    turns = "fakes.simulated_engine:Turns"
+    worker._settings = AtGrpoConfig(
+        environment={
+            "name": "mixture",
+            "parts": {"walk": {"name": turns, "turns": 1}, "duel": {"name": turns, "turns": 2}},
+        },
+        candidates=2,
+        parts={"duel": PartSettings(scheme="parallel", candidates=4, estimator="rae")},
+    )
+    worker._environment = worker._settings.make_environment()
+    worker._policy_of = worker._settings.policies_of(worker._environment)
+    run_virtually(worker.play_all(2))
+    walk, duel = ([tags for tags in written if tags["agent"].startswith(part)] for part in ("walk", "duel"))
+    assert Counter(tags["group"] for tags in walk) == {"t0.0.walk.planner.0": 2, "t0.0.walk.tool_user.0": 2}
+    # Two agents, two turns, one candidate each, in each of four episodes.
+    assert Counter(tags["group"] for tags in duel) == {"t1": 16}
+    assert len({tags["episode"] for tags in duel}) == 4
+    assert {tags["reward"] for tags in duel} == {tags["episode_reward"] for tags in duel}

@@ -101,6 +101,10 @@ class Mixture(Nested):
         size = tasks_of(part.environment, "train")
         return part, before if size is None else before % size
 
+    def part_of(self, split: Split, index: int) -> str:
+        """Returns the name of a task's part."""
+        return self._place(split, index)[0].name
+
     def task(self, split: Split, index: int) -> Task:
         """Returns a part's task."""
         part, place = self._place(split, index)

@@ -150,7 +150,7 @@ def of_agents(job: Job) -> Iterator[str]:
         if not any(job.policies[policy].settings.trainable for policy in policies):
             yield f"at_grpo.estimator.agents.{name} has no effect: its policy {policies[0]!r} is frozen; remove it"
     for agent in candidates if isinstance(candidates, dict) else ():
-        if isinstance(points, Mapping) and agent not in ("all", *points):
+        if isinstance(points, Mapping) and agent not in ("all", *points, *(job.settings.parts or {})):
             yield (
                 f"at_grpo.candidates.{agent} has no effect: episodes do not branch at its decisions; add it to "
                 "at_grpo.branch.at, or remove it"
@@ -167,20 +167,45 @@ def of_agents(job: Job) -> Iterator[str]:
             yield f"at_grpo.candidates has no number for {agent!r}: add {agent}: 4, or all: 4"
 
 
+def of_parts(job: Job) -> Iterator[str]:
+    """Settings of parts that a mixture has not, or of agents that a part has not."""
+    parts = job.env.parts if isinstance(job.env, Mixture) else {}
+    for part, own in (job.settings.parts or {}).items():
+        if part not in parts:
+            has = f"it has {', '.join(parts)}" if parts else "only a mixture has parts"
+            yield f"at_grpo.parts.{part} is not a part of {job.name!r}: {has}"
+        if not own.model_fields_set:
+            yield f"at_grpo.parts.{part} has no effect: it changes nothing; remove it"
+        known = [agent for agent in job.env.agents if part in names_of(agent)]
+        spec, points = job.settings.spec.parts.get(part), own.branch.at if own.branch else None
+        named = {
+            "branch.at": points if isinstance(points, Mapping) else (),
+            "estimator.agents": spec.agents if spec else (),
+            "estimator.main_agent": (spec.main_agent,) if spec and spec.main_agent else (),
+        }
+        for key, agents in named.items():
+            for agent in agents:
+                if agent not in known:
+                    yield f"at_grpo.parts.{part}.{key}: {agent} is not an agent of it: it has {', '.join(known)}"
+
+
 def of_branch_points(job: Job) -> Iterator[str]:
     """Branch points that no episode has."""
-    if (branch := job.settings.branch) is None:
-        return
     longest = job.data.max_prompt_length
-    if branch.min_tokens > longest:
-        yield (
-            f"at_grpo.branch.min_tokens={branch.min_tokens}: no prompt has as many tokens with "
-            f"data.max_prompt_length={longest}; lower it"
-        )
-    for agent in branch.at if isinstance(branch.at, Mapping) else ():
-        if not job.is_trained(agent):
+    for where, settings in job.settings.each():
+        if (branch := settings.branch) is None:
+            continue
+        key = f"at_grpo.{where}branch"
+        if branch.min_tokens > longest:
             yield (
-                f"at_grpo.branch.at.{agent}: the policy {job.agents[agent]!r} is not trained, so its decisions are no "
+                f"{key}.min_tokens={branch.min_tokens}: no prompt has as many tokens with "
+                f"data.max_prompt_length={longest}; lower it"
+            )
+        for agent in branch.at if isinstance(branch.at, Mapping) else ():
+            if job.is_trained(agent):
+                continue
+            yield (
+                f"{key}.at.{agent}: the policy {job.agents[agent]!r} is not trained, so its decisions are no "
                 "branch points; remove it, or name an agent that is trained"
             )
 
@@ -237,13 +262,16 @@ def of_opponents(job: Job) -> Iterator[str]:
 def of_schemes(job: Job) -> Iterator[str]:
     """Schemes that give an agent whose policy is trained no reward of its own."""
     # Own rewards of parallel episodes are scores, as in a tree.
-    own, scheme = job.settings.episode_reward == "own", job.settings.scheme
     for agent in job.agents if not job.trainer.val_only else ():
+        part = agent.partition(".")[0]
+        settings = job.settings.of_part(part)
+        own, scheme = settings.episode_reward == "own", settings.scheme
         accepted = job.env.schemes.get(agent)
         rewarded = {"tree", "own"} if own else {scheme}
         if accepted is None or rewarded & {*accepted} or not job.is_trained(agent):
             continue
         key = "episode_reward=own" if own else f"scheme={scheme}"
+        key = f"parts.{part}.{key}" if settings is not job.settings else key
         instead = f"{'outcome with scheme: ' if own else ''}{' or '.join(one for one in accepted if one != 'own')}"
         yield (
             f"at_grpo.{key} has no reward for {agent!r} of {job.name!r}: set it to {instead}, or give {agent} a "
@@ -294,7 +322,8 @@ def of_steps(job: Job) -> Iterator[str]:
     Episodes may take more decisions than one, whose number is not known here: a run stops at the first row that does
     not fit.
     """
-    trainer, batch, k = job.trainer, job.data.train_batch_size, job.settings.fewest_candidates
+    trainer, batch = job.trainer, job.data.train_batch_size
+    k = min(settings.fewest_candidates for _, settings in job.settings.each())
     steps = job.tasks // batch * trainer.total_epochs
     if trainer.total_training_steps is not None and trainer.total_training_steps > steps and not trainer.val_only:
         yield (

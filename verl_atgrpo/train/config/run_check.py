@@ -149,6 +149,7 @@ RULES: tuple[Rule, ...] = (
     # The environment is made here.
     job_rules.of_assignments,
     job_rules.of_agents,
+    job_rules.of_parts,
     job_rules.of_branch_points,
     job_rules.of_answers,
     _each(policy_rules.of_temperatures),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
@@ -23,7 +24,7 @@ from verl_atgrpo.train.config.rules import SECTION as SECTION
 from verl_atgrpo.train.config.rules import ConfigError as ConfigError
 from verl_atgrpo.train.config.rules import check
 from verl_atgrpo.train.config.section_rules import of_section
-from verl_atgrpo.train.estimators.choice import resolve_spec
+from verl_atgrpo.train.estimators.choice import configured_spec
 from verl_atgrpo.train.estimators.spec import EstimatorSpec
 
 EXPANDED = "at_grpo_policies"
@@ -174,6 +175,27 @@ class Opponents(Section):
     alike."""
 
 
+class PartSettings(Section):
+    """How tasks of a part of a mixture are played and compared, where it differs; null: as the section says."""
+
+    scheme: Literal["tree", "parallel", "branch"] | None = None
+    """With another scheme, `branch`, `episode_reward` and `selection` are those named here, or their defaults."""
+    branch: BranchSettings | None = None
+    """As in the section."""
+    episode_reward: Literal["outcome", "scores", "own"] | None = None
+    """As in the section."""
+    candidates: Candidates | None = None
+    """As in the section."""
+    alpha: Weight | None = None
+    """As in the section."""
+    local_weight: Weight | None = None
+    """As in the section."""
+    selection: Selection | None = None
+    """As in the section."""
+    estimator: str | Options | None = None
+    """As in the section, with names of agents as `<part>.<agent>`."""
+
+
 class RecordSettings(Section):
     """Episodes recorded for `verl-atgrpo report`."""
 
@@ -233,6 +255,9 @@ class AtGrpoConfig(Section):
     (docs/estimators.md)."""
     group_filter: GroupFilter | None = None
     """Drops groups without signal (`{}`), and may play further tasks in their place."""
+    parts: dict[str, PartSettings] | None = None
+    """Part of a mixture -> its own `scheme`, `branch`, `episode_reward`, `candidates`, `alpha`, `local_weight`,
+    `selection` or `estimator` (docs/environments.md)."""
     opponents: Opponents | None = None
     """Who answers for the other side of a game (docs/self_play.md); null: the policies of `agents`."""
     seed: int = 0
@@ -284,10 +309,39 @@ class AtGrpoConfig(Section):
     @functools.cached_property
     def spec(self) -> EstimatorSpec:
         """The estimator's specification; raises ConfigError for an invalid one."""
+        return self.estimator_spec()
+
+    def estimator_spec(self, norm_by_std: bool = True) -> EstimatorSpec:
+        """Returns the specification with verl's `algorithm.norm_adv_by_std_in_grpo` applied; raises ConfigError."""
+        own = {name: part.estimator for name, part in (self.parts or {}).items() if part.estimator is not None}
         try:
-            return resolve_spec(self.estimator)
+            parts = {name: configured_spec(choice, norm_by_std) for name, choice in own.items()}
+            return replace(configured_spec(self.estimator, norm_by_std), parts=parts)
         except ValueError as error:
             raise ConfigError(str(error)) from error
+
+    def of_part(self, part: str) -> AtGrpoConfig:
+        """Returns the settings of the tasks of a mixture's part: these, with its changes."""
+        own = (self.parts or {}).get(part)
+        if own is None:
+            return self
+        given = {key: value for key in type(own).model_fields if (value := getattr(own, key)) is not None}
+        if given.get("scheme", self.scheme) != self.scheme:
+            given = {"branch": None, "episode_reward": "outcome", "selection": "greedy", **given}
+        if given.get("scheme", self.scheme) == "parallel" and isinstance(self.candidates, dict):
+            episodes = self.candidates.get(part, self.candidates.get("all", self.fewest_candidates))
+            given = {"candidates": episodes, **given}
+        chosen = {**dict(self), "parts": None, **given}
+        if self.model_construct(**chosen).reward_is_outcome:
+            # The section's weights are those of scores, which this part does not have.
+            chosen |= {"alpha": 1.0, "local_weight": 1.0, **given}
+        return self.model_construct(**chosen)
+
+    def each(self) -> Iterator[tuple[str, AtGrpoConfig]]:
+        """Yields the settings with an empty text, and those of parts with the beginning of their keys."""
+        yield "", self
+        for part in self.parts or {}:
+            yield f"parts.{part}.", self.of_part(part)
 
     def bases(self) -> dict[str, list[str]]:
         """Returns the policies that share a model, by the first of them that is trained; others are alone.

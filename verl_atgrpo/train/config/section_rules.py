@@ -21,6 +21,36 @@ def of_section(c: AtGrpoConfig) -> Iterator[str]:
     """Yields the messages of a section, each beginning with the key without `at_grpo`."""
     if not isinstance(name := c.environment.get("name"), str):
         yield f"environment.name={name!r}: one of {', '.join(registered())}, or 'module:Class'"
+    for where, one in c.each():
+        yield from (f"{where}{message}" for message in _of_scheme(one))
+    for name, own in c.spec.parts.items():
+        if own.by_task != "none":
+            yield f"parts.{name}.estimator.by_task={own.by_task!r} has no effect; set estimator.by_task"
+    for agent, spec in c.spec.agents.items():
+        part = agent.partition(".")[0]
+        if part in c.spec.parts:
+            yield f"estimator.agents.{agent} has no effect beside parts.{part}.estimator; set it there, or remove it"
+        yield from _of_estimator(c.of_part(part), spec, f"estimator.agents.{agent} ({c.spec.name!r})")
+    if c.group_filter and c.group_filter.min_groups and not c.group_filter.max_tasks:
+        yield (
+            f"group_filter.min_groups={c.group_filter.min_groups!r}: a policy that is always right never has them; "
+            "bound the tasks of a step with max_tasks"
+        )
+    if c.group_filter and c.group_filter.max_tasks and not c.group_filter.min_groups:
+        yield (
+            f"group_filter.max_tasks={c.group_filter.max_tasks!r} has no effect without min_groups; set that, or "
+            "remove it"
+        )
+    for name, block in c.policy_settings().items():
+        yield from _of_block(f"policies.{name}", block)
+    if not any(block.trainable for block in c.policy_settings().values()):
+        yield "policies has no trainable policy: set trainable: true for one of them"
+    if c.opponents is not None:
+        yield from _of_opponents(c, c.opponents)
+
+
+def _of_scheme(c: AtGrpoConfig) -> Iterator[str]:
+    """Yields the messages of how tasks are played and compared, of the section or of a part."""
     not_here = f" has no effect with scheme: {c.scheme}; remove it"
     for key, weight in (("alpha", c.alpha), ("local_weight", c.local_weight)):
         if c.reward_is_outcome and weight != 1:
@@ -41,25 +71,7 @@ def of_section(c: AtGrpoConfig) -> Iterator[str]:
     yield from _of_branch(c)
     if c.alpha == c.local_weight == 0:
         yield f"local_weight={c.local_weight!r} beside alpha=0 leaves no reward; set one of them above 0"
-    if c.group_filter and c.group_filter.min_groups and not c.group_filter.max_tasks:
-        yield (
-            f"group_filter.min_groups={c.group_filter.min_groups!r}: a policy that is always right never has them; "
-            "bound the tasks of a step with max_tasks"
-        )
-    if c.group_filter and c.group_filter.max_tasks and not c.group_filter.min_groups:
-        yield (
-            f"group_filter.max_tasks={c.group_filter.max_tasks!r} has no effect without min_groups; set that, or "
-            "remove it"
-        )
-    for name, block in c.policy_settings().items():
-        yield from _of_block(f"policies.{name}", block)
-    if not any(block.trainable for block in c.policy_settings().values()):
-        yield "policies has no trainable policy: set trainable: true for one of them"
-    if c.opponents is not None:
-        yield from _of_opponents(c, c.opponents)
     yield from _of_estimator(c, c.spec, f"estimator={c.spec.name!r}")
-    for agent, spec in c.spec.agents.items():
-        yield from _of_estimator(c, spec, f"estimator.agents.{agent} ({c.spec.name!r})")
 
 
 def _of_branch(c: AtGrpoConfig) -> Iterator[str]:

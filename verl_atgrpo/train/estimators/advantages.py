@@ -17,17 +17,33 @@ def team_advantages(rewards: Tensor, rows: Sequence[Mapping[str, Any]], spec: Es
 
     Raises as `row_ids` and `group_advantages`.
     """
+    result = (_by_part if spec.parts else _by_agent)(rewards, rows, spec)
+    if spec.by_task == "none":
+        return result
+    tokens = [row["response_len"] if spec.by_task == "tokens" else 1 for row in rows]
+    weights = torch.tensor(tokens, dtype=torch.float64)
+    return agentrl.by_task(result.double(), parts_of(rows, spec), weights, spec.eps).to(result.dtype)
+
+
+def _by_part(rewards: Tensor, rows: Sequence[Mapping[str, Any]], spec: EstimatorSpec) -> Tensor:
+    result, left = torch.empty_like(rewards), torch.ones(len(rows), dtype=torch.bool)
+    theirs = {part: rows_of_agent(rows, part, spec) for part in spec.parts}
+    for part, own in [*spec.parts.items(), ("", replace(spec, parts={}))]:
+        chosen = theirs[part] if part else left
+        left = left & ~chosen
+        if numbers := chosen.nonzero().flatten().tolist():
+            result[chosen] = _by_agent(rewards[chosen], [rows[number] for number in numbers], own)
+    return result
+
+
+def _by_agent(rewards: Tensor, rows: Sequence[Mapping[str, Any]], spec: EstimatorSpec) -> Tensor:
     shared = replace(spec, agents={}, by_task="none")
     result = group_advantages(rewards, spec=shared, **row_ids(rows, shared))
     for agent, own in spec.agents.items():
         own = replace(own, by_task="none")
         theirs = group_advantages(rewards, spec=own, **row_ids(rows, own))
         result = torch.where(rows_of_agent(rows, agent, spec), theirs, result)
-    if spec.by_task == "none":
-        return result
-    tokens = [row["response_len"] if spec.by_task == "tokens" else 1 for row in rows]
-    weights = torch.tensor(tokens, dtype=torch.float64)
-    return agentrl.by_task(result.double(), parts_of(rows, spec), weights, spec.eps).to(result.dtype)
+    return result
 
 
 def group_advantages(rewards: Tensor, groups: Tensor, spec: EstimatorSpec, **inputs: Tensor | None) -> Tensor:

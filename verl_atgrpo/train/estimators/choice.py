@@ -53,7 +53,7 @@ def _base(options: dict[str, Any]) -> EstimatorSpec:
 
 
 def _fields_of(spec: EstimatorSpec) -> tuple[str, ...]:
-    return tuple(item.name for item in fields(spec) if item.name not in ("name", "agents"))
+    return tuple(item.name for item in fields(spec) if item.name not in ("name", "agents", "parts"))
 
 
 def _check_keys(options: Mapping[str, Any], key: str, valid: tuple[str, ...], named: tuple[str, ...]) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TAG = "baseline"
-_OWN = ("name", "decay", "by_task", "agents")
+_OWN = ("name", "decay", "by_task", "agents", "parts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,8 @@ class Baselines:
         for tags in rows:
             rewards[tags["agent"]][tags["episode"]].append(tags["reward"])
         for agent, episodes in rewards.items():
-            decay = getattr(for_agent(self._spec.agents, agent, self._spec), "decay", PRESET.decay)
+            own = for_agent({**self._spec.agents, **self._spec.parts}, agent, self._spec)
+            decay = getattr(own, "decay", PRESET.decay)
             mean = fmean(fmean(given) for given in episodes.values())
             self.values[agent] = mean + decay ** len(episodes) * (self.values[agent] - mean)
 

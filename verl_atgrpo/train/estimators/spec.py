@@ -91,6 +91,9 @@ class EstimatorSpec:
     """Agent -> the specification for its rows. Its statistics are over the rows that its own fields select, including
     other agents'."""
 
+    parts: Mapping[str, "EstimatorSpec"] = field(default_factory=dict)
+    """Part of a mixture -> the specification for its rows, which are compared with each other only."""
+
     def __post_init__(self) -> None:
         for item in fields(self):
             value, valid = getattr(self, item.name), get_args(item.type)
@@ -151,9 +154,9 @@ class EstimatorSpec:
             needs |= {"trajectory", "agent", "left"}
         if self.step_weight:
             needs |= {"left", "anchor"}
-        if "agent" in (*self.scopes, self.step_scope) or self.agents or self.by_task != "none":
+        if "agent" in (*self.scopes, self.step_scope) or self.agents or self.parts or self.by_task != "none":
             needs.add("agent")
-        return frozenset(needs.union(*(spec.needs for spec in self.agents.values())))
+        return frozenset(needs.union(*(spec.needs for spec in (*self.agents.values(), *self.parts.values()))))
 
     def formula(self, values: "Tensor", labels: Labels) -> "Tensor | None":
         """Returns the rows' advantages, (N,) float64 as `values`, or None: what the fields say.

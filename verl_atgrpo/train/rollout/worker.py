@@ -20,6 +20,7 @@ from verl_atgrpo.compat import freeze_startup_objects
 from verl_atgrpo.play.branching import play_branched
 from verl_atgrpo.play.endpoints import drain_refused
 from verl_atgrpo.play.environment import play
+from verl_atgrpo.play.mixture import Mixture
 from verl_atgrpo.play.opponents import Opponent
 from verl_atgrpo.play.seeds import episode_seed
 from verl_atgrpo.play.team import Team
@@ -129,7 +130,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         # Not `trace`, which is always False in verl's V1 loop. Its older loop limits tasks, with all their episodes.
         traced = None if self._traces is None else self._traces.take(int(prompt["global_steps"]), validate)
         val_kwargs = self.config.actor_rollout_ref.rollout.val_kwargs
-        episodes = int(val_kwargs.n) if validate else self._settings.training_episodes
+        episodes = int(val_kwargs.n) if validate else self._settings_of(prompt).training_episodes
         results = await asyncio.gather(
             *(self._play(prompt, session, validate, sampling_params, traced) for session in range(episodes)),
             return_exceptions=True,
@@ -222,7 +223,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
                     "trace": traced,
                 },
             )
-        settings, teams, episode = self._settings, [], f"{prompt['uid']}.{session}"
+        settings, teams, episode = self._settings_of(prompt), [], f"{prompt['uid']}.{session}"
         seed = episode_seed(
             settings.seed,
             split,
@@ -264,6 +265,12 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
                     self._report.counts["tokens"] += team.generated_tokens
                     self._report.counts.update(team.counts)
 
+    def _settings_of(self, prompt: dict[str, Any]) -> AtGrpoConfig:
+        """Returns the settings of a task, in a mixture those of its part."""
+        if not self._settings.parts or not isinstance(self._environment, Mixture):
+            return self._settings
+        return self._settings.of_part(self._environment.part_of(prompt["split"], int(prompt["index"])))
+
     def _adapter_of(self, policy: str, past: int) -> dict[str, int]:
         """Returns the sampling parameter that names a policy's adapter, or that of its past self in a slot."""
         number = self._settings.past_number(past) if past else self._settings.adapter_number(policy)
@@ -272,7 +279,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
     async def _write(
         self, prompt: dict[str, Any], session: int, result: EpisodeRecord | BaseException, validate: bool
     ) -> None:
-        uid, settings = prompt["uid"], self._settings
+        uid, settings = prompt["uid"], self._settings_of(prompt)
         played = result.decisions if isinstance(result, EpisodeRecord) else []
         turns = len({one.name for one in played if not one.scope})
         info: dict[str, float] = {}

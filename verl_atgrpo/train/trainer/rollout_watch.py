@@ -24,7 +24,7 @@ class RolloutWatch:
         Args:
             units: the team's policies.
             most_failed: how many episodes may fail between two steps.
-            episodes: episodes per task.
+            episodes: most episodes of a task.
         """
         self._units = units
         self._most_failed = most_failed

@@ -28,7 +28,6 @@ from verl_atgrpo.train.config.answer_check import check_template_arguments
 from verl_atgrpo.train.config.policies import base_of, job_of
 from verl_atgrpo.train.config.run_check import MODE
 from verl_atgrpo.train.config.schema import EXPANDED, AtGrpoConfig, PolicySettings
-from verl_atgrpo.train.estimators.choice import configured_spec
 from verl_atgrpo.train.estimators.rae import Baselines
 from verl_atgrpo.train.rollout.episode_rows import OPPONENT, RECORDED, SUBMISSION
 from verl_atgrpo.train.rows import queue
@@ -88,7 +87,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             self._opponents = OpponentPool(
                 self.settings.self_played, weights, given.size, given.every, given.choose, self.settings.seed
             )
-        self._spec = configured_spec(self.settings.estimator, config.algorithm.norm_adv_by_std_in_grpo)
+        self._spec = self.settings.estimator_spec(config.algorithm.norm_adv_by_std_in_grpo)
         self._baselines = Baselines(self._spec)
         self.schedule = make_schedule(self.settings.mode, config.trainer)
         self._unfinished: deque[int] = deque()
@@ -153,7 +152,8 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         # verl's profiling supports one policy.
         self.actor_rollout_wg, self.ref_policy_wg = hosts[0].actor_rollout_wg, hosts[0].ref_policy_wg
         self.llm_server_manager = hosts[0].servers
-        self.watch = RolloutWatch(hosts, self.settings.max_failed_episodes, self.settings.training_episodes)
+        most = max(one.training_episodes for _, one in self.settings.each())
+        self.watch = RolloutWatch(hosts, self.settings.max_failed_episodes, most)
         self._load_checkpoint()
         self.recorder = self._make_recorder()
 
