@@ -15,11 +15,11 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("train", "lab")
 """Folders of the package whose folders have budgets of their own."""
 BUDGETS: dict[str, int] = {
-    "verl_atgrpo": 1_200,
+    "verl_atgrpo": 1_205,
     "verl_atgrpo/train": 480,
     "verl_atgrpo/lab": 540,
     "verl_atgrpo/train/config": 3_470,
-    "verl_atgrpo/cpu": 600,
+    "verl_atgrpo/cpu": 650,
     "verl_atgrpo/train/estimators": 1_070,
     "verl_atgrpo/lab/evaluation": 1_640,
     "verl_atgrpo/play": 4_820,
@@ -35,7 +35,7 @@ BUDGETS: dict[str, int] = {
     "environments": 10_050,
     "recipes": 1_080,
     "benchmarks": 5_600,
-    "tests": 44_900,
+    "tests": 44_950,
     "docs": 33_200,
 }
 """Folder -> most lines of its Python: of `verl_atgrpo` and of layers those of their own files, of others also those

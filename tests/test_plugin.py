@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -75,6 +77,42 @@ def test_a_cuda_build_without_a_device_is_not_taken_for_a_cpu_machine(monkeypatc
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
     monkeypatch.setattr(torch.version, "cuda", "12.9")
     assert not platform_choice.wants_cpu()
+
+
+@pytest.mark.slow
+def test_cpu_mode_imports_the_engine_the_compiler_and_data_sets_only_where_they_are_used() -> None:
+    pytest.importorskip("vllm")
+    result = run(
+        "import sys, verl\n"
+        "import verl.workers.engine_workers, verl.workers.rollout.vllm_rollout.vllm_rollout as rollout\n"
+        "found = {'vllm', 'datasets', 'pandas', 'torch._inductor.lowering'} & set(sys.modules)\n"
+        "assert not found, found\n"
+        "assert rollout.VLLM_SLEEP_LEVEL == 2\n"
+        "from verl.utils.dataset import rl_dataset, rm_dataset\n"
+        "assert rl_dataset.datasets.load_dataset.__module__ == 'datasets.load'\n"
+        "import pandas\n"
+        "assert rm_dataset.pd.concat is pandas.concat\n"
+        "from vllm import LLM\n"
+        "from vllm.distributed import parallel_state\n"
+        "assert isinstance(LLM, type) and parallel_state.get_world_group\n"
+        "assert 'torch._inductor.lowering' not in sys.modules\n"
+        "from torch._inductor import lowering\n"
+        "assert lowering.lowerings\n",
+        VERL_PLATFORM="cpu",
+    )
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.slow
+def test_cpu_mode_leaves_an_engine_as_it_is_that_was_imported_before() -> None:
+    pytest.importorskip("vllm")
+    result = run(
+        "import verl, vllm\n"
+        "from verl.third_party.vllm import LLM, parallel_state\n"
+        "assert LLM is vllm.LLM and parallel_state.get_world_group\n",
+        VERL_PLATFORM="cpu",
+    )
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.slow
@@ -165,3 +203,26 @@ def test_a_quota_limits_the_cores(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{text}\n")
     assert platform_choice.cores(str(tmp_path), str(tmp_path)) == [2, 3, 5, 7, 11, 13][:most]
+
+
+def test_a_module_is_imported_within_its_context_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl_atgrpo.compat import import_within, when_imported
+
+    (tmp_path / "inner_module.py").write_text("import builtins\nbuiltins.seen_by_hooks.append('module')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen: list[str] = []
+    monkeypatch.setattr("builtins.seen_by_hooks", seen, raising=False)
+
+    @contextlib.contextmanager
+    def context() -> Iterator[None]:
+        seen.append("before")
+        yield
+        seen.append("after")
+
+    import_within("inner_module", context)
+    when_imported("inner_module", lambda module: seen.append("callback"))
+    module = importlib.import_module("inner_module")
+    assert seen == ["before", "module", "after", "callback"]
+    import_within("inner_module", context)
+    importlib.reload(module)
+    assert seen[4:] == ["module"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import hashlib
@@ -277,19 +278,21 @@ def call_before(module: ModuleType, name: str, first: Callable[..., None]) -> No
 
 
 Callback = Callable[[ModuleType], None]
+Context = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Has the loaders of the modules with callbacks run them after the module."""
+    """Has the loaders of the modules with callbacks run them after the module, and it within its context."""
 
     def __init__(self) -> None:
         self.callbacks: dict[str, list[Callback]] = {}
+        self.contexts: dict[str, Context] = {}
         self._looking: set[str] = set()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in self.callbacks or fullname in self._looking:
+        if fullname in self._looking or not (fullname in self.callbacks or fullname in self.contexts):
             return None
         self._looking.add(fullname)
         try:
@@ -301,7 +304,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         load = spec.loader.exec_module
 
         def load_and_call(module: ModuleType) -> None:
-            load(module)
+            with self.contexts.pop(fullname, contextlib.nullcontext)():
+                load(module)
             for callback in self.callbacks.pop(fullname, ()):  # not before: a spec may be asked for without an import
                 callback(module)
 
@@ -321,6 +325,14 @@ def when_imported(name: str, callback: Callback) -> None:
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
     _FINDER.callbacks.setdefault(name, []).append(callback)
+
+
+def import_within(name: str, context: Context) -> None:
+    """Has `name` imported within `context()`, unless it already is."""
+    if name not in sys.modules:
+        if _FINDER not in sys.meta_path:
+            sys.meta_path.insert(0, _FINDER)
+        _FINDER.contexts[name] = context
 
 
 def name_yaml_errors(module: ModuleType) -> None:

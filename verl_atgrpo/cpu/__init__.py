@@ -43,7 +43,10 @@ def activate() -> None:
         os.environ.setdefault(name, value)
     from verl.plugin.platform import platform_manager
 
+    from verl_atgrpo.cpu import imports
     from verl_atgrpo.cpu.platform import PlatformCPU
+
+    imports.leave_out()
 
     # `import verl` has already detected no accelerator and chosen nvidia; set_platform() would warn in every process.
     platform_manager._current_platform = PlatformCPU()
