@@ -107,10 +107,11 @@ test-fast: $(VENV)/package $(VENV)/browser
 	$(BIN)/python -m pytest -m 'not slow' --numprocesses 2 --dist worksteal $(ARGS)
 
 # Two trainings at a time: most of their time is the start of eight processes, one by one. With a thread for every core,
-# two at a time took more than twice as long. The longest first, so that both end together.
+# two at a time took more than twice as long. The longest first, so that both end together. Named by file: each process
+# would import the modules of all tests.
 test-slow: $(VENV)/package
-	$(BIN)/python -m pytest -m 'slow and not training' --numprocesses 2 --durations 10 $(ARGS)
-	VERL_ATGRPO_SERVER_THREADS=1 $(BIN)/python -m pytest -m training --numprocesses 2 --durations 20 $(ARGS) tests/tiny_models tests
+	$(BIN)/python -m pytest -m 'slow and not training' --numprocesses 2 --dist worksteal --durations 10 $(ARGS)
+	VERL_ATGRPO_SERVER_THREADS=1 $(BIN)/python -m pytest -m training --numprocesses 2 --durations 20 $(ARGS) tests/tiny_models $$(grep -rl --include='test_*.py' mark.training tests | sort)
 
 lint: $(VENV)/package docs
 	$(BIN)/ruff check .

@@ -146,10 +146,15 @@ def start() -> Iterator[Callable[..., object]]:
 @pytest.fixture(scope="session")
 def tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A barely trained model for Plan-Path: quick to make, with diverse answers."""
+    from filelock import FileLock
+
     from verl_atgrpo.lab.tiny_models.warm_start import WarmStart, make
 
-    folder = tmp_path_factory.mktemp("models") / "tied"
-    make(folder, WarmStart(clean_steps=60, noisy_steps=0))
+    # One for all processes of the session, which keep what another has made.
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "tied_model"
+    with FileLock(f"{folder}.lock"):
+        make(folder, WarmStart(clean_steps=60, noisy_steps=0))
     return folder
 
 

@@ -20,7 +20,7 @@ from verl_atgrpo.environments.search.corpus import FAMILIES, GIVEN, KINDS, PLACE
 from verl_atgrpo.environments.search.environment import SearchEnvironment
 from verl_atgrpo.play.testing import Script
 
-TASKS: Mapping[Split, int] = {"train": 200, "val": 100}
+TASKS: Mapping[Split, int] = {"train": 100, "val": 100}
 MOST = 0.12
 """What a guess may earn: 3 of 48 people are found by a word that all have, 2 standard errors of 100 tasks more."""
 TURNS = 3
