@@ -491,6 +491,13 @@ def test_a_sound_environment_passes_by_class_and_by_name() -> None:
     check_environment(f"{__name__}:Sums")
 
 
+def test_a_notebook_checks_in_a_cell_as_its_loop_runs() -> None:
+    async def cell() -> None:
+        check_environment(Sums, gold=sums_gold, exploits=[to_and_fro], legal=sums_gold)
+
+    asyncio.run(cell())
+
+
 class Loud(Sums):
     """Prints where another process ends, and takes an option that JSON has no form for."""
 

@@ -14,7 +14,8 @@ import sys
 import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -203,7 +204,7 @@ def _check_first_prompts(env: Environment, legal: Scripts, plays: int) -> None:
     def prompts(split: Split, scripts: Scripts, first: bool) -> Iterator[tuple[int, str, tuple[int, ...]]]:
         for index in range(min(plays, env.num_tasks(split) or plays)):
             task = env.task(split, index)
-            record = asyncio.run(play(env, task, ScriptedTeam(scripts(task), candidates=1)))
+            record = _run(play(env, task, ScriptedTeam(scripts(task), candidates=1)))
             for decision in record.decisions:
                 if decision.turn == 0 or not first:
                     yield index, decision.agent, tuple(decision.prompt_ids)
@@ -284,12 +285,21 @@ def _make_again() -> None:
     Path(sys.argv[1]).write_bytes(pickle.dumps((marks, prompts)))
 
 
+def _run(episode: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(episode)
+    with ThreadPoolExecutor(1) as thread:  # a notebook's cell is in a loop, which plays no other
+        return thread.submit(asyncio.run, episode).result()
+
+
 def _prompts(env: Environment, split: Split, tasks: int) -> list[_Prompts]:
     """Returns the prompts of an episode of each of the first tasks, in which every reply is a question mark."""
     found = []
     for index in range(tasks):
         team = ScriptedTeam(dict.fromkeys(env.agents, lambda prompt, k: "?"), scheme="evaluate")
-        record = asyncio.run(play(env, env.task(split, index), team))
+        record = _run(play(env, env.task(split, index), team))
         found.append({decision.name: tuple(decision.prompt_ids) for decision in record.decisions})
     return found
 
@@ -506,7 +516,7 @@ def _play_twice(trial: Trial, task: object, name: str, teams: Mapping[str, Mappi
         again = trial.env.task(trial.split, trial.index)
         return await asyncio.gather(*map(functools.partial(_play, trial), (task, again), pair))
 
-    records = [record for record in asyncio.run(both()) if record is not None]
+    records: list[EpisodeRecord] = [record for record in _run(both()) if record is not None]
     for team in pair:
         if team.fault is not None:
             raise team.fault
