@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import math
 import os
 import re
@@ -15,6 +16,7 @@ from fakes.recorded_run import write_run
 from training_jobs import FRESH, SMALL, Start, finish
 
 from verl_atgrpo import cli
+from verl_atgrpo.lab.report.records import find, read
 from verl_atgrpo.lab.scaffold import new
 
 ROOT = Path(__file__).parents[1]
@@ -142,6 +144,14 @@ def test_it_trains_and_trackers_get_metrics_and_replies(
     for name in ("agent/porter/reward", "agent/driver/reward", "val-core/crane_team/acc/mean@1"):
         (scalar,) = board.Scalars(name)
         assert (scalar.step, scalar.value) == (1, pytest.approx(data[name]))
-    (tag,) = board.Tags()["tensors"]
-    assert b"The guest waits" in board.Tensors(tag)[0].tensor_proto.string_val[0]
-    assert list(tmp_path.glob("wandb/offline-run-*/files/media/table/val/*.table.json"))
+    (event,) = board.Tensors("val/decisions/text_summary")
+    assert event.step == 1 and event.tensor_proto.string_val[0].count(b"The guest waits") == 3
+    (file,) = tmp_path.glob("wandb/offline-run-*/files/media/table/val/*.table.json")
+    table = json.loads(file.read_text())
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    episodes = sorted(read(find(tmp_path)).episodes.items())
+    played = [one for (split, *_), decisions in episodes if split == "val" for one in decisions][:3]
+    assert [(row["task"], row["agent"], row["turn"], row["prompt"], row["reply"]) for row in rows] == [
+        (one["task"], one["agent"], one["turn"], one["prompt"], one["candidates"][0]["text"]) for one in played
+    ]
+    assert all(0 <= row["team_score"] <= 1 and row["step"] == 1 and row["committed"] for row in rows)

@@ -106,6 +106,7 @@ SYMBOLS = (
     Symbol(_TRAINER, "PPOTrainer._init_dump_executor"),
     Symbol(_TRAINER, "PPOTrainer._dump_generations"),  # keeps _dump_futures and _dump_executor
     Symbol("verl.utils.tracking", "Tracking.log", ("data", "step")),
+    Symbol(_TRAINER, "PPOTrainer._maybe_log_val_generations", ("inputs", "outputs", "scores")),
     Symbol(_TRAINER, "PPOTrainer._step_once", ("metrics", "timing_raw", "sample_batch_size")),
     Symbol(_TRAINER, "PPOTrainer._save_checkpoint"),
     Symbol(_TRAINER, "PPOTrainer._load_checkpoint"),

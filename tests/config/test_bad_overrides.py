@@ -26,7 +26,8 @@ from omegaconf import OmegaConf
 
 from verl_atgrpo import EnvironmentConfigError, make, platform_choice, recipes
 from verl_atgrpo.play.registry import load, registered
-from verl_atgrpo.train.config import kinds, machine_check
+from verl_atgrpo.train.config import job_rules, kinds, machine_check
+from verl_atgrpo.train.config.job import Job
 from verl_atgrpo.train.config.rules import check
 from verl_atgrpo.train.config.run_check import check_run, check_run_or_exit
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
@@ -83,6 +84,7 @@ VERLS = {
     "trainer.validation_data_dir": ("/proc/nope",),
     "trainer.project_name": ("''", "null"),
     "trainer.logger": ("[console,paper]", "5", "null", "[clearml]"),
+    "trainer.log_val_generations": ("-1", "some", "null"),
     "trainer.max_actor_ckpt_to_keep": ("0", "-1"),
     "trainer.val_before_train": ("sometimes",),
     f"{_A}.optim.lr": ("-1", "abc", "nan", "5", "null"),
@@ -462,6 +464,27 @@ def test_a_logger_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "wandb" else find(name))
     with overridden("plan_path_cpu", "trainer.logger=[console,wandb]") as config:
         assert "trainer.logger=wandb: its package is not installed: pip install wandb" in message_of(config)
+
+
+@pytest.mark.parametrize(
+    ("override", "lacking", "remedy"),
+    [
+        (
+            "trainer.logger=[console,file]",
+            "a tracker that has tables",
+            "clearml, trackio, vemlp_wandb to trainer.logger",
+        ),
+        ("at_grpo.record=null", "records", "at_grpo.record.val_tasks to 1 or more"),
+        ("at_grpo.record.val_tasks=0", "records", "at_grpo.record.val_tasks to 1 or more"),
+    ],
+)
+def test_a_table_that_nobody_would_see_is_refused(override: str, lacking: str, remedy: str) -> None:
+    asked = ("trainer.log_val_generations=3", "trainer.logger=tensorboard")
+    with overridden("plan_path_cpu", *asked, override) as config:
+        message = message_of(config)
+    assert f"trainer.log_val_generations=3 has no effect without {lacking}: " in message and remedy in message
+    with overridden("plan_path_cpu", *asked) as config:
+        check(job_rules.of_tables(Job(View(config), AtGrpoConfig.from_config(config))))
 
 
 @pytest.mark.parametrize(

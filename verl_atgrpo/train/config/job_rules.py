@@ -42,6 +42,18 @@ def of_loggers(job: Job) -> Iterator[str]:
             yield f"trainer.logger={name}: its package is not installed: pip install {module}, or leave it out"
 
 
+def of_tables(job: Job) -> Iterator[str]:
+    """A table of validations that no tracker shows, or without records to show."""
+    if not (most := job.trainer.log_val_generations):
+        return
+    key = f"trainer.log_val_generations={most} has no effect"
+    if not any(LOGGERS[name] for name in loggers(job.trainer)):
+        trackers = ", ".join(name for name, module in LOGGERS.items() if module)
+        yield f"{key} without a tracker that has tables: add one of {trackers} to trainer.logger, or set this to 0"
+    if (record := job.settings.record) is None or not record.val_tasks:
+        yield f"{key} without records: set at_grpo.record.val_tasks to 1 or more, or this to 0"
+
+
 def of_ray(job: Job) -> Iterator[str]:
     """Arguments that Ray's `init` does not have."""
     import ray

@@ -139,6 +139,7 @@ OF_POLICIES: tuple[Rule, ...] = (
 )
 RULES: tuple[Rule, ...] = (
     job_rules.of_loggers,
+    job_rules.of_tables,
     lambda job: of_folders(job.config),
     job_rules.of_ray,
     job_rules.of_traces,

@@ -172,6 +172,7 @@ TYPES = (
     _takes("data.dataloader_num_workers", whole(0, 1024)),
     _takes("trainer.{total_training_steps,max_actor_ckpt_to_keep}", Count | None),
     _takes("rollout.max_model_len data.val_batch_size", Count | None),
+    _takes("trainer.log_val_generations", whole(0, 1_000_000)),
     _takes("trainer.logger", _LOGGER | listed(_LOGGER)),
     _takes("trainer.device", Literal["cuda", "cpu", "npu"]),
     _takes("trainer.resume_mode", Literal["disable", "auto", "resume_path"]),

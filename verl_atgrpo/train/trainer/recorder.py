@@ -145,6 +145,8 @@ class Recorder:
         self._tokenizers = tokenizers
         self._in_background = in_background
         self._seconds = 0.0
+        self.validated: list[dict[str, Any]] = []
+        """The records of the last validation, complete once the background work is done."""
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -176,7 +178,10 @@ class Recorder:
                 self._in_background(self._write, split, step, rows)
 
     def _write(self, split: str, step: int, rows: Sequence[SampledRow]) -> None:
-        self._files.append(split, decisions(rows, split, step, self._tokenizers))
+        made = decisions(rows, split, step, self._tokenizers)
+        self._files.append(split, made)
+        if split == VAL:  # which may have several batches
+            self.validated = [one for one in self.validated if one["step"] == step] + made
 
 
 def _fetch(batch: Batch) -> list[SampledRow]:

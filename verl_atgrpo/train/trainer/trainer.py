@@ -55,6 +55,7 @@ from verl_atgrpo.train.trainer.rollout_watch import RolloutWatch
 from verl_atgrpo.train.trainer.schedule import make_schedule
 from verl_atgrpo.train.trainer.sharing import SharingUnit
 from verl_atgrpo.train.trainer.standalone import StandaloneUnit
+from verl_atgrpo.train.trainer.trackers import table_rows, write_table
 
 _POOL = "global_pool"
 
@@ -423,6 +424,13 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         if self.recorder is not None:
             tracking.logger["record"] = self.recorder
         self._logger = tracking
+
+    def _maybe_log_val_generations(self, inputs: list[str], outputs: list[str], scores: list[float]) -> None:
+        """Writes a table of decisions to the trackers, in place of verl's of last replies in random order."""
+        most = self.config.trainer.log_val_generations
+        if most and self.recorder is not None:
+            wait(self._dump_futures)  # their errors are raised by the next work
+            write_table(self.logger.logger, table_rows(self.recorder.validated, most), self.global_steps)
 
     # ------------------------------------------------------------ checkpoints
 
