@@ -31,12 +31,12 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo/sandbox": 1_300,
     "verl_atgrpo/train/serving": 1_950,
     "verl_atgrpo/lab/tiny_models": 800,
-    "verl_atgrpo/train/trainer": 2_835,
+    "verl_atgrpo/train/trainer": 2_845,
     "environments": 10_050,
     "recipes": 1_080,
     "benchmarks": 5_600,
     "tests": 44_950,
-    "docs": 33_200,
+    "docs": 33_450,
 }
 """Folder -> most lines of its Python: of `verl_atgrpo` and of layers those of their own files, of others also those
 of the folders in them. `recipes` are lines of YAML, `docs` words of README.md and the pages."""

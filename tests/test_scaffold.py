@@ -131,7 +131,7 @@ def test_it_trains_and_trackers_get_metrics_and_replies(
         "trainer.test_freq=1",
         "trainer.log_val_generations=3",
         "trainer.logger=[console,file,tensorboard,wandb]",
-        PYTHONPATH=str(installed),
+        PYTHONPATH=os.pathsep.join((str(installed), str(ROOT))),
         TENSORBOARD_DIR=str(tmp_path / "board"),
         WANDB_MODE="offline",
         WANDB_DIR=str(tmp_path),

@@ -77,11 +77,19 @@ def test_tensorboard_shows_texts_as_the_model_wrote_them(tmp_path: Path, monkeyp
 def test_mlflow_gets_a_table_of_each_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow", reason="mlflow is no dependency: it wants older packages than ours")
     logger = started("mlflow", tmp_path, monkeypatch)
-    for step in (7, 8):
+    for step in range(100, 170):
         write_table(logger.logger, ROWS, step)
-    (run_id,) = mlflow.search_runs(search_all_experiments=True).run_id
-    table = mlflow.load_table("val/decisions/step_000008.json", run_ids=[run_id])
-    assert (list(table), table.values.tolist()) == ([*COLUMNS], ROWS)
+    ((run_id, shown),) = mlflow.search_runs(search_all_experiments=True)[
+        ["run_id", "tags.mlflow.loggedArtifacts"]
+    ].values
+    assert [one["path"] for one in json.loads(shown)] == [
+        f"val/decisions/step_000{step}.json" for step in range(106, 170)
+    ]
+    for step in (100, 169):
+        table = mlflow.artifacts.load_dict(f"runs:/{run_id}/val/decisions/step_000{step}.json")
+        assert table == {"columns": [*COLUMNS], "data": ROWS}
+    frame = mlflow.load_table("val/decisions/step_000169.json", run_ids=[run_id])
+    assert (list(frame), frame.values.tolist()) == ([*COLUMNS], ROWS)
     logger.finish()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -11,6 +12,8 @@ logger = logging.getLogger(__name__)
 TABLE = "val/decisions"
 COLUMNS = ("step", "task", "episode", "agent", "turn", "prompt", "reply", "team_score", "local_score", "committed")
 Rows = list[list[Any]]
+_MLFLOW_TABLES = 64
+"""Most files that MLflow shows as tables, the last ones; a tag's value may have 5,000 characters."""
 
 
 def table_rows(decisions: Iterable[Mapping[str, Any]], most: int) -> Rows:
@@ -55,12 +58,15 @@ def _trackio(adapter: Any, rows: Rows, step: int) -> None:
 
 
 def _mlflow(_: Any, rows: Rows, step: int) -> None:
+    # Not by log_table: what it appends to is read back with replies turned into numbers, and with a file of each
+    # validation its tag, by which files are shown as tables, becomes too long after 130 of them.
     import mlflow
 
-    columns = {name: list(values) for name, values in zip(COLUMNS, zip(*rows, strict=True), strict=True)}
+    file, tag = f"{TABLE}/step_{step:06d}.json", "mlflow.loggedArtifacts"
     try:
-        # A file of each validation: MLflow appends by sending all of a file again.
-        mlflow.log_table(columns, f"{TABLE}/step_{step:06d}.json")
+        mlflow.log_dict({"columns": [*COLUMNS], "data": rows}, file)
+        shown = mlflow.get_run(mlflow.active_run().info.run_id).data.tags.get(tag, "[]")
+        mlflow.set_tag(tag, json.dumps([*json.loads(shown), {"path": file, "type": "table"}][-_MLFLOW_TABLES:]))
     except (OSError, mlflow.exceptions.MlflowException) as error:
         logger.warning("MLflow did not take the table of step %s (%s); training goes on", step, error)
 
