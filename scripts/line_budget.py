@@ -15,14 +15,14 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("train", "lab")
 """Folders of the package whose folders have budgets of their own."""
 BUDGETS: dict[str, int] = {
-    "verl_atgrpo": 1_205,
+    "verl_atgrpo": 1_210,
     "verl_atgrpo/train": 480,
     "verl_atgrpo/lab": 540,
     "verl_atgrpo/train/config": 3_470,
     "verl_atgrpo/cpu": 650,
     "verl_atgrpo/train/estimators": 1_070,
     "verl_atgrpo/lab/evaluation": 1_640,
-    "verl_atgrpo/play": 4_820,
+    "verl_atgrpo/play": 4_830,
     "verl_atgrpo/train/engine": 1_210,
     "verl_atgrpo/lab/report": 800,
     "verl_atgrpo/lab/template": 130,
@@ -35,8 +35,8 @@ BUDGETS: dict[str, int] = {
     "environments": 10_050,
     "recipes": 1_080,
     "benchmarks": 5_600,
-    "tests": 44_950,
-    "docs": 33_450,
+    "tests": 45_200,
+    "docs": 33_550,
 }
 """Folder -> most lines of its Python: of `verl_atgrpo` and of layers those of their own files, of others also those
 of the folders in them. `recipes` are lines of YAML, `docs` words of README.md and the pages."""
