@@ -35,6 +35,7 @@ from verl_atgrpo.train.config.schema import (
     GroupFilter,
     Lora,
     Opponents,
+    PartSettings,
     PolicySettings,
     RecordSettings,
     Section,
@@ -63,6 +64,7 @@ SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("at_grpo.sampling.<agent>.validation", ValidationAnswers),
     ("at_grpo.branch", BranchSettings),
     ("at_grpo.group_filter", GroupFilter),
+    ("at_grpo.parts.<part>", PartSettings),
     ("at_grpo.opponents", Opponents),
     ("at_grpo.record", RecordSettings),
 )

@@ -256,8 +256,7 @@ class AtGrpoConfig(Section):
     group_filter: GroupFilter | None = None
     """Drops groups without signal (`{}`), and may play further tasks in their place."""
     parts: dict[str, PartSettings] | None = None
-    """Part of a mixture -> its own `scheme`, `branch`, `episode_reward`, `candidates`, `alpha`, `local_weight`,
-    `selection` or `estimator` (docs/environments.md)."""
+    """Part of a mixture -> what differs in its tasks (docs/environments.md)."""
     opponents: Opponents | None = None
     """Who answers for the other side of a game (docs/self_play.md); null: the policies of `agents`."""
     seed: int = 0
