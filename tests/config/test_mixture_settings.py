@@ -162,6 +162,10 @@ def test_verls_switch_holds_for_parts(compose: Any) -> None:
             "{walk: {estimator: {preset: at_grpo, agents: {search.judge: {scale: none}}}}}",
             r"^at_grpo\.parts\.walk\.estimator\.agents: search\.judge is not an agent of it",
         ),
+        (
+            "{walk: {estimator: {preset: at_grpo, agents: {walk.pacer: {center_scope: agent}}}}}",
+            r"^at_grpo\.parts\.walk\.estimator\.agents\.walk\.pacer \('at_grpo'\): the scope agent has no effect",
+        ),
         ("{walk: {scheme: parallel, estimator: unknown}}", r"unknown preset 'unknown'"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,6 +70,13 @@ def test_a_part_of_a_mixture_may_have_a_decay_of_its_own() -> None:
     baselines = Baselines(resolve_spec({"preset": "rae", "agents": {"walk": {"decay": 0.5}}}))
     baselines.update([row("a0", "walk.navigator", 1.0), row("a0", "sudoku.planner", 1.0)])
     assert baselines.values == {"walk.navigator": 0.5, "sudoku.planner": pytest.approx(0.05)}
+
+
+def test_an_agent_of_a_parts_own_estimator_has_its_decay() -> None:
+    duel = resolve_spec({"preset": "rae", "decay": 0.5, "agents": {"duel.o": {"decay": 0.25}}})
+    baselines = Baselines(replace(resolve_spec({"preset": "rae", "decay": 0.75}), parts={"duel": duel}))
+    baselines.update([row("a0", "duel.x", 1.0), row("a0", "duel.o", 1.0), row("b0", "walk.navigator", 1.0)])
+    assert dict(baselines.values) == {"duel.x": 0.5, "duel.o": 0.75, "walk.navigator": 0.25}
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ def of_section(c: AtGrpoConfig) -> Iterator[str]:
     for name, own in c.spec.parts.items():
         if own.by_task != "none":
             yield f"parts.{name}.estimator.by_task={own.by_task!r} has no effect; set estimator.by_task"
+        for agent, spec in own.agents.items():
+            yield from _of_estimator(c.of_part(name), spec, f"parts.{name}.estimator.agents.{agent} ({own.name!r})")
     for agent, spec in c.spec.agents.items():
         part = agent.partition(".")[0]
         if part in c.spec.parts:

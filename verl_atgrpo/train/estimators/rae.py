@@ -83,8 +83,8 @@ class Baselines:
         for tags in rows:
             rewards[tags["agent"]][tags["episode"]].append(tags["reward"])
         for agent, episodes in rewards.items():
-            own = for_agent({**self._spec.agents, **self._spec.parts}, agent, self._spec)
-            decay = getattr(own, "decay", PRESET.decay)
+            of_part = for_agent(self._spec.parts, agent, self._spec)
+            decay = getattr(for_agent(of_part.agents, agent, of_part), "decay", PRESET.decay)
             mean = fmean(fmean(given) for given in episodes.values())
             self.values[agent] = mean + decay ** len(episodes) * (self.values[agent] - mean)
 
