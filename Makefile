@@ -111,7 +111,7 @@ test-fast: $(VENV)/package $(VENV)/browser
 # would import the modules of all tests.
 test-slow: $(VENV)/package
 	$(BIN)/python -m pytest -m 'slow and not training' --numprocesses 2 --dist worksteal --durations 10 $(ARGS)
-	VERL_ATGRPO_SERVER_THREADS=1 $(BIN)/python -m pytest -m training --numprocesses 2 --durations 20 $(ARGS) tests/tiny_models $$(grep -rl --include='test_*.py' mark.training tests | sort)
+	VERL_ATGRPO_SERVER_THREADS=1 $(BIN)/python -m pytest -m training --numprocesses 2 --durations 20 $(ARGS) tests/tiny_models tests/test_notebook.py $$(grep -rl --include='test_*.py' mark.training tests | sort)
 
 lint: $(VENV)/package docs
 	$(BIN)/ruff check .
