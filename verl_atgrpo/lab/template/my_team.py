@@ -60,12 +60,12 @@ class MyTeam(Environment):
         lift = task.lift
         for turn in range(self.max_turns):
             missing = task.guest - lift
-            seen = f"The guest waits {abs(missing)} floors {'above' if missing > 0 else 'below'} the lift."
+            seen = f"A guest waits {abs(missing)} floors {'above' if missing > 0 else 'below'} the lift."
             way = await team.porter.act(
-                f"Should the lift go up or down? Answer with one word. {seen}", partial(score_way, missing)
+                f"{seen} Which way does it go? Answer with one word, up or down.", partial(score_way, missing)
             )
             number = await team.driver.act(
-                f"How many floors does the lift go? Answer with the number only. {seen} It goes {word(way.text)}.",
+                f"{seen} It goes {word(way.text)}. Answer with the number of floors only.",
                 partial(score_floors, missing),
             )
             lift += WAYS.get(word(way.text), 0) * floors(number.text)
