@@ -21,7 +21,6 @@ from config_reference_text import (
     OF_ENVIRONMENTS,
     OF_KEYS,
     OF_NEEDED,
-    OF_NO_MEANING,
     OF_SEVERAL,
 )
 
@@ -41,7 +40,7 @@ from verl_atgrpo.train.config.schema import (
     Section,
     ValidationAnswers,
 )
-from verl_atgrpo.train.config.verl_key_table import NEEDED, NO_MEANING, REFUSED, KeyRule
+from verl_atgrpo.train.config.verl_key_table import NEEDED, REFUSED, KeyRule
 
 SHORTER = (
     (r"a (whole )?number, at least (-?[\d.,]+) and at most ([\d.,]+)", "\\2\N{EN DASH}\\3"),
@@ -50,10 +49,12 @@ SHORTER = (
     (r"a (whole )?number, at least (-?\d+)", r"\2 or more"),
     (r"auto or true or false", "`auto`, true, false"),
     (r"a text that is not empty", "a text"),
-    (r"list \(each: a text[^)]*\)", "list"),
+    (r"list \(each: [^)]*\)", "list"),
     (r"\ba (?=text|section|number|whole|list)", ""),
 )
 """What types accept, in fewer words than messages have."""
+AS_IN_SECTION = "As in `at_grpo`."
+"""The text of keys that mean what they mean at the top; the page has one line for all of a section."""
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "configuration.md"
 SECTIONS: tuple[tuple[str, type[Section]], ...] = (
@@ -75,7 +76,7 @@ def page() -> str:
     parts = [HEAD]
     parts += [field_section(prefix, cls) for prefix, cls in SECTIONS]
     parts += [OF_ENVIRONMENTS, *environment_sections()]
-    parts += [OF_KEYS, key_list(REFUSED), OF_NEEDED, key_list(NEEDED), OF_NO_MEANING, key_list(NO_MEANING)]
+    parts += [OF_KEYS, key_list(REFUSED), OF_NEEDED, key_list(NEEDED)]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
@@ -96,16 +97,22 @@ def literal(text: str) -> str:
 
 def field_section(prefix: str, cls: type[Section]) -> str:
     """Returns the keys of a section; raises ValueError for a field without a docstring."""
-    rows = []
+    rows, alike = [], []
     for name, field in cls.model_fields.items():
         if not field.description:
             raise ValueError(f"{cls.__name__}.{name} has no docstring under it, which the docs need")
+        if field.description == AS_IN_SECTION:
+            alike.append(f"`{name}`")
+            continue
         if cls is not ValidationAnswers or name in cls.__annotations__:  # whose others are those of an agent
-            default = "" if field.is_required() else yaml_words(field.default)
+            default = "required" if field.is_required() else yaml_words(field.default)
             if cls is AtGrpoConfig and name in GROUPS:
                 rows.append(f"\n**{GROUPS[name]}**\n")
             rows.append(entry(name, field.rebuild_annotation(), default, one_line(field.description)))
-    return f"## `{prefix}`\n\n{one_line(inspect.getdoc(cls) or '', first=True)}\n\n{bullets(rows).strip()}"
+    if alike:
+        rows.append(f"- {', '.join(alike)}: {AS_IN_SECTION[:1].lower()}{AS_IN_SECTION[1:]}")
+    purpose = literal(one_line(inspect.getdoc(cls) or "", first=True))
+    return f"## `{prefix}`\n\n{purpose}\n\n{bullets(rows).strip()}"
 
 
 def entry(name: str, hint: Any, default: str, text: str) -> str:
@@ -127,7 +134,7 @@ def entry(name: str, hint: Any, default: str, text: str) -> str:
     accepted = re.sub(r"one of ([\w, ]+?) or ", r"\1 or ", accepted)
     accepted = re.sub(r"section \(each: [^)]*\)", "section", accepted)  # the key's text says more of it
     if default == "`null`":
-        accepted, default = accepted.replace(", or null", ""), "null"
+        accepted, default = accepted.replace(", or null", ""), ""
     told = [part for part in ("" if hint is bool else accepted, default if default != "`{}`" else "") if part]
     return f"- `{name}` ({'; '.join(told)}): {text}"
 
@@ -184,7 +191,7 @@ def option_rows(cls: type) -> Iterator[str]:
     for name, parameter in inspect.signature(cls).parameters.items():
         if name not in texts:
             raise ValueError(f"{cls.__name__}: the docstring of __init__ has no argument {name}")
-        default = "" if parameter.default is parameter.empty else yaml_words(parameter.default)
+        default = "required" if parameter.default is parameter.empty else yaml_words(parameter.default)
         yield entry(name, hints[name], default, texts[name])
 
 
@@ -218,7 +225,7 @@ def told(note: str) -> tuple[str, str]:
     if reason.startswith("needs "):
         for long, short in (("a text that is not empty", "any"), *SHORTER):
             reason = re.sub(long, short, reason)
-    reason = re.sub(r"^no meaning: |one of (?=\w+, \w+$)", "", reason)
+    reason = re.sub(r"one of (?=\w+, \w+$)", "", reason)
     reason = re.sub(r"^needs `(.*)`: (.*)$", lambda other: f"`{other[1]}: {other[2].replace(', ', ' or ')}`", reason)
     return f" ({accepted})" if accepted else "", reason
 

@@ -19,14 +19,14 @@ at_grpo:
   candidates: 8
 ```
 
-Editors with a YAML language server complete and check it by its first line, `# yaml-language-server:
+`--config-dir=<folder> --config-name=<file>` finds it. On the command line keys of `at_grpo:` need no `+`. What cannot
+work is refused before Ray starts, with what to set instead.
+
+Editors with a YAML language server complete and check a recipe whose first line is `# yaml-language-server:
 $schema=at_grpo.schema.json`, after `verl-atgrpo schema > at_grpo.schema.json`.
 
-`--config-dir=<folder> --config-name=<file>` finds it. Recipes list all keys of `at_grpo:`, so the command line has
-`at_grpo.candidates=8`, without `+`. What cannot work is refused before Ray starts, with what to set instead.
-
-In brackets are the accepted values, then the default. Of named values the first is the default; the text has the
-others.
+In brackets are the accepted values, then the default. Of named values the first is the default. Keys without a default
+are empty or null.
 """
 
 GROUPS = {
@@ -53,26 +53,19 @@ OF_KEYS = """
 ## verl's keys
 
 Every recipe has [at_grpo_trainer.yaml](../recipes/at_grpo_trainer.yaml) in its defaults: verl's `ppo_trainer` (0.9.1)
-with the defaults of `at_grpo:` and of some of verl's keys, which you may change. A key accepts what has the type of
-verl's default. Keys that verl does not have are refused, except a section of your own at the top level that an
-interpolation names.
+with some other defaults. A key accepts what has the type of verl's default. Keys that verl does not have are refused,
+except a section of your own at the top level that an interpolation names.
 
-Below, `actor_rollout_ref` is left out before `actor`, `model`, `ref` and `rollout`, and `{a,b}` is either. A policy's
-block has the same rules.
+Below, and in the blocks of policies, `actor_rollout_ref` is left out before `actor`, `model`, `ref` and `rollout`, and
+`{a,b}` is either.
 
 ### Refused
 
-Only verl's default is accepted, or the values in brackets:
+These accept only verl's default, or the values in brackets:
 """
 
 OF_NEEDED = """
 ### Keys that need another
 
-They have an effect only beside this:
-"""
-
-OF_NO_MEANING = """
-### Keys without a meaning
-
-Nothing depends on them:
+They have an effect only together with this:
 """

@@ -69,18 +69,18 @@ class Code(DataSetEnvironment[Problem]):
         """Reads the data sets.
 
         Args:
-            train: training tasks: `path`, `format` and, if needed, `columns`, `split` and `subset`.
-            val: validation tasks, in the same form.
-            max_turns: turns of an episode.
+            train: training tasks, with `format`.
+            val: validation tasks, likewise.
+            max_turns: most turns of an episode.
             max_tests: golden tests per training task, the first ones.
-            tester_reward: `golden`: .2 for a test in the agreed format and .8 if the data's solution passes it, as in
-                the paper. `format`: only the .2, for data without solutions.
-            cpu_seconds: CPU time for one test (of a function: for all tests); the wall-clock limit is four times that
-                plus two seconds.
+            tester_reward: `golden`: .2 for a test in the agreed format and .8 if the data's solution passes it.
+                `format`: only the .2, for data without solutions.
+            cpu_seconds: CPU time for one test (of a function: for all); at most four times that, and two
+                seconds, may pass.
             memory_mb: address space of a program, in MiB.
-            require_isolation: true refuses machines where programs cannot run in separate namespaces; null those where
-                they could change the golden tests in the job's memory; false none.
-            val_max_tests: the same for validation; null: all tests.
+            require_isolation: true refuses machines below level `namespaces`; null those where programs could change
+                the golden tests (docs/sandbox.md); false none.
+            val_max_tests: the same for validation; null: all.
 
         Raises:
             EnvironmentConfigError: an option is invalid, data cannot be read, or programs cannot be run as required.

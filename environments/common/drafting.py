@@ -72,7 +72,7 @@ class DraftingGame(Environment, Generic[State, Answer]):
             tool: `python` if the tool user writes a program, or the value of `without_program`.
             without_program: value of `tool` if the tool user drafts an answer itself.
             style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
-            require_isolation: refuses machines where programs cannot run in separate namespaces.
+            require_isolation: refuses machines below level `namespaces` (docs/sandbox.md).
 
         Raises EnvironmentConfigError for options that do not go together, or if programs cannot be run as required.
         """

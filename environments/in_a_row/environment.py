@@ -59,11 +59,11 @@ class InARow(Environment):
         """Sets how games begin, who plays the other side, and the form of the prompts.
 
         Args:
-            opening: most random moves with which a training game begins.
-            opponent: who plays the other side in training; `self` for the other agent.
-            against: who plays the other side in validation, each in as many games; `self` needs allow_overlap.
-            val_games: validation games against each of them.
-            style: `full` prompts explain the game; with `compact` ones the reply is the move.
+            opening: most random moves at the start of a training game.
+            opponent: who plays the other side in training; `self` is the other agent.
+            against: who plays the other side in validation; `self` needs allow_overlap.
+            val_games: validation games against each.
+            style: `full` prompts explain the game; after `compact` ones the reply is the move.
             seed: tasks derive from it.
 
         Raises EnvironmentConfigError for an invalid value.

@@ -44,11 +44,11 @@ class MathEnsemble(MathEnvironment):
         """Reads the problems.
 
         Args:
-            train: training problems: `path` and, if needed, `columns` (question, answer), `split` and `subset`.
-            val: validation problems, in the same form.
-            reasoners: number of reasoners.
-            tool_users: number of agents that answer by a program.
-            require_isolation: refuses machines where programs cannot run in separate namespaces.
+            train: training problems (columns: question, answer).
+            val: validation problems.
+            reasoners: their number.
+            tool_users: agents that answer by a program.
+            require_isolation: refuses machines below level `namespaces` (docs/sandbox.md).
             libraries: packages that programs can import besides the standard library; by default sympy and numpy, if
                 installed.
 
@@ -93,9 +93,9 @@ class MathDebate(MathEnvironment):
         """Reads the problems.
 
         Args:
-            train: training problems: `path` and, if needed, `columns` (question, answer), `split` and `subset`.
-            val: validation problems, in the same form.
-            debaters: number of debaters.
+            train: training problems (columns: question, answer).
+            val: validation problems.
+            debaters: their number.
             rounds: rounds; from the second on, prompts show the others' answers.
 
         Raises EnvironmentConfigError like `MathEnvironment`, or for fewer than 2 debaters or 1 round.

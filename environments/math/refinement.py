@@ -41,8 +41,8 @@ class MathRefined(MathEnvironment):
         """Reads the problems.
 
         Args:
-            train: training problems: `path` and, if needed, `columns` (question, answer), `split` and `subset`.
-            val: validation problems, in the same form.
+            train: training problems (columns: question, answer).
+            val: validation problems.
 
         Raises EnvironmentConfigError like `MathEnvironment`.
         """
@@ -89,8 +89,8 @@ class MathDrafts(MathEnvironment):
         """Reads the problems.
 
         Args:
-            train: training problems: `path` and, if needed, `columns` (question, answer), `split` and `subset`.
-            val: validation problems, in the same form.
+            train: training problems (columns: question, answer).
+            val: validation problems.
             drafts: drafts in training, of which the best by score is refined; one in evaluation.
 
         Raises EnvironmentConfigError like `MathEnvironment`.
@@ -137,8 +137,8 @@ class MathJudged(MathEnvironment):
         """Reads the problems.
 
         Args:
-            train: training problems: `path` and, if needed, `columns` (question, answer), `split` and `subset`.
-            val: validation problems, in the same form.
+            train: training problems (columns: question, answer).
+            val: validation problems.
             votes: the judge's votes on each candidate in training.
 
         Raises EnvironmentConfigError like `MathEnvironment`.

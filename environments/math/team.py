@@ -205,10 +205,10 @@ class Math(MathEnvironment):
         """Reads the problems.
 
         Args:
-            train: training problems: `path` and, if needed, `columns` (question, answer), `split` and `subset`.
-            val: validation problems, in the same form.
+            train: training problems (columns: question, answer).
+            val: validation problems.
             max_turns: most turns until the two agree.
-            require_isolation: refuses machines where programs cannot run in separate namespaces.
+            require_isolation: refuses machines below level `namespaces` (docs/sandbox.md).
             libraries: packages that programs can import besides the standard library; by default sympy and numpy, if
                 installed.
 

@@ -55,13 +55,13 @@ class PlanPath(MoveGame[State]):
             size: side length of the grid.
             wall_density: probability of a cell to be a wall.
             min_distance: fewest steps between start and goal.
-            max_turns: turns of an episode.
+            max_turns: most turns of an episode.
             max_moves: most moves in one answer.
             tool: `python`: the tool user writes a program that prints moves; `moves`: it drafts them itself.
             style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
             few_shot: solved examples shown before the question (`style: full`, `tool: moves`).
             seed: tasks derive from it.
-            require_isolation: refuses machines where programs cannot run in separate namespaces.
+            require_isolation: refuses machines below level `namespaces` (docs/sandbox.md).
 
         Raises:
             EnvironmentConfigError: an option is invalid.

@@ -76,26 +76,24 @@ class OpenEnvGame(TurnGame):
         """Starts the server if it is ours, reads its schemas and resets it a few times to check that it can replay.
 
         Args:
-            app: "module:app" of a server that this process starts, without a container, and that ends with it.
-            url: http(s)://... of a server that runs already; in place of `app`.
+            app: "module:app" of a server that this process starts and ends, without a container.
+            url: in place of `app`, http(s)://... of a server that runs already.
             python: the interpreter that has the app's packages; null: this one.
-            folder: where the app runs, and from where it is imported; null: here.
-            variables: environment variables of the app, beside ours.
-            reset: arguments of every reset beside `seed`.
-            agents: names of those that act.
-            turn: the observation's field with the name or number of the agent that acts next; null: one after the
-                other.
-            observe: the observation's field that is the prompt, or "module:function": (agent, observation) -> text.
-                null: its only text, or the whole as JSON.
-            action: the action's field that is the reply, "json" for a reply that is the action, or
-                "module:function": (agent, reply) -> action. null: the only required field.
-            rewards: whose the reward of a step is: "shared" for every agent's, "acting" for that of the agent that
-                acted, or the observation's field with all rewards, by name or in the order of `agents`.
-            history: whether a prompt begins with the agent's earlier prompts and replies, as a chat.
-            replays: whether the same seed and actions give the same observations and rewards; false: `scheme:
-                parallel` only.
-            sessions: episodes of this process that are on the server at once.
-            timeout: seconds for an answer of the server, after which the episode fails.
+            folder: where the app is imported and runs; null: here.
+            variables: further environment variables of the app.
+            reset: further arguments of every reset.
+            agents: their names.
+            turn: the observation's field with the name or number of the agent that acts next; null: in turns.
+            observe: the field of the observation that is the prompt, or "module:function": (agent, observation) ->
+                text. Null: its only text, or the whole as JSON.
+            action: the field of the action that is the reply, "json" for a reply that is the action, or
+                "module:function": (agent, reply) -> action. Null: the only required field.
+            rewards: who gets the reward of a step: "shared" for all agents, "acting" for the one that acted, or the
+                observation's field with all rewards, by name or in the order of `agents`.
+            history: whether a prompt is the agent's chat so far.
+            replays: whether seed and actions determine observations and rewards; false: `scheme: parallel` only.
+            sessions: episodes of a process at once on the server.
+            timeout: seconds for an answer of the server.
             team, max_steps, success_return, illegal_reward, on_illegal, shared_openings, seed: as in `TurnGame`.
 
         Raises EnvironmentConfigError for an invalid value, and for a server that does not start, does not speak the

@@ -49,10 +49,9 @@ class PettingZooGame(ReplayedGame):
             actions: names of the actions of a Discrete space, in order; by default numbers.
             observe: `module:function`: (agent, observation) -> the text that the agent sees.
             task_key: `module:function`: the environment after its reset -> a text that no action changes, by which
-                tasks are split. By default the whole state: right only if actions never lead to the start of another
-                game.
-            style: `full` prompts explain the form of an answer, whose last line is read; with `compact` the prompt is
-                the observation, the reply the action.
+                tasks are split; by default the whole opening.
+            style: `full` prompts explain the form of an answer, whose last line is read; with `compact` the reply is
+                the action.
             team, max_steps, success_return, illegal_reward, on_illegal, shared_openings, seed: as in `ReplayedGame`.
 
         Raises EnvironmentConfigError for an invalid value, and for an environment that has no text interface or is

@@ -76,10 +76,9 @@ class ReasoningGym(Environment):
 
         Args:
             dataset: name of the data set, or `composite`.
-            options: options of the data set; of `composite` a list `datasets` of mappings with name, weight, config.
-            max_turns: turns of an episode.
-            style: `full` prompts ask for <answer>...</answer>; with `compact` the prompt is the question with earlier
-                answers, and the reply the answer.
+            options: its options; of `composite` a list `datasets` of mappings with name, weight, config.
+            max_turns: most turns of an episode.
+            style: `full` prompts ask for <answer>...</answer>; with `compact` the reply is the answer.
             seed: tasks derive from it.
 
         Raises EnvironmentConfigError for an invalid value, and for a data set that cannot be made, or whose scorer

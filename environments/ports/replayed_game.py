@@ -110,12 +110,12 @@ class TurnGame(Environment):
             agents: names of the players.
             team: agents whose mean reward is the team's part and whose mean return is the episode's; null: all. The
                 others have their own reward only. `turns`: a single one, another in every task, and the others are
-                its opponents (`Environment.opponents`).
-            max_steps: decisions after which an episode is truncated, without success.
-            success_return: least mean return of a success; the game itself must have ended the episode.
+                its opponents (docs/self_play.md).
+            max_steps: decisions after which an episode ends without success.
+            success_return: least mean return of a success.
             illegal_reward: team and local reward of an illegal reply; no reward may be less.
             on_illegal: what follows an illegal reply for which the game has no rule.
-            shared_openings: the same openings in training and validation, for games that have only one.
+            shared_openings: allows the same openings in training and validation, for games that have only one.
             seed: tasks derive from it.
 
         Raises EnvironmentConfigError for an invalid value.

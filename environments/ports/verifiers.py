@@ -69,15 +69,15 @@ class VerifiersEnvironment(Environment):
 
         Args:
             config: verifiers' own `[env]` block: `taskset` with its id, the environment's `id`, a section for each
-                seat. A seat without a harness chats (`null`), one without a runtime runs in a `subprocess`.
+                seat.
             train: `taskset`, what differs there from that of `config`, and `select` (verifiers' `SelectConfig`); null
-                for both splits: the tasks of one taskset, of which one in eight is for validation.
+                for both splits: one in eight tasks is for validation.
             val: the same for validation.
-            reward_of: the seat whose reward is the episode's; null: the mean over the runs of all trained seats.
+            reward_of: the seat whose reward is the episode's; null: the mean over all trained seats.
             success_reward: least reward of a success.
-            metrics: metrics of the environment to report: the mean over the runs that have it, 0 without any.
-            max_turns: turns after which a run of a seat ends, unless its section says otherwise.
-            timeout: seconds after which an episode ends.
+            metrics: metrics of the environment to report.
+            max_turns: most turns of a seat, unless its section says otherwise.
+            timeout: seconds of an episode.
 
         Raises EnvironmentConfigError for an invalid value, and for an environment that cannot be made, has no tasks
         for a split, samples by itself, or would execute what a model writes on this machine.

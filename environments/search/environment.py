@@ -69,15 +69,15 @@ class SearchEnvironment(DataSetEnvironment[Question]):
         """Reads the questions, or generates them if there are none.
 
         Args:
-            train: training questions: `path` and, if needed, `columns` (question, answer, context, supporting_facts),
-                `split` and `subset`; null for both: generated ones.
-            val: validation questions, in the same form.
-            corpus: documents: `path` and, if needed, `columns` (title, text); null: the contexts of all questions.
+            train: training questions (columns: question, answer, context, supporting_facts); null for both splits:
+                generated ones.
+            val: validation questions.
+            corpus: documents (columns: title, text); null: the contexts of all questions.
             results: documents that a search returns.
             max_turns: replies of the agent that answers; rounds of the routed team.
             max_searches: replies of a worker, each a search or its answer.
-            people: people of a generated task (48). With few of them a guessed query is often right.
-            cities: cities of a generated task (24), in which they live.
+            people: people of a generated task (48).
+            cities: cities of a generated task (24).
             seed: generated tasks derive from it (0).
 
         Raises EnvironmentConfigError if bm25s is missing, or a section is unreadable or has no documents.

@@ -64,10 +64,10 @@ class Sokoban(MoveGame[State]):
             min_solution: least moves that solve a board (1); more than 1 takes a search for each.
             seed: boards derive from it (0).
             levels: a file of Boxoban levels instead of the generator; excludes all options above.
-            max_turns: turns of an episode.
+            max_turns: most turns of an episode.
             max_moves: most moves in one answer.
             tool: `python`: the tool user writes a program that prints moves; `moves`: it drafts them itself.
-            require_isolation: refuses machines where programs cannot run in separate namespaces.
+            require_isolation: refuses machines below level `namespaces` (docs/sandbox.md).
 
         Raises:
             EnvironmentConfigError: an option is invalid.

@@ -53,11 +53,11 @@ class Sudoku(DraftingGame[State, str]):
         Args:
             size: side length of the grid.
             clues: filled cells at the start; null: half of them, rounded down.
-            max_turns: turns of an episode.
+            max_turns: most turns of an episode.
             tool: `python`: the tool user writes a program that prints a grid; `grid`: it drafts one itself.
             style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
             seed: tasks derive from it.
-            require_isolation: refuses machines where programs cannot run in separate namespaces.
+            require_isolation: refuses machines below level `namespaces` (docs/sandbox.md).
 
         Raises:
             EnvironmentConfigError: an option is invalid.

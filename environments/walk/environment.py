@@ -161,7 +161,7 @@ class Walk(_Told):
 
         Args:
             size: rows and columns of the field.
-            max_turns: turns; two suffice.
+            max_turns: most turns; two suffice.
             seed: tasks derive from it.
         """
         self.size, self.max_turns, self.seed = size, max_turns, seed
@@ -272,7 +272,7 @@ class WalledWalk(_Told):
             size: rows and columns of the field.
             wall_density: probability of a cell to be a wall.
             min_distance: fewest steps between start and goal.
-            max_turns: turns, each one step; two more than the most steps to a goal.
+            max_turns: most turns, each one step.
             wall_questions: share of the training turns in which the checker is also asked about a wall.
             seed: tasks derive from it.
 

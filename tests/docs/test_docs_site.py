@@ -45,6 +45,10 @@ def test_the_table_of_isolation_levels_is_what_the_corpus_says() -> None:
 class Told(schema.Section):
     """How it is."""
 
+    wide: int
+    """How wide."""
+    alpha: int = 1
+    """As in `at_grpo`."""
     deep: int | None = None
     """How deep it is, for <this>."""
     lists: list[str] | None = None
@@ -62,10 +66,11 @@ class Untold(schema.Section):
 def test_a_section_gets_a_line_for_each_field() -> None:
     section = script("config_reference").field_section("top", Told)
     assert section.startswith(
-        "## `top`\n\nHow it is.\n\n- `deep` (whole number; null): How deep it is, for &lt;this>.\n"
+        "## `top`\n\nHow it is.\n\n- `wide` (whole number; required): How wide.\n"
+        "- `deep` (whole number): How deep it is, for &lt;this>.\n"
     )
-    assert "\n- `lists` (list; null): Several.\n" in section
-    assert section.endswith("\n- `shape` (`flat`, `round`): Which.")
+    assert "\n- `lists` (list): Several.\n" in section
+    assert section.endswith("\n- `shape` (`flat`, `round`): Which.\n- `alpha`: as in `at_grpo`.")
 
 
 def test_a_field_without_a_text_is_an_error() -> None:

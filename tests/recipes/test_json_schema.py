@@ -79,4 +79,4 @@ def test_options_have_their_texts(schema: jsonschema.Draft202012Validator) -> No
             if name.startswith("environment_") and key != "name":
                 assert option.get("description"), f"{name}: {key}"
     shared = definitions["environment_connect_four"]["properties"]["opening"]["description"]
-    assert shared == "Most random moves with which a training game begins."
+    assert shared == "Most random moves at the start of a training game."

@@ -78,7 +78,7 @@ class PolicySettings(Section):
     optim: Options = {}
     """Merged into `actor_rollout_ref.actor.optim`."""
     base: Name | None = None
-    """A name for a model that several policies share. They differ in `lora` (none if not trained) and `optim` only."""
+    """Policies with the same name here share a model, and differ in `lora` and `optim` only."""
     lora: Annotated[Lora | None, BeforeValidator(lambda block: None if block == {} else block)] = None
     """Its adapter."""
     actor: Options = {}
@@ -99,112 +99,110 @@ class Answers(Section):
     stop: list[Text] | None = None
     """Texts that end an answer and are left out of it."""
     chat_template_kwargs: Options | None = None
-    """Added to `data.apply_chat_template_kwargs`, such as `{enable_thinking: false}`."""
+    """Added to `data.apply_chat_template_kwargs`."""
     system: Text | None = None
-    """A system message before all others; it begins the environment's if there is one."""
+    """A system message, put before that of the environment."""
 
 
 class ValidationAnswers(Answers):
-    """The keys above where they differ in validation and evaluation, and these."""
+    """The keys above, where they differ in validation and evaluation, and these."""
 
     temperature: Annotated[float, Ge(0), Le(100)] | None = None
-    """null: `actor_rollout_ref.rollout.val_kwargs.temperature`."""
+    """Null: `actor_rollout_ref.rollout.val_kwargs.temperature`."""
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
-    """null: `actor_rollout_ref.rollout.val_kwargs.top_p`."""
+    """Null: that of `val_kwargs`."""
     top_k: Annotated[int, Ge(-1), Le(1_000_000_000)] | None = None
-    """-1 for all tokens. null: `actor_rollout_ref.rollout.val_kwargs.top_k`."""
+    """Null: that of `val_kwargs`; -1: all tokens."""
 
 
 class AgentAnswers(Answers):
     """How one agent answers, or `all`."""
 
     temperature: Annotated[float, Gt(0), Le(100)] | None = None
-    """null: `actor_rollout_ref.rollout.temperature`. Log-probs are computed at each row's temperature."""
+    """Null: `actor_rollout_ref.rollout.temperature`."""
     validation: ValidationAnswers | None = None
     """What differs in validation and evaluation."""
 
 
 class GroupFilter(Section):
-    """Drops groups without signal: every advantage is 0."""
+    """Drops groups in which every advantage is 0."""
 
     min_groups: Count | None = None
-    """Groups with signal that a step needs, over all trainable policies; tasks are added until then. null: none."""
+    """Tasks are added until a step has so many groups with signal, over all trainable policies."""
     max_tasks: Tasks | None = None
     """Most tasks of a step, `data.train_batch_size` included."""
 
 
 class BranchSettings(Section):
-    """Where episodes branch with `scheme: branch`, and what a candidate earns.
+    """Where episodes branch with `scheme: branch`, and what a candidate earns (docs/branching.md).
 
     K is the decision's (`Decision.k`).
     """
 
     at: Literal["first", "random", "every"] | dict[str, Index] = "every"
-    """Where an episode branches: at its `first` decision, a `random` one, `every` one, or `{<agent>: <n>}`: these
-    agents' n-th decisions, counted from 0."""
+    """The `first` decision of an episode, a `random` one, `every` one, or `{<agent>: <n>}`: these agents' n-th
+    decisions, counted from 0."""
     continuations: Annotated[int, Ge(1), Le(4096)] = 1
-    """Continuations of a candidate; its reward is the mean of their team rewards."""
+    """Continuations of a candidate, whose reward is the mean of their team rewards."""
     nested: bool = False
-    """Continuations branch as well (MALT, arXiv 2412.01928): a candidate's value is the mean of the next group's
-    values. A group counts 1 / (K * continuations) for each above it."""
+    """Continuations branch as well: a candidate's value is the mean of the next group's values."""
     score_weight: Weight = 0.0
-    """Weight of a candidate's mixed score beside the mean of its continuations; 0: no scores are computed."""
+    """Weight of a candidate's own mixed score; with 0 no scores are computed."""
     min_tokens: Annotated[int, Ge(0)] = 0
-    """Fewest prompt tokens of a decision to branch at."""
+    """Fewest prompt tokens of a branch point."""
     max_tokens: Count | None = None
-    """Most prompt tokens of a decision to branch at."""
+    """Most prompt tokens of a branch point."""
 
 
 class Opponents(Section):
-    """Who answers for agents that play against those in training (`Environment.opponents`): drawn for each task."""
+    """Who answers for agents that play against those in training, drawn for each task (docs/self_play.md)."""
 
     policy: Name | None = None
-    """The policy whose past selves play; null: the only one that is trained."""
+    """The policy whose past selves play; needed if several are trained."""
     current: Weight = 1.0
     """Weight of the policies of `agents` as they are."""
     past: Weight = 1.0
-    """Weight of the policy's past selves together. They are adapters: the policy has `base` and `lora`."""
+    """Weight of the policy's past selves together; the policy needs `base` and `lora`."""
     others: dict[Name, Weight] = {}
-    """Weights of further policies, such as a frozen model."""
+    """Weights of further policies."""
     size: Annotated[int, Ge(1), Le(64)] = 4
     """Most past selves. The one that is beaten most often makes room for the next."""
     every: Count = 5
     """Training steps between two past selves; the first is the policy before training."""
     choose: Literal["prioritized", "uniform"] = "prioritized"
-    """How one of the past selves is drawn: in proportion to (1 - w)^2, w the share of games won against it, or all
-    alike."""
+    """How a past self is drawn: in proportion to (1 - w)^2, w the share of games won against it, or uniformly."""
 
 
 class PartSettings(Section):
-    """How tasks of a part of a mixture are played and compared, where it differs; null: as the section says."""
+    """How tasks of a part of a mixture are played and compared, where this differs from `at_grpo`."""
 
     scheme: Literal["tree", "parallel", "branch"] | None = None
-    """With another scheme, `branch`, `episode_reward` and `selection` are those named here, or their defaults."""
+    """With another scheme, `branch`, `episode_reward` and `selection` fall back to their defaults."""
     branch: BranchSettings | None = None
-    """As in the section."""
+    """As in `at_grpo`."""
     episode_reward: Literal["outcome", "scores", "own"] | None = None
-    """As in the section."""
+    """As in `at_grpo`."""
     candidates: Candidates | None = None
-    """As in the section."""
+    """As in `at_grpo`."""
     alpha: Weight | None = None
-    """As in the section."""
+    """As in `at_grpo`."""
     local_weight: Weight | None = None
-    """As in the section."""
+    """As in `at_grpo`."""
     selection: Selection | None = None
-    """As in the section."""
+    """As in `at_grpo`."""
     estimator: str | Options | None = None
-    """As in the section, with names of agents as `<part>.<agent>`."""
+    """Agents are `<part>.<agent>` in it."""
 
 
 class RecordSettings(Section):
-    """Episodes recorded for `verl-atgrpo report`."""
+    """Episodes recorded for reports (docs/report.md)."""
 
     train_tasks: Annotated[int, Ge(0), Le(1_000_000)] = 4
-    """Recorded tasks of a step: those with the lowest indices."""
+    """Recorded tasks of a step: those with the lowest numbers."""
     val_tasks: Annotated[int, Ge(0), Le(1_000_000)] = 4
-    """Recorded tasks of a validation: always the first ones."""
+    """Recorded tasks of a validation, likewise."""
     max_megabytes: Annotated[float, Gt(0), Le(1_000_000)] = 64.0
-    """Disk space for episodes in MB; the oldest are deleted first, metrics never."""
+    """Disk space for episodes in MB; the oldest are deleted first."""
 
 
 class AtGrpoConfig(Section):
@@ -217,61 +215,57 @@ class AtGrpoConfig(Section):
     val_agents: dict[str, str] | None = None
     """Agent -> policy in validation, where it differs: swapped roles."""
     sampling: dict[str, AgentAnswers] | None = None
-    """Agent -> how it answers; its own keys come before those of `all` (docs/policies.md)."""
+    """Agent -> how it answers (docs/policies.md)."""
     policies: dict[Name, PolicySettings | None] | None = None
-    """Policy -> its changes to `actor_rollout_ref`. null: one policy, `shared`."""
+    """Policy -> its changes to `actor_rollout_ref`. Null: one policy, `shared`."""
     placement: Literal["colocated", "split"] = "colocated"
     """`colocated`: all policies share all devices, in turns. `split`: each has its own `gpus` on every node."""
     mode: Mode = "sync"
-    """`sync`: the update waits for all tasks of a step. `colocate_async`: it waits for enough of them; the others
-    continue with the new weights. `separate_async`: servers have their own devices and sample during the update
-    (docs/async.md)."""
+    """`sync`: the update waits for all tasks of a step. `colocate_async`: it waits for enough of them.
+    `separate_async`: servers have their own devices and sample during the update (docs/async.md)."""
     prefix_tree: Literal["auto"] | bool = "auto"
-    """Log-probs and updates run every shared token once (docs/prefix_trees.md). `auto`: if a comparison with rows one
-    by one agrees at the start."""
+    """Log-probs and updates run every shared token once (docs/prefix_trees.md). `auto`: if a test at the start shows
+    that results are equal."""
     dither: bool = True
-    """Lets small updates reach servers in bfloat16 and float16: trained weights start at a random place among those
-    that round to the same number (docs/precision.md)."""
+    """Lets small updates reach servers in bfloat16 and float16 (docs/precision.md)."""
     candidates: Candidates | dict[str, Candidates] = 4
-    """K: candidates at a decision (`tree`) or branch point (`branch`), or episodes of a task (`parallel`). `{all: 4,
-    <agent>: 8}` is a K for each agent (not with `parallel`)."""
+    """K: candidates at a decision (`tree`) or branch point (`branch`), or episodes of a task (`parallel`), which has
+    the same K for all. `{all: 4, <agent>: 8}` is a K for each agent."""
     alpha: Weight = 1.0
-    """Weight of the team part in a mixed score, alpha * team + local_weight * local: the reward with `tree`; elsewhere
-    for `episode_reward: scores` or `own` and for `branch.score_weight`."""
+    """Weight of the team part in a mixed score, alpha * team + local_weight * local, the reward with `tree`."""
     local_weight: Weight = 1.0
-    """Weight of the local part, 1 in the paper."""
+    """Weight of the local part."""
     scheme: Literal["tree", "parallel", "branch"] = "tree"
     """`tree`: AT-GRPO. `parallel`: independent episodes, each with one reward. `branch`: a candidate's reward is what
-    becomes of the episode after it, for teams without scores (docs/branching.md)."""
+    becomes of the episode after it (docs/branching.md)."""
     branch: BranchSettings | None = None
-    """Settings of `scheme: branch`."""
+    """Settings of `scheme: branch` (below)."""
     episode_reward: Literal["outcome", "scores", "own"] = "outcome"
-    """The reward of an episode's rows (`parallel`): the team reward of its `outcome`, the sum of its mixed `scores`
-    (pays for long episodes), or each row's `own` mixed score."""
+    """The reward of a row with `parallel`: the team reward of its episode's `outcome`, the sum of the episode's mixed
+    `scores`, or its `own` mixed score."""
     selection: Selection = "greedy"
     """Which candidate is committed (`tree`)."""
     estimator: str | Options = "at_grpo"
     """A preset, `{preset: ..., <field>: ..., agents: {<agent>: ...}}`, or `{name: ..., <field>: ...}`
     (docs/estimators.md)."""
     group_filter: GroupFilter | None = None
-    """Drops groups without signal (`{}`), and may play further tasks in their place."""
+    """`{}` drops groups without signal (docs/group_filter.md)."""
     parts: dict[str, PartSettings] | None = None
-    """Part of a mixture -> what differs in its tasks (docs/environments.md)."""
+    """Part of a mixture -> how its tasks are played and compared (docs/environments.md)."""
     opponents: Opponents | None = None
-    """Who answers for the other side of a game (docs/self_play.md); null: the policies of `agents`."""
+    """Who answers for the other side of a game; null: the policies of `agents`."""
     seed: int = 0
-    """A sample's seed derives from it, the task, step, agent, turn and candidate."""
+    """All samples' seeds derive from it."""
     train_tasks: Tasks = 4096
-    """Tasks in an epoch, if the environment generates them without end."""
+    """Tasks of an epoch, if the environment generates them."""
     val_tasks: Tasks = 200
     """Tasks of validation, likewise."""
     task_order: Literal["shuffled", "half_solved"] = "shuffled"
-    """`half_solved`: every other training task is one whose success so far is near one half, by Thompson sampling."""
+    """`half_solved`: every other training task is one whose success is near one half (docs/environments.md)."""
     allow_overlap: bool = False
-    """Accepts validation tasks that are training tasks, or have nearly the same text."""
+    """Accepts validation tasks that are training tasks, or nearly have the text of one."""
     max_bad_rows: Annotated[float, Ge(0), Le(1)] = 0.25
-    """Largest share of bad rows among the 32 of each split that are graded at the start: their own solution fails, the
-    empty reply passes, or their answer cannot be verified."""
+    """Largest share of bad rows among the 32 of each split that are graded at the start (docs/environments.md)."""
     request_timeout: Seconds = 600.0
     """Seconds for a candidate, or for the rest of an interrupted one."""
     request_retries: Retries = 2
@@ -279,9 +273,9 @@ class AtGrpoConfig(Section):
     max_failed_episodes: Count = 64
     """More failed episodes than this in a step stop the run."""
     restart_servers: Retries = 3
-    """Restarts of dead servers per policy and run, before the next weight sync; 0: never."""
+    """Restarts of dead servers, per policy and run."""
     record: RecordSettings | None = RecordSettings()
-    """Recorded episodes; null: none."""
+    """Recorded episodes (below); null: none."""
 
     @classmethod
     def from_config(cls, config: DictConfig) -> AtGrpoConfig:
