@@ -10,7 +10,7 @@ import inspect
 import re
 import typing
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from config_reference_text import (
     HEAD,
     OF_ENVIRONMENTS,
     OF_KEYS,
-    OF_NEEDED,
     OF_SEVERAL,
 )
 
@@ -40,7 +39,7 @@ from verl_atgrpo.train.config.schema import (
     Section,
     ValidationAnswers,
 )
-from verl_atgrpo.train.config.verl_key_table import NEEDED, REFUSED, KeyRule
+from verl_atgrpo.train.config.verl_key_table import REFUSED, KeyRule
 
 SHORTER = (
     (r"a (whole )?number, at least (-?[\d.,]+) and at most ([\d.,]+)", "\\2\N{EN DASH}\\3"),
@@ -76,7 +75,7 @@ def page() -> str:
     parts = [HEAD]
     parts += [field_section(prefix, cls) for prefix, cls in SECTIONS]
     parts += [OF_ENVIRONMENTS, *environment_sections()]
-    parts += [OF_KEYS, key_list(REFUSED), OF_NEEDED, key_list(NEEDED)]
+    parts += [OF_KEYS, key_list(REFUSED)]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
@@ -203,31 +202,17 @@ def one_line(text: str, first: bool = False) -> str:
 # ---------------------------------------------------------------------- verl's keys
 
 
-def key_list(rules: Iterable[KeyRule]) -> str:
-    """Returns the keys of these rules with the values that they accept, those for one reason together."""
-    together: dict[str, dict[str, list[str]]] = {}
-    sections = {key for rule in (*REFUSED, *NEEDED) for key in rule.keys.split()}
+def key_list(rules: Sequence[KeyRule]) -> str:
+    """Returns the keys of these rules with the values that they accept, a line for each of verl's sections."""
+    together: dict[str, list[str]] = {}
+    sections = {key for rule in rules for key in rule.keys.split()}
     for rule in rules:
-        accepted, reason = told(rule.note)
-        for key in rule.keys.split():
-            if key.rpartition(".")[0] not in sections:  # else the section's line will do
-                together.setdefault(reason, {}).setdefault(accepted, []).append(f"`{key}`")
-    keys = {
-        reason: ", ".join(", ".join(names) + accepted for accepted, names in parts.items())
-        for reason, parts in together.items()
-    }
-    return bullets(f"- {names}: {reason}" for reason, names in keys.items())
-
-
-def told(note: str) -> tuple[str, str]:
-    """Returns the accepted values of a note in brackets, if it names some, and its reason."""
-    accepted, _, reason = note.removeprefix("only ").partition("; ") if note.startswith("only `") else ("", "", note)
-    if reason.startswith("needs "):
-        for long, short in (("a text that is not empty", "any"), *SHORTER):
-            reason = re.sub(long, short, reason)
-    reason = re.sub(r"one of (?=\w+, \w+$)", "", reason)
-    reason = re.sub(r"^needs `(.*)`: (.*)$", lambda other: f"`{other[1]}: {other[2].replace(', ', ' or ')}`", reason)
-    return f" ({accepted})" if accepted else "", reason
+        accepted = f" ({rule.note[5:].partition('; ')[0]})" if rule.note.startswith("only `") else ""
+        keys = [key for key in rule.keys.split() if key.rpartition(".")[0] not in sections]  # whose line will do
+        for number, key in enumerate(keys, 1):
+            section = key.partition(".")[0] if "." in key and key[0] != "{" else ""
+            together.setdefault(section, []).append(f"`{key}`{accepted * (number == len(keys))}")
+    return bullets(f"- {', '.join(keys)}" for keys in together.values())
 
 
 if __name__ == "__main__":

@@ -56,16 +56,11 @@ Every recipe has [at_grpo_trainer.yaml](../recipes/at_grpo_trainer.yaml) in its 
 with some other defaults. A key accepts what has the type of verl's default. Keys that verl does not have are refused,
 except a section of your own at the top level that an interpolation names.
 
-Below, and in the blocks of policies, `actor_rollout_ref` is left out before `actor`, `model`, `ref` and `rollout`, and
-`{a,b}` is either.
+Below `actor_rollout_ref` is left out before `actor`, `model`, `ref` and `rollout`, and `{a,b}` is either. A policy's
+block follows the same rules.
 
 ### Refused
 
-These accept only verl's default, or the values in brackets:
-"""
-
-OF_NEEDED = """
-### Keys that need another
-
-They have an effect only together with this:
+These accept only verl's default, or the values in brackets; the message says what to set instead. A key that has an
+effect only beside another one is refused without that.
 """

@@ -41,7 +41,7 @@ class KeyRule:
     kind: Any = None
     """An annotation (`kinds`) that values fit, None for the type of verl's default; Any if `refused` says it all."""
     note: str = ""
-    """What docs/configuration.md says of the keys."""
+    """What the keys accept, and why."""
 
     @property
     def status(self) -> str:
