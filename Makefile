@@ -38,7 +38,7 @@ ifeq ($(STACK),gpu)
 export VLLM_USE_FLASHINFER_SAMPLER ?= 0
 endif
 
-.PHONY: train test test-fast test-slow lint docs model smollm2 smollm2-train study bench-engine bench-prefill bench-grpo profile clean
+.PHONY: train test test-fast test-slow test-alone test-trainings lint docs model smollm2 smollm2-train study bench-engine bench-prefill bench-grpo profile clean
 
 $(VENV)/$(STACK)-stack: scripts/install_$(STACK)_stack.sh scripts/open_venv.sh pyproject.toml
 	PYTHON=$(PYTHON) bash scripts/install_$(STACK)_stack.sh $(VENV)
@@ -96,7 +96,7 @@ bench-engine bench-prefill bench-grpo profile: $(VENV)/package $(MODELS)
 test: lint test-fast test-slow
 
 # Two tests at a time: with a thread for every core each, they wait for one another.
-test-fast test-slow: export OMP_NUM_THREADS = 1
+test-fast test-slow test-alone test-trainings: export OMP_NUM_THREADS = 1
 
 # Does what it can: where there is no chromium and none can be installed, its tests are skipped.
 $(VENV)/browser: scripts/install_browser.sh | $(VENV)/$(STACK)-stack
@@ -106,11 +106,16 @@ $(VENV)/browser: scripts/install_browser.sh | $(VENV)/$(STACK)-stack
 test-fast: $(VENV)/package $(VENV)/browser
 	$(BIN)/python -m pytest -m 'not slow' --numprocesses 2 --dist worksteal $(ARGS)
 
-# Two trainings at a time: most of their time is the start of eight processes, one by one. With a thread for every core,
-# two at a time took more than twice as long. The longest first, so that both end together. Named by file: each process
-# would import the modules of all tests.
+# Two trainings at a time, and one other slow test beside them: most of a training's time is the start of eight processes,
+# one by one. With a thread for every core, two at a time took more than twice as long. The longest first, so that both
+# end together. Named by file: each process would import the modules of all tests.
 test-slow: $(VENV)/package
-	$(BIN)/python -m pytest -m 'slow and not training' --numprocesses 2 --dist worksteal --durations 10 $(ARGS)
+	$(MAKE) --jobs 2 --output-sync=target test-alone test-trainings
+
+test-alone:
+	$(BIN)/python -m pytest -m 'slow and not training' --durations 10 $(ARGS)
+
+test-trainings:
 	VERL_ATGRPO_SERVER_THREADS=1 $(BIN)/python -m pytest -m training --numprocesses 2 --durations 20 $(ARGS) tests/tiny_models tests/test_notebook.py $$(grep -rl --include='test_*.py' mark.training tests | sort)
 
 lint: $(VENV)/package docs
