@@ -93,6 +93,10 @@ class NumberSearch(Environment):
         """Returns the range, which the first prompt tells."""
         return f"{task.low} {task.high}"
 
+    def hindsight(self, task: Search) -> str:
+        """Returns the secret."""
+        return f"The number is {task.secret}."
+
     async def run(self, task: Search, team: Team) -> Outcome:
         """Plays one episode; success means that the secret was guessed."""
         search, turns, found = task, 0, False

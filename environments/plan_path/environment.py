@@ -115,6 +115,10 @@ class PlanPath(MoveGame[State]):
         """Returns walls and goal: the walker can reach any position."""
         return task.draw(task.goal)
 
+    def hindsight(self, task: PlanPathTask) -> str:
+        """Returns the moves of a shortest path from the start."""
+        return task.shortest(task.start, random.Random(0))
+
     def initial(self, task: PlanPathTask) -> State:
         """Returns the state before the first move."""
         return State.initial(task)

@@ -113,6 +113,10 @@ class Sudoku(DraftingGame[State, str]):
         """
         return renamed(task.solution)
 
+    def hindsight(self, task: SudokuTask) -> str:
+        """Returns the solved grid."""
+        return task.solution
+
     def initial(self, task: SudokuTask) -> State:
         """Returns the state before the first turn."""
         return State.initial(task)

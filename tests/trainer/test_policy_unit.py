@@ -6,6 +6,7 @@ The update is compared with gradient descent written out here, on a lookup table
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ from transfer_queue import KVBatchMeta
 
 from verl_atgrpo import recipes
 from verl_atgrpo.play.types import Generation
-from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError, CriticSettings
 from verl_atgrpo.train.estimators.presets import PRESETS
 from verl_atgrpo.train.rollout.episode_rows import Row, episode_fields
 from verl_atgrpo.train.rows.batch import Batch
@@ -38,6 +39,7 @@ from verl_atgrpo.train.serving.client import DecisionClient, balancer_class
 from verl_atgrpo.train.serving.health import PolicyFailed
 from verl_atgrpo.train.serving.workers import PolicyWorker
 from verl_atgrpo.train.trainer import policy_unit
+from verl_atgrpo.train.trainer.critic_unit import CriticUnit, mix_scores
 from verl_atgrpo.train.trainer.metrics import PROBS_DIFF
 from verl_atgrpo.train.trainer.policies import TeamSync
 from verl_atgrpo.train.trainer.policy_unit import PolicyUnit
@@ -782,3 +784,114 @@ def test_a_dead_server_is_reported_with_policy_and_action(started: tuple[Policy,
     }.items():
         with pytest.raises(PolicyFailed, match=f"policy 'coder': {doing} failed"):
             act()
+
+
+# ---------------------------------------------------------------------- the critic
+
+YES = 77
+
+
+class Critic:
+    """A critic on the workers of a policy, whose adapter is the critic's."""
+
+    def __init__(self, make: Make, **settings: Any) -> None:
+        self.policy = make(**{f"{ACTOR}.ppo_mini_batch_size": 6, **LORA})
+        config = self.policy.unit.config
+        given = {"policy": "critic", "epochs": 1, "replay": 0, **settings}
+        section = AtGrpoConfig.from_config(config).model_copy(update={"critic": CriticSettings(**given)})
+        self.unit = CriticUnit("critic", config, "critic", True, self.policy.unit, section, PRESETS["at_grpo"])
+
+    def ask(self, step: int, *rows: tuple[str, int, list[int], bool]) -> tuple[Batch, dict[str, Any]]:
+        """Scores rows, (episode, last token of the prompt, answer, solved), and trains on them."""
+        made = []
+        for number, (episode, last, answer, solved) in enumerate(rows):
+            tags = {"critic": f"c{number}", "group": episode[0], "episode": episode, "place": number, "turn": number}
+            tags |= {"episode_success": solved, "agent": "a", "scope": "", "policy": "critic", "temperature": 1.0}
+            tags |= {"prompt_len": 2, "response_len": len(answer), "seq_len": 2 + len(answer)}
+            made.append(Row(f"s{step}_0_{number}", episode[0], [3, last], Generation(answer, [], ""), 0.0, tags))
+        batch = Batch([row.key for row in made], [row.tags for row in made])
+        self.policy.queue.kv_batch_put(batch.keys, "train", episode_fields(made, 0, {}, ""), batch.tags)
+        self.policy.temperature_of |= dict.fromkeys(batch.keys, 1.0)
+        metrics = self.unit.train(batch, step).metrics
+        return batch, metrics
+
+    def ratio(self, key: str) -> float:
+        """The mean log-ratio of a row's answer between the table as it is and its base."""
+        now, base = self.policy.weights, self.policy.start
+        return float((self.policy.log_probs(now, key) - self.policy.log_probs(base, key)).mean())
+
+
+ASKED = [("a0", 5, [YES], True), ("a0", 6, [YES], True), ("a1", 7, [YES], False)]
+
+
+def scores_of(rows: Batch) -> dict[str, float]:
+    return {key: tags["score"] for key, tags in zip(rows.real.keys, rows.real.tags, strict=True)}
+
+
+def test_a_critic_scores_before_it_learns(make: Make) -> None:
+    critic = Critic(make, trace=0.0)
+    rows, metrics = critic.ask(1, *ASKED)
+    # Values are one half: nothing changed by the first decision, a half won by the last, a half lost.
+    assert scores_of(rows) == {"s1_0_0": 0.0, "s1_0_1": 0.5, "s1_0_2": -0.5}
+    assert (metrics["accuracy"], metrics["brier"]) == (0.5, 0.25)
+    chances = torch.softmax(critic.policy.start, dim=1)
+    expected = torch.zeros(VOCABULARY, VOCABULARY)
+    for last, weight in ((5, 0.5), (6, 0.5), (7, -0.5)):  # success less value, of a token each
+        expected[last] = (
+            RATE * weight * (torch.nn.functional.one_hot(torch.tensor(YES), VOCABULARY) - chances[last]) / 3
+        )
+    assert torch.allclose(critic.policy.weights - critic.policy.start, expected, atol=1e-6)
+    values = [1 / (1 + math.exp(-critic.ratio(f"s1_0_{number}"))) for number in range(3)]
+    rows, metrics = critic.ask(2, *ASKED)
+    assert metrics["accuracy"] == 1.0
+    changed = {"s2_0_0": values[1] - values[0], "s2_0_1": 1 - values[1], "s2_0_2": -values[2]}
+    assert scores_of(rows) == pytest.approx(changed, abs=1e-6)
+
+
+def test_earlier_steps_are_learned_from_again(make: Make) -> None:
+    critic = Critic(make, replay=1)
+    for step in (1, 2, 3):
+        critic.ask(step, *ASKED)
+    learned = [{key for key in keys if key.startswith("s")} for keys in critic.policy.workers.engine.steps]
+    of_step = [{f"s{step}_0_{number}" for number in range(3)} for step in (1, 2, 3)]
+    assert learned == [of_step[0], of_step[0] | of_step[1], of_step[1] | of_step[2]]
+    again = Critic(make, replay=1)
+    again.unit.restore(pickle.loads(pickle.dumps(critic.unit.state())))
+    again.ask(4, *ASKED)
+    assert of_step[2] < {*again.policy.workers.engine.steps[0]}, "a checkpoint keeps them"
+
+
+def test_each_pass_has_the_gradient_of_the_critic_as_it_is(make: Make) -> None:
+    once = Critic(make)
+    once.ask(1, *ASKED)
+    once.ask(2, *ASKED)
+    twice = Critic(make, epochs=2)
+    twice.ask(1, *ASKED)
+    assert torch.allclose(once.policy.weights, twice.policy.weights, atol=1e-6)
+
+
+def test_a_likelihood_learns_from_pairs_of_answers_of_any_length(make: Make) -> None:
+    critic = Critic(make, kind="likelihood")
+    pairs = [("a0", 5, [7, 8, 9], True), ("a1", 5, [10], False), ("b0", 6, [11, 12], True)]
+    rows, metrics = critic.ask(1, *pairs)
+    assert {*scores_of(rows).values()} == {0.0} and metrics["accuracy"] == 0.5
+    ratios = [critic.ratio(f"s1_0_{number}") for number in range(3)]
+    assert ratios[0] > 0 > ratios[1] and ratios[2] == 0
+    # The mean over tokens: each of three counts a third of the one on the other side.
+    delta = critic.policy.weights - critic.policy.start
+    assert float(delta[7, 8]) == pytest.approx(-float(delta[5, 10]) / 3, rel=0.2)
+
+
+def test_a_critic_without_pairs_is_named_after_ten_steps(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    critic = Critic(make, kind="likelihood")
+    for step in range(12):
+        critic.ask(step, ("a0", 5, [7], True), ("b0", 5, [8], False))
+    warned = [record.message for record in caplog.records if "no two episodes" in record.message]
+    assert len(warned) == 1 and warned[0].startswith("critic 'critic': in 10 steps")
+
+
+def test_scores_are_added_to_the_rewards_of_their_rows() -> None:
+    rows = Batch(["a", "b"], [{"reward": 1.0}, {"reward": 2.0}])
+    scored = Batch(["x", "pad"], [{"critic": "b", "score": 1.0}, {"critic": "b", "is_padding": True}])
+    mix_scores(rows, scored, weight=0.5)
+    assert rows.tags == [{"reward": 1.0}, {"reward": 1.5, "critic_score": 1.0}]

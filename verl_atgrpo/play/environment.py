@@ -76,6 +76,10 @@ class Environment(ABC):
         """
         return ()
 
+    def hindsight(self, task: Any) -> str:
+        """Returns what a critic may know of a task and the team may not, such as its solution (`at_grpo.critic`)."""
+        return ""
+
     def num_tasks(self, split: Split) -> int | None:
         """Returns the number of tasks of `split`, or None if they are generated without end."""
         return None

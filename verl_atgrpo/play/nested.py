@@ -41,6 +41,10 @@ class Nested(Environment):
         """Returns its environment's."""
         return self.environment_of(task).opponents(task.task)
 
+    def hindsight(self, task: Any) -> str:
+        """Returns its environment's."""
+        return self.environment_of(task).hindsight(task.task)
+
 
 def make_inner(name: str, options: Mapping[str, object], key: str) -> Environment:
     """Returns an environment that another one consists of; `key` is its place in the recipe, for messages.

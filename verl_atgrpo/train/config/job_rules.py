@@ -128,7 +128,9 @@ def of_assignments(job: Job) -> Iterator[str]:
     """Agents without a policy of this job, and policies without an agent."""
     yield from _of_mapping(job, "agents", job.settings.agents, job.agents)
     for policy in job.policies:
-        if policy not in (*job.agents.values(), *(job.settings.opponents.others if job.settings.opponents else ())):
+        critic = () if job.settings.critic is None else (job.settings.critic.policy,)
+        others = job.settings.opponents.others if job.settings.opponents else ()
+        if policy not in (*job.agents.values(), *others, *critic):
             yield f"at_grpo.policies.{policy} has no agent: give it one in at_grpo.agents, or remove it"
     yield from _of_mapping(job, "val_agents", job.settings.val_agents or {}, job.validation_agents)
 
@@ -199,6 +201,27 @@ def of_parts(job: Job) -> Iterator[str]:
             for agent in agents:
                 if agent not in known:
                     yield f"at_grpo.parts.{part}.{key}: {agent} is not an agent of it: it has {', '.join(known)}"
+
+
+def of_critic(job: Job) -> Iterator[str]:
+    """A critic of agents that are not there or not trained, or that answers for one, or whose loss has more parts."""
+    if (critic := job.settings.critic) is None:
+        return
+    for key, policies in (("agents", job.agents), ("val_agents", job.validation_agents)):
+        if critic.policy in policies.values():
+            yield f"at_grpo.{key}: {critic.policy!r} is the critic, which answers for no agent; name another policy"
+    for agent in critic.agents or ():
+        if agent not in job.env.agents:
+            yield f"at_grpo.critic.agents: {agent} is not an agent of {job.name!r}: it has {job.known}"
+        if not job.is_trained(agent):
+            yield f"at_grpo.critic.agents: {agent} has a policy that is not trained, so a score has no effect"
+    actor = job.policies[critic.policy].actor
+    for key, value in (("entropy_coeff", actor.entropy_coeff), ("use_kl_loss", actor.use_kl_loss)):
+        if value:
+            yield (
+                f"actor_rollout_ref.actor.{key}={value}: adapters of one base share the loss, and a critic has no "
+                "such term; set it to 0 or false"
+            )
 
 
 def of_branch_points(job: Job) -> Iterator[str]:

@@ -151,6 +151,7 @@ RULES: tuple[Rule, ...] = (
     job_rules.of_assignments,
     job_rules.of_agents,
     job_rules.of_parts,
+    job_rules.of_critic,
     job_rules.of_branch_points,
     job_rules.of_answers,
     _each(policy_rules.of_temperatures),

@@ -194,6 +194,28 @@ class PartSettings(Section):
     """Agents are `<part>.<agent>` in it."""
 
 
+class CriticSettings(Section):
+    """Scores that are learned: a policy that says how good candidates were (docs/critic.md)."""
+
+    policy: Name
+    """An adapter on the base of a policy that is trained. No agent answers with it."""
+    kind: Literal["value", "likelihood"] = "value"
+    """`value`: what a candidate changes of the probability of success. `likelihood`: how much more likely the critic
+    finds it than the base does, learned from pairs of a task's episodes that ended differently."""
+    agents: list[Text] | None = None
+    """Agents whose candidates it scores; null: all that are trained."""
+    weight: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Of its score in a row's reward; the rest is that of `episode_reward`."""
+    trace: Annotated[float, Ge(0), Le(1)] = 0.9
+    """Weight of what the decisions after it change (`value`): 0 for none, 1 for the outcome less the value before."""
+    warmup: Retries = 5
+    """Steps in which it learns and scores nothing."""
+    replay: Retries = 4
+    """Earlier steps from whose episodes it learns again, beside those of the step."""
+    epochs: Annotated[int, Ge(1), Le(100)] = 4
+    """Passes over these episodes in a step."""
+
+
 class RecordSettings(Section):
     """Episodes recorded for reports (docs/report.md)."""
 
@@ -250,6 +272,8 @@ class AtGrpoConfig(Section):
     (docs/estimators.md)."""
     group_filter: GroupFilter | None = None
     """`{}` drops groups without signal (docs/group_filter.md)."""
+    critic: CriticSettings | None = None
+    """Scores that are learned; null: the environment's alone."""
     parts: dict[str, PartSettings] | None = None
     """Part of a mixture -> how its tasks are played and compared (docs/environments.md)."""
     opponents: Opponents | None = None
@@ -345,8 +369,10 @@ class AtGrpoConfig(Section):
         found: dict[str, list[str]] = {}
         for name, policy in policies.items():
             found.setdefault(f"own {name}" if policy.base is None else f"base {policy.base}", []).append(name)
+        critic = None if self.critic is None else self.critic.policy
         return {
-            next((name for name in names if policies[name].trainable), names[0]): names for names in found.values()
+            next((name for name in names if policies[name].trainable and name != critic), names[0]): names
+            for names in found.values()
         }
 
     def adapter_number(self, policy: str) -> int | None:

@@ -9,7 +9,7 @@ from verl_atgrpo.play.registry import registered
 from verl_atgrpo.train.estimators.spec import EstimatorSpec
 
 if TYPE_CHECKING:
-    from verl_atgrpo.train.config.schema import AtGrpoConfig, Opponents, PolicySettings
+    from verl_atgrpo.train.config.schema import AtGrpoConfig, CriticSettings, Opponents, PolicySettings
 
 SAMPLING = ("temperature", "top_p", "top_k", "repetition_penalty", "n", "name", "mode", "val_kwargs", "agent", "trace")
 """Keys of `actor_rollout_ref.rollout` that a policy's block cannot set."""
@@ -49,6 +49,8 @@ def of_section(c: AtGrpoConfig) -> Iterator[str]:
         yield "policies has no trainable policy: set trainable: true for one of them"
     if c.opponents is not None:
         yield from _of_opponents(c, c.opponents)
+    if c.critic is not None:
+        yield from _of_critic(c, c.critic)
 
 
 def _of_scheme(c: AtGrpoConfig) -> Iterator[str]:
@@ -125,6 +127,37 @@ def _of_opponents(c: AtGrpoConfig, given: Opponents) -> Iterator[str]:
             f"opponents.past={given.past}: past selves are adapters; set policies.{played} to {{base: <a name>, lora: "
             "{rank: 16}}, or past: 0"
         )
+
+
+def _of_critic(c: AtGrpoConfig, given: CriticSettings) -> Iterator[str]:
+    policies, name = c.policy_settings(), given.policy
+    own = policies.get(name)
+    if own is None:
+        yield f"critic.policy={name!r} is not a policy of this job: it has {', '.join(policies)}"
+        return
+    team = [one for one, block in policies.items() if block.trainable and block.lora is not None and one != name]
+    bases = sorted(base for one in team if (base := policies[one].base) is not None)
+    if own.base not in bases or own.lora is None or not own.trainable:
+        base = bases[0] if bases else "<a name>"
+        yield (
+            f"critic.policy={name!r}: a critic is an adapter on the base of a policy that is trained as one; set "
+            f"policies.{name} to {{base: {base}, lora: {{rank: 16}}}}, and give the team's the same base"
+        )
+    if c.group_filter is not None:
+        yield "group_filter: beside critic, groups are filtered before it has scored them; set it to null"
+    if given.kind == "likelihood" and given.trace != type(given).model_fields["trace"].default:
+        yield f"critic.trace={given.trace} has no effect with kind: likelihood; remove it"
+    for where, one in c.each():
+        if one.scheme != "parallel":
+            yield (
+                f"{where}scheme={one.scheme!r}: a critic learns from whole episodes, of which here are parts; use "
+                "scheme: parallel"
+            )
+        if one.spec.unit == "trajectory":
+            yield (
+                f"{where}estimator={one.spec.name!r} has one reward for an episode, but a critic scores every row; "
+                "use estimator: dr_mas"
+            )
 
 
 def _of_block(key: str, block: PolicySettings) -> Iterator[str]:

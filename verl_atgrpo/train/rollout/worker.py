@@ -29,7 +29,8 @@ from verl_atgrpo.play.user_code import contained
 from verl_atgrpo.sandbox.pool import POOL
 from verl_atgrpo.train.chat import Chat
 from verl_atgrpo.train.config.policies import job_of
-from verl_atgrpo.train.config.schema import AtGrpoConfig
+from verl_atgrpo.train.config.schema import AtGrpoConfig, CriticSettings
+from verl_atgrpo.train.rollout.critic_rows import CriticText, critic_rows
 from verl_atgrpo.train.rollout.episode_rows import (
     OPPONENT,
     RECORDED,
@@ -301,6 +302,25 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         tags = [{**self._tags(row, turns, prompt), **of_all} for row in rows]
         fields = self._fields(rows, turns, info, prompt)
         await queue.write([row.key for row in rows], fields, tags, "val" if validate else "train")
+        if settings.critic is not None and isinstance(result, EpisodeRecord) and not validate:
+            await self._write_for_critic(settings.critic, prompt, session, result)
+
+    async def _write_for_critic(
+        self, critic: CriticSettings, prompt: dict[str, Any], session: int, record: EpisodeRecord
+    ) -> None:
+        """Writes the critic's rows by themselves, as they have no log-probs of servers."""
+        data, environment = self.config.data, self._environment
+        with contained(f"{type(environment).__name__}.hindsight"):
+            hindsight = environment.hindsight(environment.task(prompt["split"], int(prompt["index"])))
+        text = CriticText.of(self._chats[critic.policy].tokenizer, hindsight)
+        policies = self._settings.policy_settings()
+        trained = [agent for agent, policy in self._policy_of.items() if policies[policy].trainable]
+        agents = trained if critic.agents is None else critic.agents
+        longest = int(data.max_prompt_length) + int(data.max_response_length)
+        rows = list(critic_rows(prompt["uid"], session, record, critic.policy, critic.kind, text, agents, longest))
+        if rows:
+            fields, tags = self._fields(rows, 0, {}, prompt), [self._tags(row, 0, prompt) for row in rows]
+            await queue.write([row.key for row in rows], fields, tags, "train")
 
     def _tags(self, row: Row, turns: int, prompt: dict[str, Any]) -> dict[str, Any]:
         prompt_length, response_length = len(row.prompt_ids), len(row.generation.token_ids)

@@ -59,13 +59,15 @@ class StepRows(Batch):
         """Does not contain the groups of frozen policies."""
         self.untrained = Batch()
         """Rows of decisions that are not trained on, whatever their policy; not among the rows."""
+        self.of_critic = Batch()
+        """Rows of the critic; not among the rows."""
         self.metrics: dict[str, float] = {}
 
     def add(self, batch: Rows) -> list[dict[str, Any]]:
         """Adds sampled rows; returns the tags of those that may be trained on."""
         start = len(self)
         for key, tags in zip(batch.keys, batch.tags, strict=True):
-            rows = self if tags.get("trained", True) else self.untrained
+            rows = self.of_critic if "critic" in tags else self if tags.get("trained", True) else self.untrained
             rows.keys.append(key)
             rows.tags.append(tags)
         return self.tags[start:]

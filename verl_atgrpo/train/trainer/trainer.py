@@ -27,8 +27,9 @@ from verl_atgrpo.play.task_order import HalfSolvedFirst
 from verl_atgrpo.train.config.answer_check import check_template_arguments
 from verl_atgrpo.train.config.policies import base_of, job_of
 from verl_atgrpo.train.config.run_check import MODE
-from verl_atgrpo.train.config.schema import EXPANDED, AtGrpoConfig, PolicySettings
+from verl_atgrpo.train.config.schema import EXPANDED, AtGrpoConfig, CriticSettings, PolicySettings
 from verl_atgrpo.train.estimators.rae import Baselines
+from verl_atgrpo.train.rollout.critic_rows import check_hindsight, hindsights
 from verl_atgrpo.train.rollout.episode_rows import OPPONENT, RECORDED, SUBMISSION
 from verl_atgrpo.train.rows import queue
 from verl_atgrpo.train.rows.batch import PARTITION, Batch, Rows
@@ -37,6 +38,7 @@ from verl_atgrpo.train.rows.step_rows import StepRows, sample_rows
 from verl_atgrpo.train.serving.client import TeamClient
 from verl_atgrpo.train.serving.health import PolicyFailed, RolloutFailed
 from verl_atgrpo.train.trainer import checkpoints, schedule
+from verl_atgrpo.train.trainer.critic_unit import CriticUnit, mix_scores
 from verl_atgrpo.train.trainer.dataset import TeamTokenizer, wire
 from verl_atgrpo.train.trainer.metrics import (
     AgentProgress,
@@ -88,6 +90,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             self._opponents = OpponentPool(
                 self.settings.self_played, weights, given.size, given.every, given.choose, self.settings.seed
             )
+        self._hindsights = () if self.settings.critic is None else hindsights(environment)
         self._spec = self.settings.estimator_spec(config.algorithm.norm_adv_by_std_in_grpo)
         self._baselines = Baselines(self._spec)
         self.schedule = make_schedule(self.settings.mode, config.trainer)
@@ -136,10 +139,15 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
                     replicas += made[name].server_devices(pools[name])  # at least as many as the policy has servers
                 else:
                     job = job_of(self.config, name)
-                    made[name] = SharingUnit(name, job, *given, made[host], self.settings, self._spec)
+                    critic = self.settings.critic is not None and name == self.settings.critic.policy
+                    sharing = CriticUnit if critic else SharingUnit
+                    made[name] = sharing(name, job, *given, made[host], self.settings, self._spec)
         self.units = [made[name] for name in policies]
         tokenizers = {f"policy {unit.name!r}": unit.tokenizer for unit in self.units}
         check_template_arguments(self.config.data, tokenizers)
+        if (learned := self._critic) is not None:
+            longest = self.config.data.max_prompt_length + self.config.data.max_response_length
+            check_hindsight(self._hindsights, learned.tokenizer, longest)
         hosts = self.hosts
         for unit in hosts:
             unit.place(pools[unit.name])
@@ -208,6 +216,8 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             self.on_sample_end()
         metrics.update(rows.metrics)
         self._tags, self._sampled = rows.tags, metrics
+        if self.settings.critic is not None:
+            self._ask_critic(self.settings.critic, rows, timing_raw)
         with marked_timer("bookkeeping", timing_raw):
             self._learn_from(rows)
             batches = {unit.name: rows.rows_for({unit.name}) for unit in self.units}
@@ -232,6 +242,24 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
                 # While they are in the queue, including what is dropped, frozen or not trained on.
                 self.recorder.record(self.global_steps, rows + rows.untrained)
             return rows.close({name: update.rows for name, update in updates.items()})
+
+    @property
+    def _critic(self) -> CriticUnit | None:
+        """The policy that scores candidates."""
+        return next((unit for unit in self.units if isinstance(unit, CriticUnit)), None)
+
+    def _ask_critic(self, settings: CriticSettings, rows: StepRows, timing: dict[str, float]) -> None:
+        """Has the critic score the step's candidates, and learn from their episodes."""
+        critic = self._critic
+        assert critic is not None
+        if not rows.of_critic:
+            return
+        with marked_timer("critic", timing, color="olive"):
+            update = critic.train(rows.of_critic, self.global_steps)
+        update.rows.remove()
+        self._sampled.update(policy_metrics({critic.name: update.metrics, "": {}}))  # as of one of several
+        if self.global_steps > settings.warmup:
+            mix_scores(rows, rows.of_critic, settings.weight)
 
     def _learn_from(self, rows: StepRows) -> None:
         """Has the order of tasks and the opponents follow the results of a step's episodes."""
@@ -447,6 +475,8 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         states: dict[str, Any] = {"baselines": dict(self._baselines.values)}
         if self._opponents is not None:
             states["opponents"] = self._opponents.state()
+        if (critic := self._critic) is not None:
+            states["critic"] = critic.state()
         folder = checkpoints.save(self.config.trainer, self.units, self.global_steps, tasks, unfinished, states)
         self._checkpoint = folder
         self.checkpoint_callback.on_save(
@@ -462,6 +492,8 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             self._opponents.restore(states["opponents"])
         if self._opponents is not None and not self._opponents.slots:
             self._freeze_self(0)
+        if (critic := self._critic) is not None:
+            critic.restore(states.get("critic", ()))
         if tasks is not None:
             if self._order is None and {"tried", "counts"} & tasks.keys():
                 raise ValueError(

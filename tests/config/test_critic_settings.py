@@ -1,0 +1,86 @@
+"""What a recipe says of a critic: each value that cannot work is one line before Ray."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+
+import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer)
+
+from verl_atgrpo.train.config.run_check import check_run
+from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
+
+ADAPTER = "{base: tiny, lora: {rank: 4}}"
+BOTH = f"{{player: {ADAPTER}, critic: {ADAPTER}}}"
+
+
+def checked(compose: Any, *overrides: str, policies: str = BOTH, agents: str = "{all: player}") -> AtGrpoConfig:
+    team = (f"at_grpo.policies={policies}", "~at_grpo.agents", f"+at_grpo.agents={agents}")
+    episodes = ("at_grpo.scheme=parallel", "at_grpo.estimator=dr_mas", "at_grpo.critic={policy: critic}")
+    settings = check_run(compose("plan_path_cpu", *team, *episodes, *overrides))
+    assert isinstance(settings, AtGrpoConfig)
+    return settings
+
+
+def test_a_critic_shares_the_workers_of_the_team(compose: Any) -> None:
+    settings = checked(compose)
+    assert settings.critic is not None and settings.critic.kind == "value"
+    assert settings.bases() == {"player": ["player", "critic"]}
+    first = checked(compose, policies=f"{{critic: {ADAPTER}, player: {ADAPTER}}}")
+    assert first.bases() == {"player": ["critic", "player"]}, "its workers are the team's"
+    assert checked(compose, "+at_grpo.critic.kind=likelihood").critic is not None
+
+
+IS_AN_ADAPTER = r"^at_grpo\.critic\.policy='critic': a critic is an adapter on the base of a policy that is trained as"
+
+
+@pytest.mark.parametrize(
+    ("policies", "agents", "overrides", "message"),
+    [
+        (f"{{player: {ADAPTER}, critic: {{}}}}", "{all: player}", [], IS_AN_ADAPTER),
+        (f"{{player: {{}}, critic: {ADAPTER}, other: {{base: tiny}}}}", "{all: player}", [], IS_AN_ADAPTER),
+        (BOTH, "{planner: critic, tool_user: player}", [], r"^at_grpo\.agents: 'critic' is the critic, which answers"),
+        (
+            f"{{player: {ADAPTER}, critic: {ADAPTER}, fixed: {{base: tiny, trainable: false}}}}",
+            "{planner: player, tool_user: fixed}",
+            ["+at_grpo.critic.agents=[tool_user]"],
+            r"^at_grpo\.critic\.agents: tool_user has a policy that is not trained, so a score has no effect",
+        ),
+    ],
+)
+def test_policies_that_do_not_fit_are_refused(
+    compose: Any, policies: str, agents: str, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        checked(compose, *overrides, policies=policies, agents=agents)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["at_grpo.critic={policy: judge}"], r"^at_grpo\.critic\.policy='judge' is not a policy of this job: it has"),
+        (["at_grpo.val_agents={planner: critic}"], r"^at_grpo\.val_agents: 'critic' is the critic, which answers for"),
+        (["+at_grpo.critic.agents=[judge]"], r"^at_grpo\.critic\.agents: judge is not an agent of 'plan_path'"),
+        (["+at_grpo.critic.weight=0"], r"^at_grpo\.critic\.weight=0: "),
+        (
+            ["+at_grpo.critic.kind=likelihood"],
+            r"^at_grpo\.scheme='tree': critic\.kind=likelihood compares episodes of",
+        ),
+        (
+            ["at_grpo.scheme=parallel", "at_grpo.estimator=mas_grpo"],
+            r"^at_grpo\.estimator='mas_grpo' has one reward for an episode, but a critic scores every row; use",
+        ),
+        (["at_grpo.group_filter={}"], r"^at_grpo\.group_filter: beside critic, groups are filtered before it has"),
+        (
+            ["actor_rollout_ref.actor.entropy_coeff=0.01"],
+            r"^actor_rollout_ref\.actor\.entropy_coeff=0\.01: adapters of one base share the loss, and a critic has",
+        ),
+        (["actor_rollout_ref.actor.use_kl_loss=true"], r"^actor_rollout_ref\.actor\.use_kl_loss=True: adapters of"),
+    ],
+)
+def test_what_cannot_work_is_refused(compose: Any, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        checked(compose, *overrides)

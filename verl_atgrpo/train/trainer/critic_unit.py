@@ -1,0 +1,176 @@
+"""The critic: an adapter that gives candidates scores, and learns from how their episodes ended.
+
+In a step it scores first, with weights that have not seen the step's episodes, and is then updated. Its log-probs are
+those of a policy's update, its gradient has the form of a policy's (`estimators.critic`), so workers need nothing new.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+from verl.utils.debug import marked_timer
+
+from verl_atgrpo.play.types import Generation
+from verl_atgrpo.train.config.schema import AtGrpoConfig
+from verl_atgrpo.train.estimators.critic import agreement, gradient_weights, scores
+from verl_atgrpo.train.estimators.spec import EstimatorSpec
+from verl_atgrpo.train.rollout.critic_rows import CRITIC
+from verl_atgrpo.train.rollout.episode_rows import Row, episode_fields
+from verl_atgrpo.train.rows import queue
+from verl_atgrpo.train.rows.batch import Batch
+from verl_atgrpo.train.rows.jagged import jagged
+from verl_atgrpo.train.serving.health import naming
+from verl_atgrpo.train.trainer.policy_unit import PolicyUnit, Update
+from verl_atgrpo.train.trainer.sharing import SharingUnit
+from verl_atgrpo.train.trainer.update_inputs import of_responses, write_ref_log_probs
+
+logger = logging.getLogger(__name__)
+
+_IDLE_STEPS = 10
+_PER_ROW = "seq-mean-token-mean"
+"""verl's loss in which tokens of a row count 1 / their number; in others a critic's mean over tokens is a weight."""
+
+
+class PastRow(NamedTuple):
+    """A candidate of an earlier step, as the critic reads it."""
+
+    key: str
+    prompt_ids: list[int]
+    answer_ids: list[int]
+    tags: dict[str, Any]
+
+
+class CriticUnit(SharingUnit):
+    """A policy of no agent, on the workers of one that is trained."""
+
+    def __init__(
+        self,
+        name: str,
+        job: DictConfig,
+        folder: str,
+        trainable: bool,
+        host: PolicyUnit,
+        settings: AtGrpoConfig,
+        spec: EstimatorSpec,
+    ) -> None:
+        """As `SharingUnit`; the section has `critic`."""
+        super().__init__(name, job, folder, trainable, host, settings, spec)
+        assert settings.critic is not None
+        self._kind, self._trace, self._epochs = settings.critic.kind, settings.critic.trace, settings.critic.epochs
+        self._idle = 0
+        self._past: deque[list[PastRow]] = deque(maxlen=settings.critic.replay)
+
+    def train(self, batch: Batch, global_steps: int) -> Update:
+        """Scores candidates, then learns from how their episodes ended, and from episodes of earlier steps.
+
+        Writes the tag `score` into the rows.
+
+        Raises PolicyFailed if a worker dies.
+        """
+        with naming(self.name, "scoring and its update"), self._turn():
+            began, scoring = time.perf_counter(), Update(batch, {}, {})
+            self._deal(scoring, seed=global_steps)
+            ratios = self._ratios(scoring)
+            rows = scoring.rows.real
+            rows.tag(score=scores(ratios, rows.tags, self._kind, self._trace).tolist())
+            scoring.metrics.update(agreement(ratios, rows.tags, self._kind))
+            update = Update(self._replayed() + rows, scoring.metrics, scoring.timing)
+            if self._past.maxlen:
+                self._past.append(_past_rows(rows))
+            if not self.can_learn_from(len(update.rows)):
+                return scoring
+            self._deal(update, seed=global_steps)
+            self._look(
+                gradient_weights(torch.zeros(len(update.rows.real)).double(), update.rows.real.tags, self._kind)
+            )
+            for _ in range(self._epochs):
+                # Anew each time: the gradient's weights, and the ratio that verl's loss clips, are those of now.
+                self._write_advantages(update.rows, self._ratios(update))
+                output = self._update_actor(update)
+            self._add_metrics(update, output, began)
+            old = {*scoring.rows.keys}
+            further = [number for number, key in enumerate(update.rows.keys) if key not in old]
+            return Update(scoring.rows + update.rows.take(further), update.metrics, update.timing)
+
+    def _replayed(self) -> Batch:
+        """Writes the rows of earlier steps into the queue again."""
+        rows = [row for step in self._past for row in step]
+        if not rows:
+            return Batch()
+        made = [Row(row.key, "", row.prompt_ids, Generation(row.answer_ids, [], ""), 0.0, {}) for row in rows]
+        tags = [dict(row.tags) for row in rows]
+        queue.put_rows([row.key for row in rows], episode_fields(made, 0, {}, ""), tags)
+        return Batch([row.key for row in rows], tags)
+
+    def _ratios(self, update: Update) -> Tensor:
+        """Writes log-probs of critic and base; returns the mean log-ratio of each real row, (N,) float64."""
+        workers, batch = self.actor_rollout_wg, update.rows
+        with marked_timer("critic", update.timing, color="olive"):
+            self._infer(workers.compute_log_prob, batch, calculate_entropy=False)
+            for part in batch.parts():
+                part.put(old_log_probs=of_responses(part.fetch("log_probs")["log_probs"], part.lengths))
+            self._infer(workers.compute_log_prob, batch, calculate_entropy=False, no_lora_adapter=True)
+            write_ref_log_probs(batch)
+        of_row: dict[str, float] = {}
+        for part in batch.real.parts():
+            data = part.fetch("old_log_probs", "ref_log_prob")
+            difference = data["old_log_probs"].values().double() - data["ref_log_prob"].values().double()
+            means = torch.segment_reduce(difference, "mean", lengths=part.lengths)
+            of_row.update(zip(part.keys, means.tolist(), strict=True))
+        return torch.tensor([of_row[key] for key in batch.real.keys], dtype=torch.float64)
+
+    def _write_advantages(self, batch: Batch, ratios: Tensor) -> None:
+        real = batch.real
+        weights, lengths = gradient_weights(ratios, real.tags, self._kind), real.lengths.double()
+        if self.config.actor_rollout_ref.actor.loss_agg_mode != _PER_ROW:
+            weights = weights * lengths.mean() / lengths
+        of_row = dict(zip(real.keys, weights.tolist(), strict=True))
+        for part in batch.parts():
+            values = torch.tensor([of_row.get(key, 0.0) for key in part.keys])
+            part.put(advantages=jagged(torch.repeat_interleave(values, part.lengths), part.lengths))
+
+    def _look(self, weights: Tensor) -> None:
+        """Warns after ten steps without anything to learn from."""
+        self._idle = 0 if weights.any() else self._idle + 1
+        if self._idle == _IDLE_STEPS:
+            logger.warning(
+                "critic %r: in %d steps no two episodes of a task ended differently, so it has learned nothing; use "
+                "more candidates, other tasks, or critic.kind: value",
+                self.name,
+                self._idle,
+            )
+
+    def state(self) -> list[list[PastRow]]:
+        """Returns what a checkpoint keeps: the rows of earlier steps."""
+        return list(self._past)
+
+    def restore(self, state: Iterable[list[PastRow]]) -> None:
+        """Takes the rows of a checkpoint."""
+        self._past.extend(state)
+
+
+def _past_rows(batch: Batch) -> list[PastRow]:
+    found: dict[str, PastRow] = {}
+    for part in batch.parts():
+        data = part.fetch("prompts", "responses")
+        columns = zip(part.keys, data["prompts"].unbind(), data["responses"].unbind(), part.tags, strict=True)
+        for key, prompt, answer, tags in columns:
+            kept = {name: value for name, value in tags.items() if name != "score"}
+            found[key] = PastRow(key, prompt.tolist(), answer.tolist(), kept)
+    return [found[key] for key in batch.keys]
+
+
+def mix_scores(rows: Batch, of_critic: Batch, weight: float) -> None:
+    """Mixes a critic's scores into the rewards of the rows that they are of, with this weight; a tag has the score."""
+    score_of: Mapping[str, Any] = {tags[CRITIC]: tags["score"] for tags in of_critic.tags if "score" in tags}
+    for key, tags in zip(rows.keys, rows.tags, strict=True):
+        if key in score_of:
+            tags["critic_score"] = score_of[key]
+            tags["reward"] = (1 - weight) * tags["reward"] + weight * score_of[key]
