@@ -65,7 +65,10 @@ def test_policies_that_do_not_fit_are_refused(
         (["at_grpo.val_agents={planner: critic}"], r"^at_grpo\.val_agents: 'critic' is the critic, which answers for"),
         (["+at_grpo.critic.agents=[judge]"], r"^at_grpo\.critic\.agents: judge is not an agent of 'plan_path'"),
         (["+at_grpo.critic.weight=0"], r"^at_grpo\.critic\.weight=0: "),
-        (["at_grpo.scheme=tree"], r"^at_grpo\.scheme='tree': a critic learns from whole episodes, of which here are"),
+        (
+            ["at_grpo.scheme=tree", "at_grpo.estimator=at_grpo"],
+            r"^at_grpo\.scheme='tree': a critic learns from whole episodes, of which here are parts; use",
+        ),
         (
             ["+at_grpo.critic.kind=likelihood", "+at_grpo.critic.trace=0.5"],
             r"^at_grpo\.critic\.trace=0\.5 has no effect with kind: likelihood; remove it",

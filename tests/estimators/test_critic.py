@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from statistics import correlation
 from typing import Any
 
 import pytest
@@ -61,6 +61,15 @@ def test_a_likelihood_is_the_ratio_and_has_the_gradient_of_the_mean_pair() -> No
     assert weights.sum().item() != 0, "an episode of two decisions has its weight at each"
 
 
+def test_a_critic_that_has_not_learned_adds_nothing_to_the_outcome() -> None:
+    """The off switch `optim: {lr: 0}`: no likelihood, and of values the outcome, weighted by the distance to it."""
+    ends = {"a0": [0.25, 0.5], "a1": [-0.5], "a2": [0.5], "b0": [-0.5], "b1": [-0.5], "c0": [-0.25, -0.5], "c1": [0.5]}
+    rows = [{**tags, "place": number} for number, tags in enumerate(ROWS)]
+    assert scores(torch.zeros(9).double(), rows, "value", 0.5).tolist() == [one for of in ends.values() for one in of]
+    assert scores(torch.zeros(9).double(), rows, "value", 1.0).abs().tolist() == [0.5] * 9
+    assert not scores(torch.zeros(9).double(), rows, "likelihood", 0.9).any()
+
+
 def test_without_a_pair_nothing_is_learned() -> None:
     alike = rows(("a", "a0", True), ("a", "a1", True), ("b", "b0", False))
     assert gradient_weights(torch.ones(3, dtype=torch.float64), alike, "likelihood").tolist() == [0.0, 0.0, 0.0]
@@ -70,12 +79,13 @@ def test_without_a_pair_nothing_is_learned() -> None:
 def test_agreement_counts_pairs_of_episodes_by_their_mean_score() -> None:
     found = agreement(RATIOS, ROWS, "likelihood")
     # Means: a0 .125, a1 1, a2 0; c0 .4, c1 -.4: no pair of a task is in order.
-    assert found == {"accuracy": 0.0}
+    solved = [float(tags["episode_success"]) for tags in ROWS]
+    assert found == {"accuracy": 0.0, "correlation": pytest.approx(correlation(RATIOS.tolist(), solved))}
     found = agreement(RATIOS, ROWS, "value")
     # Solved .125, 0, -.4 against failed 1, .3, -2, .4 of all tasks: each is above -2 alone.
     assert found["accuracy"] == pytest.approx(3 / 12)
     values = RATIOS.sigmoid()
-    solved = torch.tensor([1.0, 1, 0, 1, 0, 0, 0, 0, 1])
-    assert found["brier"] == pytest.approx(float(((values - solved) ** 2).mean()))
+    assert found["brier"] == pytest.approx(float(((values - torch.tensor(solved)) ** 2).mean()))
+    assert found["correlation"] == pytest.approx(correlation(values.tolist(), solved))
     ties = rows(("a", "a0", True), ("a", "a1", False))
     assert agreement(torch.zeros(2, dtype=torch.float64), ties, "likelihood") == {"accuracy": 0.5}

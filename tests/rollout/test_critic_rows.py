@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("verl")
 
+from fakes.simulated_engine import Lengths, SimulatedEngine, run_virtually
+from fakes.simulated_worker import SimulatedWorker
+from omegaconf import DictConfig, OmegaConf
+
 from verl_atgrpo import Environment, Outcome, Score, ScriptedTeam, Team, make, play
 from verl_atgrpo.lab.tiny_models.tiny import build_tokenizer
 from verl_atgrpo.play.types import EpisodeRecord
-from verl_atgrpo.train.config.rules import ConfigError
-from verl_atgrpo.train.rollout.critic_rows import CriticText, check_hindsight, critic_rows, hindsights
-from verl_atgrpo.train.rollout.episode_rows import Row
+from verl_atgrpo.train.chat import Chat
+from verl_atgrpo.train.config.answer_check import check_hindsight, hindsights
+from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
+from verl_atgrpo.train.rollout.critic_rows import CriticText, critic_rows
+from verl_atgrpo.train.rollout.episode_rows import RECORDED, SUBMISSION, Row
+from verl_atgrpo.train.rows import queue
+from verl_atgrpo.train.rows.batch import Batch
+from verl_atgrpo.train.rows.step_rows import StepRows
+from verl_atgrpo.train.serving.requests import Gate
+from verl_atgrpo.train.trainer.recorder import SampledRow, decisions
 
 TOKENIZER = build_tokenizer(())
 SECRET = "the answer is 47"
@@ -92,9 +105,14 @@ def test_a_long_prompt_loses_its_beginning_and_never_the_hindsight() -> None:
 
 
 def test_hindsight_needs_room() -> None:
-    check_hindsight(hindsights(Pair()), TOKENIZER, 2 * len(TOKENIZER.encode(f"{SECRET}\n")))
+    size = len(TOKENIZER.encode(f"{SECRET}\n"))
+
+    def data(prompt: int) -> DictConfig:
+        return OmegaConf.create({"max_prompt_length": prompt, "max_response_length": size})
+
+    check_hindsight(hindsights(Pair()), TOKENIZER, data(size))
     with pytest.raises(ConfigError, match=r"^at_grpo\.critic: Environment\.hindsight says \d+ tokens of a task, and"):
-        check_hindsight(hindsights(Pair()), TOKENIZER, len(TOKENIZER.encode(SECRET)))
+        check_hindsight(hindsights(Pair()), TOKENIZER, data(size - 1))
 
 
 @pytest.mark.parametrize("name", ["plan_path", "sudoku", "number_search"])
@@ -104,3 +122,90 @@ def test_environments_say_what_solves_a_task(name: str) -> None:
     said = environment.hindsight(task)
     assert said and said == make(name).hindsight(make(name).task("train", 1))
     assert environment.hindsight(environment.task("train", 2)) != said or name == "number_search"
+
+
+# ---------------------------------------------------------------------- from the worker on
+
+
+class Characters(Lengths):
+    """A tokenizer with a token for each character."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [ord(char) for char in text]
+
+    def decode(self, token_ids: list[int], **_: Any) -> str:
+        return "".join(map(chr, token_ids))
+
+
+class Noting(SimulatedEngine):
+    """An engine that notes the prompts that it was asked."""
+
+    prompts: list[str]
+
+    async def attempt(self, replica: int, request_id: str, prompt_ids: list[int], *request: Any) -> Any:
+        self.prompts.append("".join(map(chr, prompt_ids)))
+        return await super().attempt(replica, request_id, prompt_ids, *request)
+
+
+def written(monkeypatch: pytest.MonkeyPatch, kind: str, validate: bool) -> tuple[Noting, Batch, dict[str, str]]:
+    """Plays a task of `Pair`: the engine, the rows, and the text of each by its key."""
+    engine, rows, texts = Noting(), Batch(), dict[str, str]()
+    engine.prompts = []
+
+    async def write(keys: list[str], fields: Any, tags: list[dict[str, Any]], partition: str) -> None:
+        rows.keys.extend(keys)
+        rows.tags.extend(tags)
+        for key, prompt, answer in zip(keys, fields["prompts"], fields["responses"], strict=True):
+            texts[key] = Characters().decode([*prompt.tolist(), *answer.tolist()])
+
+    async def ignore(*_: Any) -> None: ...
+
+    monkeypatch.setattr(queue, "write", write)
+    monkeypatch.setattr(queue, "set_status", ignore)
+    worker = SimulatedWorker(engine, lambda *_: None)
+    adapter = {"base": "one", "lora": {"rank": 4}}
+    worker._settings = AtGrpoConfig.from_mapping(
+        {
+            "environment": {"name": "test_critic_rows:Pair"},
+            "agents": {"all": "player"},
+            "policies": {"player": adapter, "critic": adapter},
+            "critic": {"policy": "critic", "kind": kind},
+            "scheme": "parallel",
+            "estimator": "dr_mas",
+            "candidates": 2,
+        }
+    )
+    worker._environment = Pair()
+    worker._policy_of = worker._validation_policy_of = dict.fromkeys(Pair.agents, "player")
+    worker._chats = {name: Chat(Characters()) for name in ("player", "critic")}
+    worker.llm_client = SimpleNamespace(clients=dict.fromkeys(worker._chats, engine))
+    worker._training_clients = worker._validation_clients = worker._patient(Gate())
+    split = "val" if validate else "train"
+    prompt = {"uid": "u", "split": split, "index": 0, "global_steps": 1, SUBMISSION: 0, RECORDED: True}
+    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+    run_virtually(worker._run_prompt({**prompt, "data_source": "pair"}, sampling, {"validate": validate}))
+    assert worker._report.error is None
+    return engine, rows, texts
+
+
+@pytest.mark.parametrize("kind", ["value", "likelihood"])
+def test_hindsight_reaches_the_critic_alone(
+    kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    engine, found, texts = written(monkeypatch, kind, validate=False)
+    rows = StepRows()
+    rows.add(found)
+    team = rows + rows.untrained
+    assert len(rows.of_critic) == 4 and len(team) == 8, "two decisions of two episodes; with drafts and judges"
+    assert all(SECRET in texts[key] for key in rows.of_critic.keys)
+    pairs = zip(team.keys, team.tags, strict=True)
+    shown = [SampledRow(key, tags, [*map(ord, texts[key])], [1], 0.0) for key, tags in pairs]
+    recorded = decisions(shown, "train", 1, {"player": Characters()})
+    assert len(recorded) == 8 == len(engine.prompts)
+    assert SECRET not in str([recorded, team.tags, [texts[key] for key in team.keys], engine.prompts, caplog.text])
+
+
+def test_evaluation_asks_no_critic(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, rows, texts = written(monkeypatch, "value", validate=True)
+    assert {tags["policy"] for tags in rows.tags} == {"player"} and SECRET not in str([texts, engine.prompts])

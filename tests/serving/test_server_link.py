@@ -162,10 +162,16 @@ def test_a_worker_returns_whether_its_replica_loaded_the_weights(
 
 
 class Engine:
-    """A fake of our engine: two adapters that are trained, one that is not, and a past self of the second."""
+    """A fake of our engine: two adapters that are trained, one that is not, a critic's, and a past self of the
+    second."""
 
     model_config = SimpleNamespace(
-        lora={ADAPTERS: {name: {"trainable": name != "judge"} for name in ("judge", "coder", "planner")}}
+        lora={
+            ADAPTERS: {
+                name: {"trainable": name != "judge", "served": name != "critic"}
+                for name in ("judge", "critic", "coder", "planner")
+            }
+        }
     )
 
     def __init__(self) -> None:
@@ -214,10 +220,10 @@ def test_every_adapter_of_a_shared_base_is_sent_under_its_number(
     assert adapters == [
         # That of the policy that is not trained does nothing.
         ({**same, "peft_config": {"r": 4, ADAPTER: 1}}, {"A": [0.0, 0.0], "B": [0.0, 0.0]}),
-        ({**same, "peft_config": {"r": 4, ADAPTER: 2}}, {"A": [1.0, 1.0], "B": [1.0, 1.0]}),
-        ({**same, "peft_config": {"r": 8, ADAPTER: 3}}, {"A": [1.0, 1.0], "B": [1.0, 1.0]}),
-        # A past self in slot 2, after the three; it was kept and is not gathered.
-        ({**same, "peft_config": {"r": 8, ADAPTER: 5}}, {"A": [5.0, 5.0]}),
+        ({**same, "peft_config": {"r": 4, ADAPTER: 3}}, {"A": [1.0, 1.0], "B": [1.0, 1.0]}),
+        ({**same, "peft_config": {"r": 8, ADAPTER: 4}}, {"A": [1.0, 1.0], "B": [1.0, 1.0]}),
+        # A past self in slot 2, after the four; it was kept and is not gathered.
+        ({**same, "peft_config": {"r": 8, ADAPTER: 6}}, {"A": [5.0, 5.0]}),
     ]
 
 

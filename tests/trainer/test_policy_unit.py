@@ -38,7 +38,7 @@ from verl_atgrpo.train.serving.arrival import ARRIVED, CHANGED, figures, sums
 from verl_atgrpo.train.serving.client import DecisionClient, balancer_class
 from verl_atgrpo.train.serving.health import PolicyFailed
 from verl_atgrpo.train.serving.workers import PolicyWorker
-from verl_atgrpo.train.trainer import policy_unit
+from verl_atgrpo.train.trainer import checkpoints, policy_unit
 from verl_atgrpo.train.trainer.critic_unit import CriticUnit, mix_scores
 from verl_atgrpo.train.trainer.metrics import PROBS_DIFF
 from verl_atgrpo.train.trainer.policies import TeamSync
@@ -848,7 +848,7 @@ def test_a_critic_scores_before_it_learns(make: Make) -> None:
     assert scores_of(rows) == pytest.approx(changed, abs=1e-6)
 
 
-def test_earlier_steps_are_learned_from_again(make: Make) -> None:
+def test_earlier_steps_are_learned_from_again(make: Make, tmp_path: Path) -> None:
     critic = Critic(make, replay=1)
     for step in (1, 2, 3):
         critic.ask(step, *ASKED)
@@ -856,7 +856,9 @@ def test_earlier_steps_are_learned_from_again(make: Make) -> None:
     of_step = [{f"s{step}_0_{number}" for number in range(3)} for step in (1, 2, 3)]
     assert learned == [of_step[0], of_step[0] | of_step[1], of_step[1] | of_step[2]]
     again = Critic(make, replay=1)
-    again.unit.restore(pickle.loads(pickle.dumps(critic.unit.state())))
+    where = OmegaConf.create({"default_local_dir": str(tmp_path), "resume_mode": "auto", "resume_from_path": None})
+    checkpoints.save(where, [], 3, {}, states={"critic": critic.unit.state()})
+    again.unit.restore(checkpoints.load(where, []).states["critic"])
     again.ask(4, *ASKED)
     assert of_step[2] < {*again.policy.workers.engine.steps[0]}, "a checkpoint keeps them"
 

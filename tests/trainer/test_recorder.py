@@ -99,7 +99,7 @@ def read_back(records: list[dict[str, Any]], folder: Path) -> list[list[dict[str
     return [*read(folder).episodes.values()]
 
 
-def test_decisions_in_their_order_with_their_tokenizer_and_the_committed_one() -> None:
+def test_decisions_in_their_order_with_their_tokenizer_and_the_committed_one(tmp_path: Path) -> None:
     rows = rows_of(5, "uid")
     found = decisions(list(reversed(rows)), "train", 3, TOKENIZERS)
     assert [(row["agent"], row["turn"], row["decision"]) for row in found] == [("b", 0, 0), ("a", 0, 2), ("b", 1, 4)]
@@ -110,6 +110,9 @@ def test_decisions_in_their_order_with_their_tokenizer_and_the_committed_one() -
         "text": "YY", "tokens": 2, "team": 1, "local": 0.5, "reward": 1.5, "advantage": 0.1, "truncated": True,
         "version": [3, 4],
     }  # fmt: skip
+    rows[0].tags["critic_score"] = -0.25
+    (shown,) = read_back(decisions(rows, "train", 3, TOKENIZERS), tmp_path)
+    assert [one.get("critic") for row in shown for one in row["candidates"]] == [-0.25, *[None] * 5]
     for row in found:
         assert (row["step"], row["split"], row["task"], row["episode"]) == (3, "train", 5, 0)
         assert (row["success"], row["episode_reward"], row["prompt_tokens"]) == (True, 0.75, 4)

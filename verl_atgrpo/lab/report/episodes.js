@@ -121,9 +121,10 @@ function browseEpisodes(place, episodes, agents, policies) {
     const colour = Math.max(0, agents.indexOf(one.agent)) % COLOURS;
     const answer = make("pre", {class: "text"});
     const caption = make("div", {class: "label"});
+    const critic = "critic" in one.candidates[0] ? ["critic"] : [];
+    const columns = ["tokens", "team", "local", ...critic, "reward", "advantage"];
     const rows = one.candidates.map((candidate, number) => {
-      const figures = [["tokens", candidate.tokens], ["team", candidate.team], ["local", candidate.local],
-        ["reward", candidate.reward], ["advantage", candidate.advantage]];
+      const figures = columns.map((name) => [name, candidate[name]]);
       const row = make("tr", {class: number === one.committed ? "committed" : ""},
         make("td", {}, make("button", {type: "button", title: "show the whole answer", onclick: () => choose(number)},
           `${number + 1}${number === one.committed ? " ✓" : ""} ${preview(candidate.text)}`)),
@@ -143,8 +144,7 @@ function browseEpisodes(place, episodes, agents, policies) {
     }
 
     choose(one.committed);
-    const head = ["answer", "tokens", "team", "local", "reward", "advantage"].map(
-      (name) => make("th", {scope: "col"}, name));
+    const head = ["answer", ...columns].map((name) => make("th", {scope: "col"}, name));
     return make("article", {class: `card depth${Math.min(depth, DEEPEST)}`},
       make("header", {}, make("span", {class: `dot fill${colour}`}),
         make("h3", {}, `${one.agent}, turn ${one.turn + 1}`),

@@ -73,6 +73,7 @@ class _Candidate(_Line):
     reward: Number
     advantage: Number | Literal["nan", "inf", "-inf"] | None
     truncated: Annotated[bool, Strict()]
+    critic: Number | None = None
     version: Annotated[list[Whole], Field(min_length=2, max_length=2)] | None = None
 
 

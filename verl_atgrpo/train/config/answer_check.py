@@ -1,20 +1,24 @@
-"""Checks how agents answer, `at_grpo.sampling`, against the models' tokenizers and their chat templates."""
+"""Checks how agents answer, and what a critic reads, against the models' tokenizers and their chat templates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jinja2
 from jinja2 import meta
 from omegaconf import DictConfig
 
+from verl_atgrpo.play.environment import Environment
+from verl_atgrpo.play.environment_check import tasks_of
 from verl_atgrpo.train.chat import Chat
 from verl_atgrpo.train.config.schema import SECTION, AtGrpoConfig, ConfigError, ValidationAnswers
 
 _SENTINELS = ("one prompt", "another prompt")
 _GIVEN = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "tokenize"}
 """What transformers gives a template itself."""
+_LOOKED_AT = 64
+"""Training tasks whose hindsight is looked at before the start."""
 
 
 def check_chats(settings: AtGrpoConfig, policy: str, tokenizer: Any) -> None:
@@ -135,3 +139,31 @@ def _check_system(key: str, policy: str, tokenizer: Any, text: str, arguments: M
         raise ConfigError(f"{key}.system: the chat template of {policy} refuses it: {error}") from error
     if text.strip() not in shown:
         raise ConfigError(f"{key}.system has no effect: the chat template of {policy} shows no system message")
+
+
+def hindsight_ids(tokenizer: Any, hindsight: str) -> list[int]:
+    """Returns the ids of what an environment says of a task in hindsight, as they stand before a critic's prompt."""
+    return list(tokenizer.encode(f"{hindsight}\n", add_special_tokens=False)) if hindsight else []
+
+
+def hindsights(environment: Environment) -> list[str]:
+    """Returns what an environment says in hindsight of its first training tasks."""
+    size = tasks_of(environment, "train")
+    tasks = range(_LOOKED_AT if size is None else min(size, _LOOKED_AT))
+    return [environment.hindsight(environment.task("train", index)) for index in tasks]
+
+
+def critics_room(data: DictConfig) -> int:
+    """Returns the most tokens of a critic's row; `data` is verl's section."""
+    return int(data.max_prompt_length + data.max_response_length)
+
+
+def check_hindsight(texts: Iterable[str], tokenizer: Any, data: DictConfig) -> None:
+    """Raises ConfigError if what an environment says in hindsight leaves less than half of a row for the prompt."""
+    room = critics_room(data)
+    for text in texts:
+        if 2 * (tokens := len(hindsight_ids(tokenizer, text))) > room:
+            raise ConfigError(
+                f"at_grpo.critic: Environment.hindsight says {tokens} tokens of a task, and prompt and answer have "
+                f"room for {room}; say less, or raise data.max_prompt_length"
+            )

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_atgrpo import platform_choice
 from verl_atgrpo.files import HUB_NAME
-from verl_atgrpo.train.config.answer_check import check_chats, check_template_arguments
+from verl_atgrpo.train.config.answer_check import check_chats, check_hindsight, check_template_arguments, hindsights
 from verl_atgrpo.train.config.job_rules import loggers
 from verl_atgrpo.train.config.policies import job_of
 from verl_atgrpo.train.config.policy_rules import of_context
@@ -70,6 +70,8 @@ def check_models(config: DictConfig, settings: AtGrpoConfig) -> None:
             if (tokenizer := _downloaded_tokenizer(policy.model)) is not None:
                 check_chats(settings, name, tokenizer)
                 tokenizers[f"policy {name!r}"] = tokenizer
+    if settings.critic is not None and (found := tokenizers.get(f"policy {settings.critic.policy!r}")) is not None:
+        check_hindsight(hindsights(settings.make_environment()), found, config.data)
     if len(tokenizers) == len(settings.policy_settings()):  # else the trainer checks it
         check_template_arguments(config.data, tokenizers)
 

@@ -25,7 +25,7 @@ ADAPTER = "lora_adapter"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ADAPTERS = "adapters"
 """Key of verl's section `model.lora` under which workers and servers find the policies of a shared base, by name:
-`trainable`, `rank`, `alpha`, `target_modules`, `exclude_modules` and `optim`."""
+`trainable`, `served`, `rank`, `alpha`, `target_modules`, `exclude_modules` and `optim`."""
 PAST = "past_selves"
 """Key of the same section: for how many past selves of a policy the servers have room beside those adapters."""
 _FULL_MODEL = "hf_model"
@@ -103,6 +103,7 @@ def base_of(config: DictConfig, settings: AtGrpoConfig, host: str) -> DictConfig
         own = job_of(config, name).actor_rollout_ref
         adapters[name] = {
             "trainable": settings.policy_settings()[name].trainable,
+            "served": settings.critic is None or name != settings.critic.policy,
             "rank": own.model.lora_rank,
             "alpha": own.model.lora_alpha,
             "target_modules": own.model.target_modules,

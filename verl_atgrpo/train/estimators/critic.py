@@ -89,10 +89,9 @@ def agreement(ratios: Tensor, rows: Sequence[Mapping[str, Any]], kind: Kind) -> 
     """Returns how well scores of episodes that the critic has not learned from foretell their ends.
 
     `accuracy`: the share of pairs of episodes, one solved and one failed, in which the solved one has the larger mean
-    score (ties count half); of `likelihood` pairs of one task. `brier`: the mean squared error of a value. Nothing for
-    which there is no pair.
+    score (ties count half); of `likelihood` pairs of one task. `correlation`: that of a row's value or likelihood with
+    success. `brier`: the mean squared error of a value. Nothing for which there is no pair.
     """
-    mean: dict[str, float] = {}
     numbers: dict[str, list[float]] = defaultdict(list)
     for tags, ratio in zip(rows, ratios.tolist(), strict=True):
         numbers[tags["episode"]].append(ratio)
@@ -107,9 +106,12 @@ def agreement(ratios: Tensor, rows: Sequence[Mapping[str, Any]], kind: Kind) -> 
     if pairs:
         right = sum((mean[better] > mean[worse]) + 0.5 * (mean[better] == mean[worse]) for better, worse in pairs)
         metrics["accuracy"] = right / len(pairs)
+    solved = torch.tensor([float(tags["episode_success"]) for tags in rows], dtype=torch.float64)
+    found = ratios.sigmoid() if kind == "value" else ratios
+    if len(rows) > 1 and found.std() > 0 and solved.std() > 0:
+        metrics["correlation"] = torch.corrcoef(torch.stack([found, solved]))[0, 1].item()
     if kind == "value" and len(rows):
-        solved = torch.tensor([float(tags["episode_success"]) for tags in rows], dtype=torch.float64)
-        metrics["brier"] = (ratios.sigmoid() - solved).square().mean().item()
+        metrics["brier"] = (found - solved).square().mean().item()
     return metrics
 
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from verl_atgrpo.play.environment import Environment
-from verl_atgrpo.play.environment_check import tasks_of
 from verl_atgrpo.play.types import EpisodeRecord, Generation
-from verl_atgrpo.train.config.rules import ConfigError
+from verl_atgrpo.train.config.answer_check import hindsight_ids
 from verl_atgrpo.train.estimators.critic import Kind
 from verl_atgrpo.train.rollout.episode_rows import Row
 
 QUESTION, ANSWER = "\nSuccess?", " yes"
 """What a critic of kind `value` reads after a prompt, and the word of whose first token it gives the log-prob."""
-_LOOKED_AT = 64
-"""Training tasks whose hindsight is looked at before the start."""
 CRITIC = "critic"
 """Tag of a critic's row: the key of the candidate's row."""
 
@@ -35,9 +31,9 @@ class CriticText:
         """Returns the ids of a task's texts."""
 
         def ids(text: str) -> list[int]:
-            return list(tokenizer.encode(text, add_special_tokens=False)) if text else []
+            return list(tokenizer.encode(text, add_special_tokens=False))
 
-        return cls(ids(f"{hindsight}\n") if hindsight else [], ids(QUESTION), ids(ANSWER)[:1])
+        return cls(hindsight_ids(tokenizer, hindsight), ids(QUESTION), ids(ANSWER)[:1])
 
 
 def critic_rows(
@@ -78,20 +74,3 @@ def critic_rows(
         }
         prompt = [*text.hindsight, *shown, *asked]
         yield Row(f"{uid}_{session}_{total + number}", uid, prompt, Generation(list(answer), [], ""), 0.0, tags)
-
-
-def hindsights(environment: Environment) -> list[str]:
-    """Returns what an environment says in hindsight of its first training tasks."""
-    size = tasks_of(environment, "train")
-    number = _LOOKED_AT if size is None else min(size, _LOOKED_AT)
-    return [environment.hindsight(environment.task("train", index)) for index in range(number)]
-
-
-def check_hindsight(texts: Iterable[str], tokenizer: Any, longest: int) -> None:
-    """Raises ConfigError if what an environment says in hindsight leaves less than half of a row for the prompt."""
-    for text in texts:
-        if 2 * (tokens := len(CriticText.of(tokenizer, text).hindsight)) > longest:
-            raise ConfigError(
-                f"at_grpo.critic: Environment.hindsight says {tokens} tokens of a task, and prompt and answer have "
-                f"room for {longest}; say less, or raise data.max_prompt_length"
-            )

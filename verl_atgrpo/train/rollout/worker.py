@@ -28,6 +28,7 @@ from verl_atgrpo.play.types import EVALUATE, TREE, EpisodeFailed, EpisodeRecord,
 from verl_atgrpo.play.user_code import contained
 from verl_atgrpo.sandbox.pool import POOL
 from verl_atgrpo.train.chat import Chat
+from verl_atgrpo.train.config.answer_check import critics_room
 from verl_atgrpo.train.config.policies import job_of
 from verl_atgrpo.train.config.schema import AtGrpoConfig, CriticSettings
 from verl_atgrpo.train.rollout.critic_rows import CriticText, critic_rows
@@ -309,14 +310,13 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         self, critic: CriticSettings, prompt: dict[str, Any], session: int, record: EpisodeRecord
     ) -> None:
         """Writes the critic's rows by themselves, as they have no log-probs of servers."""
-        data, environment = self.config.data, self._environment
+        environment, longest = self._environment, critics_room(self.config.data)
         with contained(f"{type(environment).__name__}.hindsight"):
             hindsight = environment.hindsight(environment.task(prompt["split"], int(prompt["index"])))
         text = CriticText.of(self._chats[critic.policy].tokenizer, hindsight)
         policies = self._settings.policy_settings()
         trained = [agent for agent, policy in self._policy_of.items() if policies[policy].trainable]
         agents = trained if critic.agents is None else critic.agents
-        longest = int(data.max_prompt_length) + int(data.max_response_length)
         rows = list(critic_rows(prompt["uid"], session, record, critic.policy, critic.kind, text, agents, longest))
         if rows:
             fields, tags = self._fields(rows, 0, {}, prompt), [self._tags(row, 0, prompt) for row in rows]

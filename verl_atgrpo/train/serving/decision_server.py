@@ -34,9 +34,10 @@ class DecisionServer(GroupResponses, vLLMHttpServer):  # type: ignore[misc]
 
     @property
     def _adapters(self) -> int:
-        """How many adapters share the model, past selves included; 0 if verl's single one is on it, or none."""
+        """How many adapters are served, past selves included; 0 if verl's single one is on the model, or none."""
         lora = self.model_config.lora or {}
-        return len(lora.get(ADAPTERS) or {}) + int(lora.get(PAST) or 0)
+        served = [one for one in (lora.get(ADAPTERS) or {}).values() if one["served"]]
+        return len(served) + int(lora.get(PAST) or 0)
 
     def _get_worker_extension_cls(self) -> str:
         return "verl_atgrpo.train.serving.vllm_worker.AdapterWorkerExtension"

@@ -289,12 +289,14 @@ class PolicyWorker(TrainerWorker):
     def _loras(self) -> Iterator[Lora]:
         """Yields what the servers of a shared base get: every adapter, or zeros for a policy that is not trained.
 
-        Then come past selves.
+        Then come past selves. No server has a critic's.
         """
         engine = self.actor.engine
         adapters = engine.model_config.lora[ADAPTERS]
-        trained = [name for name, settings in adapters.items() if settings["trainable"]]
+        trained = [name for name, settings in adapters.items() if settings["trainable"] and settings["served"]]
         for number, (name, settings) in enumerate(adapters.items(), 1):
+            if not settings["served"]:
+                continue
             source = name if settings["trainable"] else trained[0]
             weights = engine.adapter_weights(source)
             if not settings["trainable"]:

@@ -80,7 +80,7 @@ class CriticUnit(SharingUnit):
             ratios = self._ratios(scoring)
             rows = scoring.rows.real
             rows.tag(score=scores(ratios, rows.tags, self._kind, self._trace).tolist())
-            scoring.metrics.update(agreement(ratios, rows.tags, self._kind))
+            scoring.metrics.update(agreement(ratios, rows.tags, self._kind), **{"team/rows": float(len(rows))})
             update = Update(self._replayed() + rows, scoring.metrics, scoring.timing)
             if self._past.maxlen:
                 self._past.append(_past_rows(rows))
@@ -95,6 +95,7 @@ class CriticUnit(SharingUnit):
                 self._write_advantages(update.rows, self._ratios(update))
                 output = self._update_actor(update)
             self._add_metrics(update, output, began)
+            update.metrics["team/updated"] = 1.0
             old = {*scoring.rows.keys}
             further = [number for number, key in enumerate(update.rows.keys) if key not in old]
             return Update(scoring.rows + update.rows.take(further), update.metrics, update.timing)

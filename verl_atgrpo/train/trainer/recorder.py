@@ -115,6 +115,7 @@ def _decision(rows: Sequence[SampledRow], tokenizers: Mapping[str, Any]) -> dict
                 "reward": row.tags["reward"],
                 "advantage": row.advantage,
                 "truncated": row.tags["truncated"],
+                **({"critic": row.tags["critic_score"]} if "critic_score" in row.tags else {}),
                 "version": [row.tags["min_global_steps"], row.tags["max_global_steps"]],
             }
             for row in rows

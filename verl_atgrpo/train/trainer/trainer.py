@@ -24,12 +24,11 @@ from verl_atgrpo import compat, platform_choice
 from verl_atgrpo.play.curriculum import Curriculum, LevelOrder
 from verl_atgrpo.play.opponents import Opponent, OpponentPool
 from verl_atgrpo.play.task_order import HalfSolvedFirst
-from verl_atgrpo.train.config.answer_check import check_template_arguments
+from verl_atgrpo.train.config.answer_check import check_hindsight, check_template_arguments, hindsights
 from verl_atgrpo.train.config.policies import base_of, job_of
 from verl_atgrpo.train.config.run_check import MODE
-from verl_atgrpo.train.config.schema import EXPANDED, AtGrpoConfig, CriticSettings, PolicySettings
+from verl_atgrpo.train.config.schema import EXPANDED, AtGrpoConfig, PolicySettings
 from verl_atgrpo.train.estimators.rae import Baselines
-from verl_atgrpo.train.rollout.critic_rows import check_hindsight, hindsights
 from verl_atgrpo.train.rollout.episode_rows import OPPONENT, RECORDED, SUBMISSION
 from verl_atgrpo.train.rows import queue
 from verl_atgrpo.train.rows.batch import PARTITION, Batch, Rows
@@ -90,7 +89,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             self._opponents = OpponentPool(
                 self.settings.self_played, weights, given.size, given.every, given.choose, self.settings.seed
             )
-        self._hindsights = () if self.settings.critic is None else hindsights(environment)
+        self._hindsights = [] if self.settings.critic is None else hindsights(environment)
         self._spec = self.settings.estimator_spec(config.algorithm.norm_adv_by_std_in_grpo)
         self._baselines = Baselines(self._spec)
         self.schedule = make_schedule(self.settings.mode, config.trainer)
@@ -146,8 +145,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         tokenizers = {f"policy {unit.name!r}": unit.tokenizer for unit in self.units}
         check_template_arguments(self.config.data, tokenizers)
         if (learned := self._critic) is not None:
-            longest = self.config.data.max_prompt_length + self.config.data.max_response_length
-            check_hindsight(self._hindsights, learned.tokenizer, longest)
+            check_hindsight(self._hindsights, learned.tokenizer, self.config.data)
         hosts = self.hosts
         for unit in hosts:
             unit.place(pools[unit.name])
@@ -216,8 +214,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             self.on_sample_end()
         metrics.update(rows.metrics)
         self._tags, self._sampled = rows.tags, metrics
-        if self.settings.critic is not None:
-            self._ask_critic(self.settings.critic, rows, timing_raw)
+        of_critic = self._ask_critic(rows, timing_raw)
         with marked_timer("bookkeeping", timing_raw):
             self._learn_from(rows)
             batches = {unit.name: rows.rows_for({unit.name}) for unit in self.units}
@@ -231,6 +228,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
                 }
                 for unit in self.units
             }
+            by_policy |= {name: {**by_policy[name], **found} for name, found in of_critic.items()}
         self._updated = bool(learning)
         updates = train_all(learning, batches, self.global_steps, self.concurrent, timing_raw)
         self._freeze_self(self.global_steps)
@@ -248,18 +246,16 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         """The policy that scores candidates."""
         return next((unit for unit in self.units if isinstance(unit, CriticUnit)), None)
 
-    def _ask_critic(self, settings: CriticSettings, rows: StepRows, timing: dict[str, float]) -> None:
-        """Has the critic score the step's candidates, and learn from their episodes."""
-        critic = self._critic
-        assert critic is not None
-        if not rows.of_critic:
-            return
+    def _ask_critic(self, rows: StepRows, timing: dict[str, float]) -> dict[str, dict[str, Any]]:
+        """Has the critic score the step's candidates and learn from their episodes; returns policy -> its metrics."""
+        settings, critic = self.settings.critic, self._critic
+        if settings is None or critic is None or not rows.of_critic:
+            return {}
         with marked_timer("critic", timing, color="olive"):
             update = critic.train(rows.of_critic, self.global_steps)
         update.rows.remove()
-        self._sampled.update(policy_metrics({critic.name: update.metrics, "": {}}))  # as of one of several
-        if self.global_steps > settings.warmup:
-            mix_scores(rows, rows.of_critic, settings.weight)
+        mix_scores(rows, rows.of_critic, settings.weight if self.global_steps > settings.warmup else 0.0)
+        return {critic.name: update.metrics}
 
     def _learn_from(self, rows: StepRows) -> None:
         """Has the order of tasks and the opponents follow the results of a step's episodes."""
