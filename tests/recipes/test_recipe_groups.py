@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import defaultdict
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -10,6 +12,7 @@ import pytest
 pytest.importorskip("verl")
 
 import composing
+from fakes.exact_teams import Strata, Tables, branched
 from fakes.jobs import check_policies
 from verl.trainer import main_ppo
 
@@ -19,6 +22,8 @@ from verl_atgrpo.train.config.job import Job
 from verl_atgrpo.train.config.policies import expand_policies, job_of
 from verl_atgrpo.train.config.schema import AtGrpoConfig
 from verl_atgrpo.train.config.view import View
+from verl_atgrpo.train.rollout.episode_rows import training_rows
+from verl_atgrpo.train.rows.row_advantages import policy_advantages
 
 
 @pytest.mark.parametrize(
@@ -134,3 +139,24 @@ def test_a_tiny_models_servers_have_a_thread(
     for name, value in init.call_args.kwargs["runtime_env"]["env_vars"].items():  # as Ray starts its workers
         monkeypatch.setenv(name, value)
     assert PlatformCPU().rollout_env_vars() == {"OMP_NUM_THREADS": threads}
+
+
+def test_c3_compares_the_mean_outcomes_of_subtrees() -> None:
+    """By hand, of 2 x 4 candidates: less the mean of the siblings, and not divided by anything."""
+    settings = AtGrpoConfig.from_config(compose("plan_path_cpu", ["+credit=c3", "at_grpo.candidates={a:2,b:4}"]))
+    assert settings.branch is not None and isinstance(settings.candidates, dict)
+    tables = Tables("ab", 5, replies="01234")
+    record = asyncio.run(branched(tables, Strata(tables), settings.branch, settings.candidates))
+    rows = list(training_rows("u", 0, record, settings.scheme))
+    found = policy_advantages([row.tags for row in rows], settings.spec).tolist()
+    outcomes = defaultdict(list)
+    for row in rows:
+        if row.tags["agent"] == "b":
+            (said,) = map(chr, row.prompt_ids)
+            outcomes[said].append(tables.outcomes[said + row.generation.text[0]])
+    assert sorted(map(len, outcomes.values())) == [4, 4]
+    signal = {said: sum(ends) / 4 for said, ends in outcomes.items()}
+    of_a = [row.generation.text[0] for row in rows if row.tags["agent"] == "a"]
+    expected = [signal[said] - signal[other] for said, other in (of_a, of_a[::-1])]
+    expected += [one - (sum(ends) - one) / 3 for ends in outcomes.values() for one in ends]
+    assert found == pytest.approx(expected)
