@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,29 +10,62 @@ import pytest
 pytest.importorskip("verl")
 
 import verl.trainer.ppo.v1  # noqa: F401  (loads the trainer)
+from fakes.in_process_workers import save_model_folder
 
+from verl_atgrpo import platform_choice
+from verl_atgrpo.environments.plan_path import PlanPath
+from verl_atgrpo.train.config.machine_check import check_models
+from verl_atgrpo.train.config.policies import ADAPTERS, base_of, expand_policies
 from verl_atgrpo.train.config.run_check import check_run
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
 
-ADAPTER = "{base: tiny, lora: {rank: 4}}"
-BOTH = f"{{player: {ADAPTER}, critic: {ADAPTER}}}"
+ONE = "{base: tiny, lora: {rank: 4}}"
+BOTH = f"{{player: {ONE}, critic: {ONE}}}"
 
 
-def checked(compose: Any, *overrides: str, policies: str = BOTH, agents: str = "{all: player}") -> AtGrpoConfig:
+def composed(compose: Any, *overrides: str, policies: str = BOTH, agents: str = "{all: player}") -> Any:
     team = (f"at_grpo.policies={policies}", "~at_grpo.agents", f"+at_grpo.agents={agents}")
     episodes = ("at_grpo.scheme=parallel", "at_grpo.estimator=dr_mas", "at_grpo.critic={policy: critic}")
-    settings = check_run(compose("plan_path_cpu", *team, *episodes, *overrides))
+    return compose("plan_path_cpu", *team, *episodes, *overrides)
+
+
+def checked(compose: Any, *overrides: str, **team: str) -> AtGrpoConfig:
+    settings = check_run(composed(compose, *overrides, **team))
     assert isinstance(settings, AtGrpoConfig)
     return settings
+
+
+def test_no_server_has_the_critics_adapter(compose: Any) -> None:
+    config = composed(compose)
+    settings = AtGrpoConfig.from_config(config)
+    expand_policies(config, settings)
+    adapters = base_of(config, settings, "player").actor_rollout_ref.model.lora[ADAPTERS]
+    assert {name: one.served for name, one in adapters.items()} == {"player": True, "critic": False}
+
+
+def test_hindsight_without_room_is_refused_before_ray(
+    compose: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform_choice, "wants_cpu", lambda: True)
+    save_model_folder(tmp_path)
+    config = composed(compose, f"actor_rollout_ref.model.path={tmp_path}")
+    settings = AtGrpoConfig.from_config(config)
+    expand_policies(config, settings)
+    check_models(config, settings)
+    monkeypatch.setattr(PlanPath, "hindsight", lambda self, task: "U" * 10_000)
+    with pytest.raises(ConfigError, match=r"^at_grpo\.critic: Environment\.hindsight says 10\d+ tokens of a task"):
+        check_models(config, settings)
 
 
 def test_a_critic_shares_the_workers_of_the_team(compose: Any) -> None:
     settings = checked(compose)
     assert settings.critic is not None and settings.critic.kind == "value"
     assert settings.bases() == {"player": ["player", "critic"]}
-    first = checked(compose, policies=f"{{critic: {ADAPTER}, player: {ADAPTER}}}")
+    first = checked(compose, policies=f"{{critic: {ONE}, player: {ONE}}}")
     assert first.bases() == {"player": ["critic", "player"]}, "its workers are the team's"
     assert checked(compose, "+at_grpo.critic.kind=likelihood").critic is not None
+    never_learns = f"{{player: {ONE}, critic: {{base: tiny, lora: {{rank: 4}}, optim: {{lr: 0}}}}}}"
+    assert checked(compose, policies=never_learns).critic is not None
 
 
 IS_AN_ADAPTER = r"^at_grpo\.critic\.policy='critic': a critic is an adapter on the base of a policy that is trained as"
@@ -40,11 +74,11 @@ IS_AN_ADAPTER = r"^at_grpo\.critic\.policy='critic': a critic is an adapter on t
 @pytest.mark.parametrize(
     ("policies", "agents", "overrides", "message"),
     [
-        (f"{{player: {ADAPTER}, critic: {{}}}}", "{all: player}", [], IS_AN_ADAPTER),
-        (f"{{player: {{}}, critic: {ADAPTER}, other: {{base: tiny}}}}", "{all: player}", [], IS_AN_ADAPTER),
+        (f"{{player: {ONE}, critic: {{}}}}", "{all: player}", [], IS_AN_ADAPTER),
+        (f"{{player: {{}}, critic: {ONE}, other: {{base: tiny}}}}", "{all: player}", [], IS_AN_ADAPTER),
         (BOTH, "{planner: critic, tool_user: player}", [], r"^at_grpo\.agents: 'critic' is the critic, which answers"),
         (
-            f"{{player: {ADAPTER}, critic: {ADAPTER}, fixed: {{base: tiny, trainable: false}}}}",
+            f"{{player: {ONE}, critic: {ONE}, fixed: {{base: tiny, trainable: false}}}}",
             "{planner: player, tool_user: fixed}",
             ["+at_grpo.critic.agents=[tool_user]"],
             r"^at_grpo\.critic\.agents: tool_user has a policy that is not trained, so a score has no effect",
@@ -76,6 +110,10 @@ def test_policies_that_do_not_fit_are_refused(
         (
             ["at_grpo.estimator=mas_grpo"],
             r"^at_grpo\.estimator='mas_grpo' has one reward for an episode, but a critic scores every row; use",
+        ),
+        (
+            ["~at_grpo.environment", "+at_grpo.environment={name: sokoban}", "+at_grpo.critic.hindsight=false"],
+            r"^at_grpo\.critic\.hindsight=False has no effect: 'sokoban' says nothing in hindsight; remove it",
         ),
         (["at_grpo.group_filter={}"], r"^at_grpo\.group_filter: beside critic, groups are filtered before it has"),
         (

@@ -31,6 +31,16 @@ from verl_atgrpo.train.trainer.recorder import SampledRow, decisions
 
 TOKENIZER = build_tokenizer(())
 SECRET = "the answer is 47"
+ADAPTER = {"base": "one", "lora": {"rank": 4}}
+CRITIC = {
+    "agents": {"all": "player"},
+    "policies": {"player": ADAPTER, "critic": ADAPTER},
+    "critic": {"policy": "critic"},
+    "scheme": "parallel",
+    "estimator": "dr_mas",
+    "candidates": 2,
+}
+"""A section with a critic, without the environment."""
 
 
 class Pair(Environment):
@@ -110,9 +120,11 @@ def test_hindsight_needs_room() -> None:
     def data(prompt: int) -> DictConfig:
         return OmegaConf.create({"max_prompt_length": prompt, "max_response_length": size})
 
-    check_hindsight(hindsights(Pair()), TOKENIZER, data(size))
+    given = {"environment": {"name": "plan_path"}, **CRITIC}
+    texts = hindsights(AtGrpoConfig.from_mapping(given), Pair())
+    check_hindsight(texts, TOKENIZER, data(size))
     with pytest.raises(ConfigError, match=r"^at_grpo\.critic: Environment\.hindsight says \d+ tokens of a task, and"):
-        check_hindsight(hindsights(Pair()), TOKENIZER, data(size - 1))
+        check_hindsight(texts, TOKENIZER, data(size - 1))
 
 
 @pytest.mark.parametrize("name", ["plan_path", "sudoku", "number_search"])
@@ -147,8 +159,8 @@ class Noting(SimulatedEngine):
         return await super().attempt(replica, request_id, prompt_ids, *request)
 
 
-def written(monkeypatch: pytest.MonkeyPatch, kind: str, validate: bool) -> tuple[Noting, Batch, dict[str, str]]:
-    """Plays a task of `Pair`: the engine, the rows, and the text of each by its key."""
+def written(monkeypatch: pytest.MonkeyPatch, validate: bool, **given: object) -> tuple[Noting, Batch, dict[str, str]]:
+    """Plays a task of `Pair` with a critic `given`: the engine, the rows, and the text of each by its key."""
     engine, rows, texts = Noting(), Batch(), dict[str, str]()
     engine.prompts = []
 
@@ -163,18 +175,8 @@ def written(monkeypatch: pytest.MonkeyPatch, kind: str, validate: bool) -> tuple
     monkeypatch.setattr(queue, "write", write)
     monkeypatch.setattr(queue, "set_status", ignore)
     worker = SimulatedWorker(engine, lambda *_: None)
-    adapter = {"base": "one", "lora": {"rank": 4}}
-    worker._settings = AtGrpoConfig.from_mapping(
-        {
-            "environment": {"name": "test_critic_rows:Pair"},
-            "agents": {"all": "player"},
-            "policies": {"player": adapter, "critic": adapter},
-            "critic": {"policy": "critic", "kind": kind},
-            "scheme": "parallel",
-            "estimator": "dr_mas",
-            "candidates": 2,
-        }
-    )
+    critic = {"critic": {"policy": "critic", **given}}
+    worker._settings = AtGrpoConfig.from_mapping({"environment": {"name": "plan_path"}, **CRITIC, **critic})
     worker._environment = Pair()
     worker._policy_of = worker._validation_policy_of = dict.fromkeys(Pair.agents, "player")
     worker._chats = {name: Chat(Characters()) for name in ("player", "critic")}
@@ -193,7 +195,7 @@ def test_hindsight_reaches_the_critic_alone(
     kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    engine, found, texts = written(monkeypatch, kind, validate=False)
+    engine, found, texts = written(monkeypatch, validate=False, kind=kind)
     rows = StepRows()
     rows.add(found)
     team = rows + rows.untrained
@@ -207,5 +209,10 @@ def test_hindsight_reaches_the_critic_alone(
 
 
 def test_evaluation_asks_no_critic(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, rows, texts = written(monkeypatch, "value", validate=True)
+    engine, rows, texts = written(monkeypatch, validate=True)
     assert {tags["policy"] for tags in rows.tags} == {"player"} and SECRET not in str([texts, engine.prompts])
+
+
+def test_hindsight_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, rows, texts = written(monkeypatch, validate=False, hindsight=False)
+    assert any("critic" in tags for tags in rows.tags) and SECRET not in str(texts)

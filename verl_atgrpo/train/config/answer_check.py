@@ -146,8 +146,10 @@ def hindsight_ids(tokenizer: Any, hindsight: str) -> list[int]:
     return list(tokenizer.encode(f"{hindsight}\n", add_special_tokens=False)) if hindsight else []
 
 
-def hindsights(environment: Environment) -> list[str]:
-    """Returns what an environment says in hindsight of its first training tasks."""
+def hindsights(settings: AtGrpoConfig, environment: Environment) -> list[str]:
+    """Returns what an environment says in hindsight of its first training tasks; nothing if no critic reads it."""
+    if settings.critic is None or not settings.critic.hindsight:
+        return []
     size = tasks_of(environment, "train")
     tasks = range(_LOOKED_AT if size is None else min(size, _LOOKED_AT))
     return [environment.hindsight(environment.task("train", index)) for index in tasks]

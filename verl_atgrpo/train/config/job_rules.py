@@ -215,6 +215,8 @@ def of_critic(job: Job) -> Iterator[str]:
             yield f"at_grpo.critic.agents: {agent} is not an agent of {job.name!r}: it has {job.known}"
         if not job.is_trained(agent):
             yield f"at_grpo.critic.agents: {agent} has a policy that is not trained, so a score has no effect"
+    if not critic.hindsight and type(job.env).hindsight is Environment.hindsight:
+        yield f"at_grpo.critic.hindsight=False has no effect: {job.name!r} says nothing in hindsight; remove it"
     actor = job.policies[critic.policy].actor
     for key, value in (("entropy_coeff", actor.entropy_coeff), ("use_kl_loss", actor.use_kl_loss)):
         if value:

@@ -206,6 +206,8 @@ class CriticSettings(Section):
     """Agents whose candidates it scores; null: all that are trained."""
     weight: Annotated[float, Gt(0), Le(1)] = 1.0
     """Of its score in a row's reward; the rest is that of `episode_reward`."""
+    hindsight: bool = True
+    """Whether it reads what the environment says of a task in hindsight."""
     trace: Annotated[float, Ge(0), Le(1)] = 0.9
     """Weight of what the decisions after it change (`value`): 0 for none, 1 for the outcome less the value before."""
     warmup: Retries = 5

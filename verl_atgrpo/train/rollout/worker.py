@@ -312,7 +312,8 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         """Writes the critic's rows by themselves, as they have no log-probs of servers."""
         environment, longest = self._environment, critics_room(self.config.data)
         with contained(f"{type(environment).__name__}.hindsight"):
-            hindsight = environment.hindsight(environment.task(prompt["split"], int(prompt["index"])))
+            task = environment.task(prompt["split"], int(prompt["index"]))
+            hindsight = environment.hindsight(task) if critic.hindsight else ""
         text = CriticText.of(self._chats[critic.policy].tokenizer, hindsight)
         policies = self._settings.policy_settings()
         trained = [agent for agent, policy in self._policy_of.items() if policies[policy].trainable]

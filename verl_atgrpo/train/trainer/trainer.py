@@ -89,7 +89,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
             self._opponents = OpponentPool(
                 self.settings.self_played, weights, given.size, given.every, given.choose, self.settings.seed
             )
-        self._hindsights = [] if self.settings.critic is None else hindsights(environment)
+        self._hindsights = hindsights(self.settings, environment)
         self._spec = self.settings.estimator_spec(config.algorithm.norm_adv_by_std_in_grpo)
         self._baselines = Baselines(self._spec)
         self.schedule = make_schedule(self.settings.mode, config.trainer)
