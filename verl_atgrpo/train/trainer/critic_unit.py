@@ -29,7 +29,7 @@ from verl_atgrpo.train.rows.jagged import jagged
 from verl_atgrpo.train.serving.health import naming
 from verl_atgrpo.train.trainer.policy_unit import PolicyUnit, Update
 from verl_atgrpo.train.trainer.sharing import SharingUnit
-from verl_atgrpo.train.trainer.update_inputs import of_responses, write_ref_log_probs
+from verl_atgrpo.train.trainer.update_inputs import of_responses
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,8 @@ class PastRow(NamedTuple):
     key: str
     prompt_ids: list[int]
     answer_ids: list[int]
+    base: float
+    """The base's mean log-prob of these tokens, which never changes."""
     tags: dict[str, Any]
 
 
@@ -77,13 +79,15 @@ class CriticUnit(SharingUnit):
         with naming(self.name, "scoring and its update"), self._turn():
             began, scoring = time.perf_counter(), Update(batch, {}, {})
             self._deal(scoring, seed=global_steps)
-            ratios = self._ratios(scoring)
+            base = self._means(scoring, no_lora_adapter=True)
+            ratios = self._ratios(scoring, base)
             rows = scoring.rows.real
             rows.tag(score=scores(ratios, rows.tags, self._kind, self._trace).tolist())
             scoring.metrics.update(agreement(ratios, rows.tags, self._kind), **{"team/rows": float(len(rows))})
             update = Update(self._replayed() + rows, scoring.metrics, scoring.timing)
+            base |= {row.key: row.base for step in self._past for row in step}
             if self._past.maxlen:
-                self._past.append(_past_rows(rows))
+                self._past.append(_past_rows(rows, base))
             if not self.can_learn_from(len(update.rows)):
                 return scoring
             self._deal(update, seed=global_steps)
@@ -92,7 +96,7 @@ class CriticUnit(SharingUnit):
             )
             for _ in range(self._epochs):
                 # Anew each time: the gradient's weights, and the ratio that verl's loss clips, are those of now.
-                self._write_advantages(update.rows, self._ratios(update))
+                self._write_advantages(update.rows, self._ratios(update, base))
                 output = self._update_actor(update)
             self._add_metrics(update, output, began)
             update.metrics["team/updated"] = 1.0
@@ -110,22 +114,23 @@ class CriticUnit(SharingUnit):
         queue.put_rows([row.key for row in rows], episode_fields(made, 0, {}, ""), tags)
         return Batch([row.key for row in rows], tags)
 
-    def _ratios(self, update: Update) -> Tensor:
-        """Writes log-probs of critic and base; returns the mean log-ratio of each real row, (N,) float64."""
-        workers, batch = self.actor_rollout_wg, update.rows
+    def _ratios(self, update: Update, base: Mapping[str, float]) -> Tensor:
+        """Writes the critic's log-probs; returns each real row's mean less the base's by its key, (N,) float64."""
+        means = self._means(update)
+        for part in update.rows.parts():
+            part.put(old_log_probs=of_responses(part.fetch("log_probs")["log_probs"], part.lengths))
+        return torch.tensor([means[key] - base[key] for key in update.rows.real.keys], dtype=torch.float64)
+
+    def _means(self, update: Update, **options: Any) -> dict[str, float]:
+        """Returns key -> mean log-prob of a row's answer, by the critic or as these options of verl's say."""
         with marked_timer("critic", update.timing, color="olive"):
-            self._infer(workers.compute_log_prob, batch, calculate_entropy=False)
-            for part in batch.parts():
-                part.put(old_log_probs=of_responses(part.fetch("log_probs")["log_probs"], part.lengths))
-            self._infer(workers.compute_log_prob, batch, calculate_entropy=False, no_lora_adapter=True)
-            write_ref_log_probs(batch)
-        of_row: dict[str, float] = {}
-        for part in batch.real.parts():
-            data = part.fetch("old_log_probs", "ref_log_prob")
-            difference = data["old_log_probs"].values().double() - data["ref_log_prob"].values().double()
-            means = torch.segment_reduce(difference, "mean", lengths=part.lengths)
-            of_row.update(zip(part.keys, means.tolist(), strict=True))
-        return torch.tensor([of_row[key] for key in batch.real.keys], dtype=torch.float64)
+            self._infer(self.actor_rollout_wg.compute_log_prob, update.rows, calculate_entropy=False, **options)
+        means: dict[str, float] = {}
+        for part in update.rows.parts():
+            log_probs = of_responses(part.fetch("log_probs")["log_probs"], part.lengths).values().double()
+            of_rows = torch.segment_reduce(log_probs, "mean", lengths=part.lengths)
+            means.update(zip(part.keys, of_rows.tolist(), strict=True))
+        return means
 
     def _write_advantages(self, batch: Batch, ratios: Tensor) -> None:
         real = batch.real
@@ -157,14 +162,14 @@ class CriticUnit(SharingUnit):
         self._past.extend(state)
 
 
-def _past_rows(batch: Batch) -> list[PastRow]:
+def _past_rows(batch: Batch, base: Mapping[str, float]) -> list[PastRow]:
     found: dict[str, PastRow] = {}
     for part in batch.parts():
         data = part.fetch("prompts", "responses")
         columns = zip(part.keys, data["prompts"].unbind(), data["responses"].unbind(), part.tags, strict=True)
         for key, prompt, answer, tags in columns:
             kept = {name: value for name, value in tags.items() if name != "score"}
-            found[key] = PastRow(key, prompt.tolist(), answer.tolist(), kept)
+            found[key] = PastRow(key, prompt.tolist(), answer.tolist(), base[key], kept)
     return [found[key] for key in batch.keys]
 
 
