@@ -96,9 +96,10 @@ def test_the_card_says_what_was_trained_how_and_how_well(tmp_path: Path) -> None
         "# made up: shared",
         "| base | some/model |",
         "| task | plan_path (size: 4) |",
+        "| agents | drafter, planner |",
         "| algorithm | at_grpo, scheme tree, K = 2 |",
         "| training | 3 steps, 3,000 generated tokens |",
-        "| validation | step 3, plan_path/acc/mean@1: 100.0% (step 0: 0.0%) |",
+        "| validation | step 3, plan_path: 100.0% solved (step 0: 0.0%) |",
         "python -m verl.trainer.main_ppo --config-name=made_up",
     ):
         assert line in body.splitlines(), line
@@ -153,4 +154,5 @@ def test_a_hub_that_refuses_is_one_line(
     said = capsys.readouterr().err
     assert ended.value.code == 1 and said.count("\n") == 1
     assert said.startswith(f"verl-atgrpo export: --push {name}: http://127.0.0.1:") and "hf auth login" in said
+    assert said.endswith(f"then `hf upload {name} {tmp_path / 'out/shared'}`\n")
     assert (tmp_path / "out/shared/model.safetensors").is_file() and not hub

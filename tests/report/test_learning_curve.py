@@ -66,6 +66,11 @@ def test_no_validation_is_an_error(tmp_path: Path) -> None:
         read(write(tmp_path / "m.jsonl", (1, trained())))
 
 
+def test_a_run_that_logged_into_no_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no metrics: name `file` in trainer.logger"):
+        read(tmp_path)
+
+
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     metrics = write(tmp_path / "m.jsonl", (0, {SUCCESS: 0.3}), (1, trained(0.9)))
     assert main(["summary", str(metrics)]) == 0

@@ -52,10 +52,10 @@ def recipe_schema() -> dict[str, Any]:
         },
         "estimator": {
             "description": section["properties"]["estimator"]["description"],
-            "anyOf": [{"enum": sorted(PRESETS)}, {"type": "string"}, {"type": "object"}],
+            "anyOf": [{"enum": sorted(PRESETS)}, {"type": "string"}, {"$ref": "#/$defs/estimator"}],
         },
     }
-    definitions |= {f"environment_{name}": _options(name) for name in names}
+    definitions |= {f"environment_{name}": _options(name) for name in names} | {"estimator": _estimator()}
     return {
         "$schema": _DIALECT,
         "title": "A recipe of verl-atgrpo",
@@ -78,8 +78,22 @@ def _options(name: str) -> dict[str, Any]:
         key |= {"description": texts[option]} if option in texts else {}
         if parameters[option].default not in (inspect.Parameter.empty, None):
             key["default"] = parameters[option].default
-    # null takes back an option of the recipe that this one is based on.
-    return {"properties": {"name": {}, **keys}, "additionalProperties": {"type": "null"}}
+    return {"properties": {"name": {}, **keys}, "additionalProperties": _unknown(f"no option of {name}")}
+
+
+def _estimator() -> dict[str, Any]:
+    kinds = dict.fromkeys(type(preset) for preset in PRESETS.values())
+    hints = {name: hint for kind in kinds for name, hint in typing.get_type_hints(kind).items()}
+    keys = {name: TypeAdapter(hint).json_schema() for name, hint in hints.items() if name not in ("agents", "parts")}
+    known = {"properties": {"preset": {"enum": sorted(PRESETS)}}, "required": ["preset"]}
+    others = {"preset": {"anyOf": [{"enum": sorted(PRESETS)}, {"type": "string"}]}, "agents": {"type": "object"}}
+    checked = {"properties": {key: {} for key in (*keys, *others)}, "additionalProperties": _unknown("no such field")}
+    return {"type": "object", "properties": keys | others, "if": known, "then": checked}
+
+
+def _unknown(message: str) -> dict[str, Any]:
+    """Returns the schema of a key that does not exist, with what editors show; null takes one back."""
+    return {"type": "null", "errorMessage": message}
 
 
 def argument_docstrings(function: Callable[..., Any]) -> dict[str, str]:

@@ -48,7 +48,7 @@ def card(policy: str, step: int, run: records.Run, measured: figures.Figures | N
     section: dict[str, Any] = about.get("section", {})
     base = about.get("models", {}).get(policy, "")
     environment = section.get("environment", {})
-    agents = sorted(agent for agent, owner in section.get("agents", {}).items() if owner == policy)
+    agents = _agents(section, policy, run)
     options = ", ".join(f"{key}: {value}" for key, value in environment.items() if key != "name")
     tokens = sum(float(data.get(_TOKENS, 0.0)) for number, data in run.metrics.items() if number <= step)
     lines = {
@@ -70,12 +70,19 @@ library_name: transformers
 ---
 # {about.get("experiment", "verl-atgrpo")}: {policy}
 
-A policy of a team, trained with verl-atgrpo {__version__}.
+A policy of a team, trained with verl-atgrpo {__version__}. It answers the prompts of its agents, through the
+tokenizer's chat template.
 
 | | |
 |---|---|
 {rows}
 {how}"""
+
+
+def _agents(section: Mapping[str, Any], policy: str, run: records.Run) -> list[str]:
+    """Returns the agents that a policy answers for: those that are named, and those whose decisions are recorded."""
+    named = {agent for agent, owner in section.get("agents", {}).items() if owner == policy} - {"all"}
+    return sorted(named | {row["agent"] for rows in run.episodes.values() for row in rows if row["policy"] == policy})
 
 
 def _algorithm(section: Mapping[str, Any]) -> str:
@@ -97,10 +104,10 @@ def _validation(run: records.Run, step: int) -> str:
     if not known:
         return ""
     first, last = min(known), max(known)
-    told = (
-        f"{name}: {float(value):.1%}" + (f" (step {first}: {float(known[first][name]):.1%})" if first < last else "")
-        for name, value in known[last].items()
-    )
+    told = []
+    for name, value in known[last].items():
+        before = f" (step {first}: {float(known[first][name]):.1%})" if first < last else ""
+        told.append(f"{name.partition('/')[0]}: {float(value):.1%} solved{before}")
     return f"step {last}, " + ", ".join(told)
 
 
@@ -130,8 +137,8 @@ def push(exported: Mapping[str, Path], name: str) -> list[str]:
             api.upload_folder(repo_id=made.repo_id, folder_path=folder, commit_message="verl-atgrpo export")
         except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, httpx.HTTPError, OSError) as error:
             raise RuntimeError(
-                f"--push {repository}: {api.endpoint} says {error}; log in with `hf auth login`, or set HF_TOKEN "
-                "(HF_ENDPOINT for another hub)"
+                f"--push {repository}: {api.endpoint} says {error}; log in with `hf auth login` or set HF_TOKEN "
+                f"(HF_ENDPOINT for another hub), then `hf upload {repository} {folder}`"
             ) from error
         pushed.append(str(made))
     return pushed

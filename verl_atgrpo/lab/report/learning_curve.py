@@ -81,6 +81,8 @@ def read(metrics: Path) -> list[Point]:
         if successes:  # mean over data sets
             points.append(Point(step, seconds, tokens, sum(successes) / len(successes)))
     if not points:
+        if not files:
+            raise FileError(f"{metrics} has no metrics: name `file` in trainer.logger, as in [console,file]")
         raise FileError(f"{metrics} has no validation; set trainer.val_before_train=true and trainer.test_freq")
     return points
 
