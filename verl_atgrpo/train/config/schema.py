@@ -210,11 +210,11 @@ class CriticSettings(Section):
     """Whether it reads what the environment says of a task in hindsight."""
     trace: Annotated[float, Ge(0), Le(1)] = 0.9
     """Weight of what the decisions after it change (`value`): 0 for none, 1 for the outcome less the value before."""
-    warmup: Retries = 5
+    warmup: Retries = 1
     """Steps in which it learns and scores nothing."""
-    replay: Retries = 4
+    replay: Retries = 2
     """Earlier steps from whose episodes it learns again, beside those of the step."""
-    epochs: Annotated[int, Ge(1), Le(100)] = 4
+    epochs: Annotated[int, Ge(1), Le(100)] = 2
     """Passes over these episodes in a step."""
 
 
