@@ -31,7 +31,7 @@ BUDGETS: dict[str, int] = {
     "verl_atgrpo/sandbox": 1_300,
     "verl_atgrpo/train/serving": 1_950,
     "verl_atgrpo/lab/tiny_models": 800,
-    "verl_atgrpo/train/trainer": 3_050,
+    "verl_atgrpo/train/trainer": 3_065,
     "environments": 10_050,
     "recipes": 1_090,
     "benchmarks": 5_600,

@@ -20,6 +20,8 @@ huggingface_hub = pytest.importorskip("huggingface_hub")
 
 from verl_atgrpo import cli
 from verl_atgrpo.lab.evaluation.results import EpisodeRow, ResultFile
+from verl_atgrpo.lab.model_card import card
+from verl_atgrpo.lab.report.records import Run
 
 TOKEN = "hf_only_a_test"
 
@@ -105,6 +107,12 @@ def test_the_card_says_what_was_trained_how_and_how_well(tmp_path: Path) -> None
         assert line in body.splitlines(), line
     # Nine of ten, with the two tasks that an interval adds.
     assert "| evaluation | 90.0% of 10 tasks solved, 95% interval 5" in body
+
+
+def test_of_several_answers_to_a_task_the_card_has_their_mean_by_data_set() -> None:
+    names = {"hard/set/acc/mean@2": 0.25, "hard/set/acc/best@2/mean": 0.5, "hard/set/acc/best@2/std": 0.1}
+    run = Run(metrics={4: {f"val-core/{name}": value for name, value in names.items()}})
+    assert "| validation | step 4, hard/set: 25.0% solved |" in card("shared", 5, run, None).splitlines()
 
 
 def test_nothing_is_exported_with_an_evaluation_that_is_not_there(tmp_path: Path) -> None:

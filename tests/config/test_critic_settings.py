@@ -64,6 +64,7 @@ def test_a_critic_shares_the_workers_of_the_team(compose: Any) -> None:
     first = checked(compose, policies=f"{{critic: {ONE}, player: {ONE}}}")
     assert first.bases() == {"player": ["critic", "player"]}, "its workers are the team's"
     assert checked(compose, "+at_grpo.critic.kind=likelihood").critic is not None
+    assert checked(compose, "at_grpo.estimator=grpo").learners == ["player"], "one policy has the rows of all agents"
     never_learns = f"{{player: {ONE}, critic: {{base: tiny, lora: {{rank: 4}}, optim: {{lr: 0}}}}}}"
     assert checked(compose, policies=never_learns).critic is not None
 
@@ -110,6 +111,19 @@ def test_policies_that_do_not_fit_are_refused(
         (
             ["at_grpo.estimator=mas_grpo"],
             r"^at_grpo\.estimator='mas_grpo' has one reward for an episode, but a critic scores every row; use",
+        ),
+        (
+            ["at_grpo.estimator={preset: m_grpo, main_agent: planner, sub_calls: 2}"],
+            r"^at_grpo\.estimator='m_grpo' has one reward for an episode, but a critic scores every row; use",
+        ),
+        (
+            ["at_grpo.estimator={preset: grpo, agents: {planner: {unit: trajectory}}}"],
+            r"^at_grpo\.estimator='grpo' has one reward for an episode, but a critic scores every row; use",
+        ),
+        (["+at_grpo.critic.agents=[]"], r"^at_grpo\.critic\.agents=\[\]: "),
+        (
+            ["~at_grpo.environment", "+at_grpo.environment={name: tic_tac_toe}", "at_grpo.opponents={policy: critic}"],
+            r"^at_grpo\.opponents\.policy='critic': name the policy whose past selves play, one that is trained",
         ),
         (
             ["~at_grpo.environment", "+at_grpo.environment={name: sokoban}", "+at_grpo.critic.hindsight=false"],

@@ -56,7 +56,8 @@ def test_a_likelihood_is_the_ratio_and_has_the_gradient_of_the_mean_pair() -> No
 
     assert scores(RATIOS, ROWS, "likelihood", 0.9) is RATIOS
     weights = gradient_weights(RATIOS, ROWS, "likelihood")
-    assert weights.tolist() == pytest.approx((-derivative(loss)).tolist())
+    # An update divides by its nine rows.
+    assert weights.tolist() == pytest.approx((-9 * derivative(loss)).tolist())
     assert weights[4:6].tolist() == [0.0, 0.0], "episodes that ended alike are no pair"
     assert weights.sum().item() != 0, "an episode of two decisions has its weight at each"
 

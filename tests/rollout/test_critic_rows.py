@@ -198,6 +198,11 @@ def test_hindsight_reaches_the_critic_alone(
     engine, found, texts = written(monkeypatch, validate=False, kind=kind)
     rows = StepRows()
     rows.add(found)
+    once, again = list(rows.of_critic.keys), StepRows()
+    again.add(Batch(found.keys[::-1], found.tags[::-1]))
+    for one in (rows, again):
+        one.sort()
+    assert rows.of_critic.keys == again.of_critic.keys and sorted(once) == sorted(rows.of_critic.keys)
     team = rows + rows.untrained
     assert len(rows.of_critic) == 4 and len(team) == 8, "two decisions of two episodes; with drafts and judges"
     assert all(SECRET in texts[key] for key in rows.of_critic.keys)

@@ -812,8 +812,9 @@ class Critic:
         batch = Batch([row.key for row in made], [row.tags for row in made])
         self.policy.queue.kv_batch_put(batch.keys, "train", episode_fields(made, 0, {}, ""), batch.tags)
         self.policy.temperature_of |= dict.fromkeys(batch.keys, 1.0)
-        metrics = self.unit.train(batch, step).metrics
-        return batch, metrics
+        update = self.unit.train(batch, step)
+        self.returned = {key for key in update.rows.keys if key.startswith("s")}
+        return batch, update.metrics
 
     def ratio(self, key: str) -> float:
         """The mean log-ratio of a row's answer between the table as it is and its base."""
@@ -852,6 +853,7 @@ def test_earlier_steps_are_learned_from_again(make: Make, tmp_path: Path) -> Non
     critic = Critic(make, replay=1)
     for step in (1, 2, 3):
         critic.ask(step, *ASKED)
+        assert critic.returned == {f"s{one}_0_{number}" for one in {step, max(step - 1, 1)} for number in range(3)}
     learned = [{key for key in keys if key.startswith("s")} for keys in critic.policy.workers.engine.steps]
     of_step = [{f"s{step}_0_{number}" for number in range(3)} for step in (1, 2, 3)]
     assert learned == [of_step[0], of_step[0] | of_step[1], of_step[1] | of_step[2]]
@@ -863,12 +865,21 @@ def test_earlier_steps_are_learned_from_again(make: Make, tmp_path: Path) -> Non
     assert of_step[2] < {*again.policy.workers.engine.steps[0]}, "a checkpoint keeps them"
 
 
+def test_rows_that_are_not_learned_from_are_returned_too(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    critic = Critic(make, replay=1)
+    critic.ask(1, *ASKED)
+    monkeypatch.setattr(critic.unit, "can_learn_from", lambda rows: False)
+    critic.ask(2, *ASKED)
+    assert critic.returned == {f"s{step}_0_{number}" for step in (1, 2) for number in range(3)}
+
+
 def test_each_pass_has_the_gradient_of_the_critic_as_it_is(make: Make) -> None:
     once = Critic(make)
     once.ask(1, *ASKED)
     once.ask(2, *ASKED)
     twice = Critic(make, epochs=2)
-    twice.ask(1, *ASKED)
+    _, metrics = twice.ask(1, *ASKED)
+    assert metrics["team/optimizer_steps"] == 2.0 == len(twice.policy.workers.engine.steps)
     assert torch.allclose(once.policy.weights, twice.policy.weights, atol=1e-6)
 
 

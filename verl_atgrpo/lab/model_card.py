@@ -11,6 +11,7 @@ from verl_atgrpo import __version__
 from verl_atgrpo.files import HUB_NAME, FileError
 from verl_atgrpo.lab.evaluation import figures, results
 from verl_atgrpo.lab.report import records
+from verl_atgrpo.lab.report.learning_curve import SUCCESS
 
 CARD = "README.md"
 _TOKENS = "rollout/tokens"
@@ -96,7 +97,7 @@ def _algorithm(section: Mapping[str, Any]) -> str:
 def _validation(run: records.Run, step: int) -> str:
     """Returns the success of the first validation and of the last one until a step."""
     by_step = {
-        number: {name[9:]: value for name, value in data.items() if name.startswith("val-core/") and "/acc/" in name}
+        number: {name[9:]: value for name, value in data.items() if SUCCESS.fullmatch(name)}
         for number, data in sorted(run.metrics.items())
         if number <= step
     }
@@ -107,7 +108,7 @@ def _validation(run: records.Run, step: int) -> str:
     told = []
     for name, value in known[last].items():
         before = f" (step {first}: {float(known[first][name]):.1%})" if first < last else ""
-        told.append(f"{name.partition('/')[0]}: {float(value):.1%} solved{before}")
+        told.append(f"{name.rpartition('/acc/')[0]}: {float(value):.1%} solved{before}")
     return f"step {last}, " + ", ".join(told)
 
 

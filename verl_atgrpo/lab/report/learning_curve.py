@@ -14,7 +14,7 @@ from verl_atgrpo.files import FileError, Number, Whole, lines, parse
 LEARNT = 0.95
 """Success of a team that has learnt a game: the summary says when it was reached."""
 _SECONDS, _TOKENS = "timing_s/step", "rollout/tokens"
-_SUCCESS = re.compile(r"val-core/.*/acc/mean@.*", re.DOTALL)
+SUCCESS = re.compile(r"val-core/.*/acc/mean@.*", re.DOTALL)
 
 
 def _used(data: Any) -> Any:
@@ -24,7 +24,7 @@ def _used(data: Any) -> Any:
     return {
         name: value
         for name, value in data.items()
-        if name in (_SECONDS, _TOKENS) or (name[:9] == "val-core/" and _SUCCESS.fullmatch(name))
+        if name in (_SECONDS, _TOKENS) or (name[:9] == "val-core/" and SUCCESS.fullmatch(name))
     }
 
 
@@ -77,7 +77,7 @@ def read(metrics: Path) -> list[Point]:
     for step, data in sorted(steps.items()):
         seconds += data.get(_SECONDS, 0.0)
         tokens += data.get(_TOKENS, 0.0)
-        successes = [value for name, value in data.items() if _SUCCESS.fullmatch(name)]
+        successes = [value for name, value in data.items() if SUCCESS.fullmatch(name)]
         if successes:  # mean over data sets
             points.append(Point(step, seconds, tokens, sum(successes) / len(successes)))
     if not points:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, MinLen
 from omegaconf import DictConfig, OmegaConf
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 
@@ -202,7 +202,7 @@ class CriticSettings(Section):
     kind: Literal["value", "likelihood"] = "value"
     """`value`: what a candidate changes of the probability of success. `likelihood`: how much more likely the critic
     finds it than the base does, learned from pairs of a task's episodes that ended differently."""
-    agents: list[Text] | None = None
+    agents: Annotated[list[Text], MinLen(1)] | None = None
     """Agents whose candidates it scores; null: all that are trained."""
     weight: Annotated[float, Gt(0), Le(1)] = 1.0
     """Of its score in a row's reward; the rest is that of `episode_reward`."""
@@ -211,7 +211,7 @@ class CriticSettings(Section):
     trace: Annotated[float, Ge(0), Le(1)] = 0.9
     """Weight of what the decisions after it change (`value`): 0 for none, 1 for the outcome less the value before."""
     warmup: Retries = 1
-    """Steps in which it learns and scores nothing."""
+    """Steps in which it only learns: its scores have no weight."""
     replay: Retries = 2
     """Earlier steps from whose episodes it learns again, beside those of the step."""
     epochs: Annotated[int, Ge(1), Le(100)] = 2
@@ -388,8 +388,14 @@ class AtGrpoConfig(Section):
         """The policy of which past selves play, if any do."""
         if self.opponents is None or not self.opponents.past:
             return None
-        trained = [name for name, policy in self.policy_settings().items() if policy.trainable]
+        trained = self.learners
         return self.opponents.policy or (trained[0] if len(trained) == 1 else None)
+
+    @property
+    def learners(self) -> list[str]:
+        """The policies that are trained with agents' rows: all that are trainable but the critic."""
+        critic = None if self.critic is None else self.critic.policy
+        return [name for name, block in self.policy_settings().items() if block.trainable and name != critic]
 
     def past_number(self, slot: int) -> int:
         """Returns the number by which the servers know the past self in a slot, from 1: after all adapters."""

@@ -119,8 +119,8 @@ def _of_opponents(c: AtGrpoConfig, given: Opponents) -> Iterator[str]:
                 yield f"opponents.{key}={value!r} has no effect with past: 0; remove it"
         return
     played = c.self_played
-    if played is None or played not in policies or not policies[played].trainable:
-        trained = ", ".join(one for one, block in policies.items() if block.trainable)
+    if played is None or played not in c.learners:
+        trained = ", ".join(c.learners)
         yield f"opponents.policy={played!r}: name the policy whose past selves play, one that is trained ({trained})"
     elif policies[played].base is None or policies[played].lora is None:
         yield (
@@ -153,7 +153,7 @@ def _of_critic(c: AtGrpoConfig, given: CriticSettings) -> Iterator[str]:
                 f"{where}scheme={one.scheme!r}: a critic learns from whole episodes, of which here are parts; use "
                 "scheme: parallel"
             )
-        if one.spec.unit == "trajectory":
+        if any(spec.unit != "row" for spec in (one.spec, *one.spec.agents.values())):
             yield (
                 f"{where}estimator={one.spec.name!r} has one reward for an episode, but a critic scores every row; "
                 "use estimator: dr_mas"
@@ -176,7 +176,7 @@ def _of_block(key: str, block: PolicySettings) -> Iterator[str]:
 
 def _of_estimator(c: AtGrpoConfig, spec: EstimatorSpec, key: str) -> Iterator[str]:
     parallel = c.scheme == "parallel"
-    trained = [name for name, policy in c.policy_settings().items() if policy.trainable]
+    trained = c.learners
     several = len(trained) > 1
     if not parallel and spec.unit == "trajectory":
         yield f"{key} compares whole trajectories: use scheme: parallel, or estimator: at_grpo"

@@ -65,7 +65,8 @@ def gradient_weights(ratios: Tensor, rows: Sequence[Mapping[str, Any]], kind: Ki
     if kind == "value":
         return solved - ratios.sigmoid()
     weight = pair_weights(_sums(ratios, rows), rows)
-    return torch.tensor([weight.get(tags["episode"], 0.0) for tags in rows], dtype=torch.float64)
+    # An update divides by the number of rows, which is no pair's.
+    return len(rows) * torch.tensor([weight.get(tags["episode"], 0.0) for tags in rows], dtype=torch.float64)
 
 
 def pair_weights(sums: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

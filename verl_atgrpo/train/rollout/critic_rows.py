@@ -64,6 +64,7 @@ def critic_rows(
             CRITIC: f"{uid}_{session}_{number}",
             "agent": decision.agent,
             "turn": decision.turn,
+            "candidate": 0,
             "scope": "",
             "policy": policy,
             "temperature": 1.0,

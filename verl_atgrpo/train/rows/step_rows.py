@@ -73,12 +73,14 @@ class StepRows(Batch):
         return self.tags[start:]
 
     def sort(self) -> None:
-        """Sorts rows by task, step of submission, episode, agent, turn and candidate.
+        """Sorts rows, and those of the critic, by task, step of submission, episode, agent, turn and candidate.
 
         They arrive in the order in which episodes end, and mini-batches follow the order of rows: sorted, equal
         rollouts give equal updates.
         """
-        self.reorder(sorted(range(len(self)), key=lambda row: _sort_key(self.keys[row], self.tags[row])))
+        for rows in (self, self.of_critic):
+            keys = [_sort_key(key, tags) for key, tags in zip(rows.keys, rows.tags, strict=True)]
+            rows.reorder(sorted(range(len(rows)), key=keys.__getitem__))
 
     def kept(self) -> list[bool]:
         """Returns, for every row, whether the filter keeps it."""

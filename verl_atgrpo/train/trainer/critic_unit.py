@@ -26,6 +26,7 @@ from verl_atgrpo.train.rollout.episode_rows import Row, episode_fields
 from verl_atgrpo.train.rows import queue
 from verl_atgrpo.train.rows.batch import Batch
 from verl_atgrpo.train.rows.jagged import jagged
+from verl_atgrpo.train.serving.arrival import ARRIVED, CHANGED
 from verl_atgrpo.train.serving.health import naming
 from verl_atgrpo.train.trainer.policy_unit import PolicyUnit, Update
 from verl_atgrpo.train.trainer.sharing import SharingUnit
@@ -44,8 +45,6 @@ class PastRow(NamedTuple):
     key: str
     prompt_ids: list[int]
     answer_ids: list[int]
-    base: float
-    """The base's mean log-prob of these tokens, which never changes."""
     tags: dict[str, Any]
 
 
@@ -79,30 +78,36 @@ class CriticUnit(SharingUnit):
         with naming(self.name, "scoring and its update"), self._turn():
             began, scoring = time.perf_counter(), Update(batch, {}, {})
             self._deal(scoring, seed=global_steps)
-            base = self._means(scoring, no_lora_adapter=True)
-            ratios = self._ratios(scoring, base)
-            rows = scoring.rows.real
+            rows, base = scoring.rows.real, self._means(scoring, no_lora_adapter=True)
+            rows.tag(base=[base[key] for key in rows.keys])  # once, as it never changes
+            ratios = self._ratios(scoring)
             rows.tag(score=scores(ratios, rows.tags, self._kind, self._trace).tolist())
             scoring.metrics.update(agreement(ratios, rows.tags, self._kind), **{"team/rows": float(len(rows))})
-            update = Update(self._replayed() + rows, scoring.metrics, scoring.timing)
-            base |= {row.key: row.base for step in self._past for row in step}
+            replayed = self._replayed()
+            update = Update(replayed + rows, scoring.metrics, scoring.timing)
             if self._past.maxlen:
-                self._past.append(_past_rows(rows, base))
+                self._past.append(_past_rows(rows))
             if not self.can_learn_from(len(update.rows)):
-                return scoring
+                return Update(scoring.rows + replayed, scoring.metrics, scoring.timing)
             self._deal(update, seed=global_steps)
             self._look(
                 gradient_weights(torch.zeros(len(update.rows.real)).double(), update.rows.real.tags, self._kind)
             )
             for _ in range(self._epochs):
                 # Anew each time: the gradient's weights, and the ratio that verl's loss clips, are those of now.
-                self._write_advantages(update.rows, self._ratios(update, base))
+                self._write_advantages(update.rows, self._ratios(update))
                 output = self._update_actor(update)
-            self._add_metrics(update, output, began)
-            update.metrics["team/updated"] = 1.0
-            old = {*scoring.rows.keys}
-            further = [number for number, key in enumerate(update.rows.keys) if key not in old]
-            return Update(scoring.rows + update.rows.take(further), update.metrics, update.timing)
+            # No server has it, so nothing has to arrive there.
+            kept = {key: value for key, value in output.items() if key not in (ARRIVED, CHANGED)}
+            self._add_metrics(update, kept, began)
+            steps = float(self._optimizer_steps * self._epochs)
+            update.metrics.update({"team/updated": 1.0, "team/optimizer_steps": steps})
+            return Update(scoring.rows + replayed + update.rows.padding, update.metrics, update.timing)
+
+    @property
+    def _ppo_epochs(self) -> int:
+        """One: each pass has weights of its own."""
+        return 1
 
     def _replayed(self) -> Batch:
         """Writes the rows of earlier steps into the queue again."""
@@ -114,12 +119,14 @@ class CriticUnit(SharingUnit):
         queue.put_rows([row.key for row in rows], episode_fields(made, 0, {}, ""), tags)
         return Batch([row.key for row in rows], tags)
 
-    def _ratios(self, update: Update, base: Mapping[str, float]) -> Tensor:
-        """Writes the critic's log-probs; returns each real row's mean less the base's by its key, (N,) float64."""
+    def _ratios(self, update: Update) -> Tensor:
+        """Writes the critic's log-probs; returns each real row's mean less the base's, (N,) float64."""
         means = self._means(update)
         for part in update.rows.parts():
             part.put(old_log_probs=of_responses(part.fetch("log_probs")["log_probs"], part.lengths))
-        return torch.tensor([means[key] - base[key] for key in update.rows.real.keys], dtype=torch.float64)
+        real = update.rows.real
+        ratios = [means[key] - tags["base"] for key, tags in zip(real.keys, real.tags, strict=True)]
+        return torch.tensor(ratios, dtype=torch.float64)
 
     def _means(self, update: Update, **options: Any) -> dict[str, float]:
         """Returns key -> mean log-prob of a row's answer, by the critic or as these options of verl's say."""
@@ -162,14 +169,14 @@ class CriticUnit(SharingUnit):
         self._past.extend(state)
 
 
-def _past_rows(batch: Batch, base: Mapping[str, float]) -> list[PastRow]:
+def _past_rows(batch: Batch) -> list[PastRow]:
     found: dict[str, PastRow] = {}
     for part in batch.parts():
         data = part.fetch("prompts", "responses")
         columns = zip(part.keys, data["prompts"].unbind(), data["responses"].unbind(), part.tags, strict=True)
         for key, prompt, answer, tags in columns:
             kept = {name: value for name, value in tags.items() if name != "score"}
-            found[key] = PastRow(key, prompt.tolist(), answer.tolist(), base[key], kept)
+            found[key] = PastRow(key, prompt.tolist(), answer.tolist(), kept)
     return [found[key] for key in batch.keys]
 
 

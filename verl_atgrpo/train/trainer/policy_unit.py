@@ -392,6 +392,11 @@ class PolicyUnit:
         with marked_timer("adv", update.timing, color="brown"):
             update.metrics.update(write_advantages(update.rows, self._spec, mode, self._correction))
 
+    @property
+    def _ppo_epochs(self) -> int:
+        """Passes over the rows of an update."""
+        return int(self.config.actor_rollout_ref.actor.ppo_epochs)
+
     def _update_actor(self, update: Update) -> dict[str, Any]:
         """Updates the policy in the configured number of optimizer steps, independent of the number of rows.
 
@@ -404,7 +409,7 @@ class PolicyUnit:
                 # The denominator of sequence-mean losses: real rows only, equal for all mini-batches.
                 global_batch_size=len(update.rows.real) / self._optimizer_steps,
                 mini_batch_size=len(update.rows) // self._optimizer_steps,
-                epochs=actor.ppo_epochs,
+                epochs=self._ppo_epochs,
                 seed=actor.data_loader_seed,
             )
             metrics: dict[str, Any] = self.actor_rollout_wg.update_actor(rows)["metrics"]
@@ -420,7 +425,7 @@ class PolicyUnit:
             update.metrics["team/prefix_tree_ratio"] = sum(of_rows) / sum(of_model)
         if (arrived := update.metrics.get(f"actor/{ARRIVED}")) is not None:
             self._arrival.look(arrived, update.metrics[f"actor/{CHANGED}"])
-        steps = self._optimizer_steps * self.config.actor_rollout_ref.actor.ppo_epochs
+        steps = self._optimizer_steps * self._ppo_epochs
         seconds = time.perf_counter() - began
         update.metrics.update({"team/optimizer_steps": float(steps), "team/update_seconds": seconds})
 

@@ -202,9 +202,12 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         """Sets every policy's number of training steps, which verl derives from the data."""
         super()._init_dataloader()
         steps = self.config.actor_rollout_ref.actor.optim.total_training_steps
-        for policy in self.config.get(EXPANDED, {}).values():
+        critic = self.settings.critic
+        for name, policy in self.config.get(EXPANDED, {}).items():
+            # A learning rate's schedule counts updates, of which each pass of a critic is one.
+            passes = 1 if critic is None or name != critic.policy else critic.epochs
             with open_dict(policy):
-                policy.actor.optim.total_training_steps = steps
+                policy.actor.optim.total_training_steps = steps * passes
 
     def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> Batch:
         """Samples a step's rows and updates every trainable policy on its own rows."""
@@ -254,6 +257,8 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         with marked_timer("critic", timing, color="olive"):
             update = critic.train(rows.of_critic, self.global_steps)
         update.rows.remove()
+        if not self.concurrent and len(self.settings.bases()) > 1:
+            critic.empty_cache()  # its processes have used the devices of those that are updated now
         mix_scores(rows, rows.of_critic, settings.weight if self.global_steps > settings.warmup else 0.0)
         return {critic.name: update.metrics}
 
