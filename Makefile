@@ -106,14 +106,14 @@ $(VENV)/browser: scripts/install_browser.sh | $(VENV)/$(STACK)-stack
 test-fast: $(VENV)/package $(VENV)/browser
 	$(BIN)/python -m pytest -m 'not slow' --numprocesses 2 --dist worksteal $(ARGS)
 
-# Two trainings at a time, and one other slow test beside them: most of a training's time is the start of eight processes,
-# one by one. With a thread for every core, two at a time took more than twice as long. The longest first, so that both
+# Two trainings at a time, and two other slow tests beside them: alone, trainings leave a fifth of two cores idle, as eight
+# processes start one by one. With a thread for every core, two at a time took more than twice as long. The longest first, so that both
 # end together. Named by file: each process would import the modules of all tests.
 test-slow: $(VENV)/package
 	$(MAKE) --jobs 2 --output-sync=target test-alone test-trainings
 
 test-alone:
-	$(BIN)/python -m pytest -m 'slow and not training' --durations 10 $(ARGS)
+	$(BIN)/python -m pytest -m 'slow and not training' --numprocesses 2 --dist worksteal --durations 10 $(ARGS)
 
 test-trainings:
 	VERL_ATGRPO_SERVER_THREADS=1 $(BIN)/python -m pytest -m training --numprocesses 2 --durations 20 $(ARGS) tests/tiny_models tests/test_notebook.py $$(grep -rl --include='test_*.py' mark.training tests | sort)
