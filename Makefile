@@ -107,8 +107,8 @@ test-fast: $(VENV)/package $(VENV)/browser
 	$(BIN)/python -m pytest -m 'not slow' --numprocesses 2 --dist worksteal $(ARGS)
 
 # Two trainings at a time, and two other slow tests beside them: alone, trainings leave a fifth of two cores idle, as eight
-# processes start one by one. With a thread for every core, two at a time took more than twice as long. The longest first, so that both
-# end together. Named by file: each process would import the modules of all tests.
+# processes start one by one. With a thread for every core, two at a time took more than twice as long. The longest first,
+# so that both end together. Named by file: each process would import the modules of all tests.
 test-slow: $(VENV)/package
 	$(MAKE) --jobs 2 --output-sync=target test-alone test-trainings
 
