@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from fakes import recorded_run
 from fakes.broken_files import saved_step
 from fakes.recorded_run import write_run
 
@@ -107,6 +108,14 @@ def test_the_card_says_what_was_trained_how_and_how_well(tmp_path: Path) -> None
         assert line in body.splitlines(), line
     # Nine of ten, with the two tasks that an interval adds.
     assert "| evaluation | 90.0% of 10 tasks solved, 95% interval 5" in body
+
+
+def test_a_critic_is_not_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = checkpoint(tmp_path, "player", "judge")
+    monkeypatch.setitem(recorded_run.ABOUT, "section", {"critic": {"policy": "judge", "kind": "value"}})
+    write_run(step.parent)
+    assert cli.main(["export", str(step), str(tmp_path / "out")]) == 0
+    assert [folder.name for folder in (tmp_path / "out").iterdir()] == ["player"]
 
 
 def test_of_several_answers_to_a_task_the_card_has_their_mean_by_data_set() -> None:

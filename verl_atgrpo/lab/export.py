@@ -45,7 +45,7 @@ _ADAPTERS = TypeAdapter(AdapterConfig)
 _JSON: TypeAdapter[dict[str, Any] | list[Any]] = TypeAdapter(dict[str, Any] | list[Any])
 
 
-def export(step: Path, out: Path) -> dict[str, Path]:
+def export(step: Path, out: Path, left_out: str = "") -> dict[str, Path]:
     """Writes the trained policies of one step to `out/<policy>`, adapters merged.
 
     Copies models that the checkpoint holds; `verl.model_merger` makes the others from shards, in bfloat16. A merged
@@ -54,6 +54,7 @@ def export(step: Path, out: Path) -> dict[str, Path]:
     Args:
         step: a checkpoint folder `global_step_<n>`.
         out: the folder for the models, made if it does not exist.
+        left_out: a policy that is not exported.
 
     Returns policy -> its folder.
 
@@ -63,7 +64,7 @@ def export(step: Path, out: Path) -> dict[str, Path]:
         FileExistsError: a policy's folder in `out` exists.
         RuntimeError: `verl.model_merger` failed.
     """
-    saved = trained_policies(step)
+    saved = {name: folder for name, folder in trained_policies(step).items() if name != left_out}
     if not saved:
         raise ValueError(f"{step / POLICIES_FILE} names no policy: there is nothing to export")
     for source in saved.values():

@@ -22,22 +22,36 @@ def measured_by(evaluation: Path) -> figures.Figures:
     return figures.figures([*results.read(evaluation).rows.values()])
 
 
-def write_cards(step: Path, exported: Mapping[str, Path], measured: figures.Figures | None = None) -> None:
-    """Writes a model card into each exported policy's folder.
+def run_of(step: Path) -> records.Run:
+    """Returns the records beside a checkpoint's folder `global_step_<n>`; empty ones with `at_grpo.record=null`.
 
-    Args:
-        step: the checkpoint's folder, `global_step_<n>`; the run's records are beside it.
-        exported: policy -> its folder.
-        measured: of an evaluation, for success with its interval.
-
-    Raises FileError if a record is damaged.
+    Raises FileError if one is damaged.
     """
     try:
-        run = records.read(records.find(step.parent))
+        return records.read(records.find(step.parent))
     except ValueError as error:
         if isinstance(error, FileError):
             raise
-        run = records.Run()  # with at_grpo.record=null
+        return records.Run()
+
+
+def critic_of(run: records.Run) -> str:
+    """Returns the policy that was a critic, which answers for no agent; an empty text if there was none."""
+    critic = run.about.get("section", {}).get("critic")
+    return str(critic["policy"]) if critic else ""
+
+
+def write_cards(
+    step: Path, run: records.Run, exported: Mapping[str, Path], measured: figures.Figures | None = None
+) -> None:
+    """Writes a model card into each exported policy's folder.
+
+    Args:
+        step: the checkpoint's folder, `global_step_<n>`.
+        run: its records.
+        exported: policy -> its folder.
+        measured: of an evaluation, for success with its interval.
+    """
     number = int(step.name.rpartition("_")[2])
     for policy, folder in exported.items():
         (folder / CARD).write_text(card(policy, number, run, measured))
