@@ -12,8 +12,11 @@ import pytest
 pytest.importorskip("verl")
 
 import ray
+from omegaconf import OmegaConf
+from verl.trainer.ppo.v1 import PPOTrainer
 from waiting import HANG
 
+from verl_atgrpo.train.config.schema import EXPANDED, CriticSettings
 from verl_atgrpo.train.serving.health import PolicyFailed
 from verl_atgrpo.train.trainer.policy_unit import PolicyUnit
 from verl_atgrpo.train.trainer.sharing import SharingUnit
@@ -119,3 +122,15 @@ def test_workers_that_died_during_the_rollout_are_told_with_the_policy(
     host.actor_rollout_wg.weights_sent = dead
     with pytest.raises(PolicyFailed, match="policy 'host': asking its workers failed"):
         host.metrics()
+
+
+def test_a_critics_schedule_has_as_many_updates_as_it_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PPOTrainer, "_init_dataloader", lambda self: None)
+    trainer: Any = AtGrpoTrainer.__new__(AtGrpoTrainer)
+    trainer.settings = SimpleNamespace(critic=CriticSettings(policy="critic", epochs=3))
+    optim = {"optim": {"total_training_steps": 20}}
+    policies = {name: {"actor": {"optim": {"total_training_steps": -1}}} for name in ("player", "critic")}
+    trainer.config = OmegaConf.create({"actor_rollout_ref": {"actor": optim}, EXPANDED: policies})
+    trainer._init_dataloader()
+    found = {name: one.actor.optim.total_training_steps for name, one in trainer.config[EXPANDED].items()}
+    assert found == {"player": 20, "critic": 60}
