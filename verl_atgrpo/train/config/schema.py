@@ -371,11 +371,8 @@ class AtGrpoConfig(Section):
         found: dict[str, list[str]] = {}
         for name, policy in policies.items():
             found.setdefault(f"own {name}" if policy.base is None else f"base {policy.base}", []).append(name)
-        critic = None if self.critic is None else self.critic.policy
-        return {
-            next((name for name in names if policies[name].trainable and name != critic), names[0]): names
-            for names in found.values()
-        }
+        learners = self.learners
+        return {next((name for name in names if name in learners), names[0]): names for names in found.values()}
 
     def adapter_number(self, policy: str) -> int | None:
         """Returns the number by which the servers of a shared base know a policy's adapter; None without a base."""

@@ -135,7 +135,7 @@ def _of_critic(c: AtGrpoConfig, given: CriticSettings) -> Iterator[str]:
     if own is None:
         yield f"critic.policy={name!r} is not a policy of this job: it has {', '.join(policies)}"
         return
-    team = [one for one, block in policies.items() if block.trainable and block.lora is not None and one != name]
+    team = [one for one in c.learners if policies[one].lora is not None]
     bases = sorted(base for one in team if (base := policies[one].base) is not None)
     if own.base not in bases or own.lora is None or not own.trainable:
         base = bases[0] if bases else "<a name>"

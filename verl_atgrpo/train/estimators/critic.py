@@ -64,7 +64,7 @@ def gradient_weights(ratios: Tensor, rows: Sequence[Mapping[str, Any]], kind: Ki
     solved = torch.tensor([float(tags["episode_success"]) for tags in rows], dtype=torch.float64)
     if kind == "value":
         return solved - ratios.sigmoid()
-    weight = pair_weights(_sums(ratios, rows), rows)
+    weight = pair_weights({episode: sum(found) for episode, found in _by_episode(ratios, rows).items()}, rows)
     # An update divides by the number of rows, which is no pair's.
     return len(rows) * torch.tensor([weight.get(tags["episode"], 0.0) for tags in rows], dtype=torch.float64)
 
@@ -93,11 +93,8 @@ def agreement(ratios: Tensor, rows: Sequence[Mapping[str, Any]], kind: Kind) -> 
     score (ties count half); of `likelihood` pairs of one task. `correlation`: that of a row's value or likelihood with
     success. `brier`: the mean squared error of a value. Nothing for which there is no pair.
     """
-    numbers: dict[str, list[float]] = defaultdict(list)
-    for tags, ratio in zip(rows, ratios.tolist(), strict=True):
-        numbers[tags["episode"]].append(ratio)
     ends = {tags["episode"]: (bool(tags["episode_success"]), tags["group"]) for tags in rows}
-    mean = {episode: sum(found) / len(found) for episode, found in numbers.items()}
+    mean = {episode: sum(found) / len(found) for episode, found in _by_episode(ratios, rows).items()}
     pairs = [
         (better, worse)
         for better, worse in product(mean, mean)
@@ -116,8 +113,8 @@ def agreement(ratios: Tensor, rows: Sequence[Mapping[str, Any]], kind: Kind) -> 
     return metrics
 
 
-def _sums(ratios: Tensor, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    sums: dict[str, float] = defaultdict(float)
+def _by_episode(ratios: Tensor, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    numbers: dict[str, list[float]] = defaultdict(list)
     for tags, ratio in zip(rows, ratios.tolist(), strict=True):
-        sums[tags["episode"]] += ratio
-    return sums
+        numbers[tags["episode"]].append(ratio)
+    return numbers

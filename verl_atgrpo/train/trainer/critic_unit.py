@@ -78,7 +78,7 @@ class CriticUnit(SharingUnit):
         with naming(self.name, "scoring and its update"), self._turn():
             began, scoring = time.perf_counter(), Update(batch, {}, {})
             self._deal(scoring, seed=global_steps)
-            rows, base = scoring.rows.real, self._means(scoring, no_lora_adapter=True)
+            rows, base = scoring.rows.real, self._means(scoring, of_base=True)
             rows.tag(base=[base[key] for key in rows.keys])  # once, as it never changes
             ratios = self._ratios(scoring)
             rows.tag(score=scores(ratios, rows.tags, self._kind, self._trace).tolist())
@@ -121,21 +121,21 @@ class CriticUnit(SharingUnit):
 
     def _ratios(self, update: Update) -> Tensor:
         """Writes the critic's log-probs; returns each real row's mean less the base's, (N,) float64."""
-        means = self._means(update)
-        for part in update.rows.parts():
-            part.put(old_log_probs=of_responses(part.fetch("log_probs")["log_probs"], part.lengths))
-        real = update.rows.real
+        means, real = self._means(update), update.rows.real
         ratios = [means[key] - tags["base"] for key, tags in zip(real.keys, real.tags, strict=True)]
         return torch.tensor(ratios, dtype=torch.float64)
 
-    def _means(self, update: Update, **options: Any) -> dict[str, float]:
-        """Returns key -> mean log-prob of a row's answer, by the critic or as these options of verl's say."""
+    def _means(self, update: Update, of_base: bool = False) -> dict[str, float]:
+        """Returns key -> mean log-prob of a row's answer; writes those of the critic for its update."""
+        options = {"no_lora_adapter": True} if of_base else {}
         with marked_timer("critic", update.timing, color="olive"):
             self._infer(self.actor_rollout_wg.compute_log_prob, update.rows, calculate_entropy=False, **options)
         means: dict[str, float] = {}
         for part in update.rows.parts():
-            log_probs = of_responses(part.fetch("log_probs")["log_probs"], part.lengths).values().double()
-            of_rows = torch.segment_reduce(log_probs, "mean", lengths=part.lengths)
+            log_probs = of_responses(part.fetch("log_probs")["log_probs"], part.lengths)
+            if not of_base:
+                part.put(old_log_probs=log_probs)
+            of_rows = torch.segment_reduce(log_probs.values().double(), "mean", lengths=part.lengths)
             means.update(zip(part.keys, of_rows.tolist(), strict=True))
         return means
 
