@@ -297,11 +297,12 @@ def test_configurations_are_read_without_torch() -> None:
 class OverTheMean(EstimatorSpec):
     """A formula that no field expresses: the distance from the mean, divided by a power of it."""
 
+    reads = ("eps",)
     power: float = 1.0
 
     def formula(self, values: Tensor, labels: Labels) -> Tensor:
         group, size, deviation = deviations(values, labels["groups"])
-        return deviation / (group_sum(values, group, len(size)) / size)[group] ** self.power
+        return deviation / ((group_sum(values, group, len(size)) / size)[group] ** self.power + self.eps)
 
 
 class Broken(EstimatorSpec):
@@ -334,3 +335,6 @@ def test_a_formula_of_its_own(installed: dict[str, object]) -> None:
         resolve_spec({"preset": "mine", "powr": 2})
     with pytest.raises(ValueError, match=r"unknown key 'power'"):
         resolve_spec({"preset": "grpo", "power": 2})
+    assert resolve_spec({"preset": "mine", "eps": 0.5}).eps == 0.5
+    with pytest.raises(ValueError, match=r"^at_grpo\.estimator\.scale: 'none' has no effect with mine, whose formula"):
+        resolve_spec({"preset": "mine", "scale": "none"})

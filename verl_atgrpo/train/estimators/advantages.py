@@ -9,7 +9,7 @@ from torch import Tensor
 
 from verl_atgrpo.train.estimators import agentrl, dr_mas, gigpo, grpo, m_grpo, mas_grpo
 from verl_atgrpo.train.estimators.labels import parts_of, row_ids, rows_of_agent
-from verl_atgrpo.train.estimators.spec import EstimatorSpec, Labels
+from verl_atgrpo.train.estimators.spec import EstimatorSpec
 
 
 def team_advantages(rewards: Tensor, rows: Sequence[Mapping[str, Any]], spec: EstimatorSpec) -> Tensor:
@@ -63,22 +63,20 @@ def group_advantages(rewards: Tensor, groups: Tensor, spec: EstimatorSpec, **inp
     finite = values.isfinite()
     if not bool(finite.all()):
         raise ValueError(f"rewards: {values[~finite][0].item()} is not finite")
-    return _advantages(values, labels, spec).to(rewards.dtype)
-
-
-def _advantages(values: Tensor, labels: Labels, spec: EstimatorSpec) -> Tensor:
-    own = spec.formula(values, labels)
-    if own is not None:
-        if own.shape != values.shape or own.dtype != values.dtype:
-            found = f"{own.dtype} {tuple(own.shape)}"
+    result = spec.formula(values, labels)
+    if result is not None:
+        if result.shape != values.shape or result.dtype != values.dtype:
+            found = f"{result.dtype} {tuple(result.shape)}"
             raise ValueError(f"estimator {spec.name!r}: its formula returns {found}, not float64 ({len(values)},)")
-        return own
+        return result.to(rewards.dtype)
     if spec.unit == "call":
-        return m_grpo.advantages(values, labels, spec)
-    if spec.unit == "trajectory":
+        result = m_grpo.advantages(values, labels, spec)
+    elif spec.unit == "trajectory":
         result = mas_grpo.advantages(values, labels, spec)
     elif "agent" in spec.scopes:
         result = dr_mas.advantages(values, labels, spec)
     else:
         result = grpo.advantages(values, labels, spec)
-    return result + spec.step_weight * gigpo.step_term(values, labels, spec) if spec.step_weight else result
+    if spec.step_weight:
+        result = result + spec.step_weight * gigpo.step_term(values, labels, spec)
+    return result.to(rewards.dtype)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, MutableMapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TAG = "baseline"
-_OWN = ("name", "decay", "by_task", "agents", "parts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +40,6 @@ class RaeSpec(EstimatorSpec):
         super().__post_init__()
         if isinstance(self.decay, bool) or not isinstance(self.decay, int | float) or not 0 <= self.decay <= 1:
             refuse("decay", f"{self.decay!r} is not a number from 0 to 1")
-        for item in fields(EstimatorSpec):
-            if item.name not in _OWN and (value := getattr(self, item.name)) != item.default:
-                refuse(item.name, f"{value!r} has no effect with {self.name}, which compares with no group; remove it")
 
     @property
     def scopes(self) -> frozenset[Scope]:

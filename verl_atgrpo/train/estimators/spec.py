@@ -6,7 +6,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias, get_args, get_origin
+from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn, TypeAlias, get_args, get_origin
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +35,9 @@ class EstimatorSpec:
         ValueError: a field has an invalid value, or one without effect beside the others; the message names the
             config key.
     """
+
+    reads: ClassVar[tuple[str, ...]] = ()
+    """The fields below that a subclass's `formula` reads; others have no effect with it, and are refused."""
 
     name: str
     """Name of the preset it is based on, or its own; for logs and for verl's `norm_adv_by_std_in_grpo`."""
@@ -117,6 +120,12 @@ class EstimatorSpec:
         self._refuse_without_sense()
 
     def _refuse_without_effect(self) -> None:
+        if type(self).formula is not EstimatorSpec.formula:
+            read = ("name", "by_task", "agents", "parts", *self.reads)
+            for item in fields(EstimatorSpec):
+                if item.name not in read and (value := getattr(self, item.name)) != item.default:
+                    why = f"{value!r} has no effect with {self.name}, whose formula does not read it; remove it"
+                    refuse(item.name, why)
         if self.scale == "none" and self.scale_scope != "group":
             refuse("scale_scope", f"{self.scale_scope!r} has no effect with scale: none; set scale_scope: group")
         for key in ("main_agent", "sub_calls"):
@@ -161,8 +170,8 @@ class EstimatorSpec:
     def formula(self, values: "Tensor", labels: Labels) -> "Tensor | None":
         """Returns the rows' advantages, (N,) float64 as `values`, or None: what the fields say.
 
-        A paper whose arithmetic the fields cannot express has a subclass with this method, its `needs` and fields of
-        its own.
+        A paper whose arithmetic the fields cannot express has a subclass with this method, its `needs`, `scopes` and
+        `reads`, and fields of its own.
         """
         return None
 
