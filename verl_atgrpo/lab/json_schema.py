@@ -10,6 +10,7 @@ import re
 import sys
 import typing
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -84,7 +85,8 @@ def _options(name: str) -> dict[str, Any]:
 def _estimator() -> dict[str, Any]:
     kinds = dict.fromkeys(type(preset) for preset in PRESETS.values())
     hints = {name: hint for kind in kinds for name, hint in typing.get_type_hints(kind).items()}
-    keys = {name: TypeAdapter(hint).json_schema() for name, hint in hints.items() if name not in ("agents", "parts")}
+    names = {field.name: None for kind in kinds for field in fields(kind) if field.name not in ("agents", "parts")}
+    keys = {name: TypeAdapter(hints[name]).json_schema() for name in names}
     known = {"properties": {"preset": {"enum": sorted(PRESETS)}}, "required": ["preset"]}
     others = {"preset": {"anyOf": [{"enum": sorted(PRESETS)}, {"type": "string"}]}, "agents": {"type": "object"}}
     checked = {"properties": {key: {} for key in (*keys, *others)}, "additionalProperties": _unknown("no such field")}
