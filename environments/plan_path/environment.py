@@ -41,6 +41,7 @@ class PlanPath(MoveGame[State]):
         size: Annotated[int, Ge(2), Le(100)] = 10,
         wall_density: WallDensity = 0.2,
         min_distance: Annotated[int, Ge(1), Le(100)] = 1,
+        max_distance: Annotated[int, Ge(1), Le(10_000)] = 10_000,
         max_turns: Turns = 4,
         max_moves: Moves = 40,
         tool: Tool = "python",
@@ -55,6 +56,7 @@ class PlanPath(MoveGame[State]):
             size: side length of the grid.
             wall_density: probability of a cell to be a wall.
             min_distance: fewest steps between start and goal.
+            max_distance: most of them.
             max_turns: most turns of an episode.
             max_moves: most moves in one answer.
             tool: `python`: the tool user writes a program that prints moves; `moves`: it drafts them itself.
@@ -68,6 +70,10 @@ class PlanPath(MoveGame[State]):
         """
         if min_distance > size:
             raise EnvironmentConfigError(f"at_grpo.environment.min_distance={min_distance}: between 1 and size={size}")
+        if max_distance < min_distance:
+            raise EnvironmentConfigError(
+                f"at_grpo.environment.max_distance={max_distance} is below min_distance={min_distance}"
+            )
         self.set_form(max_turns, tool, "moves", style, require_isolation)
         self.max_moves = max_moves
         if few_shot and (style, tool) != ("full", "moves"):
@@ -75,6 +81,7 @@ class PlanPath(MoveGame[State]):
         self.size = size
         self.wall_density = wall_density
         self.min_distance = min_distance
+        self.max_distance = max_distance
         self.seed = seed
         if few_shot:
             self.search = self.check = ""  # examples answer without reasoning
@@ -97,14 +104,15 @@ class PlanPath(MoveGame[State]):
                 continue
             start, goal = rng.sample(free, 2)
             task = PlanPathTask(self.size, walls, start, goal)
-            if task.distance.get(start, 0) >= self.min_distance:
+            if self.min_distance <= task.distance.get(start, 0) <= self.max_distance:
                 return task
         raise self._too_few_grids("any split")
 
     def _too_few_grids(self, where: str) -> EnvironmentConfigError:
         return EnvironmentConfigError(
             f"at_grpo.environment.size={self.size}, wall_density={self.wall_density}, min_distance="
-            f"{self.min_distance}: hardly any grid fits {where}; use a larger size or a smaller min_distance"
+            f"{self.min_distance}, max_distance={self.max_distance}: hardly any grid fits {where}; use a larger size, a "
+            "smaller min_distance or a larger max_distance"
         )
 
     def fingerprint(self, task: PlanPathTask) -> str:

@@ -144,6 +144,7 @@ ENVIRONMENTS = {
         "size": (1_000_000, 101, 1, -1, 0, "abc", 4.5, None, True),
         "wall_density": (2, -0.1, float("nan"), "dense"),
         "min_distance": (0, 1000, "far"),
+        "max_distance": (0, 1_000_000, None),
         "max_turns": (0, 1_000_000, "many"),
         "max_moves": (0, 10_000_000),
         "tool": ("bash", None),

@@ -22,6 +22,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"wall_density": math.nan}, "wall_density=nan"),
         ({"min_distance": 0}, "min_distance=0"),
         ({"size": 5, "min_distance": 6}, "min_distance=6"),
+        ({"min_distance": 3, "max_distance": 2}, "max_distance=2 is below min_distance=3"),
         ({"tool": "bash"}, "tool='bash'"),
         ({"style": "terse"}, "style='terse'"),
         ({"style": "compact"}, "style=compact"),

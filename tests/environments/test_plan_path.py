@@ -19,12 +19,16 @@ from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, team_re
 # ------------------------------------------------------------------ tasks
 
 
-@pytest.mark.parametrize("options", [{}, {"size": 4, "min_distance": 3}, {"size": 5, "wall_density": 0.5}])
-def test_the_goal_is_within_reach_and_not_too_near(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"size": 4, "min_distance": 3, "max_distance": 4}, {"size": 5, "wall_density": 0.5, "max_distance": 1}],
+)
+def test_the_goal_is_within_reach_and_as_far_as_it_should_be(options: dict[str, Any]) -> None:
     env = PlanPath(**options)
     for index in range(150):
         task = env.task("train", index)
-        assert task.distance[task.start] == len(solve(env.fingerprint(task))) >= env.min_distance
+        assert task.distance[task.start] == len(solve(env.fingerprint(task)))
+        assert env.min_distance <= task.distance[task.start] <= env.max_distance
 
 
 def test_fingerprint_tells_start_and_goal_and_walls_apart() -> None:
