@@ -111,8 +111,8 @@ class PlanPath(MoveGame[State]):
     def _too_few_grids(self, where: str) -> EnvironmentConfigError:
         return EnvironmentConfigError(
             f"at_grpo.environment.size={self.size}, wall_density={self.wall_density}, min_distance="
-            f"{self.min_distance}, max_distance={self.max_distance}: hardly any grid fits {where}; use a larger size, a "
-            "smaller min_distance or a larger max_distance"
+            f"{self.min_distance}, max_distance={self.max_distance}: hardly any grid fits {where}; use a larger size, "
+            "a smaller min_distance or a larger max_distance"
         )
 
     def fingerprint(self, task: PlanPathTask) -> str:

@@ -10,7 +10,6 @@ import re
 import sys
 import typing
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -85,12 +84,12 @@ def _options(name: str) -> dict[str, Any]:
 def _estimator() -> dict[str, Any]:
     kinds = dict.fromkeys(type(preset) for preset in PRESETS.values())
     hints = {name: hint for kind in kinds for name, hint in typing.get_type_hints(kind).items()}
-    names = {field.name: None for kind in kinds for field in fields(kind) if field.name not in ("agents", "parts")}
-    keys = {name: TypeAdapter(hints[name]).json_schema() for name in names}
+    others = ("agents", "parts", "reads")
+    keys = {name: TypeAdapter(hint).json_schema() for name, hint in hints.items() if name not in others}
     known = {"properties": {"preset": {"enum": sorted(PRESETS)}}, "required": ["preset"]}
-    others = {"preset": {"anyOf": [{"enum": sorted(PRESETS)}, {"type": "string"}]}, "agents": {"type": "object"}}
-    checked = {"properties": {key: {} for key in (*keys, *others)}, "additionalProperties": _unknown("no such field")}
-    return {"type": "object", "properties": keys | others, "if": known, "then": checked}
+    more = {"preset": {"anyOf": [{"enum": sorted(PRESETS)}, {"type": "string"}]}, "agents": {"type": "object"}}
+    checked = {"properties": {key: {} for key in (*keys, *more)}, "additionalProperties": _unknown("no such field")}
+    return {"type": "object", "properties": keys | more, "if": known, "then": checked}
 
 
 def _unknown(message: str) -> dict[str, Any]:
