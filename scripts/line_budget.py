@@ -36,7 +36,7 @@ BUDGETS: dict[str, int] = {
     "recipes": 1_090,
     "benchmarks": 5_600,
     "tests": 45_900,
-    "docs": 30_500,
+    "docs": 30_650,
 }
 """Folder -> most lines of its Python: of `verl_atgrpo` and of layers those of their own files, of others also those
 of the folders in them. `recipes` are lines of YAML, `docs` words of README.md and the pages."""

@@ -81,7 +81,8 @@ class Server:
                 start_new_session=True,  # not interrupted by Ctrl-C
             )
         except OSError as error:
-            raise EpisodeFailed("openenv", f"{self.where} cannot be started: {line(error)}") from error
+            place = f"by python={self._python} in folder={os.path.abspath(self._folder or '.')}"
+            raise EpisodeFailed("openenv", f"{self.where} cannot be started {place}: {line(error)}") from error
         assert self.process.stdout is not None
         late = threading.Timer(_START_SECONDS, self.process.kill)
         late.start()

@@ -236,12 +236,12 @@ def test_the_documented_taskset_plays(tmp_path: Path, monkeypatch: pytest.Monkey
 
     page = (Path(__file__).parents[2] / "docs" / "environments_of_others.md").read_text().partition("## verifiers")[2]
     python, recipe = (page.partition(f"```{kind}\n")[2].partition("```")[0] for kind in ("python", "yaml"))
-    (tmp_path / "sums_v1.py").write_text(python)
+    (tmp_path / "letters_v1.py").write_text(python)
     monkeypatch.syspath_prepend(str(tmp_path))
     options = yaml.safe_load(recipe)["at_grpo"]["environment"]
     env = make(options.pop("name"), **options)
     task = env.task("train", 0)
-    assert played(env, task, ["1", task.data.answer, "2", "3"]).outcome.metrics["pass_at_n"] == 1
+    assert [played(env, task, [reply]).outcome.success for reply in (2 * task.data.letter, "?")] == [True, False]
 
 
 def test_what_a_reward_raises_and_what_a_decision_raises_fail_the_episode() -> None:
