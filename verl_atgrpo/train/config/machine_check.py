@@ -170,7 +170,8 @@ def _check_model(key: str, model: DictConfig, padded: bool) -> tuple[int, Any]:
     on_hub = not folder.exists() and HUB_NAME.fullmatch(model.path) is not None
     if not on_hub and not (folder / "config.json").is_file():
         raise ConfigError(
-            f"{where}: there is no model; make one with verl-atgrpo make-model {model.path} --environment <name>"
+            f"{where}: there is no model; set this to a model's folder or its name on the hub, or make a tiny model: "
+            f"verl-atgrpo make-model {model.path} --environment <name>"
         )
     for name in _FILES:
         _check_json(where, folder / name)
