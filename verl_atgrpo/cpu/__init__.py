@@ -32,6 +32,8 @@ ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": "4294967296",
     # Compiling takes longer than a small model's whole step.
     "TORCHDYNAMO_DISABLE": "1",
+    # TransferQueue's default of 8 is a warning at nearly every call on fewer cores, and rows are small.
+    "TQ_NUM_THREADS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 """Set unless the user has set them; Ray passes the driver's environment to its workers."""
