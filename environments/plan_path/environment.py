@@ -56,7 +56,7 @@ class PlanPath(MoveGame[State]):
             size: side length of the grid.
             wall_density: probability of a cell to be a wall.
             min_distance: fewest steps between start and goal.
-            max_distance: most of them.
+            max_distance: most steps between them.
             max_turns: most turns of an episode.
             max_moves: most moves in one answer.
             tool: `python`: the tool user writes a program that prints moves; `moves`: it drafts them itself.

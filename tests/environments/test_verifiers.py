@@ -242,6 +242,8 @@ def test_the_documented_taskset_plays(tmp_path: Path, monkeypatch: pytest.Monkey
     env = make(options.pop("name"), **options)
     task = env.task("train", 0)
     assert [played(env, task, [reply]).outcome.success for reply in (2 * task.data.letter, "?")] == [True, False]
+    best = make("verifiers", config={**options["config"], "id": "best-of-n", "n": 4}, metrics=["pass_at_n"])
+    assert played(best, task, ["1", task.data.letter, "2", "3"]).outcome.metrics["pass_at_n"] == 1
 
 
 def test_what_a_reward_raises_and_what_a_decision_raises_fail_the_episode() -> None:
