@@ -44,14 +44,15 @@ class Server(GroupResponses):
             yield answers
 
     async def generate(self, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any) -> TokenOutput:
-        self._counts["requests"] += 1
+        counts = self._counts  # a request that an earlier test cancelled late counts there
+        counts["requests"] += 1
         if self._mode == "engine died":
             raise EngineDeadError("EngineCore encountered an issue")
         try:
             if self._mode == "hangs" or (self._mode == "one hangs" and sampling_params["seed"] == 1):
                 await asyncio.Event().wait()
         except asyncio.CancelledError:
-            self._counts["cancelled"] += 1
+            counts["cancelled"] += 1
             raise
         tokens = [len(prompt_ids)] * sampling_params["max_tokens"]
         return TokenOutput(token_ids=tokens, log_probs=[-0.5] * len(tokens), extra_fields={"global_steps": 1})
