@@ -214,7 +214,7 @@ def test_a_report_shows_the_first_and_counts_all() -> None:
     assert len(lines) == 21
     assert lines[0] == "validation task 1 has the key of training task 0"
     assert lines[19].startswith("validation task 0 is nearly training task 19 (similarity 0.")
-    assert lines[-1] == "30 training and 2 validation tasks: 15 with equal keys or fingerprints, 15 near"
+    assert lines[-1] == "30 training (2 different) and 2 validation tasks: 15 with equal keys or fingerprints, 15 near"
     assert report(Texts([UNRELATED], [TRAIN]), 1, 1) == (
         "1 training and 1 validation task: 0 with equal keys or fingerprints, 0 near",
         False,

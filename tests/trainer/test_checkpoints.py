@@ -104,6 +104,26 @@ def test_the_last_words_name_the_checkpoint_of_this_run(tmp_path: Path, capsys: 
     assert "no complete checkpoint" in said(resume_mode="disable") and str(folder) in said()
 
 
+def test_the_last_words_of_a_complete_training_ask_for_no_other_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(total: int, **changes: Any) -> str:
+        checkpoints.announce(trainer(tmp_path, total_training_steps=total, **changes), 10.0)
+        return capsys.readouterr().err
+
+    checkpoints.save(trainer(tmp_path), [Unit("coder")], 4, {})
+    folder = tmp_path / "global_step_4"
+    for changes in ({}, {"resume_mode": "disable"}):
+        assert said(4, **changes) == f"verl-atgrpo: the training is complete; its last checkpoint is {folder}\n"
+    assert said(5).endswith("the same command goes on from it\n")
+    os.utime(tmp_path / "latest_checkpointed_iteration.txt", (5.0, 5.0))  # an earlier run's
+    for total in (3, 4):
+        assert f"nothing was trained, as {folder} of an earlier run has all of" in said(total)
+        assert f"trainer.total_training_steps={total}: raise it" in said(total)
+    assert said(5).endswith("the same command goes on from it\n")
+    assert "no complete checkpoint" in said(4, resume_mode="disable")
+
+
 def test_the_state_of_the_data_loader_may_hold_any_object(tmp_path: Path) -> None:
     state = {"drawn": frozenset({3, 5}), "folder": tmp_path}
     checkpoints.save(trainer(tmp_path), [Unit("coder")], 1, state)

@@ -11,6 +11,8 @@ from itertools import islice
 from typing import Any
 
 from verl_atgrpo.play.environment import Environment
+from verl_atgrpo.play.seeds import stable_hash
+from verl_atgrpo.play.types import Split
 
 NEAR = 0.5
 """Jaccard similarity (shared shingles as a share of all) from which two texts are near duplicates."""
@@ -130,6 +132,12 @@ def overlaps(env: Environment, train: int, val: int) -> Iterator[Overlap]:
             yield from (Overlap(other, index, similarity) for other, similarity in found if other not in equal)
 
 
+def _different(env: Environment, split: Split, size: int) -> str:
+    """Returns words for how many of a split's tasks are different problems, or none if all are."""
+    prints = {stable_hash(env.fingerprint(env.task(split, index))) for index in range(size)}
+    return "" if len(prints) == size else f" ({len(prints):,} different)"
+
+
 def report(env: Environment, train: int, val: int, shown: int = 20) -> tuple[str, bool]:
     """Returns a line for each of the first `shown` overlaps with a summary, and whether there are any."""
     found = overlaps(env, train, val)
@@ -138,6 +146,9 @@ def report(env: Environment, train: int, val: int, shown: int = 20) -> tuple[str
     kinds.update(overlap.similarity is None for overlap in found)
     has_text = env.dedup_text(env.task("val", 0)) is not None
     near = f"{kinds[False]} near" if has_text else "tasks have no text, so near duplicates were not searched for"
-    tasks = f"{train:,} training and {val:,} validation task{'s' * (val != 1)}"
+    tasks = (
+        f"{train:,} training{_different(env, 'train', train)} and {val:,} validation task{'s' * (val != 1)}"
+        f"{_different(env, 'val', val)}"
+    )
     summary = f"{tasks}: {kinds[True]} with equal keys or fingerprints, {near}"
     return "\n".join([*map(str, first), summary]), kinds.total() > 0

@@ -173,18 +173,27 @@ def resume_hint(trainer: DictConfig, checkpoint: Path | None) -> str:
 
 
 def announce(trainer: DictConfig, began: float) -> None:
-    """Writes to stderr where the next run can resume, as the last words of a command, however it ends.
+    """Writes to stderr what the command has trained and where the next run can resume, as its last words.
 
     Args:
         trainer: verl's `trainer` section.
-        began: when the command began, in seconds since the epoch; it continues no older checkpoint with
-            `resume_mode: disable`.
+        began: when the command began, in seconds since the epoch; older checkpoints are an earlier run's, which it
+            does not continue with `resume_mode: disable`.
     """
-    found = last_complete(trainer)
-    if found is not None and trainer.resume_mode == "disable":
-        tracker = Path(get_checkpoint_tracker_filename(str(found.parent)))
-        found = found if tracker.stat().st_mtime >= began else None
-    sys.stderr.write(f"verl-atgrpo: {resume_hint(trainer, found)}\n")
+    found, total = last_complete(trainer), trainer.get("total_training_steps")
+    earlier = found is not None and Path(get_checkpoint_tracker_filename(str(found.parent))).stat().st_mtime < began
+    if earlier and trainer.resume_mode == "disable":
+        found = None
+    if found is None or total is None or int(found.name.removeprefix(_STEP)) < total:
+        said = resume_hint(trainer, found)
+    elif earlier:
+        said = (
+            f"nothing was trained, as {found} of an earlier run has all of trainer.total_training_steps={total}: "
+            "raise it to go on from there, or begin anew with another trainer.experiment_name or default_local_dir"
+        )
+    else:
+        said = f"the training is complete; its last checkpoint is {found}"
+    sys.stderr.write(f"verl-atgrpo: {said}\n")
 
 
 def replay_unfinished(dataset: Any, tasks: deque[int]) -> Iterator[dict[str, Any]]:
