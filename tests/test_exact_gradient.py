@@ -24,7 +24,7 @@ from fakes.exact_teams import (
 
 from verl_atgrpo.play import branching
 from verl_atgrpo.train.config.schema import BranchSettings
-from verl_atgrpo.train.estimators.critic import scores
+from verl_atgrpo.train.estimators.critic import Bounds, scores
 from verl_atgrpo.train.estimators.presets import PRESETS
 from verl_atgrpo.train.rollout.episode_rows import training_rows
 
@@ -261,9 +261,12 @@ def by_critic(tables: Tables, believed: Mapping[str, float], trace: float) -> Gr
     """The expected update of whole episodes by the scores of a critic with these values of what was said."""
     total: Gradient = defaultdict(lambda: np.zeros(len(tables.replies)))
     for end, success in tables.outcomes.items():
-        rows = [{"episode": end, "place": place, "episode_success": success} for place in range(len(end))]
+        rows = [
+            {"episode": end, "order": place, "place": place, "after": place, "episode_reward": success}
+            for place in range(len(end))
+        ]
         values = torch.tensor([believed[end[:place]] for place in range(len(end))], dtype=torch.float64)
-        for place, score in enumerate(scores(values.logit(), rows, "value", trace).tolist()):
+        for place, score in enumerate(scores(values.logit(), rows, "value", trace, Bounds()).tolist()):
             said, reply = end[:place], tables.replies.index(end[place])
             total[tables.parameters(said)] += tables.reached(end) * score * tables.score(said, reply)
     return dict(total)

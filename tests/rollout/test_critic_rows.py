@@ -95,6 +95,43 @@ def test_a_value_is_asked_of_every_prompt() -> None:
     assert rows[0].tags["place"] < rows[1].tags["place"]
 
 
+class AtOnce(Pair):
+    """Both agents act at the same time, twice; the one named in the task ends last."""
+
+    async def run(self, task: str, team: Team) -> Outcome:
+        for _ in range(2):
+            ended = asyncio.Event()
+
+            async def late(agent: str, first: asyncio.Event) -> None:
+                await getattr(team, agent).act(agent, lambda reply: waiting(first if agent == task else None))
+                first.set()
+
+            await asyncio.gather(*(late(agent, ended) for agent in ("drafter", "checker")))
+        return Outcome(True, 1.0)
+
+
+async def waiting(event: asyncio.Event | None) -> Score:
+    if event is not None:
+        await event.wait()
+    return Score()
+
+
+@pytest.mark.parametrize("last", ["drafter", "checker"])
+def test_agents_that_act_at_once_have_not_seen_each_other(last: str) -> None:
+    says = dict.fromkeys(("drafter", "checker"), lambda prompt, k: "b")
+    record: EpisodeRecord = asyncio.run(play(AtOnce(), last, ScriptedTeam(says, scheme="parallel")))
+    rows = critic_rows("u", 0, record, "critic", "value", CriticText.of(TOKENIZER, ""), Pair.agents, 100)
+    tags = sorted((row.tags for row in rows), key=lambda one: one["order"])
+    assert [(one["agent"], one["after"]) for one in tags] == [
+        ("drafter", 0),
+        ("checker", 0),
+        ("drafter", 2),
+        ("checker", 2),
+    ]
+    ended_last = [one["place"] for one in tags if one["agent"] == last]
+    assert ended_last == [1, 3]
+
+
 def test_a_likelihood_is_that_of_the_candidate_itself() -> None:
     assert [read(row) for row in made("likelihood", agents=["drafter"])] == [(f"{SECRET}\ndrafter.1?", "b")]
 

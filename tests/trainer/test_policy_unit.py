@@ -805,7 +805,8 @@ class Critic:
         """Scores rows, (episode, last token of the prompt, answer, solved), and trains on them."""
         made = []
         for number, (episode, last, answer, solved) in enumerate(rows):
-            tags = {"critic": f"c{number}", "group": episode[0], "episode": episode, "place": number, "turn": number}
+            tags = {"critic": f"c{number}", "group": episode[0], "episode": episode, "turn": number}
+            tags |= {"order": number, "place": number, "after": number, "episode_reward": float(solved)}
             tags |= {"episode_success": solved, "agent": "a", "scope": "", "policy": "critic", "temperature": 1.0}
             tags |= {"prompt_len": 2, "response_len": len(answer), "seq_len": 2 + len(answer)}
             made.append(Row(f"s{step}_0_{number}", episode[0], [3, last], Generation(answer, [], ""), 0.0, tags))
@@ -863,6 +864,10 @@ def test_earlier_steps_are_learned_from_again(make: Make, tmp_path: Path) -> Non
     again.unit.restore(checkpoints.load(where, []).states["critic"])
     again.ask(4, *ASKED)
     assert of_step[2] < {*again.policy.workers.engine.steps[0]}, "a checkpoint keeps them"
+    other = Critic(make, replay=1, hindsight=False)
+    other.unit.restore(checkpoints.load(where, []).states["critic"])
+    other.ask(4, *ASKED)
+    assert not of_step[2] & {*other.policy.workers.engine.steps[0]}, "what they show is not what this critic reads"
 
 
 def test_rows_that_are_not_learned_from_are_returned_too(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,8 +218,9 @@ class Team:
         options, train = self._options, ask.train and agent not in self._opponents
         k = ask.candidates or (for_agent(options.agent_candidates, agent, options.candidates) if train else 1)
         # Prompt and candidates follow.
+        ended, policy = len(self.decisions), self._policies[agent]
         decision = Decision(
-            agent, turn, self._policies[agent], [], (), 0, scope.name, order, train, k, ask.limits, scope.weight
+            agent, turn, policy, [], (), 0, scope.name, order, ended, train, k, ask.limits, scope.weight
         )
         running = asyncio.current_task()
         assert running is not None  # coroutines run in tasks

@@ -240,6 +240,8 @@ class Decision:
     all."""
     order: int = 0
     """How many decisions of its scope had started before."""
+    after: int = 0
+    """How many decisions of `run`, those of scores included, had ended when it started."""
     trained: bool = True
     """Whether its candidates are rows of the update."""
     k: int = 1

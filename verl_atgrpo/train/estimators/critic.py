@@ -4,11 +4,15 @@ For tokens y after a situation x, which may show what the team does not see:
 
     l(x, y) = mean over y of log p_critic(y | x) - log p_base(y | x)
 
-`value`: x is the prompt of a decision, y one word, and V = sigmoid(l) the probability that the episode succeeds. It is
-trained by the cross-entropy with whether it did, a Monte Carlo regression (ArCHer, arXiv 2402.19446, on policy). A
-candidate's score is what it changed, summed over the decisions that follow with weights trace ** n:
+`value`: x is the prompt of a decision, y one word, and V = low + (high - low) sigmoid(l) the episode's team reward, of
+which low and high are the bounds. It is trained by the cross-entropy with that reward as a share of the way from low
+to high, a Monte Carlo regression (ArCHer, arXiv 2402.19446, on policy). A candidate's score is what it changed, summed
+over the decisions that follow with weights trace ** n:
 
-    d = V of the episode's next prompt - V of its own,     after the last decision: 1 or 0 - V
+    d = V of the next prompt - V of its own,     after the last decision: the team reward - V
+
+The next prompt is the first of a decision that started after this one had ended: agents that act at the same time do
+not see each other's answers.
 
 `likelihood`: y is the candidate and l its score. It is trained by the Bradley-Terry loss -log sigmoid(sum of l over an
 episode that succeeded - the same of one of its task that failed), over all such pairs (SWEET-RL, arXiv 2503.15478).
@@ -20,9 +24,8 @@ weights as advantages.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from itertools import product
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,40 +33,66 @@ from torch import Tensor
 Kind = Literal["value", "likelihood"]
 
 
-def scores(ratios: Tensor, rows: Sequence[Mapping[str, Any]], kind: Kind, trace: float) -> Tensor:
+class Bounds(NamedTuple):
+    """The least and the largest team reward, between which values are."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+    def with_rewards(self, rewards: Iterable[float]) -> Bounds:
+        """Returns the bounds that include these rewards as well."""
+        found = [*self, *rewards]
+        return Bounds(min(found), max(found))
+
+    def values(self, ratios: Tensor) -> Tensor:
+        """Returns the team rewards that log-ratios (N,) foretell."""
+        return self.low + (self.high - self.low) * ratios.sigmoid()
+
+    def shares(self, rewards: Tensor) -> Tensor:
+        """Returns team rewards (N,) as shares of the way from the least to the largest."""
+        return (rewards - self.low) / (self.high - self.low)
+
+
+def scores(ratios: Tensor, rows: Sequence[Mapping[str, Any]], kind: Kind, trace: float, bounds: Bounds) -> Tensor:
     """Returns the candidates' scores: log-ratios (N,) float64 -> (N,).
 
     Args:
         ratios: log-ratios of whole episodes.
-        rows: their tags: `episode`, `place` (the decision's in it) and `episode_success`.
+        rows: their tags: `episode`, `order` (how many of its decisions had started before), `place` (how many had
+            ended before it ended), `after` (how many had ended when it started) and `episode_reward`.
         kind: of the critic.
         trace: weight of what the next decision changes, of a value; lambda of generalized advantages.
+        bounds: of the team reward.
     """
     if kind == "likelihood":
         return ratios
-    values, episodes = ratios.sigmoid().tolist(), defaultdict(list)
+    values, episodes = bounds.values(ratios).tolist(), defaultdict(list)
     for number, tags in enumerate(rows):
-        episodes[tags["episode"]].append((tags["place"], number))
+        episodes[tags["episode"]].append(number)
     result = torch.zeros_like(ratios)
-    for places in episodes.values():
-        after, score = float(rows[places[0][1]]["episode_success"]), 0.0
-        for _, number in sorted(places, reverse=True):
-            score = after - values[number] + trace * score
-            result[number], after = score, values[number]
+    for numbers in episodes.values():
+        for number in sorted(numbers, key=lambda one: rows[one]["place"], reverse=True):
+            later = [other for other in numbers if rows[other]["after"] > rows[number]["place"]]
+            if later:
+                following = min(later, key=lambda other: rows[other]["order"])
+                change = values[following] - values[number] + trace * result[following]
+            else:
+                change = rows[number]["episode_reward"] - values[number]
+            result[number] = change
     return result
 
 
-def gradient_weights(ratios: Tensor, rows: Sequence[Mapping[str, Any]], kind: Kind) -> Tensor:
+def gradient_weights(ratios: Tensor, rows: Sequence[Mapping[str, Any]], kind: Kind, bounds: Bounds) -> Tensor:
     """Returns by what the gradient of each candidate's log-ratio is multiplied, to ascend: (N,) float64 -> (N,).
 
     Args:
         ratios: log-ratios.
-        rows: their tags: `episode`, `group` (the task) and `episode_success`.
+        rows: their tags: `episode`, `group` (the task), `episode_reward` and `episode_success`.
         kind: of the critic.
+        bounds: of the team reward.
     """
-    solved = torch.tensor([float(tags["episode_success"]) for tags in rows], dtype=torch.float64)
     if kind == "value":
-        return solved - ratios.sigmoid()
+        return bounds.shares(_of_rows(rows, "episode_reward")) - ratios.sigmoid()
     weight = pair_weights({episode: sum(found) for episode, found in _by_episode(ratios, rows).items()}, rows)
     # An update divides by the number of rows, which is no pair's.
     return len(rows) * torch.tensor([weight.get(tags["episode"], 0.0) for tags in rows], dtype=torch.float64)
@@ -74,43 +103,69 @@ def pair_weights(sums: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -
 
     Episodes of tasks whose episodes all ended alike are in no pair.
     """
-    tasks: dict[str, tuple[dict[str, None], dict[str, None]]] = defaultdict(lambda: ({}, {}))
-    for tags in rows:
-        tasks[tags["group"]][bool(tags["episode_success"])][tags["episode"]] = None
-    found = [pair for failed, solved in tasks.values() for pair in product(solved, failed)]
-    weight: dict[str, float] = defaultdict(float)
-    for better, worse in found:
-        wrong = torch.sigmoid(torch.tensor(sums[worse] - sums[better], dtype=torch.float64)).item()
-        weight[better] += wrong / len(found)
-        weight[worse] -= wrong / len(found)
+    tasks = _ends_by_task(rows).values()
+    pairs = sum(len(failed) * len(solved) for failed, solved in tasks)
+    weight: dict[str, float] = {}
+    for failed, solved in tasks:
+        if failed and solved:
+            better = torch.tensor([sums[one] for one in solved], dtype=torch.float64)
+            worse = torch.tensor([sums[one] for one in failed], dtype=torch.float64)
+            wrong = torch.sigmoid(worse - better.unsqueeze(1)) / pairs
+            weight |= dict(zip(solved, wrong.sum(1).tolist(), strict=True))
+            weight |= dict(zip(failed, (-wrong.sum(0)).tolist(), strict=True))
     return weight
 
 
-def agreement(ratios: Tensor, rows: Sequence[Mapping[str, Any]], kind: Kind) -> dict[str, float]:
+def has_signal(rows: Sequence[Mapping[str, Any]], kind: Kind) -> bool:
+    """Returns whether there is anything to learn: of `likelihood` two episodes of a task that ended differently."""
+    return bool(rows) if kind == "value" else any(failed and solved for failed, solved in _ends_by_task(rows).values())
+
+
+def agreement(ratios: Tensor, rows: Sequence[Mapping[str, Any]], kind: Kind, bounds: Bounds) -> dict[str, float]:
     """Returns how well scores of episodes that the critic has not learned from foretell their ends.
 
     `accuracy`: the share of pairs of episodes, one solved and one failed, in which the solved one has the larger mean
-    score (ties count half); of `likelihood` pairs of one task. `correlation`: that of a row's value or likelihood with
-    success. `brier`: the mean squared error of a value. Nothing for which there is no pair.
+    score (ties count half); of `likelihood` pairs of one task. `correlation`: that of a row's value with the team
+    reward, or of its likelihood with success. `brier`: the mean squared error of a value, both as shares of the way
+    between the bounds. Nothing for which there is no pair.
     """
-    ends = {tags["episode"]: (bool(tags["episode_success"]), tags["group"]) for tags in rows}
     mean = {episode: sum(found) / len(found) for episode, found in _by_episode(ratios, rows).items()}
-    pairs = [
-        (better, worse)
-        for better, worse in product(mean, mean)
-        if ends[better][0] and not ends[worse][0] and (kind == "value" or ends[better][1] == ends[worse][1])
-    ]
+    tasks = list(_ends_by_task(rows, together=kind == "value").values())
+    pairs = sum(len(failed) * len(solved) for failed, solved in tasks)
     metrics: dict[str, float] = {}
     if pairs:
-        right = sum((mean[better] > mean[worse]) + 0.5 * (mean[better] == mean[worse]) for better, worse in pairs)
-        metrics["accuracy"] = right / len(pairs)
-    solved = torch.tensor([float(tags["episode_success"]) for tags in rows], dtype=torch.float64)
-    found = ratios.sigmoid() if kind == "value" else ratios
-    if len(rows) > 1 and found.std() > 0 and solved.std() > 0:
-        metrics["correlation"] = torch.corrcoef(torch.stack([found, solved]))[0, 1].item()
+        right = sum(_larger([mean[one] for one in solved], [mean[one] for one in failed]) for failed, solved in tasks)
+        metrics["accuracy"] = right / pairs
+    found, ends = ratios, _of_rows(rows, "episode_success")
+    if kind == "value":
+        found, ends = ratios.sigmoid(), bounds.shares(_of_rows(rows, "episode_reward"))
+    if len(rows) > 1 and found.std() > 0 and ends.std() > 0:
+        metrics["correlation"] = torch.corrcoef(torch.stack([found, ends]))[0, 1].item()
     if kind == "value" and len(rows):
-        metrics["brier"] = (found - solved).square().mean().item()
+        metrics["brier"] = (found - ends).square().mean().item()
     return metrics
+
+
+def _larger(these: Sequence[float], those: Sequence[float]) -> float:
+    """Returns the number of pairs in which the first is larger, with ties as halves."""
+    ordered = torch.tensor(those, dtype=torch.float64).sort().values
+    values = torch.tensor(these, dtype=torch.float64)
+    below, up_to = (torch.searchsorted(ordered, values, right=right).double().sum().item() for right in (False, True))
+    return (below + up_to) / 2
+
+
+def _ends_by_task(
+    rows: Sequence[Mapping[str, Any]], together: bool = False
+) -> dict[str, tuple[dict[str, None], dict[str, None]]]:
+    """Returns task -> its episodes that failed and those that succeeded; all tasks as one if `together`."""
+    tasks: dict[str, tuple[dict[str, None], dict[str, None]]] = defaultdict(lambda: ({}, {}))
+    for tags in rows:
+        tasks["" if together else tags["group"]][bool(tags["episode_success"])][tags["episode"]] = None
+    return tasks
+
+
+def _of_rows(rows: Sequence[Mapping[str, Any]], tag: str) -> Tensor:
+    return torch.tensor([float(tags[tag]) for tags in rows], dtype=torch.float64)
 
 
 def _by_episode(ratios: Tensor, rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:

@@ -70,8 +70,11 @@ def critic_rows(
             "temperature": 1.0,
             "group": uid,
             "episode": f"{uid}_{session}",
+            "order": decision.order,
             "place": number,
+            "after": decision.after,
             "episode_success": record.outcome.success,
+            "episode_reward": record.outcome.team_reward,
         }
         prompt = [*text.hindsight, *shown, *asked]
         yield Row(f"{uid}_{session}_{total + number}", uid, prompt, Generation(list(answer), [], ""), 0.0, tags)

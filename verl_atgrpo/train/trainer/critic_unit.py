@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from verl.utils.debug import marked_timer
 
 from verl_atgrpo.play.types import Generation
 from verl_atgrpo.train.config.schema import AtGrpoConfig
-from verl_atgrpo.train.estimators.critic import agreement, gradient_weights, scores
+from verl_atgrpo.train.estimators.critic import Bounds, agreement, gradient_weights, has_signal, scores
 from verl_atgrpo.train.estimators.spec import EstimatorSpec
 from verl_atgrpo.train.rollout.critic_rows import CRITIC
 from verl_atgrpo.train.rollout.episode_rows import Row, episode_fields
@@ -65,6 +65,8 @@ class CriticUnit(SharingUnit):
         super().__init__(name, job, folder, trainable, host, settings, spec)
         assert settings.critic is not None
         self._kind, self._trace, self._epochs = settings.critic.kind, settings.critic.trace, settings.critic.epochs
+        self._reads = {"kind": settings.critic.kind, "hindsight": settings.critic.hindsight}
+        self._bounds = Bounds()
         self._idle = 0
         self._past: deque[list[PastRow]] = deque(maxlen=settings.critic.replay)
 
@@ -81,8 +83,10 @@ class CriticUnit(SharingUnit):
             rows, base = scoring.rows.real, self._means(scoring, of_base=True)
             rows.tag(base=[base[key] for key in rows.keys])  # once, as it never changes
             ratios = self._ratios(scoring)
-            rows.tag(score=scores(ratios, rows.tags, self._kind, self._trace).tolist())
-            scoring.metrics.update(agreement(ratios, rows.tags, self._kind), **{"team/rows": float(len(rows))})
+            self._bounds = self._bounds.with_rewards(tags["episode_reward"] for tags in rows.tags)
+            rows.tag(score=scores(ratios, rows.tags, self._kind, self._trace, self._bounds).tolist())
+            found = agreement(ratios, rows.tags, self._kind, self._bounds)
+            scoring.metrics.update(found, **{"team/rows": float(len(rows))})
             replayed = self._replayed()
             update = Update(replayed + rows, scoring.metrics, scoring.timing)
             if self._past.maxlen:
@@ -90,9 +94,7 @@ class CriticUnit(SharingUnit):
             if not self.can_learn_from(len(update.rows)):
                 return Update(scoring.rows + replayed, scoring.metrics, scoring.timing)
             self._deal(update, seed=global_steps)
-            self._look(
-                gradient_weights(torch.zeros(len(update.rows.real)).double(), update.rows.real.tags, self._kind)
-            )
+            self._look(has_signal(update.rows.real.tags, self._kind))
             for _ in range(self._epochs):
                 # Anew each time: the gradient's weights, and the ratio that verl's loss clips, are those of now.
                 self._write_advantages(update.rows, self._ratios(update))
@@ -141,7 +143,7 @@ class CriticUnit(SharingUnit):
 
     def _write_advantages(self, batch: Batch, ratios: Tensor) -> None:
         real = batch.real
-        weights, lengths = gradient_weights(ratios, real.tags, self._kind), real.lengths.double()
+        weights, lengths = gradient_weights(ratios, real.tags, self._kind, self._bounds), real.lengths.double()
         if self.config.actor_rollout_ref.actor.loss_agg_mode != _PER_ROW:
             weights = weights * lengths.mean() / lengths
         of_row = dict(zip(real.keys, weights.tolist(), strict=True))
@@ -149,9 +151,9 @@ class CriticUnit(SharingUnit):
             values = torch.tensor([of_row.get(key, 0.0) for key in part.keys])
             part.put(advantages=jagged(torch.repeat_interleave(values, part.lengths), part.lengths))
 
-    def _look(self, weights: Tensor) -> None:
+    def _look(self, signal: bool) -> None:
         """Warns after ten steps without anything to learn from."""
-        self._idle = 0 if weights.any() else self._idle + 1
+        self._idle = 0 if signal else self._idle + 1
         if self._idle == _IDLE_STEPS:
             logger.warning(
                 "critic %r: in %d steps no two episodes of a task ended differently, so it has learned nothing; use "
@@ -160,13 +162,15 @@ class CriticUnit(SharingUnit):
                 self._idle,
             )
 
-    def state(self) -> list[list[PastRow]]:
-        """Returns what a checkpoint keeps: the rows of earlier steps."""
-        return list(self._past)
+    def state(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps: the rows of earlier steps, what they show, and the bounds of the reward."""
+        return {"rows": list(self._past), "bounds": tuple(self._bounds), **self._reads}
 
-    def restore(self, state: Iterable[list[PastRow]]) -> None:
-        """Takes the rows of a checkpoint."""
-        self._past.extend(state)
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Takes what a checkpoint keeps; rows of another `critic.kind` or `critic.hindsight` are of no use."""
+        self._bounds = Bounds(*state.get("bounds", ()))
+        if all(state.get(key) == value for key, value in self._reads.items()):
+            self._past.extend(state["rows"])
 
 
 def _past_rows(batch: Batch) -> list[PastRow]:

@@ -494,7 +494,7 @@ class AtGrpoTrainer(PPOTrainer):  # type: ignore[misc]
         if self._opponents is not None and not self._opponents.slots:
             self._freeze_self(0)
         if (critic := self._critic) is not None:
-            critic.restore(states.get("critic", ()))
+            critic.restore(states.get("critic", {}))
         if tasks is not None:
             if self._order is None and {"tried", "counts"} & tasks.keys():
                 raise ValueError(
