@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from verl_atgrpo.play import opponents as opponents_module
 from verl_atgrpo.play.opponents import Opponent, OpponentPool
 from verl_atgrpo.play.ratings import elo, results
 
@@ -136,21 +135,37 @@ def test_the_rating_follows_a_policy_that_becomes_stronger(size: int, every: int
     assert made.metrics()["opponents/elo"] == pytest.approx(gain * (steps - 1), rel=1 / 6)
 
 
-def test_the_zero_of_the_rating_stays_when_the_oldest_are_no_longer_rated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opponents_module, "_RATED", 3)
-    made = pool(weights={"past": 1}, size=2, every=1)
-    for step in range(8):
-        made.freeze(step)
-        past = {slot: frozen for slot, frozen in made.slots.items() if frozen < step}
-        games = [(Opponent("player", slot, frozen), 1.0) for slot, frozen in past.items() for _ in range(3)]
-        games += [(Opponent("player", slot, frozen), -1.0) for slot, frozen in past.items()]
-        before = made.metrics().get("opponents/elo", 0.0)
-        made.add(games, step + 1)
-        if games:
-            assert made.metrics()["opponents/elo"] > before + 50
-    again = pool(weights={"past": 1}, size=2, every=1)
+@pytest.mark.parametrize("strong", [0.0, 300.0], ids=["as the policy", "one is stronger"])
+def test_the_rating_of_a_long_run_stays_true(strong: float) -> None:
+    """800 points in the first 100 of 400 steps, then a plateau; a strong past self stays in the pool for long."""
+    rng, made = random.Random(1), pool(weights={"past": 1}, size=4, every=4)
+
+    def strength(step: int) -> float:
+        return 8.0 * min(step, 100) + strong * (step == 60)
+
+    made.freeze(0)
+    for step in range(1, 401):
+        games = []
+        for task in range(32):
+            opponent = made.draw(step, task, 0)
+            chance = 1 / (1 + 10 ** ((strength(opponent.step) - strength(step - 1)) / 400))
+            games.append((opponent, 1.0 if rng.random() < chance else -1.0))
+        made.add(games, step)
+        if made.is_due(step):
+            made.freeze(step)
+    rating = made.metrics()["opponents/elo"]
+    assert rating == pytest.approx(800, rel=0.25)
+    again = pool(weights={"past": 1}, size=4, every=4)
     again.restore(made.state())
-    assert again.metrics()["opponents/elo"] == made.metrics()["opponents/elo"]
+    assert again.metrics()["opponents/elo"] == rating
+
+
+def test_a_pool_that_begins_between_two_past_selves_rates_the_policy_above_the_one_it_beats() -> None:
+    made = pool(weights={"past": 1}, every=20)
+    made.freeze(25)
+    for step in range(26, 34):
+        made.add([(Opponent("player", 1, 25), 1.0)] * 5 + [(Opponent("player", 1, 25), -1.0)], step)
+        assert made.metrics()["opponents/elo"] > 100, step
 
 
 def test_a_checkpoint_has_all_that_draws_and_ratings_follow_from() -> None:

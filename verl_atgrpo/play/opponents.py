@@ -13,13 +13,11 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from verl_atgrpo.play.ratings import elo, results, score_of
+from verl_atgrpo.play.ratings import PRIOR_OF_CHAIN, elo, results, score_of
 from verl_atgrpo.play.seeds import stable_hash
 
 _WINDOW = 32
 """Games against a past self, the last ones, that say how often it is beaten: the policy changes."""
-_RATED = 64
-"""Most players of the rating, the latest."""
 
 
 class Opponent(NamedTuple):
@@ -72,8 +70,8 @@ class OpponentPool:
         """The policy's scores against a past self, by its step."""
         self._games: dict[tuple[int, int], tuple[float, float]] = {}
         """(The policy near this step, a multiple of `every`; the step of a past self) -> score and games."""
-        self._zero = 0.0
-        """Rating of the oldest player that is rated, above the oldest one that ever was."""
+        self._rated: int | None = None
+        """The policy as it is, of these."""
         self._last: list[tuple[str, float]] = []
         """Kind of opponent and reward of the games of the last step."""
 
@@ -129,26 +127,21 @@ class OpponentPool:
                 continue
             score, number = self._games.get((label, opponent.step), (0.0, 0.0))
             self._games[label, opponent.step] = score + score_of(reward), number + 1
-        players = sorted({player for pair in self._games for player in pair})
-        if len(players) > _RATED:
-            self._zero += elo(self._games, players[0])[players[-_RATED]].points
-            latest = {*players[-_RATED:]}
-            self._games = {pair: games for pair, games in self._games.items() if {*pair} <= latest}
+            self._rated = label
 
     def metrics(self) -> dict[str, float]:
         """Returns results of the last step by kind of opponent, the number of past selves, and the policy's rating.
 
-        The rating is in Elo points above the oldest past self. Its margin is half of the 95% interval of its distance
-        from the oldest one that is still rated.
+        The rating is in Elo points above the oldest past self, and of all games so far: later players are compared by
+        earlier ones.
         """
         found = {"opponents/past_selves": float(len(self.slots))} if "past" in self._weights else {}
         for kind in dict.fromkeys(kind for kind, _ in self._last):
             shares = results(reward for one, reward in self._last if one == kind)
             found |= {f"opponents/{kind}/{name}": share for name, share in shares.items()}
-        if self._games:
-            players = {player for pair in self._games for player in pair}
-            rating = elo(self._games, min(players))[max(players)]
-            found |= {"opponents/elo": self._zero + rating.points, "opponents/elo_margin": rating.margin}
+        if self._rated is not None:
+            rating = elo(self._games, min(past for _, past in self._games), PRIOR_OF_CHAIN)[self._rated]
+            found |= {"opponents/elo": rating.points, "opponents/elo_margin": rating.margin}
         return found
 
     def state(self) -> dict[str, Any]:
@@ -158,7 +151,7 @@ class OpponentPool:
             "frozen": list(self._frozen),
             "recent": {step: list(scores) for step, scores in self._recent.items()},
             "games": dict(self._games),
-            "zero": self._zero,
+            "rated": self._rated,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -178,4 +171,4 @@ class OpponentPool:
         self._frozen = list(state["frozen"])
         for step, scores in state["recent"].items():
             self._recent[step].extend(scores)
-        self._games, self._zero = dict(state["games"]), state["zero"]
+        self._games, self._rated = dict(state["games"]), state["rated"]
