@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fakes.scripted_policy import Numbered, Recorder, bounded
 
-from verl_atgrpo import EpisodeFailed, Outcome, Score, Team
+from verl_atgrpo import EnvironmentConfigError, EpisodeFailed, Outcome, Score, Team
 from verl_atgrpo.play.branching import play_branched
 from verl_atgrpo.play.types import Decision, EpisodeRecord, Mode, TeamOptions
 from verl_atgrpo.train.config.schema import BranchSettings
@@ -205,6 +205,16 @@ def test_a_tree_of_three_by_three_by_three_as_in_malt() -> None:
     assert made["generator.0=1.0/verifier.0=2.0/refiner.0"] == [1, 1, 1]
     rows = list(training_rows("u", 0, record, "branch"))
     assert len(rows) == 39 and len({row.key for row in rows}) == 39
+
+
+def test_a_tree_that_would_be_too_large_ends_the_run_before_it_is_played() -> None:
+    teams = Teams()
+    with pytest.raises(
+        EnvironmentConfigError, match=r"^at_grpo\.branch\.nested=true: .* at 3 decisions, .* 4,913 cont"
+    ):
+        branched(Chain(as_number), teams, at="every", nested=True, candidates=17)
+    assert len(teams.made) == 1
+    assert branched(Chain(as_number), Teams(), at={"generator": 0}, nested=True, candidates=17).decisions
 
 
 def test_a_tree_may_leave_out_agents() -> None:

@@ -80,6 +80,11 @@ class InARow(Environment):
         if split == "val":
             return Game((), side, self.against[index // self.val_games], rng.getrandbits(31))
         moves = random_moves(self.rules, self.rules.start(), rng.randint(0, self.opening), rng)
+        board = self.rules.after(moves)
+        if self.rules.turn(board) != side and any(
+            self.rules.winner(self.rules.play(board, move)) for move in self.rules.moves(board)
+        ):
+            moves.pop()  # or the game could end before this side has moved
         return Game(tuple(moves), side, self.opponent, rng.getrandbits(31))
 
     def fingerprint(self, task: Game) -> str:

@@ -234,3 +234,22 @@ def test_connect_four_keeps_the_contract() -> None:
 def test_refused_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(EnvironmentConfigError, match=message):
         made(**options)
+
+
+@pytest.mark.parametrize(
+    ("name", "opponent"), [("tic_tac_toe", "search"), ("tic_tac_toe", "self"), ("connect_four", "random")]
+)
+def test_after_a_long_opening_the_side_in_training_still_moves(name: str, opponent: str) -> None:
+    """A player that looks ahead wins at once where it can, so an opening may not leave it that."""
+    env = made(name, opening=6, opponent=opponent, style="compact")
+    kept = 0
+    for index in range(120):
+        task = env.task("train", index)
+        board = env.rules.after(task.opening)
+        if env.rules.turn(board) != task.side:
+            kept += 1
+            assert not any(env.rules.winner(env.rules.play(board, move)) for move in env.rules.moves(board))
+        assert any(
+            one.trained for one in played(env, task, x=lambda prompt, k: "1", o=lambda prompt, k: "1").decisions
+        )
+    assert kept, "not every opening loses a move"

@@ -24,9 +24,20 @@ from verl_atgrpo.play.environment import Environment, play
 from verl_atgrpo.play.scoring import lowest_for_errors
 from verl_atgrpo.play.seeds import stable_hash
 from verl_atgrpo.play.team import Team
-from verl_atgrpo.play.types import Candidate, Decision, EpisodeFailed, EpisodeRecord, Mode, Replayed, ReplayError
+from verl_atgrpo.play.types import (
+    Candidate,
+    Decision,
+    EnvironmentConfigError,
+    EpisodeFailed,
+    EpisodeRecord,
+    Mode,
+    Replayed,
+    ReplayError,
+)
 from verl_atgrpo.play.user_code import gather_or_cancel
 
+MOST_ENDS = 4096
+"""Most continuations of an episode with `nested`, whose number is a product over its branch points."""
 NONE_COMMITTED = -1
 """`Decision.committed` where the episode went on with a reply that is not among the candidates (`at: random`)."""
 MakeTeam = Callable[[Mode], Team]
@@ -78,6 +89,7 @@ async def play_branched(
         frozen: policies that are not trained; their decisions are no branch points.
 
     Raises:
+        EnvironmentConfigError: with `nested` it would have more than `MOST_ENDS` continuations.
         EpisodeFailed: a decision failed, the episode has no decision to branch at, or a decision differs when it is
             played again with the same replies.
     """
@@ -87,6 +99,13 @@ async def play_branched(
         raise EpisodeFailed("no_branch_point", f"no decision to branch at (at_grpo.branch.at={options.at})")
     if options.nested:
         points = trunk.points[:1]  # the continuations branch at the others
+        ends = math.prod(point.k * options.continuations for point in trunk.points)
+        if ends > MOST_ENDS:
+            raise EnvironmentConfigError(
+                f"at_grpo.branch.nested=true: this episode branches at {len(trunk.points)} decisions, which makes "
+                f"{ends:,} continuations, more than {MOST_ENDS:,}: name fewer with branch.at: {{<agent>: <n>}}, lower "
+                "candidates, or set nested to false"
+            )
     elif options.at == "random":
         points = [random.Random(stable_hash(seed, "branch")).choice(trunk.points)]
     else:
