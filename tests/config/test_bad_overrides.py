@@ -26,9 +26,8 @@ from omegaconf import OmegaConf
 
 from verl_atgrpo import EnvironmentConfigError, make, platform_choice, recipes
 from verl_atgrpo.play.registry import load, registered
-from verl_atgrpo.train.config import job_rules, kinds, machine_check
+from verl_atgrpo.train.config import check, job_rules, kinds, machine_check
 from verl_atgrpo.train.config.job import Job
-from verl_atgrpo.train.config.rules import check
 from verl_atgrpo.train.config.run_check import check_run, check_run_or_exit
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.train.config.verl_keys import check_keys, check_types, kind_of, row_of

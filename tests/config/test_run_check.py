@@ -20,11 +20,10 @@ from fakes.math_problems import sources
 
 import verl_atgrpo.recipes
 from verl_atgrpo import Environment, Outcome, Split, compat, platform_choice
-from verl_atgrpo.train.config import job_rules, machine_check, mode_rules, policy_rules, run_check
+from verl_atgrpo.train.config import check, job_rules, machine_check, mode_rules, policy_rules, run_check
 from verl_atgrpo.train.config.machine_check import check_models
 from verl_atgrpo.train.config.policies import expand_policies
 from verl_atgrpo.train.config.policy_rules import of_context
-from verl_atgrpo.train.config.rules import check
 from verl_atgrpo.train.config.run_check import check_run, check_run_or_exit, typed_command
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError, Section
 

@@ -21,12 +21,12 @@ from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.environment_check import tasks_of
 from verl_atgrpo.play.remote import RemoteModel
 from verl_atgrpo.recipes import compose, readable
+from verl_atgrpo.train.config import check
 from verl_atgrpo.train.config.job import Job, Policy
 from verl_atgrpo.train.config.job_rules import of_answers, of_assignments, of_sampling
 from verl_atgrpo.train.config.machine_check import check_cpu_prefill
 from verl_atgrpo.train.config.policies import expand_policies, job_of
 from verl_atgrpo.train.config.policy_rules import of_memory, of_room, of_temperatures
-from verl_atgrpo.train.config.rules import check
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ValidationAnswers
 from verl_atgrpo.train.config.verl_keys import check_keys, check_types
 from verl_atgrpo.train.config.view import View

@@ -98,20 +98,9 @@ class Policy:
 
     @property
     def section(self) -> Any:
-        """Its `actor_rollout_ref`."""
+        """Its `actor_rollout_ref`, whose parts follow."""
         return self.view.config.actor_rollout_ref
 
-    @property
-    def actor(self) -> Any:
-        """Its `actor`."""
-        return self.section.actor
-
-    @property
-    def model(self) -> Any:
-        """Its `model`."""
-        return self.section.model
-
-    @property
-    def rollout(self) -> Any:
-        """Its `rollout`."""
-        return self.section.rollout
+    actor = property(lambda self: self.section.actor)
+    model = property(lambda self: self.section.model)
+    rollout = property(lambda self: self.section.rollout)

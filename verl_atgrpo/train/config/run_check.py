@@ -14,12 +14,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_atgrpo import compat, platform_choice
 from verl_atgrpo.play.types import EnvironmentConfigError
-from verl_atgrpo.train.config import job_rules, mode_rules, policy_rules
-from verl_atgrpo.train.config.cpu_memory import return_large_blocks
+from verl_atgrpo.train.config import check, job_rules, mode_rules, policy_rules
 from verl_atgrpo.train.config.job import Job, Policy
-from verl_atgrpo.train.config.machine_check import check_models, of_folders
+from verl_atgrpo.train.config.machine_check import check_models, of_folders, return_large_blocks
 from verl_atgrpo.train.config.policies import expand_policies
-from verl_atgrpo.train.config.rules import check
 from verl_atgrpo.train.config.schema import COMMAND, MODES, SECTION, AtGrpoConfig, ConfigError
 from verl_atgrpo.train.config.verl_keys import check_keys, check_present, check_types
 from verl_atgrpo.train.config.view import POLICY, View, shown_as

@@ -19,10 +19,10 @@ from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.environment_check import check_declared, tasks_of
 from verl_atgrpo.play.types import EnvironmentConfigError, Selection, Split, TeamOptions, for_agent, names_of
 from verl_atgrpo.recipes import gone
+from verl_atgrpo.train.config import SECTION as SECTION
+from verl_atgrpo.train.config import ConfigError as ConfigError
+from verl_atgrpo.train.config import check
 from verl_atgrpo.train.config.kinds import Count, Seconds, Text, Weight, words
-from verl_atgrpo.train.config.rules import SECTION as SECTION
-from verl_atgrpo.train.config.rules import ConfigError as ConfigError
-from verl_atgrpo.train.config.rules import check
 from verl_atgrpo.train.config.section_rules import of_section
 from verl_atgrpo.train.estimators.choice import configured_spec
 from verl_atgrpo.train.estimators.spec import EstimatorSpec

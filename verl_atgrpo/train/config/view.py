@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_atgrpo.train.config.rules import ConfigError
+from verl_atgrpo.train.config import ConfigError
 
 POLICY = "actor_rollout_ref"
 DEFAULT = object()
