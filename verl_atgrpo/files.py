@@ -219,7 +219,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     if path.is_dir():
         raise FileError(f"{path} is a folder: name a file")
-    with naming(path), _folders(path.parent):
+    with naming(path), folders(path.parent):
         partial = path.parent / f".{secrets.token_hex(8)}{_PARTIAL}{path.suffix}"
         try:
             yield partial
@@ -247,7 +247,7 @@ def temporary_folder(place: Path) -> Iterator[Path]:
     if (place.exists() or place.is_symlink()) and not place.is_dir():
         raise FileError(f"{place} is not a folder: name another place")
     above = place if place.is_dir() else place.parent
-    with naming(place), _folders(above):
+    with naming(place), folders(above):
         partial = above / f".{secrets.token_hex(8)}{_PARTIAL}"
         partial.mkdir()
         try:
@@ -295,13 +295,14 @@ def naming(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _folders(path: Path) -> Iterator[None]:
+def folders(path: Path, keep: bool = True) -> Iterator[None]:
+    """Makes a folder and those above it; removes what it made if the block ends with an error, or not to be kept."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
     try:
+        path.mkdir(parents=True, exist_ok=True)
         yield
-    except BaseException:
+        missing = [] if keep else missing
+    finally:
         for folder in missing:
             with contextlib.suppress(OSError):  # somebody else may use it by now
                 folder.rmdir()
-        raise
