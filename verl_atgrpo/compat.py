@@ -318,11 +318,7 @@ def import_within(name: str, context: Context) -> None:
 
 
 def explain_recipes(module: ModuleType) -> None:
-    """Has Hydra end with one line for a recipe that is no YAML (file and line), or is gone (what replaces it).
-
-    Args:
-        module: Hydra's with the sources of configurations.
-    """
+    """Has Hydra end with one line for a recipe that is no YAML (file and line), or is gone (what replaces it)."""
     from hydra.errors import ConfigCompositionException
     from yaml import YAMLError
 
@@ -344,11 +340,7 @@ def explain_recipes(module: ModuleType) -> None:
 
 
 def explain_keys(module: ModuleType) -> None:
-    """Has Hydra end with one line where the command line sets a key that is gone.
-
-    Args:
-        module: Hydra's that applies overrides.
-    """
+    """Has Hydra end with one line where the command line sets a key that is gone."""
     from hydra.errors import ConfigCompositionException
 
     from verl_atgrpo.recipes import gone
@@ -374,10 +366,8 @@ def freeze_startup_objects(_: object = None) -> None:
 
     torch, Ray, verl and vLLM create a million objects, which full collections would scan again and again, half a
     second each. A process that serves requests calls this when it is ready, as vLLM's own server does, the others
-    after the first step, which imports, compiles and allocates what all steps use (`AtGrpoTrainer`).
-
-    Args:
-        _: the actor that it runs in, as Ray passes it to `__ray_call__`; not used.
+    after the first step, which imports, compiles and allocates what all steps use. `_` is an actor, as Ray passes it
+    to `__ray_call__`.
     """
     gc.collect()
     gc.freeze()

@@ -17,10 +17,7 @@ from typing import Any
 
 
 def register() -> None:
-    """Registers estimator, trainer, engine, configuration checks and, without an accelerator, CPU mode.
-
-    Also makes sure that the package's warnings are logged.
-    """
+    """Registers estimator, trainer, engine, checks, logs of warnings and, without an accelerator, CPU mode."""
     from verl_atgrpo import compat, platform_choice
 
     _log_warnings()

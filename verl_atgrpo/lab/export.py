@@ -46,7 +46,7 @@ _JSON: TypeAdapter[dict[str, Any] | list[Any]] = TypeAdapter(dict[str, Any] | li
 
 
 def export(step: Path, out: Path, left_out: str = "") -> dict[str, Path]:
-    """Writes the trained policies of one step to `out/<policy>`, adapters merged.
+    """Writes the trained policies of one step to `out/<policy>`, adapters merged; returns policy -> its folder.
 
     Copies models that the checkpoint holds; `verl.model_merger` makes the others from shards, in bfloat16. A merged
     adapter is also in its model's folder, in `lora_adapter`. After an error `out` is as it was.
@@ -56,13 +56,9 @@ def export(step: Path, out: Path, left_out: str = "") -> dict[str, Path]:
         out: the folder for the models, made if it does not exist.
         left_out: a policy that is not exported.
 
-    Returns policy -> its folder.
-
-    Raises:
-        ValueError: `step` is no complete checkpoint, or a policy was not trained with FSDP.
-        FileError: a file of the checkpoint is damaged, or a link out of it.
-        FileExistsError: a policy's folder in `out` exists.
-        RuntimeError: `verl.model_merger` failed.
+    Raises ValueError if `step` is no complete checkpoint, or a policy was not trained with FSDP; FileError if a file
+    of it is damaged, or a link out of it; FileExistsError for a policy's folder in `out`; RuntimeError from the
+    merger.
     """
     saved = {name: folder for name, folder in trained_policies(step).items() if name != left_out}
     if not saved:
@@ -84,9 +80,7 @@ def export(step: Path, out: Path, left_out: str = "") -> dict[str, Path]:
 def trained_policies(step: Path) -> dict[str, Path]:
     """Returns policy -> its folder in the checkpoint `global_step_<n>`.
 
-    Raises:
-        ValueError: the checkpoint is not complete.
-        FileError: its list of policies is damaged, or names a folder outside it.
+    Raises ValueError if that is not complete, FileError if its list of policies is damaged, or names a folder outside.
     """
     file = step / POLICIES_FILE
     if not file.is_file():
@@ -112,10 +106,7 @@ def _check_links(policy: Path, step: Path) -> None:
 
 
 def check_model(folder: Path) -> None:
-    """Checks that a folder's model is whole: its JSON files, and the headers and sizes of its weights.
-
-    Raises FileError, with the file, or OSError.
-    """
+    """Raises FileError or OSError unless a folder's model is whole: JSON, and the headers and sizes of its weights."""
     read_json(folder / "config.json", _MODEL_CONFIG, "a model's configuration")
     for file in sorted(folder.glob("*.json")):
         read_json(file, _JSON, "a JSON object or list")
@@ -147,10 +138,7 @@ def shared_adapter(policy: Path) -> Path | None:
 
 
 def check_adapter(folder: Path) -> AdapterConfig:
-    """Checks that a folder's adapter is whole; returns its configuration.
-
-    Raises FileError, with the file, or OSError.
-    """
+    """Returns the configuration of a folder's adapter; raises FileError or OSError if that is not whole."""
     config = read_json(folder / ADAPTER_CONFIG, _ADAPTERS, "peft's configuration of an adapter on a base model")
     check_safetensors(folder / ADAPTER_WEIGHTS)
     return config

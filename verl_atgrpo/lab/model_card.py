@@ -23,10 +23,7 @@ def measured_by(evaluation: Path) -> figures.Figures:
 
 
 def run_of(step: Path) -> records.Run:
-    """Returns the records beside a checkpoint's folder `global_step_<n>`; empty ones with `at_grpo.record=null`.
-
-    Raises FileError if one is damaged.
-    """
+    """Returns the records beside a folder `global_step_<n>`, empty ones with `record: null`; or raises FileError."""
     try:
         return records.read(records.find(step.parent))
     except ValueError as error:
@@ -44,13 +41,9 @@ def critic_of(run: records.Run) -> str:
 def write_cards(
     step: Path, run: records.Run, exported: Mapping[str, Path], measured: figures.Figures | None = None
 ) -> None:
-    """Writes a model card into each exported policy's folder.
+    """Writes a model card into the folder of each policy exported from `step`, a folder `global_step_<n>`.
 
-    Args:
-        step: the checkpoint's folder, `global_step_<n>`.
-        run: its records.
-        exported: policy -> its folder.
-        measured: of an evaluation, for success with its interval.
+    `measured` is of an evaluation, for success with its interval.
     """
     number = int(step.name.rpartition("_")[2])
     for policy, folder in exported.items():
@@ -136,9 +129,8 @@ def _evaluation(measured: figures.Figures) -> str:
 def push(exported: Mapping[str, Path], name: str) -> list[str]:
     """Sends exported policies to a hub as `name`, or as `name-<policy>` if there are several; returns their addresses.
 
-    The hub is `HF_ENDPOINT`'s, the token that of `huggingface-cli login` or `HF_TOKEN`.
-
-    Raises RuntimeError if the hub refuses or cannot be reached.
+    The hub is `HF_ENDPOINT`'s, the token that of `huggingface-cli login` or `HF_TOKEN`. Raises RuntimeError if the hub
+    refuses or cannot be reached.
     """
     import httpx
     from huggingface_hub import HfApi

@@ -35,9 +35,8 @@ def evaluate(options: Options, out: Path, *, ks: Sequence[int] | None = None, in
         ks: values of k for pass@k; None for the powers of two up to the episodes per task.
         in_flight: number of concurrent episodes.
 
-    Raises:
-        ValueError: options, recipe and file are inconsistent.
-        RuntimeError: episodes could not be played, or all of them failed; `out` has those that ended.
+    Raises ValueError if options, recipe and file are inconsistent, and RuntimeError if episodes could not be played,
+    or all of them failed; `out` has those that ended.
     """
     from verl_atgrpo.lab.evaluation import plan as plans
 
@@ -105,15 +104,12 @@ def _remote(plan: Plan, agent: str, endpoint: RemoteModel) -> RemotePolicy:
 async def _served(
     plan: Plan, agent: str, name: str, engines: dict[str, Engine], models: dict[str, Any], stack: AsyncExitStack
 ) -> ServedPolicy:
-    """Returns an agent's sampler.
+    """Returns an agent's sampler, whose engine `stack` closes.
 
     Args:
-        plan: the evaluation's.
-        agent: the agent's name.
-        name: its player's.
+        name: the agent's player.
         engines: those that run, by their arguments; equal ones are one engine.
         models: verl's `model` sections that were loaded, with their tokenizers, by player.
-        stack: closes the engines.
     """
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.rollout.utils import get_max_position_embeddings
@@ -155,9 +151,7 @@ async def _served(
 def compare(first: Path, second: Path, *, common_only: bool = False) -> str:
     """Returns a comparison of the teams of two result files, `second` against `first`, as text.
 
-    Raises:
-        FileError: a file is not a result file, or has no episodes.
-        ValueError: the files have no task in common, or different tasks without `common_only`.
+    Raises FileError for what is no result file, or has no episodes, and as `figures.compare`.
     """
     rows = [list(read(path).rows.values()) for path in (first, second)]
     for path, mine in zip((first, second), rows, strict=True):

@@ -33,12 +33,7 @@ _SAME = (
 def engine_args(key: str, path: str, policy: DictConfig) -> dict[str, Any]:
     """Returns vLLM's arguments to serve the model at `path` as in training.
 
-    Args:
-        key: key of the policy's section, for messages.
-        path: the model.
-        policy: the policy's `actor_rollout_ref`.
-
-    Raises ValueError for settings that are not supported here.
+    `policy` is its `actor_rollout_ref`, `key` names that. Raises ValueError for settings that are not supported here.
     """
     rollout = policy.rollout
     if rollout.quantization is not None:
@@ -62,13 +57,7 @@ class Engine:
     """One model in vLLM, with the interface of verl's client that `ServedPolicy` uses."""
 
     def __init__(self, args: Mapping[str, Any], tokenizer: Any, processor: Any) -> None:
-        """Stores the arguments; `async with` starts the engine.
-
-        Args:
-            args: vLLM's arguments, see `engine_args`.
-            tokenizer: the model's; ids beyond it are never sampled.
-            processor: the model's, or None.
-        """
+        """Keeps vLLM's arguments (`engine_args`); ids beyond the tokenizer's are never sampled. See `async with`."""
         self._args = dict(args)
         self._tokenizer = tokenizer
         self._processor = processor
@@ -76,10 +65,7 @@ class Engine:
         self._numbers = itertools.count()
 
     async def __aenter__(self) -> Engine:
-        """Loads the model, which blocks the event loop.
-
-        Raises compat.CompatError if vLLM is missing.
-        """
+        """Loads the model, which blocks the event loop; raises compat.CompatError if vLLM is missing."""
         compat.check_distributions()
         compat.check_symbols(compat.EVALUATION_SYMBOLS)
         from verl.plugin.platform import get_platform
@@ -115,9 +101,7 @@ class Engine:
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: Mapping[str, Any]) -> Any:
         """Returns verl's TokenOutput for one prompt.
 
-        Raises:
-            EpisodeFailed: the prompt leaves no room for an answer.
-            PolicyUnusable: the engine is dead.
+        Raises EpisodeFailed if the prompt leaves no room for an answer, PolicyUnusable if the engine is dead.
         """
         from verl.workers.rollout.replica import TokenOutput
         from vllm import SamplingParams

@@ -80,17 +80,8 @@ async def play_all(
 ) -> None:
     """Plays `keys` and adds each to `results` when it ends; an error cancels the episodes in flight.
 
-    Args:
-        environment: source of the validation tasks.
-        lineup: the agents' policies.
-        keys: the episodes.
-        results: the result file.
-        in_flight: number of concurrent episodes.
-        max_failed: most failed episodes before the run stops.
-
-    Raises:
-        PolicyUnusable: a policy cannot answer any request.
-        RuntimeError: too many episodes failed, or the environment has a defect.
+    At most `in_flight` are played at the same time. Raises PolicyUnusable if a policy cannot answer any request, and
+    RuntimeError if more than `max_failed` episodes failed, or the environment has a defect.
     """
     queue = iter(keys)
     progress = _Progress(len(keys), max_failed)
@@ -111,11 +102,9 @@ async def play_all(
 
 
 async def play_one(environment: Environment, lineup: Lineup, key: EpisodeKey) -> EpisodeRow:
-    """Plays an episode with the seeds of validation during training; a failed episode is a row with `failed`.
+    """Plays an episode with the seeds of validation during training; a failed one is a row with `failed`.
 
-    Raises:
-        PolicyUnusable: a policy cannot answer any request.
-        RuntimeError: the environment has a defect.
+    Raises PolicyUnusable if a policy cannot answer any request, RuntimeError if the environment has a defect.
     """
     with contained(f"{type(environment).__name__}.task"):
         task = environment.task("val", key.task)

@@ -59,12 +59,7 @@ class Figures:
 def pass_at_k(episodes: int, solved: int, k: int) -> float:
     """Returns the unbiased estimate 1 - C(n - c, k) / C(n, k) of pass@k (Chen et al. 2021, arXiv 2107.03374).
 
-    Args:
-        episodes: n, the episodes of one task.
-        solved: c, the solved ones.
-        k: from 1 to n.
-
-    Raises ValueError for other k.
+    `episodes` is n, those of one task, `solved` is c. Raises ValueError unless k is from 1 to n.
     """
     if not 1 <= k <= episodes:
         raise ValueError(
@@ -187,12 +182,8 @@ class Comparison:
 def compare(first: Iterable[EpisodeRow], second: Iterable[EpisodeRow], *, common_only: bool = False) -> Comparison:
     """Returns the comparison of two evaluations on the same tasks, matched by fingerprint.
 
-    Args:
-        first: episodes of one evaluation.
-        second: episodes of the other; their number per task may differ.
-        common_only: allows different tasks and compares on the common ones.
-
-    Raises ValueError if there is no common task, or if the tasks differ without `common_only`.
+    Their episodes per task may differ. Raises ValueError if there is no common task, or if the tasks differ without
+    `common_only`, which compares on the common ones.
     """
     a, b = _success_by_problem(first), _success_by_problem(second)
     common = sorted(a.keys() & b.keys())

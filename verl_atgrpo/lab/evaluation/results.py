@@ -126,9 +126,7 @@ class Results:
 def read(path: Path) -> Results:
     """Reads a result file, without an incomplete last line.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        FileError: it is not a result file, has more than `MAX_BYTES`, or a line is malformed.
+    Raises FileNotFoundError, or FileError if it is no result file, has more than `MAX_BYTES`, or a line is malformed.
     """
     check_file(path, MAX_BYTES)
     with path.open("rb") as file:
@@ -149,17 +147,15 @@ class ResultFile:
     """A result file open for appending, locked against other processes."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], made_by: Mapping[str, Any]) -> None:
-        """Opens or creates the file, completes or removes a last line without a newline and reads its rows.
+        """Opens or creates file and folder, completes or removes a last line without a newline and reads its rows.
 
         Args:
-            path: the file; its folder is created if missing.
+            path: the file.
             settings: JSON-serialisable values that the distribution of episodes depends on.
             made_by: further facts, written only to a new file.
 
-        Raises:
-            FileError: it is not a result file.
-            ValueError: it has other settings, whose episodes must not be mixed.
-            BlockingIOError: another process writes to it.
+        Raises FileError if it is no result file, ValueError if it has other settings, whose episodes must not be
+        mixed, and BlockingIOError if another process writes to it.
         """
         if path.exists():
             check_file(path, MAX_BYTES)

@@ -90,11 +90,7 @@ def weights_digest(path: str) -> str | None:
 
 
 def of_checkpoint(step: Path, policies: Mapping[str, bool]) -> dict[str, Source]:
-    """Returns the source of every policy in a checkpoint.
-
-    Args:
-        step: a folder `global_step_<n>`.
-        policies: the recipe's policies -> trainable.
+    """Returns the source of every policy in a folder `global_step_<n>`; `policies` are the recipe's -> trainable.
 
     Raises ValueError if it is not a complete checkpoint of these policies, or a policy was saved only as shards.
     """

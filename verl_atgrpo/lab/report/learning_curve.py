@@ -50,16 +50,11 @@ class Point:
 
 
 def read(metrics: Path) -> list[Point]:
-    """Returns the validations of a run, in order.
+    """Returns the validations of a run, in order, from a JSONL file or a folder of them.
 
-    Args:
-        metrics: a JSONL file or a folder of them: a resumed run writes a new file, whose steps replace those that the
-            interrupted run did after its last checkpoint. Read line by line: a million lines take a quarter of a
-            minute.
-
-    Raises:
-        FileError: there are no validations, or a line is no line of metrics.
-        OSError: a file cannot be read.
+    A resumed run writes a new file, whose steps replace those that the interrupted run did after its last checkpoint.
+    Read line by line: a million lines take a quarter of a minute. Raises FileError if there are no validations, or a
+    line is no line of metrics; OSError if a file cannot be read.
     """
     files = sorted(metrics.glob("*.jsonl"), key=_natural) if metrics.is_dir() else [metrics]
     steps: dict[int, dict[str, float]] = {}

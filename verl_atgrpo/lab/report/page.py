@@ -26,9 +26,8 @@ _KEPT = ("agent", "turn", "scope", "policy", "prompt", "prompt_tokens", "committ
 def write(run: Path, out: Path, max_megabytes: float) -> str:
     """Writes the report of a run; returns one line that describes it.
 
-    Raises:
-        ValueError: the run's records are missing or damaged, or `max_megabytes` is not a positive number.
-        OSError: a record cannot be read, or the page not be written.
+    Raises ValueError if the run's records are missing or damaged, or `max_megabytes` is no positive number; or
+    OSError.
     """
     if not 0 < max_megabytes < math.inf:
         raise ValueError(f"--max-megabytes {max_megabytes}: a number above 0")
@@ -78,11 +77,7 @@ def contents(run: Run, max_megabytes: float) -> dict[str, Any]:
 
 
 def about(run: Mapping[str, Any]) -> list[str]:
-    """Returns a short description of a run: environment, candidates, estimator, policies.
-
-    Args:
-        run: `Run.about`.
-    """
+    """Returns a short description of a run (`Run.about`): environment, candidates, estimator, policies."""
     section = run.get("section", {})
     environment = dict(section.get("environment", {}))
     phrases = []

@@ -52,12 +52,7 @@ def curve(metrics: Metrics, name: str, scale: float = 1.0) -> list[tuple[int, fl
 
 
 def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
-    """Returns the panels that have metrics, in the order of the page.
-
-    Args:
-        metrics: step -> metrics.
-        policies: names of the run's policies.
-    """
+    """Returns the panels that have metrics (of steps), in the order of the page; `policies` are the run's."""
     names = {name for row in metrics.values() for name in row}
     policies = list(policies)
     agents = sorted({found[1] for name in names if (found := re.fullmatch(r"agent/([\w.]+)/reward", name))})

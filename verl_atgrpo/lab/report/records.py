@@ -144,9 +144,7 @@ def find(run: Path) -> Path:
 def read(folder: Path) -> Run:
     """Reads all attempts, oldest first.
 
-    Raises:
-        FileError: damage other than an incomplete last line, or more bytes than fit into memory.
-        OSError: a file cannot be read.
+    Raises FileError for damage other than an incomplete last line, or more bytes than fit into memory; or OSError.
     """
     known = record_files(folder)
     for kind, most in _MOST.items():

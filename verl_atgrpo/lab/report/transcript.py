@@ -24,8 +24,7 @@ def transcript(run: Path, steps: Sequence[int] | None, tasks: int, train: bool) 
         tasks: how many tasks of each step, one episode of each.
         train: episodes of training instead of validation.
 
-    Raises:
-        ValueError: there are no such records.
+    Raises ValueError if there are no such records.
     """
     if tasks < 1:
         raise ValueError(f"--tasks {tasks}: at least 1")

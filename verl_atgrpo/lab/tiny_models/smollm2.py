@@ -16,11 +16,8 @@ _HIDDEN = 576
 def convert(directory: Path) -> dict[str, Any]:
     """Writes model and tokenizer to `directory` if missing; returns directory, number of layers, vocabulary size.
 
-    The package's weights are 4-bit (Q4_1) and are converted to bfloat16.
-
-    Raises:
-        RuntimeError: the packages with the weights or their reader are missing.
-        FileError: `directory` is a file, or has a damaged model or another one.
+    The package's weights are 4-bit (Q4_1) and are converted to bfloat16. Raises RuntimeError if the packages with the
+    weights or their reader are missing, FileError if `directory` is a file, or has a damaged model or another one.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM

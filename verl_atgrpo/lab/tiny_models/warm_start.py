@@ -162,12 +162,10 @@ def make(directory: Path, settings: WarmStart, force: bool = False) -> dict[str,
     """Trains the starting model into `directory` unless it exists; returns the content of its `warm_start.json`.
 
     The file has the settings, the number of parameters, the training time, and the team's success at temperature 1 on
-    validation tasks. It is written last: if it has equal settings, the model is complete and is kept. Everything is
-    written to a temporary folder first.
+    validation tasks. It is written last: if it has equal settings, the model is complete and is kept.
 
-    Raises:
-        FileError: `directory` is a file; or it has another model, or a damaged one, without `force`.
-        OSError: the folder cannot be written; found before the training.
+    Raises FileError if `directory` is a file, or without `force` has another model or a damaged one; OSError, before
+    the training, if the folder cannot be written.
     """
     file = directory / _FILE
     follows_from = {**asdict(settings), "options": dict(settings.demonstrator.options)}

@@ -145,10 +145,7 @@ def _check_quantization(key: str, method: str | None) -> None:
 
 
 def check_cpu_prefill(key: str, rollout: DictConfig) -> None:
-    """Raises ConfigError if the `rollout` section under `key` has vLLM for CPU chunk prompts.
-
-    A seeded sample from a chunked prompt crashes its engine.
-    """
+    """Raises ConfigError if vLLM for CPU would chunk prompts: a seeded sample from one crashes its engine."""
     if rollout.enable_chunked_prefill:
         raise ConfigError(
             f"{key}.rollout.enable_chunked_prefill=true: samples have seeds, and vLLM for CPU fails on seeded "

@@ -32,10 +32,7 @@ _FULL_MODEL = "hf_model"
 
 
 def expand_policies(config: DictConfig, settings: AtGrpoConfig) -> None:
-    """Writes every policy's own `actor_rollout_ref` into a job that names several.
-
-    Raises ConfigError if a block has a key that verl's section does not.
-    """
+    """Writes every policy's own `actor_rollout_ref` into a job that names several; raises as `unresolved_job`."""
     if not settings.policies:
         leave_out_full_model(SHARED, config.actor_rollout_ref)
         return

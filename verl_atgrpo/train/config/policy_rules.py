@@ -69,10 +69,7 @@ def of_bases(job: Job) -> Iterator[str]:
 def of_memory(where: str, shares: Mapping[str, float], remedy: str) -> Iterator[str]:
     """Servers that share every GPU and claim more memory than it has; on the CPU anything is accepted.
 
-    Args:
-        where: beginning of the message.
-        shares: policy -> its servers' `gpu_memory_utilization`.
-        remedy: end of the message.
+    `shares` are policy -> its servers' `gpu_memory_utilization`; a message is between `where` and `remedy`.
     """
     if not platform_choice.wants_cpu() and sum(shares.values()) > _MAX_MEMORY:
         yield (
@@ -281,14 +278,7 @@ def of_temperatures(policy: Policy) -> Iterator[str]:
 
 
 def of_context(key: str, rollout: Any, data: Any, longest: int) -> Iterator[str]:
-    """Rows, or a `max_model_len`, that are longer than the model's context.
-
-    Args:
-        key: of the policy's section.
-        rollout: its `rollout`.
-        data: the job's `data`.
-        longest: the model's number of positions.
-    """
+    """Rows, or a `max_model_len`, longer than the `longest` positions of a model; `key` is of the policy's section."""
     row, needed = longest_row(data)
     if longest < row:
         yield f"{key}.model.path: the model has {longest} positions, {needed}; shorten them"

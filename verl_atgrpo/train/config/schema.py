@@ -363,10 +363,7 @@ class AtGrpoConfig(Section):
             yield f"parts.{part}.", self.of_part(part)
 
     def bases(self) -> dict[str, list[str]]:
-        """Returns the policies that share a model, by the first of them that is trained; others are alone.
-
-        In the order of the policies, as everywhere.
-        """
+        """Returns the policies that share a model, in their order, by the first that is trained; others are alone."""
         policies = self.policy_settings()
         found: dict[str, list[str]] = {}
         for name, policy in policies.items():
@@ -429,9 +426,7 @@ class AtGrpoConfig(Section):
     def answers_of(self, agent: str, validate: bool) -> ValidationAnswers:
         """Returns how an agent answers: `all`, `all.validation`, its own, its own `validation`, each before the last.
 
-        In a mixture its part's come between the two.
-
-        What none of them says is null, and as the rest of the job says.
+        In a mixture its part's come between the two. What none of them says is null, and as the rest of the job says.
         """
         parts: list[Answers] = []
         for block in ((self.sampling or {}).get(name) for name in ("all", *reversed(names_of(agent)))):

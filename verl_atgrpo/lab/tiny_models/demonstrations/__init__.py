@@ -12,10 +12,7 @@ DEMONSTRATORS = {one.environment: one for one in (PLAN_PATH, SUDOKU, TIC_TAC_TOE
 
 
 def demonstrator_of(name: str) -> Demonstrator:
-    """Returns the demonstrator of an environment of the package, or another one by "module:NAME".
-
-    Raises ValueError if there is none of this name.
-    """
+    """Returns the demonstrator of an environment of the package, or one by "module:NAME"; raises ValueError."""
     if name in DEMONSTRATORS:
         return DEMONSTRATORS[name]
     module, _, attribute = name.partition(":")
