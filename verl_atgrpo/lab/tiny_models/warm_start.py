@@ -20,8 +20,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from verl_atgrpo.files import FileError, Number, Whole, move_into, read_json, temporary_folder
 from verl_atgrpo.lab.export import check_model, refuse_to_overwrite
-from verl_atgrpo.lab.tiny_models.demonstrations import demonstrator_of
-from verl_atgrpo.lab.tiny_models.demonstrations.demonstrator import END, Demonstration, Demonstrator
+from verl_atgrpo.lab.tiny_models.demonstrations import END, Demonstration, Demonstrator, demonstrator_of
 from verl_atgrpo.lab.tiny_models.tiny import LocalPolicy, build_model, build_tokenizer, evaluate
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.seeds import stable_hash
