@@ -47,8 +47,7 @@ def evaluate(options: Options, out: Path, *, ks: Sequence[int] | None = None, in
     per_task = len(plan.seeds) * plan.episodes
     for k in ks or ():
         figures.pass_at_k(per_task, 0, k)
-    made_by = {"overrides": list(options.overrides)}
-    with ResultFile(out, plan.header, made_by) as results:
+    with ResultFile(out, plan.header, {"overrides": list(options.overrides)}) as results:
         todo = pending(keys, results.rows)
         try:
             check_tasks(plan.environment, [results.rows[key] for key in set(keys).difference(todo)])
@@ -66,9 +65,7 @@ def evaluate(options: Options, out: Path, *, ks: Sequence[int] | None = None, in
                 f"retries them. The last failure: {failed[-1].message}"
             )
         table = figures.figures_table(figures.figures(rows, ks, data_sets=plan.environment.data_sets("val")))
-        if not plan.versus:
-            return table
-        return f"{table}\n{figures.games(rows, str(options.versus), plan.versus.values())}"
+        return f"{table}\n{figures.games(rows, str(options.versus), plan.versus.values())}" if plan.versus else table
 
 
 async def _play(plan: Plan, keys: Sequence[EpisodeKey], results: ResultFile, in_flight: int) -> None:
@@ -78,27 +75,22 @@ async def _play(plan: Plan, keys: Sequence[EpisodeKey], results: ResultFile, in_
 
         async def sampler(agent: str, name: str) -> Sampler:
             source = plan.players[name].source
-            if isinstance(source, RemoteModel):
-                return await stack.enter_async_context(_remote(plan, agent, source))
-            return await _served(plan, agent, name, engines, models, stack)
+            if not isinstance(source, RemoteModel):
+                return await _served(plan, agent, name, engines, models, stack)
+            remote = RemotePolicy(
+                source,
+                plan.answers[agent].model_dump(exclude_none=True),
+                sampling=plan.sampling,
+                max_response_length=plan.max_response_length,
+                chat_template_kwargs=plan.chat_template_kwargs,
+                request_timeout=plan.request_timeout,
+            )
+            return await stack.enter_async_context(remote)
 
-        sides = [
-            (players, {agent: await sampler(agent, name) for agent, name in players.items()})
-            for players in (plan.agents, plan.versus)
-        ]
-        lineup = Lineup(*sides[0], *sides[1])
+        samplers = {agent: await sampler(agent, name) for agent, name in plan.agents.items()}
+        versus = {agent: await sampler(agent, name) for agent, name in plan.versus.items()}
+        lineup = Lineup(plan.agents, samplers, plan.versus, versus)
         await play_all(plan.environment, lineup, keys, results, in_flight=in_flight, max_failed=plan.max_failed)
-
-
-def _remote(plan: Plan, agent: str, endpoint: RemoteModel) -> RemotePolicy:
-    return RemotePolicy(
-        endpoint,
-        plan.answers[agent].model_dump(exclude_none=True),
-        sampling=plan.sampling,
-        max_response_length=plan.max_response_length,
-        chat_template_kwargs=plan.chat_template_kwargs,
-        request_timeout=plan.request_timeout,
-    )
 
 
 async def _served(

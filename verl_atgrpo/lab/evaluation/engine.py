@@ -16,16 +16,8 @@ from verl_atgrpo.train.serving.server import ADAPTER
 # Its workers mask logits beyond the tokenizer's vocabulary, as in training, and end with the process that starts them.
 _WORKER_EXTENSION = "verl.workers.rollout.vllm_rollout.utils.vLLMColocateWorkerExtension"
 _SAME = (
-    "dtype",
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "enable_chunked_prefill",
-    "enable_prefix_caching",
-    "enforce_eager",
-    "gpu_memory_utilization",
-    "data_parallel_size",
-    "seed",
+    *("dtype", "seed", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill"),
+    *("enable_prefix_caching", "enforce_eager", "gpu_memory_utilization", "data_parallel_size"),
 )
 """Keys of verl's `rollout` section that vLLM has under the same name."""
 
@@ -86,13 +78,9 @@ class Engine:
         parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="engine_kwargs.vllm"))
         args = parser.parse_args(build_cli_args_from_config(self._args))
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(args))
-        await self._engine.collective_rpc(
-            method="monkey_patch_model",
-            kwargs={
-                "vocab_size": len(self._tokenizer),
-                "banned_token_ids": get_vision_placeholder_token_ids(self._processor),
-            },
-        )
+        banned = get_vision_placeholder_token_ids(self._processor)
+        vocabulary = {"vocab_size": len(self._tokenizer), "banned_token_ids": banned}
+        await self._engine.collective_rpc(method="monkey_patch_model", kwargs=vocabulary)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -110,20 +98,15 @@ class Engine:
 
         room = self._engine.model_config.max_model_len - len(prompt_ids)
         if room < 1:
-            raise EpisodeFailed(
-                "engine", f"a prompt of {len(prompt_ids)} tokens leaves no room in rollout.max_model_len"
-            )
+            told = f"a prompt of {len(prompt_ids)} tokens leaves no room in rollout.max_model_len"
+            raise EpisodeFailed("engine", told)
         params = {**sampling_params, "max_tokens": min(sampling_params["max_tokens"], room)}
         adapter = params.pop(ADAPTER, None)
         lora = None if adapter is None else LoRARequest(**adapter)
-        last = None
+        last, name = None, f"{request_id}.{next(self._numbers)}"
+        prompt = {"prompt_token_ids": prompt_ids}
         try:
-            async for output in self._engine.generate(
-                {"prompt_token_ids": prompt_ids},
-                SamplingParams(**params),
-                f"{request_id}.{next(self._numbers)}",
-                lora_request=lora,
-            ):
+            async for output in self._engine.generate(prompt, SamplingParams(**params), name, lora_request=lora):
                 last = output
         except EngineDeadError as error:
             raise PolicyUnusable(f"vLLM with {self._args['model']} died; its log is above") from error

@@ -184,12 +184,6 @@ class _Progress:
                     f"at_grpo.max_failed_episodes={self._max_failed}; the same command retries them"
                 )
         if self._done * _REPORTS // self._total > (self._done - 1) * _REPORTS // self._total:
-            seconds = time.monotonic() - self._started
-            logger.info(
-                "%d of %d episodes, %d solved, %d failed, %.1f episodes/s",
-                self._done,
-                self._total,
-                self._solved,
-                self._failed.total(),
-                self._done / max(seconds, 1e-9),
-            )
+            speed = self._done / max(time.monotonic() - self._started, 1e-9)
+            counts = self._done, self._total, self._solved, self._failed.total(), speed
+            logger.info("%d of %d episodes, %d solved, %d failed, %.1f episodes/s", *counts)

@@ -158,7 +158,7 @@ class ResultFile:
         mixed, and BlockingIOError if another process writes to it.
         """
         if path.exists():
-            check_file(path, MAX_BYTES)
+            check_file(path, MAX_BYTES)  # before it is opened: a pipe would wait for a reader
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115

@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verl_atgrpo.files import HUB_NAME
-from verl_atgrpo.lab.export import (
-    check_adapter,
-    check_model,
-    shared_adapter,
-    trained_policies,
-    whole_model,
-)
+from verl_atgrpo.lab.export import check_adapter, check_model, shared_adapter, trained_policies, whole_model
 from verl_atgrpo.play.remote import RemoteModel
 from verl_atgrpo.train.config.policies import ADAPTER_CONFIG
 
@@ -101,16 +95,14 @@ def of_checkpoint(step: Path, policies: Mapping[str, bool]) -> dict[str, Source]
     sources: dict[str, Source] = {}
     for name, folder in saved.items():
         model = whole_model(folder)
-        if model is None and (adapter := shared_adapter(folder)) is not None:
+        if model is not None:
+            check_model(model)
+            sources[name] = str(model)
+        elif (adapter := shared_adapter(folder)) is not None:
             sources[name] = _adapter(adapter)
-            continue
-        if model is None:
-            raise ValueError(
-                f"{folder} has no whole model: run verl-atgrpo export {step} OUT, then name "
-                + " ".join(f"--policy {policy}=OUT/{policy}" for policy in saved)
-            )
-        check_model(model)
-        sources[name] = str(model)
+        else:
+            exported = " ".join(f"--policy {policy}=OUT/{policy}" for policy in saved)
+            raise ValueError(f"{folder} has no whole model: run verl-atgrpo export {step} OUT, then name {exported}")
     return sources
 
 
