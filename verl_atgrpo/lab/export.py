@@ -175,13 +175,9 @@ def _copy(source: Path, target: Path) -> None:
     try:
         shutil.copytree(source, target, dirs_exist_ok=True)
     except shutil.Error as error:  # a list of (file, copy, text)
-        failed = error.args[0]
-        file, _, why = failed[0]
-        free = shutil.disk_usage(target.parent).free >> 20
-        raise OSError(
-            f"{file} cannot be copied to {target.parent}, where {free:,} MiB are free ({len(failed)} files in all): "
-            f"{why}"
-        ) from error
+        (file, _, why), number = error.args[0][0], len(error.args[0])
+        room = f"where {shutil.disk_usage(target.parent).free >> 20:,} MiB are free ({number} files in all)"
+        raise OSError(f"{file} cannot be copied to {target.parent}, {room}: {why}") from error
 
 
 def _merge_adapter(base: str, target: Path) -> None:

@@ -58,6 +58,10 @@ def card(policy: str, step: int, run: records.Run, measured: figures.Figures | N
     environment = section.get("environment", {})
     agents = _agents(section, policy, run)
     options = ", ".join(f"{key}: {value}" for key, value in environment.items() if key != "name")
+    evaluation = ""
+    if measured is not None:
+        success, interval = measured.success, f"{measured.success.low:.1%} to {measured.success.high:.1%}"
+        evaluation = f"{success.value:.1%} of {measured.tasks} tasks solved, 95% interval {interval}"
     tokens = sum(float(data.get(_TOKENS, 0.0)) for number, data in run.metrics.items() if number <= step)
     lines = {
         "base": base,
@@ -66,7 +70,7 @@ def card(policy: str, step: int, run: records.Run, measured: figures.Figures | N
         "algorithm": _algorithm(section),
         "training": f"{step} steps, {tokens:,.0f} generated tokens" if tokens else f"{step} steps",
         "validation": _validation(run, step),
-        "evaluation": "" if measured is None else _evaluation(measured),
+        "evaluation": evaluation,
     }
     rows = "\n".join(f"| {name} | {value} |" for name, value in lines.items() if value)
     named = f"base_model: {base}\n" if HUB_NAME.fullmatch(base) else ""
@@ -103,12 +107,11 @@ def _algorithm(section: Mapping[str, Any]) -> str:
 
 def _validation(run: records.Run, step: int) -> str:
     """Returns the success of the first validation and of the last one until a step."""
-    by_step = {
-        number: {name[9:]: value for name, value in data.items() if SUCCESS.fullmatch(name)}
-        for number, data in sorted(run.metrics.items())
-        if number <= step
+    known = {
+        number: found
+        for number, data in run.metrics.items()
+        if number <= step and (found := {name[9:]: value for name, value in data.items() if SUCCESS.fullmatch(name)})
     }
-    known = {number: data for number, data in by_step.items() if data}
     if not known:
         return ""
     first, last = min(known), max(known)
@@ -117,13 +120,6 @@ def _validation(run: records.Run, step: int) -> str:
         before = f" (step {first}: {float(known[first][name]):.1%})" if first < last else ""
         told.append(f"{name.rpartition('/acc/')[0]}: {float(value):.1%} solved{before}")
     return f"step {last}, " + ", ".join(told)
-
-
-def _evaluation(measured: figures.Figures) -> str:
-    success = measured.success
-    return (
-        f"{success.value:.1%} of {measured.tasks} tasks solved, 95% interval {success.low:.1%} to {success.high:.1%}"
-    )
 
 
 def push(exported: Mapping[str, Path], name: str) -> list[str]:

@@ -126,12 +126,11 @@ def _fit(
     if steps == 0:
         return
     rng = random.Random(stable_hash("warm start", settings.seed, noise))
-    schedules = [
-        torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: min(1.0, (step + 1) / 30) * max(0.05, 1 - step / steps)
-        )
-        for optimizer in optimizers
-    ]
+
+    def rate(step: int) -> float:
+        return min(1.0, (step + 1) / 30) * max(0.05, 1 - step / steps)
+
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, rate) for optimizer in optimizers]
     for step in range(steps):
         loss = _loss(policy, [settings.demonstrator.demonstrate(env, rng, noise) for _ in range(settings.batch_size)])
         policy.model.zero_grad()
