@@ -46,11 +46,6 @@ def whole(low: int, high: int) -> Any:
     return Annotated[int, Ge(low), Le(high)]
 
 
-def listed(inner: Any) -> Any:
-    """Returns the type of lists of a type."""
-    return list[inner]
-
-
 def one_of(choices: Iterable[Any]) -> Any:
     """Returns the type of some values."""
     return Literal[tuple(choices)]  # type: ignore[valid-type]

@@ -39,10 +39,8 @@ def of_section(c: AtGrpoConfig) -> Iterator[str]:
             "bound the tasks of a step with max_tasks"
         )
     if c.group_filter and c.group_filter.max_tasks and not c.group_filter.min_groups:
-        yield (
-            f"group_filter.max_tasks={c.group_filter.max_tasks!r} has no effect without min_groups; set that, or "
-            "remove it"
-        )
+        most = c.group_filter.max_tasks
+        yield f"group_filter.max_tasks={most!r} has no effect without min_groups; set that, or remove it"
     for name, block in c.policy_settings().items():
         yield from _of_block(f"policies.{name}", block)
     if not any(block.trainable for block in c.policy_settings().values()):
@@ -58,8 +56,7 @@ def _of_scheme(c: AtGrpoConfig) -> Iterator[str]:
     not_here = f" has no effect with scheme: {c.scheme}; remove it"
     for key, weight in (("alpha", c.alpha), ("local_weight", c.local_weight)):
         if c.reward_is_outcome and weight != 1:
-            scores = "episode_reward: scores or own (parallel), or branch.score_weight (branch)"
-            yield f"{key}={weight!r}{not_here}, or use {scores}"
+            yield f"{key}={weight!r}{not_here}, or use episode_reward: scores or own, or branch.score_weight (branch)"
     if c.scheme != "parallel" and c.episode_reward != "outcome":
         yield (
             f"episode_reward={c.episode_reward!r} has no effect with scheme: {c.scheme}, where every candidate has "
@@ -85,19 +82,15 @@ def _of_branch(c: AtGrpoConfig) -> Iterator[str]:
             yield f"scheme='branch' needs to know where to branch: set branch.at to {places}"
         return
     if c.scheme != "branch":
-        yield (f"branch.at={branch.at!r} has no effect with scheme: {c.scheme}; remove branch, or use scheme: branch")
+        yield f"branch.at={branch.at!r} has no effect with scheme: {c.scheme}; remove branch, or use scheme: branch"
     if branch.at == {}:
         yield f"branch.at={branch.at!r} names no decision; set it to {places}"
     if branch.nested and branch.at in ("first", "random"):
-        yield (
-            f"branch.nested=True has no effect with at: {branch.at}, one branch point; use at: every or "
-            "{<agent>: <n>, ...}"
-        )
+        every = "use at: every or {<agent>: <n>, ...}"
+        yield f"branch.nested=True has no effect with at: {branch.at}, one branch point; {every}"
     if branch.max_tokens is not None and branch.max_tokens < branch.min_tokens:
-        yield (
-            f"branch.max_tokens={branch.max_tokens!r} is less than min_tokens={branch.min_tokens}: no decision is "
-            "between"
-        )
+        least = branch.min_tokens
+        yield f"branch.max_tokens={branch.max_tokens!r} is less than min_tokens={least}: no decision is between"
 
 
 def _of_opponents(c: AtGrpoConfig, given: Opponents) -> Iterator[str]:
