@@ -21,8 +21,6 @@ _ASYNC = ("colocate_async", SEPARATE)
 _CORRECTION = "algorithm.rollout_correction"
 _SAMPLER = "trainer.v1.sampler"
 _ENGINE = "rollout.checkpoint_engine"
-
-
 _OF_STANDALONE_SERVERS = {
     "hybrid_engine": True,
     "rollout.nnodes": 0,
@@ -69,9 +67,10 @@ def of_modes(job: Job) -> Iterator[str]:
             yield f"trainer.v1.{name}={value} has no effect with at_grpo.mode={mode}: remove it, or use another mode"
     if mode == SEPARATE:
         yield from _of_separate_servers(job)
-    if mode in _ASYNC:
-        yield from _of_staleness(job)
-    if mode in _ASYNC and not correction.bypass_mode and correction.rollout_is not in ("token", "sequence"):
+    if mode not in _ASYNC:
+        return
+    yield from _of_staleness(job)
+    if not correction.bypass_mode and correction.rollout_is not in ("token", "sequence"):
         yield (
             f"{_CORRECTION}.rollout_is={shown_as(correction.rollout_is)}: with at_grpo.mode={mode} candidates come "
             "from older weights, and their log-probs would not be used; set it to token or sequence"
@@ -100,10 +99,8 @@ def _of_staleness(job: Job) -> Iterator[str]:
             "the policy would be trained on short ones; set it to wait"
         )
     if not fits(Annotated[float, Gt(0)], warmup):
-        yield (
-            f"{key}={warmup}: above 0, or no task is in flight in addition to a step's own and nothing is gained over "
-            "at_grpo.mode=sync"
-        )
+        why = "no task is in flight in addition to a step's own and nothing is gained over at_grpo.mode=sync"
+        yield f"{key}={warmup}: above 0, or {why}"
     least, threshold = 1 + math.ceil(warmup), sampler.max_off_policy_threshold
     if not fits(Annotated[float, Ge(least), MultipleOf(1)], threshold):
         yield (
@@ -116,25 +113,25 @@ def of_a_policys_mode(policy: Policy) -> Iterator[str]:
     """Keys of a policy that the job's mode does not support, or that have no effect in it."""
     mode, loss = policy.job.settings.mode, policy.actor.policy_loss.loss_mode
     yield from _of_standalone_servers(policy) if mode == SEPARATE else _of_shared_devices(policy)
+    if mode not in _ASYNC:
+        return
     for name, why in (
         ("full_determinism", f"interruptions depend on time, so at_grpo.mode={mode} cannot be reproduced"),
         ("disaggregation.enabled", "requests of a prefill server cannot be interrupted"),
     ):
-        if mode in _ASYNC and OmegaConf.select(policy.rollout, name):
+        if OmegaConf.select(policy.rollout, name):
             yield f"{policy.key}.rollout.{name}=true: {why}; set it to false, or use at_grpo.mode=sync"
     correction = policy.job.config.algorithm.rollout_correction
     # The loss must use the log-probs of the weights that sampled the candidates.
-    if mode in _ASYNC and correction.bypass_mode and loss != "vanilla":
+    if correction.bypass_mode and loss != "vanilla":
         yield (
             f"{policy.key}.actor.policy_loss.loss_mode={loss} with {_CORRECTION}.bypass_mode=true: only the ratio of "
             "loss_mode=vanilla is known to correct for older weights; set that, or bypass_mode to false and "
             "rollout_is to token"
         )
-    if mode in _ASYNC and not correction.bypass_mode and loss == "bypass_mode":
-        yield (
-            f"{policy.key}.actor.policy_loss.loss_mode=bypass_mode ignores {_CORRECTION}.rollout_is="
-            f"{correction.rollout_is}: set it to vanilla"
-        )
+    if not correction.bypass_mode and loss == "bypass_mode":
+        ignored = f"{_CORRECTION}.rollout_is={correction.rollout_is}"
+        yield f"{policy.key}.actor.policy_loss.loss_mode=bypass_mode ignores {ignored}: set it to vanilla"
 
 
 def _of_shared_devices(policy: Policy) -> Iterator[str]:
@@ -187,17 +184,13 @@ def _of_backends(policy: Policy) -> Iterator[str]:
 
 def _of_standalone_servers(policy: Policy) -> Iterator[str]:
     key, section, rollout = policy.key, policy.section, policy.rollout
+    mode = f"with at_grpo.mode={SEPARATE}"
     if section.hybrid_engine:
-        yield (
-            f"{key}.hybrid_engine=true: with at_grpo.mode={SEPARATE} there are no servers on the trainer's devices, "
-            "set it to false"
-        )
+        yield f"{key}.hybrid_engine=true: {mode} there are no servers on the trainer's devices, set it to false"
     for name in ("nnodes", "n_gpus_per_node"):
         if not fits(Count, rollout[name]):
-            yield (
-                f"{key}.rollout.{name}={shown_as(rollout[name])}: with at_grpo.mode={SEPARATE} the number of the "
-                "servers' own devices, a whole number above 0"
-            )
+            devices = "the number of the servers' own devices, a whole number above 0"
+            yield f"{key}.rollout.{name}={shown_as(rollout[name])}: {mode} {devices}"
     for name in ("lora_rank", "lora_adapter_path", "lora.rank"):
         if value := OmegaConf.select(section.model, name):
             yield (
@@ -205,8 +198,7 @@ def _of_standalone_servers(policy: Policy) -> Iterator[str]:
                 "whole model, or use at_grpo.mode=colocate_async"
             )
     yield from _of_backends(policy)
-    devices = devices_of(section)
-    if devices % (size := math.prod(rollout.get(name, 1) for name in SERVER)):
+    if (devices := devices_of(section)) % (size := math.prod(rollout.get(name, 1) for name in SERVER)):
         yield (
             f"{key}.rollout.n_gpus_per_node={rollout.n_gpus_per_node}: {devices} devices (times nnodes) are not a "
             f"multiple of the {size} that one server takes ({' * '.join(SERVER)}); make it one"

@@ -54,10 +54,8 @@ def of_bases(job: Job) -> Iterator[str]:
             yield f"{where}: none of its policies is trained, so they are equal; use one policy for their agents"
         for policy in policies:
             if policy.settings.trainable and policy.settings.lora is None:
-                yield (
-                    f"{policy.key}.base={base!r}: policies of one base differ by their adapters; set lora: "
-                    "{rank: 16}, or trainable: false"
-                )
+                own = "set lora: {rank: 16}, or trainable: false"
+                yield f"{policy.key}.base={base!r}: policies of one base differ by their adapters; {own}"
             for block in ("model", "actor", "rollout", "gpus"):
                 if (value := getattr(policy.settings, block)) != getattr(policies[0].settings, block):
                     yield (
@@ -94,17 +92,13 @@ def of_training(policy: Policy) -> Iterator[str]:
     key, actor, optim = f"{policy.key}.actor", policy.actor, policy.actor.optim
     rows, tasks = actor.ppo_mini_batch_size, policy.job.data.train_batch_size
     if tasks % rows:
-        yield (
-            f"{key}.ppo_mini_batch_size={rows} does not divide data.train_batch_size={tasks}: their ratio is the "
-            "number of optimizer steps"
-        )
+        batch = f"data.train_batch_size={tasks}"
+        yield f"{key}.ppo_mini_batch_size={rows} does not divide {batch}: their ratio is the number of optimizer steps"
     low, high = actor.clip_ratio_low, actor.clip_ratio_high
     # verl replaces a null by clip_ratio.
-    if None not in (low, high) and actor.clip_ratio not in (_CLIP_RATIO, low, high):
-        yield (
-            f"{key}.clip_ratio={actor.clip_ratio} has no effect beside clip_ratio_low={low} and "
-            f"clip_ratio_high={high}: set those to {actor.clip_ratio}"
-        )
+    if None not in (low, high) and (ratio := actor.clip_ratio) not in (_CLIP_RATIO, low, high):
+        others = f"clip_ratio_low={low} and clip_ratio_high={high}"
+        yield f"{key}.clip_ratio={ratio} has no effect beside {others}: set those to {ratio}"
     module = optim.optimizer_impl
     if module == "torch.optim" and not hasattr(importlib.import_module(module), optim.optimizer):
         yield f"{key}.optim.optimizer={optim.optimizer}: {module} has none of this name, as AdamW"
@@ -127,19 +121,15 @@ def of_losses(policy: Policy) -> Iterator[str]:
             f"{key}.policy_loss.loss_mode={loss} averages or chooses tokens within each micro-batch, so what "
             "an answer teaches depends on those it is packed with; set it to gspo, or vanilla"
         )
-    if loss == "sapo" and mode != "seq-mean-token-mean":
-        yield (
-            f"{key}.loss_agg_mode={mode} has no effect with policy_loss.loss_mode=sapo: set it to seq-mean-token-mean"
-        )
+    if loss == "sapo" and mode != (needed := "seq-mean-token-mean"):
+        yield f"{key}.loss_agg_mode={mode} has no effect with policy_loss.loss_mode=sapo: set it to {needed}"
     if loss == "dro" and actor.policy_loss.dro_beta is None:
         yield f"{key}.policy_loss.dro_beta=null: loss_mode=dro needs it, a number above 0"
     if policy.model.external_lib is None:  # else workers may register further losses
         known = importlib.import_module("verl.trainer.ppo.core_algos").POLICY_LOSS_REGISTRY
         if loss not in known:
-            yield (
-                f"{key}.policy_loss.loss_mode={loss} is no policy loss of verl's: use one of "
-                f"{', '.join(sorted(set(known) - {*_PER_MICRO_BATCH}))}"
-            )
+            choices = ", ".join(sorted(set(known) - {*_PER_MICRO_BATCH}))
+            yield f"{key}.policy_loss.loss_mode={loss} is no policy loss of verl's: use one of {choices}"
 
 
 def of_room(policy: Policy) -> Iterator[str]:
@@ -162,16 +152,10 @@ def of_batches(policy: Policy) -> Iterator[str]:
             f"{key}.model.use_remove_padding=true; set that, or this to 1"
         )
     row, needed = longest_row(policy.job.data)
-    for name in (
-        "actor.ppo_max_token_len_per_gpu",
-        "rollout.log_prob_max_token_len_per_gpu",
-        "ref.log_prob_max_token_len_per_gpu",
-    ):
-        if (budget := OmegaConf.select(policy.section, name)) * ranks < row:
-            yield (
-                f"{key}.{name}={budget}: {needed}, and a micro-batch holds whole rows; set it to at least "
-                f"{-(-row // ranks)}"
-            )
+    for section, kind in (("actor", "ppo"), ("rollout", "log_prob"), ("ref", "log_prob")):
+        name, least = f"{section}.{kind}_max_token_len_per_gpu", -(-row // ranks)
+        if (budget := OmegaConf.select(policy.section, name)) < least:
+            yield f"{key}.{name}={budget}: {needed}, and a micro-batch holds whole rows; set it to at least {least}"
     if rollout.max_num_batched_tokens < rollout.max_num_seqs:
         yield (
             f"{key}.rollout.max_num_batched_tokens={rollout.max_num_batched_tokens}: vLLM needs at least one token "
@@ -181,14 +165,9 @@ def of_batches(policy: Policy) -> Iterator[str]:
 
 def of_tool_calls(policy: Policy) -> Iterator[str]:
     """Parsers of tool calls that verl does not have."""
-    name = policy.rollout.multi_turn.format
-    if name == "hermes":  # verl's default; the list of the others takes seconds to import
-        return
-    if name not in tool_formats():
-        yield (
-            f"{policy.key}.rollout.multi_turn.format={name!r}: verl has no such parser of tool calls; use one of "
-            f"{', '.join(tool_formats())}"
-        )
+    name, key = policy.rollout.multi_turn.format, f"{policy.key}.rollout.multi_turn.format"
+    if name != "hermes" and name not in (known := tool_formats()):  # a list that takes seconds to import
+        yield f"{key}={name!r}: verl has no such parser of tool calls; use one of {', '.join(known)}"
 
 
 def of_servers(policy: Policy) -> Iterator[str]:
@@ -208,12 +187,9 @@ def of_servers(policy: Policy) -> Iterator[str]:
             f"{key}.{SERVER[0]}={rollout[SERVER[0]]}: the policy has {devices} devices, which servers of "
             f"{size} ({' * '.join(SERVER)}) do not divide among them; choose one that does"
         )
-    together = rollout.tensor_model_parallel_size * rollout.data_parallel_size
-    if rollout.expert_parallel_size not in (1, together):
-        yield (
-            f"{key}.expert_parallel_size={rollout.expert_parallel_size}: set it to 1, or to {together} "
-            f"({' * '.join(SERVER[:2])})"
-        )
+    together, given = rollout.tensor_model_parallel_size * rollout.data_parallel_size, rollout.expert_parallel_size
+    if given not in (1, together):
+        yield f"{key}.expert_parallel_size={given}: set it to 1, or to {together} ({' * '.join(SERVER[:2])})"
 
 
 def of_trees(policy: Policy) -> Iterator[str]:

@@ -142,15 +142,11 @@ def _of_critic(c: AtGrpoConfig, given: CriticSettings) -> Iterator[str]:
         yield f"critic.trace={given.trace} has no effect with kind: likelihood; remove it"
     for where, one in c.each():
         if one.scheme != "parallel":
-            yield (
-                f"{where}scheme={one.scheme!r}: a critic learns from whole episodes, of which here are parts; use "
-                "scheme: parallel"
-            )
+            whole = "a critic learns from whole episodes, of which here are parts; use scheme: parallel"
+            yield f"{where}scheme={one.scheme!r}: {whole}"
         if any(spec.unit != "row" for spec in (one.spec, *one.spec.agents.values())):
-            yield (
-                f"{where}estimator={one.spec.name!r} has one reward for an episode, but a critic scores every row; "
-                "use estimator: dr_mas"
-            )
+            every = "a critic scores every row; use estimator: dr_mas"
+            yield f"{where}estimator={one.spec.name!r} has one reward for an episode, but {every}"
 
 
 def _of_block(key: str, block: PolicySettings) -> Iterator[str]:
@@ -171,20 +167,17 @@ def _of_estimator(c: AtGrpoConfig, spec: EstimatorSpec, key: str) -> Iterator[st
     parallel = c.scheme == "parallel"
     trained = c.learners
     several = len(trained) > 1
-    if not parallel and spec.unit == "trajectory":
-        yield f"{key} compares whole trajectories: use scheme: parallel, or estimator: at_grpo"
-    if not parallel and spec.unit == "call":
-        yield f"{key} aligns the calls of whole episodes: use scheme: parallel, or estimator: at_grpo"
+    if not parallel and spec.unit in ("trajectory", "call"):
+        what = "compares whole trajectories" if spec.unit == "trajectory" else "aligns the calls of whole episodes"
+        yield f"{key} {what}: use scheme: parallel, or estimator: at_grpo"
     if not parallel and spec.step_weight:
         yield (
             f"{key}: step_weight={spec.step_weight} compares equal prompts of different episodes, but with scheme: "
             f"{c.scheme} a group has one prompt; use scheme: parallel, or step_weight: 0"
         )
     if not parallel and "agent" in spec.scopes:
-        yield (
-            f"{key}: the scope agent has no effect with scheme: {c.scheme}, where a group has one agent; use scheme: "
-            "parallel, or estimator: at_grpo"
-        )
+        agent = f"the scope agent has no effect with scheme: {c.scheme}, where a group has one agent"
+        yield f"{key}: {agent}; use scheme: parallel, or estimator: at_grpo"
     if c.episode_reward == "own" and spec.unit == "trajectory":
         yield (
             f"{key} has one reward for an episode, but with episode_reward: own every row has its own; use estimator: "

@@ -159,7 +159,7 @@ def check_key(view: View, key: str, policy: str | None = None) -> None:
     shown = f"{place.name}={shown_as(view.values[key])}"
     if not is_known(key):
         close = difflib.get_close_matches(key, [*verls_defaults(), *RULES], n=1)
-        hint = f", or did you mean {Place(view, close[0], policy).name}?" if close else ""
+        hint = "".join(f", or did you mean {Place(view, other, policy).name}?" for other in close)
         raise ConfigError(f"{shown}: verl's configuration has no such key, so it would be ignored, remove it{hint}")
     if rule is not None and (why := rule.refused(place)) is not None:
         raise ConfigError(f"{shown}{why}")
