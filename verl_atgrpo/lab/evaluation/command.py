@@ -17,6 +17,7 @@ from verl_atgrpo.lab.evaluation.results import EpisodeKey, ResultFile, read
 from verl_atgrpo.play.remote import RemoteModel, RemotePolicy
 from verl_atgrpo.play.sampler import Sampler
 from verl_atgrpo.train.config.answer_check import check_chat
+from verl_atgrpo.train.config.job import longest_row
 
 if TYPE_CHECKING:
     from verl_atgrpo.lab.evaluation.engine import Engine
@@ -117,12 +118,9 @@ async def _served(
     model = models[name]
     if not model.tokenizer.chat_template:
         raise ValueError(f"{player.source}: the tokenizer has no chat template; a team's prompts are chats")
-    row, longest = plan.max_prompt_length + plan.max_response_length, get_max_position_embeddings(model.hf_config)
+    (row, needed), longest = longest_row(plan), get_max_position_embeddings(model.hf_config)
     if longest < row:
-        raise ValueError(
-            f"{player.source}: the model has {longest} positions; data.max_prompt_length={plan.max_prompt_length} and "
-            f"data.max_response_length={plan.max_response_length} make rows of up to {row} tokens, shorten them"
-        )
+        raise ValueError(f"{player.source}: the model has {longest} positions; {needed}, shorten them")
     check_chat(plan.answers[agent], f"agent {agent!r}", str(player.source), model.tokenizer)
     assert player.engine is not None
     key = repr(player.engine)

@@ -34,27 +34,20 @@ from verl_atgrpo.train.config.view import View
 
 @dataclass(frozen=True)
 class Options:
-    """The command's options, by the names that its parser gives them."""
+    """The command's options, by the names that its parser gives them and explains; None for what the recipe says."""
 
     config_name: str
-    """The recipe."""
     overrides: Sequence[str] = ()
     config_dir: Path | None = None
-    """Additional folder of recipes."""
     episodes: int | None = None
-    """Episodes per task and seed; None for the recipe's `val_kwargs.n`."""
     tasks: int | None = None
-    """Number of tasks, the first ones; None for all of validation during training."""
     seeds: Sequence[int] | None = None
-    """None for `at_grpo.seed`."""
     policies: Sequence[str] = ()
     """`NAME=SOURCE`."""
     agents: Sequence[str] = ()
     """`AGENT=POLICY` or `AGENT=SOURCE`."""
     checkpoint: Path | None = None
-    """A folder `global_step_<n>`."""
     versus: str | None = None
-    """Source of the opponents' answers (`Environment.opponents`); None for those of their policies."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ SEPARATE = "separate_async"
 
 
 def longest_row(data: Any) -> tuple[int, str]:
-    """Returns the tokens of a job's longest row, and words for a message, from its section `data`."""
+    """Returns the tokens of a job's longest row, and words for a message, from its section `data` (or its lengths)."""
     row = int(data.max_prompt_length + data.max_response_length)
     return row, (
         f"data.max_prompt_length={data.max_prompt_length} and data.max_response_length={data.max_response_length} "
