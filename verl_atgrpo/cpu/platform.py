@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import types
@@ -22,32 +23,20 @@ def _always(value: Any = None) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
-def _memory_in_use(*_: Any, **__: Any) -> int:
-    return int(psutil.Process().memory_info().rss)
-
-
-def _peak_memory(*_: Any, **__: Any) -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _memory_info(*_: Any, **__: Any) -> tuple[int, int]:
-    memory = psutil.virtual_memory()
-    return int(memory.available), int(memory.total)
-
-
 def _device_module() -> types.ModuleType:
     """Returns torch.cpu with the functions of torch.cuda that verl calls."""
     module = types.ModuleType("verl_atgrpo.cpu.device_module")
+    usage = functools.partial(resource.getrusage, resource.RUSAGE_SELF)
     resets = ("reset_peak_memory_stats", "reset_max_memory_allocated")
     members: dict[str, Any] = {
         **{name: member for name, member in vars(torch.cpu).items() if not name.startswith("__")},
         **dict.fromkeys(("set_device", "synchronize", "empty_cache", "ipc_collect", *resets), _always()),
-        **dict.fromkeys(("memory_allocated", "memory_reserved"), _memory_in_use),
-        **dict.fromkeys(("max_memory_allocated", "max_memory_reserved"), _peak_memory),
+        **dict.fromkeys(("memory_allocated", "memory_reserved"), lambda *_, **__: psutil.Process().memory_info().rss),
+        **dict.fromkeys(("max_memory_allocated", "max_memory_reserved"), lambda *_, **__: usage().ru_maxrss * 1024),
         "is_available": _always(True),
         "device_count": _always(1),
         "current_device": _always(0),
-        "mem_get_info": _memory_info,
+        "mem_get_info": lambda *_, **__: (psutil.virtual_memory().available, psutil.virtual_memory().total),
         "get_rng_state": lambda *_: torch.get_rng_state(),
         "set_rng_state": lambda state, *_: torch.set_rng_state(state),
         "manual_seed": torch.manual_seed,

@@ -147,10 +147,8 @@ def _within(run: Run, budget: int) -> tuple[list[dict[str, Any]], list[str]]:
         kept[split] = thinned(sizes[split], budget // share)
         budget -= sum(sizes[split][step] for step in kept[split])
         if len(kept[split]) < len(sizes[split]):
-            notes.append(
-                f"Of {counted(len(sizes[split]), name)} with recorded episodes, {len(kept[split])} on this page; "
-                "more with --max-megabytes."
-            )
+            recorded, shown = counted(len(sizes[split]), name), len(kept[split])
+            notes.append(f"Of {recorded} with recorded episodes, {shown} on this page; more with --max-megabytes.")
     return [entry for entry in episodes if entry["step"] in kept[entry["split"]]], notes
 
 

@@ -87,6 +87,9 @@ def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
     opponents = sorted(name.split("/")[1] for name in names if _GAMES.fullmatch(name))
     label = "validation" if len(validation) == 1 else "validation, {}"
     success = [(label.format(name.split("/")[1]), name, number) for number, name in enumerate(validation)]
+    easier = "counted from 0; tasks of easier levels stay in the mixture"
+    rated = "above the oldest past self that is rated; half of the 95% interval is opponents/elo_margin"
+    between = "largest difference of a token's probability between the two"
     inflated = "Dr. MAS: above 1, the team's baseline inflates gradients"
     highest = "share that earned the most that their agent has earned so far"
     drawn = [
@@ -96,19 +99,8 @@ def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
             "share of episodes solved; in training, with the best of K candidates committed at every decision",
             [*success, ("training", "team/success", len(success))],
         ),
-        panel(
-            "Level of the curriculum",
-            "",
-            "counted from 0; tasks of easier levels stay in the mixture",
-            [("level", "curriculum/level", 0)],
-        ),
-        panel(
-            "Rating",
-            "Elo points",
-            "above the oldest past self that is rated; half of the 95% interval is opponents/elo_margin",
-            [("policy", "opponents/elo", 0)],
-            zero=False,
-        ),
+        panel("Level of the curriculum", "", easier, [("level", "curriculum/level", 0)]),
+        panel("Rating", "Elo points", rated, [("policy", "opponents/elo", 0)], zero=False),
         *(
             panel(
                 f"Games {what}",
@@ -137,12 +129,7 @@ def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
             "along which the weights moved in the servers' dtype; and share of the weights that changed there",
             arriving,
         ),
-        panel(
-            "Server against actor",
-            "",
-            "largest difference of a token's probability between the two",
-            [("largest difference", _PROBS, 0)],
-        ),
+        panel("Server against actor", "", between, [("largest difference", _PROBS, 0)]),
     ]
     return [each for each in drawn if each["series"]]
 

@@ -150,10 +150,8 @@ def read(folder: Path) -> Run:
     for kind, most in _MOST.items():
         size = sum(path.stat().st_size for path, parts in known.items() if parts[0] == kind)
         if size > most:
-            raise FileError(
-                f"{folder}: the files {kind}-*.jsonl have {size:,} bytes, at most {most:,} are read: move the oldest "
-                "away"
-            )
+            most_read = f"at most {most:,} are read: move the oldest away"
+            raise FileError(f"{folder}: the files {kind}-*.jsonl have {size:,} bytes, {most_read}")
     files = sorted((attempt, kind, part, path) for path, (kind, attempt, part) in known.items())
     run = Run()
     for _, attempt in groupby(files, key=lambda file: file[0]):

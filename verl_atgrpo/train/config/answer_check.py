@@ -36,10 +36,8 @@ def check_chat(own: ValidationAnswers, key: str, policy: str, tokenizer: Any) ->
     given, template_key = own.chat_template_kwargs or {}, f"{key}.chat_template_kwargs"
     for stop in own.stop or ():
         if tokenizer.decode(tokenizer.encode(stop, add_special_tokens=False), skip_special_tokens=True) != stop:
-            raise ConfigError(
-                f"{key}.stop: {policy} never answers {stop!r}, its tokenizer cuts that or reads it as a special "
-                "token; use another text"
-            )
+            why = "its tokenizer cuts that or reads it as a special token"
+            raise ConfigError(f"{key}.stop: {policy} never answers {stop!r}, {why}; use another text")
     _check_read(given, template_key, {policy: tokenizer})
     _check_rendering(given, template_key, policy, tokenizer)
     if own.system is None:

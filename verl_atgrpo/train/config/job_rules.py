@@ -160,10 +160,8 @@ def of_agents(job: Job) -> Iterator[str]:
             yield f"at_grpo.estimator.agents.{name} has no effect: its policy {policies[0]!r} is frozen; remove it"
     for agent in candidates if points else ():
         if agent not in ("all", *points, *(job.settings.parts or {})):
-            yield (
-                f"at_grpo.candidates.{agent} has no effect: episodes do not branch at its decisions; add it to "
-                "at_grpo.branch.at, or remove it"
-            )
+            why = "episodes do not branch at its decisions"
+            yield f"at_grpo.candidates.{agent} has no effect: {why}; add it to at_grpo.branch.at, or remove it"
     if spec.main_agent not in (None, *job.env.agents):
         yield f"at_grpo.estimator.main_agent={spec.main_agent!r} is not an agent of {job.name!r}: it has {job.known}"
     if spec.main_agent is not None and len(job.env.agents) == 1:
@@ -214,10 +212,8 @@ def of_critic(job: Job) -> Iterator[str]:
         yield f"at_grpo.critic.hindsight=False has no effect: {job.name!r} says nothing in hindsight; remove it"
     for key in ("entropy_coeff", "use_kl_loss"):
         if value := job.policies[critic.policy].actor[key]:
-            yield (
-                f"actor_rollout_ref.actor.{key}={value}: adapters of one base share the loss, and a critic has no "
-                "such term; set it to 0 or false"
-            )
+            why = "adapters of one base share the loss, and a critic has no such term"
+            yield f"actor_rollout_ref.actor.{key}={value}: {why}; set it to 0 or false"
 
 
 def of_branch_points(job: Job) -> Iterator[str]:
@@ -234,10 +230,8 @@ def of_branch_points(job: Job) -> Iterator[str]:
             )
         for agent in branch.at if isinstance(branch.at, Mapping) else ():
             if not job.is_trained(agent):
-                yield (
-                    f"{key}.at.{agent}: the policy {job.agents[agent]!r} is not trained, so its decisions are no "
-                    "branch points; remove it, or name an agent that is trained"
-                )
+                why = f"the policy {job.agents[agent]!r} is not trained, so its decisions are no branch points"
+                yield f"{key}.at.{agent}: {why}; remove it, or name an agent that is trained"
 
 
 def of_answers(job: Job) -> Iterator[str]:

@@ -125,9 +125,8 @@ def of_a_policys_mode(policy: Policy) -> Iterator[str]:
     # The loss must use the log-probs of the weights that sampled the candidates.
     if correction.bypass_mode and loss != "vanilla":
         yield (
-            f"{policy.key}.actor.policy_loss.loss_mode={loss} with {_CORRECTION}.bypass_mode=true: only the ratio of "
-            "loss_mode=vanilla is known to correct for older weights; set that, or bypass_mode to false and "
-            "rollout_is to token"
+            f"{policy.key}.actor.policy_loss.loss_mode={loss} with {_CORRECTION}.bypass_mode=true: only vanilla's "
+            "ratio is known to correct for older weights; set that, or bypass_mode to false and rollout_is to token"
         )
     if not correction.bypass_mode and loss == "bypass_mode":
         ignored = f"{_CORRECTION}.rollout_is={correction.rollout_is}"

@@ -199,10 +199,8 @@ def of_trees(policy: Policy) -> Iterator[str]:
     needed |= {f"actor.fsdp_config.{key}": False for key in IN_PARTS}
     for name, value in needed.items() if policy.job.settings.prefix_tree is True else ():
         if OmegaConf.select(policy.section, name) != value:
-            yield (
-                f"at_grpo.prefix_tree=true: {policy.key}.{name} excludes prefix trees; set it to its default, or "
-                "prefix_tree to auto"
-            )
+            default = "set it to its default, or prefix_tree to auto"
+            yield f"at_grpo.prefix_tree=true: {policy.key}.{name} excludes prefix trees; {default}"
 
 
 def of_adapters(policy: Policy) -> Iterator[str]:
@@ -258,8 +256,5 @@ def of_context(key: str, rollout: Any, data: Any, longest: int) -> Iterator[str]
     row, needed = longest_row(data)
     if longest < row:
         yield f"{key}.model.path: the model has {longest} positions, {needed}; shorten them"
-    if rollout.max_model_len is not None and rollout.max_model_len > longest:
-        yield (
-            f"{key}.rollout.max_model_len={rollout.max_model_len}: the model has {longest} positions; set it to at "
-            "most that"
-        )
+    if (given := rollout.max_model_len) is not None and given > longest:
+        yield f"{key}.rollout.max_model_len={given}: the model has {longest} positions; set it to at most that"

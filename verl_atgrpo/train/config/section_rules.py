@@ -58,15 +58,10 @@ def _of_scheme(c: AtGrpoConfig) -> Iterator[str]:
         if c.reward_is_outcome and weight != 1:
             yield f"{key}={weight!r}{not_here}, or use episode_reward: scores or own, or branch.score_weight (branch)"
     if c.scheme != "parallel" and c.episode_reward != "outcome":
-        yield (
-            f"episode_reward={c.episode_reward!r} has no effect with scheme: {c.scheme}, where every candidate has "
-            "its own reward; remove it"
-        )
+        yield f"episode_reward={c.episode_reward!r}{not_here}, every candidate has its own reward"
     if isinstance(c.candidates, dict) and (c.scheme == "parallel" or not c.candidates):
-        yield (
-            f"candidates={c.candidates!r}: with scheme: {c.scheme} set one number, or for tree and branch a section "
-            "such as {all: 4, <agent>: 8}"
-        )
+        section = "or for tree and branch a section such as {all: 4, <agent>: 8}"
+        yield f"candidates={c.candidates!r}: with scheme: {c.scheme} set one number, {section}"
     if c.scheme != "tree" and c.selection != "greedy":
         yield f"selection={c.selection!r}{not_here}"
     yield from _of_branch(c)
@@ -192,6 +187,5 @@ def _of_estimator(c: AtGrpoConfig, spec: EstimatorSpec, key: str) -> Iterator[st
         )
     if several and spec.step_weight and spec.step_scope == "group":
         yield (
-            f"{key} compares all rows with the same prompt, of any agent, but {rows}: use step_scope: agent, or one "
-            "policy"
+            f"{key} compares the rows of all agents with a prompt, but {rows}: use step_scope: agent, or one policy"
         )
