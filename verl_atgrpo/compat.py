@@ -17,7 +17,7 @@ import logging
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -81,129 +81,102 @@ class Symbol:
         return value.__func__ if isinstance(value, classmethod) else value
 
 
-def _symbols(table: Mapping[str, str]) -> tuple[Symbol, ...]:
-    """Returns the symbols of a table: a module, or a class as `module:Class` -> names(parameters), between spaces."""
-    return tuple(
-        Symbol(module, f"{owner}.{name}".lstrip("."), tuple(parameters.split(", ")) if parameters else ())
-        for (module, _, owner), names in ((key.partition(":"), names) for key, names in table.items())
-        for name, parameters in re.findall(r"(\w+)(?:\((.*?)\))?", names)
-    )
+def _symbols(table: str) -> tuple[Symbol, ...]:
+    """Returns the symbols of a text: at each start of a line a module, or `module:Class`, then names(parameters)."""
+    found = []
+    for entry in re.split(r"\n(?=\S)", textwrap.dedent(table).strip()):
+        owner, names = entry.split(maxsplit=1)
+        module, _, cls = owner.partition(":")
+        for name, parameters in re.findall(r"(\w+)((?:\([^)]*\))?)", names):
+            found.append(Symbol(module, f"{cls}.{name}".lstrip("."), tuple(re.findall(r"\w+", parameters))))
+    return tuple(found)
 
 
+# Of servers `servers`, `workers` and `server_class` are instance attributes, which cannot be checked without importing
+# vLLM's server, and that configures logging.
 SYMBOLS = _symbols(
-    {
-        "verl.trainer.ppo.core_algos": (
-            "register_adv_est(name_or_enum) agg_loss(batch_num_tokens, global_batch_size, loss_scale_factor)"
-        ),
-        "verl.utils.config": "validate_config(config)",
-        "verl.trainer.ppo.v1.trainer_base": "register_trainer(name)",
-        "verl.trainer.ppo.v1.trainer_base:PPOTrainer": (
-            "__init__(config) prepare_step on_init_end on_step_begin on_sample_end on_step_end "
-            "_stop_rollout_profiling _submit_batch_to_rollout(batch) _fetch_one_gen_batch _setup _validate "
-            "_add_prompts_to_generate(num_prompts) _init_tokenizer _init_dataloader _init_dump_executor "
-            "_dump_generations _maybe_log_val_generations(inputs, outputs, scores) "
-            "_step_once(metrics, timing_raw, sample_batch_size) _save_checkpoint _load_checkpoint "
-            "_log_rollout_data(batch, timing_raw, rollout_data_dir) "
-            "_compute_metrics(batch, metrics, timing_raw, global_steps, epoch) _get_n_gpus_for_throughput"
-        ),
-        "verl.utils.dataset.rl_dataset": "collate_fn(data_list)",
-        "verl.utils.tracking:Tracking": "log(data, step)",
-        "verl.trainer.ppo.metric_utils": (
-            "compute_data_metrics(batch, use_critic) compute_timing_metrics(batch, timing_raw) "
-            "compute_throughout_metrics(batch, timing_raw, n_gpus)"
-        ),
-        "verl.trainer.ppo.padding_utils": "upsample_batch_to_divisible_size(batch, batch_multiple)",
-        "verl.trainer.ppo.rollout_corr_helper": "compute_rollout_correction_and_add_to_batch(batch)",
-        "verl.utils.seqlen_balancing": "calculate_workload log_seqlen_unbalance(prefix)",
-        "verl.workers.utils.padding": (
-            "response_from_nested(tensor, response_mask) response_to_nested(tensor, response_mask)"
-        ),
-        "verl.workers.engine_workers:TrainingWorker": "train_mini_batch",
-        "verl.workers.engine:EngineRegistry": "register(model_type, backend, device, vendor) get_engine_cls",
-        "verl.workers.engine.fsdp.transformer_impl": "prepare_micro_batches(data)",
-        "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead": (
-            "initialize _build_lora_module(module) _build_lr_scheduler(optimizer) disable_adapter "
-            "get_per_tensor_param(layered_summon, base_sync_done) "
-            "forward_backward_batch(data, loss_function, forward_only) forward_step prepare_model_inputs(micro_batch) "
-            "prepare_model_outputs(output, output_args, micro_batch)"
-        ),
-        "verl.workers.config.optimizer": "build_optimizer(parameters, config)",
-        "verl.utils.tensordict_utils": "index_select_tensor_dict",
-        "verl.workers.utils.losses": "no_padding_2_padding(tensor, data)",
-        "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer": (
-            "__init__(poll_interval, sync_refill_failed_groups) _sync_metadata_from_transfer_queue "
-            "sample(global_steps, partition_id, batch_size)"
-        ),
-        "verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync": (
-            "wait_for_sampleable(global_steps, partition_id, target_count)"
-        ),
-        "verl.workers.engine_workers:ActorRolloutRefWorker": (
-            "init_model update_actor(data) update_weights(global_steps, mode)"
-        ),
-        "verl.utils.device": "get_torch_device",
-        # `servers`, `workers` and `server_class` are instance attributes, which cannot be checked without importing
-        # vLLM's server, and that configures logging.
-        "verl.workers.rollout.replica:RolloutReplica": (
-            "init_hybrid(worker_group) launch_servers sleep server_address server_handle max_concurrency "
-            "init_standalone get_ray_class_with_init_args"
-        ),
-        "verl.workers.rollout.replica:RolloutMode": "HYBRID",
-        "verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter": (
-            "_ensure_server_handle resume(tags) update_weights(weights, global_steps)"
-        ),
-        "verl.workers.rollout.utils": "ensure_async_iterator(iterable)",
-        "verl.workers.rollout.router:GlobalRequestLoadBalancer": (
-            "add_servers(servers) remove_servers(server_ids) get_all_servers acquire_server(request_id) "
-            "require_acquire_fields"
-        ),
-        "verl.checkpoint_engine:CheckpointEngineManager": (
-            "add_replicas(replicas) remove_replicas(replicas) sleep_replicas abort_replicas resume_generation_replicas"
-        ),
-        "verl.workers.rollout.llm_server:LLMServerManager": (
-            "__init__(worker_group, start_rank, load_balancer_cls) get_client(client_cls)"
-        ),
-        "verl.checkpoint_engine.base:CheckpointEngineWorker": "update_weights(global_steps)",
-        "verl.trainer.ppo.utils:Role": "RefPolicy",
-        "verl.single_controller.ray.base": "create_colocated_worker_cls(class_dict)",
-        "verl.single_controller.ray:ResourcePoolManager": "create_resource_pool",
-        "verl.utils.checkpoint.checkpoint_manager": "find_latest_ckpt_path(path) get_checkpoint_tracker_filename",
-        "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ": "__ray_actor_class__",
-        "verl.trainer.ppo.v1.agent_loop_tq:AgentLoopManagerTQ": "__init__",
-        "verl.experimental.agent_loop.agent_loop:AgentLoopWorker": "_compute_position_ids",
-        "verl.workers.rollout.llm_server:LLMServerClient": (
-            "_vllm_request_id(request_id) _acquire_server(request_id) _release_server(server_id, request_id)"
-        ),
-        "verl.utils.rollout_trace": "rollout_trace_attr(sample_index, step, rollout_n, trace) rollout_trace_op(func)",
-    }
+    """
+    verl.trainer.ppo.core_algos register_adv_est(name_or_enum) agg_loss(batch_num_tokens, global_batch_size,
+        loss_scale_factor)
+    verl.utils.config validate_config(config)
+    verl.trainer.ppo.v1.trainer_base register_trainer(name)
+    verl.trainer.ppo.v1.trainer_base:PPOTrainer __init__(config) prepare_step on_init_end on_step_begin on_sample_end
+        on_step_end _stop_rollout_profiling _submit_batch_to_rollout(batch) _fetch_one_gen_batch _setup _validate
+        _add_prompts_to_generate(num_prompts) _init_tokenizer _init_dataloader _init_dump_executor _dump_generations
+        _maybe_log_val_generations(inputs, outputs, scores) _step_once(metrics, timing_raw, sample_batch_size)
+        _save_checkpoint _load_checkpoint _log_rollout_data(batch, timing_raw, rollout_data_dir)
+        _compute_metrics(batch, metrics, timing_raw, global_steps, epoch) _get_n_gpus_for_throughput
+    verl.utils.dataset.rl_dataset collate_fn(data_list)
+    verl.utils.tracking:Tracking log(data, step)
+    verl.trainer.ppo.metric_utils compute_data_metrics(batch, use_critic) compute_timing_metrics(batch, timing_raw)
+        compute_throughout_metrics(batch, timing_raw, n_gpus)
+    verl.trainer.ppo.padding_utils upsample_batch_to_divisible_size(batch, batch_multiple)
+    verl.trainer.ppo.rollout_corr_helper compute_rollout_correction_and_add_to_batch(batch)
+    verl.utils.seqlen_balancing calculate_workload log_seqlen_unbalance(prefix)
+    verl.workers.utils.padding response_from_nested(tensor, response_mask) response_to_nested(tensor, response_mask)
+    verl.workers.engine_workers:TrainingWorker train_mini_batch
+    verl.workers.engine:EngineRegistry register(model_type, backend, device, vendor) get_engine_cls
+    verl.workers.engine.fsdp.transformer_impl prepare_micro_batches(data)
+    verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead initialize _build_lora_module(module)
+        _build_lr_scheduler(optimizer) disable_adapter get_per_tensor_param(layered_summon, base_sync_done)
+        forward_backward_batch(data, loss_function, forward_only) forward_step prepare_model_inputs(micro_batch)
+        prepare_model_outputs(output, output_args, micro_batch)
+    verl.workers.config.optimizer build_optimizer(parameters, config)
+    verl.utils.tensordict_utils index_select_tensor_dict
+    verl.workers.utils.losses no_padding_2_padding(tensor, data)
+    verl.trainer.ppo.v1.replay_buffer:ReplayBuffer __init__(poll_interval, sync_refill_failed_groups)
+        _sync_metadata_from_transfer_queue sample(global_steps, partition_id, batch_size)
+    verl.trainer.ppo.v1.replay_buffer:ReplayBufferAsync wait_for_sampleable(global_steps, partition_id, target_count)
+    verl.workers.engine_workers:ActorRolloutRefWorker init_model update_actor(data) update_weights(global_steps, mode)
+    verl.utils.device get_torch_device
+    verl.workers.rollout.replica:RolloutReplica init_hybrid(worker_group) launch_servers sleep server_address
+        server_handle max_concurrency init_standalone get_ray_class_with_init_args
+    verl.workers.rollout.replica:RolloutMode HYBRID
+    verl.workers.rollout.vllm_rollout.vllm_rollout:ServerAdapter _ensure_server_handle resume(tags)
+        update_weights(weights, global_steps)
+    verl.workers.rollout.utils ensure_async_iterator(iterable)
+    verl.workers.rollout.router:GlobalRequestLoadBalancer add_servers(servers) remove_servers(server_ids)
+        get_all_servers acquire_server(request_id) require_acquire_fields
+    verl.checkpoint_engine:CheckpointEngineManager add_replicas(replicas) remove_replicas(replicas) sleep_replicas
+        abort_replicas resume_generation_replicas
+    verl.workers.rollout.llm_server:LLMServerManager __init__(worker_group, start_rank, load_balancer_cls)
+        get_client(client_cls)
+    verl.checkpoint_engine.base:CheckpointEngineWorker update_weights(global_steps)
+    verl.trainer.ppo.utils:Role RefPolicy
+    verl.single_controller.ray.base create_colocated_worker_cls(class_dict)
+    verl.single_controller.ray:ResourcePoolManager create_resource_pool
+    verl.utils.checkpoint.checkpoint_manager find_latest_ckpt_path(path) get_checkpoint_tracker_filename
+    verl.trainer.ppo.v1.agent_loop_tq:AgentLoopWorkerTQ __ray_actor_class__
+    verl.trainer.ppo.v1.agent_loop_tq:AgentLoopManagerTQ __init__
+    verl.experimental.agent_loop.agent_loop:AgentLoopWorker _compute_position_ids
+    verl.workers.rollout.llm_server:LLMServerClient _vllm_request_id(request_id) _acquire_server(request_id)
+        _release_server(server_id, request_id)
+    verl.utils.rollout_trace rollout_trace_attr(sample_index, step, rollout_n, trace) rollout_trace_op(func)
+    """
 )
 CPU_SYMBOLS = _symbols(
-    {
-        "verl.checkpoint_engine:CheckpointEngineRegistry": "register(backend)",
-        "verl.checkpoint_engine:CheckpointEngine": "build_topology",
-        "verl.checkpoint_engine.base": (
-            "split_weight_chunks(weights, bucket_size) merge_weight_chunks(chunks, bucket_size) "
-            "TensorMeta(name, shape, dtype, chunk_offset, chunk_size)"
-        ),
-        "verl.plugin.platform:PlatformRegistry": "register",
-        "verl.plugin.platform": "PlatformBase",
-        "verl.utils.distributed": "initialize_global_process_group_ray(timeout_second, backend)",
-        "verl.utils.torch_functional": (
-            "logprobs_from_logits_v2(logits, labels) logprobs_from_logits_naive(logits, labels)"
-        ),
-        "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer": "BucketedWeightReceiver",
-        "verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension": "update_weights_from_ipc",
-    }
+    """
+    verl.checkpoint_engine:CheckpointEngineRegistry register(backend)
+    verl.checkpoint_engine:CheckpointEngine build_topology
+    verl.checkpoint_engine.base split_weight_chunks(weights, bucket_size) merge_weight_chunks(chunks, bucket_size)
+        TensorMeta(name, shape, dtype, chunk_offset, chunk_size)
+    verl.plugin.platform:PlatformRegistry register
+    verl.plugin.platform PlatformBase
+    verl.utils.distributed initialize_global_process_group_ray(timeout_second, backend)
+    verl.utils.torch_functional logprobs_from_logits_v2(logits, labels) logprobs_from_logits_naive(logits, labels)
+    verl.workers.rollout.vllm_rollout.bucketed_weight_transfer BucketedWeightReceiver
+    verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension update_weights_from_ipc
+    """
 )
 EVALUATION_SYMBOLS = _symbols(
-    {
-        "verl.plugin.platform": "get_platform",
-        "verl.workers.rollout.utils": "get_vision_placeholder_token_ids(processor)",
-        "verl.workers.rollout.replica": "TokenOutput",
-        "verl.workers.rollout.vllm_rollout.utils": "build_cli_args_from_config(config)",
-        "verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension": (
-            "monkey_patch_model(vocab_size, banned_token_ids)"
-        ),
-    }
+    """
+    verl.plugin.platform get_platform
+    verl.workers.rollout.utils get_vision_placeholder_token_ids(processor)
+    verl.workers.rollout.replica TokenOutput
+    verl.workers.rollout.vllm_rollout.utils build_cli_args_from_config(config)
+    verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension monkey_patch_model(vocab_size,
+        banned_token_ids)
+    """
 )
 
 
