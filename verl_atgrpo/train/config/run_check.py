@@ -19,7 +19,7 @@ from verl_atgrpo.train.config.job import Job, Policy
 from verl_atgrpo.train.config.machine_check import check_models, of_folders, return_large_blocks
 from verl_atgrpo.train.config.policies import expand_policies
 from verl_atgrpo.train.config.schema import COMMAND, MODES, SECTION, AtGrpoConfig, ConfigError
-from verl_atgrpo.train.config.verl_keys import check_keys, check_present, check_types
+from verl_atgrpo.train.config.verl_keys import check_keys, check_types
 from verl_atgrpo.train.config.view import POLICY, View, shown_as
 from verl_atgrpo.train.estimators.choice import resolve_spec
 
@@ -167,7 +167,6 @@ RULES: tuple[Rule, ...] = (
 def check_job(job: Job) -> None:
     """Raises ConfigError if a rule refuses something of a team's job."""
     check_keys(job.view)
-    check_present(job.view)
     check_keys_of_policies(job)
     check(itertools.chain.from_iterable(rule(job) for rule in RULES))
 

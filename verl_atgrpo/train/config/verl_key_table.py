@@ -137,7 +137,6 @@ TYPES: dict[str, Any] = {
     "data.dataloader_num_workers": whole(0, 1024),
     "trainer.{total_training_steps,max_actor_ckpt_to_keep}": Count | None,
     "rollout.max_model_len data.val_batch_size": Count | None,
-    "trainer.log_val_generations": whole(0, 1_000_000),
     "trainer.logger": _LOGGER | list[_LOGGER],  # type: ignore[valid-type]
     "trainer.device": Literal["cuda", "cpu", "npu"],
     "trainer.resume_mode": Literal["disable", "auto", "resume_path"],

@@ -77,12 +77,16 @@ def check_types(view: View, policy: str | None = None) -> None:
 
 
 def check_keys(view: View, policy: str | None = None) -> None:
-    """Raises ConfigError for a key of verl whose value the table refuses, or that verl does not have.
+    """Raises ConfigError for a key of verl whose value the table refuses, that verl does not have, or that is missing.
 
     With `policy`, the name of a policy's section in messages, the keys of its `actor_rollout_ref`; else all others.
     """
     if policy is None:
         _check_tops(view)
+        for key in verls_defaults():
+            kind = kind_of(key)
+            if key not in view.written and not fits(kind, None) and not fits(kind, {}):
+                raise ConfigError(f"{key} is missing: {words(kind)}")
     for key in view.written:
         if key.partition(".")[0] in _tops() and key.startswith(f"{POLICY}.") == (policy is not None):
             check_key(view, key, policy)
@@ -143,14 +147,6 @@ def _meant(key: str, value: Any) -> str:
     places |= {full: full for full in (*verls_defaults(), *(f"{SECTION}.{name}" for name in _ours()))}
     close = difflib.get_close_matches(plain, places, n=1, cutoff=0.75)
     return f", or did you mean {places[close[0]]}?" if close else ""
-
-
-def check_present(view: View) -> None:
-    """Raises ConfigError for a key of verl's with a type that has been removed."""
-    for key in verls_defaults():
-        kind = kind_of(key)
-        if key not in view.written and not fits(kind, None) and not fits(kind, {}):
-            raise ConfigError(f"{key} is missing: {words(kind)}")
 
 
 def check_key(view: View, key: str, policy: str | None = None) -> None:
