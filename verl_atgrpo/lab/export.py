@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,22 @@ class _ModelConfig(BaseModel):
     model_type: str
 
 
-class AdapterConfig(BaseModel):
-    """What we read of peft's configuration of an adapter."""
-
+class _AdapterConfig(BaseModel):
     base_model_name_or_path: str
     r: int
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A LoRA adapter in peft's format."""
+
+    folder: str
+    base: str
+    """The model that it was trained on."""
+    rank: int
+
+    def __str__(self) -> str:
+        return self.folder
 
 
 class _Index(BaseModel):
@@ -41,7 +53,7 @@ class _Index(BaseModel):
 
 _POLICIES: TypeAdapter[dict[str, str]] = TypeAdapter(dict[Name, str])
 _MODEL_CONFIG, _WEIGHTS = TypeAdapter(_ModelConfig), TypeAdapter(_Index)
-_ADAPTERS = TypeAdapter(AdapterConfig)
+_ADAPTERS = TypeAdapter(_AdapterConfig)
 _JSON: TypeAdapter[dict[str, Any] | list[Any]] = TypeAdapter(dict[str, Any] | list[Any])
 
 
@@ -65,12 +77,9 @@ def export(step: Path, out: Path, left_out: str = "") -> dict[str, Path]:
         raise ValueError(f"{step / POLICIES_FILE} names no policy: there is nothing to export")
     for source in saved.values():
         _check_links(source, step)
-        if model := whole_model(source):
-            check_model(model)
-        elif adapter := shared_adapter(source):
-            base = check_adapter(adapter).base_model_name_or_path
-            if Path(base).is_absolute() and not Path(base).is_dir():
-                raise ValueError(f"{adapter / ADAPTER_CONFIG}: its base model is not in {base} any more")
+        found = saved_model(source)
+        if isinstance(found, Adapter) and Path(found.base).is_absolute() and not Path(found.base).is_dir():
+            raise ValueError(f"{found}/{ADAPTER_CONFIG}: its base model is not in {found.base} any more")
     with ExitStack() as folders:
         for name, source in saved.items():
             _export_policy(source, folders.enter_context(new_folder(out / name)))
@@ -125,34 +134,33 @@ def refuse_to_overwrite(folder: Path, remedy: str) -> None:
             raise FileError(f"{folder} has a model that this command did not make ({file.name}): {remedy}")
 
 
-def whole_model(policy: Path) -> Path | None:
-    """Returns the Hugging Face model in a policy's checkpoint folder, or None if it has only shards."""
-    folder = policy / "huggingface"
-    return folder if any(folder.glob("*.safetensors")) else None
+def saved_model(policy: Path) -> Path | Adapter | None:
+    """Returns the Hugging Face model in a policy's checkpoint folder, or its adapter if other policies have the base.
+
+    None if there are only shards. Raises FileError or OSError if it is damaged.
+    """
+    if any((model := policy / "huggingface").glob("*.safetensors")):
+        check_model(model)
+        return model
+    is_adapter = (policy / ADAPTER / ADAPTER_CONFIG).is_file() and not (policy / _SHARDS).is_file()
+    return check_adapter(policy / ADAPTER) if is_adapter else None
 
 
-def shared_adapter(policy: Path) -> Path | None:
-    """Returns the adapter in a policy's checkpoint folder if that is all of it: other policies have the same base."""
-    folder = policy / ADAPTER
-    return folder if (folder / ADAPTER_CONFIG).is_file() and not (policy / _SHARDS).is_file() else None
-
-
-def check_adapter(folder: Path) -> AdapterConfig:
-    """Returns the configuration of a folder's adapter; raises FileError or OSError if that is not whole."""
+def check_adapter(folder: Path) -> Adapter:
+    """Returns the adapter in a folder; raises FileError or OSError if it is not whole."""
     config = read_json(folder / ADAPTER_CONFIG, _ADAPTERS, "peft's configuration of an adapter on a base model")
     check_safetensors(folder / ADAPTER_WEIGHTS)
-    return config
+    return Adapter(str(folder), config.base_model_name_or_path, config.r)
 
 
 def _export_policy(source: Path, target: Path) -> None:
-    model, adapter = whole_model(source), shared_adapter(source)
-    if model is not None:
-        _copy(model, target)
+    found = saved_model(source)
+    if isinstance(found, Path):
+        _copy(found, target)
         return
-    if adapter is not None:
-        base = check_adapter(adapter).base_model_name_or_path
-        _copy(adapter, target / ADAPTER)
-        _merge_adapter(base, target)
+    if found is not None:
+        _copy(Path(found.folder), target / ADAPTER)
+        _merge_adapter(found.base, target)
         return
     if not (source / _SHARDS).is_file():
         raise ValueError(f"{source} has no FSDP shards: use python -m verl.model_merger with its backend")

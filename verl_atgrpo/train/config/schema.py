@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, MinLen
 from omegaconf import DictConfig, OmegaConf
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from verl_atgrpo.files import place_of
 from verl_atgrpo.play import registry
@@ -49,6 +49,7 @@ Tasks = Annotated[int, Ge(1), Le(10_000_000)]
 Retries = Annotated[int, Ge(0), Le(1000)]
 Candidates = Annotated[int, Ge(2), Le(4096)]
 Index = Annotated[int, Ge(0), Le(1_000_000)]
+_AS_IN_SECTION: Any = Field(None, description="As in `at_grpo`.")
 Options = dict[str, Any]
 """A section with keys of verl, of an environment or of an estimator."""
 
@@ -178,18 +179,12 @@ class PartSettings(Section):
 
     scheme: Literal["tree", "parallel", "branch"] | None = None
     """With another scheme, `branch`, `episode_reward` and `selection` fall back to their defaults."""
-    branch: BranchSettings | None = None
-    """As in `at_grpo`."""
-    episode_reward: Literal["outcome", "scores", "own"] | None = None
-    """As in `at_grpo`."""
-    candidates: Candidates | None = None
-    """As in `at_grpo`."""
-    alpha: Weight | None = None
-    """As in `at_grpo`."""
-    local_weight: Weight | None = None
-    """As in `at_grpo`."""
-    selection: Selection | None = None
-    """As in `at_grpo`."""
+    branch: BranchSettings | None = _AS_IN_SECTION
+    episode_reward: Literal["outcome", "scores", "own"] | None = _AS_IN_SECTION
+    candidates: Candidates | None = _AS_IN_SECTION
+    alpha: Weight | None = _AS_IN_SECTION
+    local_weight: Weight | None = _AS_IN_SECTION
+    selection: Selection | None = _AS_IN_SECTION
     estimator: str | Options | None = None
     """Agents are `<part>.<agent>` in it."""
 
