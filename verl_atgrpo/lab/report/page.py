@@ -43,12 +43,11 @@ def render(run: Run, max_megabytes: float) -> str:
     style = _part("page.css")
     script = "\n".join(_part(name) for name in _SCRIPTS)
     shown = contents(run, max_megabytes)
+    # Only our own script runs, identified by hash, whatever the models' replies contain.
+    policy = f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'"
     parts = {
         "title": html.escape(shown["title"]),
-        # Only our own script runs, identified by hash, whatever the models' replies contain.
-        "policy": html.escape(
-            f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'"
-        ),
+        "policy": html.escape(policy),
         "style": style,
         "script": script,
         "data": embedded(shown),

@@ -58,12 +58,8 @@ def unresolved_job(config: DictConfig, name: str, settings: PolicySettings) -> D
         job.trainer.n_gpus_per_node = settings.gpus  # the servers' sizes derive from it
     lora = {} if settings.lora is None else settings.lora.model_dump(exclude_none=True)
     adapter = {_OF_LORA.get(key, key): value for key, value in lora.items()}
-    for section, block in (
-        ("model", {**settings.model, **adapter}),
-        ("actor", settings.actor),
-        ("actor.optim", settings.optim),
-        ("rollout", settings.rollout),
-    ):
+    blocks = {"model": {**settings.model, **adapter}, "actor": settings.actor, "actor.optim": settings.optim}
+    for section, block in {**blocks, "rollout": settings.rollout}.items():
         _merge(OmegaConf.select(job.actor_rollout_ref, section), block, f"at_grpo.policies.{name}.{section}")
     return job
 
@@ -117,11 +113,10 @@ def leave_out_full_model(name: str, policy: DictConfig) -> None:
     checkpoint = policy.actor.checkpoint
     if policy.model.lora_rank > 0 and _FULL_MODEL in checkpoint.save_contents:
         checkpoint.save_contents = [item for item in checkpoint.save_contents if item != _FULL_MODEL]
-        logger.warning(
-            "policy %r has an adapter: its checkpoints hold no Hugging Face model (%s); verl-atgrpo export makes one",
-            name,
-            _FULL_MODEL,
+        told = (
+            "policy %r has an adapter: its checkpoints hold no Hugging Face model (%s); verl-atgrpo export makes one"
         )
+        logger.warning(told, name, _FULL_MODEL)
 
 
 def job_of(config: DictConfig, name: str) -> DictConfig:

@@ -116,6 +116,9 @@ _ROWS_VARY = "the number of rows varies between steps"
 _EXPERTS = "a team's rows hold no routed experts"
 _DISTRIBUTION = "changes the sampling distribution but not the log-probs that are trained on"
 _K = "K is at_grpo.candidates"
+_MANAGER = "verl_atgrpo.train.rollout.manager.TeamRolloutManager"
+_FORMULA = "set it to at_grpo and choose the formula with at_grpo.estimator"
+_KL_LOSS = "set it to false and use actor_rollout_ref.actor.use_kl_loss"
 _OTHER_KEY = "has no effect, the engine reads another key"
 _ADVANTAGES = "at_grpo.estimator computes the advantages"
 _FSDP = "policies are trained with FSDP; others have not been tried"
@@ -303,12 +306,7 @@ REFUSED = (
         "a team's workflow is its environment's `run`; of `multi_turn` only `format` is used",
         "rollout.{multi_turn,agent.default_agent_loop,agent.agent_loop_config_path}",
     ),
-    _only(
-        "rollout.agent.agent_loop_manager_class",
-        "a team's episodes need this package's manager",
-        None,
-        "verl_atgrpo.train.rollout.manager.TeamRolloutManager",
-    ),
+    _only("rollout.agent.agent_loop_manager_class", "a team's episodes need this package's manager", None, _MANAGER),
     _only("rollout.qat", "servers are quantized as the policy is", remedy="set actor.fsdp_config.qat"),
     # The tasks.
     _no_effect(
@@ -332,31 +330,17 @@ REFUSED = (
         "data.{image_patch_size,image_key,video_key,audio_key,return_multi_modal_inputs,mm_processor_kwargs}",
     ),
     # The advantages.
-    _only(
-        "algorithm.adv_estimator",
-        "does not compare a team's groups",
-        "at_grpo",
-        remedy="set it to at_grpo and choose the formula with at_grpo.estimator",
-    ),
+    _only("algorithm.adv_estimator", "does not compare a team's groups", "at_grpo", remedy=_FORMULA),
     _no_effect(_ADVANTAGES, "algorithm.{gamma,lam}", remedy="leave it at 1; gigpo has step_gamma"),
     _no_effect(_ADVANTAGES, "algorithm.{use_pf_ppo,pf_ppo}"),
     _no_effect(_ADVANTAGES, "algorithm.{gdpo_reward_keys,gdpo_reward_weights}", None),
-    _only(
-        "algorithm.filter_groups",
-        "filters whole tasks, not a team's groups",
-        remedy="set it to false and use at_grpo.group_filter",
-    ),
+    _only("algorithm.filter_groups", "filters whole tasks", remedy="set it to false and use at_grpo.group_filter"),
     _no_effect(
         "algorithm.filter_groups is not for teams",
         "algorithm.filter_groups.{metric,max_num_gen_batches,max_inflight_gen_batches}",
         remedy="use at_grpo.group_filter",
     ),
-    _only(
-        "algorithm.use_kl_in_reward",
-        "would give equal answers of a group different rewards",
-        False,
-        remedy="set it to false and use actor_rollout_ref.actor.use_kl_loss",
-    ),
+    _only("algorithm.use_kl_in_reward", "would give equal answers different rewards", False, remedy=_KL_LOSS),
     _only(
         "algorithm.{kl_penalty,kl_ctrl}",
         "has no effect without use_kl_in_reward, which is refused",
@@ -368,19 +352,12 @@ REFUSED = (
     _no_effect("verl deletes none on a local file system", "trainer.del_local_ckpt_after_load", None, False),
     _no_effect("verl's FSDP checkpoints go to default_local_dir alone", "trainer.default_hdfs_dir"),
     _only(
-        "trainer.remove_previous_ckpt_in_save",
-        "has no effect",
-        None,
-        False,
-        remedy="set trainer.max_actor_ckpt_to_keep to 1",
+        "trainer.remove_previous_ckpt_in_save", "has no effect", None, False, remedy="set max_actor_ckpt_to_keep to 1"
     ),
     _no_effect("rows are always balanced over the devices", "trainer.balance_batch", True),
     _only("trainer.v1.separate_async.parameter_sync_step", "weights are synchronised after every step", DEFAULT, 1),
     _only("trainer.v1.separate_async.hybrid_rollout", "the trainer's devices are not used for the rollout"),
-    _only(
-        "trainer.v1.sampler.{custom_sampler,sampler_kwargs}",
-        "the trainer relies on verl's own sampler to replace failed episodes",
-    ),
+    _only("trainer.v1.sampler.{custom_sampler,sampler_kwargs}", "verl's own sampler replaces failed episodes"),
 )
 """Keys with few values, or verl's default alone."""
 
