@@ -166,7 +166,7 @@ def of_batches(policy: Policy) -> Iterator[str]:
 def of_tool_calls(policy: Policy) -> Iterator[str]:
     """Parsers of tool calls that verl does not have."""
     name, key = policy.rollout.multi_turn.format, f"{policy.key}.rollout.multi_turn.format"
-    if name != "hermes" and name not in (known := tool_formats()):  # a list that takes seconds to import
+    if name != "hermes" and name not in (known := tool_formats()):  # the list takes seconds to import
         yield f"{key}={name!r}: verl has no such parser of tool calls; use one of {', '.join(known)}"
 
 
