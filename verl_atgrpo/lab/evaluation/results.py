@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, TypeAdapter
 
 from verl_atgrpo.files import FileError, Whole, check_file, is_whole, lines, naming, parse
 
@@ -25,8 +25,6 @@ MAX_BYTES = 256 << 20
 """Most bytes of a result file, which is held in memory."""
 MAX_EPISODES = 500_000
 """Most episodes of an evaluation: about as many as a result file has room for."""
-Measured = Annotated[float, Strict()]
-Truth = Annotated[bool, Strict()]
 _KNOWN_KEYS = ConfigDict(extra="forbid")
 
 
@@ -75,11 +73,11 @@ class EpisodeRow:
     task: Whole
     fingerprint: str
     """Digest of the task's fingerprint; equal for equal problems in all files."""
-    seed: Annotated[int, Strict()]
+    seed: StrictInt
     sample: Whole
-    success: Truth
-    team_reward: Measured
-    metrics: dict[str, Measured]
+    success: StrictBool
+    team_reward: StrictFloat
+    metrics: dict[str, StrictFloat]
     turns: Annotated[Whole, Field(le=10_000)]
     """Largest number of decisions of one agent."""
     decisions: Whole
@@ -87,7 +85,7 @@ class EpisodeRow:
     agents: dict[str, AgentUsage]
     failed: Failure | None
     """Set for an episode without outcome; `success` is then False and usage is up to the failure."""
-    seconds: Measured
+    seconds: StrictFloat
 
     @property
     def key(self) -> EpisodeKey:

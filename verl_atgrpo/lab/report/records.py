@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Strict, Tag, TypeAdapter, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, Tag, TypeAdapter, model_validator
 
 from verl_atgrpo.files import FileError, Number, Whole, lines, parse
 from verl_atgrpo.train.trainer.record_files import FOLDER, FORMAT, METRICS, TRAIN, VAL, record_files
@@ -19,11 +19,6 @@ _MOST = {METRICS: 256 << 20, TRAIN: 1 << 30, VAL: 1 << 30}
 """Most bytes of all files of a kind that are read: the report holds them in memory."""
 EpisodeKey = tuple[str, int, int, int]
 """Split, step, task, episode."""
-
-
-class _Line(BaseModel):
-    # A newer version may add keys. Those that were not checked are not passed on.
-    model_config = ConfigDict(extra="ignore")
 
 
 class _Branch(BaseModel):
@@ -54,30 +49,33 @@ class _About(BaseModel):
     frozen: list[str] = []
 
 
-class _Header(_Line):
+# A newer version may add keys to these; those that were not checked are not passed on.
+
+
+class _Header(BaseModel):
     format: Any
     from_step: Whole = 0
     about: _About = _About()
 
 
-class _Metrics(_Line):
+class _Metrics(BaseModel):
     step: Whole
     data: dict[str, Number | Literal["nan", "inf", "-inf"]]
 
 
-class _Candidate(_Line):
+class _Candidate(BaseModel):
     text: str
     tokens: Whole
     team: Number
     local: Number
     reward: Number
     advantage: Number | Literal["nan", "inf", "-inf"] | None
-    truncated: Annotated[bool, Strict()]
+    truncated: StrictBool
     critic: Number | None = None
     version: Annotated[list[Whole], Field(min_length=2, max_length=2)] | None = None
 
 
-class _Failed(_Line):
+class _Failed(BaseModel):
     """The line of a failed episode, and the start of every decision's."""
 
     step: Whole
@@ -85,9 +83,9 @@ class _Failed(_Line):
     task: Whole
     episode: Whole
     decision: Whole
-    success: Annotated[bool, Strict()]
+    success: StrictBool
     episode_reward: Number
-    failed: Annotated[bool, Strict()] = False
+    failed: StrictBool = False
 
 
 class _Decision(_Failed):
