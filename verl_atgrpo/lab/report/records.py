@@ -21,16 +21,16 @@ EpisodeKey = tuple[str, int, int, int]
 """Split, step, task, episode."""
 
 
-class _Branch(BaseModel):
+class _Open(BaseModel):
     model_config = ConfigDict(extra="allow")
 
+
+class _Branch(_Open):
     at: str | dict[str, Whole]
 
 
-class _Section(BaseModel):
+class _Section(_Open):
     """What the report's description of a run reads of `at_grpo`."""
-
-    model_config = ConfigDict(extra="allow")
 
     environment: dict[str, Any] = {}
     branch: _Branch | None = None
@@ -39,10 +39,8 @@ class _Section(BaseModel):
     """Of all agents, or by agent."""
 
 
-class _About(BaseModel):
+class _About(_Open):
     """What the report's description of a run reads."""
-
-    model_config = ConfigDict(extra="allow")
 
     section: _Section = _Section()
     models: dict[str, str] = {}
