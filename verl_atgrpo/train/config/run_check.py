@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_atgrpo import compat, platform_choice
 from verl_atgrpo.play.types import EnvironmentConfigError
-from verl_atgrpo.train.config import check, job_rules, mode_rules, policy_rules
+from verl_atgrpo.train.config import check, job_rules, policy_rules
 from verl_atgrpo.train.config.job import Job, Policy
 from verl_atgrpo.train.config.machine_check import check_models, of_folders, return_large_blocks
 from verl_atgrpo.train.config.policies import expand_policies
@@ -112,8 +112,8 @@ def _each(rule: Callable[[Policy], Iterator[str]]) -> Rule:
 
 
 OF_MODES: tuple[Rule, ...] = (
-    *(mode_rules.of_modes, _each(mode_rules.of_a_policys_mode)),
-    *(policy_rules.of_shared_memory, mode_rules.of_rays_devices),
+    *(policy_rules.of_modes, _each(policy_rules.of_a_policys_mode)),
+    *(policy_rules.of_shared_memory, policy_rules.of_rays_devices),
 )
 _OF_EACH = (
     *(policy_rules.of_servers, policy_rules.of_training, policy_rules.of_losses, policy_rules.of_room),
