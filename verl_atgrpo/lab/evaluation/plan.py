@@ -15,7 +15,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl_atgrpo import platform_choice
 from verl_atgrpo.lab.evaluation.engine import engine_args
 from verl_atgrpo.lab.evaluation.results import MAX_EPISODES
-from verl_atgrpo.lab.evaluation.sources import Adapter, Source, assignments, of_checkpoint, parse, weights_digest
+from verl_atgrpo.lab.evaluation.sources import Source, assignments, of_checkpoint, parse, weights_digest
+from verl_atgrpo.lab.export import Adapter
 from verl_atgrpo.lab.report import counted
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.environment_check import tasks_of

@@ -436,8 +436,8 @@ def _of_standalone_servers(policy: Policy) -> Iterator[str]:
         yield f"{key}.hybrid_engine=true: {mode} there are no servers on the trainer's devices, set it to false"
     for name in ("nnodes", "n_gpus_per_node"):
         if not fits(Count, rollout[name]):
-            devices = "the number of the servers' own devices, a whole number above 0"
-            yield f"{key}.rollout.{name}={shown_as(rollout[name])}: {mode} {devices}"
+            number = "the number of the servers' own devices, a whole number above 0"
+            yield f"{key}.rollout.{name}={shown_as(rollout[name])}: {mode} {number}"
     for name in ("lora_rank", "lora_adapter_path", "lora.rank"):
         if value := OmegaConf.select(section.model, name):
             yield (
