@@ -186,6 +186,5 @@ def _of_estimator(c: AtGrpoConfig, spec: EstimatorSpec, key: str) -> Iterator[st
             "agent), estimator: mas_grpo, or one policy"
         )
     if several and spec.step_weight and spec.step_scope == "group":
-        yield (
-            f"{key} compares the rows of all agents with a prompt, but {rows}: use step_scope: agent, or one policy"
-        )
+        what = "compares all rows with the same prompt, of any agent"
+        yield f"{key} {what}, but {rows}: use step_scope: agent, or one policy"
