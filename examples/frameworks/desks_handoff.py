@@ -18,7 +18,7 @@ from desks import DESKS, THINGS, Desks, Visit
 
 from verl_atgrpo import Outcome, Team, stable_hash
 from verl_atgrpo.environments.common.words import read_number
-from verl_atgrpo.lab.tiny_models.demonstrations.demonstrator import DIGITS, Demonstration, Demonstrator, unsure, write
+from verl_atgrpo.lab.tiny_models.demonstrations import DIGITS, Demonstration, Demonstrator, unsure, write
 from verl_atgrpo.tools import Tool
 
 _QUIET = RunConfig(tracing_disabled=True)

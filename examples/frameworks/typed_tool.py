@@ -25,7 +25,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from verl_atgrpo import Environment, Message, Outcome, Score, Split, Team, stable_hash
 from verl_atgrpo.environments.common.splits import part_of
 from verl_atgrpo.environments.common.words import read_number
-from verl_atgrpo.lab.tiny_models.demonstrations.demonstrator import DIGITS, Demonstration, Demonstrator, unsure, write
+from verl_atgrpo.lab.tiny_models.demonstrations import DIGITS, Demonstration, Demonstrator, unsure, write
 from verl_atgrpo.play.endpoints import Endpoint
 from verl_atgrpo.tools import Reply, Tool
 

@@ -18,7 +18,7 @@ from verl_atgrpo import Environment, Message, Outcome, Split, Team, stable_hash
 from verl_atgrpo.environments.common.splits import part_of
 from verl_atgrpo.environments.common.words import read_number
 from verl_atgrpo.environments.common.workflow import chat
-from verl_atgrpo.lab.tiny_models.demonstrations.demonstrator import DIGITS, Demonstration, Demonstrator, unsure, write
+from verl_atgrpo.lab.tiny_models.demonstrations import DIGITS, Demonstration, Demonstrator, unsure, write
 
 DESKS = {
     "red": ("lamp", "rope", "kettle", "mirror"),

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 pytest.importorskip("verl")
 
-from verl_atgrpo.train.config.cpu_memory import LARGE, RETURNED, return_large_blocks
+from verl_atgrpo.train.config.machine_check import LARGE, RETURNED, return_large_blocks
 from verl_atgrpo.train.config.policies import expand_policies
 from verl_atgrpo.train.config.schema import AtGrpoConfig
 

@@ -18,9 +18,9 @@ from fakes.jobs import check_policies
 from omegaconf import OmegaConf, open_dict
 
 from verl_atgrpo import platform_choice, recipes
+from verl_atgrpo.train.config import check as check_rules
 from verl_atgrpo.train.config.job import Job
-from verl_atgrpo.train.config.mode_rules import REQUIRED_MODULES, ROUNDING
-from verl_atgrpo.train.config.rules import check as check_rules
+from verl_atgrpo.train.config.policy_rules import REQUIRED_MODULES, ROUNDING
 from verl_atgrpo.train.config.run_check import OF_MODES
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
 from verl_atgrpo.train.config.view import View

@@ -20,11 +20,10 @@ from fakes.math_problems import sources
 
 import verl_atgrpo.recipes
 from verl_atgrpo import Environment, Outcome, Split, compat, platform_choice
-from verl_atgrpo.train.config import job_rules, machine_check, mode_rules, policy_rules, run_check
+from verl_atgrpo.train.config import check, job_rules, machine_check, policy_rules, run_check
 from verl_atgrpo.train.config.machine_check import check_models
 from verl_atgrpo.train.config.policies import expand_policies
 from verl_atgrpo.train.config.policy_rules import of_context
-from verl_atgrpo.train.config.rules import check
 from verl_atgrpo.train.config.run_check import check_run, check_run_or_exit, typed_command
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError, Section
 
@@ -221,7 +220,7 @@ def test_a_downloaded_models_template_is_read_before_ray(
 
 def test_every_rule_is_in_the_list() -> None:
     """Or it would refuse nothing. `of_context` needs the model, and `of_memory` is what other rules share."""
-    modules = (job_rules, mode_rules, policy_rules)
+    modules = (job_rules, policy_rules)
     names = {f"{module.__name__.rpartition('.')[2]}.{name}" for module in modules for name in vars(module)}
     listed = set(re.findall(r"\b\w+_rules\.of_\w+", inspect.getsource(run_check)))
     unlisted = {name for name in names - listed if ".of_" in name}

@@ -20,7 +20,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl_atgrpo import recipes
 from verl_atgrpo.train.config.policies import expand_policies, job_of
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ConfigError
-from verl_atgrpo.train.config.verl_key_table import RULES
+from verl_atgrpo.train.config.verl_key_table import NEEDED, REFUSED, RULES
 from verl_atgrpo.train.config.verl_keys import check_key, check_keys, is_known, row_of
 from verl_atgrpo.train.config.view import View, leaves, shown_as, verls_defaults
 from verl_atgrpo.train.trainer.dataset import wire
@@ -115,7 +115,7 @@ def decided(beside: bool) -> Iterator[str]:
     """
     for key in (*keys(), *(key for key in RULES if key not in keys() and is_known(key) and "." in key)):
         rule = row_of(key)
-        if rule is not None and (rule.note.startswith("needs ") if beside else rule.status == "refused"):
+        if rule in (NEEDED if beside else REFUSED):
             yield key
 
 
@@ -193,7 +193,7 @@ def changed_everywhere() -> dict[str, Any]:
     found = {}
     for key in keys():
         row = row_of(key)
-        if (row is not None and row.status != "works") or any(part in key for part in BY_ITSELF):
+        if (row is not None and row.kind is Any) or any(part in key for part in BY_ITSELF):
             continue
         found[key] = VALID.get(key, other(view.values.get(key, {})))
     return found

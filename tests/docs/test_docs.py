@@ -140,9 +140,9 @@ def test_a_documented_recipe_is_accepted(
     from verl_atgrpo import platform_choice
     from verl_atgrpo.play import registry
     from verl_atgrpo.recipes import compose
+    from verl_atgrpo.train.config import check
     from verl_atgrpo.train.config.job import Job
     from verl_atgrpo.train.config.job_rules import of_assignments
-    from verl_atgrpo.train.config.rules import check
     from verl_atgrpo.train.config.schema import AtGrpoConfig
     from verl_atgrpo.train.config.view import View
 

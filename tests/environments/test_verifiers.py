@@ -269,7 +269,7 @@ def test_what_a_reward_raises_and_what_a_decision_raises_fail_the_episode() -> N
     ],
 )
 def test_a_recipe_needs_a_scheme_that_rewards_by_the_end(compose: Any, scheme: list[str], refused: str | None) -> None:
-    from verl_atgrpo.train.config.rules import ConfigError
+    from verl_atgrpo.train.config import ConfigError
     from verl_atgrpo.train.config.run_check import check_run
 
     game = ["~at_grpo.environment", "+at_grpo.environment={name: verifiers, config: {taskset: {id: vf-sums}}}"]

@@ -9,8 +9,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_atgrpo.play.environment import Environment
+from verl_atgrpo.train.config import check
 from verl_atgrpo.train.config.job import Job
-from verl_atgrpo.train.config.rules import check
 from verl_atgrpo.train.config.run_check import OF_POLICIES, check_keys_of_policies
 from verl_atgrpo.train.config.schema import AtGrpoConfig
 from verl_atgrpo.train.config.view import View

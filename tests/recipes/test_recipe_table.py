@@ -91,7 +91,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that has imported verl, and left as it was."""
     module = importlib.import_module("hydra._internal.config_repository")
     monkeypatch.setattr(module.ConfigRepository, "load_config", module.ConfigRepository.load_config)
-    compat.refuse_recipes(module, gone.of_recipe)
+    compat.explain_recipes(module)
 
 
 def test_what_replaces_a_recipe_is_a_row_of_the_table() -> None:

@@ -19,7 +19,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that has imported verl, and left as it was."""
     module = importlib.import_module(SOURCE)
     monkeypatch.setattr(module.ConfigRepository, "load_config", module.ConfigRepository.load_config)
-    compat.name_yaml_errors(module)
+    compat.explain_recipes(module)
 
 
 @pytest.mark.usefixtures("named")

@@ -12,10 +12,7 @@ import pytest
 from verl_atgrpo import Score, Split
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, walk
 from verl_atgrpo.environments.sudoku.grid import EMPTY, SudokuTask
-from verl_atgrpo.lab.tiny_models.demonstrations import DEMONSTRATORS
-from verl_atgrpo.lab.tiny_models.demonstrations.demonstrator import END, Demonstration
-from verl_atgrpo.lab.tiny_models.demonstrations.plan_path import path
-from verl_atgrpo.lab.tiny_models.demonstrations.sudoku import fill
+from verl_atgrpo.lab.tiny_models.demonstrations import DEMONSTRATORS, END, Demonstration, fill, path
 from verl_atgrpo.play.registry import make
 
 NAMES = sorted(DEMONSTRATORS)

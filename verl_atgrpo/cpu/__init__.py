@@ -5,11 +5,17 @@ Imported only when `platform_choice.wants_cpu()` says so.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import os
+import sys
+from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
-from verl_atgrpo.compat import when_imported
+from verl_atgrpo.compat import import_within, when_imported
 from verl_atgrpo.platform_choice import cores
 
 _THREADS = min(4, len(cores()))
@@ -45,11 +51,9 @@ def activate() -> None:
         os.environ.setdefault(name, value)
     from verl.plugin.platform import platform_manager
 
-    from verl_atgrpo.cpu import imports
     from verl_atgrpo.cpu.platform import PlatformCPU
 
-    imports.leave_out()
-
+    _leave_out_imports()
     # `import verl` has already detected no accelerator and chosen nvidia; set_platform() would warn in every process.
     platform_manager._current_platform = PlatformCPU()
     when_imported("verl.utils.distributed", _use_gloo)
@@ -93,3 +97,41 @@ def _group_adapters(vllm_platform: ModuleType) -> None:
 def _scale_on_the_cpu(scaling: ModuleType) -> None:
     """Scales losses in float16; the scaler that verl makes is for CUDA, and without it turns itself off."""
     setattr(scaling, "ShardedGradScaler", functools.partial(scaling.ShardedGradScaler, device="cpu"))  # noqa: B010
+
+
+def _leave_out_imports() -> None:
+    """Leaves out what verl and vLLM import in every process and the CPU does not use, up to half of the time."""
+    # Of an accelerator of another kind; it imports vLLM. verl catches the ImportError.
+    sys.modules.setdefault("verl.checkpoint_engine.hccl_checkpoint_engine", None)  # type: ignore[arg-type]
+    # Imports two names of vLLM that nothing takes from there; beside a number that a worker needs.
+    import_within("verl.third_party.vllm", lambda: _replaced("vllm", "vllm.distributed", by=_WhenUsed))
+    # Every process imports these for a constant beside them.
+    import_within("verl.utils.dataset.rl_dataset", lambda: _replaced("datasets", by=_WhenUsed))
+    import_within("verl.utils.dataset.rm_dataset", lambda: _replaced("pandas", by=_WhenUsed))
+    if os.environ.get("TORCHDYNAMO_DISABLE") == "1":
+        # Changes the compiler, where it can be imported.
+        import_within("vllm.env_override", lambda: _replaced("torch._inductor.lowering"))
+
+
+class _WhenUsed(ModuleType):
+    """Stands for a module that is imported when a name of it is first used."""
+
+    def __getattr__(self, name: str) -> Any:
+        if sys.modules.get(self.__name__) is self:
+            return Any  # while it is replaced: an annotation, or a name that is passed on
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+@contextlib.contextmanager
+def _replaced(*names: str, by: Callable[[str], ModuleType | None] = lambda name: None) -> Iterator[None]:
+    """Has imports find something in the place of modules, unless one is imported already; None: an ImportError."""
+    mine = {} if {*names} & sys.modules.keys() else {name: by(name) for name in names}
+    for name, module in mine.items():
+        if module is not None:
+            module.__spec__ = ModuleSpec(name, None)
+        sys.modules[name] = module  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for name in mine:
+            del sys.modules[name]

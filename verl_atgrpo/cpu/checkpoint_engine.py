@@ -43,9 +43,8 @@ class GlooCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         Args:
             bucket_size: bytes per broadcast.
             is_master: whether this process is the trainer's first worker.
-            timeout: seconds to wait for other processes or for the next bucket. For processes that hang; dead ones are
-                detected immediately. Longer than `workers.BUCKET_TIMEOUT`, so that a server's timeout names the
-                server.
+            timeout: seconds to wait for processes that hang, or for the next bucket; dead ones are found at once.
+                Longer than `workers.BUCKET_TIMEOUT`, so that a server's timeout names the server.
         """
         self.bucket_size = bucket_size
         self._sends = is_master

@@ -21,8 +21,7 @@ LONG = 64
 def groups_of(slots: torch.Tensor) -> list[Group]:
     """Returns the rows of every adapter: as runs where they are long or its only ones, else as indices.
 
-    Args:
-        slots: [rows], the slot of each row's adapter; -1 for none.
+    `slots`: [rows], the slot of each row's adapter; -1 for none.
     """
     found, lengths = (each.tolist() for each in torch.unique_consecutive(slots, return_counts=True))
     if len(slots) >= LONG * len(found) or len(found) == len(set(found)):
@@ -55,15 +54,11 @@ class GroupedPunicaWrapper(PunicaWrapperCPU):  # type: ignore[misc]
         output_slices: tuple[int, ...],
         **_: Any,
     ) -> None:
-        """Adds the adapters' part of a linear layer to its output.
+        """Adds the adapters' part of a linear layer to its output `y`: [tokens, features], in place.
 
-        Args:
-            y: [tokens, features], changed in place; its slices, such as those of q, k and v, are side by side.
-            x: [tokens, inputs]
-            lora_a_stacked: for each slice [slots, 1, rank, inputs]
-            lora_b_stacked: for each slice [slots, 1, features of the slice, rank]
-            scale: factor of the product.
-            output_slices: features of each slice.
+        Its slices, such as those of q, k and v, are side by side, `output_slices` features each. `x`: [tokens,
+        inputs]. For each slice `lora_a_stacked`: [slots, 1, rank, inputs], and `lora_b_stacked`: [slots, 1, features
+        of the slice, rank].
         """
         _add(self._tokens, y, x, lora_a_stacked, lora_b_stacked, scale, output_slices)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import types
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import psutil
@@ -17,42 +18,31 @@ SERVER_THREADS = ("VERL_ATGRPO_SERVER_THREADS", "VERL_ATGRPO_RECIPE_SERVER_THREA
 """Environment variables with the number of a server's threads: the user's, the recipe's, every process's."""
 
 
-def _no_op(*_: Any, **__: Any) -> None:
-    return None
-
-
-def _memory_in_use(*_: Any, **__: Any) -> int:
-    return int(psutil.Process().memory_info().rss)
-
-
-def _peak_memory(*_: Any, **__: Any) -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _memory_info(*_: Any, **__: Any) -> tuple[int, int]:
-    memory = psutil.virtual_memory()
-    return int(memory.available), int(memory.total)
+def _always(value: Any = None) -> Callable[..., Any]:
+    """Returns a function that returns a value, whatever it is given."""
+    return lambda *_, **__: value
 
 
 def _device_module() -> types.ModuleType:
     """Returns torch.cpu with the functions of torch.cuda that verl calls."""
     module = types.ModuleType("verl_atgrpo.cpu.device_module")
+    usage = functools.partial(resource.getrusage, resource.RUSAGE_SELF)
     resets = ("reset_peak_memory_stats", "reset_max_memory_allocated")
     members: dict[str, Any] = {
         **{name: member for name, member in vars(torch.cpu).items() if not name.startswith("__")},
-        **dict.fromkeys(("set_device", "synchronize", "empty_cache", "ipc_collect", *resets), _no_op),
-        **dict.fromkeys(("memory_allocated", "memory_reserved"), _memory_in_use),
-        **dict.fromkeys(("max_memory_allocated", "max_memory_reserved"), _peak_memory),
-        "is_available": lambda: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "mem_get_info": _memory_info,
+        **dict.fromkeys(("set_device", "synchronize", "empty_cache", "ipc_collect", *resets), _always()),
+        **dict.fromkeys(("memory_allocated", "memory_reserved"), lambda *_, **__: psutil.Process().memory_info().rss),
+        **dict.fromkeys(("max_memory_allocated", "max_memory_reserved"), lambda *_, **__: usage().ru_maxrss * 1024),
+        "is_available": _always(True),
+        "device_count": _always(1),
+        "current_device": _always(0),
+        "mem_get_info": lambda *_, **__: (psutil.virtual_memory().available, psutil.virtual_memory().total),
         "get_rng_state": lambda *_: torch.get_rng_state(),
         "set_rng_state": lambda state, *_: torch.set_rng_state(state),
         "manual_seed": torch.manual_seed,
         "manual_seed_all": torch.manual_seed,
-        "get_device_name": lambda *_: "cpu",
-        "get_device_capability": lambda *_: (None, None),
+        "get_device_name": _always("cpu"),
+        "get_device_capability": _always((None, None)),
     }
     vars(module).update(members)
     return module
@@ -68,47 +58,28 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
     device_name = property(lambda self: "cpu")
     vendor_name = property(lambda self: "generic")
     device_module = property(lambda self: _DEVICE_MODULE)
-    set_device = synchronize = set_allocator_settings = empty_cache = _no_op
-    profiler_start = profiler_stop = cudart = _no_op
-
-    def is_available(self) -> bool:
-        return True
-
-    def current_device(self) -> torch.device:
-        # verl passes this to Tensor.to(): a number would mean cuda:N.
-        return torch.device("cpu")
-
-    def device_count(self) -> int:
-        return 1
+    set_device = synchronize = set_allocator_settings = empty_cache = _always()
+    profiler_start = profiler_stop = cudart = _always()
+    is_available = _always(True)
+    device_count = _always(1)
+    # verl passes this to Tensor.to(): a number would mean cuda:N.
+    current_device = _always(torch.device("cpu"))
+    get_device_capability = _always((None, None))
+    communication_backend_name = _always("gloo")
+    visible_devices_envvar = _always("CUDA_VISIBLE_DEVICES")
+    nvtx_range = _always(nullcontext())
+    # Logical GPUs declared by ray_init.num_gpus: verl needs a resource for which Ray assigns ids.
+    ray_resource_name = _always("GPU")
+    # Weights are sent to the server through shared memory.
+    is_ipc_supported = _always(False)
 
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
     manual_seed_all = manual_seed
 
-    def get_device_capability(self, device_index: int = 0) -> tuple[None, None]:
-        return (None, None)
-
-    def communication_backend_name(self) -> str:
-        return "gloo"
-
-    def visible_devices_envvar(self) -> str:
-        return "CUDA_VISIBLE_DEVICES"
-
-    @contextmanager
-    def nvtx_range(self, msg: str) -> Iterator[None]:
-        yield
-
-    def ray_resource_name(self) -> str:
-        # Logical GPUs declared by ray_init.num_gpus: verl needs a resource for which Ray assigns ids.
-        return "GPU"
-
     def ray_noset_envvars(self) -> list[str]:
         return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
-
-    def is_ipc_supported(self) -> bool:
-        # Weights are sent to the server through shared memory.
-        return False
 
     def rollout_env_vars(self) -> dict[str, str]:
         return {"OMP_NUM_THREADS": next(os.environ[name] for name in SERVER_THREADS if name in os.environ)}

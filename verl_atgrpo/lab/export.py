@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,22 @@ class _ModelConfig(BaseModel):
     model_type: str
 
 
-class AdapterConfig(BaseModel):
-    """What we read of peft's configuration of an adapter."""
-
+class _AdapterConfig(BaseModel):
     base_model_name_or_path: str
     r: int
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A LoRA adapter in peft's format."""
+
+    folder: str
+    base: str
+    """The model that it was trained on."""
+    rank: int
+
+    def __str__(self) -> str:
+        return self.folder
 
 
 class _Index(BaseModel):
@@ -41,12 +53,12 @@ class _Index(BaseModel):
 
 _POLICIES: TypeAdapter[dict[str, str]] = TypeAdapter(dict[Name, str])
 _MODEL_CONFIG, _WEIGHTS = TypeAdapter(_ModelConfig), TypeAdapter(_Index)
-_ADAPTERS = TypeAdapter(AdapterConfig)
+_ADAPTERS = TypeAdapter(_AdapterConfig)
 _JSON: TypeAdapter[dict[str, Any] | list[Any]] = TypeAdapter(dict[str, Any] | list[Any])
 
 
 def export(step: Path, out: Path, left_out: str = "") -> dict[str, Path]:
-    """Writes the trained policies of one step to `out/<policy>`, adapters merged.
+    """Writes the trained policies of one step to `out/<policy>`, adapters merged; returns policy -> its folder.
 
     Copies models that the checkpoint holds; `verl.model_merger` makes the others from shards, in bfloat16. A merged
     adapter is also in its model's folder, in `lora_adapter`. After an error `out` is as it was.
@@ -56,25 +68,18 @@ def export(step: Path, out: Path, left_out: str = "") -> dict[str, Path]:
         out: the folder for the models, made if it does not exist.
         left_out: a policy that is not exported.
 
-    Returns policy -> its folder.
-
-    Raises:
-        ValueError: `step` is no complete checkpoint, or a policy was not trained with FSDP.
-        FileError: a file of the checkpoint is damaged, or a link out of it.
-        FileExistsError: a policy's folder in `out` exists.
-        RuntimeError: `verl.model_merger` failed.
+    Raises ValueError if `step` is no complete checkpoint, or a policy was not trained with FSDP; FileError if a file
+    of it is damaged, or a link out of it; FileExistsError for a policy's folder in `out`; RuntimeError from the
+    merger.
     """
     saved = {name: folder for name, folder in trained_policies(step).items() if name != left_out}
     if not saved:
         raise ValueError(f"{step / POLICIES_FILE} names no policy: there is nothing to export")
     for source in saved.values():
         _check_links(source, step)
-        if model := whole_model(source):
-            check_model(model)
-        elif adapter := shared_adapter(source):
-            base = check_adapter(adapter).base_model_name_or_path
-            if Path(base).is_absolute() and not Path(base).is_dir():
-                raise ValueError(f"{adapter / ADAPTER_CONFIG}: its base model is not in {base} any more")
+        found = saved_model(source)
+        if isinstance(found, Adapter) and Path(found.base).is_absolute() and not Path(found.base).is_dir():
+            raise ValueError(f"{found}/{ADAPTER_CONFIG}: its base model is not in {found.base} any more")
     with ExitStack() as folders:
         for name, source in saved.items():
             _export_policy(source, folders.enter_context(new_folder(out / name)))
@@ -84,9 +89,7 @@ def export(step: Path, out: Path, left_out: str = "") -> dict[str, Path]:
 def trained_policies(step: Path) -> dict[str, Path]:
     """Returns policy -> its folder in the checkpoint `global_step_<n>`.
 
-    Raises:
-        ValueError: the checkpoint is not complete.
-        FileError: its list of policies is damaged, or names a folder outside it.
+    Raises ValueError if that is not complete, FileError if its list of policies is damaged, or names a folder outside.
     """
     file = step / POLICIES_FILE
     if not file.is_file():
@@ -112,10 +115,7 @@ def _check_links(policy: Path, step: Path) -> None:
 
 
 def check_model(folder: Path) -> None:
-    """Checks that a folder's model is whole: its JSON files, and the headers and sizes of its weights.
-
-    Raises FileError, with the file, or OSError.
-    """
+    """Raises FileError or OSError unless a folder's model is whole: JSON, and the headers and sizes of its weights."""
     read_json(folder / "config.json", _MODEL_CONFIG, "a model's configuration")
     for file in sorted(folder.glob("*.json")):
         read_json(file, _JSON, "a JSON object or list")
@@ -134,37 +134,33 @@ def refuse_to_overwrite(folder: Path, remedy: str) -> None:
             raise FileError(f"{folder} has a model that this command did not make ({file.name}): {remedy}")
 
 
-def whole_model(policy: Path) -> Path | None:
-    """Returns the Hugging Face model in a policy's checkpoint folder, or None if it has only shards."""
-    folder = policy / "huggingface"
-    return folder if any(folder.glob("*.safetensors")) else None
+def saved_model(policy: Path) -> Path | Adapter | None:
+    """Returns the Hugging Face model in a policy's checkpoint folder, or its adapter if other policies have the base.
 
-
-def shared_adapter(policy: Path) -> Path | None:
-    """Returns the adapter in a policy's checkpoint folder if that is all of it: other policies have the same base."""
-    folder = policy / ADAPTER
-    return folder if (folder / ADAPTER_CONFIG).is_file() and not (policy / _SHARDS).is_file() else None
-
-
-def check_adapter(folder: Path) -> AdapterConfig:
-    """Checks that a folder's adapter is whole; returns its configuration.
-
-    Raises FileError, with the file, or OSError.
+    None if there are only shards. Raises FileError or OSError if it is damaged.
     """
+    if any((model := policy / "huggingface").glob("*.safetensors")):
+        check_model(model)
+        return model
+    is_adapter = (policy / ADAPTER / ADAPTER_CONFIG).is_file() and not (policy / _SHARDS).is_file()
+    return check_adapter(policy / ADAPTER) if is_adapter else None
+
+
+def check_adapter(folder: Path) -> Adapter:
+    """Returns the adapter in a folder; raises FileError or OSError if it is not whole."""
     config = read_json(folder / ADAPTER_CONFIG, _ADAPTERS, "peft's configuration of an adapter on a base model")
     check_safetensors(folder / ADAPTER_WEIGHTS)
-    return config
+    return Adapter(str(folder), config.base_model_name_or_path, config.r)
 
 
 def _export_policy(source: Path, target: Path) -> None:
-    model, adapter = whole_model(source), shared_adapter(source)
-    if model is not None:
-        _copy(model, target)
+    found = saved_model(source)
+    if isinstance(found, Path):
+        _copy(found, target)
         return
-    if adapter is not None:
-        base = check_adapter(adapter).base_model_name_or_path
-        _copy(adapter, target / ADAPTER)
-        _merge_adapter(base, target)
+    if found is not None:
+        _copy(Path(found.folder), target / ADAPTER)
+        _merge_adapter(found.base, target)
         return
     if not (source / _SHARDS).is_file():
         raise ValueError(f"{source} has no FSDP shards: use python -m verl.model_merger with its backend")
@@ -187,13 +183,9 @@ def _copy(source: Path, target: Path) -> None:
     try:
         shutil.copytree(source, target, dirs_exist_ok=True)
     except shutil.Error as error:  # a list of (file, copy, text)
-        failed = error.args[0]
-        file, _, why = failed[0]
-        free = shutil.disk_usage(target.parent).free >> 20
-        raise OSError(
-            f"{file} cannot be copied to {target.parent}, where {free:,} MiB are free ({len(failed)} files in all): "
-            f"{why}"
-        ) from error
+        (file, _, why), number = error.args[0][0], len(error.args[0])
+        room = f"where {shutil.disk_usage(target.parent).free >> 20:,} MiB are free ({number} files in all)"
+        raise OSError(f"{file} cannot be copied to {target.parent}, {room}: {why}") from error
 
 
 def _merge_adapter(base: str, target: Path) -> None:

@@ -35,25 +35,17 @@ def recipe_schema() -> dict[str, Any]:
             if "description" in prop:
                 prop["description"] = " ".join(prop["description"].split())
     names = list(registry.registered())
-    section["properties"] |= {
-        "environment": {
-            "description": section["properties"]["environment"]["description"],
-            "type": "object",
-            "properties": {
-                "name": {"anyOf": [{"enum": names}, {"type": "string"}]},  # or one of your own
-            },
-            "allOf": [
-                {
-                    "if": {"properties": {"name": {"const": name}}, "required": ["name"]},
-                    "then": {"$ref": f"#/$defs/environment_{name}"},
-                }
-                for name in names
-            ],
-        },
-        "estimator": {
-            "description": section["properties"]["estimator"]["description"],
-            "anyOf": [{"enum": sorted(PRESETS)}, {"type": "string"}, {"$ref": "#/$defs/estimator"}],
-        },
+    named = {name: {"properties": {"name": {"const": name}}, "required": ["name"]} for name in names}
+    keys = section["properties"]
+    keys["environment"] = {
+        "description": keys["environment"]["description"],
+        "type": "object",
+        "properties": {"name": {"anyOf": [{"enum": names}, {"type": "string"}]}},  # or one of your own
+        "allOf": [{"if": one, "then": {"$ref": f"#/$defs/environment_{name}"}} for name, one in named.items()],
+    }
+    keys["estimator"] = {
+        "description": keys["estimator"]["description"],
+        "anyOf": [{"enum": sorted(PRESETS)}, {"type": "string"}, {"$ref": "#/$defs/estimator"}],
     }
     definitions |= {f"environment_{name}": _options(name) for name in names} | {"estimator": _estimator()}
     return {

@@ -23,10 +23,7 @@ def measured_by(evaluation: Path) -> figures.Figures:
 
 
 def run_of(step: Path) -> records.Run:
-    """Returns the records beside a checkpoint's folder `global_step_<n>`; empty ones with `at_grpo.record=null`.
-
-    Raises FileError if one is damaged.
-    """
+    """Returns the records beside a folder `global_step_<n>`, empty ones with `record: null`; or raises FileError."""
     try:
         return records.read(records.find(step.parent))
     except ValueError as error:
@@ -44,13 +41,9 @@ def critic_of(run: records.Run) -> str:
 def write_cards(
     step: Path, run: records.Run, exported: Mapping[str, Path], measured: figures.Figures | None = None
 ) -> None:
-    """Writes a model card into each exported policy's folder.
+    """Writes a model card into the folder of each policy exported from `step`, a folder `global_step_<n>`.
 
-    Args:
-        step: the checkpoint's folder, `global_step_<n>`.
-        run: its records.
-        exported: policy -> its folder.
-        measured: of an evaluation, for success with its interval.
+    `measured` is of an evaluation, for success with its interval.
     """
     number = int(step.name.rpartition("_")[2])
     for policy, folder in exported.items():
@@ -65,6 +58,10 @@ def card(policy: str, step: int, run: records.Run, measured: figures.Figures | N
     environment = section.get("environment", {})
     agents = _agents(section, policy, run)
     options = ", ".join(f"{key}: {value}" for key, value in environment.items() if key != "name")
+    evaluation = ""
+    if measured is not None:
+        success, interval = measured.success, f"{measured.success.low:.1%} to {measured.success.high:.1%}"
+        evaluation = f"{success.value:.1%} of {measured.tasks} tasks solved, 95% interval {interval}"
     tokens = sum(float(data.get(_TOKENS, 0.0)) for number, data in run.metrics.items() if number <= step)
     lines = {
         "base": base,
@@ -73,7 +70,7 @@ def card(policy: str, step: int, run: records.Run, measured: figures.Figures | N
         "algorithm": _algorithm(section),
         "training": f"{step} steps, {tokens:,.0f} generated tokens" if tokens else f"{step} steps",
         "validation": _validation(run, step),
-        "evaluation": "" if measured is None else _evaluation(measured),
+        "evaluation": evaluation,
     }
     rows = "\n".join(f"| {name} | {value} |" for name, value in lines.items() if value)
     named = f"base_model: {base}\n" if HUB_NAME.fullmatch(base) else ""
@@ -110,12 +107,11 @@ def _algorithm(section: Mapping[str, Any]) -> str:
 
 def _validation(run: records.Run, step: int) -> str:
     """Returns the success of the first validation and of the last one until a step."""
-    by_step = {
-        number: {name[9:]: value for name, value in data.items() if SUCCESS.fullmatch(name)}
-        for number, data in sorted(run.metrics.items())
-        if number <= step
+    known = {
+        number: found
+        for number, data in run.metrics.items()
+        if number <= step and (found := {name[9:]: value for name, value in data.items() if SUCCESS.fullmatch(name)})
     }
-    known = {number: data for number, data in by_step.items() if data}
     if not known:
         return ""
     first, last = min(known), max(known)
@@ -126,19 +122,11 @@ def _validation(run: records.Run, step: int) -> str:
     return f"step {last}, " + ", ".join(told)
 
 
-def _evaluation(measured: figures.Figures) -> str:
-    success = measured.success
-    return (
-        f"{success.value:.1%} of {measured.tasks} tasks solved, 95% interval {success.low:.1%} to {success.high:.1%}"
-    )
-
-
 def push(exported: Mapping[str, Path], name: str) -> list[str]:
     """Sends exported policies to a hub as `name`, or as `name-<policy>` if there are several; returns their addresses.
 
-    The hub is `HF_ENDPOINT`'s, the token that of `huggingface-cli login` or `HF_TOKEN`.
-
-    Raises RuntimeError if the hub refuses or cannot be reached.
+    The hub is `HF_ENDPOINT`'s, the token that of `huggingface-cli login` or `HF_TOKEN`. Raises RuntimeError if the hub
+    refuses or cannot be reached.
     """
     import httpx
     from huggingface_hub import HfApi

@@ -18,12 +18,8 @@ MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 def new(name: str, folder: Path, model: str = MODEL) -> str:
     """Writes the package `name` into `folder/name` and returns what to do next.
 
-    Args:
-        name: name of the package, the module, the environment and the recipe.
-        folder: where its folder is made.
-        model: a model of the Hugging Face hub, or a folder with one.
-
-    Raises ValueError for a name that Python, a module or an environment has; FileExistsError if the folder exists.
+    `model` is on the Hugging Face hub or in a folder. Raises ValueError for a name that Python, a module or an
+    environment has; FileExistsError if the folder exists.
     """
     if not name.isidentifier() or not name.isascii() or name != name.lower() or keyword.iskeyword(name):
         raise ValueError(f"name={name!r}: use small letters, digits and underscores, such as {_NAME}")

@@ -17,6 +17,7 @@ from verl_atgrpo.lab.evaluation.results import EpisodeKey, ResultFile, read
 from verl_atgrpo.play.remote import RemoteModel, RemotePolicy
 from verl_atgrpo.play.sampler import Sampler
 from verl_atgrpo.train.config.answer_check import check_chat
+from verl_atgrpo.train.config.job import longest_row
 
 if TYPE_CHECKING:
     from verl_atgrpo.lab.evaluation.engine import Engine
@@ -35,9 +36,8 @@ def evaluate(options: Options, out: Path, *, ks: Sequence[int] | None = None, in
         ks: values of k for pass@k; None for the powers of two up to the episodes per task.
         in_flight: number of concurrent episodes.
 
-    Raises:
-        ValueError: options, recipe and file are inconsistent.
-        RuntimeError: episodes could not be played, or all of them failed; `out` has those that ended.
+    Raises ValueError if options, recipe and file are inconsistent, and RuntimeError if episodes could not be played,
+    or all of them failed; `out` has those that ended.
     """
     from verl_atgrpo.lab.evaluation import plan as plans
 
@@ -48,8 +48,7 @@ def evaluate(options: Options, out: Path, *, ks: Sequence[int] | None = None, in
     per_task = len(plan.seeds) * plan.episodes
     for k in ks or ():
         figures.pass_at_k(per_task, 0, k)
-    made_by = {"overrides": list(options.overrides)}
-    with ResultFile(out, plan.header, made_by) as results:
+    with ResultFile(out, plan.header, {"overrides": list(options.overrides)}) as results:
         todo = pending(keys, results.rows)
         try:
             check_tasks(plan.environment, [results.rows[key] for key in set(keys).difference(todo)])
@@ -67,9 +66,7 @@ def evaluate(options: Options, out: Path, *, ks: Sequence[int] | None = None, in
                 f"retries them. The last failure: {failed[-1].message}"
             )
         table = figures.figures_table(figures.figures(rows, ks, data_sets=plan.environment.data_sets("val")))
-        if not plan.versus:
-            return table
-        return f"{table}\n{figures.games(rows, str(options.versus), plan.versus.values())}"
+        return f"{table}\n{figures.games(rows, str(options.versus), plan.versus.values())}" if plan.versus else table
 
 
 async def _play(plan: Plan, keys: Sequence[EpisodeKey], results: ResultFile, in_flight: int) -> None:
@@ -79,41 +76,33 @@ async def _play(plan: Plan, keys: Sequence[EpisodeKey], results: ResultFile, in_
 
         async def sampler(agent: str, name: str) -> Sampler:
             source = plan.players[name].source
-            if isinstance(source, RemoteModel):
-                return await stack.enter_async_context(_remote(plan, agent, source))
-            return await _served(plan, agent, name, engines, models, stack)
+            if not isinstance(source, RemoteModel):
+                return await _served(plan, agent, name, engines, models, stack)
+            remote = RemotePolicy(
+                source,
+                plan.answers[agent].model_dump(exclude_none=True),
+                sampling=plan.sampling,
+                max_response_length=plan.max_response_length,
+                chat_template_kwargs=plan.chat_template_kwargs,
+                request_timeout=plan.request_timeout,
+            )
+            return await stack.enter_async_context(remote)
 
-        sides = [
-            (players, {agent: await sampler(agent, name) for agent, name in players.items()})
-            for players in (plan.agents, plan.versus)
-        ]
-        lineup = Lineup(*sides[0], *sides[1])
+        samplers = {agent: await sampler(agent, name) for agent, name in plan.agents.items()}
+        versus = {agent: await sampler(agent, name) for agent, name in plan.versus.items()}
+        lineup = Lineup(plan.agents, samplers, plan.versus, versus)
         await play_all(plan.environment, lineup, keys, results, in_flight=in_flight, max_failed=plan.max_failed)
-
-
-def _remote(plan: Plan, agent: str, endpoint: RemoteModel) -> RemotePolicy:
-    return RemotePolicy(
-        endpoint,
-        plan.answers[agent].model_dump(exclude_none=True),
-        sampling=plan.sampling,
-        max_response_length=plan.max_response_length,
-        chat_template_kwargs=plan.chat_template_kwargs,
-        request_timeout=plan.request_timeout,
-    )
 
 
 async def _served(
     plan: Plan, agent: str, name: str, engines: dict[str, Engine], models: dict[str, Any], stack: AsyncExitStack
 ) -> ServedPolicy:
-    """Returns an agent's sampler.
+    """Returns an agent's sampler, whose engine `stack` closes.
 
     Args:
-        plan: the evaluation's.
-        agent: the agent's name.
-        name: its player's.
+        name: the agent's player.
         engines: those that run, by their arguments; equal ones are one engine.
         models: verl's `model` sections that were loaded, with their tokenizers, by player.
-        stack: closes the engines.
     """
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.rollout.utils import get_max_position_embeddings
@@ -129,12 +118,9 @@ async def _served(
     model = models[name]
     if not model.tokenizer.chat_template:
         raise ValueError(f"{player.source}: the tokenizer has no chat template; a team's prompts are chats")
-    row, longest = plan.max_prompt_length + plan.max_response_length, get_max_position_embeddings(model.hf_config)
+    (row, needed), longest = longest_row(plan), get_max_position_embeddings(model.hf_config)
     if longest < row:
-        raise ValueError(
-            f"{player.source}: the model has {longest} positions; data.max_prompt_length={plan.max_prompt_length} and "
-            f"data.max_response_length={plan.max_response_length} make rows of up to {row} tokens, shorten them"
-        )
+        raise ValueError(f"{player.source}: the model has {longest} positions; {needed}, shorten them")
     check_chat(plan.answers[agent], f"agent {agent!r}", str(player.source), model.tokenizer)
     assert player.engine is not None
     key = repr(player.engine)
@@ -155,9 +141,7 @@ async def _served(
 def compare(first: Path, second: Path, *, common_only: bool = False) -> str:
     """Returns a comparison of the teams of two result files, `second` against `first`, as text.
 
-    Raises:
-        FileError: a file is not a result file, or has no episodes.
-        ValueError: the files have no task in common, or different tasks without `common_only`.
+    Raises FileError for what is no result file, or has no episodes, and as `figures.compare`.
     """
     rows = [list(read(path).rows.values()) for path in (first, second)]
     for path, mine in zip((first, second), rows, strict=True):

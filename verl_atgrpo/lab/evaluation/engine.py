@@ -16,16 +16,8 @@ from verl_atgrpo.train.serving.server import ADAPTER
 # Its workers mask logits beyond the tokenizer's vocabulary, as in training, and end with the process that starts them.
 _WORKER_EXTENSION = "verl.workers.rollout.vllm_rollout.utils.vLLMColocateWorkerExtension"
 _SAME = (
-    "dtype",
-    "max_model_len",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "enable_chunked_prefill",
-    "enable_prefix_caching",
-    "enforce_eager",
-    "gpu_memory_utilization",
-    "data_parallel_size",
-    "seed",
+    *("dtype", "seed", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill"),
+    *("enable_prefix_caching", "enforce_eager", "gpu_memory_utilization", "data_parallel_size"),
 )
 """Keys of verl's `rollout` section that vLLM has under the same name."""
 
@@ -33,12 +25,7 @@ _SAME = (
 def engine_args(key: str, path: str, policy: DictConfig) -> dict[str, Any]:
     """Returns vLLM's arguments to serve the model at `path` as in training.
 
-    Args:
-        key: key of the policy's section, for messages.
-        path: the model.
-        policy: the policy's `actor_rollout_ref`.
-
-    Raises ValueError for settings that are not supported here.
+    `policy` is its `actor_rollout_ref`, `key` names that. Raises ValueError for settings that are not supported here.
     """
     rollout = policy.rollout
     if rollout.quantization is not None:
@@ -62,13 +49,7 @@ class Engine:
     """One model in vLLM, with the interface of verl's client that `ServedPolicy` uses."""
 
     def __init__(self, args: Mapping[str, Any], tokenizer: Any, processor: Any) -> None:
-        """Stores the arguments; `async with` starts the engine.
-
-        Args:
-            args: vLLM's arguments, see `engine_args`.
-            tokenizer: the model's; ids beyond it are never sampled.
-            processor: the model's, or None.
-        """
+        """Keeps vLLM's arguments (`engine_args`); ids beyond the tokenizer's are never sampled. See `async with`."""
         self._args = dict(args)
         self._tokenizer = tokenizer
         self._processor = processor
@@ -76,10 +57,7 @@ class Engine:
         self._numbers = itertools.count()
 
     async def __aenter__(self) -> Engine:
-        """Loads the model, which blocks the event loop.
-
-        Raises compat.CompatError if vLLM is missing.
-        """
+        """Loads the model, which blocks the event loop; raises compat.CompatError if vLLM is missing."""
         compat.check_distributions()
         compat.check_symbols(compat.EVALUATION_SYMBOLS)
         from verl.plugin.platform import get_platform
@@ -100,13 +78,9 @@ class Engine:
         parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="engine_kwargs.vllm"))
         args = parser.parse_args(build_cli_args_from_config(self._args))
         self._engine = AsyncLLM.from_engine_args(AsyncEngineArgs.from_cli_args(args))
-        await self._engine.collective_rpc(
-            method="monkey_patch_model",
-            kwargs={
-                "vocab_size": len(self._tokenizer),
-                "banned_token_ids": get_vision_placeholder_token_ids(self._processor),
-            },
-        )
+        banned = get_vision_placeholder_token_ids(self._processor)
+        vocabulary = {"vocab_size": len(self._tokenizer), "banned_token_ids": banned}
+        await self._engine.collective_rpc(method="monkey_patch_model", kwargs=vocabulary)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -115,9 +89,7 @@ class Engine:
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: Mapping[str, Any]) -> Any:
         """Returns verl's TokenOutput for one prompt.
 
-        Raises:
-            EpisodeFailed: the prompt leaves no room for an answer.
-            PolicyUnusable: the engine is dead.
+        Raises EpisodeFailed if the prompt leaves no room for an answer, PolicyUnusable if the engine is dead.
         """
         from verl.workers.rollout.replica import TokenOutput
         from vllm import SamplingParams
@@ -126,20 +98,15 @@ class Engine:
 
         room = self._engine.model_config.max_model_len - len(prompt_ids)
         if room < 1:
-            raise EpisodeFailed(
-                "engine", f"a prompt of {len(prompt_ids)} tokens leaves no room in rollout.max_model_len"
-            )
+            told = f"a prompt of {len(prompt_ids)} tokens leaves no room in rollout.max_model_len"
+            raise EpisodeFailed("engine", told)
         params = {**sampling_params, "max_tokens": min(sampling_params["max_tokens"], room)}
         adapter = params.pop(ADAPTER, None)
         lora = None if adapter is None else LoRARequest(**adapter)
-        last = None
+        last, name = None, f"{request_id}.{next(self._numbers)}"
+        prompt = {"prompt_token_ids": prompt_ids}
         try:
-            async for output in self._engine.generate(
-                {"prompt_token_ids": prompt_ids},
-                SamplingParams(**params),
-                f"{request_id}.{next(self._numbers)}",
-                lora_request=lora,
-            ):
+            async for output in self._engine.generate(prompt, SamplingParams(**params), name, lora_request=lora):
                 last = output
         except EngineDeadError as error:
             raise PolicyUnusable(f"vLLM with {self._args['model']} died; its log is above") from error

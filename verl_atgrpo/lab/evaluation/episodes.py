@@ -80,26 +80,16 @@ async def play_all(
 ) -> None:
     """Plays `keys` and adds each to `results` when it ends; an error cancels the episodes in flight.
 
-    Args:
-        environment: source of the validation tasks.
-        lineup: the agents' policies.
-        keys: the episodes.
-        results: the result file.
-        in_flight: number of concurrent episodes.
-        max_failed: most failed episodes before the run stops.
-
-    Raises:
-        PolicyUnusable: a policy cannot answer any request.
-        RuntimeError: too many episodes failed, or the environment has a defect.
+    At most `in_flight` are played at the same time. Raises PolicyUnusable if a policy cannot answer any request, and
+    RuntimeError if more than `max_failed` episodes failed, or the environment has a defect.
     """
-    queue = iter(keys)
-    progress = _Progress(len(keys), max_failed)
+    queue, played, started = iter(keys), list[EpisodeRow](), time.monotonic()
 
     async def play_next() -> None:
         for key in queue:
-            row = await play_one(environment, lineup, key)
-            results.add(row)
-            progress.count(row)
+            played.append(await play_one(environment, lineup, key))
+            results.add(played[-1])
+            _report(played, len(keys), max_failed, started)
 
     players = [asyncio.ensure_future(play_next()) for _ in range(min(in_flight, len(keys)))]
     try:
@@ -111,11 +101,9 @@ async def play_all(
 
 
 async def play_one(environment: Environment, lineup: Lineup, key: EpisodeKey) -> EpisodeRow:
-    """Plays an episode with the seeds of validation during training; a failed episode is a row with `failed`.
+    """Plays an episode with the seeds of validation during training; a failed one is a row with `failed`.
 
-    Raises:
-        PolicyUnusable: a policy cannot answer any request.
-        RuntimeError: the environment has a defect.
+    Raises PolicyUnusable if a policy cannot answer any request, RuntimeError if the environment has a defect.
     """
     with contained(f"{type(environment).__name__}.task"):
         task = environment.task("val", key.task)
@@ -173,34 +161,21 @@ def _usage(agent: str, policy: str, decisions: Sequence[Decision]) -> AgentUsage
     )
 
 
-class _Progress:
-    """Counts the episodes of a run, logs progress, and raises RuntimeError if too many failed."""
-
-    def __init__(self, total: int, max_failed: int) -> None:
-        self._total = total
-        self._max_failed = max_failed
-        self._done = self._solved = 0
-        self._failed: Counter[str] = Counter()
-        self._started = time.monotonic()
-
-    def count(self, row: EpisodeRow) -> None:
-        self._done += 1
-        self._solved += row.success
-        if row.failed is not None:
-            self._failed[row.failed.reason] += 1
-            logger.warning("task %d, seed %d, sample %d failed: %s", *row.key, row.failed.message)
-            if self._failed.total() > self._max_failed:
-                raise RuntimeError(
-                    f"{self._failed.total()} episodes of this run failed ({dict(self._failed)}), more than "
-                    f"at_grpo.max_failed_episodes={self._max_failed}; the same command retries them"
-                )
-        if self._done * _REPORTS // self._total > (self._done - 1) * _REPORTS // self._total:
-            seconds = time.monotonic() - self._started
-            logger.info(
-                "%d of %d episodes, %d solved, %d failed, %.1f episodes/s",
-                self._done,
-                self._total,
-                self._solved,
-                self._failed.total(),
-                self._done / max(seconds, 1e-9),
+def _report(played: Sequence[EpisodeRow], total: int, max_failed: int, started: float) -> None:
+    """Logs the last episode if it failed, and progress; raises RuntimeError if too many of this run failed."""
+    row, done = played[-1], len(played)
+    is_due = done * _REPORTS // total > (done - 1) * _REPORTS // total
+    if row.failed is None and not is_due:
+        return
+    failed = Counter(one.failed.reason for one in played if one.failed is not None)
+    if row.failed is not None:
+        logger.warning("task %d, seed %d, sample %d failed: %s", *row.key, row.failed.message)
+        if failed.total() > max_failed:
+            raise RuntimeError(
+                f"{failed.total()} episodes of this run failed ({dict(failed)}), more than "
+                f"at_grpo.max_failed_episodes={max_failed}; the same command retries them"
             )
+    if is_due:
+        solved, speed = sum(one.success for one in played), done / max(time.monotonic() - started, 1e-9)
+        counts = done, total, solved, failed.total(), speed
+        logger.info("%d of %d episodes, %d solved, %d failed, %.1f episodes/s", *counts)

@@ -59,12 +59,7 @@ class Figures:
 def pass_at_k(episodes: int, solved: int, k: int) -> float:
     """Returns the unbiased estimate 1 - C(n - c, k) / C(n, k) of pass@k (Chen et al. 2021, arXiv 2107.03374).
 
-    Args:
-        episodes: n, the episodes of one task.
-        solved: c, the solved ones.
-        k: from 1 to n.
-
-    Raises ValueError for other k.
+    `episodes` is n, those of one task, `solved` is c. Raises ValueError unless k is from 1 to n.
     """
     if not 1 <= k <= episodes:
         raise ValueError(
@@ -83,9 +78,7 @@ def by_task(rows: Iterable[EpisodeRow]) -> dict[int, list[EpisodeRow]]:
 
 
 def figures(
-    rows: Sequence[EpisodeRow],
-    ks: Sequence[int] | None = None,
-    data_sets: Mapping[str, int] | None = None,
+    rows: Sequence[EpisodeRow], ks: Sequence[int] | None = None, data_sets: Mapping[str, int] | None = None
 ) -> Figures:
     """Returns the figures of an evaluation.
 
@@ -105,6 +98,7 @@ def figures(
     turns = range(1, max(1, *(row.turns for row in rows)) + 1)
     columns = np.array([_numbers(mine, ks, turns) for mine in tasks.values()]).T
     shares = [_mean(values) for values in columns[2:]]
+    seeds = sorted({row.seed for row in rows})
     answers = sum(agent.decisions for row in rows for agent in row.agents.values())
     return Figures(
         tasks=len(tasks),
@@ -113,10 +107,7 @@ def figures(
         pass_at=dict(zip(ks, shares[1:], strict=False)),
         by_turn=dict(zip(turns, shares[1 + len(ks) :], strict=True)),
         by_data_set=_by_data_set(rows, data_sets or {}),
-        by_seed={
-            seed: success_by_task(row for row in rows if row.seed == seed).mean()
-            for seed in sorted({row.seed for row in rows})
-        },
+        by_seed={seed: success_by_task(row for row in rows if row.seed == seed).mean() for seed in seeds},
         tokens_per_solved=_ratio(columns[0], columns[2]),
         all_tokens_per_solved=_ratio(columns[1], columns[2]),
         failed=dict(Counter(row.failed.reason for row in rows if row.failed is not None)),
@@ -187,12 +178,8 @@ class Comparison:
 def compare(first: Iterable[EpisodeRow], second: Iterable[EpisodeRow], *, common_only: bool = False) -> Comparison:
     """Returns the comparison of two evaluations on the same tasks, matched by fingerprint.
 
-    Args:
-        first: episodes of one evaluation.
-        second: episodes of the other; their number per task may differ.
-        common_only: allows different tasks and compares on the common ones.
-
-    Raises ValueError if there is no common task, or if the tasks differ without `common_only`.
+    Their episodes per task may differ. Raises ValueError if there is no common task, or if the tasks differ without
+    `common_only`, which compares on the common ones.
     """
     a, b = _success_by_problem(first), _success_by_problem(second)
     common = sorted(a.keys() & b.keys())
@@ -251,29 +238,24 @@ def figures_table(figures: Figures) -> str:
         lines.append(("by seed", ", ".join(f"{seed}: {share:.1%}" for seed, share in figures.by_seed.items())))
     if figures.failed:
         reasons = ", ".join(f"{reason} {number}" for reason, number in sorted(figures.failed.items()))
-        lines.append(
-            ("failed", f"{sum(figures.failed.values())} ({reasons}): counted as not solved; run again to retry")
-        )
+        number = sum(figures.failed.values())
+        lines.append(("failed", f"{number} ({reasons}): counted as not solved; run again to retry"))
     return _table(lines)
 
 
 def comparison_table(comparison: Comparison, first: str, second: str) -> str:
     """Returns the comparison of the files `first` and `second` as text, one figure per line."""
-    difference = comparison.difference
+    difference, (left, right) = comparison.difference, comparison.left_out
+    low, high = 100 * difference.low, 100 * difference.high
     lines = [
         ("tasks", f"{comparison.tasks} in both; interval: {LEVEL:.0%}, paired by task"),
         (first, f"{comparison.first:.1%}"),
         (second, f"{comparison.second:.1%}"),
-        (
-            "difference",
-            f"{100 * difference.value:+.1f} points  [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]",
-        ),
+        ("difference", f"{100 * difference.value:+.1f} points  [{low:+.1f}, {high:+.1f}]"),
         ("tasks better, worse, equal", f"{comparison.better}, {comparison.worse}, {comparison.equal}"),
     ]
-    if any(comparison.left_out):
-        lines.append(
-            ("tasks left out", f"{comparison.left_out[0]} of the first, {comparison.left_out[1]} of the second")
-        )
+    if left or right:
+        lines.append(("tasks left out", f"{left} of the first, {right} of the second"))
     return _table(lines)
 
 

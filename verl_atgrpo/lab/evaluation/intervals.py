@@ -21,11 +21,7 @@ Array = NDArray[np.float64]
 
 @lru_cache(maxsize=1024)
 def student(degrees: int) -> float:
-    """Returns t with P(|T| <= t) = 95% for Student's T (Abramowitz and Stegun 26.7.3 and 26.7.4), to 1e-12.
-
-    Args:
-        degrees: degrees of freedom, at least 1.
-    """
+    """Returns t with P(|T| <= t) = 95% for Student's T (Abramowitz and Stegun 26.7.3 and 26.7.4), to 1e-12."""
     # P is a finite series in the squared cosine of the angle whose tangent is t / sqrt(degrees).
     odd = degrees % 2
     steps = np.arange(1, degrees // 2, dtype=np.float64) if degrees > 2 else np.empty(0)
@@ -45,12 +41,8 @@ def student(degrees: int) -> float:
 def mean_interval(values: Array, low: float = 0.0, high: float = 1.0) -> tuple[Array, Array]:
     """Returns the ends of the interval of the mean of tasks' numbers. It contains their mean and has a width.
 
-    Args:
-        values: (..., n), from `low` to `high`, one number of every task.
-        low: the smallest possible number.
-        high: the largest.
-
-    Returns two arrays (...), from `low` to `high`.
+    `values` are (..., n), one number of every task, from `low` to `high`, as are the two arrays (...) that are
+    returned.
     """
     tasks = values.shape[-1] + 2
     center = (values.sum(-1) + low + high) / tasks

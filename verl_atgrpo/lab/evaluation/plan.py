@@ -15,18 +15,19 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl_atgrpo import platform_choice
 from verl_atgrpo.lab.evaluation.engine import engine_args
 from verl_atgrpo.lab.evaluation.results import MAX_EPISODES
-from verl_atgrpo.lab.evaluation.sources import Adapter, Source, assignments, of_checkpoint, parse, weights_digest
+from verl_atgrpo.lab.evaluation.sources import Source, assignments, of_checkpoint, parse, weights_digest
+from verl_atgrpo.lab.export import Adapter
 from verl_atgrpo.lab.report import counted
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.environment_check import tasks_of
 from verl_atgrpo.play.remote import RemoteModel
 from verl_atgrpo.recipes import compose, readable
+from verl_atgrpo.train.config import check
 from verl_atgrpo.train.config.job import Job, Policy
 from verl_atgrpo.train.config.job_rules import of_answers, of_assignments, of_sampling
 from verl_atgrpo.train.config.machine_check import check_cpu_prefill
 from verl_atgrpo.train.config.policies import expand_policies, job_of
 from verl_atgrpo.train.config.policy_rules import of_memory, of_room, of_temperatures
-from verl_atgrpo.train.config.rules import check
 from verl_atgrpo.train.config.schema import AtGrpoConfig, ValidationAnswers
 from verl_atgrpo.train.config.verl_keys import check_keys, check_types
 from verl_atgrpo.train.config.view import View
@@ -34,27 +35,20 @@ from verl_atgrpo.train.config.view import View
 
 @dataclass(frozen=True)
 class Options:
-    """The command's options, by the names that its parser gives them."""
+    """The command's options, by the names that its parser gives them and explains; None for what the recipe says."""
 
     config_name: str
-    """The recipe."""
     overrides: Sequence[str] = ()
     config_dir: Path | None = None
-    """Additional folder of recipes."""
     episodes: int | None = None
-    """Episodes per task and seed; None for the recipe's `val_kwargs.n`."""
     tasks: int | None = None
-    """Number of tasks, the first ones; None for all of validation during training."""
     seeds: Sequence[int] | None = None
-    """None for `at_grpo.seed`."""
     policies: Sequence[str] = ()
     """`NAME=SOURCE`."""
     agents: Sequence[str] = ()
     """`AGENT=POLICY` or `AGENT=SOURCE`."""
     checkpoint: Path | None = None
-    """A folder `global_step_<n>`."""
     versus: str | None = None
-    """Source of the opponents' answers (`Environment.opponents`); None for those of their policies."""
 
 
 @dataclass(frozen=True)
@@ -109,14 +103,11 @@ def make(options: Options) -> Plan:
         training = Job(view, settings)
         check(of_sampling(training))
         expand_policies(config, settings)
-        environment = training.env
         rollout, data = config.actor_rollout_ref.rollout, config.data
         check(of_assignments(training))
         check(of_answers(training))
         check(itertools.chain.from_iterable(map(of_temperatures, training.policies.values())))
-        tasks, seeds = _tasks(settings, environment, options.tasks), _seeds(options.seeds, settings.seed)
-        if options.versus is not None:
-            _check_sides(environment, training.name, tasks)
+        tasks, seeds, episodes = _amounts(options, training)
         agents, versus, players = _players(training, options)
         answers = {agent: settings.answers_of(agent, validate=True) for agent in agents}
         own = {agent: given for agent, one in answers.items() if (given := one.model_dump(exclude_none=True))}
@@ -126,12 +117,6 @@ def make(options: Options) -> Plan:
         lengths = {key: int(data[key]) for key in ("max_prompt_length", "max_response_length")}
         template = OmegaConf.to_container(data.get("apply_chat_template_kwargs") or OmegaConf.create(), resolve=True)
         assert isinstance(template, dict)
-        episodes = _at_least_one("--episodes", options.episodes, int(rollout.val_kwargs.n))
-        if (total := tasks * len(seeds) * episodes) > MAX_EPISODES:
-            raise ValueError(
-                f"--tasks {tasks} with {counted(len(seeds), 'seed')} and --episodes {episodes}: {total:,} episodes, a "
-                f"result file holds at most {MAX_EPISODES:,}; lower --tasks, --seeds or --episodes"
-            )
         header = {
             "recipe": options.config_name,
             "environment": settings.environment,
@@ -145,7 +130,7 @@ def make(options: Options) -> Plan:
             "versions": _versions(players),
         }
         return Plan(
-            environment=environment,
+            environment=training.env,
             agents=agents,
             versus=versus,
             players=players,
@@ -162,34 +147,29 @@ def make(options: Options) -> Plan:
         )
 
 
-def _at_least_one(option: str, given: int | None, default: int) -> int:
-    if given is not None and given < 1:
-        raise ValueError(f"{option} {given}: at least 1")
-    return default if given is None else given
-
-
-def _tasks(settings: AtGrpoConfig, environment: Environment, given: int | None) -> int:
-    if given is None:
-        return settings.split_size(environment, "val")
-    available = tasks_of(environment, "val")
-    if available is not None and given > available:
-        raise ValueError(f"--tasks {given}: the environment has {available} validation tasks")
-    return _at_least_one("--tasks", given, given)
-
-
-def _seeds(given: Sequence[int] | None, default: int) -> list[int]:
-    seeds = [default] if given is None else list(given)
+def _amounts(options: Options, job: Job) -> tuple[int, list[int], int]:
+    """Returns the number of tasks, the seeds and the episodes of each; raises ValueError for what cannot be."""
+    for option, number in (("--tasks", options.tasks), ("--episodes", options.episodes)):
+        if number is not None and number < 1:
+            raise ValueError(f"{option} {number}: at least 1")
+    available, tasks = tasks_of(job.env, "val"), options.tasks or job.settings.split_size(job.env, "val")
+    if available is not None and tasks > available:
+        raise ValueError(f"--tasks {tasks}: the environment has {available} validation tasks")
+    seeds = [job.settings.seed] if options.seeds is None else list(options.seeds)
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"--seeds {' '.join(map(str, seeds))}: a seed is given twice")
-    return seeds
-
-
-def _check_sides(environment: Environment, name: str, tasks: int) -> None:
-    if not any(environment.opponents(environment.task("val", index)) for index in range(tasks)):
+    episodes = options.episodes or int(job.rollout.val_kwargs.n)
+    if (total := tasks * len(seeds) * episodes) > MAX_EPISODES:
         raise ValueError(
-            f"--versus has no effect: none of the {tasks} validation tasks of {name!r} has an opponent "
+            f"--tasks {tasks} with {counted(len(seeds), 'seed')} and --episodes {episodes}: {total:,} episodes, a "
+            f"result file holds at most {MAX_EPISODES:,}; lower --tasks, --seeds or --episodes"
+        )
+    if options.versus is not None and not any(job.env.opponents(job.env.task("val", index)) for index in range(tasks)):
+        raise ValueError(
+            f"--versus has no effect: none of the {tasks} validation tasks of {job.name!r} has an opponent "
             "(Environment.opponents); with tic_tac_toe and connect_four set at_grpo.environment.against=[self]"
         )
+    return tasks, seeds, episodes
 
 
 def _players(training: Job, options: Options) -> tuple[dict[str, str], dict[str, str], dict[str, Player]]:
@@ -222,8 +202,7 @@ def _players(training: Job, options: Options) -> tuple[dict[str, str], dict[str,
             versus[agent] = f"versus {name}={options.versus.partition('#')[0]}"
             sources[versus[agent]], sections[versus[agent]] = other, name
     names = sorted({*agents.values(), *versus.values()})
-    players = {name: _player(training.policies[sections[name]], sources.get(name)) for name in names}
-    players = _numbered(players)
+    players = _numbered({name: _player(training.policies[sections[name]], sources.get(name)) for name in names})
     _check_memory(players)
     return agents, versus, players
 
@@ -288,12 +267,11 @@ def _player(trained: Policy, source: Source | None) -> Player:
 
 def _check_memory(players: Mapping[str, Player]) -> None:
     """Raises ConfigError if the engines, which share the devices, request more memory than there is."""
-    engines: list[dict[str, Any]] = []
-    shares: dict[str, float] = {}
+    engines: dict[str, dict[str, Any]] = {}
     for name, player in players.items():
-        if player.engine is not None and player.engine not in engines:
-            engines.append(player.engine)
-            shares[name] = float(player.engine["gpu_memory_utilization"])
+        if player.engine is not None and player.engine not in engines.values():
+            engines[name] = player.engine
+    shares = {name: float(engine["gpu_memory_utilization"]) for name, engine in engines.items()}
     check(of_memory("an evaluation", shares, "lower them"))
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, TypeAdapter
 
 from verl_atgrpo.files import FileError, Whole, check_file, is_whole, lines, naming, parse
 
@@ -25,8 +25,6 @@ MAX_BYTES = 256 << 20
 """Most bytes of a result file, which is held in memory."""
 MAX_EPISODES = 500_000
 """Most episodes of an evaluation: about as many as a result file has room for."""
-Measured = Annotated[float, Strict()]
-Truth = Annotated[bool, Strict()]
 _KNOWN_KEYS = ConfigDict(extra="forbid")
 
 
@@ -75,11 +73,11 @@ class EpisodeRow:
     task: Whole
     fingerprint: str
     """Digest of the task's fingerprint; equal for equal problems in all files."""
-    seed: Annotated[int, Strict()]
+    seed: StrictInt
     sample: Whole
-    success: Truth
-    team_reward: Measured
-    metrics: dict[str, Measured]
+    success: StrictBool
+    team_reward: StrictFloat
+    metrics: dict[str, StrictFloat]
     turns: Annotated[Whole, Field(le=10_000)]
     """Largest number of decisions of one agent."""
     decisions: Whole
@@ -87,7 +85,7 @@ class EpisodeRow:
     agents: dict[str, AgentUsage]
     failed: Failure | None
     """Set for an episode without outcome; `success` is then False and usage is up to the failure."""
-    seconds: Measured
+    seconds: StrictFloat
 
     @property
     def key(self) -> EpisodeKey:
@@ -126,9 +124,7 @@ class Results:
 def read(path: Path) -> Results:
     """Reads a result file, without an incomplete last line.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        FileError: it is not a result file, has more than `MAX_BYTES`, or a line is malformed.
+    Raises FileNotFoundError, or FileError if it is no result file, has more than `MAX_BYTES`, or a line is malformed.
     """
     check_file(path, MAX_BYTES)
     with path.open("rb") as file:
@@ -149,20 +145,18 @@ class ResultFile:
     """A result file open for appending, locked against other processes."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], made_by: Mapping[str, Any]) -> None:
-        """Opens or creates the file, completes or removes a last line without a newline and reads its rows.
+        """Opens or creates file and folder, completes or removes a last line without a newline and reads its rows.
 
         Args:
-            path: the file; its folder is created if missing.
+            path: the file.
             settings: JSON-serialisable values that the distribution of episodes depends on.
             made_by: further facts, written only to a new file.
 
-        Raises:
-            FileError: it is not a result file.
-            ValueError: it has other settings, whose episodes must not be mixed.
-            BlockingIOError: another process writes to it.
+        Raises FileError if it is no result file, ValueError if it has other settings, whose episodes must not be
+        mixed, and BlockingIOError if another process writes to it.
         """
         if path.exists():
-            check_file(path, MAX_BYTES)
+            check_file(path, MAX_BYTES)  # before it is opened: a pipe would wait for a reader
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "a+", encoding="utf-8")  # noqa: SIM115

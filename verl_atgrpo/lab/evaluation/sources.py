@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from verl_atgrpo.files import HUB_NAME
-from verl_atgrpo.lab.export import (
-    check_adapter,
-    check_model,
-    shared_adapter,
-    trained_policies,
-    whole_model,
-)
+from verl_atgrpo.lab.export import Adapter, check_adapter, check_model, saved_model, trained_policies
 from verl_atgrpo.play.remote import RemoteModel
 from verl_atgrpo.train.config.policies import ADAPTER_CONFIG
 
@@ -22,18 +15,6 @@ _WHOLE = 1 << 26
 """Bytes up to which all of a file goes into its digest, as those of adapters."""
 _EVERY, _SAMPLE = 1 << 20, 1 << 12
 """Of larger files, at this distance in bytes so many go into it: some of every large tensor."""
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """A LoRA adapter in peft's format, on the model that the recipe names."""
-
-    folder: str
-    base: str
-    rank: int
-
-    def __str__(self) -> str:
-        return self.folder
 
 
 Source = str | Adapter | RemoteModel
@@ -50,7 +31,7 @@ def parse(text: str) -> Source:
         return remote
     if Path(text).is_dir():
         if (Path(text) / ADAPTER_CONFIG).is_file():
-            return _adapter(Path(text))
+            return check_adapter(Path(text))
         if not (Path(text) / "config.json").is_file():
             raise ValueError(f"{text} has no config.json: name the folder of a Hugging Face model or of an adapter")
         check_model(Path(text))
@@ -59,12 +40,6 @@ def parse(text: str) -> Source:
             f"{text!r} is not a source of answers: use a folder with a model, owner/name on the hub, or MODEL@http://host/v1"
         )
     return text
-
-
-def _adapter(folder: Path) -> Adapter:
-    """Returns the adapter in a folder; raises FileError if it is damaged."""
-    config = check_adapter(folder)
-    return Adapter(str(folder), config.base_model_name_or_path, config.r)
 
 
 def weights_digest(path: str) -> str | None:
@@ -90,11 +65,7 @@ def weights_digest(path: str) -> str | None:
 
 
 def of_checkpoint(step: Path, policies: Mapping[str, bool]) -> dict[str, Source]:
-    """Returns the source of every policy in a checkpoint.
-
-    Args:
-        step: a folder `global_step_<n>`.
-        policies: the recipe's policies -> trainable.
+    """Returns the source of every policy in a folder `global_step_<n>`; `policies` are the recipe's -> trainable.
 
     Raises ValueError if it is not a complete checkpoint of these policies, or a policy was saved only as shards.
     """
@@ -104,17 +75,10 @@ def of_checkpoint(step: Path, policies: Mapping[str, bool]) -> dict[str, Source]
         raise ValueError(f"{step} holds the policies {', '.join(saved)}, the recipe trains {', '.join(trained)}")
     sources: dict[str, Source] = {}
     for name, folder in saved.items():
-        model = whole_model(folder)
-        if model is None and (adapter := shared_adapter(folder)) is not None:
-            sources[name] = _adapter(adapter)
-            continue
-        if model is None:
-            raise ValueError(
-                f"{folder} has no whole model: run verl-atgrpo export {step} OUT, then name "
-                + " ".join(f"--policy {policy}=OUT/{policy}" for policy in saved)
-            )
-        check_model(model)
-        sources[name] = str(model)
+        if (found := saved_model(folder)) is None:
+            exported = " ".join(f"--policy {policy}=OUT/{policy}" for policy in saved)
+            raise ValueError(f"{folder} has no whole model: run verl-atgrpo export {step} OUT, then name {exported}")
+        sources[name] = found if isinstance(found, Adapter) else str(found)
     return sources
 
 

@@ -15,17 +15,12 @@ LEARNT = 0.95
 """Success of a team that has learnt a game: the summary says when it was reached."""
 _SECONDS, _TOKENS = "timing_s/step", "rollout/tokens"
 SUCCESS = re.compile(r"val-core/.*/acc/mean@.*", re.DOTALL)
+_USED = re.compile(rf"{_SECONDS}|{_TOKENS}|{SUCCESS.pattern}", re.DOTALL)
 
 
 def _used(data: Any) -> Any:
     """Returns only the metrics of a curve: of the others a long run has hundreds at every step."""
-    if not isinstance(data, dict):
-        return data
-    return {
-        name: value
-        for name, value in data.items()
-        if name in (_SECONDS, _TOKENS) or (name[:9] == "val-core/" and SUCCESS.fullmatch(name))
-    }
+    return {name: data[name] for name in data if _USED.fullmatch(name)} if isinstance(data, dict) else data
 
 
 class _Line(BaseModel):
@@ -50,16 +45,11 @@ class Point:
 
 
 def read(metrics: Path) -> list[Point]:
-    """Returns the validations of a run, in order.
+    """Returns the validations of a run, in order, from a JSONL file or a folder of them.
 
-    Args:
-        metrics: a JSONL file or a folder of them: a resumed run writes a new file, whose steps replace those that the
-            interrupted run did after its last checkpoint. Read line by line: a million lines take a quarter of a
-            minute.
-
-    Raises:
-        FileError: there are no validations, or a line is no line of metrics.
-        OSError: a file cannot be read.
+    A resumed run writes a new file, whose steps replace those that the interrupted run did after its last checkpoint.
+    Read line by line: a million lines take a quarter of a minute. Raises FileError if there are no validations, or a
+    line is no line of metrics; OSError if a file cannot be read.
     """
     files = sorted(metrics.glob("*.jsonl"), key=_natural) if metrics.is_dir() else [metrics]
     steps: dict[int, dict[str, float]] = {}

@@ -26,9 +26,8 @@ _KEPT = ("agent", "turn", "scope", "policy", "prompt", "prompt_tokens", "committ
 def write(run: Path, out: Path, max_megabytes: float) -> str:
     """Writes the report of a run; returns one line that describes it.
 
-    Raises:
-        ValueError: the run's records are missing or damaged, or `max_megabytes` is not a positive number.
-        OSError: a record cannot be read, or the page not be written.
+    Raises ValueError if the run's records are missing or damaged, or `max_megabytes` is no positive number; or
+    OSError.
     """
     if not 0 < max_megabytes < math.inf:
         raise ValueError(f"--max-megabytes {max_megabytes}: a number above 0")
@@ -44,12 +43,11 @@ def render(run: Run, max_megabytes: float) -> str:
     style = _part("page.css")
     script = "\n".join(_part(name) for name in _SCRIPTS)
     shown = contents(run, max_megabytes)
+    # Only our own script runs, identified by hash, whatever the models' replies contain.
+    policy = f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'"
     parts = {
         "title": html.escape(shown["title"]),
-        # Only our own script runs, identified by hash, whatever the models' replies contain.
-        "policy": html.escape(
-            f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'"
-        ),
+        "policy": html.escape(policy),
         "style": style,
         "script": script,
         "data": embedded(shown),
@@ -78,11 +76,7 @@ def contents(run: Run, max_megabytes: float) -> dict[str, Any]:
 
 
 def about(run: Mapping[str, Any]) -> list[str]:
-    """Returns a short description of a run: environment, candidates, estimator, policies.
-
-    Args:
-        run: `Run.about`.
-    """
+    """Returns a short description of a run (`Run.about`): environment, candidates, estimator, policies."""
     section = run.get("section", {})
     environment = dict(section.get("environment", {}))
     phrases = []
@@ -152,10 +146,8 @@ def _within(run: Run, budget: int) -> tuple[list[dict[str, Any]], list[str]]:
         kept[split] = thinned(sizes[split], budget // share)
         budget -= sum(sizes[split][step] for step in kept[split])
         if len(kept[split]) < len(sizes[split]):
-            notes.append(
-                f"Of {counted(len(sizes[split]), name)} with recorded episodes, {len(kept[split])} on this page; "
-                "more with --max-megabytes."
-            )
+            recorded, shown = counted(len(sizes[split]), name), len(kept[split])
+            notes.append(f"Of {recorded} with recorded episodes, {shown} on this page; more with --max-megabytes.")
     return [entry for entry in episodes if entry["step"] in kept[entry["split"]]], notes
 
 

@@ -52,17 +52,12 @@ def curve(metrics: Metrics, name: str, scale: float = 1.0) -> list[tuple[int, fl
 
 
 def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
-    """Returns the panels that have metrics, in the order of the page.
-
-    Args:
-        metrics: step -> metrics.
-        policies: names of the run's policies.
-    """
+    """Returns the panels that have metrics (of steps), in the order of the page; `policies` are the run's."""
     names = {name for row in metrics.values() for name in row}
     policies = list(policies)
     agents = sorted({found[1] for name in names if (found := re.fullmatch(r"agent/([\w.]+)/reward", name))})
 
-    def panel(title: str, unit: str, help: str, series: Iterable[tuple[str, str, int]], zero: bool = False) -> Panel:
+    def panel(title: str, unit: str, help: str, series: Iterable[tuple[str, str, int]], zero: bool = True) -> Panel:
         scale = 100.0 if unit == "%" else 1.0
         lines = [
             {"name": name, "colour": colour, "points": averaged(points)}
@@ -71,7 +66,7 @@ def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
         ]
         return {"title": title, "unit": unit, "help": help, "kind": "lines", "zero": zero, "series": lines}
 
-    def per_agent(metric: str, title: str, unit: str, help: str, zero: bool = False) -> Panel:
+    def per_agent(metric: str, title: str, unit: str, help: str, zero: bool = True) -> Panel:
         series = [(agent, f"agent/{agent}/{metric}", number) for number, agent in enumerate(agents)]
         return panel(title, unit, help, series, zero)
 
@@ -80,7 +75,7 @@ def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
             series = [(name, f"policy/{name}/{metric}", number) for number, name in enumerate(policies)]
         else:
             series = [(policies[0] if policies else "policy", f"actor/{metric}", 0)]
-        return panel(title, unit, help, series, zero=True)
+        return panel(title, unit, help, series)
 
     owners = [(name, f"policy/{name}") for name in policies] if len(policies) > 1 else [("", "actor")]
     arriving = [
@@ -92,58 +87,40 @@ def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
     opponents = sorted(name.split("/")[1] for name in names if _GAMES.fullmatch(name))
     label = "validation" if len(validation) == 1 else "validation, {}"
     success = [(label.format(name.split("/")[1]), name, number) for number, name in enumerate(validation)]
+    easier = "counted from 0; tasks of easier levels stay in the mixture"
+    rated = "above the oldest past self that is rated; half of the 95% interval is opponents/elo_margin"
+    between = "largest difference of a token's probability between the two"
+    inflated = "Dr. MAS: above 1, the team's baseline inflates gradients"
+    highest = "share that earned the most that their agent has earned so far"
     drawn = [
         panel(
             "Success",
             "%",
             "share of episodes solved; in training, with the best of K candidates committed at every decision",
             [*success, ("training", "team/success", len(success))],
-            zero=True,
         ),
-        panel(
-            "Level of the curriculum",
-            "",
-            "counted from 0; tasks of easier levels stay in the mixture",
-            [("level", "curriculum/level", 0)],
-            zero=True,
-        ),
-        panel(
-            "Rating",
-            "Elo points",
-            "above the oldest past self that is rated; half of the 95% interval is opponents/elo_margin",
-            [("policy", "opponents/elo", 0)],
-        ),
+        panel("Level of the curriculum", "", easier, [("level", "curriculum/level", 0)]),
+        panel("Rating", "Elo points", rated, [("policy", "opponents/elo", 0)], zero=False),
         *(
             panel(
                 f"Games {what}",
                 "%",
                 "of the side in training, by opponent",
                 [(f"against {kind}", f"opponents/{kind}/{name}", number) for number, kind in enumerate(opponents)],
-                zero=True,
             )
             for what, name in (("won", "win"), ("lost", "loss"))
         ),
-        per_agent("reward", "Reward", "", "mean of alpha x team + local_weight x local over all candidates"),
-        per_agent("team_reward", "Team part of the reward", "", "mean over all candidates, before alpha"),
-        per_agent("local_reward", "Local part of the reward", "", "mean over all candidates"),
+        per_agent("reward", "Reward", "", "mean of alpha x team + local_weight x local over all candidates", False),
+        per_agent("team_reward", "Team part of the reward", "", "mean over all candidates, before alpha", False),
+        per_agent("local_reward", "Local part of the reward", "", "mean over all candidates", False),
         per_policy("grad_norm", "Gradient norm", "", "before clipping"),
-        per_agent(
-            "inflation_factor", "Inflation factor", "", "Dr. MAS: above 1, the team's baseline inflates gradients"
-        ),
-        per_agent("response_length", "Answer length", "tokens", "mean over all candidates", zero=True),
-        per_agent("response_clipped", "Answers cut off", "%", "at data.max_response_length", zero=True),
-        per_agent(
-            "highest_reward_share",
-            "Candidates at the highest reward",
-            "%",
-            "share that earned the most that their agent has earned so far",
-            zero=True,
-        ),
-        per_agent("zero_variance_groups", "Groups without signal", "%", "all advantages 0", zero=True),
-        per_agent(
-            "stuck_groups", "Groups that are stuck", "%", "all rewards equal, and all candidates wrong", zero=True
-        ),
-        per_agent("entropy", "Entropy of the agents", "nats", "per token", zero=True),
+        per_agent("inflation_factor", "Inflation factor", "", inflated, False),
+        per_agent("response_length", "Answer length", "tokens", "mean over all candidates"),
+        per_agent("response_clipped", "Answers cut off", "%", "at data.max_response_length"),
+        per_agent("highest_reward_share", "Candidates at the highest reward", "%", highest),
+        per_agent("zero_variance_groups", "Groups without signal", "%", "all advantages 0"),
+        per_agent("stuck_groups", "Groups that are stuck", "%", "all rewards equal, and all candidates wrong"),
+        per_agent("entropy", "Entropy of the agents", "nats", "per token"),
         per_policy("entropy", "Entropy of the policies", "nats", "per token"),
         _time_split(metrics),
         panel(
@@ -151,15 +128,8 @@ def panels(metrics: Metrics, policies: Iterable[str]) -> list[Panel]:
             "%",
             "along which the weights moved in the servers' dtype; and share of the weights that changed there",
             arriving,
-            zero=True,
         ),
-        panel(
-            "Server against actor",
-            "",
-            "largest difference of a token's probability between the two",
-            [("largest difference", _PROBS, 0)],
-            zero=True,
-        ),
+        panel("Server against actor", "", between, [("largest difference", _PROBS, 0)]),
     ]
     return [each for each in drawn if each["series"]]
 

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Strict, Tag, TypeAdapter, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, Tag, TypeAdapter, model_validator
 
 from verl_atgrpo.files import FileError, Number, Whole, lines, parse
 from verl_atgrpo.train.trainer.record_files import FOLDER, FORMAT, METRICS, TRAIN, VAL, record_files
@@ -21,21 +21,16 @@ EpisodeKey = tuple[str, int, int, int]
 """Split, step, task, episode."""
 
 
-class _Line(BaseModel):
-    # A newer version may add keys. Those that were not checked are not passed on.
-    model_config = ConfigDict(extra="ignore")
-
-
-class _Branch(BaseModel):
+class _Open(BaseModel):
     model_config = ConfigDict(extra="allow")
 
+
+class _Branch(_Open):
     at: str | dict[str, Whole]
 
 
-class _Section(BaseModel):
+class _Section(_Open):
     """What the report's description of a run reads of `at_grpo`."""
-
-    model_config = ConfigDict(extra="allow")
 
     environment: dict[str, Any] = {}
     branch: _Branch | None = None
@@ -44,40 +39,41 @@ class _Section(BaseModel):
     """Of all agents, or by agent."""
 
 
-class _About(BaseModel):
+class _About(_Open):
     """What the report's description of a run reads."""
-
-    model_config = ConfigDict(extra="allow")
 
     section: _Section = _Section()
     models: dict[str, str] = {}
     frozen: list[str] = []
 
 
-class _Header(_Line):
+# A newer version may add keys to these; those that were not checked are not passed on.
+
+
+class _Header(BaseModel):
     format: Any
     from_step: Whole = 0
     about: _About = _About()
 
 
-class _Metrics(_Line):
+class _Metrics(BaseModel):
     step: Whole
     data: dict[str, Number | Literal["nan", "inf", "-inf"]]
 
 
-class _Candidate(_Line):
+class _Candidate(BaseModel):
     text: str
     tokens: Whole
     team: Number
     local: Number
     reward: Number
     advantage: Number | Literal["nan", "inf", "-inf"] | None
-    truncated: Annotated[bool, Strict()]
+    truncated: StrictBool
     critic: Number | None = None
     version: Annotated[list[Whole], Field(min_length=2, max_length=2)] | None = None
 
 
-class _Failed(_Line):
+class _Failed(BaseModel):
     """The line of a failed episode, and the start of every decision's."""
 
     step: Whole
@@ -85,9 +81,9 @@ class _Failed(_Line):
     task: Whole
     episode: Whole
     decision: Whole
-    success: Annotated[bool, Strict()]
+    success: StrictBool
     episode_reward: Number
-    failed: Annotated[bool, Strict()] = False
+    failed: StrictBool = False
 
 
 class _Decision(_Failed):
@@ -144,18 +140,14 @@ def find(run: Path) -> Path:
 def read(folder: Path) -> Run:
     """Reads all attempts, oldest first.
 
-    Raises:
-        FileError: damage other than an incomplete last line, or more bytes than fit into memory.
-        OSError: a file cannot be read.
+    Raises FileError for damage other than an incomplete last line, or more bytes than fit into memory; or OSError.
     """
     known = record_files(folder)
     for kind, most in _MOST.items():
         size = sum(path.stat().st_size for path, parts in known.items() if parts[0] == kind)
         if size > most:
-            raise FileError(
-                f"{folder}: the files {kind}-*.jsonl have {size:,} bytes, at most {most:,} are read: move the oldest "
-                "away"
-            )
+            most_read = f"at most {most:,} are read: move the oldest away"
+            raise FileError(f"{folder}: the files {kind}-*.jsonl have {size:,} bytes, {most_read}")
     files = sorted((attempt, kind, part, path) for path, (kind, attempt, part) in known.items())
     run = Run()
     for _, attempt in groupby(files, key=lambda file: file[0]):

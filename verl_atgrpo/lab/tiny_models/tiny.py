@@ -152,15 +152,8 @@ def evaluate(environment: Environment, policy: LocalPolicy, tasks: int) -> list[
 
     async def run() -> list[EpisodeRecord]:
         samplers = dict.fromkeys(environment.agents, policy)
-        return await asyncio.gather(
-            *(
-                play(
-                    environment,
-                    environment.task("val", index),
-                    Team(samplers, TeamOptions(), EVALUATE, episode_id=str(index)),
-                )
-                for index in range(tasks)
-            )
-        )
+        teams = [Team(samplers, TeamOptions(), EVALUATE, episode_id=str(index)) for index in range(tasks)]
+        episodes = (play(environment, environment.task("val", index), team) for index, team in enumerate(teams))
+        return await asyncio.gather(*episodes)
 
     return asyncio.run(run())

@@ -20,8 +20,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from verl_atgrpo.files import FileError, Number, Whole, move_into, read_json, temporary_folder
 from verl_atgrpo.lab.export import check_model, refuse_to_overwrite
-from verl_atgrpo.lab.tiny_models.demonstrations import demonstrator_of
-from verl_atgrpo.lab.tiny_models.demonstrations.demonstrator import END, Demonstration, Demonstrator
+from verl_atgrpo.lab.tiny_models.demonstrations import END, Demonstration, Demonstrator, demonstrator_of
 from verl_atgrpo.lab.tiny_models.tiny import LocalPolicy, build_model, build_tokenizer, evaluate
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.seeds import stable_hash
@@ -127,12 +126,11 @@ def _fit(
     if steps == 0:
         return
     rng = random.Random(stable_hash("warm start", settings.seed, noise))
-    schedules = [
-        torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: min(1.0, (step + 1) / 30) * max(0.05, 1 - step / steps)
-        )
-        for optimizer in optimizers
-    ]
+
+    def rate(step: int) -> float:
+        return min(1.0, (step + 1) / 30) * max(0.05, 1 - step / steps)
+
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, rate) for optimizer in optimizers]
     for step in range(steps):
         loss = _loss(policy, [settings.demonstrator.demonstrate(env, rng, noise) for _ in range(settings.batch_size)])
         policy.model.zero_grad()
@@ -162,12 +160,10 @@ def make(directory: Path, settings: WarmStart, force: bool = False) -> dict[str,
     """Trains the starting model into `directory` unless it exists; returns the content of its `warm_start.json`.
 
     The file has the settings, the number of parameters, the training time, and the team's success at temperature 1 on
-    validation tasks. It is written last: if it has equal settings, the model is complete and is kept. Everything is
-    written to a temporary folder first.
+    validation tasks. It is written last: if it has equal settings, the model is complete and is kept.
 
-    Raises:
-        FileError: `directory` is a file; or it has another model, or a damaged one, without `force`.
-        OSError: the folder cannot be written; found before the training.
+    Raises FileError if `directory` is a file, or without `force` has another model or a damaged one; OSError, before
+    the training, if the folder cannot be written.
     """
     file = directory / _FILE
     follows_from = {**asdict(settings), "options": dict(settings.demonstrator.options)}

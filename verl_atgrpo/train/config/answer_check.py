@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.environment_check import tasks_of
 from verl_atgrpo.train.chat import Chat
+from verl_atgrpo.train.config.job import longest_row
 from verl_atgrpo.train.config.schema import SECTION, AtGrpoConfig, ConfigError, ValidationAnswers
 
 _SENTINELS = ("one prompt", "another prompt")
@@ -22,46 +23,36 @@ _LOOKED_AT = 64
 
 
 def check_chats(settings: AtGrpoConfig, policy: str, tokenizer: Any) -> None:
-    """Raises ConfigError if a setting of an agent of `policy` does not come through the policy's tokenizer.
-
-    Args:
-        settings: the section `at_grpo`.
-        policy: the policy's name.
-        tokenizer: of transformers, with a chat template.
-    """
+    """Raises ConfigError if a setting of an agent of `policy` does not come through the policy's tokenizer."""
     for key, own in _blocks_of(settings, policy):
         check_chat(own, key, f"policy {policy!r}", tokenizer)
 
 
 def check_chat(own: ValidationAnswers, key: str, policy: str, tokenizer: Any) -> None:
-    """Raises ConfigError if one of an agent's settings does not come through a tokenizer.
+    """Raises ConfigError if one of an agent's settings does not come through a tokenizer with a chat template.
 
-    Args:
-        own: the settings.
-        key: theirs, for messages.
-        policy: whose tokenizer it is, for messages.
-        tokenizer: of transformers, with a chat template.
+    `key` (of the settings) and `policy` (whose tokenizer it is) are for messages.
     """
+    given, template_key = own.chat_template_kwargs or {}, f"{key}.chat_template_kwargs"
     for stop in own.stop or ():
         if tokenizer.decode(tokenizer.encode(stop, add_special_tokens=False), skip_special_tokens=True) != stop:
-            raise ConfigError(
-                f"{key}.stop: {policy} never answers {stop!r}, its tokenizer cuts that or reads it as a special "
-                "token; use another text"
-            )
-    check_template_kwargs(own.chat_template_kwargs or {}, f"{key}.chat_template_kwargs", {policy: tokenizer})
-    _check_rendering(own.chat_template_kwargs or {}, f"{key}.chat_template_kwargs", policy, tokenizer)
-    if own.system is not None:
-        _check_system(key, policy, tokenizer, own.system, own.chat_template_kwargs or {})
+            why = "its tokenizer cuts that or reads it as a special token"
+            raise ConfigError(f"{key}.stop: {policy} never answers {stop!r}, {why}; use another text")
+    _check_read(given, template_key, {policy: tokenizer})
+    _check_rendering(given, template_key, policy, tokenizer)
+    if own.system is None:
+        return
+    messages = [{"role": "system", "content": own.system}, {"role": "user", "content": "?"}]
+    try:
+        shown = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **given)
+    except jinja2.TemplateError as error:
+        raise ConfigError(f"{key}.system: the chat template of {policy} refuses it: {error}") from error
+    if own.system.strip() not in shown:
+        raise ConfigError(f"{key}.system has no effect: the chat template of {policy} shows no system message")
 
 
-def check_template_kwargs(given: Mapping[str, Any], key: str, tokenizers: Mapping[str, Any]) -> None:
-    """Raises ConfigError for an argument that no chat template of some policies' tokenizers reads.
-
-    Args:
-        given: the arguments.
-        key: theirs, for messages.
-        tokenizers: by policy, in the words of messages.
-    """
+def _check_read(given: Mapping[str, Any], key: str, tokenizers: Mapping[str, Any]) -> None:
+    """Raises ConfigError for an argument that no chat template reads; `tokenizers` are by policy, as messages say."""
     if not given:
         return
     read = [_variables(tokenizer.chat_template) for tokenizer in tokenizers.values()]
@@ -80,7 +71,7 @@ def check_template_arguments(data: DictConfig, tokenizers: Mapping[str, Any]) ->
     No template reads one of them, or with them a template refuses a prompt or shows every prompt alike.
     """
     key, given = "data.apply_chat_template_kwargs", dict(data.get("apply_chat_template_kwargs") or {})
-    check_template_kwargs(given, key, tokenizers)
+    _check_read(given, key, tokenizers)
     for policy, tokenizer in tokenizers.items():
         _check_rendering(given, key, policy, tokenizer)
 
@@ -89,6 +80,7 @@ def _check_rendering(given: Mapping[str, Any], key: str, policy: str, tokenizer:
     """Raises ConfigError if a policy is not shown what a user's message says."""
     chat = Chat(tokenizer, given)
     shown = f"{key}={dict(given)}" if given else f"the chat template of {policy}"
+    remedy = "remove it" if given else "set its model.custom_chat_template"
     prompts = [[{"role": "user", "content": text}] for text in _SENTINELS]
     try:
         ids = list(map(chat.encode, prompts))
@@ -98,14 +90,10 @@ def _check_rendering(given: Mapping[str, Any], key: str, policy: str, tokenizer:
         ]
     except Exception as error:
         raise ConfigError(
-            f"{shown}: {policy} cannot be given a prompt, {type(error).__name__}: {str(error)[:200]}; "
-            f"{'remove it' if given else 'set its model.custom_chat_template'}"
+            f"{shown}: {policy} cannot be given a prompt, {type(error).__name__}: {str(error)[:200]}; {remedy}"
         ) from error
     if not all(isinstance(one, list) and one for one in ids) or texts[0] == texts[1]:
-        raise ConfigError(
-            f"{shown}: {policy} is shown the same for every prompt; "
-            f"{'remove it' if given else 'set its model.custom_chat_template'}"
-        )
+        raise ConfigError(f"{shown}: {policy} is shown the same for every prompt; {remedy}")
 
 
 def _blocks_of(settings: AtGrpoConfig, policy: str) -> Iterator[tuple[str, ValidationAnswers]]:
@@ -131,16 +119,6 @@ def _variables(template: Any) -> set[str] | None:
         return None
 
 
-def _check_system(key: str, policy: str, tokenizer: Any, text: str, arguments: Mapping[str, Any]) -> None:
-    messages = [{"role": "system", "content": text}, {"role": "user", "content": "?"}]
-    try:
-        shown = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **arguments)
-    except jinja2.TemplateError as error:
-        raise ConfigError(f"{key}.system: the chat template of {policy} refuses it: {error}") from error
-    if text.strip() not in shown:
-        raise ConfigError(f"{key}.system has no effect: the chat template of {policy} shows no system message")
-
-
 def hindsight_ids(tokenizer: Any, hindsight: str) -> list[int]:
     """Returns the ids of what an environment says of a task in hindsight, as they stand before a critic's prompt."""
     return list(tokenizer.encode(f"{hindsight}\n", add_special_tokens=False)) if hindsight else []
@@ -155,14 +133,9 @@ def hindsights(settings: AtGrpoConfig, environment: Environment) -> list[str]:
     return [environment.hindsight(environment.task("train", index)) for index in tasks]
 
 
-def critics_room(data: DictConfig) -> int:
-    """Returns the most tokens of a critic's row; `data` is verl's section."""
-    return int(data.max_prompt_length + data.max_response_length)
-
-
 def check_hindsight(texts: Iterable[str], tokenizer: Any, data: DictConfig) -> None:
     """Raises ConfigError if what an environment says in hindsight leaves less than half of a row for the prompt."""
-    room = critics_room(data)
+    room, _ = longest_row(data)
     for text in texts:
         if 2 * (tokens := len(hindsight_ids(tokenizer, text))) > room:
             raise ConfigError(

@@ -18,7 +18,7 @@ SEPARATE = "separate_async"
 
 
 def longest_row(data: Any) -> tuple[int, str]:
-    """Returns the tokens of a job's longest row, and words for a message, from its section `data`."""
+    """Returns the tokens of a job's longest row, and words for a message, from its section `data` (or its lengths)."""
     row = int(data.max_prompt_length + data.max_response_length)
     return row, (
         f"data.max_prompt_length={data.max_prompt_length} and data.max_response_length={data.max_response_length} "
@@ -98,20 +98,9 @@ class Policy:
 
     @property
     def section(self) -> Any:
-        """Its `actor_rollout_ref`."""
+        """Its `actor_rollout_ref`, whose parts follow."""
         return self.view.config.actor_rollout_ref
 
-    @property
-    def actor(self) -> Any:
-        """Its `actor`."""
-        return self.section.actor
-
-    @property
-    def model(self) -> Any:
-        """Its `model`."""
-        return self.section.model
-
-    @property
-    def rollout(self) -> Any:
-        """Its `rollout`."""
-        return self.section.rollout
+    actor = property(lambda self: self.section.actor)
+    model = property(lambda self: self.section.model)
+    rollout = property(lambda self: self.section.rollout)

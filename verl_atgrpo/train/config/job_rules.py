@@ -70,11 +70,9 @@ def of_traces(job: Job) -> Iterator[str]:
     """Trace backends that do not exist or are not installed, or options without one."""
     key, trace, choices = f"{_ROLLOUT}.trace", job.rollout.trace, ", ".join(_TRACERS)
     if trace.backend is None:
-        for option in ("token2text", "max_samples_per_step_per_worker"):
-            if trace.get(option):
-                yield (
-                    f"{key}.{option}={trace[option]} has no effect without {key}.backend: set that to one of {choices}"
-                )
+        for name in ("token2text", "max_samples_per_step_per_worker"):
+            if trace.get(name):
+                yield f"{key}.{name}={trace[name]} has no effect without {key}.backend: set that to one of {choices}"
     elif trace.backend not in _TRACERS:
         yield f"{key}.backend={trace.backend}: use one of {choices}, or null"
     elif importlib.util.find_spec(trace.backend) is None:
@@ -92,12 +90,11 @@ def of_verls_switch(config: Any, key: str, choice: str | Mapping[str, Any]) -> I
 
 def of_sampling(job: Job) -> Iterator[str]:
     """Sampling that verl's V1 rollout ignores, or that makes log-probs and samples disagree."""
-    rollout = job.rollout
-    if not rollout.val_kwargs.do_sample and rollout.val_kwargs.temperature:
+    rollout, validation = job.rollout, job.rollout.val_kwargs
+    if not validation.do_sample and validation.temperature:
         yield (
-            f"{_ROLLOUT}.val_kwargs.do_sample=false has no effect beside temperature="
-            f"{rollout.val_kwargs.temperature}: set {_ROLLOUT}.val_kwargs.temperature to 0 for greedy answers, or "
-            "do_sample to true"
+            f"{_ROLLOUT}.val_kwargs.do_sample=false has no effect beside temperature={validation.temperature}: set "
+            f"{_ROLLOUT}.val_kwargs.temperature to 0 for greedy answers, or do_sample to true"
         )
     if rollout.temperature != 1 and rollout.logprobs_mode != "processed_logprobs":
         yield (
@@ -112,9 +109,8 @@ def of_the_start(job: Job) -> Iterator[str]:
     if trainer.val_only and not trainer.val_before_train:
         yield "trainer.val_only=true has no effect beside trainer.val_before_train=false: set that to true"
     folder = Path(str(trainer.resume_from_path))
-    if trainer.resume_mode == "resume_path" and not (
-        re.fullmatch(r"global_step_\d+", folder.name) and folder.is_dir()
-    ):
+    is_checkpoint = re.fullmatch(r"global_step_\d+", folder.name) and folder.is_dir()
+    if trainer.resume_mode == "resume_path" and not is_checkpoint:
         yield (
             f"trainer.resume_from_path={trainer.resume_from_path}: name a checkpoint's folder, "
             "<trainer.default_local_dir>/global_step_<n>"
@@ -127,10 +123,10 @@ def of_the_start(job: Job) -> Iterator[str]:
 def of_assignments(job: Job) -> Iterator[str]:
     """Agents without a policy of this job, and policies without an agent."""
     yield from _of_mapping(job, "agents", job.settings.agents, job.agents)
+    critic, opponents = job.settings.critic, job.settings.opponents
+    used = {*job.agents.values(), *(opponents.others if opponents else ()), critic.policy if critic else None}
     for policy in job.policies:
-        critic = () if job.settings.critic is None else (job.settings.critic.policy,)
-        others = job.settings.opponents.others if job.settings.opponents else ()
-        if policy not in (*job.agents.values(), *others, *critic):
+        if policy not in used:
             yield f"at_grpo.policies.{policy} has no agent: give it one in at_grpo.agents, or remove it"
     yield from _of_mapping(job, "val_agents", job.settings.val_agents or {}, job.validation_agents)
 
@@ -144,18 +140,17 @@ def _of_mapping(job: Job, key: str, given: Mapping[str, str], policies: Mapping[
         if not policy:
             yield f"at_grpo.{key} has no policy for {agent!r}: add {agent}: {first}, or all: {first}"
         if policy not in job.policies:
-            yield (
-                f"at_grpo.{key}.{agent}={policy!r} is not a policy of this job: it has {', '.join(job.policies)} "
-                "(at_grpo.policies)"
-            )
+            known = ", ".join(job.policies)
+            yield f"at_grpo.{key}.{agent}={policy!r} is not a policy of this job: it has {known} (at_grpo.policies)"
 
 
 def of_agents(job: Job) -> Iterator[str]:
     """What the section says of agents that are not there or not trained, or leaves unsaid of others."""
-    spec, candidates = job.settings.spec, job.settings.candidates
-    points = job.settings.branch.at if job.settings.branch is not None else None
+    spec, branch = job.settings.spec, job.settings.branch
+    candidates: Any = job.settings.candidates if isinstance(job.settings.candidates, dict) else {}
+    points = branch.at if branch is not None and isinstance(branch.at, dict) else {}
     for key, named in (("estimator.agents", spec.agents), ("branch.at", points), ("candidates", candidates)):
-        for agent in named if isinstance(named, Mapping) else ():
+        for agent in named:
             known = job.env.agents if key == "branch.at" else job.named
             if agent not in known and (key, agent) != ("candidates", "all"):
                 yield f"at_grpo.{key}.{agent} is not an agent of {job.name!r}: it has {job.known}"
@@ -163,12 +158,10 @@ def of_agents(job: Job) -> Iterator[str]:
         policies = [job.agents[agent] for agent in job.env.agents if name in names_of(agent)]
         if not any(job.policies[policy].settings.trainable for policy in policies):
             yield f"at_grpo.estimator.agents.{name} has no effect: its policy {policies[0]!r} is frozen; remove it"
-    for agent in candidates if isinstance(candidates, dict) else ():
-        if isinstance(points, Mapping) and agent not in ("all", *points, *(job.settings.parts or {})):
-            yield (
-                f"at_grpo.candidates.{agent} has no effect: episodes do not branch at its decisions; add it to "
-                "at_grpo.branch.at, or remove it"
-            )
+    for agent in candidates if points else ():
+        if agent not in ("all", *points, *(job.settings.parts or {})):
+            why = "episodes do not branch at its decisions"
+            yield f"at_grpo.candidates.{agent} has no effect: {why}; add it to at_grpo.branch.at, or remove it"
     if spec.main_agent not in (None, *job.env.agents):
         yield f"at_grpo.estimator.main_agent={spec.main_agent!r} is not an agent of {job.name!r}: it has {job.known}"
     if spec.main_agent is not None and len(job.env.agents) == 1:
@@ -176,8 +169,8 @@ def of_agents(job: Job) -> Iterator[str]:
             f"at_grpo.estimator.sub_calls={spec.sub_calls} has no effect: {spec.main_agent!r} is the only agent of "
             f"{job.name!r}; use estimator: mas_grpo"
         )
-    for agent in job.env.agents:
-        if isinstance(candidates, dict) and not {*names_of(agent), "all"} & set(candidates):
+    for agent in job.env.agents if candidates else ():
+        if not {*names_of(agent), "all"} & set(candidates):
             yield f"at_grpo.candidates has no number for {agent!r}: add {agent}: 4, or all: 4"
 
 
@@ -217,13 +210,10 @@ def of_critic(job: Job) -> Iterator[str]:
             yield f"at_grpo.critic.agents: {agent} has a policy that is not trained, so a score has no effect"
     if not critic.hindsight and type(job.env).hindsight is Environment.hindsight:
         yield f"at_grpo.critic.hindsight=False has no effect: {job.name!r} says nothing in hindsight; remove it"
-    actor = job.policies[critic.policy].actor
-    for key, value in (("entropy_coeff", actor.entropy_coeff), ("use_kl_loss", actor.use_kl_loss)):
-        if value:
-            yield (
-                f"actor_rollout_ref.actor.{key}={value}: adapters of one base share the loss, and a critic has no "
-                "such term; set it to 0 or false"
-            )
+    for key in ("entropy_coeff", "use_kl_loss"):
+        if value := job.policies[critic.policy].actor[key]:
+            why = "adapters of one base share the loss, and a critic has no such term"
+            yield f"actor_rollout_ref.actor.{key}={value}: {why}; set it to 0 or false"
 
 
 def of_branch_points(job: Job) -> Iterator[str]:
@@ -239,12 +229,9 @@ def of_branch_points(job: Job) -> Iterator[str]:
                 f"data.max_prompt_length={longest}; lower it"
             )
         for agent in branch.at if isinstance(branch.at, Mapping) else ():
-            if job.is_trained(agent):
-                continue
-            yield (
-                f"{key}.at.{agent}: the policy {job.agents[agent]!r} is not trained, so its decisions are no "
-                "branch points; remove it, or name an agent that is trained"
-            )
+            if not job.is_trained(agent):
+                why = f"the policy {job.agents[agent]!r} is not trained, so its decisions are no branch points"
+                yield f"{key}.at.{agent}: {why}; remove it, or name an agent that is trained"
 
 
 def of_answers(job: Job) -> Iterator[str]:
@@ -327,10 +314,8 @@ def of_tasks(job: Job) -> Iterator[str]:
     if tasks < batch and tasks == settings.train_tasks:
         yield f"at_grpo.train_tasks={tasks}: less than data.train_batch_size={batch}"
     if tasks < batch:
-        yield (
-            f"data.train_batch_size={batch}: {job.name!r} has only {tasks} training tasks; lower it (and "
-            "actor.ppo_mini_batch_size)"
-        )
+        lower = "lower it (and actor.ppo_mini_batch_size)"
+        yield f"data.train_batch_size={batch}: {job.name!r} has only {tasks} training tasks; {lower}"
     if not settings.split_size(job.env, "val"):
         yield f"at_grpo.environment.name={job.name!r} has no validation tasks"
     validated = job.env.num_tasks("val")
@@ -342,10 +327,8 @@ def of_tasks(job: Job) -> Iterator[str]:
     most = settings.group_filter.max_tasks if settings.group_filter else None
     key = f"at_grpo.group_filter.max_tasks={most}"
     if most is not None and most <= batch:
-        yield (
-            f"{key}: the step plays data.train_batch_size={batch} tasks anyway; set it higher, or remove it with "
-            "min_groups"
-        )
+        higher = "set it higher, or remove it with min_groups"
+        yield f"{key}: the step plays data.train_batch_size={batch} tasks anyway; {higher}"
     if most is not None and most > tasks:
         yield (
             f"{key}: there are {tasks} training tasks, and one played twice in a step gives the same rows twice; "
@@ -389,18 +372,15 @@ def of_overlap(job: Job) -> Iterator[str]:
     with asking(job.name, "making its tasks"):
         overlap = next(contamination.overlaps(job.env, job.tasks, job.settings.split_size(job.env, "val")), None)
     if overlap is not None:
-        yield (
-            f"at_grpo.environment: {overlap}; make the splits disjoint, or set at_grpo.allow_overlap=true to accept it"
-        )
+        accept = "set at_grpo.allow_overlap=true to accept it"
+        yield f"at_grpo.environment: {overlap}; make the splits disjoint, or {accept}"
 
 
 def of_bad_rows(job: Job) -> Iterator[str]:
     """Too many bad ones in a sample of rows of data, which is graded; logs what it shows."""
     settings, env = job.settings, job.env
-    if not data_check.has_rows(env):
-        return
     splits: tuple[Split, ...] = ("train", "val")
-    for split in splits:
+    for split in splits if data_check.has_rows(env) else ():
         with asking(job.name, "grading its rows"):
             graded = data_check.check_rows(env, split, data_check.sample(env, split, settings.split_size(env, split)))
         logger.log(logging.WARNING if graded.defects else logging.INFO, "at_grpo.environment: %s", graded)

@@ -46,23 +46,16 @@ def whole(low: int, high: int) -> Any:
     return Annotated[int, Ge(low), Le(high)]
 
 
-def listed(inner: Any) -> Any:
-    """Returns the type of lists of a type."""
-    return list[inner]
-
-
 def one_of(choices: Iterable[Any]) -> Any:
     """Returns the type of some values."""
     return Literal[tuple(choices)]  # type: ignore[valid-type]
 
 
 def fits(hint: Any, value: object) -> bool:
-    """Returns whether a value is of a type and within its bounds. A bool is no number, a number no text.
+    """Returns whether a value of YAML is of a type and within its bounds. A bool is no number, a number no text.
 
-    Args:
-        hint: a type of configuration values: bool, int, float (finite), str, None, Literal, a list, a mapping, a union
-            of them, or one of them annotated with bounds, a length or `Match`.
-        value: the value, as YAML gives it.
+    The type may be bool, int, float (finite), str, None, Literal, a list, a mapping, a union of them, or one of them
+    annotated with bounds, a length or `Match`.
     """
     try:
         validated = _adapter(hint).validate_python(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
 import json
@@ -13,15 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_atgrpo import platform_choice
-from verl_atgrpo.files import HUB_NAME
+from verl_atgrpo.files import HUB_NAME, folders
+from verl_atgrpo.train.config import check
 from verl_atgrpo.train.config.answer_check import check_chats, check_hindsight, check_template_arguments, hindsights
 from verl_atgrpo.train.config.job_rules import loggers
 from verl_atgrpo.train.config.policies import job_of
 from verl_atgrpo.train.config.policy_rules import of_context
-from verl_atgrpo.train.config.rules import check
 from verl_atgrpo.train.config.schema import SECTION, AtGrpoConfig, ConfigError
 from verl_atgrpo.train.config.view import POLICY
 
@@ -30,6 +29,11 @@ _FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "generation_
 _SHARED = "/dev/shm"
 _FLASH = "flash_attention_2"
 """What verl has models compute attention with."""
+LARGE = 64 << 20
+"""Bytes of weights on disk from which on a model's processes return what they free."""
+RETURNED = {"MALLOC_MMAP_THRESHOLD_": str(4 << 20), "MALLOC_ARENA_MAX": "2"}
+"""Blocks of 4 MiB and more."""
+_VARIABLES = "ray_kwargs.ray_init.runtime_env.env_vars"
 
 
 def check_models(config: DictConfig, settings: AtGrpoConfig) -> None:
@@ -63,13 +67,12 @@ def check_models(config: DictConfig, settings: AtGrpoConfig) -> None:
         if cpu or os.path.isdir(policy.model.path):  # else a name on the hub, which the workers download
             longest, tokenizer = _check_model(key, policy.model, padded=not cpu)
             check(of_context(key, policy.rollout, config.data, longest))
-            check_chats(settings, name, tokenizer)
-            tokenizers[f"policy {name!r}"] = tokenizer
         else:
             _check_hub_name(f"{key}.model.path={policy.model.path}", policy.model.path)
-            if (tokenizer := _downloaded_tokenizer(policy.model)) is not None:
-                check_chats(settings, name, tokenizer)
-                tokenizers[f"policy {name!r}"] = tokenizer
+            tokenizer = _downloaded_tokenizer(policy.model)
+        if tokenizer is not None:
+            check_chats(settings, name, tokenizer)
+            tokenizers[f"policy {name!r}"] = tokenizer
     if settings.critic is not None and (found := tokenizers.get(f"policy {settings.critic.policy!r}")) is not None:
         check_hindsight(hindsights(settings, settings.make_environment()), found, config.data)
     if len(tokenizers) == len(settings.policy_settings()):  # else the trainer checks it
@@ -114,8 +117,7 @@ def _downloaded_tokenizer(model: DictConfig) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(model.tokenizer_path or model.path, local_files_only=True)
     except (OSError, ValueError):
         return None
-    if model.custom_chat_template:
-        tokenizer.chat_template = model.custom_chat_template
+    tokenizer.chat_template = model.custom_chat_template or tokenizer.chat_template
     return tokenizer if tokenizer.chat_template else None
 
 
@@ -143,10 +145,7 @@ def _check_quantization(key: str, method: str | None) -> None:
 
 
 def check_cpu_prefill(key: str, rollout: DictConfig) -> None:
-    """Raises ConfigError if the `rollout` section under `key` has vLLM for CPU chunk prompts.
-
-    A seeded sample from a chunked prompt crashes its engine.
-    """
+    """Raises ConfigError if vLLM for CPU would chunk prompts: a seeded sample from one crashes its engine."""
     if rollout.enable_chunked_prefill:
         raise ConfigError(
             f"{key}.rollout.enable_chunked_prefill=true: samples have seeds, and vLLM for CPU fails on seeded "
@@ -196,22 +195,20 @@ def _check_model(key: str, model: DictConfig, padded: bool) -> tuple[int, Any]:
             f"{where}: the model has {text.vocab_size} logits, its tokenizer {len(tokenizer)} tokens; resize the "
             "model's embeddings to the tokenizer"
         )
-    if not tokenizer.chat_template and not model.custom_chat_template:
+    tokenizer.chat_template = model.custom_chat_template or tokenizer.chat_template
+    if not tokenizer.chat_template:
         raise ConfigError(f"{where}: the tokenizer has no chat template; a team's prompts are chats")
-    if model.custom_chat_template:
-        tokenizer.chat_template = model.custom_chat_template
     return int(text.max_position_embeddings), tokenizer
 
 
 def _check_json(where: str, file: Path) -> None:
-    if not file.is_file():
-        return
     try:
-        whole = isinstance(json.loads(file.read_bytes()), dict)
-        why = "is no JSON object"
+        why = "" if isinstance(json.loads(file.read_bytes()), dict) else "is no JSON object"
+    except FileNotFoundError:
+        return
     except (OSError, ValueError) as error:
-        whole, why = False, f"cannot be read: {error}"
-    if not whole:
+        why = f"cannot be read: {error}"
+    if why:
         raise ConfigError(f"{where}: its {file.name} {why}; make the model anew, or set another path")
 
 
@@ -238,19 +235,14 @@ def _folders(config: DictConfig) -> Iterator[tuple[str, str]]:
     if config.global_profiler.tool is not None and config.global_profiler.save_path is not None:
         yield f"global_profiler.save_path={config.global_profiler.save_path}", config.global_profiler.save_path
     # As verl's `Tracking` chooses them.
-    if "file" in loggers(trainer):
-        file = os.environ.get("VERL_FILE_LOGGER_PATH")
-        if file is not None:
-            yield f"trainer.logger=file with VERL_FILE_LOGGER_PATH={file}", os.path.dirname(file) or "."
-        else:
-            root = os.path.expanduser(os.environ.get("VERL_FILE_LOGGER_ROOT", "."))
-            yield (
-                f"trainer.logger=file with trainer.project_name={trainer.project_name}",
-                os.path.join(root, trainer.project_name),
-            )
+    if "file" in loggers(trainer) and (file := os.environ.get("VERL_FILE_LOGGER_PATH")) is not None:
+        yield f"trainer.logger=file with VERL_FILE_LOGGER_PATH={file}", os.path.dirname(file) or "."
+    elif "file" in loggers(trainer):
+        root, project = os.path.expanduser(os.environ.get("VERL_FILE_LOGGER_ROOT", ".")), trainer.project_name
+        yield f"trainer.logger=file with trainer.project_name={project}", os.path.join(root, project)
     if "tensorboard" in loggers(trainer):
-        default = f"tensorboard_log/{trainer.project_name}/{trainer.experiment_name}"
-        folder = os.environ.get("TENSORBOARD_DIR", default)
+        folder = f"tensorboard_log/{trainer.project_name}/{trainer.experiment_name}"
+        folder = os.environ.get("TENSORBOARD_DIR", folder)
         yield f"trainer.logger=tensorboard with TENSORBOARD_DIR={folder}", folder
 
 
@@ -261,17 +253,32 @@ def _unwritable(folder: Path) -> str | None:
         existing = next(part for part in (folder, *folder.parents) if os.path.lexists(part))
         if not existing.is_dir():
             return f"{existing} is no folder"
-        missing = [part for part in (folder, *folder.parents) if not part.exists()]
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                return None
-        finally:
-            for part in missing:
-                with contextlib.suppress(OSError):  # somebody else may use it by now
-                    part.rmdir()
+        with folders(folder, keep=False), tempfile.TemporaryFile(dir=folder):
+            return None
     except OSError as error:
         named = error.filename if isinstance(error.filename, str) else folder
         return f"{str(named)[:200]} cannot be written ({error.strerror})"
     except ValueError as error:  # NUL
         return f"it is no name of a folder ({error})"
+
+
+# ---------------------------------------------------------------------- memory in CPU mode
+
+
+def return_large_blocks(config: DictConfig, settings: AtGrpoConfig) -> None:
+    """Sets RETURNED for all processes of a job with a large model, where the job does not set them itself.
+
+    CPU mode keeps freed memory (`verl_atgrpo.cpu`), which makes tiny models a fifth faster; two policies of SmolLM2
+    would fill 24 GB in 20 steps so.
+    """
+    models = {job_of(config, name).actor_rollout_ref.model.path for name in settings.policy_settings()}
+    if max(map(_bytes, models)) >= LARGE:
+        with open_dict(config):
+            variables = {**RETURNED, **(OmegaConf.select(config, _VARIABLES) or {})}
+            OmegaConf.update(config, _VARIABLES, variables, force_add=True)
+
+
+def _bytes(model: str) -> int:
+    if not Path(model).is_dir():  # of a hub, which has no tiny ones
+        return LARGE
+    return sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))

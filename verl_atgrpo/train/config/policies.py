@@ -13,8 +13,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from verl_atgrpo.train.config.schema import EXPANDED, SHARED, AtGrpoConfig, ConfigError, Lora, PolicySettings
+from verl_atgrpo.train.config.schema import EXPANDED, SHARED, AtGrpoConfig, ConfigError, PolicySettings
 from verl_atgrpo.train.config.verl_keys import is_known
+from verl_atgrpo.train.config.view import POLICY
 
 logger = logging.getLogger(__name__)
 
@@ -29,13 +30,12 @@ ADAPTERS = "adapters"
 PAST = "past_selves"
 """Key of the same section: for how many past selves of a policy the servers have room beside those adapters."""
 _FULL_MODEL = "hf_model"
+_OF_LORA = {"rank": "lora_rank", "alpha": "lora_alpha"}
+"""Keys of `lora` that verl's `model` has under another name."""
 
 
 def expand_policies(config: DictConfig, settings: AtGrpoConfig) -> None:
-    """Writes every policy's own `actor_rollout_ref` into a job that names several.
-
-    Raises ConfigError if a block has a key that verl's section does not.
-    """
+    """Writes every policy's own `actor_rollout_ref` into a job that names several; raises as `unresolved_job`."""
     if not settings.policies:
         leave_out_full_model(SHARED, config.actor_rollout_ref)
         return
@@ -56,36 +56,23 @@ def unresolved_job(config: DictConfig, name: str, settings: PolicySettings) -> D
     job: DictConfig = copy.deepcopy(config)
     if settings.gpus is not None:
         job.trainer.n_gpus_per_node = settings.gpus  # the servers' sizes derive from it
-    lora = {} if settings.lora is None else _lora(settings.lora)
-    for section, block in (
-        ("model", {**settings.model, **lora}),
-        ("actor", settings.actor),
-        ("actor.optim", settings.optim),
-        ("rollout", settings.rollout),
-    ):
+    lora = {} if settings.lora is None else settings.lora.model_dump(exclude_none=True)
+    adapter = {_OF_LORA.get(key, key): value for key, value in lora.items()}
+    blocks = {"model": {**settings.model, **adapter}, "actor": settings.actor, "actor.optim": settings.optim}
+    for section, block in {**blocks, "rollout": settings.rollout}.items():
         _merge(OmegaConf.select(job.actor_rollout_ref, section), block, f"at_grpo.policies.{name}.{section}")
     return job
 
 
-def _lora(settings: Lora) -> dict[str, Any]:
-    given = {"lora_rank": settings.rank, "lora_alpha": settings.alpha, "target_modules": settings.target_modules}
-    return {key: value for key, value in given.items() if value is not None}
-
-
 def _merge(section: DictConfig, block: Mapping[str, Any], where: str) -> None:
     for key, value in block.items():
-        if key not in section and not is_known(_key_of(where, key)):
+        if key not in section and not is_known(f"{POLICY}.{where.split('.', 3)[3]}.{key}"):
             raise ConfigError(f"{where}.{key} is not a key of verl's section; it has {', '.join(section)}")
         if isinstance(value, Mapping) and isinstance(section[key], DictConfig) and len(section[key]):
             _merge(section[key], value, f"{where}.{key}")
         else:
             with open_dict(section):  # sections such as engine_kwargs.vllm have further keys
                 section[key] = value
-
-
-def _key_of(where: str, key: str) -> str:
-    """Returns the key of verl's for which one of a policy's block stands."""
-    return f"actor_rollout_ref.{where.split('.', 3)[3]}.{key}"
 
 
 def base_of(config: DictConfig, settings: AtGrpoConfig, host: str) -> DictConfig:
@@ -126,11 +113,10 @@ def leave_out_full_model(name: str, policy: DictConfig) -> None:
     checkpoint = policy.actor.checkpoint
     if policy.model.lora_rank > 0 and _FULL_MODEL in checkpoint.save_contents:
         checkpoint.save_contents = [item for item in checkpoint.save_contents if item != _FULL_MODEL]
-        logger.warning(
-            "policy %r has an adapter: its checkpoints hold no Hugging Face model (%s); verl-atgrpo export makes one",
-            name,
-            _FULL_MODEL,
+        told = (
+            "policy %r has an adapter: its checkpoints hold no Hugging Face model (%s); verl-atgrpo export makes one"
         )
+        logger.warning(told, name, _FULL_MODEL)
 
 
 def job_of(config: DictConfig, name: str) -> DictConfig:

@@ -14,14 +14,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_atgrpo import compat, platform_choice
 from verl_atgrpo.play.types import EnvironmentConfigError
-from verl_atgrpo.train.config import job_rules, mode_rules, policy_rules
-from verl_atgrpo.train.config.cpu_memory import return_large_blocks
+from verl_atgrpo.train.config import check, job_rules, policy_rules
 from verl_atgrpo.train.config.job import Job, Policy
-from verl_atgrpo.train.config.machine_check import check_models, of_folders
+from verl_atgrpo.train.config.machine_check import check_models, of_folders, return_large_blocks
 from verl_atgrpo.train.config.policies import expand_policies
-from verl_atgrpo.train.config.rules import check
 from verl_atgrpo.train.config.schema import COMMAND, MODES, SECTION, AtGrpoConfig, ConfigError
-from verl_atgrpo.train.config.verl_keys import check_keys, check_present, check_types
+from verl_atgrpo.train.config.verl_keys import check_keys, check_types
 from verl_atgrpo.train.config.view import POLICY, View, shown_as
 from verl_atgrpo.train.estimators.choice import resolve_spec
 
@@ -114,54 +112,25 @@ def _each(rule: Callable[[Policy], Iterator[str]]) -> Rule:
 
 
 OF_MODES: tuple[Rule, ...] = (
-    mode_rules.of_modes,
-    _each(mode_rules.of_a_policys_mode),
-    policy_rules.of_shared_memory,
-    mode_rules.of_rays_devices,
+    *(policy_rules.of_modes, _each(policy_rules.of_a_policys_mode)),
+    *(policy_rules.of_shared_memory, policy_rules.of_rays_devices),
 )
-OF_POLICIES: tuple[Rule, ...] = (
-    policy_rules.of_devices,
-    policy_rules.of_bases,
-    *map(
-        _each,
-        (
-            policy_rules.of_servers,
-            policy_rules.of_training,
-            policy_rules.of_losses,
-            policy_rules.of_room,
-            policy_rules.of_batches,
-            policy_rules.of_tool_calls,
-            policy_rules.of_trees,
-            policy_rules.of_adapters,
-        ),
-    ),
-    *OF_MODES,
+_OF_EACH = (
+    *(policy_rules.of_servers, policy_rules.of_training, policy_rules.of_losses, policy_rules.of_room),
+    *(policy_rules.of_batches, policy_rules.of_tool_calls, policy_rules.of_trees, policy_rules.of_adapters),
 )
+OF_POLICIES: tuple[Rule, ...] = (policy_rules.of_devices, policy_rules.of_bases, *map(_each, _OF_EACH), *OF_MODES)
 RULES: tuple[Rule, ...] = (
-    job_rules.of_loggers,
-    job_rules.of_tables,
-    lambda job: of_folders(job.config),
-    job_rules.of_ray,
+    *(job_rules.of_loggers, job_rules.of_tables, lambda job: of_folders(job.config), job_rules.of_ray),
     job_rules.of_traces,
     lambda job: job_rules.of_verls_switch(job.config, f"{SECTION}.estimator", job.settings.estimator),
-    job_rules.of_sampling,
-    job_rules.of_the_start,
-    *OF_POLICIES,
+    *(job_rules.of_sampling, job_rules.of_the_start, *OF_POLICIES),
     # The environment is made here.
-    job_rules.of_assignments,
-    job_rules.of_agents,
-    job_rules.of_parts,
-    job_rules.of_critic,
-    job_rules.of_branch_points,
-    job_rules.of_answers,
-    _each(policy_rules.of_temperatures),
-    job_rules.of_schemes,
-    job_rules.of_opponents,
-    job_rules.of_tasks,
-    job_rules.of_steps,
+    *(job_rules.of_assignments, job_rules.of_agents, job_rules.of_parts, job_rules.of_critic),
+    *(job_rules.of_branch_points, job_rules.of_answers, _each(policy_rules.of_temperatures), job_rules.of_schemes),
+    *(job_rules.of_opponents, job_rules.of_tasks, job_rules.of_steps),
     # Tasks are made from here on, and solutions are run.
-    job_rules.of_overlap,
-    job_rules.of_bad_rows,
+    *(job_rules.of_overlap, job_rules.of_bad_rows),
 )
 """All rules of a team's job whose keys are verl's and have values of their types, in order, cheap ones first."""
 
@@ -169,7 +138,6 @@ RULES: tuple[Rule, ...] = (
 def check_job(job: Job) -> None:
     """Raises ConfigError if a rule refuses something of a team's job."""
     check_keys(job.view)
-    check_present(job.view)
     check_keys_of_policies(job)
     check(itertools.chain.from_iterable(rule(job) for rule in RULES))
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, MinLen
 from omegaconf import DictConfig, OmegaConf
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from verl_atgrpo.files import place_of
 from verl_atgrpo.play import registry
@@ -19,10 +19,10 @@ from verl_atgrpo.play.environment import Environment
 from verl_atgrpo.play.environment_check import check_declared, tasks_of
 from verl_atgrpo.play.types import EnvironmentConfigError, Selection, Split, TeamOptions, for_agent, names_of
 from verl_atgrpo.recipes import gone
+from verl_atgrpo.train.config import SECTION as SECTION
+from verl_atgrpo.train.config import ConfigError as ConfigError
+from verl_atgrpo.train.config import check
 from verl_atgrpo.train.config.kinds import Count, Seconds, Text, Weight, words
-from verl_atgrpo.train.config.rules import SECTION as SECTION
-from verl_atgrpo.train.config.rules import ConfigError as ConfigError
-from verl_atgrpo.train.config.rules import check
 from verl_atgrpo.train.config.section_rules import of_section
 from verl_atgrpo.train.estimators.choice import configured_spec
 from verl_atgrpo.train.estimators.spec import EstimatorSpec
@@ -49,6 +49,7 @@ Tasks = Annotated[int, Ge(1), Le(10_000_000)]
 Retries = Annotated[int, Ge(0), Le(1000)]
 Candidates = Annotated[int, Ge(2), Le(4096)]
 Index = Annotated[int, Ge(0), Le(1_000_000)]
+_AS_IN_SECTION: Any = Field(None, description="As in `at_grpo`.")
 Options = dict[str, Any]
 """A section with keys of verl, of an environment or of an estimator."""
 
@@ -178,18 +179,12 @@ class PartSettings(Section):
 
     scheme: Literal["tree", "parallel", "branch"] | None = None
     """With another scheme, `branch`, `episode_reward` and `selection` fall back to their defaults."""
-    branch: BranchSettings | None = None
-    """As in `at_grpo`."""
-    episode_reward: Literal["outcome", "scores", "own"] | None = None
-    """As in `at_grpo`."""
-    candidates: Candidates | None = None
-    """As in `at_grpo`."""
-    alpha: Weight | None = None
-    """As in `at_grpo`."""
-    local_weight: Weight | None = None
-    """As in `at_grpo`."""
-    selection: Selection | None = None
-    """As in `at_grpo`."""
+    branch: BranchSettings | None = _AS_IN_SECTION
+    episode_reward: Literal["outcome", "scores", "own"] | None = _AS_IN_SECTION
+    candidates: Candidates | None = _AS_IN_SECTION
+    alpha: Weight | None = _AS_IN_SECTION
+    local_weight: Weight | None = _AS_IN_SECTION
+    selection: Selection | None = _AS_IN_SECTION
     estimator: str | Options | None = None
     """Agents are `<part>.<agent>` in it."""
 
@@ -363,10 +358,7 @@ class AtGrpoConfig(Section):
             yield f"parts.{part}.", self.of_part(part)
 
     def bases(self) -> dict[str, list[str]]:
-        """Returns the policies that share a model, by the first of them that is trained; others are alone.
-
-        In the order of the policies, as everywhere.
-        """
+        """Returns the policies that share a model, in their order, by the first that is trained; others are alone."""
         policies = self.policy_settings()
         found: dict[str, list[str]] = {}
         for name, policy in policies.items():
@@ -429,9 +421,7 @@ class AtGrpoConfig(Section):
     def answers_of(self, agent: str, validate: bool) -> ValidationAnswers:
         """Returns how an agent answers: `all`, `all.validation`, its own, its own `validation`, each before the last.
 
-        In a mixture its part's come between the two.
-
-        What none of them says is null, and as the rest of the job says.
+        In a mixture its part's come between the two. What none of them says is null, and as the rest of the job says.
         """
         parts: list[Answers] = []
         for block in ((self.sampling or {}).get(name) for name in ("all", *reversed(names_of(agent)))):

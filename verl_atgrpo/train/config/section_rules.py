@@ -39,10 +39,8 @@ def of_section(c: AtGrpoConfig) -> Iterator[str]:
             "bound the tasks of a step with max_tasks"
         )
     if c.group_filter and c.group_filter.max_tasks and not c.group_filter.min_groups:
-        yield (
-            f"group_filter.max_tasks={c.group_filter.max_tasks!r} has no effect without min_groups; set that, or "
-            "remove it"
-        )
+        most = c.group_filter.max_tasks
+        yield f"group_filter.max_tasks={most!r} has no effect without min_groups; set that, or remove it"
     for name, block in c.policy_settings().items():
         yield from _of_block(f"policies.{name}", block)
     if not any(block.trainable for block in c.policy_settings().values()):
@@ -58,18 +56,12 @@ def _of_scheme(c: AtGrpoConfig) -> Iterator[str]:
     not_here = f" has no effect with scheme: {c.scheme}; remove it"
     for key, weight in (("alpha", c.alpha), ("local_weight", c.local_weight)):
         if c.reward_is_outcome and weight != 1:
-            scores = "episode_reward: scores or own (parallel), or branch.score_weight (branch)"
-            yield f"{key}={weight!r}{not_here}, or use {scores}"
+            yield f"{key}={weight!r}{not_here}, or use episode_reward: scores or own, or branch.score_weight (branch)"
     if c.scheme != "parallel" and c.episode_reward != "outcome":
-        yield (
-            f"episode_reward={c.episode_reward!r} has no effect with scheme: {c.scheme}, where every candidate has "
-            "its own reward; remove it"
-        )
+        yield f"episode_reward={c.episode_reward!r}{not_here}, every candidate has its own reward"
     if isinstance(c.candidates, dict) and (c.scheme == "parallel" or not c.candidates):
-        yield (
-            f"candidates={c.candidates!r}: with scheme: {c.scheme} set one number, or for tree and branch a section "
-            "such as {all: 4, <agent>: 8}"
-        )
+        section = "or for tree and branch a section such as {all: 4, <agent>: 8}"
+        yield f"candidates={c.candidates!r}: with scheme: {c.scheme} set one number, {section}"
     if c.scheme != "tree" and c.selection != "greedy":
         yield f"selection={c.selection!r}{not_here}"
     yield from _of_branch(c)
@@ -85,19 +77,15 @@ def _of_branch(c: AtGrpoConfig) -> Iterator[str]:
             yield f"scheme='branch' needs to know where to branch: set branch.at to {places}"
         return
     if c.scheme != "branch":
-        yield (f"branch.at={branch.at!r} has no effect with scheme: {c.scheme}; remove branch, or use scheme: branch")
+        yield f"branch.at={branch.at!r} has no effect with scheme: {c.scheme}; remove branch, or use scheme: branch"
     if branch.at == {}:
         yield f"branch.at={branch.at!r} names no decision; set it to {places}"
     if branch.nested and branch.at in ("first", "random"):
-        yield (
-            f"branch.nested=True has no effect with at: {branch.at}, one branch point; use at: every or "
-            "{<agent>: <n>, ...}"
-        )
+        every = "use at: every or {<agent>: <n>, ...}"
+        yield f"branch.nested=True has no effect with at: {branch.at}, one branch point; {every}"
     if branch.max_tokens is not None and branch.max_tokens < branch.min_tokens:
-        yield (
-            f"branch.max_tokens={branch.max_tokens!r} is less than min_tokens={branch.min_tokens}: no decision is "
-            "between"
-        )
+        least = branch.min_tokens
+        yield f"branch.max_tokens={branch.max_tokens!r} is less than min_tokens={least}: no decision is between"
 
 
 def _of_opponents(c: AtGrpoConfig, given: Opponents) -> Iterator[str]:
@@ -149,15 +137,11 @@ def _of_critic(c: AtGrpoConfig, given: CriticSettings) -> Iterator[str]:
         yield f"critic.trace={given.trace} has no effect with kind: likelihood; remove it"
     for where, one in c.each():
         if one.scheme != "parallel":
-            yield (
-                f"{where}scheme={one.scheme!r}: a critic learns from whole episodes, of which here are parts; use "
-                "scheme: parallel"
-            )
+            whole = "a critic learns from whole episodes, of which here are parts; use scheme: parallel"
+            yield f"{where}scheme={one.scheme!r}: {whole}"
         if any(spec.unit != "row" for spec in (one.spec, *one.spec.agents.values())):
-            yield (
-                f"{where}estimator={one.spec.name!r} has one reward for an episode, but a critic scores every row; "
-                "use estimator: dr_mas"
-            )
+            every = "a critic scores every row; use estimator: dr_mas"
+            yield f"{where}estimator={one.spec.name!r} has one reward for an episode, but {every}"
 
 
 def _of_block(key: str, block: PolicySettings) -> Iterator[str]:
@@ -178,20 +162,17 @@ def _of_estimator(c: AtGrpoConfig, spec: EstimatorSpec, key: str) -> Iterator[st
     parallel = c.scheme == "parallel"
     trained = c.learners
     several = len(trained) > 1
-    if not parallel and spec.unit == "trajectory":
-        yield f"{key} compares whole trajectories: use scheme: parallel, or estimator: at_grpo"
-    if not parallel and spec.unit == "call":
-        yield f"{key} aligns the calls of whole episodes: use scheme: parallel, or estimator: at_grpo"
+    if not parallel and spec.unit in ("trajectory", "call"):
+        what = "compares whole trajectories" if spec.unit == "trajectory" else "aligns the calls of whole episodes"
+        yield f"{key} {what}: use scheme: parallel, or estimator: at_grpo"
     if not parallel and spec.step_weight:
         yield (
             f"{key}: step_weight={spec.step_weight} compares equal prompts of different episodes, but with scheme: "
             f"{c.scheme} a group has one prompt; use scheme: parallel, or step_weight: 0"
         )
     if not parallel and "agent" in spec.scopes:
-        yield (
-            f"{key}: the scope agent has no effect with scheme: {c.scheme}, where a group has one agent; use scheme: "
-            "parallel, or estimator: at_grpo"
-        )
+        agent = f"the scope agent has no effect with scheme: {c.scheme}, where a group has one agent"
+        yield f"{key}: {agent}; use scheme: parallel, or estimator: at_grpo"
     if c.episode_reward == "own" and spec.unit == "trajectory":
         yield (
             f"{key} has one reward for an episode, but with episode_reward: own every row has its own; use estimator: "
@@ -205,7 +186,5 @@ def _of_estimator(c: AtGrpoConfig, spec: EstimatorSpec, key: str) -> Iterator[st
             "agent), estimator: mas_grpo, or one policy"
         )
     if several and spec.step_weight and spec.step_scope == "group":
-        yield (
-            f"{key} compares all rows with the same prompt, of any agent, but {rows}: use step_scope: agent, or one "
-            "policy"
-        )
+        what = "compares all rows with the same prompt, of any agent"
+        yield f"{key} {what}, but {rows}: use step_scope: agent, or one policy"

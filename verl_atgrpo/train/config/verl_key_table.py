@@ -8,25 +8,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Len, Lt
 
-from verl_atgrpo.train.config.kinds import (
-    Count,
-    Finite,
-    Match,
-    Share,
-    Text,
-    Weight,
-    fits,
-    listed,
-    one_of,
-    whole,
-    words,
-)
+from verl_atgrpo.train.config.kinds import Count, Finite, Match, Share, Text, Weight, fits, one_of, whole, words
 from verl_atgrpo.train.config.view import DEFAULT, POLICY, Like, Place, shown_as
 
 
@@ -36,23 +24,12 @@ class KeyRule:
 
     keys: str
     """Separated by spaces; `{a,b}` in one is either. A section stands for all keys below it."""
-    refused: Callable[[Place], str | None]
-    """Returns why a value is refused: what follows `key=value` in the message."""
     kind: Any = None
     """An annotation (`kinds`) that values fit, None for the type of verl's default; Any if `refused` says it all."""
-    note: str = ""
-    """What the keys accept, and why."""
-
-    @property
-    def status(self) -> str:
-        """What becomes of the keys: they work (perhaps beside others alone), are refused, or have no meaning."""
-        if self.kind is not Any:
-            return "works"
-        return "no meaning" if self.refused is _anything else "refused"
-
-
-def _anything(_: Place) -> None:
-    return None
+    refused: Callable[[Place], str | None] = lambda _: None
+    """Returns why a value is refused: what follows `key=value` in the message."""
+    accepted: str = ""
+    """The values that are not refused, for the documentation; empty for verl's default."""
 
 
 def _only(keys: str, why: str, *values: Any, remedy: str = "") -> KeyRule:
@@ -65,9 +42,13 @@ def _only(keys: str, why: str, *values: Any, remedy: str = "") -> KeyRule:
         choices = " or ".join(place.shown(one) for one in accepted if not isinstance(one, Like))
         return f"{' ' if why.startswith('has no effect') else ': '}{why}, {remedy or f'set it to {choices}'}"
 
-    kept = " or ".join(f"`{shown_as(one)}`" for one in values if one is not DEFAULT and not isinstance(one, Like))
-    reason = why.removeprefix("has no effect, ")
-    return KeyRule(keys, refused, Any, f"only {kept}; {reason}" if kept else reason)
+    named = [f"`{shown_as(one)}`" for one in values if one is not DEFAULT and not isinstance(one, Like)]
+    return KeyRule(keys, Any, refused, " or ".join(named))
+
+
+def _no_effect(why: str, keys: str, *values: Any, remedy: str = "") -> KeyRule:
+    """Keys that nothing reads: these values alone, or verl's default."""
+    return _only(keys, f"has no effect, {why}", *values, remedy=remedy)
 
 
 def _follows(keys: str, why: str, other: str, *values: Any) -> KeyRule:
@@ -85,22 +66,7 @@ def _needs(keys: str, other: str, needed: Any, kind: Any = None) -> KeyRule:
         default = place.shown(DEFAULT)
         return f" has no effect beside {shown}={place.shown(value)}: set it to {default}, or that to {words(needed)}"
 
-    return KeyRule(keys, refused, kind, f"needs `{other}`: {words(needed)}")
-
-
-def _takes(keys: str, kind: Any) -> KeyRule:
-    """Keys that accept something else than what verl's default says, or that verl does not list."""
-    return KeyRule(keys, _anything, kind)
-
-
-def _nothing(keys: str, why: str) -> KeyRule:
-    """Keys that have no meaning, whatever their value."""
-    return KeyRule(keys, _anything, Any, f"no meaning: {why}")
-
-
-def _no_effect(why: str, keys: str, remedy: str = "") -> KeyRule:
-    """Keys that nothing reads: verl's default alone."""
-    return _only(keys, f"has no effect, {why}", remedy=remedy)
+    return KeyRule(keys, kind, refused)
 
 
 _SHORT = ("actor", "model", "ref", "rollout", "nccl_timeout")
@@ -149,71 +115,72 @@ _C = "algorithm.rollout_correction"
 _ROWS_VARY = "the number of rows varies between steps"
 _EXPERTS = "a team's rows hold no routed experts"
 _DISTRIBUTION = "changes the sampling distribution but not the log-probs that are trained on"
-_K = "has no effect, K is at_grpo.candidates"
+_K = "K is at_grpo.candidates"
+_MANAGER = "verl_atgrpo.train.rollout.manager.TeamRolloutManager"
+_FORMULA = "set it to at_grpo and choose the formula with at_grpo.estimator"
+_KL_LOSS = "set it to false and use actor_rollout_ref.actor.use_kl_loss"
 _OTHER_KEY = "has no effect, the engine reads another key"
 _ADVANTAGES = "at_grpo.estimator computes the advantages"
-_OTHER = "for another engine or other hardware"
 _FSDP = "policies are trained with FSDP; others have not been tried"
 _IN_PARTS = (
     "{use_torch_compile,entropy_from_logits_with_chunking,entropy_from_logits_chunk_size,entropy_checkpointing}"
 )
-_ENTROPY = "has no effect, the entropy of the reference is not computed"
+_ENTROPY = "the entropy of the reference is not computed"
 
-TYPES = (
-    _takes("ray_kwargs.ray_init {actor,ref}.fsdp_config.mixed_precision", _SECTION),
-    _takes("ray_kwargs.ray_init.num_cpus", _POSITIVE | None),
-    _takes("ray_kwargs.ray_init.num_gpus", Weight | None),
-    _takes("ray_kwargs.ray_init.object_store_memory", whole(78_643_200, 10**15) | None),
-    _takes("transfer_queue.{metrics,backend.SimpleStorage,backend.MooncakeStore}", _SECTION),
-    _takes("transfer_queue.backend.SimpleStorage.total_storage_size", Count | None),
-    _takes("transfer_queue.backend.SimpleStorage.num_data_storage_units", whole(1, 1024)),
-    _takes("data.seed", _SEED | None),
-    _takes("data.apply_chat_template_kwargs rollout.engine_kwargs.vllm", _SECTION | None),
-    _takes("data.dataloader_num_workers", whole(0, 1024)),
-    _takes("trainer.{total_training_steps,max_actor_ckpt_to_keep}", Count | None),
-    _takes("rollout.max_model_len data.val_batch_size", Count | None),
-    _takes("trainer.log_val_generations", whole(0, 1_000_000)),
-    _takes("trainer.logger", _LOGGER | listed(_LOGGER)),
-    _takes("trainer.device", Literal["cuda", "cpu", "npu"]),
-    _takes("trainer.resume_mode", Literal["disable", "auto", "resume_path"]),
-    _takes("trainer.v1.colocate_async.num_warmup_batches", Finite | None),
-    _takes("trainer.v1.separate_async.num_warmup_batches trainer.v1.sampler.max_off_policy_threshold", Finite | None),
-    _takes("trainer.v1.sampler.max_off_policy_strategy", Literal["drop", "wait"]),
-    _takes("actor.{clip_ratio_low,clip_ratio_high}", Weight | None),
-    _takes("actor.clip_ratio_c", Annotated[float, Gt(1), Le(1e300)]),
-    _takes("actor.loss_agg_mode", one_of(_AGGREGATIONS)),
-    _takes("actor.entropy_coeff", Finite),
-    _takes("actor.checkpoint.{save_contents,load_contents}", list[Literal["model", "optimizer", "extra", "hf_model"]]),
-    _takes("actor.optim.{lr,weight_decay,lr_warmup_steps_ratio}", Share),
-    _takes("actor.optim.betas", Annotated[list[Annotated[float, Ge(0), Lt(1)]], Len(2, 2)]),
-    _takes("actor.optim.override_optimizer_config", _SECTION | None),
-    _takes("actor.optim.lr_warmup_steps", whole(-1, 1_000_000_000) | None),
-    _takes("actor.optim.lr_scheduler_type", Literal["constant", "cosine"]),
-    _takes("actor.optim.warmup_style", Literal["constant", "cosine"] | None),
-    _takes("actor.optim.clip_grad", _POSITIVE),
-    _takes("{actor,ref}.fsdp_config.fsdp_size", Literal[-1] | whole(1, 100_000)),
-    _takes("{actor,ref}.fsdp_config.{model_dtype,mixed_precision.param_dtype}", _DTYPE),
-    _takes("{actor,ref}.fsdp_config.mixed_precision.{reduce_dtype,buffer_dtype}", _DTYPE),
-    _takes("model.lora_rank", whole(0, 512)),
-    _takes("rollout.temperature", Annotated[float, Gt(0), Le(100)]),
-    _takes("rollout.val_kwargs.temperature", Annotated[float, Ge(0), Le(100)]),
-    _takes("rollout.{gpu_memory_utilization,val_kwargs.top_p}", Annotated[float, Gt(0), Le(1)]),
-    _takes("rollout.dtype", Literal["auto", "bfloat16", "float16", "half", "float32", "float"]),
-    _takes("rollout.logprobs_mode", Literal["processed_logprobs", "raw_logprobs", "processed_logits", "raw_logits"]),
-    _takes("rollout.scheduling_policy", Literal["fcfs", "priority"]),
-    _takes("rollout.cudagraph_capture_sizes global_profiler.steps", list[Count] | None),
-    _takes("rollout.enable_sleep_mode", bool),
-    _takes("rollout.multi_turn.format", Text),
-    _takes("rollout.agent.num_workers", whole(1, 4096)),
-    _takes("rollout.checkpoint_engine.backend rollout.trace.{project_name,experiment_name}", Text | None),
-    _takes("rollout.trace.max_samples_per_step_per_worker", whole(0, 1_000_000) | None),
-    _takes("rollout.profiler.tool_config.torch.{profile_token_start,profile_token_end}", whole(0, 10**9) | None),
-    _takes("{actor,ref,rollout}.profiler.tool global_profiler.tool", _TOOL | None),
-    _takes("{actor,ref,rollout}.profiler.save_path global_profiler.save_path", Text | None),
-    _takes("global_profiler.global_tool_config.nsys.{controller_nsight_options,worker_nsight_options}", _SECTION),
-    _takes(f"{_C}.rollout_is", Literal["token", "sequence"] | None),
-    _takes(f"{_C}.rollout_rs", _RS | None),
-)
+TYPES: dict[str, Any] = {
+    "ray_kwargs.ray_init {actor,ref}.fsdp_config.mixed_precision": _SECTION,
+    "ray_kwargs.ray_init.num_cpus": _POSITIVE | None,
+    "ray_kwargs.ray_init.num_gpus": Weight | None,
+    "ray_kwargs.ray_init.object_store_memory": whole(78_643_200, 10**15) | None,
+    "transfer_queue.{metrics,backend.SimpleStorage,backend.MooncakeStore}": _SECTION,
+    "transfer_queue.backend.SimpleStorage.total_storage_size": Count | None,
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units": whole(1, 1024),
+    "data.seed": _SEED | None,
+    "data.apply_chat_template_kwargs rollout.engine_kwargs.vllm": _SECTION | None,
+    "data.dataloader_num_workers": whole(0, 1024),
+    "trainer.{total_training_steps,max_actor_ckpt_to_keep}": Count | None,
+    "rollout.max_model_len data.val_batch_size": Count | None,
+    "trainer.logger": _LOGGER | list[_LOGGER],  # type: ignore[valid-type]
+    "trainer.device": Literal["cuda", "cpu", "npu"],
+    "trainer.resume_mode": Literal["disable", "auto", "resume_path"],
+    "trainer.v1.colocate_async.num_warmup_batches": Finite | None,
+    "trainer.v1.separate_async.num_warmup_batches trainer.v1.sampler.max_off_policy_threshold": Finite | None,
+    "trainer.v1.sampler.max_off_policy_strategy": Literal["drop", "wait"],
+    "actor.{clip_ratio_low,clip_ratio_high}": Weight | None,
+    "actor.clip_ratio_c": Annotated[float, Gt(1), Le(1e300)],
+    "actor.loss_agg_mode": one_of(_AGGREGATIONS),
+    "actor.entropy_coeff": Finite,
+    "actor.checkpoint.{save_contents,load_contents}": list[Literal["model", "optimizer", "extra", "hf_model"]],
+    "actor.optim.{lr,weight_decay,lr_warmup_steps_ratio}": Share,
+    "actor.optim.betas": Annotated[list[Annotated[float, Ge(0), Lt(1)]], Len(2, 2)],
+    "actor.optim.override_optimizer_config": _SECTION | None,
+    "actor.optim.lr_warmup_steps": whole(-1, 1_000_000_000) | None,
+    "actor.optim.lr_scheduler_type": Literal["constant", "cosine"],
+    "actor.optim.warmup_style": Literal["constant", "cosine"] | None,
+    "actor.optim.clip_grad": _POSITIVE,
+    "{actor,ref}.fsdp_config.fsdp_size": Literal[-1] | whole(1, 100_000),
+    "{actor,ref}.fsdp_config.{model_dtype,mixed_precision.param_dtype}": _DTYPE,
+    "{actor,ref}.fsdp_config.mixed_precision.{reduce_dtype,buffer_dtype}": _DTYPE,
+    "model.lora_rank": whole(0, 512),
+    "rollout.temperature": Annotated[float, Gt(0), Le(100)],
+    "rollout.val_kwargs.temperature": Annotated[float, Ge(0), Le(100)],
+    "rollout.{gpu_memory_utilization,val_kwargs.top_p}": Annotated[float, Gt(0), Le(1)],
+    "rollout.dtype": Literal["auto", "bfloat16", "float16", "half", "float32", "float"],
+    "rollout.logprobs_mode": Literal["processed_logprobs", "raw_logprobs", "processed_logits", "raw_logits"],
+    "rollout.scheduling_policy": Literal["fcfs", "priority"],
+    "rollout.cudagraph_capture_sizes global_profiler.steps": list[Count] | None,
+    "rollout.enable_sleep_mode": bool,
+    "rollout.multi_turn.format": Text,
+    "rollout.agent.num_workers": whole(1, 4096),
+    "rollout.checkpoint_engine.backend rollout.trace.{project_name,experiment_name}": Text | None,
+    "rollout.trace.max_samples_per_step_per_worker": whole(0, 1_000_000) | None,
+    "rollout.profiler.tool_config.torch.{profile_token_start,profile_token_end}": whole(0, 10**9) | None,
+    "{actor,ref,rollout}.profiler.tool global_profiler.tool": _TOOL | None,
+    "{actor,ref,rollout}.profiler.save_path global_profiler.save_path": Text | None,
+    "global_profiler.global_tool_config.nsys.{controller_nsight_options,worker_nsight_options}": _SECTION,
+    f"{_C}.rollout_is": Literal["token", "sequence"] | None,
+    f"{_C}.rollout_rs": _RS | None,
+}
 """What keys accept where verl's default does not say it."""
 
 NEEDED = (
@@ -251,9 +218,9 @@ REFUSED = (
     _only("model_engine", _FSDP, "dp"),
     _only("actor.strategy", _FSDP, "fsdp", "fsdp2"),
     _no_effect("a group estimator has no critic", "critic trainer.{critic_warmup,max_critic_ckpt_to_keep}"),
-    _only("critic.enable", "has no effect, a group estimator has no critic", None, False, remedy="set it to false"),
+    _no_effect("a group estimator has no critic", "critic.enable", None, False, remedy="set it to false"),
     _no_effect("the environment computes the rewards", "{reward,reward_model,custom_reward_function}"),
-    _only("reward.reward_model.enable", "has no effect, the environment computes the rewards", False),
+    _no_effect("the environment computes the rewards", "reward.reward_model.enable", False),
     _no_effect("environments use this package's sandbox", "{sandbox_fusion,reward.sandbox_fusion}"),
     _no_effect("a team has no teacher", "distillation"),
     _only("distillation.enabled", "a team has no teacher", False),
@@ -272,21 +239,15 @@ REFUSED = (
         _no_effect(
             "micro-batches are filled up to a number of tokens",
             f"{section}.{kind}_micro_batch_size{{,_per_gpu}}",
-            f"set it to null, and {section}.{kind}_max_token_len_per_gpu to that number",
+            remedy=f"set it to null, and {section}.{kind}_max_token_len_per_gpu to that number",
         )
         for section, kind in (("actor", "ppo"), ("ref", "log_prob"), ("rollout", "log_prob"))
     ),
-    _only("{actor,ref}.rollout_n", _K, DEFAULT, 1, remedy="leave it at 1"),
-    _only("rollout.n", _K, 1, remedy="leave it at 1"),
+    _no_effect(_K, "{actor,ref}.rollout_n", DEFAULT, 1, remedy="leave it at 1"),
+    _no_effect(_K, "rollout.n", 1, remedy="leave it at 1"),
     _no_effect("the trainer itself shuffles rows over mini-batches", "actor.shuffle"),
     _no_effect("the trainer shuffles rows with a seed of the step", "actor.data_loader_seed"),
-    _only(
-        "actor.grad_clip",
-        "has no effect, gradients are clipped to actor.optim.clip_grad",
-        DEFAULT,
-        Like(_whole("actor.optim.clip_grad")),
-        remedy="set that instead",
-    ),
+    _follows("actor.grad_clip", "has no effect, another clips gradients", "actor.optim.clip_grad", DEFAULT),
     _follows("actor.use_torch_compile", _OTHER_KEY, "actor.fsdp_config.use_torch_compile", DEFAULT),
     _follows("actor.use_fused_kernels", _OTHER_KEY, "model.use_fused_kernels"),
     _follows("actor.use_remove_padding", _OTHER_KEY, "model.use_remove_padding"),
@@ -297,27 +258,13 @@ REFUSED = (
     _no_effect("loss_mode=clip_cov is refused", "actor.policy_loss.{clip_cov_ratio,clip_cov_lb,clip_cov_ub}"),
     _no_effect("loss_mode=kl_cov is refused", "actor.policy_loss.{kl_cov_ratio,ppo_kl_coef}"),
     _only("actor.optim.grad_clip", "is an older name of clip_grad", None, remedy="set actor.optim.clip_grad"),
-    _no_effect("it is set to the run's", "actor.optim.total_training_steps", "set trainer.total_training_steps"),
-    _only("actor.fsdp_config.forward_only", "a policy is trained"),
-    _only("ref.fsdp_config.forward_only", "the reference is not trained"),
-    *(
-        _only(
-            f"{section}.fsdp_config.dtype",
-            "has no effect with FSDP",
-            remedy=f"set {section}.fsdp_config.mixed_precision.param_dtype",
-        )
-        for section in ("actor", "ref")
-    ),
-    _only(
-        "{actor,ref}.fsdp_config.strategy",
-        "has no effect, actor.strategy is copied over it",
-        DEFAULT,
-        Like(_whole("actor.strategy")),
-        remedy="set that",
-    ),
+    _no_effect("it is the run's", "actor.optim.total_training_steps", remedy="set trainer.total_training_steps"),
+    _only("{actor,ref}.fsdp_config.forward_only", "a policy is trained, the reference is not"),
+    _only("{actor,ref}.fsdp_config.dtype", "has no effect with FSDP", remedy="set its mixed_precision.param_dtype"),
+    _follows("{actor,ref}.fsdp_config.strategy", "has no effect, another replaces it", "actor.strategy", DEFAULT),
     _follows("ref.strategy", "the reference uses the policy's engine", "actor.strategy"),
-    _only(f"ref.{_IN_PARTS}", _ENTROPY),
-    _only(f"ref.fsdp_config.{_IN_PARTS}", _ENTROPY, DEFAULT, False),
+    _no_effect(_ENTROPY, f"ref.{_IN_PARTS}"),
+    _no_effect(_ENTROPY, f"ref.fsdp_config.{_IN_PARTS}", DEFAULT, False),
     _no_effect("the reference is not trained", "ref.fsdp_config.qat"),
     # The model.
     _no_effect("the engine does not pass it on", "model.tiled_mlp"),
@@ -326,30 +273,21 @@ REFUSED = (
         "verl rounds merged weights to bfloat16, so that servers sample with others than the actor has",
         remedy="leave it out: servers get the adapter",
     ),
-    _no_effect("only Megatron reads it", "model.lora", "set model.lora_rank, lora_alpha, target_modules"),
+    _no_effect("only Megatron reads it", "model.lora", remedy="set model.lora_rank, lora_alpha, target_modules"),
     _only("{model,rollout}.mtp", "multi-token prediction has not been tried with a team"),
     # The servers.
     _only("rollout.name", "a team is served by vllm", "vllm"),
-    _only("rollout.mode", "has no effect, servers are asynchronous", "async"),
+    _no_effect("servers are asynchronous", "rollout.mode", "async"),
     _only("rollout.{top_p,repetition_penalty}", _DISTRIBUTION, 1.0),
     _only("rollout.top_k", _DISTRIBUTION, -1),
     _only("rollout.do_sample", "candidates of a decision must differ", True),
-    _no_effect("every sample has a seed of its own", "rollout.{seed,engine_kwargs.vllm.seed}", "set at_grpo.seed"),
-    *(
-        _follows(f"rollout.{kind}_length", f"has no effect, {limit} is the limit", limit)
-        for kind, limit in (("prompt", "data.max_prompt_length"), ("response", "data.max_response_length"))
-    ),
-    _only(
-        "rollout.val_kwargs.do_sample",
-        "has no effect beside a val_kwargs.temperature above 0",
-        True,
-        False,
-        remedy="set val_kwargs.temperature to 0 for greedy answers",
-    ),
+    _no_effect("every sample has its own", "rollout.{seed,engine_kwargs.vllm.seed}", remedy="set at_grpo.seed"),
+    _follows("rollout.prompt_length", "has no effect, another is the limit", "data.max_prompt_length"),
+    _follows("rollout.response_length", "has no effect, another is the limit", "data.max_response_length"),
     _only("rollout.pipeline_model_parallel_size", "verl's vllm servers have none", 1),
     _only("rollout.calculate_log_probs", "the server's log-probs show whether its weights are current", True),
     _only("rollout.enable_rollout_routing_replay", _EXPERTS, False),
-    _only("rollout.moe_load_balance_metrics_interval", f"has no effect, {_EXPERTS}", 0),
+    _no_effect(_EXPERTS, "rollout.moe_load_balance_metrics_interval", 0),
     _only(
         "rollout.engine_kwargs.vllm.{dtype,load_format,max_model_len,max_num_seqs,enable_chunked_prefill,"
         "max_num_batched_tokens,enable_prefix_caching,enable_sleep_mode,logprobs_mode,enforce_eager,"
@@ -368,21 +306,16 @@ REFUSED = (
         "a team's workflow is its environment's `run`; of `multi_turn` only `format` is used",
         "rollout.{multi_turn,agent.default_agent_loop,agent.agent_loop_config_path}",
     ),
-    _only(
-        "rollout.agent.agent_loop_manager_class",
-        "a team's episodes need this package's manager",
-        None,
-        "verl_atgrpo.train.rollout.manager.TeamRolloutManager",
-    ),
+    _only("rollout.agent.agent_loop_manager_class", "a team's episodes need this package's manager", None, _MANAGER),
     _only("rollout.qat", "servers are quantized as the policy is", remedy="set actor.fsdp_config.qat"),
     # The tasks.
     _no_effect(
-        "the environment provides the tasks", "data.{train_files,val_files}", "name data sets in at_grpo.environment"
+        "the environment has the tasks", "data.{train_files,val_files}", remedy="name data sets in at_grpo.environment"
     ),
-    _no_effect("the environment provides the tasks", "data.custom_cls"),
-    _only("data.train_max_samples", "has no effect, at_grpo.train_tasks is the number of tasks", -1),
-    _only("data.val_max_samples", "has no effect, at_grpo.val_tasks is the number of tasks", -1),
-    _only("data.gen_batch_size", "has no effect, tasks are submitted one by one", None, 1),
+    _no_effect("the environment has the tasks", "data.custom_cls"),
+    _no_effect("at_grpo.train_tasks is the number of tasks", "data.train_max_samples", -1),
+    _no_effect("at_grpo.val_tasks is the number of tasks", "data.val_max_samples", -1),
+    _no_effect("tasks are submitted one by one", "data.gen_batch_size", None, 1),
     _no_effect(
         "prompts are made during the episode, and one that is too long fails it",
         "data.{filter_overlong_prompts,filter_overlong_prompts_workers,truncation}",
@@ -397,31 +330,17 @@ REFUSED = (
         "data.{image_patch_size,image_key,video_key,audio_key,return_multi_modal_inputs,mm_processor_kwargs}",
     ),
     # The advantages.
-    _only(
-        "algorithm.adv_estimator",
-        "does not compare a team's groups",
-        "at_grpo",
-        remedy="set it to at_grpo and choose the formula with at_grpo.estimator",
-    ),
-    _no_effect(_ADVANTAGES, "algorithm.{gamma,lam}", "leave it at 1; gigpo has step_gamma"),
+    _only("algorithm.adv_estimator", "does not compare a team's groups", "at_grpo", remedy=_FORMULA),
+    _no_effect(_ADVANTAGES, "algorithm.{gamma,lam}", remedy="leave it at 1; gigpo has step_gamma"),
     _no_effect(_ADVANTAGES, "algorithm.{use_pf_ppo,pf_ppo}"),
-    _only("algorithm.{gdpo_reward_keys,gdpo_reward_weights}", f"has no effect, {_ADVANTAGES}", None),
-    _only(
-        "algorithm.filter_groups",
-        "filters whole tasks, not a team's groups",
-        remedy="set it to false and use at_grpo.group_filter",
-    ),
+    _no_effect(_ADVANTAGES, "algorithm.{gdpo_reward_keys,gdpo_reward_weights}", None),
+    _only("algorithm.filter_groups", "filters whole tasks", remedy="set it to false and use at_grpo.group_filter"),
     _no_effect(
         "algorithm.filter_groups is not for teams",
         "algorithm.filter_groups.{metric,max_num_gen_batches,max_inflight_gen_batches}",
-        "use at_grpo.group_filter",
+        remedy="use at_grpo.group_filter",
     ),
-    _only(
-        "algorithm.use_kl_in_reward",
-        "would give equal answers of a group different rewards",
-        False,
-        remedy="set it to false and use actor_rollout_ref.actor.use_kl_loss",
-    ),
+    _only("algorithm.use_kl_in_reward", "would give equal answers different rewards", False, remedy=_KL_LOSS),
     _only(
         "algorithm.{kl_penalty,kl_ctrl}",
         "has no effect without use_kl_in_reward, which is refused",
@@ -430,58 +349,39 @@ REFUSED = (
     _only(f"{_C}.loss_type", "is ignored by verl's V1 trainer", "ppo_clip"),
     _only("algorithm.at_grpo_estimator", "is for plain jobs", None, remedy="remove it, a team's is at_grpo.estimator"),
     # The trainer.
-    _only(
-        "trainer.del_local_ckpt_after_load",
-        "has no effect, verl deletes none on a local file system",
-        None,
-        False,
-    ),
+    _no_effect("verl deletes none on a local file system", "trainer.del_local_ckpt_after_load", None, False),
     _no_effect("verl's FSDP checkpoints go to default_local_dir alone", "trainer.default_hdfs_dir"),
     _only(
-        "trainer.remove_previous_ckpt_in_save",
-        "has no effect",
-        None,
-        False,
-        remedy="set trainer.max_actor_ckpt_to_keep to 1",
+        "trainer.remove_previous_ckpt_in_save", "has no effect", None, False, remedy="set max_actor_ckpt_to_keep to 1"
     ),
-    _only("trainer.balance_batch", "has no effect, rows are always balanced over the devices", True),
+    _no_effect("rows are always balanced over the devices", "trainer.balance_batch", True),
     _only("trainer.v1.separate_async.parameter_sync_step", "weights are synchronised after every step", DEFAULT, 1),
     _only("trainer.v1.separate_async.hybrid_rollout", "the trainer's devices are not used for the rollout"),
-    _only(
-        "trainer.v1.sampler.{custom_sampler,sampler_kwargs}",
-        "the trainer relies on verl's own sampler to replace failed episodes",
-    ),
+    _only("trainer.v1.sampler.{custom_sampler,sampler_kwargs}", "verl's own sampler replaces failed episodes"),
 )
 """Keys with few values, or verl's default alone."""
 
 NO_MEANING = (
-    _nothing("{actor,ref}.fsdp_config.turbo_config {actor,ref,rollout}.profiler.tool_config.npu", _OTHER),
-    _nothing("{actor,ref,rollout}.profiler.tool_config.precision_debugger", _OTHER),
-    _nothing("global_profiler.global_tool_config.precision_debugger", _OTHER),
-    _nothing("rollout.{engine_kwargs.sglang,engine_kwargs.trtllm}", _OTHER),
-    _nothing("rollout.disaggregation.{bootstrap_port,ib_device}", _OTHER),
-    _nothing(
-        "ref.fsdp_config.{param_offload,optimizer_offload,offload_policy,use_no_sync_for_gradient_accumulation}",
-        "FSDP always keeps the reference on the host, without gradients",
-    ),
-    _nothing("global_profiler.global_tool_config.torch_memory.{context,stacks,kw_args}", "verl does not use these"),
-    _nothing(
-        "data.{at_grpo,at_grpo_tasks,at_grpo_data_sets} trainer.v1.sampler.sync_refill_failed_groups",
-        "the trainer sets them",
-    ),
-    _nothing("transfer_queue.enable", "verl sets it"),
-    _nothing("trainer.v1.sync", "it is empty"),
+    # Of another engine or other hardware.
+    "{actor,ref}.fsdp_config.turbo_config {actor,ref,rollout}.profiler.tool_config.{npu,precision_debugger} "
+    "global_profiler.global_tool_config.precision_debugger rollout.{engine_kwargs.sglang,engine_kwargs.trtllm} "
+    "rollout.disaggregation.{bootstrap_port,ib_device} "
+    # FSDP always keeps the reference on the host, without gradients.
+    "ref.fsdp_config.{param_offload,optimizer_offload,offload_policy,use_no_sync_for_gradient_accumulation} "
+    # verl does not use these, sets them itself, or they are empty; the trainer sets the rest.
+    "global_profiler.global_tool_config.torch_memory.{context,stacks,kw_args} transfer_queue.enable trainer.v1.sync "
+    "data.{at_grpo,at_grpo_tasks,at_grpo_data_sets} trainer.v1.sampler.sync_refill_failed_groups"
 )
+"""Keys that have no meaning, whatever their value."""
 
 
-def keys_of(rule: KeyRule) -> list[str]:
-    """Returns the keys that a rule is about, in full."""
-    found: list[str] = []
-    for key in rule.keys.split():
+def keys_of(keys: str) -> Iterator[str]:
+    """Yields the keys that a rule is about, in full."""
+    for key in keys.split():
         parts = [part.split(",") for part in re.split(r"[{}]", key)]  # commas occur in braces only
-        found += (_whole("".join(choice)) for choice in itertools.product(*parts))
-    return found
+        yield from (_whole("".join(choice)) for choice in itertools.product(*parts))
 
 
-RULES = {key: rule for rule in (*TYPES, *NEEDED, *REFUSED, *NO_MEANING) for key in keys_of(rule)}
+_ALL = (*itertools.starmap(KeyRule, TYPES.items()), *NEEDED, *REFUSED, KeyRule(NO_MEANING, Any))
+RULES = {key: rule for rule in _ALL for key in keys_of(rule.keys)}
 """Key -> rule; `_target_` for all keys of this name. The rule of the longest key holds."""

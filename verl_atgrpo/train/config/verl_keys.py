@@ -14,16 +14,7 @@ from omegaconf import OmegaConf
 from verl_atgrpo.train.config.kinds import Text, fits, words
 from verl_atgrpo.train.config.schema import COMMAND, EXPANDED, SECTION, AtGrpoConfig, ConfigError
 from verl_atgrpo.train.config.verl_key_table import RULES, KeyRule
-from verl_atgrpo.train.config.view import (
-    POLICY,
-    Place,
-    View,
-    shown_as,
-    shown_key,
-    verls_default,
-    verls_defaults,
-    verls_sections,
-)
+from verl_atgrpo.train.config.view import POLICY, Place, View, shown_as, verls_default, verls_defaults, verls_sections
 
 
 def row_of(key: str) -> KeyRule | None:
@@ -73,10 +64,7 @@ def _kind_like(default: Any) -> Any:
 def check_types(view: View, policy: str | None = None) -> None:
     """Raises ConfigError for a value of verl's keys that has another type than the key, or is beyond its bounds.
 
-    Args:
-        view: the job's configuration, with the policy's own `actor_rollout_ref` if `policy` is given.
-        policy: name of the policy's section in messages. Only `actor_rollout_ref` is checked then; with None,
-            all keys.
+    With `policy`, the name of a policy's section in messages, only the keys of its `actor_rollout_ref`.
     """
     keys = [key for key in view.written if policy is None or key.startswith(f"{POLICY}.")]
     derived = {key for key in keys if "${" in str(view.written[key])}
@@ -85,22 +73,22 @@ def check_types(view: View, policy: str | None = None) -> None:
         value = view.values[key] if key in derived else view.written[key]
         kind = dict if key in verls_sections() else kind_of(key)
         if not fits(kind, value):
-            raise ConfigError(f"{shown_key(key, policy)}={shown_as(value)}: {words(kind)}")
+            raise ConfigError(f"{Place(view, key, policy).name}={shown_as(value)}: {words(kind)}")
 
 
 def check_keys(view: View, policy: str | None = None) -> None:
-    """Raises ConfigError for a key of verl whose value the table refuses, or that verl does not have.
+    """Raises ConfigError for a key of verl whose value the table refuses, that verl does not have, or that is missing.
 
-    Args:
-        view: the job's configuration, with the policy's own `actor_rollout_ref` if `policy` is given.
-        policy: name of the policy's section in messages. Only `actor_rollout_ref` is checked then; with None,
-            everything else.
+    With `policy`, the name of a policy's section in messages, the keys of its `actor_rollout_ref`; else all others.
     """
-    verls = _tops()
     if policy is None:
         _check_tops(view)
+        for key in verls_defaults():
+            kind = kind_of(key)
+            if key not in view.written and not fits(kind, None) and not fits(kind, {}):
+                raise ConfigError(f"{key} is missing: {words(kind)}")
     for key in view.written:
-        if key.partition(".")[0] in verls and key.startswith(f"{POLICY}.") == (policy is not None):
+        if key.partition(".")[0] in _tops() and key.startswith(f"{POLICY}.") == (policy is not None):
             check_key(view, key, policy)
 
 
@@ -125,7 +113,7 @@ def _check_tops(view: View) -> None:
                     "parts on lines of their own"
                 )
             continue
-        others = (text for other, texts in written.items() if other != name for text in _texts(texts))
+        others = (str(text) for other, text in view.written.items() if other.partition(".")[0] != key)
         if not any("${" in text and re.search(rf"(?<![\w-]){re.escape(key)}(?![\w-])", text) for text in others):
             shown = shown_as(value) if not isinstance(value, Mapping) else "..."
             raise ConfigError(
@@ -142,17 +130,6 @@ def _dotted(value: Any, prefix: str) -> Iterator[str]:
             if "." in str(name) and (key in verls_defaults() or key.removeprefix(f"{SECTION}.") in _ours()):
                 yield key
             yield from _dotted(inner, f"{key}.")
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _texts(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _texts(inner)
-    elif isinstance(value, str):
-        yield value
 
 
 @functools.cache
@@ -172,27 +149,13 @@ def _meant(key: str, value: Any) -> str:
     return f", or did you mean {places[close[0]]}?" if close else ""
 
 
-def check_present(view: View) -> None:
-    """Raises ConfigError for a key of verl's with a type that has been removed."""
-    for key in verls_defaults():
-        kind = kind_of(key)
-        if key not in view.written and not fits(kind, None) and not fits(kind, {}):
-            raise ConfigError(f"{key} is missing: {words(kind)}")
-
-
 def check_key(view: View, key: str, policy: str | None = None) -> None:
-    """Raises ConfigError if a rule refuses one key, or verl does not have it.
-
-    Args:
-        view: the configuration.
-        key: dotted, with `actor_rollout_ref` for any policy.
-        policy: name of the policy's section in messages.
-    """
+    """Raises ConfigError if a rule refuses one key (with `actor_rollout_ref` for any policy), or verl has none."""
     place, rule = Place(view, key, policy), row_of(key)
     shown = f"{place.name}={shown_as(view.values[key])}"
     if not is_known(key):
         close = difflib.get_close_matches(key, [*verls_defaults(), *RULES], n=1)
-        hint = f", or did you mean {shown_key(close[0], policy)}?" if close else ""
+        hint = "".join(f", or did you mean {Place(view, other, policy).name}?" for other in close)
         raise ConfigError(f"{shown}: verl's configuration has no such key, so it would be ignored, remove it{hint}")
     if rule is not None and (why := rule.refused(place)) is not None:
         raise ConfigError(f"{shown}{why}")

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_atgrpo.train.config.rules import ConfigError
+from verl_atgrpo.train.config import ConfigError
 
 POLICY = "actor_rollout_ref"
 DEFAULT = object()
@@ -110,8 +110,13 @@ class Place:
 
     @property
     def name(self) -> str:
-        """The key in messages."""
-        return shown_key(self.key, self.policy)
+        """The key as messages have it: below the policy's section if that is given."""
+        if not self.key.startswith(f"{POLICY}."):
+            return self.key
+        own = self.key.removeprefix(POLICY)
+        # A policy of its own has `optim` beside `actor`.
+        own = own if self.policy in (None, POLICY) else own.replace(".actor.optim", ".optim", 1)
+        return f"{self.policy or POLICY}{own}"
 
     def accepts(self, accepted: Any) -> bool:
         """Returns whether the key has a value: this one, `DEFAULT`, or that of another key (`Like`)."""
@@ -127,16 +132,7 @@ class Place:
 
     def of(self, key: str) -> tuple[str, Any]:
         """Returns another key as messages have it, and its value."""
-        return shown_key(key, self.policy), self.view.values.get(key)
-
-
-def shown_key(key: str, policy: str | None) -> str:
-    """Returns a key as messages have it: below the policy's section if that is given."""
-    if not key.startswith(f"{POLICY}."):
-        return key
-    own = key.removeprefix(POLICY)
-    # A policy of its own has `optim` beside `actor`.
-    return f"{POLICY}{own}" if policy in (None, POLICY) else f"{policy}{own.replace('.actor.optim', '.optim', 1)}"
+        return Place(self.view, key, self.policy).name, self.view.values.get(key)
 
 
 def same(one: Any, other: Any) -> bool:

@@ -28,7 +28,7 @@ from verl_atgrpo.play.types import EVALUATE, TREE, EpisodeFailed, EpisodeRecord,
 from verl_atgrpo.play.user_code import contained
 from verl_atgrpo.sandbox.pool import POOL
 from verl_atgrpo.train.chat import Chat
-from verl_atgrpo.train.config.answer_check import critics_room
+from verl_atgrpo.train.config.job import longest_row
 from verl_atgrpo.train.config.policies import job_of
 from verl_atgrpo.train.config.schema import AtGrpoConfig, CriticSettings
 from verl_atgrpo.train.rollout.critic_rows import CriticText, critic_rows
@@ -310,7 +310,7 @@ class TeamRolloutWorker(AgentLoopWorkerTQ.__ray_actor_class__):  # type: ignore[
         self, critic: CriticSettings, prompt: dict[str, Any], session: int, record: EpisodeRecord
     ) -> None:
         """Writes the critic's rows by themselves, as they have no log-probs of servers."""
-        environment, longest = self._environment, critics_room(self.config.data)
+        environment, (longest, _) = self._environment, longest_row(self.config.data)
         with contained(f"{type(environment).__name__}.hindsight"):
             task = environment.task(prompt["split"], int(prompt["index"]))
             hindsight = environment.hindsight(task) if critic.hindsight else ""

@@ -23,10 +23,10 @@ from verl.utils.py_functional import rename_dict
 from verl.workers.rollout.utils import get_max_position_embeddings
 
 from verl_atgrpo.play.seeds import stable_hash
+from verl_atgrpo.train.config import check
 from verl_atgrpo.train.config.answer_check import check_chats
 from verl_atgrpo.train.config.policies import ADAPTERS
 from verl_atgrpo.train.config.policy_rules import of_context
-from verl_atgrpo.train.config.rules import check
 from verl_atgrpo.train.config.schema import EXPANDED, SECTION, AtGrpoConfig, ConfigError
 from verl_atgrpo.train.engine.prefix_tree.engine import MODEL_TOKENS, ROW_TOKENS
 from verl_atgrpo.train.estimators.spec import EstimatorSpec

@@ -10,7 +10,7 @@ from verl.single_controller.ray import RayResourcePool
 from verl.trainer.ppo.utils import Role
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_atgrpo.train.config.mode_rules import devices_of
+from verl_atgrpo.train.config.policy_rules import devices_of
 from verl_atgrpo.train.serving.health import PolicyFailed, dead_replicas, naming
 from verl_atgrpo.train.serving.replicas import Replicas
 from verl_atgrpo.train.serving.workers import TrainerWorker, WeightTarget
