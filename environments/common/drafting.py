@@ -53,43 +53,38 @@ class DraftingGame(Environment, Generic[State, Answer]):
 
     agents: ClassVar[tuple[str, ...]] = ("tool_user", "planner")
     max_turns: int
-    uses_python: bool
-    """Whether the tool user writes a program; otherwise it drafts an answer in the planner's format."""
+    tool: str
+    """`python` if the tool user writes a program; otherwise it drafts an answer in the planner's format."""
     style: Style
+    require_isolation: bool
     rules: str
     """System message of `full` prompts."""
     program_instruction: str
     examples: Sequence[Message] = ()
     """Messages of `full` prompts between the rules and the question."""
 
-    def set_form(
-        self, max_turns: int, tool: str, without_program: str, style: Style, require_isolation: bool = False
-    ) -> None:
-        """Sets the options that all such games have: number of turns, form of drafts and prompts.
+    def check_form(self, without_program: str) -> None:
+        """Raises EnvironmentConfigError for options that do not go together, or if programs cannot be run as required.
 
         Args:
-            max_turns: turns of an episode (T).
-            tool: `python` if the tool user writes a program, or the value of `without_program`.
             without_program: value of `tool` if the tool user drafts an answer itself.
-            style: `full` prompts explain the task; `compact` ones are for tiny models trained on them.
-            require_isolation: refuses machines below level `namespaces` (docs/sandbox.md).
-
-        Raises EnvironmentConfigError for options that do not go together, or if programs cannot be run as required.
         """
-        if style == "compact" and tool == "python":
+        if self.style == "compact" and self.uses_python:
             raise EnvironmentConfigError(
                 f"at_grpo.environment.style=compact goes with tool: {without_program}, not python"
             )
-        if tool == "python":
-            check_isolation(require_isolation)
-        elif require_isolation:
+        if self.uses_python:
+            check_isolation(self.require_isolation)
+        elif self.require_isolation:
             raise EnvironmentConfigError(
-                f"at_grpo.environment.require_isolation={require_isolation} has no effect with tool: {tool}, "
-                "which runs no programs; remove it"
+                f"at_grpo.environment.require_isolation={self.require_isolation} has no effect with tool: "
+                f"{self.tool}, which runs no programs; remove it"
             )
-        self.max_turns = max_turns
-        self.uses_python = tool == "python"
-        self.style = style
+
+    @property
+    def uses_python(self) -> bool:
+        """Whether the tool user writes a program."""
+        return self.tool == "python"
 
     # ------------------------------------------------------------------ the game
 

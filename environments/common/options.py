@@ -8,19 +8,20 @@ import inspect
 import logging
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Le
+from typing_extensions import dataclass_transform
 
-from verl_atgrpo import EnvironmentConfigError
+from verl_atgrpo import Environment, EnvironmentConfigError
 from verl_atgrpo.sandbox import runner
 from verl_atgrpo.sandbox.launcher import LEVELS, users
 from verl_atgrpo.train.config.kinds import fits, words
 
 logger = logging.getLogger(__name__)
 
-Init = TypeVar("Init", bound=Callable[..., None])
+Kind = TypeVar("Kind", bound=type[Environment])
 Turns = Annotated[int, Ge(1), Le(1000)]
 """Turns of an episode, in each of which a prompt is made of the earlier ones."""
 Players = Annotated[int, Ge(1), Le(64)]
@@ -39,22 +40,51 @@ def check_installed(module: str, package: str, extra: str) -> None:
         )
 
 
-def checked_options(init: Init) -> Init:
-    """Decorates a constructor: an argument that does not fit its annotation raises EnvironmentConfigError.
+@dataclass_transform(eq_default=False)
+def with_options(cls: Kind) -> Kind:
+    """Decorates an environment whose fields are its options; a value that does not fit its field's type is refused.
 
-    The annotations are those of `config.kinds`, with bounds; docs/configuration.md prints them.
+    It is a dataclass: `__post_init__` checks what types cannot say, and raises EnvironmentConfigError as well. The
+    types are those of `config.kinds`, with bounds; docs/configuration.md prints them and the fields' docstrings.
     """
+    made = dataclass(eq=False, repr=False)(cls)
+    init: Callable[..., None] = made.__init__
     signature = inspect.signature(init)
+    hints = typing.get_type_hints(made, include_extras=True)
 
     @functools.wraps(init)
     def checked(*args: Any, **options: Any) -> None:
-        hints = typing.get_type_hints(init, include_extras=True)
         for name, value in signature.bind(*args, **options).arguments.items():
-            if name in hints and not fits(hints[name], value):
+            if name != "self" and not fits(hints[name], value):
                 raise EnvironmentConfigError(f"at_grpo.environment.{name}={value!r}: {words(hints[name])}")
         init(*args, **options)
 
-    return typing.cast(Init, checked)
+    checked.__annotations__ = {name: hints[name] for name in signature.parameters if name != "self"}
+    made.__init__ = checked  # type: ignore[method-assign]
+    return made
+
+
+def fixed_options(**fixed: object) -> Callable[[Kind], Kind]:
+    """Returns a class decorator that removes options from the constructor and passes these values for them.
+
+    A single agent takes its team's options except those of agents that it has not; `make` refuses these by name.
+    """
+
+    def decorate(cls: Kind) -> Kind:
+        init: Callable[..., None] = cls.__init__
+        signature = inspect.signature(init)
+        kept = [option for name, option in signature.parameters.items() if name not in fixed]
+        signature = signature.replace(parameters=kept)
+
+        def __init__(*args: object, **options: object) -> None:
+            init(**signature.bind(*args, **options).arguments, **fixed)
+
+        __init__.__qualname__ = f"{cls.__qualname__}.__init__"
+        __init__.__signature__ = signature  # type: ignore[attr-defined]
+        cls.__init__ = __init__  # type: ignore[method-assign]
+        return cls
+
+    return decorate
 
 
 def check_isolation(require_isolation: bool | None) -> None:

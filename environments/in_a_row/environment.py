@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Le
 
 from verl_atgrpo import Environment, EnvironmentConfigError, Outcome, Split, Team, stable_hash
-from verl_atgrpo.environments.common.options import checked_options
+from verl_atgrpo.environments.common.options import with_options
 from verl_atgrpo.environments.common.workflow import Style
 from verl_atgrpo.environments.in_a_row.board import STONES, Rules, choose, random_moves
 
@@ -36,6 +36,7 @@ class Game:
     """Of the other side's random numbers."""
 
 
+@with_options
 class InARow(Environment):
     """A game of two sides; the subclasses have the rules."""
 
@@ -44,34 +45,25 @@ class InARow(Environment):
     schemes: ClassVar[Mapping[str, tuple[str, ...]]] = {agent: ("branch", "parallel") for agent in agents}
     rules: ClassVar[Rules]
     title: ClassVar[str]
-    depth: int
+    depth = 9
+    """Moves that the player `search` looks ahead."""
 
-    @checked_options
-    def __init__(
-        self,
-        opening: Annotated[int, Ge(0), Le(6)] = 2,
-        opponent: Opponent = "self",
-        against: Sequence[Opponent] = ("random", "search"),
-        val_games: Annotated[int, Ge(1), Le(100_000)] = 100,
-        style: Style = "full",
-        seed: int = 0,
-    ) -> None:
-        """Sets how games begin, who plays the other side, and the form of the prompts.
+    opening: Annotated[int, Ge(0), Le(6)] = 2
+    """Most random moves at the start of a training game."""
+    opponent: Opponent = "self"
+    """Who plays the other side in training; `self` is the other agent."""
+    against: Sequence[Opponent] = ("random", "search")
+    """Who plays the other side in validation; `self` needs allow_overlap."""
+    val_games: Annotated[int, Ge(1), Le(100_000)] = 100
+    """Validation games against each."""
+    style: Style = "full"
+    """`full` prompts explain the game; after `compact` ones the reply is the move."""
+    seed: int = 0
+    """Tasks derive from it."""
 
-        Args:
-            opening: most random moves at the start of a training game.
-            opponent: who plays the other side in training; `self` is the other agent.
-            against: who plays the other side in validation; `self` needs allow_overlap.
-            val_games: validation games against each.
-            style: `full` prompts explain the game; after `compact` ones the reply is the move.
-            seed: tasks derive from it.
-
-        Raises EnvironmentConfigError for an invalid value.
-        """
-        if not against or len(set(against)) < len(against):
-            raise EnvironmentConfigError(f"at_grpo.environment.against={list(against)}: one or more, each once")
-        self.opening, self.opponent, self.against = opening, opponent, tuple(against)
-        self.val_games, self.style, self.seed = val_games, style, seed
+    def __post_init__(self) -> None:
+        if not self.against or len(set(self.against)) < len(self.against):
+            raise EnvironmentConfigError(f"at_grpo.environment.against={list(self.against)}: one or more, each once")
 
     def task(self, split: Split, index: int) -> Game:
         """Returns game `index` of `split`; the sides take turns. Validation games begin with an empty board."""
@@ -162,35 +154,20 @@ class TicTacToe(InARow):
 
     rules = Rules(3, 3, 3, falls=False)
     title = "tic-tac-toe"
-    depth = 9
 
 
+@with_options
 class ConnectFour(InARow):
     """Connect Four: four in a row, in columns from the bottom."""
 
     title = "Connect Four"
+    rows: Annotated[int, Ge(4), Le(9)] = 6
+    """Of the board."""
+    columns: Annotated[int, Ge(4), Le(9)] = 7
+    """Of the board."""
+    depth: Annotated[int, Ge(1), Le(6)] = 3
+    """Moves that the player `search` looks ahead."""
 
-    @checked_options
-    def __init__(
-        self,
-        rows: Annotated[int, Ge(4), Le(9)] = 6,
-        columns: Annotated[int, Ge(4), Le(9)] = 7,
-        opening: Annotated[int, Ge(0), Le(6)] = 2,
-        opponent: Opponent = "self",
-        against: Sequence[Opponent] = ("random", "search"),
-        val_games: Annotated[int, Ge(1), Le(100_000)] = 100,
-        depth: Annotated[int, Ge(1), Le(6)] = 3,
-        style: Style = "full",
-        seed: int = 0,
-    ) -> None:
-        """Sets the board, and what all such games have.
-
-        Args:
-            rows: of the board.
-            columns: of the board.
-            depth: moves that the player `search` looks ahead.
-            opening, opponent, against, val_games, style, seed: as in `InARow`.
-        """
-        self.rules = Rules(rows, columns, 4, falls=True)  # type: ignore[misc]  # of the options
-        self.depth = depth
-        super().__init__(opening, opponent, against, val_games, style, seed)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rules = Rules(self.rows, self.columns, 4, falls=True)  # type: ignore[misc]  # of the options

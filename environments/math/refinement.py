@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 from annotated_types import Ge, Le
 
 from verl_atgrpo import Message, Outcome, Score, Team
-from verl_atgrpo.environments.common.options import checked_options
+from verl_atgrpo.environments.common.options import with_options
 from verl_atgrpo.environments.common.words import read_word
 from verl_atgrpo.environments.math.answers import parse_answer
 from verl_atgrpo.environments.math.team import ASK_REASONING, Attempt, MathEnvironment, MathTask, dialogue
@@ -35,18 +35,6 @@ class MathRefined(MathEnvironment):
 
     agents: ClassVar[tuple[str, ...]] = ("generator", "verifier", "refiner")
     schemes: ClassVar[Mapping[str, tuple[str, ...]]] = {"verifier": ("parallel", "branch")}
-
-    @checked_options
-    def __init__(self, train: object = None, val: object = None) -> None:
-        """Reads the problems.
-
-        Args:
-            train: training problems (columns: question, answer).
-            val: validation problems.
-
-        Raises EnvironmentConfigError like `MathEnvironment`.
-        """
-        super().__init__(train, val)
 
     async def run(self, task: MathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the refiner's answer is correct."""
@@ -74,29 +62,13 @@ class MathRefined(MathEnvironment):
         return dialogue("refiner", task, [first.quote("The generator"), said_of_it], again)
 
 
+@with_options
 class MathDrafts(MathEnvironment):
     """A drafter answers several times without being trained; a refiner improves the best draft (iGRPO, 2602.09000)."""
 
     agents: ClassVar[tuple[str, ...]] = ("drafter", "refiner")
-
-    @checked_options
-    def __init__(
-        self,
-        train: object = None,
-        val: object = None,
-        drafts: Annotated[int, Ge(1), Le(64)] = 4,
-    ) -> None:
-        """Reads the problems.
-
-        Args:
-            train: training problems (columns: question, answer).
-            val: validation problems.
-            drafts: drafts in training, of which the best by score is refined; one in evaluation.
-
-        Raises EnvironmentConfigError like `MathEnvironment`.
-        """
-        super().__init__(train, val)
-        self.drafts = drafts
+    drafts: Annotated[int, Ge(1), Le(64)] = 4
+    """Drafts in training, of which the best by score is refined; one in evaluation."""
 
     async def run(self, task: MathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the refiner's answer is correct."""
@@ -116,6 +88,7 @@ class MathDrafts(MathEnvironment):
         return dialogue("refiner", task, [draft.quote("A draft")], f"Improve this draft. {ASK_REASONING}")
 
 
+@with_options
 class MathJudged(MathEnvironment):
     """A solver answers, and a judge that learns votes on each of its candidates (RLAnything, arXiv 2602.02488).
 
@@ -126,25 +99,8 @@ class MathJudged(MathEnvironment):
 
     agents: ClassVar[tuple[str, ...]] = ("solver", "judge")
     schemes: ClassVar[Mapping[str, tuple[str, ...]]] = {"judge": ("tree",)}
-
-    @checked_options
-    def __init__(
-        self,
-        train: object = None,
-        val: object = None,
-        votes: Annotated[int, Ge(2), Le(64)] = 4,
-    ) -> None:
-        """Reads the problems.
-
-        Args:
-            train: training problems (columns: question, answer).
-            val: validation problems.
-            votes: the judge's votes on each candidate in training.
-
-        Raises EnvironmentConfigError like `MathEnvironment`.
-        """
-        super().__init__(train, val)
-        self.votes = votes
+    votes: Annotated[int, Ge(2), Le(64)] = 4
+    """The judge's votes on each candidate in training."""
 
     async def run(self, task: MathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the solver's answer is correct.

@@ -19,121 +19,94 @@ from weakref import WeakKeyDictionary
 from annotated_types import Ge, Gt, Le
 
 from verl_atgrpo import EnvironmentConfigError, EpisodeFailed, stable_hash
-from verl_atgrpo.environments.common.options import checked_options
+from verl_atgrpo.environments.common.options import with_options
 from verl_atgrpo.environments.ports.foreign import FAULTS, canonical, line, load
 from verl_atgrpo.environments.ports.openenv_server import server_of
 from verl_atgrpo.environments.ports.openenv_session import Refusal, Result, Session
-from verl_atgrpo.environments.ports.replayed_game import (
-    After,
-    Move,
-    OnIllegal,
-    Position,
-    Refused,
-    Side,
-    Steps,
-    TurnGame,
-    logger,
-)
+from verl_atgrpo.environments.ports.replayed_game import After, Move, Position, Refused, TurnGame, logger
 from verl_atgrpo.play.types import float_of
-from verl_atgrpo.train.config.kinds import Finite, Text
+from verl_atgrpo.train.config.kinds import Text
 
 _OURS = ("metadata", "done", "reward")
 """Fields of all observations and actions, which are no content."""
 _JSON = ("integer", "number", "boolean", "array", "object")
 
 
+@with_options
 class OpenEnvGame(TurnGame):
     """An environment of an OpenEnv server; agents act on it one after the other."""
 
     origin = "openenv"
 
-    @checked_options
-    def __init__(
-        self,
-        app: Text | None = None,
-        url: Text | None = None,
-        python: Text | None = None,
-        folder: Text | None = None,
-        variables: Mapping[str, Any] | None = None,
-        reset: Mapping[str, Any] | None = None,
-        agents: Sequence[str] = ("player",),
-        turn: Text | None = None,
-        observe: Text | None = None,
-        action: Text | None = None,
-        rewards: Text = "shared",
-        history: bool = False,
-        replays: bool = True,
-        sessions: Annotated[int, Ge(1), Le(10_000)] = 64,
-        timeout: Annotated[float, Gt(0), Le(3600)] = 60.0,
-        team: Side = None,
-        max_steps: Steps = 50,
-        success_return: Finite = 1.0,
-        illegal_reward: Finite = -1.0,
-        on_illegal: OnIllegal = "end",
-        shared_openings: bool = False,
-        seed: int = 0,
-    ) -> None:
-        """Starts the server if it is ours, reads its schemas and resets it a few times to check that it can replay.
+    app: Text | None = None
+    """ "module:app" of a server that this process starts and ends, without a container."""
+    url: Text | None = None
+    """In place of `app`, http(s)://... of a server that runs already."""
+    python: Text | None = None
+    """The interpreter that has the app's packages; null: this one."""
+    folder: Text | None = None
+    """Where the app is imported and runs; null: here."""
+    variables: Mapping[str, Any] | None = None
+    """Further environment variables of the app."""
+    reset: Mapping[str, Any] | None = None
+    """Further arguments of every reset."""
+    agents: Sequence[str] = ("player",)  # type: ignore[assignment,misc]  # here an option
+    """Their names."""
+    turn: Text | None = None
+    """The observation's field with the name or number of the agent that acts next; null: in turns."""
+    observe: Text | None = None
+    """The field of the observation that is the prompt, or "module:function": (agent, observation) -> text. Null: its
+    only text, or the whole as JSON."""
+    action: Text | None = None
+    """The field of the action that is the reply, "json" for a reply that is the action, or "module:function": (agent,
+    reply) -> action. Null: the only required field."""
+    rewards: Text = "shared"
+    """Who gets the reward of a step: "shared" for all agents, "acting" for the one that acted, or the observation's
+    field with all rewards, by name or in the order of `agents`."""
+    history: bool = False  # type: ignore[misc]
+    """Whether a prompt is the agent's chat so far."""
+    replays: bool = True
+    """Whether seed and actions determine observations and rewards; false: `scheme: parallel` only."""
+    sessions: Annotated[int, Ge(1), Le(10_000)] = 64
+    """Episodes of a process at once on the server."""
+    timeout: Annotated[float, Gt(0), Le(3600)] = 60.0
+    """Seconds for an answer of the server."""
 
-        Args:
-            app: "module:app" of a server that this process starts and ends, without a container.
-            url: in place of `app`, http(s)://... of a server that runs already.
-            python: the interpreter that has the app's packages; null: this one.
-            folder: where the app is imported and runs; null: here.
-            variables: further environment variables of the app.
-            reset: further arguments of every reset.
-            agents: their names.
-            turn: the observation's field with the name or number of the agent that acts next; null: in turns.
-            observe: the field of the observation that is the prompt, or "module:function": (agent, observation) ->
-                text. Null: its only text, or the whole as JSON.
-            action: the field of the action that is the reply, "json" for a reply that is the action, or
-                "module:function": (agent, reply) -> action. Null: the only required field.
-            rewards: who gets the reward of a step: "shared" for all agents, "acting" for the one that acted, or the
-                observation's field with all rewards, by name or in the order of `agents`.
-            history: whether a prompt is the agent's chat so far.
-            replays: whether seed and actions determine observations and rewards; false: `scheme: parallel` only.
-            sessions: episodes of a process at once on the server.
-            timeout: seconds for an answer of the server.
-            team, max_steps, success_return, illegal_reward, on_illegal, shared_openings, seed: as in `TurnGame`.
-
-        Raises EnvironmentConfigError for an invalid value, and for a server that does not start, does not speak the
-        protocol, or cannot replay.
-        """
+    def __post_init__(self) -> None:
+        app, url = self.app, self.url
         self.where = f"at_grpo.environment.app={app!r}" if url is None else f"at_grpo.environment.url={url!r}"
         if (app is None) == (url is None) or not (url or "http://").startswith(("http://", "https://")):
             raise EnvironmentConfigError(f"{self.where}: set either app='module:app' or url='http://host:port'")
-        if not replays and on_illegal == "again":
+        if not self.replays and self.on_illegal == "again":
             raise EnvironmentConfigError(
                 "at_grpo.environment.replays=false: what an illegal action has changed could not be undone; set "
                 "on_illegal: end"
             )
-        for option, value in (("python", python), ("folder", folder), ("variables", variables)):
-            if url is not None and value is not None:
+        for option in ("python", "folder", "variables"):
+            if url is not None and (value := getattr(self, option)) is not None:
                 raise EnvironmentConfigError(f"at_grpo.environment.{option}={value!r}: has no effect on a url")
-        if "seed" in (reset or {}):
+        if "seed" in (self.reset or {}):
             raise EnvironmentConfigError(
-                f"at_grpo.environment.reset={reset!r}: every task has its own seed; remove it"
+                f"at_grpo.environment.reset={self.reset!r}: every task has its own seed; remove it"
             )
-        told = tuple((name, str(value)) for name, value in (variables or {}).items())
-        self._server = server_of(os.getpid(), self.where, url, app, python, folder, variables=told)
-        self._reset, self._turn, self._rewards = dict(reset or {}), turn, rewards
-        self._timeout, self._sessions = timeout, sessions
+        told = tuple((name, str(value)) for name, value in (self.variables or {}).items())
+        self._server = server_of(os.getpid(), self.where, url, app, self.python, self.folder, variables=told)
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-        self.history, self.replays = history, replays
-        self.set_rules(agents, team, max_steps, success_return, illegal_reward, on_illegal, shared_openings, seed)
-        if not replays:
+        self.set_agents(self.agents)
+        if not self.replays:
             # Branches play the replies before them again, too.
             self.schemes = dict.fromkeys(self.agents, ("parallel",))  # type: ignore[misc]
         try:
-            self._read_schema(observe, action)
+            self._read_schema()
             self._check_sessions()
-            if replays:
+            if self.replays:
                 self.check_openings()
         except EpisodeFailed as failed:
             raise EnvironmentConfigError(str(failed)) from failed
 
-    def _read_schema(self, observe: str | None, action: str | None) -> None:
-        schema = self._server.ask("/schema", seconds=self._timeout)
+    def _read_schema(self) -> None:
+        observe, action = self.observe, self.action
+        schema = self._server.ask("/schema", seconds=self.timeout)
         try:
             seen, taken = _properties(schema["observation"]), _properties(schema["action"])
         except FAULTS as error:
@@ -161,8 +134,8 @@ class OpenEnvGame(TurnGame):
         async def opened() -> list[Result]:
             async with AsyncExitStack() as stack:
                 sessions = [
-                    await stack.enter_async_context(Session(self._server, self._timeout, self._sessions))
-                    for _ in range(min(2, self._sessions))
+                    await stack.enter_async_context(Session(self._server, self.timeout, self.sessions))
+                    for _ in range(min(2, self.sessions))
                 ]
                 return [await session.reset(self._arguments(0)) for session in sessions]
 
@@ -173,7 +146,7 @@ class OpenEnvGame(TurnGame):
         self.position(first, 0)
 
     def _arguments(self, seed: int) -> dict[str, Any]:
-        return {**self._reset, "seed": seed}
+        return {**(self.reset or {}), "seed": seed}
 
     def _not_deterministic(self) -> EnvironmentConfigError:
         return EnvironmentConfigError(
@@ -185,14 +158,14 @@ class OpenEnvGame(TurnGame):
         """Returns a hash of the first observation; the seed if that does not decide it (`replays`)."""
         if not self.replays:
             return str(task)
-        answer = self._server.ask("/reset", self._arguments(task), seconds=self._timeout)
+        answer = self._server.ask("/reset", self._arguments(task), seconds=self.timeout)
         return f"{stable_hash(canonical(Result.of(answer).observation)):016x}"
 
     @asynccontextmanager
     async def episode(self, seed: int) -> AsyncIterator[tuple[Position, After]]:  # type: ignore[override]
         """Opens a session when one is free, resets it and closes it at the end."""
-        free = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._sessions))
-        async with free, Session(self._server, self._timeout, self._sessions) as session:
+        free = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.sessions))
+        async with free, Session(self._server, self.timeout, self.sessions) as session:
             playing = _Playing(self, session, self._arguments(seed))
             yield await playing.reset(), playing.after
 
@@ -205,12 +178,12 @@ class OpenEnvGame(TurnGame):
         """
         if result.done:
             return Position(None)
-        turn: Any = steps % len(self.agents) if self._turn is None else self._of(result, "turn", self._turn)
+        turn: Any = steps % len(self.agents) if self.turn is None else self._of(result, "turn", self.turn)
         if isinstance(turn, int) and not isinstance(turn, bool) and 0 <= turn < len(self.agents):
             turn = self.agents[turn]
         if turn not in self.agents:
             raise EnvironmentConfigError(
-                f"at_grpo.environment.turn={self._turn!r}: the observation says {turn!r}; it has to be one of "
+                f"at_grpo.environment.turn={self.turn!r}: the observation says {turn!r}; it has to be one of "
                 f"{', '.join(self.agents)} or its number from 0"
             )
         if self._convert is not None:
@@ -236,10 +209,10 @@ class OpenEnvGame(TurnGame):
 
     def move(self, agent: str, result: Result) -> Move:
         """Returns the rewards of a step; raises EnvironmentConfigError for what is none, or less than allowed."""
-        if self._rewards in ("shared", "acting"):
-            given: Any = dict.fromkeys(self.agents if self._rewards == "shared" else (agent,), result.reward)
+        if self.rewards in ("shared", "acting"):
+            given: Any = dict.fromkeys(self.agents if self.rewards == "shared" else (agent,), result.reward)
         else:
-            given = self._of(result, "rewards", self._rewards)
+            given = self._of(result, "rewards", self.rewards)
         try:
             given = given if isinstance(given, Mapping) else dict(zip(self.agents, given, strict=True))
             rewards = {name: 0.0 if value is None else float_of(value, "reward") for name, value in given.items()}
@@ -248,7 +221,7 @@ class OpenEnvGame(TurnGame):
         for name, reward in rewards.items():
             if name not in self.agents:
                 raise EnvironmentConfigError(
-                    f"at_grpo.environment.rewards={self._rewards!r}: has one of {name!r}, which is not in agents"
+                    f"at_grpo.environment.rewards={self.rewards!r}: has one of {name!r}, which is not in agents"
                 )
             self._check_reward(name, reward)
         return Move(rewards)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypedDict
 
 from verl_atgrpo import Environment, EnvironmentConfigError, Message, Outcome, Score, Split, Team, stable_hash
 from verl_atgrpo.environments.common.limited import LimitedProcess
-from verl_atgrpo.environments.common.options import Turns, check_installed, checked_options
+from verl_atgrpo.environments.common.options import Turns, check_installed, with_options
 from verl_atgrpo.environments.common.replies import after_thoughts, labelled, labels, repeats
 from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.environments.common.workflow import Style, chat
@@ -58,50 +58,45 @@ class Scored(TypedDict):
     """Whether it wanted to execute the answer."""
 
 
+@with_options
 class ReasoningGym(Environment):
-    """A solver drafts, a checker sees the draft and answers; after a wrong answer both try again."""
+    """A solver drafts, a checker sees the draft and answers; after a wrong answer both try again.
+
+    Replies are scored in a process of their own (`scorer`). Refused is a data set that cannot be made, or whose scorer
+    rewards nonsense or evaluates replies as code.
+    """
 
     agents: ClassVar[tuple[str, ...]] = ("solver", "checker")
 
-    @checked_options
-    def __init__(
-        self,
-        dataset: str = "",
-        options: Mapping[str, Any] | None = None,
-        max_turns: Turns = 2,
-        style: Style = "full",
-        seed: int = 0,
-    ) -> None:
-        """Makes one task to check that the data set's scorer is usable.
+    dataset: str = ""
+    """Name of the data set, or `composite`."""
+    options: Mapping[str, Any] | None = None
+    """Its options; of `composite` a list `datasets` of mappings with name, weight, config."""
+    max_turns: Turns = 2
+    """Most turns of an episode."""
+    style: Style = "full"
+    """`full` prompts ask for <answer>...</answer>; with `compact` the reply is the answer."""
+    seed: int = 0
+    """Tasks derive from it."""
 
-        Args:
-            dataset: name of the data set, or `composite`.
-            options: its options; of `composite` a list `datasets` of mappings with name, weight, config.
-            max_turns: most turns of an episode.
-            style: `full` prompts ask for <answer>...</answer>; with `compact` the reply is the answer.
-            seed: tasks derive from it.
-
-        Raises EnvironmentConfigError for an invalid value, and for a data set that cannot be made, or whose scorer
-        rewards nonsense or evaluates replies as code. Replies are scored in a process of their own (`scorer`).
-        """
+    def __post_init__(self) -> None:
         check_installed("reasoning_gym", "reasoning-gym", "reasoning-gym")
-        self.where = f"at_grpo.environment.dataset={dataset!r}"
-        self.dataset, self.options = dataset, dict(options or {})
-        self.max_turns, self.style, self.seed = max_turns, style, seed
+        self.where = f"at_grpo.environment.dataset={self.dataset!r}"
+        self._options = dict(self.options or {})
         self._check_dataset()
 
     def _check_dataset(self) -> None:
         from reasoning_gym.factory import DATASETS
 
         for key in ("seed", "size"):
-            if key in self.options:
+            if key in self._options:
                 raise EnvironmentConfigError(
-                    f"at_grpo.environment.options.{key}={self.options[key]!r} is set for each task: remove it "
+                    f"at_grpo.environment.options.{key}={self._options[key]!r} is set for each task: remove it "
                     "(at_grpo.environment.seed is the one to set)"
                 )
         mixed = self.dataset == "composite"
         try:
-            named = [part["name"] for part in self.options["datasets"]] if mixed else [self.dataset]
+            named = [part["name"] for part in self._options["datasets"]] if mixed else [self.dataset]
         except FAULTS as error:
             raise EnvironmentConfigError(
                 f"{self.where}: at_grpo.environment.options.datasets is a list of {{name, weight, config}}"
@@ -112,13 +107,13 @@ class ReasoningGym(Environment):
         self._modules = sorted({DATASETS[name][0].__module__ for name in named})
         try:
             task = self._draw(0)
-            parts = [(part["name"], part.get("config", {})) for part in self.options["datasets"]] if mixed else []
+            parts = [(part["name"], part.get("config", {})) for part in self._options["datasets"]] if mixed else []
             drawn = [(self._drawn(name, options, 0), name, options) for name, options in parts]
         except FAULTS as error:
             raise EnvironmentConfigError(
-                f"{self.where}, options={self.options}: cannot be made, {line(error)}"
+                f"{self.where}, options={self._options}: cannot be made, {line(error)}"
             ) from error
-        for part in drawn or [(task, self.dataset, self.options)]:
+        for part in drawn or [(task, self.dataset, self._options)]:
             self._check_evaluating(*part)
         if (paid := self._paid(task, "the quick brown fox")) > 2 * _FORMAT:
             raise EnvironmentConfigError(f"{self.where}: its scorer gives {paid:g} for a wrong answer")
@@ -161,13 +156,13 @@ class ReasoningGym(Environment):
         task: ReasoningTask | None = draw_for(split, lambda: self._draw(rng.getrandbits(31)), self.task_key)
         if task is None:
             raise EnvironmentConfigError(
-                f"{self.where}, options={self.options}: hardly any question is for the split {split!r}; "
+                f"{self.where}, options={self._options}: hardly any question is for the split {split!r}; "
                 "use options that allow more questions"
             )
         return task
 
     def _draw(self, seed: int) -> ReasoningTask:
-        return self._drawn(self.dataset, self.options, seed)
+        return self._drawn(self.dataset, self._options, seed)
 
     def _drawn(self, dataset: str, options: Mapping[str, Any], seed: int) -> ReasoningTask:
         _, entry = scorer.draw(dataset, options, seed)
@@ -196,7 +191,7 @@ class ReasoningGym(Environment):
         gold = task.entry.get("answer")
         if repeats(answer, task.question) and not (isinstance(gold, str) and _flat(answer) == _flat(gold)):
             return 0.0
-        return self._ask(self.dataset, self.options, task.seed, answer)["score"]
+        return self._ask(self.dataset, self._options, task.seed, answer)["score"]
 
     def _ask(self, dataset: str, options: Mapping[str, Any], seed: int, answer: str) -> Scored:
         request = {

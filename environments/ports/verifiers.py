@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 from annotated_types import Gt, Le
 
 from verl_atgrpo import Environment, EnvironmentConfigError, Outcome, Score, Split, Team, stable_hash
-from verl_atgrpo.environments.common.options import Turns, check_installed, checked_options
+from verl_atgrpo.environments.common.options import Turns, check_installed, with_options
 from verl_atgrpo.environments.common.splits import split_of
 from verl_atgrpo.environments.ports.foreign import FAULTS, line
 from verl_atgrpo.play.types import EpisodeFailed
@@ -50,41 +50,35 @@ class _Serving:
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
 
+@with_options
 class VerifiersEnvironment(Environment):
-    """An environment of verifiers 0.4 with its taskset, harnesses, tools and rewards."""
+    """An environment of verifiers 0.4 with its taskset, harnesses, tools and rewards.
 
-    @checked_options
-    def __init__(
-        self,
-        config: Mapping[str, Any] | None = None,
-        train: Mapping[str, Any] | None = None,
-        val: Mapping[str, Any] | None = None,
-        reward_of: str | None = None,
-        success_reward: Finite = 1.0,
-        metrics: Sequence[str] | None = None,
-        max_turns: Turns = 64,
-        timeout: Annotated[float, Gt(0), Le(1_000_000)] = 3600.0,
-    ) -> None:
-        """Makes the environment and reads its tasks.
+    Refused is one that cannot be made, has no tasks for a split, samples by itself, or would execute what a model
+    writes on this machine.
+    """
 
-        Args:
-            config: verifiers' own `[env]` block: `taskset` with its id, the environment's `id`, a section for each
-                seat.
-            train: `taskset`, what differs there from that of `config`, and `select` (verifiers' `SelectConfig`); null
-                for both splits: one in eight tasks is for validation.
-            val: the same for validation.
-            reward_of: the seat whose reward is the episode's; null: the mean over all trained seats.
-            success_reward: least reward of a success.
-            metrics: metrics of the environment to report.
-            max_turns: most turns of a seat, unless its section says otherwise.
-            timeout: seconds of an episode.
+    config: Mapping[str, Any] | None = None
+    """verifiers' own `[env]` block: `taskset` with its id, the environment's `id`, a section for each seat."""
+    train: Mapping[str, Any] | None = None
+    """`taskset`, what differs there from that of `config`, and `select` (verifiers' `SelectConfig`); null for both
+    splits: one in eight tasks is for validation."""
+    val: Mapping[str, Any] | None = None
+    """The same for validation."""
+    reward_of: str | None = None
+    """The seat whose reward is the episode's; null: the mean over all trained seats."""
+    success_reward: Finite = 1.0
+    """Least reward of a success."""
+    metrics: Sequence[str] | None = None
+    """Metrics of the environment to report."""
+    max_turns: Turns = 64
+    """Most turns of a seat, unless its section says otherwise."""
+    timeout: Annotated[float, Gt(0), Le(1_000_000)] = 3600.0
+    """Seconds of an episode."""
 
-        Raises EnvironmentConfigError for an invalid value, and for an environment that cannot be made, has no tasks
-        for a split, samples by itself, or would execute what a model writes on this machine.
-        """
+    def __post_init__(self) -> None:
         check_installed("verifiers", "verifiers", "verifiers")
-        self.success_reward, self.timeout = success_reward, timeout
-        self.metrics, self.reward_of = tuple(metrics or ()), reward_of
+        config, train, val, reward_of = self.config, self.train, self.val, self.reward_of
         if (train is None) != (val is None):
             raise EnvironmentConfigError(
                 f"at_grpo.environment.train={train!r:.80}, val={val!r:.80}: give both, or neither to split one taskset"
@@ -92,7 +86,7 @@ class VerifiersEnvironment(Environment):
         try:
             import verifiers.v1 as vf
 
-            self._raw = _with_defaults(vf, config or {}, max_turns)
+            self._raw = _with_defaults(vf, config or {}, self.max_turns)
             self._env = vf.load_environment(vf.resolve_env_config(copy.deepcopy(self._raw)))
             seats = {name: value for name, value in self._env.config if isinstance(value, vf.AgentConfig)}
             self.agents = tuple(  # type: ignore[misc]  # depend on the options
@@ -226,7 +220,7 @@ class VerifiersEnvironment(Environment):
             f"reward_{name}": _mean(one.reward for one in episode.by_agent.get(name, [])) for name in self.agents
         }
         metrics["turns"] = float(episode.num_turns)
-        for name in self.metrics:
+        for name in self.metrics or ():
             metrics[name] = _mean(one.metrics[name] for one in episode.traces if one.metrics.get(name) is not None)
         return Outcome(reward >= self.success_reward, reward, metrics)
 

@@ -16,11 +16,11 @@ from typing import Annotated, ClassVar
 from annotated_types import Ge, Le
 
 from verl_atgrpo import EnvironmentConfigError, Message, Outcome, Score, Split, Team
-from verl_atgrpo.environments.common.options import Turns, check_installed, checked_options
+from verl_atgrpo.environments.common.options import Turns, check_installed, fixed_options, with_options
 from verl_atgrpo.environments.common.records import DataSetEnvironment
 from verl_atgrpo.environments.common.replies import after_thoughts
 from verl_atgrpo.environments.common.words import read_word
-from verl_atgrpo.environments.common.workflow import chat, fixed_options
+from verl_atgrpo.environments.common.workflow import chat
 from verl_atgrpo.environments.search.answers import contains, exact, f1
 from verl_atgrpo.environments.search.corpus import (
     ASKED,
@@ -50,58 +50,49 @@ _QUESTION = 500
 _ASK = "Answer with a few words and nothing else."
 
 
+@with_options
 class SearchEnvironment(DataSetEnvironment[Question]):
     """Questions over a corpus; subclasses define who searches."""
 
-    @checked_options
-    def __init__(
-        self,
-        train: object = None,
-        val: object = None,
-        corpus: object = None,
-        results: Annotated[int, Ge(1), Le(100)] = 3,
-        max_turns: Turns = 4,
-        max_searches: Turns = 3,
-        people: Annotated[int, Ge(4), Le(len(PEOPLE))] | None = None,
-        cities: Annotated[int, Ge(4), Le(len(CITIES))] | None = None,
-        seed: int | None = None,
-    ) -> None:
-        """Reads the questions, or generates them if there are none.
+    train: object = None
+    """Training questions (columns: question, answer, context, supporting_facts); null for both splits: generated
+    ones."""
+    val: object = None
+    """Validation questions."""
+    corpus: object = None
+    """Documents (columns: title, text); null: the contexts of all questions."""
+    results: Annotated[int, Ge(1), Le(100)] = 3
+    """Documents that a search returns."""
+    max_turns: Turns = 4
+    """Replies of the agent that answers; rounds of the routed team."""
+    max_searches: Turns = 3
+    """Replies of a worker, each a search or its answer."""
+    people: Annotated[int, Ge(4), Le(len(PEOPLE))] | None = None
+    """People of a generated task (48)."""
+    cities: Annotated[int, Ge(4), Le(len(CITIES))] | None = None
+    """Cities of a generated task (24)."""
+    seed: int | None = None
+    """Generated tasks derive from it (0)."""
 
-        Args:
-            train: training questions (columns: question, answer, context, supporting_facts); null for both splits:
-                generated ones.
-            val: validation questions.
-            corpus: documents (columns: title, text); null: the contexts of all questions.
-            results: documents that a search returns.
-            max_turns: replies of the agent that answers; rounds of the routed team.
-            max_searches: replies of a worker, each a search or its answer.
-            people: people of a generated task (48).
-            cities: cities of a generated task (24).
-            seed: generated tasks derive from it (0).
-
-        Raises EnvironmentConfigError if bm25s is missing, or a section is unreadable or has no documents.
-        """
+    def __post_init__(self) -> None:
         check_installed("bm25s", "bm25s, which searches,", "search")
-        self.results, self.max_turns, self.max_searches = results, max_turns, max_searches
-        self.generated = train is None and val is None
+        self.generated = self.train is None and self.val is None
         if self.generated:
-            if corpus is not None:
+            if self.corpus is not None:
                 raise EnvironmentConfigError(
                     "at_grpo.environment.corpus: generated questions have their own documents; set train and val, or "
                     "corpus: null"
                 )
-            self.people, self.cities, self.seed = people or 48, cities or 24, seed or 0
             return
-        for name, value in (("people", people), ("cities", cities), ("seed", seed)):
-            if value is not None:
+        for name in ("people", "cities", "seed"):
+            if (value := getattr(self, name)) is not None:
                 raise EnvironmentConfigError(
                     f"at_grpo.environment.{name}={value}: has no effect on the questions of a data set; set it to null"
                 )
-        self._read(train, val, corpus)
+        self._read()
 
-    def _read(self, train: object, val: object, corpus: object) -> None:
-        shared = None if corpus is None else read_corpus(corpus, "corpus")
+    def _read(self) -> None:
+        shared = None if self.corpus is None else read_corpus(self.corpus, "corpus")
         rows: dict[Split, list[list[tuple[str, tuple[str, ...], tuple[str, ...], list[Document]]]]]
         rows = {"train": [], "val": []}
 
@@ -109,7 +100,7 @@ class SearchEnvironment(DataSetEnvironment[Question]):
             rows[split].append(read_questions(section, where))
             return [None] * len(rows[split][-1])  # type: ignore[list-item]  # filled below, with the corpus
 
-        self.read_tasks(train, val, read)
+        self.read_tasks(self.train, self.val, read)
         everything = [row for parts in rows.values() for part in parts for row in part]
         documents = [document for _, _, _, own in everything for document in own]
         if shared is None and not documents:
@@ -125,7 +116,7 @@ class SearchEnvironment(DataSetEnvironment[Question]):
     def task(self, split: Split, index: int) -> Question:
         """Returns question `index` of `split`."""
         if self.generated:
-            return two_hop(split, index, self.seed, self.people, self.cities).question
+            return two_hop(split, index, self.seed or 0, self.people or 48, self.cities or 24).question
         return super().task(split, index)
 
     def num_tasks(self, split: Split) -> int | None:  # type: ignore[override]

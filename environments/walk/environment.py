@@ -24,10 +24,10 @@ from annotated_types import Ge, Le
 
 from verl_atgrpo import Environment, EnvironmentConfigError, Outcome, Score, Split, Team, stable_hash
 from verl_atgrpo.environments.common.moves import MOVES
-from verl_atgrpo.environments.common.options import Turns, WallDensity, checked_options
+from verl_atgrpo.environments.common.options import Turns, WallDensity, fixed_options, with_options
 from verl_atgrpo.environments.common.splits import MOST_DRAWS, part_of
 from verl_atgrpo.environments.common.words import Said, read_number, read_word
-from verl_atgrpo.environments.common.workflow import chat, fixed_options
+from verl_atgrpo.environments.common.workflow import chat
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, team_reward, walk
 
 DIRECTIONS = {"up": "U", "down": "D", "left": "L", "right": "R"}
@@ -150,21 +150,18 @@ def exact_steps(state: State, direction: str) -> int:
     return max(0, (state.task.goal[0] - row) * down + (state.task.goal[1] - column) * right)
 
 
+@with_options
 class Walk(_Told):
     """A navigator names a direction, a pacer the number of steps; there are no walls."""
 
     agents: ClassVar[tuple[str, ...]] = ("navigator", "pacer")
 
-    @checked_options
-    def __init__(self, size: Size = 6, max_turns: Turns = 3, seed: int = 0) -> None:
-        """Sets the size of the tasks.
-
-        Args:
-            size: rows and columns of the field.
-            max_turns: most turns; two suffice.
-            seed: tasks derive from it.
-        """
-        self.size, self.max_turns, self.seed = size, max_turns, seed
+    size: Size = 6
+    """Rows and columns of the field."""
+    max_turns: Turns = 3
+    """Most turns; two suffice."""
+    seed: int = 0
+    """Tasks derive from it."""
 
     @property
     def max_distance(self) -> int:
@@ -238,6 +235,7 @@ class SingleWalk(Walk):
         return Said(direction.value, alone).worth(_RIGHT_AXIS * earned)
 
 
+@with_options
 class WalledWalk(_Told):
     """A navigator names a direction, a checker says whether it is free; a crash ends the episode.
 
@@ -256,35 +254,25 @@ class WalledWalk(_Told):
 
     agents: ClassVar[tuple[str, ...]] = ("navigator", "checker")
 
-    @checked_options
-    def __init__(
-        self,
-        size: Size = 5,
-        wall_density: WallDensity = 0.2,
-        min_distance: Annotated[int, Ge(1), Le(100)] = 3,
-        max_turns: Turns = 8,
-        wall_questions: Annotated[float, Ge(0), Le(1)] = 1.0,
-        seed: int = 0,
-    ) -> None:
-        """Sets the size of the tasks.
+    size: Size = 5
+    """Rows and columns of the field."""
+    wall_density: WallDensity = 0.2
+    """Probability of a cell to be a wall."""
+    min_distance: Annotated[int, Ge(1), Le(100)] = 3
+    """Fewest steps between start and goal."""
+    max_turns: Turns = 8
+    """Most turns, each one step."""
+    wall_questions: Annotated[float, Ge(0), Le(1)] = 1.0
+    """Share of the training turns in which the checker is also asked about a wall."""
+    seed: int = 0
+    """Tasks derive from it."""
 
-        Args:
-            size: rows and columns of the field.
-            wall_density: probability of a cell to be a wall.
-            min_distance: fewest steps between start and goal.
-            max_turns: most turns, each one step.
-            wall_questions: share of the training turns in which the checker is also asked about a wall.
-            seed: tasks derive from it.
-
-        Raises EnvironmentConfigError if the goal is out of reach within the turns.
-        """
-        if min_distance > min(max_turns - _SPARE, size):
+    def __post_init__(self) -> None:
+        if self.min_distance > min(self.max_turns - _SPARE, self.size):
             raise EnvironmentConfigError(
-                f"at_grpo.environment.min_distance={min_distance}: at most size={size}, and {_SPARE} less than "
-                f"max_turns={max_turns}"
+                f"at_grpo.environment.min_distance={self.min_distance}: at most size={self.size}, and {_SPARE} less "
+                f"than max_turns={self.max_turns}"
             )
-        self.size, self.wall_density, self.min_distance = size, wall_density, min_distance
-        self.max_turns, self.wall_questions, self.seed = max_turns, wall_questions, seed
 
     @property
     def max_distance(self) -> int:
