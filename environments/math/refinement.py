@@ -39,16 +39,12 @@ class MathRefined(MathEnvironment):
     async def run(self, task: MathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the refiner's answer is correct."""
         await self.check(task)
-        first = await self.reason(team.generator, task, self.generator_prompt(task))
+        first = await self.reason(team.generator, task, dialogue("generator", task, [], ASK_REASONING))
         criticism = await team.verifier.act(partial(self.verifier_prompt, task, first))
         asked = partial(self.refiner_prompt, task, first, criticism.text)
         refined = await self.reason(team.refiner, task, asked)
         before = float(await task.solved_by(first.answer))
         return await self.outcome(task, refined.answer, first_correct=before)
-
-    def generator_prompt(self, task: MathTask) -> list[Message]:
-        """Returns the generator's prompt."""
-        return dialogue("generator", task, [], ASK_REASONING)
 
     def verifier_prompt(self, task: MathTask, first: Attempt) -> list[Message]:
         """Returns the verifier's prompt about the generator's answer."""
@@ -73,15 +69,11 @@ class MathDrafts(MathEnvironment):
     async def run(self, task: MathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the refiner's answer is correct."""
         await self.check(task)
-        prompt = self.drafter_prompt(task)
+        prompt = dialogue("drafter", task, [], ASK_REASONING)
         draft = await self.reason(team.drafter, task, prompt, train=False, candidates=self.drafts)
         refined = await self.reason(team.refiner, task, partial(self.refiner_prompt, task, draft))
         before = float(await task.solved_by(draft.answer))
         return await self.outcome(task, refined.answer, draft_correct=before)
-
-    def drafter_prompt(self, task: MathTask) -> list[Message]:
-        """Returns the drafter's prompt."""
-        return dialogue("drafter", task, [], ASK_REASONING)
 
     def refiner_prompt(self, task: MathTask, draft: Attempt) -> list[Message]:
         """Returns the refiner's prompt about a draft."""
@@ -118,7 +110,7 @@ class MathJudged(MathEnvironment):
             judged = [self._total(task, team, *pair, train) for pair in zip(replies, correct, strict=True)]
             return [Score(local=total) for total in await gather_or_cancel(judged)]
 
-        answer = await team.solver.act(self.solver_prompt(task), score_all=by_judge)
+        answer = await team.solver.act(dialogue("solver", task, [], ASK_REASONING), score_all=by_judge)
         verdict = await team.judge.act(partial(self.judge_prompt, task, answer.text), train=False)
         correct = await task.solved_by(parse_answer(answer.text))
         foretold = vote(verdict.text) == (1.0 if correct else -1.0)
@@ -138,10 +130,6 @@ class MathJudged(MathEnvironment):
         asked = partial(self.judge_prompt, task, reply)
         await team.judge.act(asked, score_all=agreement, candidates=self.votes, train=train)
         return total
-
-    def solver_prompt(self, task: MathTask) -> list[Message]:
-        """Returns the solver's prompt."""
-        return dialogue("solver", task, [], ASK_REASONING)
 
     def judge_prompt(self, task: MathTask, reply: str) -> list[Message]:
         """Returns the judge's prompt about a reply of the solver."""

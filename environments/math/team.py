@@ -93,10 +93,6 @@ class Attempt:
         return f"{speaker}:\n{quoted(shortened(self.text) + printed)}"
 
 
-Turn = tuple[Attempt, Attempt]
-"""The attempts of the tool user and the reasoner in one turn."""
-
-
 @with_options
 class MathEnvironment(DataSetEnvironment[MathTask]):
     """Problems from data sets, answered in words; subclasses define workflows.
@@ -218,26 +214,19 @@ class Math(MathPrograms):
     async def run(self, task: MathTask, team: Team) -> Outcome:
         """Plays one episode; success means that the reasoner's last answer is correct."""
         await self.check(task)
-        turns: list[Turn] = []
+        ask = ask_program(self.packages)
+        turns: list[tuple[Attempt, Attempt]] = []
         agreed = False
         answer: str | None = None
         while len(turns) < self.max_turns and not agreed:
             computed, reasoned = await asyncio.gather(
-                self.compute(team.tool_user, task, partial(self.tool_prompt, task, turns)),
-                self.reason(team.reasoner, task, partial(self.reasoner_prompt, task, turns)),
+                self.compute(team.tool_user, task, lambda: dialogue("tool user", task, _history(turns), ask)),
+                self.reason(team.reasoner, task, lambda: dialogue("reasoner", task, _history(turns), ASK_REASONING)),
             )
             answer = reasoned.answer
             agreed = await agree(computed.answer, answer)
             turns.append((computed, reasoned))
         return await self.outcome(task, answer, len(turns), agreed=float(agreed))
-
-    def tool_prompt(self, task: MathTask, turns: Sequence[Turn]) -> list[Message]:
-        """Returns the tool user's prompt after some turns without agreement."""
-        return dialogue("tool user", task, _history(turns), ask_program(self.packages))
-
-    def reasoner_prompt(self, task: MathTask, turns: Sequence[Turn]) -> list[Message]:
-        """Returns the reasoner's prompt after some turns without agreement."""
-        return dialogue("reasoner", task, _history(turns), ASK_REASONING)
 
 
 @with_options
@@ -337,7 +326,7 @@ def _seen(role: str, task: MathTask, attempts: Mapping[str, Attempt], ask: str) 
     return dialogue(role, task, [attempt.quote(f"The {name}") for name, attempt in attempts.items()], ask)
 
 
-def _history(turns: Sequence[Turn]) -> list[str]:
+def _history(turns: Sequence[tuple[Attempt, Attempt]]) -> list[str]:
     parts = []
     for number, (computed, reasoned) in enumerate(turns, 1):
         parts += [
