@@ -21,8 +21,7 @@ from annotated_types import Ge, Gt, Le
 from verl_atgrpo import EnvironmentConfigError, EpisodeFailed, stable_hash
 from verl_atgrpo.environments.common.options import with_options
 from verl_atgrpo.environments.ports.foreign import FAULTS, canonical, line, load
-from verl_atgrpo.environments.ports.openenv_server import server_of
-from verl_atgrpo.environments.ports.openenv_session import Refusal, Result, Session
+from verl_atgrpo.environments.ports.openenv_server import Refusal, Result, Session, server_of
 from verl_atgrpo.environments.ports.replayed_game import After, Move, Position, Refused, TurnGame, logger
 from verl_atgrpo.play.types import float_of
 from verl_atgrpo.train.config.kinds import Text
@@ -90,7 +89,7 @@ class OpenEnvGame(TurnGame):
                 f"at_grpo.environment.reset={self.reset!r}: every task has its own seed; remove it"
             )
         told = tuple((name, str(value)) for name, value in (self.variables or {}).items())
-        self._server = server_of(os.getpid(), self.where, url, app, self.python, self.folder, variables=told)
+        self._server = server_of(os.getpid(), self.where, url, app, self.python, self.folder, told)
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
         self.set_agents(self.agents)
         if not self.replays:

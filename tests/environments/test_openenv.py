@@ -23,7 +23,7 @@ pytest.importorskip("uvicorn")
 from fakes.scripted_episodes import prompt_of, scripted
 
 from verl_atgrpo import EnvironmentConfigError, EpisodeFailed, Score, ScriptedTeam, check_environment, make, play
-from verl_atgrpo.environments.ports.openenv_session import Session
+from verl_atgrpo.environments.ports.openenv_server import Session
 from verl_atgrpo.play.testing import Script
 from verl_atgrpo.play.types import EpisodeRecord
 
