@@ -28,7 +28,6 @@ class GameState(Protocol):
     @property
     def solved(self) -> bool:
         """Whether the task is solved, which ends the episode."""
-        ...
 
 
 State = TypeVar("State", bound=GameState)

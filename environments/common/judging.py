@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from verl_atgrpo import Agent, Candidate, EnvironmentConfigError, Score, stable_hash
 from verl_atgrpo.environments.common.replies import after_thoughts
@@ -97,14 +97,8 @@ async def grade(judge: Agent | EndpointJudge, question: str, reply: str, rubric:
         rubric: what is looked at.
         points: the best grade; the worst is 0.
     """
-    ask = f"Think first. Then write the last line: Grade: and a whole number from 0 (worst) to {points} (best)."
-
-    def prompt() -> Prompt:
-        answer = f"An answer:\n{quoted(shortened(reply))}"
-        return chat("\n\n".join((question, answer, rubric, ask)), "You judge answers.")
-
-    verdict = await judge.act(prompt, train=False)
-    said = _GRADE.findall(after_thoughts(verdict.text))
+    ask = f"Grade: and a whole number from 0 (worst) to {points} (best)"
+    said = _GRADE.findall(await _verdict(judge, question, {"An answer": reply}, rubric, ask))
     given, of = said[-1] if said else ("0", "")
     return int(given) / points if int(given) <= points and of in ("", str(points)) else 0.0
 
@@ -126,16 +120,24 @@ async def rank(judge: Agent | EndpointJudge, question: str, replies: Sequence[st
     if len(shown) == 1:
         return [1.0] * len(replies)
     random.Random(stable_hash("rank", question, *shown)).shuffle(shown)
-    ask = f"Think first. Then write the last line: Order: and the numbers 1 to {len(shown)}, the best answer first."
-
-    def prompt() -> Prompt:
-        answers = [f"Answer {number}:\n{quoted(shortened(reply))}" for number, reply in enumerate(shown, 1)]
-        return chat("\n\n".join((question, *answers, rubric, ask)), "You judge answers.")
-
-    verdict = await judge.act(prompt, train=False)
-    said = _ORDER.findall(after_thoughts(verdict.text))
+    answers = {f"Answer {number}": reply for number, reply in enumerate(shown, 1)}
+    ask = f"Order: and the numbers 1 to {len(shown)}, the best answer first"
+    said = _ORDER.findall(await _verdict(judge, question, answers, rubric, ask))
     order = [int(number) for number in re.findall("[0-9]+", said[-1])] if said else []
     if sorted(order) != list(range(1, len(shown) + 1)):
         return [0.0] * len(replies)
     worth = {shown[number - 1]: 1 - place / (len(shown) - 1) for place, number in enumerate(order)}
     return [worth[reply] for reply in replies]
+
+
+async def _verdict(
+    judge: Agent | EndpointJudge, question: str, answers: Mapping[str, str], rubric: str, last_line: str
+) -> str:
+    """Returns what a judge says of answers, by the names that they have in its prompt."""
+    ask = f"Think first. Then write the last line: {last_line}."
+
+    def prompt() -> Prompt:
+        shown = [f"{name}:\n{quoted(shortened(reply))}" for name, reply in answers.items()]
+        return chat("\n\n".join((question, *shown, rubric, ask)), "You judge answers.")
+
+    return after_thoughts((await judge.act(prompt, train=False)).text)

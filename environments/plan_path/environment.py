@@ -118,11 +118,9 @@ class PlanPath(MoveGame[State]):
         return task.shortest(task.start, random.Random(0))
 
     def initial(self, task: PlanPathTask) -> State:
-        """Returns the state before the first move."""
         return State.initial(task)
 
     def apply(self, state: State, answer: str) -> State:
-        """Moves the walker."""
         return walk(state, answer).end
 
     def outcome(self, state: State, turns: int) -> Outcome:

@@ -8,7 +8,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar
 
 from verl_atgrpo import Environment, EnvironmentConfigError, Message, Outcome, Score, Split, Team, stable_hash
 from verl_atgrpo.environments.common.limited import LimitedProcess
@@ -48,14 +48,6 @@ class ReasoningTask:
     question: str
     entry: Mapping[str, Any]
     seed: int
-
-
-class Scored(TypedDict):
-    """What a scorer says."""
-
-    score: float
-    evaluates: bool
-    """Whether it wanted to execute the answer."""
 
 
 @with_options
@@ -127,7 +119,7 @@ class ReasoningGym(Environment):
     def _check_evaluating(self, task: ReasoningTask, name: str, options: Mapping[str, Any]) -> None:
         """Raises EnvironmentConfigError if a scorer executes one of a few answers; later ones would earn nothing."""
         for answer in (str(task.entry.get("answer")), *_PROBES):
-            if self._ask(name, options, task.seed, answer)["evaluates"]:
+            if self._ask(name, options, task.seed, answer)[1]:
                 raise EnvironmentConfigError(
                     f"{self.where}: the scorer of {name!r} evaluates replies as Python; use another data set"
                 )
@@ -191,9 +183,10 @@ class ReasoningGym(Environment):
         gold = task.entry.get("answer")
         if repeats(answer, task.question) and not (isinstance(gold, str) and _flat(answer) == _flat(gold)):
             return 0.0
-        return self._ask(self.dataset, self._options, task.seed, answer)["score"]
+        return self._ask(self.dataset, self._options, task.seed, answer)[0]
 
-    def _ask(self, dataset: str, options: Mapping[str, Any], seed: int, answer: str) -> Scored:
+    def _ask(self, dataset: str, options: Mapping[str, Any], seed: int, answer: str) -> tuple[float, bool]:
+        """Returns the score, and whether the scorer wanted to execute the answer."""
         request = {
             "modules": self._modules,
             "dataset": dataset,
@@ -201,8 +194,8 @@ class ReasoningGym(Environment):
             "seed": seed,
             "answer": answer,
         }
-        scored: Scored | None = _SCORER.ask(request)
-        return Scored(score=0.0, evaluates=False) if scored is None else scored
+        score, evaluates = _SCORER.ask(request) or (0.0, False)
+        return score, evaluates
 
     async def _score(self, task: ReasoningTask, reply: str) -> Score:
         answer = self.parse(reply)

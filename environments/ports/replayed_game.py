@@ -57,19 +57,15 @@ class LiveGame(Protocol):
 
     def asked(self) -> tuple[str, str] | None:
         """Returns the agent whose turn it is and its prompt, or None if the game is over."""
-        ...
 
     def play(self, reply: str) -> Move:
         """Plays a reply of the agent whose turn it is; raises Refused if that is impossible."""
-        ...
 
     def opening(self) -> str:
         """Returns the game's whole state before the first move, as text."""
-        ...
 
     def close(self) -> None:
         """Ends the game."""
-        ...
 
 
 @dataclass(frozen=True)

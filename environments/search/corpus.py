@@ -182,8 +182,8 @@ def read_corpus(source: object, option: str) -> Corpus:
     return Corpus(Document(_text(row["title"]), _text(row["text"])) for row in rows)
 
 
-def read_questions(source: object, option: str) -> list[tuple[str, tuple[str, ...], tuple[str, ...], list[Document]]]:
-    """Returns (question, answers, supporting titles, documents of its own) of a data set.
+def read_questions(source: object, option: str) -> list[Question]:
+    """Returns the questions of a data set, each with a corpus of its own documents.
 
     HotpotQA and 2WikiMultihopQA have the columns `context` and `supporting_facts`, as mappings, pairs or JSON; a data
     set without them needs a corpus.
@@ -203,7 +203,7 @@ def read_questions(source: object, option: str) -> list[tuple[str, tuple[str, ..
         facts = _parsed(row["supporting_facts"]) or ()
         titles = facts["title"] if isinstance(facts, Mapping) else [fact[0] for fact in facts]
         own = _paragraphs(_parsed(row["context"]))
-        found.append((row["question"], tuple(answers), tuple(dict.fromkeys(titles)), own))
+        found.append(Question(row["question"], tuple(answers), tuple(dict.fromkeys(titles)), Corpus(own)))
     return found
 
 

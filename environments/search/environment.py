@@ -11,11 +11,12 @@ import functools
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
-from verl_atgrpo import EnvironmentConfigError, Message, Outcome, Score, Split, Team
+from verl_atgrpo import Agent, EnvironmentConfigError, Message, Outcome, Score, Split, Team
 from verl_atgrpo.environments.common.options import Turns, check_installed, fixed_options, with_options
 from verl_atgrpo.environments.common.records import DataSetEnvironment
 from verl_atgrpo.environments.common.replies import after_thoughts
@@ -93,25 +94,15 @@ class SearchEnvironment(DataSetEnvironment[Question]):
 
     def _read(self) -> None:
         shared = None if self.corpus is None else read_corpus(self.corpus, "corpus")
-        rows: dict[Split, list[list[tuple[str, tuple[str, ...], tuple[str, ...], list[Document]]]]]
-        rows = {"train": [], "val": []}
-
-        def read(split: Split, section: object, where: str) -> Sequence[Question]:
-            rows[split].append(read_questions(section, where))
-            return [None] * len(rows[split][-1])  # type: ignore[list-item]  # filled below, with the corpus
-
-        self.read_tasks(self.train, self.val, read)
-        everything = [row for parts in rows.values() for part in parts for row in part]
-        documents = [document for _, _, _, own in everything for document in own]
-        if shared is None and not documents:
+        self.read_tasks(self.train, self.val, lambda split, section, where: read_questions(section, where))
+        everything = [question for tasks in self._tasks.values() for question in tasks]
+        corpus = shared or Corpus(document for question in everything for document in question.corpus.documents)
+        if not corpus.documents:
             raise EnvironmentConfigError(
                 "at_grpo.environment.corpus=null: the questions have no column context; name a corpus of documents"
             )
-        known = shared or Corpus(documents)
-        self._tasks = {
-            split: tuple(Question(text, answers, titles, known) for part in parts for text, answers, titles, _ in part)
-            for split, parts in rows.items()
-        }
+        for split, tasks in self._tasks.items():
+            self._tasks[split] = tuple(replace(question, corpus=corpus) for question in tasks)
 
     def task(self, split: Split, index: int) -> Question:
         """Returns question `index` of `split`."""
@@ -183,8 +174,7 @@ class SearchEnvironment(DataSetEnvironment[Question]):
         self,
         task: Question,
         wanted: Sequence[str],
-        team: Team,
-        agent: str,
+        agent: Agent,
         prompt: list[Message],
         turns: int,
         score_end: EndScore,
@@ -194,8 +184,7 @@ class SearchEnvironment(DataSetEnvironment[Question]):
         Args:
             task: the question.
             wanted: titles of the documents that it has to find.
-            team: the agent's.
-            agent: its name.
+            agent: who searches.
             prompt: what it is asked.
             turns: most replies.
             score_end: the score of an answer.
@@ -216,7 +205,7 @@ class SearchEnvironment(DataSetEnvironment[Question]):
             return Score(local=max(worth, default=0.0))
 
         most = self.results * (_DOCUMENT + 1)
-        return await use_tools(team[agent], prompt, [search], score, max_turns=turns, max_characters=most)
+        return await use_tools(agent, prompt, [search], score, max_turns=turns, max_characters=most)
 
 
 class Search(SearchEnvironment):
@@ -236,8 +225,7 @@ class Search(SearchEnvironment):
             done = await self.look_up(
                 task,
                 self.wanted(task, question),
-                team,
-                "worker",
+                team.worker,
                 self.worker_prompt(question),
                 self.max_searches,
                 lambda answer: self.score_summary(task, question, answer),
@@ -368,7 +356,7 @@ class SingleSearch(SearchEnvironment):
         """Plays one episode; success means that the answer matches exactly."""
         prompt = chat(task.text, f"You search documents to answer a question. {_ASK}")
         done = await self.look_up(
-            task, task.supporting, team, "solo", prompt, self.max_turns, lambda answer: self.score_answer(task, answer)
+            task, task.supporting, team.solo, prompt, self.max_turns, lambda answer: self.score_answer(task, answer)
         )
         return self.outcome(task, None if done.answer is None else done.answer.text, searches=float(done.calls))
 

@@ -107,11 +107,9 @@ class Sokoban(MoveGame[State]):
         return task.ground
 
     def initial(self, task: SokobanTask) -> State:
-        """Returns the state before the first move."""
         return State.initial(task)
 
     def apply(self, state: State, answer: str) -> State:
-        """Moves the player."""
         return walk(state, answer).end
 
     def outcome(self, state: State, turns: int) -> Outcome:

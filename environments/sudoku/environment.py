@@ -108,11 +108,9 @@ class Sudoku(DraftingGame[State, str]):
         return task.solution
 
     def initial(self, task: SudokuTask) -> State:
-        """Returns the state before the first turn."""
         return State.initial(task)
 
     def apply(self, state: State, answer: str) -> State:
-        """Enters the grid."""
         return enter(state, answer)
 
     def outcome(self, state: State, turns: int) -> Outcome:
@@ -144,11 +142,9 @@ class Sudoku(DraftingGame[State, str]):
         return Score(team=float(after.solved), local=0.2 + shape + 0.6 * progress(state, after))
 
     def parse(self, reply: str) -> str | None:
-        """Returns the grid in a reply of this environment's style, or None."""
         return parse_grid(reply, self.style, self.size)
 
     def parse_printed(self, output: str) -> str | None:
-        """Returns the grid at the end of a program's output, or None."""
         return parse_printed(output, self.size)
 
     # ------------------------------------------------------------------ prompts
