@@ -15,11 +15,11 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from annotated_types import Ge, Le
 
-from verl_atgrpo import EnvironmentConfigError, Message, Outcome, Score, Split, Team
+from verl_atgrpo import Message, Outcome, Score, Split, Team
 from verl_atgrpo.environments.code.formats import read_problems
 from verl_atgrpo.environments.code.programs import Call, Exchange, Problem, Test, Verdict, judge
 from verl_atgrpo.environments.code.replies import parse_test
-from verl_atgrpo.environments.common.options import Turns, check_isolation, fixed_options, with_options
+from verl_atgrpo.environments.common.options import Turns, check_isolation, fixed_options, option_error, with_options
 from verl_atgrpo.environments.common.records import DataSetEnvironment
 from verl_atgrpo.environments.common.replies import extract_python
 from verl_atgrpo.environments.common.workflow import chat, once
@@ -80,9 +80,7 @@ class Code(DataSetEnvironment[Problem]):
         most: dict[Split, int | None] = {"train": self.max_tests, "val": self.val_max_tests}
         self.read_tasks(self.train, self.val, lambda split, section, where: read_problems(section, where, most[split]))
         if self.tester_reward == "golden" and not any(problem.solution for problem in self._tasks["train"]):
-            raise EnvironmentConfigError(
-                "at_grpo.environment.tester_reward='golden': the data of train have no solutions; use format"
-            )
+            raise option_error("tester_reward='golden': the data of train have no solutions; use format")
         # Generous wall-clock limit: scores must not depend on the machine's load. Golden output may be long.
         seconds = self.cpu_seconds
         self._limits = Limits(seconds, 4.0 * seconds + 2, self.memory_mb, output_bytes=1 << 20)

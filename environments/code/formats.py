@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from verl_atgrpo import EnvironmentConfigError
 from verl_atgrpo.environments.code.programs import Asserts, Call, Exchange, Problem, Test
+from verl_atgrpo.environments.common.options import option_error
 from verl_atgrpo.environments.common.records import Record, read_records
 
 _MOST_DIGITS = 4300
@@ -56,12 +56,11 @@ def read_problems(source: object, option: str, max_tests: int | None = None) -> 
 
     Raises EnvironmentConfigError if the option is malformed, the data cannot be read or are of another format.
     """
-    where = f"at_grpo.environment.{option}"
     if not isinstance(source, Mapping):
-        raise EnvironmentConfigError(f"{where}={source!r}: a section with path: <file or data set> and format:")
+        raise option_error(f"{option}={source!r}: a section with path: <file or data set> and format:")
     name = source.get("format")
     if not isinstance(name, str) or name not in FORMATS:
-        raise EnvironmentConfigError(f"{where}.format={name!r}: use {', '.join(FORMATS)}")
+        raise option_error(f"{option}.format={name!r}: use {', '.join(FORMATS)}")
     form = FORMATS[name]
     columns = {column: column for column in form.columns + form.optional}
     rows = read_records({k: v for k, v in source.items() if k != "format"}, option, columns, form.optional)
@@ -72,13 +71,13 @@ def read_problems(source: object, option: str, max_tests: int | None = None) -> 
         except _Unusable:
             continue
         except (ValueError, TypeError, KeyError, AttributeError, SyntaxError, RecursionError) as error:
-            raise EnvironmentConfigError(
-                f"{where}.format={name}: row {index} of {source['path']!r} is not of this format: "
+            raise option_error(
+                f"{option}.format={name}: row {index} of {source['path']!r} is not of this format: "
                 f"{type(error).__name__}: {error}"
             ) from error
         problems.append(replace(problem, tests=problem.tests[:max_tests]))
     if not problems:
-        raise EnvironmentConfigError(f"{where}.path={source['path']!r}: no row has a test that can be run")
+        raise option_error(f"{option}.path={source['path']!r}: no row has a test that can be run")
     return tuple(problems)
 
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from verl_atgrpo import Agent, Candidate, Environment, EnvironmentConfigError, Message, Outcome, Score, Team
-from verl_atgrpo.environments.common.options import check_isolation
+from verl_atgrpo import Agent, Candidate, Environment, Message, Outcome, Score, Team
+from verl_atgrpo.environments.common.options import check_isolation, option_error
 from verl_atgrpo.environments.common.replies import extract_python
 from verl_atgrpo.environments.common.running import runnable
 from verl_atgrpo.environments.common.workflow import Style, chat, once
@@ -69,15 +69,13 @@ class DraftingGame(Environment, Generic[State, Answer]):
             without_program: value of `tool` if the tool user drafts an answer itself.
         """
         if self.style == "compact" and self.uses_python:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.style=compact goes with tool: {without_program}, not python"
-            )
+            raise option_error(f"style=compact goes with tool: {without_program}, not python")
         if self.uses_python:
             check_isolation(self.require_isolation)
         elif self.require_isolation:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.require_isolation={self.require_isolation} has no effect with tool: "
-                f"{self.tool}, which runs no programs; remove it"
+            raise option_error(
+                f"require_isolation={self.require_isolation} has no effect with tool: {self.tool}, which runs no "
+                "programs; remove it"
             )
 
     @property

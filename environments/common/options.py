@@ -32,12 +32,15 @@ MATHEMATICS = ("sympy", "numpy")
 """Packages that programs for mathematics may import by default, if they are installed."""
 
 
+def option_error(text: str) -> EnvironmentConfigError:
+    """Returns the error of an option; `text` begins with its name, as in `size=3: ...`."""
+    return EnvironmentConfigError(f"at_grpo.environment.{text}")
+
+
 def check_installed(module: str, package: str, extra: str) -> None:
     """Raises EnvironmentConfigError if a package that an environment needs is not installed."""
     if importlib.util.find_spec(module) is None:
-        raise EnvironmentConfigError(
-            f"at_grpo.environment.name: {package} is not installed: pip install 'verl-atgrpo[{extra}]'"
-        )
+        raise option_error(f"name: {package} is not installed: pip install 'verl-atgrpo[{extra}]'")
 
 
 @dataclass_transform(eq_default=False)
@@ -56,7 +59,7 @@ def with_options(cls: Kind) -> Kind:
     def checked(*args: Any, **options: Any) -> None:
         for name, value in signature.bind(*args, **options).arguments.items():
             if name != "self" and not fits(hints[name], value):
-                raise EnvironmentConfigError(f"at_grpo.environment.{name}={value!r}: {words(hints[name])}")
+                raise option_error(f"{name}={value!r}: {words(hints[name])}")
         init(*args, **options)
 
     checked.__annotations__ = {name: hints[name] for name in signature.parameters if name != "self"}
@@ -105,16 +108,15 @@ def check_isolation(require_isolation: bool | None) -> None:
         ) from error
     log_isolation(level)
     if require_isolation and level != strongest:
-        raise EnvironmentConfigError(
-            f"at_grpo.environment.require_isolation=true: programs run at level {level} here, not {strongest}; "
-            "let the job create user namespaces (docs/sandbox.md), or set it to false"
+        raise option_error(
+            f"require_isolation=true: programs run at level {level} here, not {strongest}; let the job create user "
+            "namespaces (docs/sandbox.md), or set it to false"
         )
 
     if require_isolation is None and level in ("seccomp", "rlimits") and not users():
-        raise EnvironmentConfigError(
-            f"at_grpo.environment.require_isolation=null: programs run at level {level} here, where they can read and "
-            "change the golden tests in this job's memory; see docs/sandbox.md for a stronger level, or set it to "
-            "false"
+        raise option_error(
+            f"require_isolation=null: programs run at level {level} here, where they can read and change the golden "
+            "tests in this job's memory; see docs/sandbox.md for a stronger level, or set it to false"
         )
 
 
@@ -130,12 +132,12 @@ def check_libraries(libraries: Sequence[str] | None, limits: runner.Limits) -> t
     limits = replace(limits, wall_seconds=600.0)  # a busy machine must not change the prompts
     if libraries is None:
         return tuple(name for name in MATHEMATICS if not runner.importable(name, limits))
-    where = f"at_grpo.environment.libraries={libraries!r}"
+    where = f"libraries={libraries!r}"
     for name in libraries:
         if not name.isidentifier():
-            raise EnvironmentConfigError(f"{where}: {name!r} is not the name of a package")
+            raise option_error(f"{where}: {name!r} is not the name of a package")
         if why := runner.importable(name, limits):
-            raise EnvironmentConfigError(f"{where}: programs cannot import {name}: {why}; install it or leave it out")
+            raise option_error(f"{where}: programs cannot import {name}: {why}; install it or leave it out")
     return tuple(libraries)
 
 

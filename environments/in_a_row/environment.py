@@ -14,8 +14,8 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
-from verl_atgrpo import Environment, EnvironmentConfigError, Outcome, Split, Team, stable_hash
-from verl_atgrpo.environments.common.options import with_options
+from verl_atgrpo import Environment, Outcome, Split, Team, stable_hash
+from verl_atgrpo.environments.common.options import option_error, with_options
 from verl_atgrpo.environments.common.workflow import Style
 from verl_atgrpo.environments.in_a_row.board import STONES, Rules, choose, random_moves
 
@@ -63,7 +63,7 @@ class InARow(Environment):
 
     def __post_init__(self) -> None:
         if not self.against or len(set(self.against)) < len(self.against):
-            raise EnvironmentConfigError(f"at_grpo.environment.against={list(self.against)}: one or more, each once")
+            raise option_error(f"against={list(self.against)}: one or more, each once")
 
     def task(self, split: Split, index: int) -> Game:
         """Returns game `index` of `split`; the sides take turns. Validation games begin with an empty board."""

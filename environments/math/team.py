@@ -17,13 +17,14 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
-from verl_atgrpo import Agent, EnvironmentConfigError, EpisodeFailed, Message, Outcome, Score, Team
+from verl_atgrpo import Agent, EpisodeFailed, Message, Outcome, Score, Team
 from verl_atgrpo.environments.common.options import (
     Players,
     Turns,
     check_installed,
     check_isolation,
     check_libraries,
+    option_error,
     with_options,
 )
 from verl_atgrpo.environments.common.records import DataSetEnvironment, read_records
@@ -338,7 +339,7 @@ def _history(turns: Sequence[tuple[Attempt, Attempt]]) -> list[str]:
 
 
 def _read_tasks(source: object, option: str) -> tuple[MathTask, ...]:
-    where = f"at_grpo.environment.{option}.columns"
+    where = f"{option}.columns"
     tasks: list[MathTask] = []
     asked, read = 0, 0
     for row in read_records(source, option, {"question": "question", "answer": "answer"}):
@@ -349,12 +350,12 @@ def _read_tasks(source: object, option: str) -> tuple[MathTask, ...]:
         if question and answer is not None:
             tasks.append(MathTask(question, answer))
     if not asked:
-        raise EnvironmentConfigError(
+        raise option_error(
             f"{where}.question: no row of it has a text, or one message of the role user; the first is "
             f"{str(first['question'])[:80]!r}; name the column of the problems"
         )
     if not any(verifiable(task.answer) for task in tasks[:_TRIED]):
-        raise EnvironmentConfigError(
+        raise option_error(
             f"{where}.answer: no answer in it can be verified, the first is {str(first['answer'])[:80]!r}; name the "
             "column of the answers"
         )

@@ -15,8 +15,8 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
-from verl_atgrpo import Environment, EnvironmentConfigError, Outcome, Score, Split, Team, stable_hash
-from verl_atgrpo.environments.common.options import Turns, with_options
+from verl_atgrpo import Environment, Outcome, Score, Split, Team, stable_hash
+from verl_atgrpo.environments.common.options import Turns, option_error, with_options
 from verl_atgrpo.environments.common.splits import part_of
 from verl_atgrpo.environments.common.words import read_number
 from verl_atgrpo.environments.common.workflow import chat
@@ -66,9 +66,9 @@ class NumberSearch(Environment):
 
     def __post_init__(self) -> None:
         if 2**self.max_turns <= self.numbers:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.max_turns={self.max_turns}: so many guesses find one of at most "
-                f"{2**self.max_turns - 1} numbers, and numbers={self.numbers}"
+            raise option_error(
+                f"max_turns={self.max_turns}: so many guesses find one of at most {2**self.max_turns - 1} numbers, "
+                f"and numbers={self.numbers}"
             )
 
     def task(self, split: Split, index: int) -> Search:

@@ -15,7 +15,7 @@ from annotated_types import Ge, Le
 from verl_atgrpo import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
 from verl_atgrpo.environments.common.drafting import SingleAgent
 from verl_atgrpo.environments.common.moves import MoveGame, Moves, Tool, ask_program, listed_cells
-from verl_atgrpo.environments.common.options import Turns, WallDensity, fixed_options, with_options
+from verl_atgrpo.environments.common.options import Turns, WallDensity, fixed_options, option_error, with_options
 from verl_atgrpo.environments.common.splits import MOST_DRAWS, draw_for
 from verl_atgrpo.environments.common.workflow import Style, chat
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, team_reward, walk
@@ -61,19 +61,13 @@ class PlanPath(MoveGame[State]):
 
     def __post_init__(self) -> None:
         if self.min_distance > self.size:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.min_distance={self.min_distance}: between 1 and size={self.size}"
-            )
+            raise option_error(f"min_distance={self.min_distance}: between 1 and size={self.size}")
         if self.max_distance < self.min_distance:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.max_distance={self.max_distance} is below min_distance={self.min_distance}"
-            )
+            raise option_error(f"max_distance={self.max_distance} is below min_distance={self.min_distance}")
         self.check_form("moves")
         if self.few_shot:
             if (self.style, self.tool) != ("full", "moves"):
-                raise EnvironmentConfigError(
-                    f"at_grpo.environment.few_shot={self.few_shot} goes with style: full, tool: moves"
-                )
+                raise option_error(f"few_shot={self.few_shot} goes with style: full, tool: moves")
             self.search = self.check = ""  # examples answer without reasoning
             self.examples = self._solved_examples(self.few_shot)
 
@@ -99,10 +93,10 @@ class PlanPath(MoveGame[State]):
         raise self._too_few_grids("any split")
 
     def _too_few_grids(self, where: str) -> EnvironmentConfigError:
-        return EnvironmentConfigError(
-            f"at_grpo.environment.size={self.size}, wall_density={self.wall_density}, min_distance="
-            f"{self.min_distance}, max_distance={self.max_distance}: hardly any grid fits {where}; use a larger size, "
-            "a smaller min_distance or a larger max_distance"
+        return option_error(
+            f"size={self.size}, wall_density={self.wall_density}, min_distance={self.min_distance}, "
+            f"max_distance={self.max_distance}: hardly any grid fits {where}; use a larger size, a smaller "
+            "min_distance or a larger max_distance"
         )
 
     def fingerprint(self, task: PlanPathTask) -> str:

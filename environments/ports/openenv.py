@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 from annotated_types import Ge, Gt, Le
 
 from verl_atgrpo import EnvironmentConfigError, EpisodeFailed, stable_hash
-from verl_atgrpo.environments.common.options import with_options
+from verl_atgrpo.environments.common.options import option_error, with_options
 from verl_atgrpo.environments.ports.foreign import FAULTS, canonical, line, load
 from verl_atgrpo.environments.ports.openenv_server import Refusal, Result, Session, server_of
 from verl_atgrpo.environments.ports.replayed_game import After, Move, Position, Refused, TurnGame, logger
@@ -77,17 +77,14 @@ class OpenEnvGame(TurnGame):
         if (app is None) == (url is None) or not (url or "http://").startswith(("http://", "https://")):
             raise EnvironmentConfigError(f"{self.where}: set either app='module:app' or url='http://host:port'")
         if not self.replays and self.on_illegal == "again":
-            raise EnvironmentConfigError(
-                "at_grpo.environment.replays=false: what an illegal action has changed could not be undone; set "
-                "on_illegal: end"
+            raise option_error(
+                "replays=false: what an illegal action has changed could not be undone; set on_illegal: end"
             )
         for option in ("python", "folder", "variables"):
             if url is not None and (value := getattr(self, option)) is not None:
-                raise EnvironmentConfigError(f"at_grpo.environment.{option}={value!r}: has no effect on a url")
+                raise option_error(f"{option}={value!r}: has no effect on a url")
         if "seed" in (self.reset or {}):
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.reset={self.reset!r}: every task has its own seed; remove it"
-            )
+            raise option_error(f"reset={self.reset!r}: every task has its own seed; remove it")
         told = tuple((name, str(value)) for name, value in (self.variables or {}).items())
         self._server = server_of(os.getpid(), self.where, url, app, self.python, self.folder, told)
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
@@ -116,15 +113,13 @@ class OpenEnvGame(TurnGame):
         self._act = load("action", action) if action is not None and ":" in action else None
         required = [name for name in schema["action"].get("required", taken) if name in taken]
         if action is None and len(required) != 1:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.action=null: {self.where} needs {', '.join(required) or 'no field'} of it; "
-                f"set one of {', '.join(taken)}, or 'json', or 'module:function'"
+            raise option_error(
+                f"action=null: {self.where} needs {', '.join(required) or 'no field'} of it; set one of "
+                f"{', '.join(taken)}, or 'json', or 'module:function'"
             )
         self._into = action or required[0]
         if self._act is None and self._into not in (*taken, "json"):
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.action={action!r}: {self.where} has no such field, but {', '.join(taken)}"
-            )
+            raise option_error(f"action={action!r}: {self.where} has no such field, but {', '.join(taken)}")
         self._is_json = taken.get(self._into) in _JSON
 
     def _check_sessions(self) -> None:
@@ -181,9 +176,9 @@ class OpenEnvGame(TurnGame):
         if isinstance(turn, int) and not isinstance(turn, bool) and 0 <= turn < len(self.agents):
             turn = self.agents[turn]
         if turn not in self.agents:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.turn={self.turn!r}: the observation says {turn!r}; it has to be one of "
-                f"{', '.join(self.agents)} or its number from 0"
+            raise option_error(
+                f"turn={self.turn!r}: the observation says {turn!r}; it has to be one of {', '.join(self.agents)} or "
+                "its number from 0"
             )
         if self._convert is not None:
             seen = self._convert(turn, result.observation)
@@ -219,17 +214,14 @@ class OpenEnvGame(TurnGame):
             raise EnvironmentConfigError(f"{self.where}: the rewards {given!r:.80} are none: {line(error)}") from error
         for name, reward in rewards.items():
             if name not in self.agents:
-                raise EnvironmentConfigError(
-                    f"at_grpo.environment.rewards={self.rewards!r}: has one of {name!r}, which is not in agents"
-                )
+                raise option_error(f"rewards={self.rewards!r}: has one of {name!r}, which is not in agents")
             self._check_reward(name, reward)
         return Move(rewards)
 
     def _of(self, result: Result, option: str, name: str) -> Any:
         if name not in result.observation:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.{option}={name!r}: {self.where} observes no such field, but "
-                f"{', '.join(result.observation)}"
+            raise option_error(
+                f"{option}={name!r}: {self.where} observes no such field, but {', '.join(result.observation)}"
             )
         return result.observation[name]
 
@@ -276,9 +268,8 @@ class _Playing:
 
     async def _replay(self, path: tuple[str, ...]) -> None:
         if not self._game.replays:
-            raise EnvironmentConfigError(
-                "at_grpo.environment.replays=false: several replies to one prompt need replays; set "
-                "at_grpo.scheme=parallel"
+            raise option_error(
+                "replays=false: several replies to one prompt need replays; set at_grpo.scheme=parallel"
             )
         for length in range(len(path) + 1):
             again = await self._play(path[:length])

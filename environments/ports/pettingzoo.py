@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any
 
 from verl_atgrpo import EnvironmentConfigError, stable_hash
-from verl_atgrpo.environments.common.options import check_installed, with_options
+from verl_atgrpo.environments.common.options import check_installed, option_error, with_options
 from verl_atgrpo.environments.common.workflow import Style
 from verl_atgrpo.environments.ports.foreign import FAULTS, canonical, line, load, seeded
 from verl_atgrpo.environments.ports.replayed_game import Move, Refused, ReplayedGame
@@ -91,9 +91,9 @@ class PettingZooGame(ReplayedGame):
                         f"{self.where}: the action space of {agent!r} is {space}; use Discrete or Text"
                     )
                 if self.names is not None and (not isinstance(space, Discrete) or space.n != len(self.names)):
-                    raise EnvironmentConfigError(
-                        f"at_grpo.environment.actions names {len(self.names)} actions, the action space of "
-                        f"{agent!r} is {space}; name each action of a Discrete space, or leave actions out"
+                    raise option_error(
+                        f"actions names {len(self.names)} actions, the action space of {agent!r} is {space}; name "
+                        "each action of a Discrete space, or leave actions out"
                     )
             return list(env.possible_agents)
         finally:

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from verl_atgrpo import Environment, EnvironmentConfigError, Message, Outcome, Score, Split, Team, stable_hash
+from verl_atgrpo import Environment, Message, Outcome, Score, Split, Team, stable_hash
 from verl_atgrpo.environments.common.limited import LimitedProcess
-from verl_atgrpo.environments.common.options import Turns, check_installed, with_options
+from verl_atgrpo.environments.common.options import Turns, check_installed, option_error, with_options
 from verl_atgrpo.environments.common.replies import after_thoughts, labelled, labels, repeats
 from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.environments.common.workflow import Style, chat
@@ -73,7 +73,7 @@ class ReasoningGym(Environment):
 
     def __post_init__(self) -> None:
         check_installed("reasoning_gym", "reasoning-gym", "reasoning-gym")
-        self.where = f"at_grpo.environment.dataset={self.dataset!r}"
+        self.where = f"dataset={self.dataset!r}"
         self._options = dict(self.options or {})
         self._check_dataset()
 
@@ -82,45 +82,41 @@ class ReasoningGym(Environment):
 
         for key in ("seed", "size"):
             if key in self._options:
-                raise EnvironmentConfigError(
-                    f"at_grpo.environment.options.{key}={self._options[key]!r} is set for each task: remove it "
-                    "(at_grpo.environment.seed is the one to set)"
+                raise option_error(
+                    f"options.{key}={self._options[key]!r} is set for each task: remove it (at_grpo.environment.seed "
+                    "is the one to set)"
                 )
         mixed = self.dataset == "composite"
         try:
             named = [part["name"] for part in self._options["datasets"]] if mixed else [self.dataset]
         except FAULTS as error:
-            raise EnvironmentConfigError(
+            raise option_error(
                 f"{self.where}: at_grpo.environment.options.datasets is a list of {{name, weight, config}}"
             ) from error
         for name in named:
             if name not in DATASETS or (mixed and name == "composite"):
-                raise EnvironmentConfigError(f"{self.where}: reasoning-gym has no data set {name!r}")
+                raise option_error(f"{self.where}: reasoning-gym has no data set {name!r}")
         self._modules = sorted({DATASETS[name][0].__module__ for name in named})
         try:
             task = self._draw(0)
             parts = [(part["name"], part.get("config", {})) for part in self._options["datasets"]] if mixed else []
             drawn = [(self._drawn(name, options, 0), name, options) for name, options in parts]
         except FAULTS as error:
-            raise EnvironmentConfigError(
-                f"{self.where}, options={self._options}: cannot be made, {line(error)}"
-            ) from error
+            raise option_error(f"{self.where}, options={self._options}: cannot be made, {line(error)}") from error
         for part in drawn or [(task, self.dataset, self._options)]:
             self._check_evaluating(*part)
         if (paid := self._paid(task, "the quick brown fox")) > 2 * _FORMAT:
-            raise EnvironmentConfigError(f"{self.where}: its scorer gives {paid:g} for a wrong answer")
+            raise option_error(f"{self.where}: its scorer gives {paid:g} for a wrong answer")
         gold = task.entry.get("answer")
         if isinstance(gold, str) and (paid := self._paid(task, gold)) < 1:
-            raise EnvironmentConfigError(
-                f"{self.where}: its scorer gives only {paid:g} for its own answer {gold!r:.80}"
-            )
+            raise option_error(f"{self.where}: its scorer gives only {paid:g} for its own answer {gold!r:.80}")
         self._check_constants()
 
     def _check_evaluating(self, task: ReasoningTask, name: str, options: Mapping[str, Any]) -> None:
         """Raises EnvironmentConfigError if a scorer executes one of a few answers; later ones would earn nothing."""
         for answer in (str(task.entry.get("answer")), *_PROBES):
             if self._ask(name, options, task.seed, answer)[1]:
-                raise EnvironmentConfigError(
+                raise option_error(
                     f"{self.where}: the scorer of {name!r} evaluates replies as Python; use another data set"
                 )
 
@@ -135,7 +131,7 @@ class ReasoningGym(Environment):
         chance = max((earned(answer) for answer in own if isinstance(answer, str)), default=0.0)
         constant = max(_CONSTANTS, key=earned)
         if (paid := earned(constant)) > chance + _MARGIN:
-            raise EnvironmentConfigError(
+            raise option_error(
                 f"{self.where}: its scorer gives {paid:.2g} on average for the answer {constant!r} to every question, "
                 f"and at most {chance:.2g} for the right answer to one of them"
             )
@@ -147,9 +143,9 @@ class ReasoningGym(Environment):
         rng = random.Random(stable_hash("reasoning_gym", self.dataset, self.seed, split, index))
         task: ReasoningTask | None = draw_for(split, lambda: self._draw(rng.getrandbits(31)), self.task_key)
         if task is None:
-            raise EnvironmentConfigError(
-                f"{self.where}, options={self._options}: hardly any question is for the split {split!r}; "
-                "use options that allow more questions"
+            raise option_error(
+                f"{self.where}, options={self._options}: hardly any question is for the split {split!r}; use options "
+                "that allow more questions"
             )
         return task
 

@@ -20,7 +20,7 @@ from typing import Annotated, Literal, Protocol
 from annotated_types import Ge, Le
 
 from verl_atgrpo import Environment, EnvironmentConfigError, Message, Outcome, Score, Split, Team, stable_hash
-from verl_atgrpo.environments.common.options import with_options
+from verl_atgrpo.environments.common.options import option_error, with_options
 from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.environments.ports.foreign import FAULTS, line, seeded
 from verl_atgrpo.train.config.kinds import Finite
@@ -117,15 +117,11 @@ class TurnGame(Environment):
         self.agents = tuple(map(str, agents))  # type: ignore[misc]  # depend on the options
         self.in_turn = self.team == "turns"
         if self.in_turn and len(self.agents) < 2:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.team='turns': {self.agents[0]!r} has no opponent here; leave it out"
-            )
+            raise option_error(f"team='turns': {self.agents[0]!r} has no opponent here; leave it out")
         team = self.agents if self.team is None or isinstance(self.team, str) else self.team
         for agent in team:
             if agent not in self.agents:
-                raise EnvironmentConfigError(
-                    f"at_grpo.environment.team: {agent!r} is not an agent here, use some of {', '.join(self.agents)}"
-                )
+                raise option_error(f"team: {agent!r} is not an agent here, use some of {', '.join(self.agents)}")
         self._team = tuple(team) or self.agents
 
     def side(self, task: int) -> tuple[str, ...]:
@@ -222,9 +218,9 @@ class TurnGame(Environment):
 
     def _check_reward(self, agent: str, reward: float) -> None:
         if not math.isfinite(reward) or reward < self.illegal_reward:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.illegal_reward={self.illegal_reward}: {agent!r} earned {reward}; rewards are "
-                "finite, and none is less than that of an illegal reply: lower it"
+            raise option_error(
+                f"illegal_reward={self.illegal_reward}: {agent!r} earned {reward}; rewards are finite, and none is "
+                "less than that of an illegal reply: lower it"
             )
 
     async def _score(

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 from annotated_types import Gt, Le
 
 from verl_atgrpo import Environment, EnvironmentConfigError, Outcome, Score, Split, Team, stable_hash
-from verl_atgrpo.environments.common.options import Turns, check_installed, with_options
+from verl_atgrpo.environments.common.options import Turns, check_installed, option_error, with_options
 from verl_atgrpo.environments.common.splits import split_of
 from verl_atgrpo.environments.ports.foreign import FAULTS, line
 from verl_atgrpo.play.types import EpisodeFailed
@@ -30,7 +30,6 @@ from verl_atgrpo.train.config.kinds import Finite
 if TYPE_CHECKING:
     from verl_atgrpo.environments.ports.verifiers_seats import Names
 
-_CONFIG = "at_grpo.environment.config"
 _MODEL = "policy"
 """What requests call the model; each agent's endpoint knows its own."""
 _MOST_COMPLETIONS = 1_000_000
@@ -80,9 +79,7 @@ class VerifiersEnvironment(Environment):
         check_installed("verifiers", "verifiers", "verifiers")
         config, train, val, reward_of = self.config, self.train, self.val, self.reward_of
         if (train is None) != (val is None):
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.train={train!r:.80}, val={val!r:.80}: give both, or neither to split one taskset"
-            )
+            raise option_error(f"train={train!r:.80}, val={val!r:.80}: give both, or neither to split one taskset")
         try:
             import verifiers.v1 as vf
 
@@ -99,12 +96,10 @@ class VerifiersEnvironment(Environment):
         except (*FAULTS, ImportError, OSError) as error:
             if isinstance(error, EnvironmentConfigError):
                 raise
-            raise EnvironmentConfigError(f"{_CONFIG}={config!r:.200}: cannot be made, {line(error)}") from error
+            raise option_error(f"config={config!r:.200}: cannot be made, {line(error)}") from error
         self.schemes = dict.fromkeys(self.agents, ("parallel", "branch", "own"))  # type: ignore[misc]
         if reward_of is not None and reward_of not in seats:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.reward_of={reward_of!r} is no seat here: use one of {', '.join(seats)}"
-            )
+            raise option_error(f"reward_of={reward_of!r} is no seat here: use one of {', '.join(seats)}")
         self._serving: WeakKeyDictionary[asyncio.AbstractEventLoop, _Serving] = WeakKeyDictionary()
 
     def _untrained(self, vf: Any) -> tuple[str, ...]:
@@ -120,16 +115,14 @@ class VerifiersEnvironment(Environment):
 
     def _tasks_of(self, vf: Any, split: Split, given: Mapping[str, Any] | None) -> _Tasks:
         if unknown := {*(given or {})} - {"taskset", "select"}:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.{split}.{min(unknown)} is unknown: it takes taskset and select"
-            )
+            raise option_error(f"{split}.{min(unknown)} is unknown: it takes taskset and select")
         given = given or {}
         merged = {**self._raw, "taskset": {**self._raw.get("taskset", {}), **given.get("taskset", {})}}
         taskset = vf.load_taskset(vf.resolve_env_config(copy.deepcopy(merged)).taskset)
         selected = taskset.select(vf.SelectConfig.model_validate(copy.deepcopy(dict(given.get("select", {})))))
         tasks = _Tasks(selected, None if given else split)
         if not tasks.has(0):
-            raise EnvironmentConfigError(f"at_grpo.environment.{split}: the taskset has no task for this split")
+            raise option_error(f"{split}: the taskset has no task for this split")
         return tasks
 
     def _common_words(self) -> tuple[int, int] | None:
@@ -143,7 +136,7 @@ class VerifiersEnvironment(Environment):
         """Returns task `index` of `split`, a task of verifiers."""
         tasks = self._read[split]
         if not tasks.has(index):
-            raise EnvironmentConfigError(f"at_grpo.environment.{split}: the taskset has no task {index} of this split")
+            raise option_error(f"{split}: the taskset has no task {index} of this split")
         return tasks.made[index]
 
     def num_tasks(self, split: Split) -> int | None:
@@ -288,33 +281,31 @@ def _check_seats(vf: Any, config: Any, seats: Mapping[str, Any], ours: Sequence[
     from verifiers.v1.runtimes import runtime_is_local
 
     if not ours:
-        raise EnvironmentConfigError(f"{_CONFIG}: all seats have a client of their own; remove one to train it")
+        raise option_error("config: all seats have a client of their own; remove one to train it")
     for where, retries in [("", config.retries), *((f".{name}", seats[name].retries) for name in ours)]:
         if retries.max_retries or retries.rules:
-            raise EnvironmentConfigError(
-                f"{_CONFIG}{where}.retries: remove it; a failed episode is replaced by one of another task"
+            raise option_error(
+                f"config{where}.retries: remove it; a failed episode is replaced by one of another task"
             )
     for name, spec in seats.items():
-        where = f"{_CONFIG}.{name}"
+        where = f"config.{name}"
         if name in ours and spec.model is not None:
-            raise EnvironmentConfigError(
+            raise option_error(
                 f"{where}.model={spec.model!r}: at_grpo.agents says which policy answers; remove it, or add a client"
             )
         sampling = {} if spec.sampling is None else spec.sampling.model_dump(exclude_unset=True)
         if name in ours and (sampled := sorted({*sampling} - {"max_tokens"})):
-            raise EnvironmentConfigError(
-                f"{where}.sampling.{sampled[0]}: at_grpo.sampling says how it samples; remove it"
-            )
+            raise option_error(f"{where}.sampling.{sampled[0]}: at_grpo.sampling says how it samples; remove it")
         if not runtime_is_local(spec.runtime):
-            raise EnvironmentConfigError(
+            raise option_error(
                 f"{where}.runtime.type={spec.runtime.type!r} is elsewhere and cannot reach our endpoints: use "
                 "subprocess, docker, podman or apptainer"
             )
         harness = vf.load_harness(config.agent_harnesses()[name])
         if harness.EXECUTES_CODE and isinstance(spec.runtime, vf.SubprocessConfig):
-            raise EnvironmentConfigError(
-                f"{where}.harness.id={harness.config.id!r} executes what the model writes, on this machine: give it "
-                "a runtime of type docker, podman or apptainer, or the harness null"
+            raise option_error(
+                f"{where}.harness.id={harness.config.id!r} executes what the model writes, on this machine: give it a "
+                "runtime of type docker, podman or apptainer, or the harness null"
             )
 
 

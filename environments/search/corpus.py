@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from verl_atgrpo import EnvironmentConfigError, Split, stable_hash
+from verl_atgrpo import Split, stable_hash
+from verl_atgrpo.environments.common.options import option_error
 from verl_atgrpo.environments.common.records import read_records
 from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.environments.search.answers import normalised
@@ -196,9 +197,9 @@ def read_questions(source: object, option: str) -> list[Question]:
         answers = row["answer"] if isinstance(row["answer"], list) else [row["answer"]]
         asked = isinstance(row["question"], str) and bool(row["question"].strip())
         if not asked or not answers or not all(isinstance(one, str) and normalised(one) for one in answers):
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.{option}: the question {str(row['question'])[:80]!r} has the answer "
-                f"{str(row['answer'])[:80]!r}; both are texts with words, or the answer is a list of texts"
+            raise option_error(
+                f"{option}: the question {str(row['question'])[:80]!r} has the answer {str(row['answer'])[:80]!r}; "
+                "both are texts with words, or the answer is a list of texts"
             )
         facts = _parsed(row["supporting_facts"]) or ()
         titles = facts["title"] if isinstance(facts, Mapping) else [fact[0] for fact in facts]

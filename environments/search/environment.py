@@ -16,8 +16,8 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
-from verl_atgrpo import Agent, EnvironmentConfigError, Message, Outcome, Score, Split, Team
-from verl_atgrpo.environments.common.options import Turns, check_installed, fixed_options, with_options
+from verl_atgrpo import Agent, Message, Outcome, Score, Split, Team
+from verl_atgrpo.environments.common.options import Turns, check_installed, fixed_options, option_error, with_options
 from verl_atgrpo.environments.common.records import DataSetEnvironment
 from verl_atgrpo.environments.common.replies import after_thoughts
 from verl_atgrpo.environments.common.words import read_word
@@ -80,16 +80,13 @@ class SearchEnvironment(DataSetEnvironment[Question]):
         self.generated = self.train is None and self.val is None
         if self.generated:
             if self.corpus is not None:
-                raise EnvironmentConfigError(
-                    "at_grpo.environment.corpus: generated questions have their own documents; set train and val, or "
-                    "corpus: null"
+                raise option_error(
+                    "corpus: generated questions have their own documents; set train and val, or corpus: null"
                 )
             return
         for name in ("people", "cities", "seed"):
             if (value := getattr(self, name)) is not None:
-                raise EnvironmentConfigError(
-                    f"at_grpo.environment.{name}={value}: has no effect on the questions of a data set; set it to null"
-                )
+                raise option_error(f"{name}={value}: has no effect on the questions of a data set; set it to null")
         self._read()
 
     def _read(self) -> None:
@@ -98,9 +95,7 @@ class SearchEnvironment(DataSetEnvironment[Question]):
         everything = [question for tasks in self._tasks.values() for question in tasks]
         corpus = shared or Corpus(document for question in everything for document in question.corpus.documents)
         if not corpus.documents:
-            raise EnvironmentConfigError(
-                "at_grpo.environment.corpus=null: the questions have no column context; name a corpus of documents"
-            )
+            raise option_error("corpus=null: the questions have no column context; name a corpus of documents")
         for split, tasks in self._tasks.items():
             self._tasks[split] = tuple(replace(question, corpus=corpus) for question in tasks)
 

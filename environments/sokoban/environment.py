@@ -15,10 +15,10 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Le
 
-from verl_atgrpo import EnvironmentConfigError, Outcome, Score, Split, stable_hash
+from verl_atgrpo import Outcome, Score, Split, stable_hash
 from verl_atgrpo.environments.common.drafting import SingleAgent
 from verl_atgrpo.environments.common.moves import MoveGame, Moves, Tool, ask_program, listed_cells
-from verl_atgrpo.environments.common.options import Turns, WallDensity, fixed_options, with_options
+from verl_atgrpo.environments.common.options import Turns, WallDensity, fixed_options, option_error, with_options
 from verl_atgrpo.environments.common.splits import draw_for, split_of
 from verl_atgrpo.environments.sokoban.board import SokobanTask, State, approach, clear, team_reward, walk
 from verl_atgrpo.environments.sokoban.levels import Generator, read_levels
@@ -72,9 +72,9 @@ class Sokoban(MoveGame[State]):
         if self.levels is not None:
             if given:
                 named = ", ".join(f"{name}={value!r}" for name, value in given.items())
-                raise EnvironmentConfigError(
-                    f"at_grpo.environment.{named}: no effect with levels={self.levels!r}, which replaces the "
-                    "generator; remove one or the other"
+                raise option_error(
+                    f"{named}: no effect with levels={self.levels!r}, which replaces the generator; remove one or the "
+                    "other"
                 )
             self._levels = {"train": [], "val": []}
             for level in read_levels(self.levels):

@@ -13,9 +13,9 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from verl_atgrpo import EnvironmentConfigError, Outcome, Score, Split, stable_hash
+from verl_atgrpo import Outcome, Score, Split, stable_hash
 from verl_atgrpo.environments.common.drafting import DraftingGame, SingleAgent
-from verl_atgrpo.environments.common.options import Turns, fixed_options, with_options
+from verl_atgrpo.environments.common.options import Turns, fixed_options, option_error, with_options
 from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.environments.common.workflow import Style
 from verl_atgrpo.environments.sudoku.grid import (
@@ -57,9 +57,9 @@ class Sudoku(DraftingGame[State, str]):
         size = self.size
         self._clues = size * size // 2 if self.clues is None else self.clues
         if not FEWEST_CLUES[size] <= self._clues < size * size:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.clues={self._clues}: a whole number, at least {FEWEST_CLUES[size]} and at most "
-                f"{size * size - 1} for size={size}, which leaves one hole"
+            raise option_error(
+                f"clues={self._clues}: a whole number, at least {FEWEST_CLUES[size]} and at most {size * size - 1} "
+                f"for size={size}, which leaves one hole"
             )
         self.check_form("grid")
         box = math.isqrt(size)
@@ -79,9 +79,9 @@ class Sudoku(DraftingGame[State, str]):
         rng = random.Random(stable_hash("sudoku", self.seed, split, index))
         task = draw_for(split, lambda: self._draw_task(rng), self.task_key)
         if task is None:
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.clues={self._clues}: hardly any puzzle of size={self.size} is left for the "
-                f"split {split!r}; use fewer clues"
+            raise option_error(
+                f"clues={self._clues}: hardly any puzzle of size={self.size} is left for the split {split!r}; use "
+                "fewer clues"
             )
         return task
 

@@ -22,9 +22,9 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
-from verl_atgrpo import Environment, EnvironmentConfigError, Outcome, Score, Split, Team, stable_hash
+from verl_atgrpo import Environment, Outcome, Score, Split, Team, stable_hash
 from verl_atgrpo.environments.common.moves import MOVES
-from verl_atgrpo.environments.common.options import Turns, WallDensity, fixed_options, with_options
+from verl_atgrpo.environments.common.options import Turns, WallDensity, fixed_options, option_error, with_options
 from verl_atgrpo.environments.common.splits import MOST_DRAWS, part_of
 from verl_atgrpo.environments.common.words import Said, read_number, read_word
 from verl_atgrpo.environments.common.workflow import chat
@@ -87,9 +87,9 @@ class _Told(Environment):
             near = range(self.min_distance, self.max_distance + 1)
             if starts := [cell for cell in cells if task.distance.get(cell) in near]:
                 return replace(task, start=rng.choice(starts))
-        raise EnvironmentConfigError(
-            f"at_grpo.environment.size={self.size}: hardly any field has a start {self.min_distance} to "
-            f"{self.max_distance} steps from the goal; use a larger size, or less walls"
+        raise option_error(
+            f"size={self.size}: hardly any field has a start {self.min_distance} to {self.max_distance} steps from "
+            "the goal; use a larger size, or less walls"
         )
 
     def fingerprint(self, task: PlanPathTask) -> str:
@@ -269,9 +269,9 @@ class WalledWalk(_Told):
 
     def __post_init__(self) -> None:
         if self.min_distance > min(self.max_turns - _SPARE, self.size):
-            raise EnvironmentConfigError(
-                f"at_grpo.environment.min_distance={self.min_distance}: at most size={self.size}, and {_SPARE} less "
-                f"than max_turns={self.max_turns}"
+            raise option_error(
+                f"min_distance={self.min_distance}: at most size={self.size}, and {_SPARE} less than "
+                f"max_turns={self.max_turns}"
             )
 
     @property
