@@ -7,10 +7,10 @@ programs run only in the sandbox.
 from __future__ import annotations
 
 import asyncio
-import functools
 import pprint
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from annotated_types import Ge, Le
@@ -78,12 +78,12 @@ class Code(DataSetEnvironment[Problem]):
     def __post_init__(self) -> None:
         check_isolation(self.require_isolation)
         most: dict[Split, int | None] = {"train": self.max_tests, "val": self.val_max_tests}
-        self.read_tasks(self.train, self.val, lambda split, section, where: read_problems(section, where, most[split]))
+        self.read_tasks(lambda split, section, where: read_problems(section, where, most[split]))
         if self.tester_reward == "golden" and not any(problem.solution for problem in self._tasks["train"]):
             raise option_error("tester_reward='golden': the data of train have no solutions; use format")
         # Generous wall-clock limit: scores must not depend on the machine's load. Golden output may be long.
-        seconds = self.cpu_seconds
-        self._limits = Limits(seconds, 4.0 * seconds + 2, self.memory_mb, output_bytes=1 << 20)
+        wall_seconds = 4.0 * self.cpu_seconds + 2
+        self._limits = Limits(self.cpu_seconds, wall_seconds, self.memory_mb, output_bytes=1 << 20)
 
     def fingerprint(self, task: Problem) -> str:
         """Returns the statement without whitespace and case differences."""
@@ -111,12 +111,8 @@ class Code(DataSetEnvironment[Problem]):
         turns = 0
         while turns < self.max_turns and not state.agreed:
             program, test = await asyncio.gather(
-                team.coder.act(
-                    functools.partial(self.coder_prompt, state), functools.partial(self.score_program, judged)
-                ),
-                team.tester.act(
-                    functools.partial(self.tester_prompt, state), functools.partial(self.score_test, task)
-                ),
+                team.coder.act(partial(self.coder_prompt, state), partial(self.score_program, judged)),
+                team.tester.act(partial(self.tester_prompt, state), partial(self.score_test, task)),
             )
             state = await self._next(state, program.text, test.text)
             turns += 1
@@ -197,8 +193,7 @@ class SingleCode(Code):
         program: str | None = None
         turns, repeated = 0, False
         while turns < self.max_turns and not repeated:
-            asked = functools.partial(self.prompt, task, program)
-            reply = await team.solo.act(asked, functools.partial(self.score_program, judged))
+            reply = await team.solo.act(partial(self.prompt, task, program), partial(self.score_program, judged))
             written = extract_python(reply.text)
             # A reply that does not parse keeps the last program.
             repeated, program = written is not None and written == program, program if written is None else written

@@ -132,18 +132,18 @@ def data_sets(source: object, option: str) -> dict[str, tuple[str, object]]:
 class DataSetEnvironment(Environment, Generic[Task]):
     """An environment whose tasks are the rows of data sets."""
 
-    def read_tasks(self, train: object, val: object, read: Callable[[Split, object, str], Sequence[Task]]) -> None:
-        """Reads the tasks of both splits, each from one data set or several named ones.
+    train: object
+    val: object
+
+    def read_tasks(self, read: Callable[[Split, object, str], Sequence[Task]]) -> None:
+        """Reads the tasks of both splits from the options `train` and `val`, each a data set or several named ones.
 
         Args:
-            train: the option of this name.
-            val: the option of this name.
-            read: returns the tasks of a data set; called with the split, the section and the section's path in the
-                options for messages.
+            read: split, section of a data set and its path in the options -> its tasks.
         """
         self._tasks: dict[Split, tuple[Task, ...]] = {}
         self._data_sets: dict[Split, dict[str, int]] = {}
-        sources: tuple[tuple[Split, object], ...] = ("train", train), ("val", val)
+        sources: tuple[tuple[Split, object], ...] = ("train", self.train), ("val", self.val)
         for split, source in sources:
             parts = data_sets(source, split).items()
             tasks = {name: read(split, section, where) for name, (where, section) in parts}

@@ -108,7 +108,7 @@ class MathEnvironment(DataSetEnvironment[MathTask]):
 
     def __post_init__(self) -> None:
         check_installed("math_verify", "math-verify, which checks answers,", "math")
-        self.read_tasks(self.train, self.val, lambda split, section, where: _read_tasks(section, where))
+        self.read_tasks(lambda split, section, where: _read_tasks(section, where))
 
     def fingerprint(self, task: MathTask) -> str:
         """Returns the problem's text without case, blanks, punctuation and LaTeX layout."""

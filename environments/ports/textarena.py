@@ -75,8 +75,7 @@ class TextArenaGame(ReplayedGame):
             logger.warning("%s", message)
         if (found := played["after"]) is None:
             return None
-        asked = found["asked"] and (found["asked"][0], found["asked"][1])
-        return Position(asked, Move(found["rewards"], found["legal"]))
+        return Position(found["asked"] and tuple(found["asked"]), Move(**found["move"]))
 
     def _check_game(self) -> None:
         import textarena

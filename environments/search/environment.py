@@ -91,7 +91,7 @@ class SearchEnvironment(DataSetEnvironment[Question]):
 
     def _read(self) -> None:
         shared = None if self.corpus is None else read_corpus(self.corpus, "corpus")
-        self.read_tasks(self.train, self.val, lambda split, section, where: read_questions(section, where))
+        self.read_tasks(lambda split, section, where: read_questions(section, where))
         everything = [question for tasks in self._tasks.values() for question in tasks]
         corpus = shared or Corpus(document for question in everything for document in question.corpus.documents)
         if not corpus.documents:

@@ -12,12 +12,12 @@ occurs in training. The checker's tell neither, so it sees in validation what it
 from __future__ import annotations
 
 import asyncio
-import functools
 import random
 import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
@@ -67,13 +67,10 @@ class _Told(Environment):
     wall_density: float = 0.0
     min_distance: int = 1
     """Fewest steps from start to goal."""
+    max_distance: int
+    """Most steps from start to goal."""
     max_turns: int
     seed: int
-
-    @property
-    @abstractmethod
-    def max_distance(self) -> int:
-        """Most steps from start to goal."""
 
     def task(self, split: Split, index: int) -> PlanPathTask:
         """Returns field `index` of `split`; splits are disjoint because they have different goals."""
@@ -163,23 +160,21 @@ class Walk(_Told):
     seed: int = 0
     """Tasks derive from it."""
 
-    @property
-    def max_distance(self) -> int:
-        """Any field can be crossed in two turns."""
-        return 2 * self.size
+    def __post_init__(self) -> None:
+        self.max_distance = 2 * self.size  # any field can be crossed in two turns
 
     async def _turn(self, state: Remembered, turn: int, team: Team) -> tuple[Remembered, bool]:
         lies = f"{where_walker_is(state)} {where_goal_lies(state)}"
         way = await team.navigator.act(
             chat(f"In which direction do you go first: up, down, left or right? Answer with one word. {lies}"),
-            functools.partial(self.score_direction, state),
+            partial(self.score_direction, state),
         )
         direction = read_word(way.text, tuple(DIRECTIONS))
         if direction is None:
             return state, False
         pace = await team.pacer.act(
             chat(f"How many steps do you go? Answer with the number only. {lies} You go {direction.value}."),
-            functools.partial(self.score_steps, state, direction.value),
+            partial(self.score_steps, state, direction.value),
         )
         steps = read_number(pace.text)
         return (state if steps is None else self._after(state, direction.value, steps.value)), False
@@ -217,7 +212,7 @@ class SingleWalk(Walk):
             "In which direction do you go first, up, down, left or right, and how many steps? "
             f"Answer with one word and one number. {where_walker_is(state)} {where_goal_lies(state)}"
         )
-        reply = (await team.solo.act(prompt, functools.partial(self.score_both, state))).text
+        reply = (await team.solo.act(prompt, partial(self.score_both, state))).text
         direction, steps = read_word(reply, tuple(DIRECTIONS)), read_number(reply)
         if direction is None or steps is None:
             return state, False
@@ -268,16 +263,12 @@ class WalledWalk(_Told):
     """Tasks derive from it."""
 
     def __post_init__(self) -> None:
-        if self.min_distance > min(self.max_turns - _SPARE, self.size):
+        self.max_distance = self.max_turns - _SPARE  # a turn is one step; prompts do not show the whole field
+        if self.min_distance > min(self.max_distance, self.size):
             raise option_error(
                 f"min_distance={self.min_distance}: at most size={self.size}, and {_SPARE} less than "
                 f"max_turns={self.max_turns}"
             )
-
-    @property
-    def max_distance(self) -> int:
-        """A turn is one step; some are to spare, as prompts do not show the whole field."""
-        return self.max_turns - _SPARE
 
     def task(self, split: Split, index: int) -> WalledTask:
         """Returns field `index` of `split`, and in training the turns with a question about a wall."""
@@ -294,7 +285,7 @@ class WalledWalk(_Told):
         way, _ = await asyncio.gather(
             team.navigator.act(
                 chat(f"{_WHICH_WAY} {self.told(state)}"),
-                functools.partial(self.score_direction, state),
+                partial(self.score_direction, state),
             ),
             self._practise(state, turn, team),
         )
@@ -322,7 +313,7 @@ class WalledWalk(_Told):
         ways = ", ".join(f"{name}: {self._verdict(state, name)}" for name in sorted(DIRECTIONS, key=direction.__eq__))
         verdict = await team.checker.act(
             chat(f"What is {direction}? Answer with one word. {ways}."),
-            functools.partial(self.score_verdict, state, direction),
+            partial(self.score_verdict, state, direction),
         )
         said = read_word(verdict.text, _VERDICTS)
         return None if said is None else said.value
@@ -382,7 +373,7 @@ class SingleWalledWalk(WalledWalk):
 
     async def _turn(self, state: Remembered, turn: int, team: Team) -> tuple[Remembered, bool]:
         prompt = chat(f"{_WHICH_WAY} {self.told(state)}")
-        reply = await team.solo.act(prompt, functools.partial(self.score_direction, state))
+        reply = await team.solo.act(prompt, partial(self.score_direction, state))
         direction = read_word(reply.text, tuple(DIRECTIONS))
         return (state, False) if direction is None else self._step(state, direction.value)
 
