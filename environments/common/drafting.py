@@ -151,7 +151,11 @@ class DraftingGame(Environment, Generic[State, Answer]):
         effect = self.effect(state, draft.answer)
         if self.style == "compact":
             return chat(f"plan{self.shown(state)}\n{effect}")
-        program = quoted_program(draft) if self.uses_python else ""
+        program = ""
+        if self.uses_python:  # quoted, so that no line of the tool user parses as the planner's answer
+            printed = draft.output or "(nothing)"
+            wrote = f"A tool user wrote this:\n{shortened(draft.text, READ)}\nIt printed:\n{printed}\n"
+            program = quoted(wrote, 2 * READ)
         return self._dialogue(f"{self.shown(state)}\n{program}{effect}\n{self.ask(draft.answer)}")
 
     def _dialogue(self, question: str) -> list[Message]:
@@ -214,12 +218,3 @@ class SingleAgent(DraftingGame[State, Answer]):
     async def decide(self, state: State, team: Team) -> Candidate:
         """Returns the reply that is played in a turn."""
         return await team.solo.act(self.answer_prompt(state), functools.partial(self.score_reply, state))
-
-
-def quoted_program(draft: Draft[Answer]) -> str:
-    """Returns the part of the planner's prompt about a program: the reply that contains it, and its output.
-
-    Quoted, so that no line of the tool user parses as the planner's answer.
-    """
-    wrote = shortened(draft.text, READ)
-    return quoted(f"A tool user wrote this:\n{wrote}\nIt printed:\n{draft.output or '(nothing)'}\n", 2 * READ)

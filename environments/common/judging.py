@@ -17,6 +17,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 from verl_atgrpo import Agent, Candidate, EnvironmentConfigError, Score, stable_hash
 from verl_atgrpo.environments.common.replies import after_thoughts
@@ -31,32 +32,33 @@ _GRADE = re.compile(r"(?im)^[ \t*#]*grade[ \t*]*:[ \t*]*([0-9]{1,4})(?:[ \t]*/[ 
 _ORDER = re.compile(r"(?im)^[ \t*#]*order[ \t*]*:[ \t*]*([0-9][0-9, \t>]{0,400}?)[ \t.*]*$")
 
 
+@dataclass
 class EndpointJudge:
-    """A judge that an OpenAI-compatible server has; asked like an agent of the team, and never trained or recorded."""
+    """A judge that an OpenAI-compatible server has; asked like an agent of the team, and never trained or recorded.
 
-    def __init__(
-        self, source: str, *, temperature: float = 0.0, max_tokens: int = 1024, timeout: float = 300.0
-    ) -> None:
-        """Checks the source; the first request connects.
+    The first request connects. Raises EnvironmentConfigError if the source is no such URL, or the variable that it
+    names is not set.
+    """
 
-        Args:
-            source: `MODEL@http(s)://host/v1[#KEY_VARIABLE]`, as for `verl-atgrpo eval`; the environment variable has
-                the key.
-            temperature: that it answers at.
-            max_tokens: of a verdict.
-            timeout: seconds for one, with retries.
+    source: str
+    """`MODEL@http(s)://host/v1[#KEY_VARIABLE]`, as for `verl-atgrpo eval`; the environment variable has the key."""
+    _: KW_ONLY
+    temperature: float = 0.0
+    """That it answers at."""
+    max_tokens: int = 1024
+    """Of a verdict."""
+    timeout: float = 300.0
+    """Seconds for one, with retries."""
 
-        Raises EnvironmentConfigError if the source is no such URL, or the variable that it names is not set.
-        """
+    def __post_init__(self) -> None:
         try:
-            endpoint = RemoteModel.parse(source)
+            endpoint = RemoteModel.parse(self.source)
             if endpoint is None:
-                raise ValueError(f"{source!r} is no MODEL@http(s)://host/v1")
+                raise ValueError(f"{self.source!r} is no MODEL@http(s)://host/v1")
             endpoint.key()
         except ValueError as error:
             raise EnvironmentConfigError(f"a judge's endpoint: {error}") from error
-        self._endpoint, self._temperature = endpoint, temperature
-        self._max_tokens, self._timeout = max_tokens, timeout
+        self._endpoint = endpoint
         self._policy: RemotePolicy | None = None
 
     async def act(self, prompt: PromptSource, *, train: bool = False) -> Candidate:
@@ -78,10 +80,10 @@ class EndpointJudge:
         if self._policy is None:
             self._policy = RemotePolicy(
                 self._endpoint,
-                sampling={"temperature": self._temperature, "top_p": 1.0, "top_k": -1},
-                max_response_length=self._max_tokens,
+                sampling={"temperature": self.temperature, "top_p": 1.0, "top_k": -1},
+                max_response_length=self.max_tokens,
                 chat_template_kwargs={},
-                request_timeout=self._timeout,
+                request_timeout=self.timeout,
             )
         asked = self._policy.encode(as_messages(prompt() if callable(prompt) else prompt))
         return Candidate(await self._policy.generate("judge", asked, None), Score(), 0.0)

@@ -172,21 +172,13 @@ _UNITS = {
     "second": "s sec",
     "minute": "min",
     "hour": "h hr",
-    "day": "",
-    "week": "",
-    "month": "",
     "year": "yr",
     "degree": "deg",
     "radian": "rad",
     "percent": "pct percentage",
     "dollar": "usd",
-    "cent": "",
-    "euro": "",
-    "unit": "",
-    "mph": "",
     "person": "people",
-    "am": "",
-    "pm": "",
+    **dict.fromkeys(("day", "week", "month", "cent", "euro", "unit", "mph", "am", "pm"), ""),
 }
 _CANONICAL = {name: unit for unit, others in _UNITS.items() for name in (unit, f"{unit}s", *others.split())}
 _POWERS = {"square": "^2", "sq": "^2", "squared": "^2", "cubic": "^3", "cu": "^3", "cubed": "^3"}

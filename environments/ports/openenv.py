@@ -278,31 +278,25 @@ class _Playing:
 
     async def _play(self, path: tuple[str, ...]) -> Result | None:
         """Plays the last reply of a path on a session that is before it, or resets; None if it is no legal action."""
-        if not path:
-            self._at = None
-            result: Result | None = await self._session.reset(self._arguments)
-        else:
-            result = await self._step(path)
-        if result is not None:
-            self._at = path
-        return result
-
-    async def _step(self, path: tuple[str, ...]) -> Result | None:
-        asked = self._position(path[:-1]).asked
-        assert asked is not None  # nobody replies after the end
-        try:
-            action = self._game.action_of(asked[0], path[-1])
-        except Refused:
-            return None
+        action: Mapping[str, Any] | None = None
+        if path:
+            asked = self._position(path[:-1]).asked
+            assert asked is not None  # nobody replies after the end
+            try:
+                action = self._game.action_of(asked[0], path[-1])
+            except Refused:
+                return None
         self._at = None
         try:
-            return await self._session.step(action)
+            result = await (self._session.reset(self._arguments) if action is None else self._session.step(action))
         except Refusal as refusal:
             if refusal.untouched:
                 self._at = path[:-1]
             else:
                 logger.warning("%s raises on a reply, which counts as illegal: %s", self._game.where, refusal)
             return None
+        self._at = path
+        return result
 
     def _position(self, path: tuple[str, ...]) -> Position:
         result = self._known[path]
