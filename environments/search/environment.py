@@ -239,19 +239,15 @@ class Search(SearchEnvironment):
             worth = [self.score_question(task, earlier, question) for question in asked if question is not None]
             return Score(local=max(worth, default=0.0))
 
-        prompt = self.planner_prompt(task)
-        # No time-out: the worker's requests have their own, and wait while weights are synced.
-        done = await use_tools(team.planner, prompt, [ask_worker], score, max_turns=self.max_turns, timeout=None)
-        answer = None if done.answer is None else done.answer.text
-        return self.outcome(task, answer, questions=float(done.calls), searches=float(searches))
-
-    def planner_prompt(self, task: Question) -> list[Message]:
-        """Returns the planner's prompt."""
         system = (
             "You answer questions. A worker can search documents for you; it knows nothing but what you ask it. Ask "
             f"for one fact at a time. When you know the answer, {_ASK[0].lower()}{_ASK[1:]}"
         )
-        return chat(task.text, system)
+        prompt = chat(task.text, system)
+        # No time-out: the worker's requests have their own, and wait while weights are synced.
+        done = await use_tools(team.planner, prompt, [ask_worker], score, max_turns=self.max_turns, timeout=None)
+        answer = None if done.answer is None else done.answer.text
+        return self.outcome(task, answer, questions=float(done.calls), searches=float(searches))
 
     def worker_prompt(self, question: str) -> list[Message]:
         """Returns the worker's prompt."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 
 from verl_atgrpo.environments.common.workflow import chat
-from verl_atgrpo.environments.in_a_row.board import best_moves, random_moves
-from verl_atgrpo.environments.in_a_row.environment import InARow
+from verl_atgrpo.environments.in_a_row import InARow, best_moves, random_moves
 from verl_atgrpo.lab.tiny_models.demonstrations.demonstrator import Demonstration, Demonstrator, write
 
 
