@@ -196,14 +196,15 @@ def _humaneval(row: Record) -> Problem:
         row["entry_point"],
         setup=setup,
         solution=None if solution is None else prompt + solution,
-        given=_helpers(prompt, row["entry_point"]),
+        # What it has besides the function to write: imports, and functions that it may call.
+        given=_without(prompt, lambda node: isinstance(node, ast.FunctionDef) and node.name == row["entry_point"]),
     )
 
 
-def _helpers(prompt: str, entry_point: str) -> str:
-    """Returns what HumanEval's prompt has besides the function to write: imports, and functions that it may call."""
-    tree = ast.parse(prompt)
-    tree.body = [node for node in tree.body if not (isinstance(node, ast.FunctionDef) and node.name == entry_point)]
+def _without(code: str, drops: Callable[[ast.stmt], bool]) -> str:
+    """Returns code without some of the statements at its top level."""
+    tree = ast.parse(code)
+    tree.body = [statement for statement in tree.body if not drops(statement)]
     return ast.unparse(tree)
 
 
@@ -228,13 +229,6 @@ def _defined(tests: Sequence[Asserts], setup: str, entry_point: str) -> tuple[Te
     if used - known:
         raise _Unusable
     return _usable(tests)
-
-
-def _imports(code: str) -> str:
-    """Returns the imports at the top level of code."""
-    tree = ast.parse(code)
-    tree.body = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    return ast.unparse(tree)
 
 
 def _asserts_of_check(code: str) -> tuple[list[Asserts], str]:
@@ -266,7 +260,8 @@ def _mbpp(row: Record) -> Problem:
     name = functions[-1].name
     starter = f"def {name}({ast.unparse(functions[-1].args)}):"
     tests = _defined([Asserts(test) for test in row["test_list"]], setup, name)
-    return Problem(statement, tests, name, starter=starter, setup=setup, solution=code, given=_imports(setup))
+    imports = _without(setup, lambda node: not isinstance(node, (ast.Import, ast.ImportFrom)))
+    return Problem(statement, tests, name, starter=starter, setup=setup, solution=code, given=imports)
 
 
 FORMATS = {

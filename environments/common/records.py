@@ -200,7 +200,12 @@ def _open_json(path: Path) -> Rows:
             # Binary lines end only at \n: texts may contain other line separators.
             for number, line in bounded(file, path, _LONGEST):
                 if number == 1 and line.lstrip().startswith(b"["):
-                    yield from _listed(line + file.read(_LONGEST + 1), path)
+                    text = line + file.read(_LONGEST + 1)
+                    if len(text) > _LONGEST:
+                        raise FileError(
+                            f"{path}: a list of more than {_LONGEST:,} bytes; write one row a line (.jsonl)"
+                        )
+                    yield from parse(text, _ROWS, "a list of rows of a data set", path)
                     return
                 if line.strip():
                     yield parse(line, _RECORD, "a row of a data set", path, number)
@@ -208,12 +213,6 @@ def _open_json(path: Path) -> Rows:
     rows = parsed()
     first = next(rows, {})
     return list(first), lambda _: chain([first], rows)
-
-
-def _listed(text: bytes, path: Path) -> list[Record]:
-    if len(text) > _LONGEST:
-        raise FileError(f"{path}: a list of more than {_LONGEST:,} bytes; write one row a line (.jsonl)")
-    return parse(text, _ROWS, "a list of rows of a data set", path)
 
 
 def _open_table(path: Path) -> Rows:

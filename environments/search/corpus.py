@@ -180,7 +180,7 @@ def read_corpus(source: object, option: str) -> Corpus:
     Raises EnvironmentConfigError if it cannot be read.
     """
     rows = read_records(source, option, {"title": "title", "text": "text"})
-    return Corpus(Document(_text(row["title"]), _text(row["text"])) for row in rows)
+    return Corpus(Document(str(row["title"]), str(row["text"])) for row in rows)
 
 
 def read_questions(source: object, option: str) -> list[Question]:
@@ -213,15 +213,11 @@ def _paragraphs(context: Any) -> list[Document]:
     if not context:
         return []
     pairs = zip(context["title"], context["sentences"], strict=True) if isinstance(context, Mapping) else context
-    return [Document(_text(title), "".join(sentences).strip()) for title, sentences in pairs]
+    return [Document(str(title), "".join(sentences).strip()) for title, sentences in pairs]
 
 
 def _parsed(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) else value
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else str(value)
 
 
 def contains_title(text: str, titles: Sequence[str]) -> list[str]:

@@ -38,8 +38,6 @@ from verl_atgrpo.environments.search.corpus import (
 from verl_atgrpo.play.messages import Reply
 from verl_atgrpo.play.tool_use import ToolUse, use_tools
 
-EndScore = Callable[[str], Score]
-"""An answer's score."""
 _DOCUMENT = 2000
 """Characters of a document, from its start, that a search shows."""
 _LONGEST, _WORDS = 100, 8
@@ -172,7 +170,7 @@ class SearchEnvironment(DataSetEnvironment[Question]):
         agent: Agent,
         prompt: list[Message],
         turns: int,
-        score_end: EndScore,
+        score_end: Callable[[str], Score],
     ) -> ToolUse:
         """Lets an agent search until it answers.
 
