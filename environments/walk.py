@@ -16,7 +16,7 @@ import random
 import re
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, ClassVar
 
@@ -24,7 +24,7 @@ from annotated_types import Ge, Le
 
 from verl_atgrpo import Environment, Outcome, Score, Split, Team, stable_hash
 from verl_atgrpo.environments.common.moves import MOVES
-from verl_atgrpo.environments.common.options import Turns, WallDensity, fixed_options, option_error, with_options
+from verl_atgrpo.environments.common.options import Turns, WallDensity, option_error, with_options
 from verl_atgrpo.environments.common.splits import MOST_DRAWS, part_of
 from verl_atgrpo.environments.common.words import Said, read_number, read_word
 from verl_atgrpo.environments.common.workflow import chat
@@ -365,11 +365,12 @@ class WalledWalk(_Told):
         return Score(local=1.0 if said.value == self._verdict(state, direction) else _ANY)
 
 
-@fixed_options(wall_questions=0.0)
+@with_options
 class SingleWalledWalk(WalledWalk):
     """One agent names a direction, and nobody checks it; the tasks are those of the team."""
 
     agents: ClassVar[tuple[str, ...]] = ("solo",)
+    wall_questions: float = field(default=0.0, init=False)
 
     async def _turn(self, state: Remembered, turn: int, team: Team) -> tuple[Remembered, bool]:
         prompt = chat(f"{_WHICH_WAY} {self.told(state)}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import pprint
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
@@ -19,7 +19,7 @@ from verl_atgrpo import Message, Outcome, Score, Split, Team
 from verl_atgrpo.environments.code.formats import read_problems
 from verl_atgrpo.environments.code.programs import Call, Exchange, Problem, Test, Verdict, judge
 from verl_atgrpo.environments.code.replies import parse_test
-from verl_atgrpo.environments.common.options import Turns, check_isolation, fixed_options, option_error, with_options
+from verl_atgrpo.environments.common.options import Turns, check_isolation, option_error, with_options
 from verl_atgrpo.environments.common.records import DataSetEnvironment
 from verl_atgrpo.environments.common.replies import extract_python
 from verl_atgrpo.environments.common.workflow import chat, once
@@ -178,7 +178,7 @@ class Code(DataSetEnvironment[Problem]):
         )
 
 
-@fixed_options(tester_reward="format")
+@with_options
 class SingleCode(Code):
     """One agent writes programs, sees its last one, and stops when it repeats it (the paper's single agent).
 
@@ -186,6 +186,7 @@ class SingleCode(Code):
     """
 
     agents: ClassVar[tuple[str, ...]] = ("solo",)
+    tester_reward: Literal["golden", "format"] = field(default="format", init=False)
 
     async def run(self, task: Problem, team: Team) -> Outcome:
         """Plays one episode; success means that the last program passes all golden tests."""

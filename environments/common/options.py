@@ -8,7 +8,7 @@ import inspect
 import logging
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Le
@@ -43,12 +43,13 @@ def check_installed(module: str, package: str, extra: str) -> None:
         raise option_error(f"name: {package} is not installed: pip install 'verl-atgrpo[{extra}]'")
 
 
-@dataclass_transform(eq_default=False)
+@dataclass_transform(eq_default=False, field_specifiers=(field,))
 def with_options(cls: Kind) -> Kind:
     """Decorates an environment whose fields are its options; a value that does not fit its field's type is refused.
 
     It is a dataclass: `__post_init__` checks what types cannot say, and raises EnvironmentConfigError as well. The
-    types are those of `config.kinds`, with bounds; docs/configuration.md prints them and the fields' docstrings.
+    types are those of `config.kinds`, with bounds; docs/configuration.md prints them and the fields' docstrings. A
+    single agent takes its team's options except those of agents that it has not: these are fields with `init=False`.
     """
     made = dataclass(eq=False, repr=False)(cls)
     init: Callable[..., None] = made.__init__
@@ -65,29 +66,6 @@ def with_options(cls: Kind) -> Kind:
     checked.__annotations__ = {name: hints[name] for name in signature.parameters if name != "self"}
     made.__init__ = checked  # type: ignore[method-assign]
     return made
-
-
-def fixed_options(**fixed: object) -> Callable[[Kind], Kind]:
-    """Returns a class decorator that removes options from the constructor and passes these values for them.
-
-    A single agent takes its team's options except those of agents that it has not; `make` refuses these by name.
-    """
-
-    def decorate(cls: Kind) -> Kind:
-        init: Callable[..., None] = cls.__init__
-        signature = inspect.signature(init)
-        kept = [option for name, option in signature.parameters.items() if name not in fixed]
-        signature = signature.replace(parameters=kept)
-
-        def __init__(*args: object, **options: object) -> None:
-            init(**signature.bind(*args, **options).arguments, **fixed)
-
-        __init__.__qualname__ = f"{cls.__qualname__}.__init__"
-        __init__.__signature__ = signature  # type: ignore[attr-defined]
-        cls.__init__ = __init__  # type: ignore[method-assign]
-        return cls
-
-    return decorate
 
 
 def check_isolation(require_isolation: bool | None) -> None:

@@ -8,6 +8,7 @@ earns nothing), and the prompt shows the current position, not the start.
 from __future__ import annotations
 
 import random
+from dataclasses import field
 from typing import Annotated
 
 from annotated_types import Ge, Le
@@ -15,7 +16,7 @@ from annotated_types import Ge, Le
 from verl_atgrpo import EnvironmentConfigError, Message, Outcome, Score, Split, stable_hash
 from verl_atgrpo.environments.common.drafting import SingleAgent
 from verl_atgrpo.environments.common.moves import MoveGame, Moves, Tool, ask_program, listed_cells
-from verl_atgrpo.environments.common.options import Turns, WallDensity, fixed_options, option_error, with_options
+from verl_atgrpo.environments.common.options import Turns, WallDensity, option_error, with_options
 from verl_atgrpo.environments.common.splits import MOST_DRAWS, draw_for
 from verl_atgrpo.environments.common.workflow import Style, chat
 from verl_atgrpo.environments.plan_path.grid import PlanPathTask, State, team_reward, walk
@@ -184,6 +185,9 @@ class PlanPath(MoveGame[State]):
         return messages
 
 
-@fixed_options(tool="moves", require_isolation=False)
+@with_options
 class SinglePlanPath(SingleAgent[State, str], PlanPath):
     """One agent sees the grid and moves; up to `max_turns` turns."""
+
+    tool: Tool = field(default="moves", init=False)
+    require_isolation: bool = field(default=False, init=False)

@@ -11,13 +11,13 @@ import functools
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
 from verl_atgrpo import Agent, Message, Outcome, Score, Split, Team
-from verl_atgrpo.environments.common.options import Turns, check_installed, fixed_options, option_error, with_options
+from verl_atgrpo.environments.common.options import Turns, check_installed, option_error, with_options
 from verl_atgrpo.environments.common.records import DataSetEnvironment
 from verl_atgrpo.environments.common.replies import after_thoughts
 from verl_atgrpo.environments.common.words import read_word
@@ -292,11 +292,12 @@ class Search(SearchEnvironment):
         return Score(local=self.likeness(answer, (*task.answers, *further)))
 
 
-@fixed_options(max_searches=1)
+@with_options
 class RoutedSearch(SearchEnvironment):
     """A verifier says whether to search or to answer, and one of two others does it (Dr. MAS)."""
 
     agents: ClassVar[tuple[str, ...]] = ("verifier", "searcher", "answerer")
+    max_searches: Turns = field(default=1, init=False)
 
     async def run(self, task: Question, team: Team) -> Outcome:
         """Plays one episode; success means that the answer matches exactly."""
@@ -335,11 +336,12 @@ class RoutedSearch(SearchEnvironment):
         return chat("\n".join((task.text, *(found or ["Nothing was found yet."]), ask)))
 
 
-@fixed_options(max_searches=1)
+@with_options
 class SingleSearch(SearchEnvironment):
     """One agent searches until it answers."""
 
     agents: ClassVar[tuple[str, ...]] = ("solo",)
+    max_searches: Turns = field(default=1, init=False)
 
     async def run(self, task: Question, team: Team) -> Outcome:
         """Plays one episode; success means that the answer matches exactly."""

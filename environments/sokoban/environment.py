@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from dataclasses import field
 from typing import Annotated, Any
 
 from annotated_types import Ge, Le
@@ -18,7 +19,7 @@ from annotated_types import Ge, Le
 from verl_atgrpo import Outcome, Score, Split, stable_hash
 from verl_atgrpo.environments.common.drafting import SingleAgent
 from verl_atgrpo.environments.common.moves import MoveGame, Moves, Tool, ask_program, listed_cells
-from verl_atgrpo.environments.common.options import Turns, WallDensity, fixed_options, option_error, with_options
+from verl_atgrpo.environments.common.options import Turns, WallDensity, option_error, with_options
 from verl_atgrpo.environments.common.splits import draw_for, split_of
 from verl_atgrpo.environments.sokoban.board import SokobanTask, State, approach, clear, team_reward, walk
 from verl_atgrpo.environments.sokoban.levels import Generator, read_levels
@@ -159,9 +160,12 @@ class Sokoban(MoveGame[State]):
         return f"They lead to this board{blocked}:\n{_board(end)}\n{lost}".rstrip()
 
 
-@fixed_options(tool="moves", require_isolation=False)
+@with_options
 class SingleSokoban(SingleAgent[State, str], Sokoban):
     """One agent sees the board and moves; up to `max_turns` turns."""
+
+    tool: Tool = field(default="moves", init=False)
+    require_isolation: bool = field(default=False, init=False)
 
 
 def _board(state: State) -> str:

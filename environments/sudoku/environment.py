@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import field
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
 from verl_atgrpo import Outcome, Score, Split, stable_hash
 from verl_atgrpo.environments.common.drafting import DraftingGame, SingleAgent
-from verl_atgrpo.environments.common.options import Turns, fixed_options, option_error, with_options
+from verl_atgrpo.environments.common.options import Turns, option_error, with_options
 from verl_atgrpo.environments.common.splits import draw_for
 from verl_atgrpo.environments.common.workflow import Style
 from verl_atgrpo.environments.sudoku.grid import (
@@ -29,6 +30,8 @@ from verl_atgrpo.environments.sudoku.grid import (
     renamed,
 )
 from verl_atgrpo.environments.sudoku.replies import parse_grid, parse_printed
+
+Tool = Literal["python", "grid"]
 
 
 @with_options
@@ -44,7 +47,7 @@ class Sudoku(DraftingGame[State, str]):
     """Filled cells at the start; null: half of them, rounded down."""
     max_turns: Turns = 4
     """Most turns of an episode."""
-    tool: Literal["python", "grid"] = "python"
+    tool: Tool = "python"
     """`python`: the tool user writes a program that prints a grid; `grid`: it drafts one itself."""
     style: Style = "full"
     """`full` prompts explain the task; `compact` ones are for tiny models trained on them."""
@@ -192,9 +195,12 @@ class Sudoku(DraftingGame[State, str]):
         return "\n".join(gap.join(grid[start : start + self.size]) for start in range(0, len(grid), self.size))
 
 
-@fixed_options(tool="grid", require_isolation=False)
+@with_options
 class SingleSudoku(SingleAgent[State, str], Sudoku):
     """One agent sees the grid and fills it; up to `max_turns` turns."""
+
+    tool: Tool = field(default="grid", init=False)
+    require_isolation: bool = field(default=False, init=False)
 
 
 def _writes(state: State, grid: str) -> bool:

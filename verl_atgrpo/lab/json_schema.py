@@ -102,11 +102,11 @@ def option_docstrings(cls: type) -> dict[str, str]:
     owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
     if "__dataclass_fields__" not in vars(owner):
         return _argument_docstrings(vars(owner)["__init__"])
-    fields = [_field_docstrings(base) for base in owner.__mro__ if "__dataclass_fields__" in vars(base)]
+    fields = [field_docstrings(base) for base in owner.__mro__ if "__dataclass_fields__" in vars(base)]
     return {name: text for texts in reversed(fields) for name, text in texts.items()}
 
 
-def _field_docstrings(cls: type) -> dict[str, str]:
+def field_docstrings(cls: type) -> dict[str, str]:
     """Returns field -> the text under it, in the source."""
     (tree,) = ast.parse(inspect.getsource(cls)).body
     assert isinstance(tree, ast.ClassDef)
