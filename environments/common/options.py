@@ -51,10 +51,10 @@ def with_options(cls: Kind) -> Kind:
     types are those of `config.kinds`, with bounds; docs/configuration.md prints them and the fields' docstrings. A
     single agent takes its team's options except those of agents that it has not: these are fields with `init=False`.
     """
-    made = dataclass(eq=False, repr=False)(cls)
-    init: Callable[..., None] = made.__init__
+    dataclass(eq=False, repr=False)(cls)
+    init: Callable[..., None] = cls.__init__
     signature = inspect.signature(init)
-    hints = typing.get_type_hints(made, include_extras=True)
+    hints = typing.get_type_hints(cls, include_extras=True)
 
     @functools.wraps(init)
     def checked(*args: Any, **options: Any) -> None:
@@ -64,8 +64,8 @@ def with_options(cls: Kind) -> Kind:
         init(*args, **options)
 
     checked.__annotations__ = {name: hints[name] for name in signature.parameters if name != "self"}
-    made.__init__ = checked  # type: ignore[method-assign]
-    return made
+    cls.__init__ = checked  # type: ignore[method-assign]
+    return cls
 
 
 def check_isolation(require_isolation: bool | None) -> None:

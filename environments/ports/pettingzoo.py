@@ -45,7 +45,7 @@ class PettingZooGame(ReplayedGame):
         self._make = load("env", self.env, "env")
         self.seen = load("observe", self.observe) if self.observe is not None else None
         self._key = load("task_key", self.task_key) if self.task_key is not None else None
-        self.task_key = self._task_key
+        self.task_key = self._task_key  # type: ignore[assignment]
         self._options = dict(self.options or {})
         self.names = None if self.actions is None else tuple(map(str, self.actions))
         self.full = self.style == "full"
