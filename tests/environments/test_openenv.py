@@ -232,7 +232,7 @@ def test_a_server_that_dies_or_hangs_fails_the_episode_in_one_line(monkeypatch: 
     step = Session.step
 
     async def hasty(self: Any, action: Mapping[str, Any]) -> Any:
-        self._seconds = 0
+        self.seconds = 0
         return await step(self, action)
 
     monkeypatch.setattr(Session, "step", hasty)
